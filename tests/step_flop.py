@@ -1,6 +1,6 @@
 """FLOP of a whole step by the published formulas, which papers print."""
 
-from pipejax.costs.layers.formulas import head_flop, layer_flop, tokens_of
+from pipejax.costs.layers.formulas import head_flop, layer_flop, num_tokens
 
 
 def step_flop(model, minibatch, recompute="none"):
@@ -10,6 +10,6 @@ def step_flop(model, minibatch, recompute="none"):
         for kind, count in model.layers_by_kind.items()
     )
     head = sum(head_flop(model, minibatch))
-    projection = 3 * 2 * tokens_of(model, minibatch) * 2 * model.hidden**2
+    projection = 3 * 2 * num_tokens(model, minibatch) * 2 * model.hidden**2
     further = sum(layer_flop(model, minibatch, recompute, model.last_kind)) + projection + head
     return layers + head + model.mtp_layers * further

@@ -23,14 +23,14 @@ else:
     Computed = Array | np.ndarray
 
 
-def _of_either(name: str) -> Callable[..., Any]:
-    """The function of that name of JAX, of NumPy, and of many configurations on the host."""
-    known, of_many = getattr(np, name), FUNCTIONS[name]
+def _dispatch(name: str) -> Callable[..., Any]:
+    """Return a function of that name that JAX, NumPy or `Many` computes, by its arguments."""
+    in_numpy, in_many = getattr(np, name), FUNCTIONS[name]
 
-    @functools.wraps(known)
+    @functools.wraps(in_numpy)
     def choose(*arguments: Any, **options: Any) -> Any:
         kind = _kind(arguments)
-        function = known if kind is None else of_many if kind is Many else getattr(jnp, name)
+        function = in_numpy if kind is None else in_many if kind is Many else getattr(jnp, name)
         return function(*arguments, **options)
 
     return choose
@@ -40,39 +40,39 @@ _PLAIN = {float, int, bool, np.ndarray, np.float64}
 
 
 def _kind(arguments: Any) -> type | None:
-    """What among these decides who computes; None where all are numbers and NumPy's arrays."""
-    for each in arguments:
-        if type(each) in _PLAIN:
+    """Return the type that decides which library computes; None for plain numbers and NumPy."""
+    for argument in arguments:
+        if type(argument) in _PLAIN:
             continue
-        if isinstance(each, list | tuple):
-            found = _kind(each)
-            if found is not None:
-                return found
-        elif is_array(each):
+        if isinstance(argument, list | tuple):
+            kind = _kind(argument)
+            if kind is not None:
+                return kind
+        elif is_array(argument):
             return Array
-        elif isinstance(each, Many):
+        elif isinstance(argument, Many):
             return Many
     return None
 
 
-asarray = _of_either("asarray")
-broadcast_to = _of_either("broadcast_to")
-clip = _of_either("clip")
-concatenate = _of_either("concatenate")
-cumsum = _of_either("cumsum")
-equal = _of_either("equal")
-exp = _of_either("exp")
-floor = _of_either("floor")
-log1p = _of_either("log1p")
-log2 = _of_either("log2")
-max = _of_either("max")
-maximum = _of_either("maximum")
-minimum = _of_either("minimum")
-round = _of_either("round")
-split = _of_either("split")
-stack = _of_either("stack")
-sum = _of_either("sum")
-where = _of_either("where")
+asarray = _dispatch("asarray")
+broadcast_to = _dispatch("broadcast_to")
+clip = _dispatch("clip")
+concatenate = _dispatch("concatenate")
+cumsum = _dispatch("cumsum")
+equal = _dispatch("equal")
+exp = _dispatch("exp")
+floor = _dispatch("floor")
+log1p = _dispatch("log1p")
+log2 = _dispatch("log2")
+max = _dispatch("max")
+maximum = _dispatch("maximum")
+minimum = _dispatch("minimum")
+round = _dispatch("round")
+split = _dispatch("split")
+stack = _dispatch("stack")
+sum = _dispatch("sum")
+where = _dispatch("where")
 
 
 def softmax(logits: Any) -> Any:

@@ -59,10 +59,10 @@ def chunk_costs(
       3.375
     """
     work = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
-    own = checked_times(num_stages, **work, per_prefix_token=per_prefix_token)
+    times = checked_times(num_stages, **work, per_prefix_token=per_prefix_token)
     whole = checked_times(1, latency=latency, transmit_per_token=transmit_per_token)
     return Costs(
-        forward=seconds_of(_array(sizes), *own),
+        forward=chunk_seconds(_array(sizes), *times),
         latency=float(whole[0][0]),
         transmit=sent(_array(sizes), float(whole[1][0]), num_stages),
     )
@@ -74,24 +74,24 @@ def _array(sizes: Any) -> Any:
 
 def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " stages"]]:
     """Check times and lay each out for all stages."""
-    found = []
-    for name, given in times.items():
-        values = as_floats(given, name)
+    arrays = []
+    for name, time in times.items():
+        values = as_floats(time, name)
         if values.shape not in ((), (count,)):
-            raise wrong(name, f"must be a number or one for each of {count} stages, got {given!r}")
+            raise wrong(name, f"must be a number or one for each of {count} stages, got {time!r}")
         if not (np.isfinite(values) & (values >= 0)).all():
-            raise wrong(name, f"must be finite numbers of at least 0, got {given!r}")
-        found.append(np.broadcast_to(values, count).astype(float))
-    return found
+            raise wrong(name, f"must be finite numbers of at least 0, got {time!r}")
+        arrays.append(np.broadcast_to(values, count).astype(float))
+    return arrays
 
 
-def seconds_of(sizes: Any, fixed: Any, per_token: Any, per_pair: Any, per_prefix: Any) -> Any:
-    """Seconds (..., stages, chunks) of chunks (..., chunks) on stages whose times are (stages)."""
+def chunk_seconds(sizes: Any, fixed: Any, per_token: Any, per_pair: Any, per_prefix: Any) -> Any:
+    """Return seconds (..., stages, chunks) of chunks (..., chunks) on stages with such times."""
     before = xp.cumsum(sizes, axis=-1) - sizes
     pairs = sizes * (before + sizes / 2)
     a, b, c, g = (time[:, None] for time in (fixed, per_token, per_pair, per_prefix))
-    of_tokens = b * sizes[..., None, :] + g * before[..., None, :]
-    return a + of_tokens + c * pairs[..., None, :]
+    token_seconds = b * sizes[..., None, :] + g * before[..., None, :]
+    return a + token_seconds + c * pairs[..., None, :]
 
 
 def sent(sizes: Any, per_token: float, num_stages: int) -> Any:

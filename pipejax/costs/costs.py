@@ -116,23 +116,23 @@ class Costs:
     pair_factor: "Seconds | None" = None
     others: dataclasses.InitVar[Any] = None  # Mapping[str, Seconds] | None
 
-    def __new__(cls, *args: Any, **given: Any) -> "Costs":
+    def __new__(cls, *args: Any, **times: Any) -> "Costs":
         """Refuse an unknown name, and say which is meant."""
-        for name in given:
+        for name in times:
             if name not in (*FIELDS, "others"):
                 raise unknown_cost(name)
         return super().__new__(cls)
 
     def __post_init__(self, others: Any) -> None:
         check_types(others=(others, Mapping, type(None)))
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        for name in given.keys() & (others or {}):
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        for name in values.keys() & (others or {}):
             raise ValueError(f"others: {name} is a field of its own, give {name}=")
-        given |= others or {}
-        if "pair" in given and "pair_factor" in given:
+        values |= others or {}
+        if "pair" in values and "pair_factor" in values:
             raise ValueError("pair and pair_factor both say what a fused pair takes: give one")
-        known = {name: checked_seconds(name, value) for name, value in given.items()}
-        vars(self).update(_completed({**_FREE, **known}))
+        checked = {name: checked_seconds(name, value) for name, value in values.items()}
+        vars(self).update(_completed({**_FREE, **checked}))
 
     @classmethod
     def uniform(
@@ -174,7 +174,7 @@ class Costs:
         """
         split = {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
         times: dict[str, Any] = {"forward": forward, **split, "latency": latency, **others}
-        return cls._of_numbers(table, transfer=transfer, **times)
+        return cls._from_numbers(table, transfer=transfer, **times)
 
     @classmethod
     def per_worker(
@@ -217,10 +217,10 @@ class Costs:
           hanayo [0.5 0.5 0.5 0.5] [24. 24.]
         """
         times: dict[str, Any] = {"forward": forward, **others}
-        return cls._of_numbers(table, transfer=transfer, by_worker=True, **times)
+        return cls._from_numbers(table, transfer=transfer, by_worker=True, **times)
 
     @classmethod
-    def _of_numbers(
+    def _from_numbers(
         cls,
         table: ScheduleTable,
         *,
@@ -229,7 +229,7 @@ class Costs:
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from one number or batch for each time: of every stage, or of a worker."""
+        """Make costs from one number or batch for each time, of every stage or of a worker."""
         # A batch axis is written out on every leaf, before axes of stages or boundaries. What is of
         # a worker is divided over the stages that a microbatch meets there.
         check_types(table=(table, ScheduleTable))
@@ -267,8 +267,8 @@ class Costs:
             }
             if slices > 1 and "transmit" in times:
                 times["transmit"] = times["transmit"] / slices
-        own = {name: times.pop(name) for name in others or {}}
-        costs = cls(**times, others=own)
+        extra = {name: times.pop(name) for name in others or {}}
+        costs = cls(**times, others=extra)
         costs.check_known(needed_by(table))
         return costs
 
@@ -284,10 +284,8 @@ class Costs:
         for phase in phases:
             field = phase.kind.time
             if self.time(phase) is None and field not in _FREE:
-                known = field in FIELDS
-                way = (
-                    f"{field} ({phase.name})" if known else f"others={{{field!r}: ..}}, in seconds"
-                )
+                way = f"others={{{field!r}: ..}}, in seconds"
+                way = f"{field} ({phase.name})" if field in FIELDS else way
                 way = _WAYS.get(field, way)
                 raise ValueError(f"phase {phase.name} has no cost: give {way}")
 
@@ -355,14 +353,14 @@ class Costs:
             # op, (1, M) where stages are alike, and the fourth of a message
             target = links if name in MESSAGE_FIELDS else stages
             target = (other[name],) if name in other else target
-            of_all, microbatches = shape, ""
+            entries, microbatches = shape, ""
             # copies of a stage tell U's second axis apart, so that all its stages are there
             is_alike = name in OF_COPIES and shape[0] != num_stages
             if differs_by_microbatch(name, value) and not is_alike:
                 microbatches = f" and {num_microbatches} microbatches"
-                of_all = shape[:-1] if shape[-1] == num_microbatches else shape
+                entries = shape[:-1] if shape[-1] == num_microbatches else shape
             try:
-                fits = np.broadcast_shapes(of_all, target) == target
+                fits = np.broadcast_shapes(entries, target) == target
             except ValueError:
                 fits = False
             if not fits:
@@ -376,10 +374,10 @@ class Costs:
 
 
 def with_leaves(costs: Costs, leaves: Mapping[str, Any]) -> Costs:
-    """Costs with other leaves, by field or by the name of a kind's own cost."""
-    own = {name: value for name, value in {**vars(costs), **leaves}.items() if name not in FIELDS}
+    """Replace leaves of costs, by field or by the name of a kind's own cost."""
+    extra = {name: value for name, value in {**vars(costs), **leaves}.items() if name not in FIELDS}
     usual = {name: value for name, value in leaves.items() if name in FIELDS}
-    return dataclasses.replace(costs, **usual, others=own)
+    return dataclasses.replace(costs, **usual, others=extra)
 
 
 def needed_by(table: ScheduleTable) -> tuple[Phase, ...]:
@@ -447,27 +445,27 @@ register(
 def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in missing B, I and W from the others, and L from O."""
     b, i, w = (times.get(name) for name in ("backward", "input_grad", "weight_grad"))
-    found: dict[str, Any] = {}
+    added: dict[str, Any] = {}
     if b is None and i is not None and w is not None:
-        found["backward"] = _combined("backward (I + W)", operator.add, i, w)
+        added["backward"] = _combined("backward (I + W)", operator.add, i, w)
     elif b is not None and i is None and w is None:
-        found = dict.fromkeys(("input_grad", "weight_grad"), b / 2)
+        added = dict.fromkeys(("input_grad", "weight_grad"), b / 2)
     elif b is not None and i is None:
-        found["input_grad"] = _combined("I = B - W (input_grad)", operator.sub, b, w)
+        added["input_grad"] = _combined("I = B - W (input_grad)", operator.sub, b, w)
     elif b is not None and w is None:
-        found["weight_grad"] = _combined("W = B - I (weight_grad)", operator.sub, b, i)
+        added["weight_grad"] = _combined("W = B - I (weight_grad)", operator.sub, b, i)
     if times.get("load") is None and times.get("offload") is not None:
-        found["load"] = times["offload"]
-    return {**times, **found}
+        added["load"] = times["offload"]
+    return {**times, **added}
 
 
 def check_backward(times: Mapping[str, Any]) -> None:
     """Refuse B beside an I and a W that make up another one, where a person gives all three."""
     # Measured ones may differ by 1 %. `Costs` itself takes any: a fused backward may be faster.
-    given = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
-    if any(time is None for time in given):
+    times_given = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
+    if any(time is None for time in times_given):
         return
-    whole, *parts = np.broadcast_arrays(*(np.atleast_1d(np.asarray(time)) for time in given))
+    whole, *parts = np.broadcast_arrays(*(np.atleast_1d(np.asarray(time)) for time in times_given))
     total = parts[0] + parts[1]
     for at in np.argwhere(
         np.abs(whole - total) > CONTRADICTION * np.maximum(whole, total)
@@ -481,11 +479,11 @@ def check_backward(times: Mapping[str, Any]) -> None:
         )
 
 
-def _combined(what: str, combine: Any, one: Any, other: Any) -> Any:
-    shapes = np.shape(one), np.shape(other)
+def _combined(what: str, combine: Any, first: Any, second: Any) -> Any:
+    shapes = np.shape(first), np.shape(second)
     if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
         len(shapes[0]) == len(shapes[1])
         and all(a == b or 1 in (a, b) for a, b in zip(*shapes, strict=True))
     ):
         raise ValueError(f"{what}: shapes {shapes[0]} and {shapes[1]} do not go together")
-    return checked_seconds(what, combine(one, other))
+    return checked_seconds(what, combine(first, second))

@@ -1,4 +1,4 @@
-"""Which floating-point type numbers are solved in, and whether what comes out is finite.
+"""Floating-point type of solutions, and the check that results are finite.
 
 JAX's default knows no float64, and float32 loses what a person reads: after 20,000 additions the
 fourth digit may be wrong. So numbers are solved in float64 whatever the default, and come back as
@@ -31,7 +31,7 @@ def is_traced(*trees: Any) -> bool:
 
 
 def known(dtype: np.dtype | type) -> AbstractContextManager[Any]:
-    """A context in which JAX knows a type; what its default knows, it knows anyway."""
+    """Return a context in which JAX accepts a type, whatever its default."""
     return jax.enable_x64(_has_float64() or dtype == np.float64)
 
 
@@ -50,7 +50,7 @@ def float_type(*values: Any) -> np.dtype:
 
 
 def _kind(value: Any) -> Any:
-    """What a number counts as in a promotion: its type, which of a weak one is Python's."""
+    """Return the type of a number in a promotion; Python's for weak types."""
     if getattr(value, "weak_type", False):
         return float if jnp.issubdtype(value.dtype, jnp.floating) else int
     return getattr(value, "dtype", type(value))
@@ -84,9 +84,9 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
             return function(*arguments, **options)
         with _plain_numbers():
             exact = {name: _exact(option) for name, option in options.items()}
-            found = function(*map(_exact, arguments), **exact)
-        check_finite(found, (arguments, options))
-        return handed_over(found)
+            result = function(*map(_exact, arguments), **exact)
+        check_finite(result, (arguments, options))
+        return handed_over(result)
 
     return run
 
@@ -145,15 +145,15 @@ class FloatFields:
         floats_in(self)
 
 
-def check_finite(found: Any, given: Any) -> None:
+def check_finite(results: Any, inputs: Any) -> None:
     """Refuse results that overflowed, and name the largest number that they were made of."""
     # It waits for the results: nothing reads the given arrays any more.
-    if all(_is_finite(on_host(leaf)) for leaf in leaves(found)):
+    if all(_is_finite(on_host(leaf)) for leaf in leaves(results)):
         return
-    name, wrong = next(named for named in _named(found) if not _is_finite(named[1]))
+    name, wrong = next(named for named in _named(results) if not _is_finite(named[1]))
     what = "makespan" if name.isdigit() or not name else name  # a result that bears no name
     text = f"the {what} is too large for a {wrong.dtype}: costs are too large or too far apart"
-    largest = {name: float(leaf.max(initial=0.0)) for name, leaf in _named(given)}
+    largest = {name: float(leaf.max(initial=0.0)) for name, leaf in _named(inputs)}
     if largest:
         name = max(largest, key=lambda name: largest[name])
         text += f", the largest is {name} = {largest[name]:g} s"

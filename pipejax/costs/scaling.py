@@ -62,23 +62,23 @@ class ScaledFields(NamedTuple):
     words: Mapping[str, tuple[str, ...]]  # fields by letter, field or group
     growing: tuple[str, ...]  # of a microbatch, and longer for a longer one
     on_workers: tuple[str, ...]  # what a slow worker takes longer for
-    of_workers: frozenset[str]  # of workers, and of no stage: places of them are workers
-    of_stages: frozenset[str]  # of no microbatch
+    per_worker: frozenset[str]  # of workers, and of no stage: places of them are workers
+    per_stage: frozenset[str]  # of no microbatch
 
     @classmethod
-    def of(cls, table: ScheduleTable) -> "ScaledFields":
+    def from_table(cls, table: ScheduleTable) -> "ScaledFields":
         """Add what the kinds of a table cost to what those of every table do."""
-        own = table.grammar.own
-        computed = tuple(phase.kind.time for phase in own if phase.kind.lane == COMPUTING)
-        numbered = tuple(phase.kind.time for phase in own if phase.kind.of in (MICROBATCH, WORKER))
+        kinds = table.grammar.own
+        computed = tuple(p.kind.time for p in kinds if p.kind.lane == COMPUTING)
+        numbered = tuple(p.kind.time for p in kinds if p.kind.of in (MICROBATCH, WORKER))
         words: dict[str, tuple[str, ...]] = {word: (field,) for word, field in _WORD.items()}
-        words |= {word: (p.kind.time,) for p in own for word in (p.kind.time, p.name)}
+        words |= {word: (p.kind.time,) for p in kinds for word in (p.kind.time, p.name)}
         return cls(
             {**words, **GROUPS, "compute": (*GROUPS["compute"], *computed)},
             (*GROWING, *numbered),
             (*ON_WORKERS, *computed),
-            frozenset(phase.kind.time for phase in own if phase.kind.of == WORKER),
-            frozenset((*OF_STAGES, *(p.kind.time for p in own if p.kind.of in (STAGE, COPY)))),
+            frozenset(phase.kind.time for phase in kinds if phase.kind.of == WORKER),
+            frozenset((*OF_STAGES, *(p.kind.time for p in kinds if p.kind.of in (STAGE, COPY)))),
         )
 
 
@@ -151,7 +151,7 @@ def scaled_costs(
       [[1.0, 2.0, 0.5]]
     """
     check_types(costs=(costs, Costs), table=(table, ScheduleTable), rules=(rules, str, type(None)))
-    leaves, known = dict(vars(costs)), ScaledFields.of(table)
+    leaves, scaled = dict(vars(costs)), ScaledFields.from_table(table)
 
     def scale(fields: Iterable[str], factors: Callable[[str], Any]) -> None:
         for field in dict.fromkeys(fields):  # several kinds may take the same time
@@ -159,19 +159,19 @@ def scaled_costs(
                 leaves[field] = _times(leaves[field], factors(field), field)
 
     if microbatches is not None:
-        each = _of_microbatches(microbatches, costs)  # behind the axes of an op, or of a message
-        scale(known.growing, lambda field: each[(None,) * (3 if field in MESSAGE_FIELDS else 1)])
+        size = _microbatch_factors(microbatches, costs)  # behind all other axes
+        scale(scaled.growing, lambda field: size[(None,) * (3 if field in MESSAGE_FIELDS else 1)])
     if workers is not None:
-        of_ops, by_worker = factors_of_ops(table, workers), _of_workers(workers, table)
-        scale(known.on_workers, lambda field: by_worker if field in known.of_workers else of_ops)
+        by_op, by_worker = factors_of_ops(table, workers), _worker_factors(workers, table)
+        scale(scaled.on_workers, lambda field: by_worker if field in scaled.per_worker else by_op)
     for text in () if rules is None else rules.split(","):
-        rule = _read(text, known)
-        _check(rule, costs, table, known)
-        scale(rule.fields, functools.partial(_of_rule, rule, table, known))
+        rule = _read(text, scaled)
+        _check(rule, costs, table, scaled)
+        scale(rule.fields, functools.partial(_rule_factors, rule, table, scaled))
     return with_leaves(costs, leaves)
 
 
-def _of_microbatches(scale: Any, costs: Costs) -> Any:
+def _microbatch_factors(scale: Any, costs: Costs) -> Any:
     factors = scale if is_traced(scale) else as_floats(scale, "scale")
     is_wrong = not is_traced(scale) and (
         factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all()
@@ -191,16 +191,16 @@ def _of_microbatches(scale: Any, costs: Costs) -> Any:
 
 def parse_stragglers(text: str, where: str) -> dict[int, float]:
     """Read the factors of slow workers, as 3=1.2,5=2; none of an empty text."""
-    found: dict[int, float] = {}
+    stragglers: dict[int, float] = {}
     for entry in text.split(",") if text.strip() else ():
         worker, equals, factor = (part.strip() for part in entry.partition("="))
         if not (equals and worker.isdecimal() and worker.isascii()):
             raise ValueError(f"{where}: expected workers and factors, as 3=1.2,5=2, got {text!r}")
-        if int(worker) in found:
+        if int(worker) in stragglers:
             raise ValueError(f"{where} names worker {worker} twice")
-        told = f"{where}: factor of worker {worker}"
-        found[int(worker)] = positive(_read_factor(factor, told), told)
-    return found
+        label = f"{where}: factor of worker {worker}"
+        stragglers[int(worker)] = positive(_read_factor(factor, label), label)
+    return stragglers
 
 
 def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> None:
@@ -214,27 +214,27 @@ def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> N
 
 def factors_of_ops(table: ScheduleTable, factors: Stragglers) -> Any:
     """Factors of the ops of each stage (stages), or (stages, microbatches) where pipes differ."""
-    return _of_workers(factors, table)[workers_of_ops(table)]
+    return _worker_factors(factors, table)[workers_of_ops(table)]
 
 
-def _of_workers(factors: Stragglers, table: ScheduleTable) -> Any:
+def _worker_factors(factors: Stragglers, table: ScheduleTable) -> Any:
     if not isinstance(factors, Mapping):
-        each = factors if is_traced(factors) else np.asarray(factors, float)
-        if np.shape(each) != (table.num_workers,):
+        values = factors if is_traced(factors) else np.asarray(factors, float)
+        if np.shape(values) != (table.num_workers,):
             raise MismatchError(
-                f"factors have shape {np.shape(each)}, the table has {table.num_workers} workers"
+                f"factors have shape {np.shape(values)}, the table has {table.num_workers} workers"
             )
-        factors = dict(enumerate(each))
+        factors = dict(enumerate(values))
     check_workers(factors, table, "factors")
-    all_of = [factors.get(worker, 1.0) for worker in range(table.num_workers)]
-    if is_traced(*all_of):
-        return jnp.stack(all_of)
-    found = as_floats(all_of, "factors")
-    for worker in np.flatnonzero(~(np.isfinite(found) & (found > 0))).tolist():
-        raise ValueError(
-            f"factor of worker {worker} must be finite and above 0, got {found[worker]}"
-        )
-    return found
+    full = [factors.get(worker, 1.0) for worker in range(table.num_workers)]
+    if is_traced(*full):
+        return jnp.stack(full)
+    array = as_floats(full, "factors")
+    wrong = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
+    if wrong.size:
+        text = f"factor of worker {wrong[0]} must be finite and above 0"
+        raise ValueError(f"{text}, got {array[wrong[0]]}")
+    return array
 
 
 def workers_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
@@ -245,16 +245,16 @@ def workers_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
     return placement[table.pipe_of_microbatch].T
 
 
-def _read(text: str, of: ScaledFields) -> ScalingRule:
-    found = _RULE.fullmatch(text)
-    if found is None:
+def _read(text: str, scaled: ScaledFields) -> ScalingRule:
+    match = _RULE.fullmatch(text)
+    if match is None:
         form = "WHAT*FACTOR or WHAT@PLACE*FACTOR, as transmit*2 or compute@worker3*1.3"
         raise ValueError(f"{text.strip()!r} is not {form}")
-    what, place, index, factor = found.groups(default="")
-    fields = of.words.get(what, ())
+    what, place, index, factor = match.groups(default="")
+    fields = scaled.words.get(what, ())
     if not fields:
-        own = (word for word in of.words if word not in (*_WORD, *GROUPS))
-        raise unknown("cost", what, [*PHASE_FIELDS, "pair", *MESSAGE_FIELDS, *GROUPS, *own])
+        own_words = (word for word in scaled.words if word not in (*_WORD, *GROUPS))
+        raise unknown("cost", what, [*PHASE_FIELDS, "pair", *MESSAGE_FIELDS, *GROUPS, *own_words])
     if place and place not in PLACES:
         raise unknown("place", place, PLACES)
     times = _read_factor(factor, f"factor of {what}")
@@ -271,7 +271,7 @@ def _read_factor(text: str, where: str) -> float:
     return factor
 
 
-def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, known: ScaledFields) -> None:
+def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, scaled: ScaledFields) -> None:
     """Refuse what would scale nothing, or at no place of the table."""
     counts = {
         "stage": table.num_stages,
@@ -280,7 +280,7 @@ def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, known: ScaledF
         "boundary": len(table.grammar.edges(table.num_stages)),
     }
     first = rule.fields[0]
-    wrong = {"stage"} if first in {*MESSAGE_FIELDS, *known.of_workers} else set()
+    wrong = {"stage"} if first in {*MESSAGE_FIELDS, *scaled.per_worker} else set()
     wrong |= set() if first in MESSAGE_FIELDS else {"boundary"}
     if rule.place in wrong:
         legal = ", ".join(place for place in PLACES if place not in wrong)
@@ -288,7 +288,7 @@ def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, known: ScaledF
     if rule.place and rule.number >= counts[rule.place]:
         many = f"{counts[rule.place]} {rule.place}".replace("boundary", "boundarie") + "s"
         raise ValueError(f"{rule.what}@{rule.place}{rule.number}: the table has {many}")
-    if rule.place == "microbatch" and first in known.of_stages:
+    if rule.place == "microbatch" and first in scaled.per_stage:
         raise ValueError(f"{rule.what} is of no microbatch")
     if rule.what in GROUPS:
         return
@@ -300,16 +300,16 @@ def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, known: ScaledF
         raise ValueError(f"{rule.what} is in no cell of the table: nothing to scale")
 
 
-def _of_rule(
-    rule: ScalingRule, table: ScheduleTable, known: ScaledFields, field: str
+def _rule_factors(
+    rule: ScalingRule, table: ScheduleTable, scaled: ScaledFields, field: str
 ) -> Float[NumpyArray, "..."]:
-    """Factors of a field: (), (stages), (stages, microbatches); of messages up to four axes."""
+    """Return factors of a field: (), (stages), (stages, microbatches), or those of messages."""
     where: Any = True
     edges = np.array(table.grammar.edges(table.num_stages), int).reshape(-1, 2)
     if rule.place == "microbatch":
         microbatches = np.arange(table.num_microbatches) == rule.number
         where = microbatches.reshape((1, 1, 1, -1) if field in MESSAGE_FIELDS else (1, -1))
-    elif field in known.of_workers:  # stages do not matter to it
+    elif field in scaled.per_worker:  # stages do not matter to it
         is_there = np.arange(table.num_workers) == rule.number
         where = is_there if rule.place == "worker" else rule.place == ""
     elif rule.place == "stage":
@@ -322,7 +322,7 @@ def _of_rule(
             where = np.stack([holds[:, edges[:, 0]] | holds[:, edges[:, 1]]] * 2)
         else:
             where = workers_of_ops(table) == rule.number
-            if where.ndim == 2 and field in known.of_stages and field not in known.on_workers:
+            if where.ndim == 2 and field in scaled.per_stage and field not in scaled.on_workers:
                 stage = int(np.flatnonzero((holds != holds[0]).any(axis=0))[0])
                 raise ValueError(
                     f"{rule.what} has one time for all workers that hold stage {stage}"
@@ -332,12 +332,12 @@ def _of_rule(
 
 def _times(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
     """Multiply a leaf with factors; each may lack the axis of microbatches, and first ones."""
-    most, axes = 4 if field in MESSAGE_FIELDS else 2, max(np.ndim(value), factors.ndim)
-    if axes < most or np.ndim(value) == factors.ndim:
+    full, axes = 4 if field in MESSAGE_FIELDS else 2, max(np.ndim(value), factors.ndim)
+    if axes < full or np.ndim(value) == factors.ndim:
         return value * factors
     value, factors = (
-        part.reshape(*[1] * (most - 1 - part.ndim), *part.shape, 1)
-        if 0 < np.ndim(part) < most
+        part.reshape(*[1] * (full - 1 - part.ndim), *part.shape, 1)
+        if 0 < np.ndim(part) < full
         else part
         for part in (value, factors)
     )
@@ -388,20 +388,20 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
         if name in MESSAGE_FIELDS:
             leaves[name] = _messages(name, np.asarray(value, float), stages, table)
             continue
-        each = np.asarray(value, float)
-        if each.ndim and each.shape[0] not in (1, stages):
+        time = np.asarray(value, float)
+        if time.ndim and time.shape[0] not in (1, stages):
             raise MismatchError(
-                f"{name} has {each.shape[0]} entries, the costs are of {stages} stages"
+                f"{name} has {time.shape[0]} entries, the costs are of {stages} stages"
             )
         # one number, or one for each microbatch, is of every stage
-        of_stages = np.broadcast_to(each if each.ndim else each[None], (stages, *each.shape[1:]))
+        by_stage = np.broadcast_to(time if time.ndim else time[None], (stages, *time.shape[1:]))
         weights = share / share.sum(axis=1, keepdims=True) if name in RATIOS else share
-        leaves[name] = weights @ of_stages
+        leaves[name] = weights @ by_stage
     return dataclasses.replace(costs, **leaves)
 
 
 def shares_of_stages(old: int, new: int) -> Float[NumpyArray, "new old"]:
-    """Which share of each old stage lies in each new one."""
+    """Return the share of each old stage in each new one."""
     # stage s of n covers [s / n, (s + 1) / n] of the model: in units of 1 / (old new) all ends are
     # whole, so what lies in both is too
     low, high = np.arange(new) * old, np.arange(1, new + 1) * old
@@ -424,9 +424,9 @@ def _messages(
     workers = (np.arange(stages) % table.num_workers).tolist()
     sent: dict[tuple[int, int], list[Float[NumpyArray, ...]]] = {}
     for boundary, pair in enumerate(itertools.pairwise(workers)):
-        each = value[:, :, boundary]
+        times = value[:, :, boundary]
         # from the other worker, activations go the way on which gradients come here
-        for ends, way in ((pair, each), (pair[::-1], each[::-1])):
+        for ends, way in ((pair, times), (pair[::-1], times[::-1])):
             sent.setdefault(ends, []).append(way)
     longest = [value.max(axis=(0, 2), keepdims=True)[:, :, 0] + np.zeros_like(value[:, :, 0])]
     placement = table.placement[0].tolist()

@@ -1,4 +1,4 @@
-"""Where workers of a pipeline sit on a machine: nodes with fast links, slower ones between them.
+"""Places of workers on a machine: nodes with fast links, slower ones between them.
 
 A machine has a place for each worker, numbered node by node. Which worker sits where decides which
 messages leave a node, and nothing else: rows, programs and op times stay as they are. So costs are
@@ -62,15 +62,15 @@ class Topology:
         sizes = check_sizes(self.workers_per_node, "workers_per_node")
         object.__setattr__(self, "workers_per_node", sizes)
         for name in MESSAGE_FIELDS:
-            given = getattr(self, name)
-            is_one = not isinstance(given, Sequence) and np.ndim(given) == 0
-            each = [given] * (len(sizes) + 1) if is_one else given
-            if len(each) != len(sizes) + 1:
+            value = getattr(self, name)
+            is_one = not isinstance(value, Sequence) and np.ndim(value) == 0
+            times = [value] * (len(sizes) + 1) if is_one else value
+            if len(times) != len(sizes) + 1:
                 raise ValueError(
                     f"{name} must have one time for each of {len(sizes) + 1} levels, got "
-                    f"{abbreviated(given)}"
+                    f"{abbreviated(value)}"
                 )
-            object.__setattr__(self, name, tuple(checked_seconds(name, time) for time in each))
+            object.__setattr__(self, name, tuple(checked_seconds(name, time) for time in times))
         object.__setattr__(self, "places", check_places(self.places, "places"))
 
     @property
@@ -79,26 +79,26 @@ class Topology:
         return check_sizes(self.workers_per_node, "workers_per_node")
 
 
-def check_sizes(given: Any, where: str) -> tuple[int, ...]:
+def check_sizes(value: Any, where: str) -> tuple[int, ...]:
     """Check numbers of places of a node, and of whatever holds several of these."""
-    sizes = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     for size, next_size in zip(sizes, (*sizes[1:], None), strict=True):
         whole_number(size, where)
         if next_size is not None and (whole_number(next_size, where) % size or next_size == size):
             raise ValueError(
-                f"{where} must ascend, each a multiple of the one before, got {abbreviated(given)}"
+                f"{where} must ascend, each a multiple of the one before, got {abbreviated(value)}"
             )
     if not sizes:
-        raise ValueError(f"{where} must name at least one size, got {abbreviated(given)}")
+        raise ValueError(f"{where} must name at least one size, got {abbreviated(value)}")
     return sizes
 
 
-def check_places(given: Any, where: str) -> tuple[int, ...]:
+def check_places(value: Any, where: str) -> tuple[int, ...]:
     """Check that places are 0 to P - 1, each once."""
-    places = tuple(whole_numbers(given, where).tolist()) if len(given) else ()
+    places = tuple(whole_numbers(value, where).tolist()) if len(value) else ()
     if sorted(places) != list(range(len(places))):
         raise ValueError(
-            f"{where} must name each place once, 0 to {len(places) - 1}, got {abbreviated(given)}"
+            f"{where} must name each place once, 0 to {len(places) - 1}, got {abbreviated(value)}"
         )
     return places
 
@@ -122,7 +122,7 @@ def places_on(
     return tuple(places) or tuple(range(table.num_workers))
 
 
-def levels_of(sizes: Sequence[int], num_places: int) -> Levels:
+def place_levels(sizes: Sequence[int], num_places: int) -> Levels:
     """Level of the link between two places (places, places): 0 within a node."""
     place = np.arange(num_places)
     groups = (place // size for size in sizes)
@@ -160,25 +160,25 @@ def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Co
 
 
 def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "PlacedCosts":
-    """Costs of a table by where its workers sit on a machine."""
+    """Return the costs of a table by the places of its workers on a machine."""
     leaves = dict(vars(costs))
     latency, transmit = topology.latency, topology.transmit
     assert isinstance(latency, tuple)  # a time per level: the constructor makes them
     assert isinstance(transmit, tuple)
-    each = zip(latency, transmit, strict=True)
-    by_level = [unchecked_costs(leaves | {"latency": x, "transmit": y}) for x, y in each]
+    times = zip(latency, transmit, strict=True)
+    by_level = [unchecked_costs(leaves | {"latency": x, "transmit": y}) for x, y in times]
     return PlacedCosts.of_levels(by_level, table, topology.sizes)
 
 
 class PlacedCosts(NamedTuple):
-    """Costs of a table by where its workers sit."""
+    """Costs of a table by the places of its workers."""
 
     table: ScheduleTable  # the schedule
     base: Costs  # costs besides
     level: Levels  # (places, places) level of the link between two of them
     messages: Mapping[str, Any]  # (levels, 2, pipes, stages - 1): latency and transmit [s]
     # (2, 2, stages): copies of a stage share a node; first and last stage do
-    of_copies: Mapping[str, Any] = MappingProxyType({})
+    by_sharing: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
     def of_levels(
@@ -186,10 +186,10 @@ class PlacedCosts(NamedTuple):
     ) -> "PlacedCosts":
         """Collect costs that hold if all messages go over links of each level."""
         messages = {
-            name: _stacked([getattr(each, name) for each in costs], table)
+            name: _stacked([getattr(level_costs, name) for level_costs in costs], table)
             for name in MESSAGE_FIELDS
         }
-        return cls(table, costs[0], levels_of(sizes, table.num_workers), messages)
+        return cls(table, costs[0], place_levels(sizes, table.num_workers), messages)
 
     @property
     def nodes(self) -> Int[NumpyArray, " places"]:
@@ -200,7 +200,7 @@ class PlacedCosts(NamedTuple):
         """Return what of a placement decides its costs: equal rows cost the same."""
         level, (near, ends) = self._boundaries(places), self._near(places)
         moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
-        rows = [level[:, moves], *([near, ends] if self.of_copies else [])]
+        rows = [level[:, moves], *([near, ends] if self.by_sharing else [])]
         return np.concatenate(rows, axis=1).astype(np.int8)
 
     def of(self, places: Places) -> Costs:
@@ -212,7 +212,7 @@ class PlacedCosts(NamedTuple):
             for name, times in self.messages.items()
         }
         stage = np.arange(self.table.num_stages)
-        stages = {name: times[near, ends, stage] for name, times in self.of_copies.items()}
+        stages = {name: times[near, ends, stage] for name, times in self.by_sharing.items()}
         rest = {
             name: time[None] if np.ndim(time) else time for name, time in vars(self.base).items()
         }
@@ -229,7 +229,7 @@ class PlacedCosts(NamedTuple):
         return [worker[self.nodes == node] for node in range(int(self.nodes.max()) + 1)]
 
     def crossed(self, places: Seats) -> Int[NumpyArray, " levels"]:
-        """How many stage boundaries messages cross over links of each level."""
+        """Count the stage boundaries whose messages cross links of each level (levels)."""
         moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
         levels = self._boundaries(np.array([places]))[0][moves]
         return np.bincount(levels, minlength=int(self.level.max()) + 1)
@@ -238,7 +238,7 @@ class PlacedCosts(NamedTuple):
     def fastest(self) -> Costs:
         """Costs that no placement undercuts: each time the least that any may have."""
         least = {name: times.min(axis=0) for name, times in self.messages.items()}
-        stages = {name: times.min(axis=(0, 1)) for name, times in self.of_copies.items()}
+        stages = {name: times.min(axis=(0, 1)) for name, times in self.by_sharing.items()}
         return unchecked_costs(vars(self.base) | least | stages)
 
     def _boundaries(self, places: Places) -> Int[NumpyArray, "placements pipes boundaries"]:
@@ -246,7 +246,7 @@ class PlacedCosts(NamedTuple):
         return self.level[at[..., :-1], at[..., 1:]]
 
     def _near(self, places: Places) -> tuple[NumpyArray, NumpyArray]:
-        """Whether all copies of a stage (placements, stages), and its ends, share a node."""
+        """Return whether all copies of a stage (placements, stages), and its ends, share a node."""
         at = places[:, self.table.placement]
         low, high = at.min(axis=1), at.max(axis=1)
         near, ends = self.level[low, high] == 0, self.level[low[:, 0], low[:, -1]] == 0

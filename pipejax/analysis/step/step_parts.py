@@ -193,7 +193,7 @@ def _levels(evaluation: Evaluation, alone: Costs) -> Iterator[tuple[str, tuple[C
 def stages_alike(costs: Costs, table: ScheduleTable, *, microbatches: bool = False) -> Costs:
     """Give all stages the mean times of ops; with `microbatches` all microbatches too."""
     leaves = {}
-    for name in (*ScaledFields.of(table).words["compute"], "pair_factor"):
+    for name in (*ScaledFields.from_table(table).words["compute"], "pair_factor"):
         value = getattr(costs, name)
         if value is not None and np.ndim(value):
             values = np.asarray(value, float)

@@ -1,1 +1,1 @@
-"""What a layer is made of: kernels and collectives, with their FLOP, bytes and seconds."""
+"""Kernels and collectives of a layer, with their FLOP, bytes and seconds."""

@@ -56,67 +56,68 @@ class Route(NamedTuple):
     in_turn: bool = False  # whether the two kinds of links work one after the other, not at once
 
 
-def _halving(of: Spread) -> Route:
+def _halving(spread: Spread) -> Route:
     """Recursive halving (and doubling) over one kind of link, the slowest that the group has."""
     # source: Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
-    near, hops = 1 - of.far, xp.log2(of.size)
-    return Route(near * hops, of.far * hops, near * of.moved, of.far * of.moved)
+    near, hops = 1 - spread.far, xp.log2(spread.size)
+    return Route(near * hops, spread.far * hops, near * spread.moved, spread.far * spread.moved)
 
 
-def _ring(of: Spread) -> Route:
+def _ring(spread: Spread) -> Route:
     """Rings through all accelerators, node by node: q of them, each through another NIC."""
     # A part of the tensor takes n - 1 of its ring's n hops. The one that is left out lies inside a
     # node for the part that waits longest, or, with one accelerator per node, between two.
-    steps = of.size - 1
-    crossings = of.far * xp.minimum(of.nodes, steps)
-    far_bytes = of.far / of.inside * of.moved
-    return Route(steps - crossings, crossings, of.moved - far_bytes, far_bytes)
+    steps = spread.size - 1
+    crossings = spread.far * xp.minimum(spread.nodes, steps)
+    far_bytes = spread.far / spread.inside * spread.moved
+    return Route(steps - crossings, crossings, spread.moved - far_bytes, far_bytes)
 
 
-def _tree(of: Spread) -> Route:
+def _tree(spread: Spread) -> Route:
     """Two binary trees of nodes with half the tensor each, chains inside: only for all-reduces."""
     # A node is a leaf of one tree and an inner node of the other, and sends the tensor once on the
     # way up and once on the way down.
-    far_bytes = of.far / of.inside * of.volume
-    return Route(of.inside - 1, xp.log2(of.nodes), (of.inside > 1) * of.volume, far_bytes)
+    far_bytes = spread.far / spread.inside * spread.volume
+    near_bytes = (spread.inside > 1) * spread.volume
+    return Route(spread.inside - 1, xp.log2(spread.nodes), near_bytes, far_bytes)
 
 
-def _hierarchical(of: Spread) -> Route:
+def _hierarchical(spread: Spread) -> Route:
     """A ring inside each node, and q rings between nodes, each for its part of the tensor."""
-    near_hops, far_hops = of.inside - 1, of.nodes - 1
-    part = of.volume / of.inside
-    return Route(near_hops, far_hops, near_hops * part, far_hops / of.nodes * part, in_turn=True)
+    near, far = spread.inside - 1, spread.nodes - 1
+    part = spread.volume / spread.inside
+    return Route(near, far, near * part, far / spread.nodes * part, in_turn=True)
 
 
-def _pairs(of: Spread) -> Route:
+def _pairs(spread: Spread) -> Route:
     """All pairs at once: a share of 1 / n for each other accelerator."""
     # Where a piece goes to k accelerators, one copy travels to each node that has any of them, and
     # from there inside the node. Of N nodes each has one with probability 1 - (1 - 1 / N)^k, and of
     # n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
     # nodes, and of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already.
     # source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
-    share = of.volume / of.size
-    near, far = (of.inside - 1) * share, (of.size - of.inside) * share
-    several = of.copies > 0
-    k = xp.where(several, of.copies, 1.0)
-    nodes, reached = (each * (1 - (1 - 1 / each) ** k) for each in (of.nodes, of.size))
-    once_near = (1 - 1 / of.inside) * reached * of.volume / k
-    once_far = (1 - 1 / of.nodes) * nodes * of.volume / k
+    share = spread.volume / spread.size
+    near, far = (spread.inside - 1) * share, (spread.size - spread.inside) * share
+    several = spread.copies > 0
+    k = xp.where(several, spread.copies, 1.0)
+    nodes, reached = (count * (1 - (1 - 1 / count) ** k) for count in (spread.nodes, spread.size))
+    once_near = (1 - 1 / spread.inside) * reached * spread.volume / k
+    once_far = (1 - 1 / spread.nodes) * nodes * spread.volume / k
     return Route(
-        1.0 * (of.inside > 1),
-        of.far,
+        1.0 * (spread.inside > 1),
+        spread.far,
         xp.where(several, once_near, near),
         xp.where(several, once_far, far),
     )
 
 
-def _steps(of: Spread) -> Route:
+def _steps(spread: Spread) -> Route:
     """A round of n - 1 steps to the next accelerator: each lasts as long as its slowest hop."""
     # One accelerator of a node sends to another node, by its share of a NIC; all others stay
     # inside.
-    steps, far = of.size - 1, of.far
-    near_bytes = (of.inside > 1) * of.moved
-    return Route((1 - far) * steps, far * steps, near_bytes, far * of.moved)
+    steps, far = spread.size - 1, spread.far
+    near_bytes = (spread.inside > 1) * spread.moved
+    return Route((1 - far) * steps, far * steps, near_bytes, far * spread.moved)
 
 
 ROUTES: Mapping[str, Callable[[Spread], Route]] = {
@@ -147,17 +148,17 @@ def collective_time(
     # `Collective`.
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.inside - 1
-    passes, of = PASSES.get(kind, 1), system.collectives
+    passes, lib = PASSES.get(kind, 1), system.collectives
     near_hop, far_hop = passes * system.node.latency, passes * system.network.latency
     near_rate = system.node.rate * system.reached(peers) / passes
     far_rate = system.network.rate / passes
-    copying = passes / 2 * of.copies / system.memory_bandwidth * spread.volume
+    copying = passes / 2 * lib.copies / system.memory_bandwidth * spread.volume
 
     def route_time(route: Route, far_rate: Number) -> Number:
         near, far = route.near_bytes / near_rate, route.far_bytes / far_rate
         moving = (near + far if route.in_turn else xp.maximum(near, far)) + copying
         hops = route.near_hops * near_hop + route.far_hops * far_hop
-        return hops + xp.minimum(moving + of.simple_latency, moving / of.low_latency_share)
+        return hops + xp.minimum(moving + lib.simple_latency, moving / lib.low_latency_share)
 
     if kind in DIRECT:
         alone = _alone_at_nic(system, spread.inside) if kind == "ring" else 1.0
@@ -173,13 +174,13 @@ def collective_time(
 
 
 def _algorithms(system: System, kind: str) -> dict[str, Flag]:
-    """Algorithms by name, and whether each may be used; a tree only reduces and broadcasts."""
-    of = {name: getattr(system.collectives, name) for name in ROUTES}
+    """Return the algorithms by name, and whether each may be used; a tree only reduces."""
+    flags = {name: getattr(system.collectives, name) for name in ROUTES}
     if PASSES[kind] == 1:
-        ring, tree = of["ring"], of.pop("tree")
+        ring, tree = flags["ring"], flags.pop("tree")
         are_known = isinstance(ring, bool) and isinstance(tree, bool)
-        of["ring"] = (ring or tree) if are_known else xp.maximum(ring, tree)
-    return of
+        flags["ring"] = (ring or tree) if are_known else xp.maximum(ring, tree)
+    return flags
 
 
 def _where(flag: Flag, seconds: Number) -> Number:
@@ -209,7 +210,7 @@ class Collective:
     count: Phases  # how many there are
     # "attention" of the same phase; products of another: "input_grad", "weight_grad";
     # "layer" of another microbatch; "" for nothing
-    beside: str = dataclasses.field(default="", metadata={"static": True})
+    overlaps_with: str = dataclasses.field(default="", metadata={"static": True})
     # accelerators that one copy to a node serves; 0 where each gets a copy of its own
     copies: Number = 0.0
 
@@ -241,15 +242,15 @@ def layer_collectives(
     is_moe = kind == "moe" and model.moe is not None
     split_mlps = _split_mlps(model, kind)
     if model.mla is None:
-        found = _of_tensor(e * tokens, (h, h), 1 + split_mlps, layout)
+        exchanges = _tensor_exchanges(e * tokens, (h, h), 1 + split_mlps, layout)
     else:
-        found = _of_tensor(e * tokens, (_gathered(model.mla, h), h), 1.0, layout)
-        found += _of_tensor(e * tokens, (h, h), split_mlps, layout)
-    found += _of_adapters(model, layout, 1 + split_mlps)
-    found += _of_context(model, layout)
+        exchanges = _tensor_exchanges(e * tokens, (_gathered(model.mla, h), h), 1.0, layout)
+        exchanges += _tensor_exchanges(e * tokens, (h, h), split_mlps, layout)
+    exchanges += _adapter_exchanges(model, layout, 1 + split_mlps)
+    exchanges += _context_exchanges(model, layout)
     if is_moe:
-        found += _of_experts(model, layout, "moe" in recomputed_modules(model, recompute))
-    return found
+        exchanges += _expert_exchanges(model, layout, "moe" in recomputed_modules(model, recompute))
+    return exchanges
 
 
 def _split_mlps(model: Model, kind: str) -> Number:
@@ -265,13 +266,13 @@ def _gathered(mla: LatentAttention, hidden: Number) -> Number:
     return queries + mla.kv_rank + mla.rope_width
 
 
-def _of_tensor(
+def _tensor_exchanges(
     volume: Number, units: tuple[Number, Number], count: Number, layout: Layout
 ) -> tuple[Collective, ...]:
-    """Exchanges round a pair of products: of the first one's input, the second one's output."""
+    """List the exchanges round a pair of products: of the first input and the second output."""
     shared = layout.sequence_parallel * count
     again = layout.trains_layers * shared  # frozen weights need no inputs once more
-    into, out = (volume * each for each in units)
+    into, out = (volume * width for width in units)
     whole = count - shared
     return (
         Collective("all_reduce", "tensor", _same(out), Phases(whole, 0.0, 0.0)),
@@ -285,7 +286,7 @@ def _of_tensor(
     )
 
 
-def _of_adapters(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
+def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
     """Exchanges of the adapters beside so many pairs of products, as Megatron-Bridge has them."""
     # Beside the first product of a pair A x is gathered, beside the second it is summed; both of
     # their gradients are. Tensor parallelism splits what the second adapter puts out: it is
@@ -306,7 +307,7 @@ def _of_adapters(model: Model, layout: Layout, count: Number) -> tuple[Collectiv
     )
 
 
-def _of_context(model: Model, layout: Layout) -> tuple[Collective, ...]:
+def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
     units = model.element_bytes * tokens_on_one(model, layout) / layout.tensor
     keys = model.kv_hidden + model.value_hidden
     ring = layout.context * units * keys
@@ -314,7 +315,7 @@ def _of_context(model: Model, layout: Layout) -> tuple[Collective, ...]:
     return (Collective("ring", "context", volume, Phases(1.0, 1.0, 0.0), "attention"),)
 
 
-def _of_experts(model: Model, layout: Layout, again: bool = False) -> tuple[Collective, ...]:
+def _expert_exchanges(model: Model, layout: Layout, again: bool = False) -> tuple[Collective, ...]:
     assert model.moe is not None
     slots = model.moe.slots
     routed = tokens_on_one(model, layout) / layout.shared_by * slots
@@ -378,7 +379,7 @@ def whole_layer_collectives(
 ) -> tuple[Collective, ...]:
     """The exchanges that go with a layer priced as one op: two all-reduces in F and in I."""
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
-    found = Collective("all_reduce", "tensor", _same(volume), Phases(2.0, 2.0, 0.0))
-    experts = _of_experts(model, layout) if kind == "moe" and model.moe is not None else ()
-    beside = _of_adapters(model, layout, 1 + _split_mlps(model, kind))
-    return (found, *beside, *_of_context(model, layout), *experts)
+    all_reduce = Collective("all_reduce", "tensor", _same(volume), Phases(2.0, 2.0, 0.0))
+    experts = _expert_exchanges(model, layout) if kind == "moe" and model.moe is not None else ()
+    adapters = _adapter_exchanges(model, layout, 1 + _split_mlps(model, kind))
+    return (all_reduce, *adapters, *_context_exchanges(model, layout), *experts)

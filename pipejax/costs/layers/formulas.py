@@ -27,8 +27,8 @@ class Phases(NamedTuple):
     weight_grad: Number  # W
 
 
-def tokens_of(model: Model, microbatch_size: Number) -> Number:
-    """Tokens of a microbatch, a float: what is counted by it is beyond the integers of a trace."""
+def num_tokens(model: Model, microbatch_size: Number) -> Number:
+    """Return the tokens of a microbatch, as a float: larger counts overflow traced integers."""
     return as_float(microbatch_size) * model.sequence
 
 
@@ -40,7 +40,7 @@ def layer_flop(
     # skips those that a causal mask hides.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
     recompute = check_recompute(recompute)
-    tokens = tokens_of(model, microbatch_size)
+    tokens = num_tokens(model, microbatch_size)
     linear = 2 * tokens * model.active_matrices(kind)
     scores = 2 * tokens * model.sequence * (model.query_hidden + model.output_hidden)
     # a flash kernel keeps no scores: I multiplies queries and keys once more
@@ -51,13 +51,13 @@ def layer_flop(
         again = linear + scores
     else:
         modules = recomputed_modules(model, recompute)
-        again = sum(2 * tokens * _matrices_of(model, kind, module) for module in modules)
+        again = sum(2 * tokens * _module_matrices(model, kind, module) for module in modules)
         again += scores * ("core_attn" in modules)
     return Phases(linear + scores, linear + 2 * scores + in_attention + again, linear)
 
 
-def _matrices_of(model: Model, kind: str, module: str) -> Number:
-    """Weights that each token meets in a part of a layer that may be recomputed."""
+def _module_matrices(model: Model, kind: str, module: str) -> Number:
+    """Count the weights that each token meets in a part of a layer that may be recomputed."""
     moe, mlp, mla = model.moe, model.mlp_matrices, model.mla
     if module == "half_products":
         return model.active_matrices(kind) / 2
@@ -74,8 +74,8 @@ def _matrices_of(model: Model, kind: str, module: str) -> Number:
 
 def head_flop(model: Model, microbatch_size: Number) -> Phases:
     """FLOP of the output head: 2bshV in each phase."""
-    each = 2 * tokens_of(model, microbatch_size) * model.head_parameters
-    return Phases(each, each, each)
+    flop = 2 * num_tokens(model, microbatch_size) * model.head_parameters
+    return Phases(flop, flop, flop)
 
 
 def model_flop(model: Model, sequences: Number, layout: Layout | None = None) -> Number:
@@ -86,19 +86,19 @@ def model_flop(model: Model, sequences: Number, layout: Layout | None = None) ->
     # source: Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
     layout = WHOLE if layout is None else layout
     head = head_flop(model, sequences).forward
-    projection = 2 * tokens_of(model, sequences) * 2 * model.hidden**2
+    projection = 2 * num_tokens(model, sequences) * 2 * model.hidden**2
 
-    def of_model(of_layer: Callable[[str], Number], edge: float = 1.0) -> Number:
-        layers = sum(count * of_layer(kind) for kind, count in model.layers_by_kind.items())
-        further = of_layer(model.last_kind) + edge * projection + edge * head
+    def summed(per_layer: Callable[[str], Number], edge: float = 1.0) -> Number:
+        layers = sum(count * per_layer(kind) for kind, count in model.layers_by_kind.items())
+        further = per_layer(model.last_kind) + edge * projection + edge * head
         return layers + edge * head + model.mtp_layers * further
 
     def adapters(kind: str) -> Number:
-        return 2 * tokens_of(model, sequences) * layout.lora_rank * model.active_sides(kind)
+        return 2 * num_tokens(model, sequences) * layout.lora_rank * model.active_sides(kind)
 
-    forward = of_model(lambda kind: layer_flop(model, sequences, kind=kind).forward)
-    weight_grad = of_model(lambda kind: layer_flop(model, sequences, kind=kind).weight_grad)
-    trained = forward + of_model(adapters, edge=0.0)
+    forward = summed(lambda kind: layer_flop(model, sequences, kind=kind).forward)
+    weight_grad = summed(lambda kind: layer_flop(model, sequences, kind=kind).weight_grad)
+    trained = forward + summed(adapters, edge=0.0)
     return 3 * trained - (not layout.trains_base) * weight_grad
 
 
@@ -108,7 +108,7 @@ FLOAT32 = 4  # bytes
 
 def tokens_on_one(model: Model, layout: Layout) -> Number:
     """Tokens of a microbatch on one accelerator, a float."""
-    return tokens_of(model, layout.microbatch_size) / layout.context
+    return num_tokens(model, layout.microbatch_size) / layout.context
 
 
 def layer_activation_bytes(
@@ -236,7 +236,7 @@ def kept_input_bytes(model: Model, layout: Layout) -> Number:
 
 
 def _keeps_inputs_as_they_are(layout: Layout) -> bool:
-    """Whether inputs of linear layers stay until W in the model's own precision."""
+    """Return whether inputs of linear layers stay until W in the model's own precision."""
     is_wide = layout.precision not in OPERAND_BYTES
     return layout.lora_rank > 0 or (layout.trains_base and is_wide)
 
@@ -261,9 +261,9 @@ def _half_products_bytes(model: Model, layout: Layout) -> Number:
     whole = 2 * model.hidden + 2 * model.hidden / 2
     in_attention = model.query_hidden + model.kv_hidden + model.value_hidden
     parts = model.output_hidden + (in_attention + halves * model.ffn_hidden) / 2
-    each = tokens_on_one(model, layout) * model.element_bytes
+    unit_bytes = tokens_on_one(model, layout) * model.element_bytes
     adapters = layout.lora_rank * _adapters_met(model, layout, "dense", frozenset()) / 2
-    return each * (whole / layout.shared_by + parts / layout.tensor + adapters)
+    return unit_bytes * (whole / layout.shared_by + parts / layout.tensor + adapters)
 
 
 OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with their scales
@@ -318,18 +318,18 @@ def buffer_bytes(
     weights = model.attention_matrices / t + dense * model.mlp_matrices(model.ffn_hidden) / t
     width = dense * mlp_parts * model.ffn_hidden / t
     if model.moe is not None:
-        one, shared = model.moe.expert_hidden, model.moe.shared_experts * model.moe.expert_hidden
+        expert, shared = model.moe.expert_hidden, model.moe.shared_experts * model.moe.expert_hidden
         parts, n = layout.expert_tensor, layout.expert_gather
-        weights += moe * (model.mlp_matrices(one) / parts + model.mlp_matrices(shared) / t)
-        routed = model.moe.slots * n * (mlp_parts * one / parts + 2 * h) / layout.shared_by
+        weights += moe * (model.mlp_matrices(expert) / parts + model.mlp_matrices(shared) / t)
+        routed = model.moe.slots * n * (mlp_parts * expert / parts + 2 * h) / layout.shared_by
         width = _larger(width, moe * routed)
-    of_layer = tokens * (width + 2 * h)
+    layer_bytes = tokens * (width + 2 * h)
     trained = layout.trains_base
-    of_head = head * (tokens * 2 * h + trained * model.head_parameters / t)
+    head_bytes = head * (tokens * 2 * h + trained * model.head_parameters / t)
     is_wider = model.accumulated_bytes > e
-    return is_wider * e * (trained * weights + _larger(of_layer, of_head))
+    return is_wider * e * (trained * weights + _larger(layer_bytes, head_bytes))
 
 
-def _larger(one: Numbers, other: Numbers) -> Numbers:
-    """The larger of two numbers, exact also outside of a trace."""
-    return one + (other - one) * (other > one)
+def _larger(first: Numbers, second: Numbers) -> Numbers:
+    """Return the larger of two numbers, exact also outside of a trace."""
+    return first + (second - first) * (second > first)

@@ -79,7 +79,7 @@ def gemm(
     # to the accumulated gradient: it reads and writes that. Frozen weights have no W.
     k, n = shape
     m = tokens_on_one(model, layout) if tokens is None else tokens
-    each, factor = model.element_bytes, operand_bytes(model, layout)
+    element, factor = model.element_bytes, operand_bytes(model, layout)
     flop, weights = 2 * batch * m * n * k, batch * n * k
     trained = layout.trains_base
     return LayerOp(
@@ -87,8 +87,8 @@ def gemm(
         name,
         Phases(flop, flop, trained * flop),
         Phases(
-            batch * m * (factor * k + each * n) + factor * weights,
-            batch * m * (factor * n + each * k) + factor * weights,
+            batch * m * (factor * k + element * n) + factor * weights,
+            batch * m * (factor * n + element * k) + factor * weights,
             trained * (batch * m * factor * (n + k) + 2 * model.accumulated_bytes * weights),
         ),
         Phases(batch, batch, trained * batch),
@@ -125,10 +125,10 @@ def memory(
 
 def norm(name: str, model: Model, layout: Layout) -> LayerOp:
     """A norm of the hidden state."""
-    return norm_of(name, boundary_bytes(model, layout))
+    return norm_kernel(name, boundary_bytes(model, layout))
 
 
-def norm_of(name: str, volume: Number) -> LayerOp:
+def norm_kernel(name: str, volume: Number) -> LayerOp:
     """A norm reads and writes its units [B]; its I reads two and writes one."""
     return memory(name, 2 * volume, 3 * volume, (1.0, 2.0))
 
@@ -149,7 +149,7 @@ ALIGNED = 8  # elements: tensor cores read rows of 16 bytes at full rate
 def device_time(system: System, op: LayerOp, phase: str) -> Number:
     """Time [s] that one op of a layer takes on the device, in one phase of one microbatch."""
     flop, volume, launches = (
-        as_float(getattr(each, phase)) for each in (op.flop, op.volume, op.launches)
+        as_float(getattr(amounts, phase)) for amounts in (op.flop, op.volume, op.launches)
     )
     if op.kind == "layer":
         return launches * roofline_time(system, flop, volume, op.precision)
@@ -188,10 +188,10 @@ def phase_time(system: System, device: Number, host: Number) -> Number:
     return smooth_max(device, host, system.kernels.sharpness)
 
 
-def smooth_max(one: Number, other: Number, sharpness: Number) -> Number:
+def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
     """Maximum of two times that nowhere has a kink: their norm (one^q + other^q)^(1/q)."""
     # Where one of them is 0 it is the other, exactly.
-    large, small = xp.maximum(one, other), xp.minimum(one, other)
+    large, small = xp.maximum(first, second), xp.minimum(first, second)
     overlap = small > 0
     # the inner choice keeps logarithms of 0 out of the gradient of the branch not taken
     ratio = xp.where(overlap, small, 1.0) / xp.where(overlap, large, 1.0)

@@ -33,7 +33,7 @@ from pipejax.costs.layers.kernels import (
     gemm,
     memory,
     norm,
-    norm_of,
+    norm_kernel,
     with_forward_again,
 )
 from pipejax.costs.model.layout import Layout
@@ -48,8 +48,8 @@ def layer_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
     """List the ops of a layer, in the order of F, and those of adapters beside it."""
-    own = _own_ops(model, layout, kind)
-    return (*_recomputed(model, own, recompute), *adapter_ops(model, layout, kind, recompute))
+    ops = _own_ops(model, layout, kind)
+    return (*_recomputed(model, ops, recompute), *adapter_ops(model, layout, kind, recompute))
 
 
 def _own_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
@@ -91,12 +91,12 @@ OF_MODULE: Mapping[str, tuple[str, ...]] = {
 
 
 def again(ops: Iterable[LayerOp], modules: Collection[str]) -> Iterator[tuple[LayerOp, float]]:
-    """Say of each op which share of its F is run once more within I."""
+    """Yield each op, and the share of its F that runs once more within I."""
     # "half_products" is every second product and all that is neither product nor attention.
     names = {name for module in modules for name in OF_MODULE.get(module, ())}
-    of_kind = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
+    by_kind = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
     for op in ops:
-        yield op, 1.0 if op.name in names else of_kind.get(op.kind, 0.0)
+        yield op, 1.0 if op.name in names else by_kind.get(op.kind, 0.0)
 
 
 # linear layers that have adapters, and by which powers of t tensor parallelism splits what an
@@ -118,8 +118,8 @@ def adapter_ops(
     # ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
-    beside = [op for op in _own_ops(model, layout, kind) if op.name in ADAPTED]
-    ops = [each for op in beside for each in _adapter(op, model, layout)]
+    adapted = [op for op in _own_ops(model, layout, kind) if op.name in ADAPTED]
+    ops = [product for op in adapted for product in _adapter(op, model, layout)]
     return _recomputed(model, ops, recompute)
 
 
@@ -184,11 +184,11 @@ BEHIND_A_NORM = (
 
 def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
     """Bias, dropout and the residual's sum in one kernel."""
-    one = boundary_bytes(model, layout)
-    mask = one / model.element_bytes if model.dropout else 0.0
+    boundary = boundary_bytes(model, layout)
+    mask = boundary / model.element_bytes if model.dropout else 0.0
     # I adds the norm's gradient to the residual's: two read, one written; dropout: one each
-    again = 3 * one + ((2 * one + mask) if model.dropout else 0.0)
-    return memory(name, 3 * one + mask, again, (1.0, 2.0 if model.dropout else 1.0))
+    again = 3 * boundary + ((2 * boundary + mask) if model.dropout else 0.0)
+    return memory(name, 3 * boundary + mask, again, (1.0, 2.0 if model.dropout else 1.0))
 
 
 def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
@@ -220,17 +220,17 @@ def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     assert moe is not None
     e = model.element_bytes
     plain = dataclasses.replace(layout, precision=PRECISIONS[0])
-    own = tokens_on_one(model, layout) / layout.shared_by
-    routed, here = own * moe.slots, moe.experts / layout.expert
-    scores = 4 * own * moe.experts  # in float32
+    tokens = tokens_on_one(model, layout) / layout.shared_by
+    routed, here = tokens * moe.slots, moe.experts / layout.expert
+    scores = 4 * tokens * moe.experts  # in float32
     # out of the hidden state and into the sorted one, then once more by expert; back the same way
     gathered = routed * layout.expert_gather
-    sorting = e * model.hidden * (own + routed + 2 * gathered)
+    sorting = e * model.hidden * (tokens + routed + 2 * gathered)
     expert_width = moe.expert_hidden / layout.expert_tensor
     any_shared = 1.0 * (moe.shared_experts > 0)
     shared = moe.shared_experts * moe.expert_hidden / layout.tensor
     return (
-        gemm("router", model, plain, (model.hidden, moe.experts), tokens=own),
+        gemm("router", model, plain, (model.hidden, moe.experts), tokens=tokens),
         memory("routing", 4 * scores, 4 * scores, (8.0, 8.0)),
         memory("dispatch", sorting, sorting, (3.0, 3.0)),
         *_two_products("expert", model, layout, (gathered / here, expert_width), here),
@@ -248,7 +248,7 @@ def _activation(name: str, model: Model, units: Number, kernels: Number) -> Laye
 
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Final norm, logits and cross entropy, in float32 unless it is fused."""
-    own = dataclasses.replace(layout, precision=layout.head_precision)  # whatever the layers have
+    head_layout = dataclasses.replace(layout, precision=layout.head_precision)  # not of layers
     logits = tokens_on_one(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
     # fused: the logits are read twice and their gradient written in their place; apart: float32 is
@@ -257,10 +257,10 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     kernels = (2.0, 1.0) if model.fused_loss else (7.0, 3.0)
     ops = (
         norm("final_norm", model, layout),
-        gemm("logits", model, own, (model.hidden, model.vocabulary / layout.tensor)),
+        gemm("logits", model, head_layout, (model.hidden, model.vocabulary / layout.tensor)),
         memory("cross_entropy", forward * logits, backward * logits, kernels),
     )
-    return _with_casts(model, own, ops)
+    return _with_casts(model, head_layout, ops)
 
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
@@ -275,12 +275,12 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
         Phases(2 * e * units, 0.0, trained * (e + 2 * gradient) * units),
         Phases(1.0, 0.0, 1.0 * trained),
     )
-    one = boundary_bytes(model, layout)
+    boundary = boundary_bytes(model, layout)
     more = []
     if model.learned_positions:
-        more.append(memory("positions", 3 * one, 0.0, (1.0, 0.0)))
+        more.append(memory("positions", 3 * boundary, 0.0, (1.0, 0.0)))
     if model.dropout:
-        moved = 2 * one + one / e
+        moved = 2 * boundary + boundary / e
         again = trained * moved
         more.append(memory("embedding_dropout", moved, again, (1.0, 1.0 * trained)))
     return (looked_up, *more)
@@ -293,16 +293,16 @@ def whole_layer(
     # FLOP are the formula's, whether or not a kernel skips masked pairs. Frozen weights have no W;
     # adapters are ops of their own.
     t, size = layout.tensor, layout.microbatch_size
-    kept = layer_activation_bytes(model, _trained(layout), kind=kind)
+    activations = layer_activation_bytes(model, _trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
     weights: Number = as_float(sum(layer_weights(model, _trained(layout))[kind]))
-    moved = model.element_bytes * weights + kept
+    moved = model.element_bytes * weights + activations
     flop = layer_flop(model, size, recompute, kind)
     return (
         LayerOp(
             "layer",
             "layer",
-            Phases(*(each / (t * layout.context) for each in flop)),
+            Phases(*(phase / (t * layout.context) for phase in flop)),
             Phases(moved, moved + 2 * boundary, moved),
             Phases(1.0, 1.0, has_w),
         ),
@@ -313,13 +313,13 @@ def whole_layer(
 def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """The head as one op per phase."""
     t = layout.tensor
-    _, kept = edge_activation_bytes(model, _trained(layout))
+    _, activations = edge_activation_bytes(model, _trained(layout))
     has_w = 1.0 * layout.trains_base
     flop = head_flop(model, layout.microbatch_size)
-    volume = model.element_bytes * model.head_parameters / t + kept
-    each = Phases(*(each / (t * layout.context) for each in flop))
+    volume = model.element_bytes * model.head_parameters / t + activations
+    share = Phases(*(share / (t * layout.context) for share in flop))
     moved, once = Phases(volume, volume, volume), Phases(1.0, 1.0, has_w)
-    return (LayerOp("layer", "head", each, moved, once),)
+    return (LayerOp("layer", "head", share, moved, once),)
 
 
 # attention: projections, positions, products of queries, keys and values
@@ -344,14 +344,14 @@ def _latent(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     unfolded = (model.kv_hidden + model.value_hidden) - model.heads * mla.rope_width
     ops = [
         gemm("kv_down", model, layout, (h, mla.kv_rank + mla.rope_width), tokens=part),
-        norm_of("kv_norm", model.element_bytes * part * mla.kv_rank),
+        norm_kernel("kv_norm", model.element_bytes * part * mla.kv_rank),
         gemm("kv_up", model, layout, (mla.kv_rank, unfolded / t)),
     ]
     if mla.query_rank is None:
         return (gemm("query", model, layout, (h, model.query_hidden / t)), *ops)
     return (
         gemm("query_down", model, layout, (h, mla.query_rank), tokens=part),
-        norm_of("query_norm", model.element_bytes * part * mla.query_rank),
+        norm_kernel("query_norm", model.element_bytes * part * mla.query_rank),
         gemm("query_up", model, layout, (mla.query_rank, model.query_hidden / t)),
         *ops,
     )
@@ -369,10 +369,10 @@ def attention(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     # In 8 bits all its products are, those of I too (Transformer Engine's `fp8_dpa`). No cast is
     # counted beside them: the op before, which writes queries and keys anyway, can write them
     # narrow (FlashAttention-3, arXiv:2407.08608, section 3.3).
-    own = dataclasses.replace(layout, precision=layout.attention_precision)
+    inner = dataclasses.replace(layout, precision=layout.attention_precision)
     if model.flash_attention:
-        return (_flash(model, own),)
-    return _written_out(model, own)
+        return (_flash(model, inner),)
+    return _written_out(model, inner)
 
 
 def _flash(model: Model, layout: Layout) -> LayerOp:

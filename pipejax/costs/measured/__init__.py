@@ -1,1 +1,1 @@
-"""What was measured, read from files: costs of ops and messages, rows of runs and collectives."""
+"""Measurements read from files: costs of ops and messages, rows of runs and collectives."""

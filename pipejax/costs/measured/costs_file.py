@@ -87,11 +87,11 @@ def read_csv(path: Path) -> dict[str, Any]:
 
 
 def _column(name: str, path: Path) -> tuple[str, float]:
-    """Find what a column holds, and the factor of its unit."""
+    """Return the key of a column, and the factor of its unit."""
     if name == "stage":
         return name, 1.0
     for key, kind in COLUMNS.items():
-        units = {f"{key}_{unit}": factor for unit, (of, factor) in UNITS.items() if of == kind}
+        units = {f"{key}_{unit}": factor for unit, (dim, factor) in UNITS.items() if dim == kind}
         if kind == "B":  # the word is a unit already
             units = {key: 1.0}
         if name in units:
@@ -189,9 +189,9 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
 
 
 def read_sizes(path: str | Path) -> tuple[int, ...]:
-    """Read how many places a node, a rack of nodes and so on have, if a file of costs says so."""
-    given = _load(path).get("workers_per_node")
-    return () if given is None else check_sizes(given, f"{path}: workers_per_node")
+    """Read the numbers of places of a node, a rack and so on; none if the file has none."""
+    sizes = _load(path).get("workers_per_node")
+    return () if sizes is None else check_sizes(sizes, f"{path}: workers_per_node")
 
 
 def read_halved(path: str | Path, table: ScheduleTable) -> bool:
@@ -200,7 +200,7 @@ def read_halved(path: str | Path, table: ScheduleTable) -> bool:
 
 
 class _Sizes(NamedTuple):
-    """How many stages and microbatches a file is of."""
+    """Numbers of stages and microbatches of a file."""
 
     num_stages: int
     num_microbatches: int
@@ -208,52 +208,52 @@ class _Sizes(NamedTuple):
 
 def _load(path: str | Path) -> dict[str, Any]:
     """Read a file of costs in either form; JSON is JSON whatever its name ends in."""
-    found = Path(path)
-    is_table = found.suffix == ".csv" and not read_file(found).lstrip().startswith(b"{")
-    return read_csv(found) if is_table else load_json(found)
+    file = Path(path)
+    is_table = file.suffix == ".csv" and not read_file(file).lstrip().startswith(b"{")
+    return read_csv(file) if is_table else load_json(file)
 
 
 def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
     """Read measured costs as if all messages went over links of each level of the machine."""
     # Those of another number of stages become those of the table, see `restaged_costs`.
-    of = _Sizes(stages or table.num_stages, table.num_microbatches)
+    sizes = _Sizes(stages or table.num_stages, table.num_microbatches)
     data = _load(path)
-    own = {phase.name: phase.kind.time for phase in table.grammar.own}
-    check_keys(data, dict.fromkeys((*_KEYS, *own), ""), str(path))
+    fields_by_name = {phase.name: phase.kind.time for phase in table.grammar.own}
+    check_keys(data, dict.fromkeys((*_KEYS, *fields_by_name), ""), str(path))
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data and Phase.F in needed_by(table):
         raise ValueError(f'{path}: "F" is missing: the schedule has forwards')
-    fields = {**TIME_FIELDS, **own, "pair_factor": "pair_factor"}
+    fields = {**TIME_FIELDS, **fields_by_name, "pair_factor": "pair_factor"}
     times: dict[str, Any] = {}
     for key, field in fields.items():
         if key in data:
             unit = 1.0 if field in DIMENSIONLESS else scale
-            times[field] = unit * _numbers(data[key], of, "stages", f"{path}: {key}")
+            times[field] = unit * _numbers(data[key], sizes, "stages", f"{path}: {key}")
             if field in OF_STAGES and times[field].shape[1] > 1:
                 raise ValueError(f"{path}: {key} is of no microbatch: give one entry per stage")
     slow = _stragglers(data.get("stragglers", {}), f"{path}: stragglers")
-    found = []
-    for messages in _messages(data, of, str(path), scale):
+    levels = []
+    for messages in _messages(data, sizes, str(path), scale):
         try:
             if not _is_recorded(data, path):
                 check_backward(times)
-            given = _without_equal_microbatches(times | messages)
-            others = {name: given.pop(name) for name in own.values() if name in given}
-            costs = Costs(**given, others=others)
+            values = _without_equal_microbatches(times | messages)
+            others = {name: values.pop(name) for name in fields_by_name.values() if name in values}
+            costs = Costs(**values, others=others)
             costs.check_known(needed_by(table))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        costs = restaged_costs(costs, of.num_stages, table)
-        found.append(scaled_costs(costs, table, workers=slow) if slow else costs)
-    return found
+        costs = restaged_costs(costs, sizes.num_stages, table)
+        levels.append(scaled_costs(costs, table, workers=slow) if slow else costs)
+    return levels
 
 
 def _is_recorded(data: Mapping[str, Any], path: str | Path) -> bool:
-    """Whether a file holds what a run took, as it was."""
-    given = data.get("recorded", False)
-    if type(given) is not bool:
-        raise ValueError(f"{path}: recorded must be true or false, got {given!r}")
-    return given
+    """Return whether a file holds the times of a run as they were."""
+    flag = data.get("recorded", False)
+    if type(flag) is not bool:
+        raise ValueError(f"{path}: recorded must be true or false, got {flag!r}")
+    return flag
 
 
 def _messages(
@@ -263,17 +263,17 @@ def _messages(
     levels = len(read_sizes(path)) + 1
     both = "message", "message_back" if "message_back" in data else "message"
     for key in both if levels > 1 else ():
-        given = data.get(key)
-        if not isinstance(given, list) or len(given) != levels:
+        by_level = data.get(key)
+        if not isinstance(by_level, list) or len(by_level) != levels:
             raise ValueError(
                 f"{path}: {key} must be a list of {levels}: inside a node, between nodes, and so "
-                f"on, got {given!r}"
+                f"on, got {by_level!r}"
             )
     for level in range(levels):
         sections = [data.get(key, {}) for key in both]
         there, back = (
-            _message(each[level] if levels > 1 else each, table, f"{path}: {key}", scale)
-            for key, each in zip(both, sections, strict=True)
+            _message(section[level] if levels > 1 else section, table, f"{path}: {key}", scale)
+            for key, section in zip(both, sections, strict=True)
         )
         yield {
             name: np.stack(np.broadcast_arrays(there[name], back[name]))[:, None]
@@ -343,13 +343,13 @@ def _message(section: Any, table: _Sizes, where: str, scale: float) -> dict[str,
     return {"latency": scale * values.get("latency", zero), "transmit": transmit}
 
 
-def slot_costs(table: ScheduleTable, given: Slots | None = None) -> Costs:
+def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
     """Costs equal to slots, the table's own if None, for drawings where no times are given."""
     shares = np.asarray(table.stage_shares)
     slots: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for phase in table.grammar.timed:
-        if (slot := (given or table.slots).get(phase.name)) is not None:
-            of_kind = slot if phase.kind.of == WORKER else slot * shares
-            (slots if phase.kind.time in FIELDS else others)[phase.kind.time] = of_kind
+        if (slot := (durations or table.slots).get(phase.name)) is not None:
+            seconds = slot if phase.kind.of == WORKER else slot * shares
+            (slots if phase.kind.time in FIELDS else others)[phase.kind.time] = seconds
     return Costs(offload=0.0, others=others, **slots)

@@ -1,4 +1,4 @@
-"""What was measured: runs of models, a column each, and collectives and messages by themselves.
+"""Measured rows: runs of models, and collectives and messages alone; a column each.
 
 Columns are NumPy arrays: what fits or predicts rows never loops over them. `rows_file` reads runs
 from CSV; collectives are few columns, which are read here.
@@ -140,12 +140,12 @@ class MeasuredRows:
             values = [getattr(model, field) for model in self.models]
             return np.asarray(values)[self.model]
         if name in EXPERT_FIELDS:  # 0 where there are no experts
-            each = [getattr(model.moe, name, None) or 0 for model in self.models]
-            return np.array(each)[self.model]
+            counts = [getattr(model.moe, name, None) or 0 for model in self.models]
+            return np.array(counts)[self.model]
         if name == "model":
             return np.array([model.name for model in self.models])[self.model]
-        found: NumpyArray = getattr(self, one_of(name, COLUMNS, "column"))
-        return found
+        result: NumpyArray = getattr(self, one_of(name, COLUMNS, "column"))
+        return result
 
     def take(self, which: NumpyArray) -> "MeasuredRows":
         """Select rows by a mask or by their indices."""
@@ -226,8 +226,8 @@ def read_collectives(path: str | Path) -> CollectiveRows:
       array([2, 8])
     """
     check_types(path=(path, str, Path))
-    found = read_each(Path(path), TIMED_COLUMNS, lambda _, cells: _row(cells))
-    kinds, ranks, inside, volume, seconds, variance, sources = zip(*found, strict=True)
+    rows = read_each(Path(path), TIMED_COLUMNS, lambda _, cells: _row(cells))
+    kinds, ranks, inside, volume, seconds, variance, sources = zip(*rows, strict=True)
     return CollectiveRows(
         kind=kinds,
         ranks=np.array(ranks),

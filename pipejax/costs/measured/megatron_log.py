@@ -79,7 +79,7 @@ class MegatronLog(NamedTuple):
         return ""
 
     def is_on(self, name: str) -> bool:
-        """Whether a switch is on."""
+        """Return whether a switch is on."""
         return self.text(name) == "True"
 
     def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
@@ -213,7 +213,7 @@ class MegatronLog(NamedTuple):
             "pipeline": self.whole("pipeline_model_parallel_size"),
         }
         shards = self._zero()
-        beside = self.is_on("overlap_grad_reduce"), self.is_on("overlap_param_gather")
+        overlaps = self.is_on("overlap_grad_reduce"), self.is_on("overlap_param_gather")
         columns: dict[str, Any] = {
             **sizes,
             "accelerators": self.whole("world_size"),
@@ -223,7 +223,7 @@ class MegatronLog(NamedTuple):
             "precision": self._precision(),
             "zero": shards,
             "sequence_parallel": int(self.is_on("sequence_parallel")),
-            "overlap": sum(beside) / 2 if shards else float(beside[0]),
+            "overlap": sum(overlaps) / 2 if shards else float(overlaps[0]),
             "embedding_units": int(self.is_on("account_for_embedding_in_pipeline_split")),
             "loss_units": int(self.is_on("account_for_loss_in_pipeline_split")),
         }
@@ -328,7 +328,7 @@ class MegatronLog(NamedTuple):
 
     @property
     def _has_flash(self) -> bool:
-        """Whether attention is one kernel: asked for, or what Transformer Engine takes."""
+        """Return whether attention is one kernel: by a switch, or by Transformer Engine."""
         unfused = "unfused" in self.text("attention_backend") or "local" in self.text(
             "attention_backend"
         )

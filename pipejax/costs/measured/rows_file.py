@@ -63,7 +63,7 @@ class WholeColumn(NamedTuple):
 
     default: int | None = 1  # None where it must be given
     least: int = 1  # smallest number
-    most: int = MAX_COUNT  # largest number
+    largest: int = MAX_COUNT  # largest number
 
 
 WHOLE: Mapping[str, WholeColumn] = {
@@ -128,7 +128,7 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
 
 def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
     """Read what a simulator predicts of a table: columns `row`, `seconds` and `memory_bytes`."""
-    found = {name: np.full(count, np.nan) for name in MEASURED}
+    columns = {name: np.full(count, np.nan) for name in MEASURED}
     seen: set[int] = set()
 
     def read(_: int, cells: dict[str, str]) -> None:
@@ -137,10 +137,10 @@ def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
             raise ValueError(f"row {row} is predicted twice")
         seen.add(row)
         for name in MEASURED:
-            found[name][row - 1] = positive_cell(cells, name)
+            columns[name][row - 1] = positive_cell(cells, name)
 
     read_each(Path(path), ("row", *MEASURED), read)
-    return found
+    return columns
 
 
 class RowReader:
@@ -154,22 +154,22 @@ class RowReader:
         self.defaults: dict[str, object] = {}
 
     def say_defaults(self) -> None:
-        """Say in one line which cells were not given, and what they are taken for."""
+        """Warn in one line which cells are missing, and which values stand in for them."""
         if self.defaults:
-            said = ", ".join(f"{name} = {value}" for name, value in self.defaults.items())
-            warnings.warn(f"{self.path}: not given in all rows, taken as {said}", Notice, 5)
+            listed = ", ".join(f"{name} = {value}" for name, value in self.defaults.items())
+            warnings.warn(f"{self.path}: not given in all rows, taken as {listed}", Notice, 5)
 
     def read(self, number: int, cells: dict[str, str]) -> dict[str, Any]:
         """Read one row into the columns of `MeasuredRows`."""
-        found: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         for name, column in WHOLE.items():
-            found[name] = self._count(cells, name, column)
-        found["model"], model = self._model(cells)
-        if "expert_tensor" not in cells and model.moe is not None and found["tensor"] > 1:
+            columns[name] = self._count(cells, name, column)
+        columns["model"], model = self._model(cells)
+        if "expert_tensor" not in cells and model.moe is not None and columns["tensor"] > 1:
             self.defaults["expert_tensor"] = "tensor"
-        found |= self._names(cells, found)
-        _check_spread(found, model, cells)
-        found |= _profiled(found, cells)
+        columns |= self._names(cells, columns)
+        _check_spread(columns, model, cells)
+        columns |= _profiled(columns, cells)
         measured = {name: positive_cell(cells, name) for name in MEASURED}
         is_over = bool(whole_cell(cells.get("out_of_memory", "0"), "out_of_memory", 0, 1))
         if is_over != all(map(math.isnan, measured.values())):
@@ -182,13 +182,13 @@ class RowReader:
             positive_cell(cells, "network_bandwidth") if "network_bandwidth" in cells else 0.0
         )
         measured["out_of_memory"] = is_over
-        found["variance"] = relative_variance(cells, measured["seconds"])
+        columns["variance"] = relative_variance(cells, measured["seconds"])
         texts = {name: cells.get(name, "") for name in ("system", *TEXTS)}
-        return found | measured | texts | {"row": number, "file": str(self.path)}
+        return columns | measured | texts | {"row": number, "file": str(self.path)}
 
     def _count(self, cells: dict[str, str], name: str, column: WholeColumn) -> int:
         if name in cells:
-            return whole_cell(cells[name], name, column.least, column.most)
+            return whole_cell(cells[name], name, column.least, column.largest)
         if name == "data" and "accelerators" in cells:
             return self._replicas(cells)
         if name == "global_batch" and cells.get("op", STEP) != STEP:
@@ -201,29 +201,29 @@ class RowReader:
         return column.default
 
     def _replicas(self, cells: dict[str, str]) -> int:
-        """Replicas that the accelerators make up, where only these are given."""
+        """Return the number of replicas, where only accelerators are given."""
         total = whole_cell(cells["accelerators"], "accelerators", 1, MAX_COUNT)
         degrees = ("tensor", "context", "pipeline")
-        of_one = math.prod(whole_cell(cells.get(name, "1"), name, 1, MAX_COUNT) for name in degrees)
-        if total % of_one:
+        needed = math.prod(whole_cell(cells.get(name, "1"), name, 1, MAX_COUNT) for name in degrees)
+        if total % needed:
             raise ValueError(
-                f"accelerators must be a multiple of tensor x context x pipeline, {of_one}, "
+                f"accelerators must be a multiple of tensor x context x pipeline, {needed}, "
                 f"got {total}"
             )
-        return total // of_one
+        return total // needed
 
     def _names(self, cells: dict[str, str], counts: dict[str, Any]) -> dict[str, Any]:
         """Schedule, recomputation, precision, and whether norms are split and exchanges hidden."""
         is_interleaved = counts["stages_per_worker"] > 1
-        schedule = self._given(
+        schedule = self._cell(
             cells,
             "schedule",
             "interleaved-1f1b" if is_interleaved else "1f1b",
             "1f1b (interleaved-1f1b where stages_per_worker > 1)",
         )
-        recompute = check_recompute(self._given(cells, "recompute", "none"))
+        recompute = check_recompute(self._cell(cells, "recompute", "none"))
         splits = counts["tensor"] > 1 and not parse_recompute(recompute).layers
-        parallel = self._given(
+        parallel = self._cell(
             cells,
             "sequence_parallel",
             str(int(splits)),
@@ -235,18 +235,18 @@ class RowReader:
             "link": one_of(link, LINKS, "link") if link else "",
             "schedule": known_as(schedule, schedules.names(), "schedule"),
             "recompute": recompute,
-            "precision": one_of(self._given(cells, "precision", "bf16"), PRECISIONS, "precision"),
+            "precision": one_of(self._cell(cells, "precision", "bf16"), PRECISIONS, "precision"),
             "sequence_parallel": whole_cell(parallel, "sequence_parallel", 0, 1),
-            **self._of_software(cells),
+            **self._software_fields(cells),
         }
 
-    def _of_software(self, cells: dict[str, str]) -> dict[str, Any]:
-        """What a row or, where it says nothing, its stack says of exchanges and the host."""
-        name = self.stack or file_beside(self.path, self._given(cells, "stack", "", DEFAULT_STACK))
+    def _software_fields(self, cells: dict[str, str]) -> dict[str, Any]:
+        """Read exchanges and the host from a row, or else from its stack."""
+        name = self.stack or file_beside(self.path, self._cell(cells, "stack", "", DEFAULT_STACK))
         if name not in self.stacks:
             self.stacks[name] = load_stack(name)
         stack = self.stacks[name]
-        taken = {  # where neither says anything
+        defaults = {  # where neither says anything
             "overlap": (0.0, "0"),
             "expert_overlap": (0.0, "0"),
             "dispatcher": (DISPATCHERS[0], DISPATCHERS[0]),
@@ -256,21 +256,21 @@ class RowReader:
             "attention_precision": ("", "16 bits"),
             "head_precision": ("", "16 bits"),
         }
-        found: dict[str, Any] = {"stack": name}
-        for key, (value, said) in taken.items():
+        fields: dict[str, Any] = {"stack": name}
+        for key, (value, shown) in defaults.items():
             if key in cells:
-                found[key] = _of_workload(cells, key)
+                fields[key] = _workload_cell(cells, key)
             elif key in stack.workload:
-                found[key] = stack.workload[key]
+                fields[key] = stack.workload[key]
             else:
-                found[key] = value
+                fields[key] = value
                 if key == "overlap":  # the others are what nobody says who does not have them
-                    self.defaults[key] = said
-        return found
+                    self.defaults[key] = shown
+        return fields
 
-    def _given(self, cells: dict[str, str], name: str, default: str, said: str = "") -> str:
+    def _cell(self, cells: dict[str, str], name: str, default: str, shown: str = "") -> str:
         if name not in cells:
-            self.defaults[name] = said or default
+            self.defaults[name] = shown or default
         return cells.get(name, default)
 
     def _model(self, cells: dict[str, str]) -> tuple[int, Model]:
@@ -285,8 +285,8 @@ class RowReader:
     def _say_gpt(self, cells: dict[str, str]) -> None:
         if "model" in cells:
             return
-        said = {"kv_heads": "heads", "ffn": "4 hidden", "vocabulary": GPT_VOCABULARY}
-        self.defaults |= {name: value for name, value in said.items() if name not in cells}
+        shown = {"kv_heads": "heads", "ffn": "4 hidden", "vocabulary": GPT_VOCABULARY}
+        self.defaults |= {name: value for name, value in shown.items() if name not in cells}
 
     def _new_model(self, cells: dict[str, str]) -> Model:
         sizes = {name: _size(cells, name) for name in OF_MODEL if name in cells}
@@ -310,12 +310,12 @@ class RowReader:
         changes |= {MODEL_FIELDS[name]: sizes[name] for name in MODEL_FIELDS if name in sizes}
         changes |= {name: bool(sizes[name]) for name in MODEL_SWITCHES if name in sizes}
         model = dataclasses.replace(model, **changes)
-        found = dataclasses.replace(model, moe=_experts(model, sizes))
-        check_shape(found, "model")
-        return found
+        complete = dataclasses.replace(model, moe=_experts(model, sizes))
+        check_shape(complete, "model")
+        return complete
 
 
-def _of_workload(cells: Mapping[str, str], name: str) -> Any:
+def _workload_cell(cells: Mapping[str, str], name: str) -> Any:
     """Read a cell of a field of a workload: a share, a switch or a name."""
     field = WORKLOAD_FIELDS[name]
     if field.kind == "name":
@@ -325,15 +325,15 @@ def _of_workload(cells: Mapping[str, str], name: str) -> Any:
     return share_cell(cells, name)
 
 
-def _profiled(found: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
-    """What the seconds of a row are of; a profile goes with any batch, so with the smallest."""
+def _profiled(columns: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
+    """Read the op and stage of a profile; its batch is the smallest, for it fits any."""
     op = one_of(cells.get("op", STEP), (STEP, *OPS), "op")
-    stages = found["pipeline"] * found["stages_per_worker"]
+    stages = columns["pipeline"] * columns["stages_per_worker"]
     stage = whole_cell(cells.get("stage", "0"), "stage", 0, stages - 1)
     if op == STEP and "stage" in cells:
         raise ValueError(f"stage is of an op, got stage {stage} of a step")
-    smallest = found["data"] * found["microbatch_size"] * found["pipeline"]
-    return {"op": op, "stage": stage, "global_batch": found["global_batch"] or smallest}
+    smallest = columns["data"] * columns["microbatch_size"] * columns["pipeline"]
+    return {"op": op, "stage": stage, "global_batch": columns["global_batch"] or smallest}
 
 
 def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | None:
@@ -359,25 +359,25 @@ def _size(cells: Mapping[str, str], name: str) -> float:
     return whole_cell(cells[name], name, int(least), 1 if name in MODEL_SWITCHES else MAX_COUNT)
 
 
-def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) -> None:
+def _check_spread(columns: dict[str, Any], model: Model, cells: dict[str, str]) -> None:
     """Check that the accelerators are as many as the degrees say, and that all can be divided."""
-    of_stage = found["tensor"] * found["context"] * found["data"]
+    per_stage = columns["tensor"] * columns["context"] * columns["data"]
     if "accelerators" in cells:
-        total = of_stage * found["pipeline"]
+        total = per_stage * columns["pipeline"]
         if whole_cell(cells["accelerators"], "accelerators", 1, MAX_COUNT) != total:
             raise ValueError(
                 f"accelerators must be tensor x context x data x pipeline, {total}, "
                 f"got {cells['accelerators']}"
             )
-    at_once = found["data"] * found["microbatch_size"]
-    if found["global_batch"] % at_once:
+    at_once = columns["data"] * columns["microbatch_size"]
+    if columns["global_batch"] % at_once:
         raise ValueError(
             f"global_batch must be a multiple of data x microbatch_size, {at_once}, "
-            f"got {found['global_batch']}"
+            f"got {columns['global_batch']}"
         )
-    stages = found["pipeline"] * found["stages_per_worker"]
-    units = model.layers + found["embedding_units"] + found["loss_units"]
-    if layout := found["pipeline_layout"]:
+    stages = columns["pipeline"] * columns["stages_per_worker"]
+    units = model.layers + columns["embedding_units"] + columns["loss_units"]
+    if layout := columns["pipeline_layout"]:
         if units > model.layers:
             raise ValueError("pipeline_layout does not go with embedding_units and loss_units")
         PipelineLayout.of(layout).check(model, stages)
@@ -385,18 +385,18 @@ def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) ->
         raise ValueError(
             f"pipeline x stages_per_worker must be at most the {units} layers, got {stages}"
         )
-    split = (found["expert_tensor"] or found["tensor"]) if model.moe else 1
-    found = found | {"expert_tensor": split}
+    split = (columns["expert_tensor"] or columns["tensor"]) if model.moe else 1
+    columns = columns | {"expert_tensor": split}
     divided: list[tuple[str, Any, str]] = [
         ("tensor", model.heads, "heads"),
         ("context", model.sequence, "sequence"),
-        ("expert", of_stage, "tensor x context x data"),
+        ("expert", per_stage, "tensor x context x data"),
         ("expert", 0 if model.moe is None else model.moe.experts, "experts"),
-        ("expert_tensor", of_stage // found["expert"], "tensor x context x data / expert"),
+        ("expert_tensor", per_stage // columns["expert"], "tensor x context x data / expert"),
     ]
     for name, total, what in divided:
-        if total % found[name]:
-            legal = legal_divisors(total, found[name])
-            raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {found[name]}")
-    if found["expert"] > 1 and model.moe is None:
-        raise wrong("expert", f"must be 1 for a model without experts, got {found['expert']}")
+        if total % columns[name]:
+            legal = legal_divisors(total, columns[name])
+            raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {columns[name]}")
+    if columns["expert"] > 1 and model.moe is None:
+        raise wrong("expert", f"must be 1 for a model without experts, got {columns['expert']}")

@@ -1,1 +1,1 @@
-"""What is trained, and how it is spread: models, layouts of jobs and pipelines, workloads."""
+"""Models, their layouts on jobs and pipelines, and workloads."""

@@ -179,11 +179,11 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
-    for key, wanted in _OTHERWISE.items():
-        value = config.data.get(key, wanted)
-        if value != wanted:
+    for key, expected in _OTHERWISE.items():
+        value = config.data.get(key, expected)
+        if value != expected:
             raise ValueError(
-                f"{config.path}: {key} must be {wanted}: layers with and without experts in turn "
+                f"{config.path}: {key} must be {expected}: layers with and without experts in turn "
                 f"cannot be described, got {value!r}"
             )
     experts = {

@@ -1,4 +1,4 @@
-"""What launchers of training are told so that they run a layout: flags, and files of options.
+"""Flags and files of options that make launchers of training run a layout.
 
 Names are those of Megatron-LM core 0.20 (megatron/training/arguments.py and the records that it
 makes flags of), torchtitan 0.2.2 (torchtitan/config/job_config.py) and DeepSpeed 0.19 (its page on
@@ -37,7 +37,7 @@ FULL_GRADIENT = 4.0  # bytes that Megatron accumulates a gradient in unless it i
 
 @short_repr
 class Launch(NamedTuple):
-    """What one launcher is told.
+    """Options of one launcher.
 
     Attributes:
       launcher: its name.
@@ -53,7 +53,7 @@ class Launch(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is typed; of DeepSpeed what is written to its file, and to the program."""
+        """Return the typed command; for DeepSpeed the content of its file and of the program."""
         if self.launcher == "DeepSpeed":
             return "; ".join(filter(None, (json.dumps(dict(self.options)), self.program)))
         words = []
@@ -61,7 +61,7 @@ class Launch(NamedTuple):
             several = value if isinstance(value, list) else [value]
             if isinstance(several[0], list):  # names of modules, as the file takes them
                 several = [json.dumps(several)]
-            words += [f"--{name}", *(str(each) for each in several if each is not True)]
+            words += [f"--{name}", *(str(item) for item in several if item is not True)]
         return shlex.join(words)
 
 
@@ -139,9 +139,9 @@ def pipeline_launches(
                 f"layers are of {len(layers)} stages, the table has {table.num_stages}", "layers"
             )
         layout = PipelineLayout.with_layers(layers, [0] * len(layers))
-    own = {"pipeline_parallel_degree": pipeline.workers, **_order_of_torchtitan(pipeline)}
+    parallelism = {"pipeline_parallel_degree": pipeline.workers, **_order_of_torchtitan(pipeline)}
     if layout is not None:
-        own["module_fqns_per_model_part"] = layout.module_fqns()
+        parallelism["module_fqns_per_model_part"] = layout.module_fqns()
     return (
         Launch(
             "Megatron-LM",
@@ -150,14 +150,14 @@ def pipeline_launches(
         ),
         Launch(
             "torchtitan",
-            {f"parallelism.{name}": value for name, value in own.items()},
+            {f"parallelism.{name}": value for name, value in parallelism.items()},
             tuple(_order_lacks_of_torchtitan(pipeline)),
         ),
     )
 
 
 class _Pipeline:
-    """Which stages run in which order, in the words that launchers share."""
+    """Stages and their order, in the words that launchers share."""
 
     def __init__(self, table: ScheduleTable) -> None:
         self.table = table
@@ -180,8 +180,8 @@ class _Job(_Pipeline):
         self.units = workload.embedding_units, workload.loss_units
         counted = self.layers.copy()
         counted[[0, -1]] += self.units if len(counted) > 1 else sum(self.units)
-        self.each = int(counted[0])  # layers of a stage, embedding and head counted as they are
-        self.is_even = not workload.pipeline_layout and bool((counted == self.each).all())
+        self.per_stage = int(counted[0])  # layers of a stage, with embedding and head
+        self.is_even = not workload.pipeline_layout and bool((counted == self.per_stage).all())
 
     @property
     def layout(self) -> PipelineLayout:
@@ -193,55 +193,55 @@ class _Job(_Pipeline):
 
 
 def _megatron(job: _Job) -> Options:
-    one = job.workload
-    found: Options = {"micro-batch-size": job.size, "global-batch-size": job.batch}
-    found["tensor-model-parallel-size"] = one.tensor_parallel
-    if one.sequence_parallel:
-        found["sequence-parallel"] = True
-    if one.context_parallel > 1:
-        found["context-parallel-size"] = one.context_parallel
-    if one.expert_parallel > 1:
-        found["expert-model-parallel-size"] = one.expert_parallel
-    if one.has_experts and (one.tensor_parallel > 1 or one.expert_tensor > 1):
-        found["expert-tensor-parallel-size"] = one.expert_tensor
+    workload = job.workload
+    options: Options = {"micro-batch-size": job.size, "global-batch-size": job.batch}
+    options["tensor-model-parallel-size"] = workload.tensor_parallel
+    if workload.sequence_parallel:
+        options["sequence-parallel"] = True
+    if workload.context_parallel > 1:
+        options["context-parallel-size"] = workload.context_parallel
+    if workload.expert_parallel > 1:
+        options["expert-model-parallel-size"] = workload.expert_parallel
+    if workload.has_experts and (workload.tensor_parallel > 1 or workload.expert_tensor > 1):
+        options["expert-tensor-parallel-size"] = workload.expert_tensor
     is_alike = job.is_even and job.units == (0, 0)
-    found |= _stages_of_megatron(job, None if is_alike else job.layout)
-    if one.zero:
-        found["use-distributed-optimizer"] = True
-    if one.zero > 1:
-        found["use-megatron-fsdp"] = True
-        found["data-parallel-sharding-strategy"] = ("optim_grads", "optim_grads_params")[
-            one.zero - 2
+    options |= _stages_of_megatron(job, None if is_alike else job.layout)
+    if workload.zero:
+        options["use-distributed-optimizer"] = True
+    if workload.zero > 1:
+        options["use-megatron-fsdp"] = True
+        options["data-parallel-sharding-strategy"] = ("optim_grads", "optim_grads_params")[
+            workload.zero - 2
         ]
-    if one.data_parallel * one.context_parallel > 1 and one.overlap > 0:
-        found["overlap-grad-reduce"] = True
-        if one.zero and one.overlap > HALF:
-            found["overlap-param-gather"] = True
-    if float(one.model.accumulated_bytes) < FULL_GRADIENT:
-        found["grad-reduce-in-bf16"] = True
-    if layers := one.recomputation.layers:
-        found["recompute-granularity"] = "full"
-        found["recompute-method"] = "block" if layers < math.inf else "uniform"
-        found["recompute-num-layers"] = (
-            int(layers) if layers < math.inf else one.recomputation.group
+    if workload.data_parallel * workload.context_parallel > 1 and workload.overlap > 0:
+        options["overlap-grad-reduce"] = True
+        if workload.zero and workload.overlap > HALF:
+            options["overlap-param-gather"] = True
+    if float(workload.model.accumulated_bytes) < FULL_GRADIENT:
+        options["grad-reduce-in-bf16"] = True
+    if layers := workload.recomputation.layers:
+        options["recompute-granularity"] = "full"
+        options["recompute-method"] = "block" if layers < math.inf else "uniform"
+        options["recompute-num-layers"] = (
+            int(layers) if layers < math.inf else workload.recomputation.group
         )
-    elif one.recompute != "none":
-        found["recompute-granularity"] = "selective"
-        parts = "core_attn" if one.recompute == "selective" else one.recompute
-        found["recompute-modules"] = parts.split("+")
-    if one.rank_order != RANK_ORDERS[0]:
-        found["use-tp-pp-dp-mapping"] = True
-    return found
+    elif workload.recompute != "none":
+        options["recompute-granularity"] = "selective"
+        parts = "core_attn" if workload.recompute == "selective" else workload.recompute
+        options["recompute-modules"] = parts.split("+")
+    if workload.rank_order != RANK_ORDERS[0]:
+        options["use-tp-pp-dp-mapping"] = True
+    return options
 
 
 def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> Options:
-    """How many stages there are, and what each holds where they are not alike."""
-    found: Options = {"pipeline-model-parallel-size": pipeline.workers}
+    """Return the number of stages, and the layers of each where stages differ."""
+    options: Options = {"pipeline-model-parallel-size": pipeline.workers}
     if pipeline.workers > 1 and layout is not None:
-        found["pipeline-model-parallel-layout"] = str(layout)
+        options["pipeline-model-parallel-layout"] = str(layout)
     elif pipeline.workers > 1 and pipeline.several > 1:
-        found["num-virtual-stages-per-pipeline-rank"] = pipeline.several
-    return found
+        options["num-virtual-stages-per-pipeline-rank"] = pipeline.several
+    return options
 
 
 def _order_lacks_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
@@ -257,40 +257,40 @@ def _lacks_of_megatron(job: _Job) -> Iterator[str]:
 
 
 def _torchtitan(job: _Job) -> Options:
-    one, many = job.workload, job.workers > 1
-    splits = one.data_parallel if one.zero else 1
+    workload, many = job.workload, job.workers > 1
+    splits = workload.data_parallel if workload.zero else 1
     degrees = {
-        "data_parallel_replicate_degree": one.data_parallel // splits,
+        "data_parallel_replicate_degree": workload.data_parallel // splits,
         "data_parallel_shard_degree": splits,
-        "tensor_parallel_degree": one.tensor_parallel,
-        "context_parallel_degree": one.context_parallel,
-        "expert_parallel_degree": one.expert_parallel,
-        "expert_tensor_parallel_degree": one.expert_tensor if one.has_experts else 1,
+        "tensor_parallel_degree": workload.tensor_parallel,
+        "context_parallel_degree": workload.context_parallel,
+        "expert_parallel_degree": workload.expert_parallel,
+        "expert_tensor_parallel_degree": workload.expert_tensor if workload.has_experts else 1,
         "pipeline_parallel_degree": job.workers,
     }
     # what is left of the accelerators splits weights, if nothing is said
-    own: Options = {name: n for name, n in degrees.items() if n > 1 or "shard" in name}
-    if one.zero > 1:
-        own["fsdp_reshard_after_forward"] = "always" if one.zero == 3 else "never"
+    parallelism: Options = {name: n for name, n in degrees.items() if n > 1 or "shard" in name}
+    if workload.zero > 1:
+        parallelism["fsdp_reshard_after_forward"] = "always" if workload.zero == 3 else "never"
     if many:
-        own["pipeline_parallel_microbatch_size"] = job.size
-        own |= _order_of_torchtitan(job)
+        parallelism["pipeline_parallel_microbatch_size"] = job.size
+        parallelism |= _order_of_torchtitan(job)
         if job.is_even:
-            own["pipeline_parallel_first_stage_less_layers"] = job.units[0]
-            own["pipeline_parallel_last_stage_less_layers"] = job.units[1]
-            own["pipeline_parallel_layers_per_stage"] = job.each
-        elif not one.model.mtp_layers:
-            own["module_fqns_per_model_part"] = job.layout.module_fqns()
+            parallelism["pipeline_parallel_first_stage_less_layers"] = job.units[0]
+            parallelism["pipeline_parallel_last_stage_less_layers"] = job.units[1]
+            parallelism["pipeline_parallel_layers_per_stage"] = job.per_stage
+        elif not workload.model.mtp_layers:
+            parallelism["module_fqns_per_model_part"] = job.layout.module_fqns()
     kinds = {"half_products": "selective", "full": "full"}
-    found: Options = {
-        "training.local_batch_size": one.minibatch if many else job.size,
+    options: Options = {
+        "training.local_batch_size": workload.minibatch if many else job.size,
         "training.global_batch_size": job.batch,
-        **{f"parallelism.{name}": value for name, value in own.items()},
-        "activation_checkpoint.mode": kinds.get(one.recompute, "none"),
+        **{f"parallelism.{name}": value for name, value in parallelism.items()},
+        "activation_checkpoint.mode": kinds.get(workload.recompute, "none"),
     }
-    if one.recompute == "half_products":
-        found["activation_checkpoint.selective_ac_option"] = "op"
-    return found
+    if workload.recompute == "half_products":
+        options["activation_checkpoint.selective_ac_option"] = "op"
+    return options
 
 
 def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
@@ -308,41 +308,41 @@ def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
 
 
 def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
-    one = job.workload
-    if one.zero == 1:
+    workload = job.workload
+    if workload.zero == 1:
         yield "ZeRO 1 (0, 2 and 3 are there)"
-    if one.zero == 0 and one.context_parallel > 1:
+    if workload.zero == 0 and workload.context_parallel > 1:
         yield "context parallelism of weights that are not split (ZeRO 2 and 3 go with it)"
-    if one.tensor_parallel > 1 and not one.sequence_parallel:
+    if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         yield "tensor parallelism without sequence parallelism"
-    if one.has_experts and one.expert_tensor not in (1, one.tensor_parallel):
-        yield f"experts in {one.expert_tensor} parts (1 and as many as of a layer are there)"
-    if one.recompute not in ("none", "full", "half_products"):
-        yield f"recomputation {one.recompute} (none, full and half_products are there)"
-    if one.rank_order != RANK_ORDERS[0]:
-        yield f"rank order {one.rank_order}"
-    if job.workers > 1 and one.model.mtp_layers:
+    if workload.has_experts and workload.expert_tensor not in (1, workload.tensor_parallel):
+        yield f"experts in {workload.expert_tensor} parts (1 and as many as of a layer are there)"
+    if workload.recompute not in ("none", "full", "half_products"):
+        yield f"recomputation {workload.recompute} (none, full and half_products are there)"
+    if workload.rank_order != RANK_ORDERS[0]:
+        yield f"rank order {workload.rank_order}"
+    if job.workers > 1 and workload.model.mtp_layers:
         yield "layers for further tokens in a pipeline"
     yield from _order_lacks_of_torchtitan(job)
 
 
 def _deepspeed(job: _Job) -> Options:
-    one = job.workload
-    found: Options = {
+    workload = job.workload
+    options: Options = {
         "train_batch_size": job.batch,
         "train_micro_batch_size_per_gpu": job.size,
         "gradient_accumulation_steps": job.table.num_microbatches,
-        "zero_optimization": {"stage": one.zero},
+        "zero_optimization": {"stage": workload.zero},
     }
-    if one.tensor_parallel > 1 and job.workers == 1:
-        found["tensor_parallel"] = {"autotp_size": one.tensor_parallel}
-    if one.expert_parallel > 1:
-        found["expert_parallel"] = {"enabled": True, "autoep_size": one.expert_parallel}
-    return found
+    if workload.tensor_parallel > 1 and job.workers == 1:
+        options["tensor_parallel"] = {"autotp_size": workload.tensor_parallel}
+    if workload.expert_parallel > 1:
+        options["expert_parallel"] = {"enabled": True, "autoep_size": workload.expert_parallel}
+    return options
 
 
 def _pipeline_module(job: _Job) -> str:
-    """How the user's program makes the pipeline of DeepSpeed."""
+    """Return the call that makes DeepSpeed's pipeline in the user's program."""
     if job.workers == 1:
         return ""
     axes = f"num_pp={job.workers}, num_mp={job.workload.tensor_parallel}"
@@ -355,18 +355,18 @@ def _pipeline_module(job: _Job) -> str:
 
 
 def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
-    one, many = job.workload, job.workers > 1
+    workload, many = job.workload, job.workers > 1
     if many and (job.schedule, job.several) != ("1f1b", 1):
         yield f"schedule {job.schedule} (1f1b is there)"
     if many and not (job.is_even and job.units == (0, 0)):
         yield "stages with unequal layers"
-    if many and one.zero > 1:
-        yield f"ZeRO {one.zero} in a pipeline (0 and 1 are there)"
-    if one.sequence_parallel:
+    if many and workload.zero > 1:
+        yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
+    if workload.sequence_parallel:
         yield "sequence parallelism beside tensor parallelism"
-    if one.context_parallel > 1:
+    if workload.context_parallel > 1:
         yield "context parallelism"
-    if one.tensor_parallel > 1 and one.expert_parallel > 1:
+    if workload.tensor_parallel > 1 and workload.expert_parallel > 1:
         yield "experts beside tensor parallelism"
-    if one.recompute != "none" and one.recomputation.layers < math.inf:
-        yield f"recomputation {one.recompute} (none, full and uniform:N are there)"
+    if workload.recompute != "none" and workload.recomputation.layers < math.inf:
+        yield f"recomputation {workload.recompute} (none, full and uniform:N are there)"

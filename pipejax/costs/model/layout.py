@@ -1,4 +1,4 @@
-"""How the accelerators of a job share the work: degrees of parallelism, groups, and their nodes.
+"""Layout of a job on its accelerators: degrees of parallelism, groups, and their nodes.
 
 Ranks are numbered so that the groups named first in the rank order are neighbours: tensor, context
 and data parallelism vary fastest, pipelines slowest ("tp-cp-ep-dp-pp", Megatron's default), or
@@ -84,12 +84,12 @@ class Layout(FloatFields):
 
     @property
     def trains_base(self) -> bool:
-        """Whether the model's own weights have gradients."""
+        """Return whether the model's own weights have gradients."""
         return not (self.frozen or self.lora_rank)
 
     @property
     def trains_layers(self) -> bool:
-        """Whether the weights of layers have gradients, or adapters beside them."""
+        """Return whether the weights of layers, or adapters beside them, have gradients."""
         return self.trains_base or self.lora_rank > 0
 
     @property
@@ -133,22 +133,22 @@ class Layout(FloatFields):
 
     @property
     def tensor_group(self) -> RankGroup:
-        """Who splits a layer's products."""
+        """Return the group that splits a layer's products."""
         return RankGroup((self.tensor,), (1.0,))
 
     @property
     def context_group(self) -> RankGroup:
-        """Who splits a sequence."""
+        """Return the group that splits a sequence."""
         return RankGroup((self.context,), (self.tensor,))
 
     @property
     def replica_group(self) -> RankGroup:
-        """Who holds the same part of the dense weights."""
+        """Return the group that holds the same part of the dense weights."""
         return RankGroup((self.context, self.data), (self.tensor, self.data_stride))
 
     @property
     def replica_groups(self) -> tuple[RankGroup, RankGroup]:
-        """Who holds the same dense weights, and who the same experts."""
+        """Return the groups that hold the same dense weights, and the same experts."""
         return self.replica_group, self.expert_replica_group
 
     def _expert_ranks(self, before: Number, count: Number) -> RankGroup:
@@ -174,10 +174,10 @@ class Layout(FloatFields):
         return self._expert_ranks(self.expert_tensor * self.expert, self.expert_replicas)
 
     def is_near(
-        self, one: Workers | float, other: Workers | float, gpus_per_node: Number
+        self, first: Workers | float, second: Workers | float, gpus_per_node: Number
     ) -> Bool[Computed, "..."]:
         """Return whether the first accelerators of two workers are in one node."""
-        nodes = (xp.floor(each * self.stage_stride / gpus_per_node) for each in (one, other))
+        nodes = (xp.floor(worker * self.stage_stride / gpus_per_node) for worker in (first, second))
         return xp.asarray(xp.equal(*nodes))
 
 

@@ -316,9 +316,9 @@ class Model:
     def _column_biases(self, mlp_width: Number) -> Number:
         """Biases of the products that tensor parallelism splits by outputs."""
         attention = self.query_hidden + self.kv_hidden + self.value_hidden
-        of_attention = self.biases if self.qkv_biases is None else self.qkv_biases
+        has_qkv = self.biases if self.qkv_biases is None else self.qkv_biases
         mlp = mlp_width * (2 if self.gated_mlp else 1)
-        return of_attention * attention + self.biases * mlp
+        return has_qkv * attention + self.biases * mlp
 
     @property
     def _router(self) -> Number:
@@ -507,8 +507,8 @@ def _value(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
     kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
     if kinds[0] in (str, bool):
         if not isinstance(value, kinds[0]):
-            wanted = "a text" if kinds[0] is str else "true or false"
-            raise ValueError(f"{where} must be {wanted}, got {value!r}")
+            expected = "a text" if kinds[0] is str else "true or false"
+            raise ValueError(f"{where} must be {expected}, got {value!r}")
         return value
     if kinds[0] in (LatentAttention, MixtureOfExperts):
         return _record(kinds[0], value, where)
@@ -530,13 +530,13 @@ _KEYS = {
 def check_shape(model: Model, where: str) -> None:
     """Check that heads share the hidden units, heads of keys and values the others, and so on."""
     shares_hidden = model.head_width is None and model.whole_heads
-    for name, whole, parts, given in (
+    for name, whole, parts, size in (
         ("kv_heads", "heads", model.kv_heads, model.heads),
         ("heads", "hidden", model.heads, model.hidden if shares_hidden else 0),
     ):
-        if given % parts:
+        if size % parts:
             more = '; "whole_heads": false or a "head_width" allow it' if name == "heads" else ""
-            raise ValueError(f"{where}: {name} must divide {whole}, {given}, got {parts}{more}")
+            raise ValueError(f"{where}: {name} must divide {whole}, {size}, got {parts}{more}")
     _check_at_most(where, "windowed_layers", model.windowed_layers, "layers", model.layers)
     if model.window is not None:
         _check_at_most(where, "window", model.window, "sequence", model.sequence)
@@ -549,9 +549,9 @@ def check_shape(model: Model, where: str) -> None:
     _check_at_most(f"{where}: moe", "dense_layers", moe.dense_layers, "layers", model.layers)
 
 
-def _check_at_most(where: str, name: str, value: Number, whole: str, most: Number) -> None:
-    if value > most:
-        raise ValueError(f"{where}: {name} must be at most {whole}, {most}, got {value}")
+def _check_at_most(where: str, name: str, value: Number, whole: str, limit: Number) -> None:
+    if value > limit:
+        raise ValueError(f"{where}: {name} must be at most {whole}, {limit}, got {value}")
 
 
 def unfused_kernels(model: Model) -> frozenset[str]:

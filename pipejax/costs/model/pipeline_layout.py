@@ -43,7 +43,7 @@ _REPEATED = re.compile(r"\(([^()]+)\)\*(\d+)|([EtmL|])(?:\*(\d+))?")
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class PipelineLayout:
-    """What each stage holds, as Megatron-LM's `--pipeline-model-parallel-layout` says it.
+    """Content of each stage, in the words of Megatron-LM's `--pipeline-model-parallel-layout`.
 
     Attributes:
       stages: letters of each stage.
@@ -90,15 +90,15 @@ class PipelineLayout:
         check_types(pipeline_layout=(text, str, list, tuple, PipelineLayout))
         if isinstance(text, PipelineLayout):
             return text
-        told = f"pipeline_layout {text!r}"
+        label = f"pipeline_layout {text!r}"
         if isinstance(text, str):
             text = text.strip()
             while len(text) > 1 and text[0] == text[-1] in "'\"":  # quotes within quotes
                 text = text[1:-1].strip()
             if not set(text) & set("['\""):
-                return cls(tuple(_unrolled(re.sub(r"[\s,]", "", text), told).split("|")))
-            text = _parsed(text, told)
-        return cls(tuple(_stage_letters(stage, told) for stage in _stages(text, told)))
+                return cls(tuple(_unrolled(re.sub(r"[\s,]", "", text), label).split("|")))
+            text = _parsed(text, label)
+        return cls(tuple(_stage_letters(stage, label) for stage in _stages(text, label)))
 
     @classmethod
     def with_layers(cls, layers: Counts, mtp: Counts) -> "PipelineLayout":
@@ -121,7 +121,7 @@ class PipelineLayout:
         return best[0]
 
     def count(self, letter: str) -> Int[NumpyArray, " stages"]:
-        """How many of a letter each stage holds (stages)."""
+        """Count a letter on each stage (stages)."""
         return np.array([stage.count(letter) for stage in self.stages])
 
     def module_fqns(self) -> list[list[str]]:
@@ -152,33 +152,33 @@ class PipelineLayout:
         Raises:
           ValueError: if they are not.
         """
-        told, whole = f"{LAYOUT} {self}", "".join(self.stages)
+        label, whole = f"{LAYOUT} {self}", "".join(self.stages)
         if len(self.stages) != num_stages:
             raise MismatchError(
-                f"{told} has {len(self.stages)} stages, the schedule has {num_stages}", LAYOUT
+                f"{label} has {len(self.stages)} stages, the schedule has {num_stages}", LAYOUT
             )
         mtp = int(model.mtp_layers)
-        wanted = {"E": 1, "t": int(model.layers), "m": mtp, "L": 1}
-        for letter, needed in wanted.items():
-            most = needed + mtp * (letter == "L")  # each further token may have its head named
-            if not needed <= (found := whole.count(letter)) <= most:
-                times = needed if needed == most else f"{needed} to {most}"
+        counts = {"E": 1, "t": int(model.layers), "m": mtp, "L": 1}
+        for letter, needed in counts.items():
+            limit = needed + mtp * (letter == "L")  # each further token may have its head named
+            if not needed <= (count := whole.count(letter)) <= limit:
+                times = needed if needed == limit else f"{needed} to {limit}"
                 raise MismatchError(
-                    f"{told}: {letter} ({LETTERS[letter]}) must stand {times} times for "
-                    f"{model.name or 'the model'}, got {found}",
+                    f"{label}: {letter} ({LETTERS[letter]}) must stand {times} times for "
+                    f"{model.name or 'the model'}, got {count}",
                     LAYOUT,
                 )
         if list(whole) != sorted(whole, key="EtmL".index):
-            raise MismatchError(f"{told}: the order must be E, all t, all m, L", LAYOUT)
+            raise MismatchError(f"{label}: the order must be E, all t, all m, L", LAYOUT)
         if "E" not in self.stages[0] or whole.count("L") > self.stages[-1].count("L"):
-            raise MismatchError(f"{told}: E must be on the first stage and L on the last", LAYOUT)
+            raise MismatchError(f"{label}: E must be on the first stage and L on the last", LAYOUT)
 
 
-def _none_at(told: str, place: object) -> ValueError:
-    return wrong(told, f"is none at {place!r}: {FORMS}")
+def _none_at(label: str, place: object) -> ValueError:
+    return wrong(label, f"is none at {place!r}: {FORMS}")
 
 
-def _parsed(text: str, told: str) -> Any:
+def _parsed(text: str, label: str) -> Any:
     """Read lists from text: those of JSON or Python, with + and * between them."""
 
     def value(node: ast.AST) -> Any:
@@ -197,15 +197,15 @@ def _parsed(text: str, told: str) -> Any:
                 times, parts = sorted((value(node.left), value(node.right)), key=_is_list)
                 if _is_list(parts) and isinstance(times, int):
                     if _leaves(parts) * times > MOST:
-                        raise wrong(f"{told}:", TOO_MANY)
+                        raise wrong(f"{label}:", TOO_MANY)
                     return parts * times
-        raise _none_at(told, ast.get_source_segment(text, node) or text)
+        raise _none_at(label, ast.get_source_segment(text, node) or text)
 
     try:
         return value(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
         start = (getattr(error, "offset", None) or 1) - 1
-        raise _none_at(told, text[start : start + 9] or text[-9:]) from None
+        raise _none_at(label, text[start : start + 9] or text[-9:]) from None
 
 
 def _is_list(value: object) -> bool:
@@ -216,47 +216,47 @@ def _leaves(content: Any) -> int:
     return sum(map(_leaves, content)) or 1 if _is_list(content) else 1
 
 
-def _stages(content: Any, told: str) -> list[Any]:
+def _stages(content: Any, label: str) -> list[Any]:
     if not _is_list(content) or not content:
-        raise _none_at(told, content)
+        raise _none_at(label, content)
     if not any(_is_list(part) for rank in content if _is_list(rank) for part in rank):
         return list(content)
     if len({len(rank) if _is_list(rank) else -1 for rank in content}) > 1:
-        raise wrong(f"{told}:", "each rank must have as many virtual stages as the others")
+        raise wrong(f"{label}:", "each rank must have as many virtual stages as the others")
     return [stage for virtual in zip(*content, strict=True) for stage in virtual]
 
 
-def _stage_letters(stage: Any, told: str) -> str:
+def _stage_letters(stage: Any, label: str) -> str:
     """Write a stage in letters; head and loss are two words for one of them."""
     if not isinstance(stage, str | list | tuple):
-        raise _none_at(told, stage)
+        raise _none_at(label, stage)
     heads = [word for word in stage if WORDS.get(str(word).lower(), word) == "L"]
     letters = ""
     for word in map(str, stage):
         letter = WORDS.get(word.lower(), word)
         if set(letter) - set(LETTERS):
-            raise _none_at(told, word if _is_list(stage) else stage)
+            raise _none_at(label, word if _is_list(stage) else stage)
         letters += letter * (letter != "L" or word == heads[-1])
     return letters
 
 
-def _unrolled(bare: str, told: str) -> str:
+def _unrolled(bare: str, label: str) -> str:
     """Write all repeats out: groups first, whose insides may repeat letters."""
-    found: list[str] = []
+    parts: list[str] = []
     place = size = 0
     while place < len(bare):
         match = _REPEATED.match(bare, place)
         if match is None:
-            raise _none_at(told, bare[place : place + 9])
+            raise _none_at(label, bare[place : place + 9])
         group, group_times, letter, times = match.groups()
-        inside = letter if group is None else _unrolled(group, told)
+        inside = letter if group is None else _unrolled(group, label)
         number = group_times if group is not None else times or "1"
         size += len(inside) * (int(number) if len(number) < 9 else MOST + 1)
         if size > MOST:
-            raise wrong(f"{told}:", TOO_MANY)
-        found.append(inside * int(number))
+            raise wrong(f"{label}:", TOO_MANY)
+        parts.append(inside * int(number))
         place = match.end()
-    return "".join(found)
+    return "".join(parts)
 
 
 def _stage_text(stage: str) -> str:

@@ -29,7 +29,7 @@ OF_WORKLOAD = (
 @short_repr_of("name attention elementwise workload source")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Stack:
-    """What belongs to software.
+    """Software properties that times depend on.
 
     Attributes:
       name: of the stack.
@@ -84,8 +84,8 @@ class Stack:
                     f"stack {self.name}: {system.name} does not say how fast {self.attention} is: "
                     "give it in its file, as kernels: attention"
                 )
-            of_products = number_of(system, "compute.efficiency")
-            kernels = dataclasses.replace(kernels, attention_efficiency=share / of_products)
+            efficiency = number_of(system, "compute.efficiency")
+            kernels = dataclasses.replace(kernels, attention_efficiency=share / efficiency)
         host = system.host
         if self.launch is not None:
             host = dataclasses.replace(host, launch=self.launch)
@@ -102,16 +102,16 @@ def software_of(system: System, stack: Stack | str | Path | None = None) -> Stac
     record = system.calibration
     if record is None:
         return AS_THE_SYSTEM
-    found = load_stack(record.stack) if record.stack else AS_THE_SYSTEM
+    stack = load_stack(record.stack) if record.stack else AS_THE_SYSTEM
     if record.overlap is not None:
-        found = dataclasses.replace(found, workload={**found.workload, "overlap": record.overlap})
-    if found.workload:
-        said = ", ".join(f"{name} = {value}" for name, value in found.workload.items())
-        by = f"{found.name}, " * bool(found.name)
+        stack = dataclasses.replace(stack, workload={**stack.workload, "overlap": record.overlap})
+    if stack.workload:
+        fields = ", ".join(f"{name} = {value}" for name, value in stack.workload.items())
+        by = f"{stack.name}, " * bool(stack.name)
         warnings.warn(
-            f"{system.name}: used as in the runs that it was calibrated on: {by}{said}", Notice, 4
+            f"{system.name}: used as in the runs that it was calibrated on: {by}{fields}", Notice, 4
         )
-    return found
+    return stack
 
 
 def stack_names() -> tuple[str, ...]:
@@ -157,11 +157,11 @@ def load_stack(name: str | Path) -> Stack:
         attention,
         number(kernels.get("elementwise", 1.0), f"{where}: kernels: elementwise", least=0.0),
         quantity(host, "launch", "s", f"{where}: host") if host else None,
-        {key: _of_workload(key, value, where) for key, value in workload.items()},
+        {key: _workload_value(key, value, where) for key, value in workload.items()},
     )
 
 
-def _of_workload(name: str, value: Any, where: str) -> Any:
+def _workload_value(name: str, value: Any, where: str) -> Any:
     """Check the value of a field of a workload as its line in the table says it."""
     field, what = WORKLOAD_FIELDS[name], f"{where}: workload: {name}"
     if field.kind == "share":

@@ -1,4 +1,4 @@
-"""What is trained under a schedule: the layers and the parameters of every stage.
+"""Workload of a schedule: the layers and the parameters of every stage.
 
 Layers are assigned to stages by the table's stage shares, in whole layers.
 """
@@ -48,7 +48,7 @@ Stragglers = Mapping[int, float] | tuple[tuple[int, float], ...]
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class Workload:
-    """What is trained, and on how many accelerators.
+    """Model to train, and the accelerators that share the work.
 
     Attributes:
       model: the transformer.
@@ -206,14 +206,14 @@ class Workload:
 
     @property
     def precisions(self) -> tuple[str, str, str]:
-        """Of the products of layers with weights, of attention's, and of the head's."""
-        of_attention, of_head = self.attention_precision, self.head_precision
-        return self.precision, of_attention or PRECISIONS[0], of_head or PRECISIONS[0]
+        """Return the precisions of weighted products, of attention's products, and of the head."""
+        attention, head = self.attention_precision, self.head_precision
+        return self.precision, attention or PRECISIONS[0], head or PRECISIONS[0]
 
     def layout(self, table: ScheduleTable, microbatch_size: Number | None = None) -> Layout:
         """The numbers of the layout on the workers of a schedule."""
         size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
-        of_layers, of_attention, of_head = self.precisions
+        layers, attention, head = self.precisions
         return Layout(
             tensor=self.tensor_parallel,
             context=self.context_parallel,
@@ -232,9 +232,9 @@ class Workload:
             contiguous_context=float(self.contiguous_context),
             graphs=self.graphs,
             optimizer_offload=self.optimizer_offload,
-            precision=of_layers,
-            attention_precision=of_attention,
-            head_precision=of_head,
+            precision=layers,
+            attention_precision=attention,
+            head_precision=head,
             rank_order=self.rank_order,
             frozen=self.frozen,
             lora_rank=self.lora_rank,
@@ -249,7 +249,7 @@ class Workload:
 
     @property
     def recompute_in_layer(self) -> str:
-        """What a layer itself recomputes: "none", "selective" or its parts."""
+        """Return the parts that a layer itself recomputes: "none", "selective" or names."""
         return self.recomputation.in_layer
 
     def microbatch_size(self, table: ScheduleTable) -> int:
@@ -280,12 +280,12 @@ class Workload:
         return size
 
 
-def _checked_stragglers(given: Stragglers) -> tuple[tuple[int, float], ...]:
+def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]:
     where = "stragglers: a worker"
     return tuple(
         sorted(
             (whole_number(worker, where, least=0), positive(factor, f"stragglers: {worker}"))
-            for worker, factor in dict(given).items()
+            for worker, factor in dict(stragglers).items()
         )
     )
 
@@ -293,8 +293,8 @@ def _checked_stragglers(given: Stragglers) -> tuple[tuple[int, float], ...]:
 def _checked(value: Any, name: str, field: WorkloadField) -> Any:
     """Return the value of a field as its line in the table says it."""
     if field.kind == "whole":
-        most = MAX_COUNT if field.most is None else field.most
-        return whole_number(value, name, least=field.least, most=most)
+        largest = MAX_COUNT if field.most is None else field.most
+        return whole_number(value, name, least=field.least, most=largest)
     if field.kind == "name":
         return known_as(value, field.known, name)
     if field.kind == "number":
@@ -404,11 +404,11 @@ def stages_of(
     mtp: PerStage | None = None,
     places: Sequence[int] = (),
 ) -> Stages:
-    """Say what the stages of a schedule hold, and at which places their workers are."""
+    """Describe the stages of a schedule: their layers, and the places of their workers."""
     placement, ends = table.placement, np.eye(table.num_stages)
     held = np.zeros((table.num_workers, table.num_stages))
-    for of_pipe in placement:
-        held[of_pipe, np.arange(table.num_stages)] = 1
+    for pipe in placement:
+        held[pipe, np.arange(table.num_stages)] = 1
     share = 1 / held.sum(axis=1)[placement].max(axis=0)
     placement = np.array(places_on(table, places, "worker_places"))[placement]
     return Stages(
@@ -429,12 +429,12 @@ def stages_of(
 def stages_held(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> Stages:
-    """Say what the stages hold: all of it as given, or layers that are given or assigned here."""
+    """Return stages as they are, or build them from layers that are given or assigned here."""
     if isinstance(assigned, Stages):
         return assigned
-    found = assign_layers(workload, table) if assigned is None else assigned
+    layers = assign_layers(workload, table) if assigned is None else assigned
     mtp = mtp_shares(workload, table.num_stages)
-    return stages_of(table, found, mtp, workload.worker_places)
+    return stages_of(table, layers, mtp, workload.worker_places)
 
 
 def layers_by_kind(
@@ -520,8 +520,8 @@ class PricingShape(NamedTuple):
         if mtp_shares(workload, table.num_stages)[-1] == 1:
             layout = ""
         arrays = (*table.cells, *table.partners, table.placement)
-        made = *((array.shape, array.tobytes()) for array in arrays), table.stage_shares
-        content = *made, table.grammar
+        cells = *((array.shape, array.tobytes()) for array in arrays), table.stage_shares
+        content = *cells, table.grammar
         return cls(
             dataclasses.replace(workload, model=model, minibatch=1, pipeline_layout=layout),
             _tables.setdefault(content, table),

@@ -1,4 +1,4 @@
-"""What is known of the fields of a workload at every door, as one table.
+"""Fields of a workload, in one table for all interfaces.
 
 Who adds a field to `Workload` adds a line here: the checks of `Workload`, the options of the
 command line, the declaration of sweeps and the request of a plan are made from it. It imports

@@ -1,1 +1,1 @@
-"""What the layers of a stage cost in all: its work, its memory, and the costs of a schedule."""
+"""Costs of stages: the work of their layers, their memory, the costs of a schedule."""

@@ -60,25 +60,25 @@ def price_exchanges(
         xp.stack([*stacked_trees(list(parts))], axis=1) * work.element_bytes  # (parts, groups)
         for parts in zip(*((part.weights, part.trained) for part in work.parts), strict=True)
     )
-    replicas, of_stages = _replicas(work, system)
-    parameters = xp.stack([each + 0 * work.stages.copies for each in work.parameters])
+    replicas, by_stage = _replicas(work, system)
+    parameters = xp.stack([count + 0 * work.stages.copies for count in work.parameters])
     gradients = parameters * work.gradient_bytes  # (groups, stages)
-    *layers, gather, reduce, some, all_of, weights, tied = _priced(
+    *layers, gather, reduce, scatter, all_reduce, weights, tied = _priced(
         system,
         [
             *_within_layers(work, system, within_layers),
             _Exchange("all_gather", held, replicas),
             _Exchange("reduce_scatter", trained, replicas),
-            _Exchange("reduce_scatter", gradients, of_stages),
-            _Exchange("all_reduce", gradients, of_stages),
-            _Exchange("all_gather", parameters * work.element_bytes, of_stages),
+            _Exchange("reduce_scatter", gradients, by_stage),
+            _Exchange("all_reduce", gradients, by_stage),
+            _Exchange("all_gather", parameters * work.element_bytes, by_stage),
             _tied(work, system),
         ],
     )
     gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)
     split = xp.stack([gather, gather, reduce], axis=-1)
     return Exchanges(
-        layers, list(split), some.sum(axis=0), all_of.sum(axis=0), weights.sum(axis=0), tied
+        layers, list(split), scatter.sum(axis=0), all_reduce.sum(axis=0), weights.sum(axis=0), tied
     )
 
 
@@ -94,27 +94,27 @@ def _within_layers(
     }
     return [
         _Exchange(
-            each.kind,
-            stacked(each.volume),
-            groups[each.group],
-            stacked(each.count),
-            each.copies,
+            exchange.kind,
+            stacked(exchange.volume),
+            groups[exchange.group],
+            stacked(exchange.count),
+            exchange.copies,
         )
-        for each in exchanges
+        for exchange in exchanges
     ]
 
 
 def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
-    """Who holds the same weights: (parts, groups) in one pipe, (groups, stages) in all pipes."""
+    """Return the holders of equal weights: (parts, groups) in one pipe, (groups, stages) in all."""
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
-    ranks = [each.on(system.gpus_per_node) for each in layout.replica_groups]
+    ranks = [group.on(system.gpus_per_node) for group in layout.replica_groups]
     size, inside = stacked_trees(ranks)
-    of_stages = Group(
+    by_stage = Group(
         size[:, None] * stages.copies[None, :],
         inside[:, None] * xp.where(near, stages.copies, 1.0)[None, :],
     )
-    return Group(size[None, :], inside[None, :]), of_stages
+    return Group(size[None, :], inside[None, :]), by_stage
 
 
 def _tied(work: StageWork, system: System) -> _Exchange:
@@ -129,25 +129,25 @@ def _tied(work: StageWork, system: System) -> _Exchange:
 def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
     """Seconds of each exchange, of nothing 0: those of one kind as one array."""
     # Of many networks those are apart that stay inside a node: they are the same on all.
-    leaves = [(each.volume, *each.group, each.times, each.copies) for each in exchanges]
-    shapes = [np.broadcast_shapes(*map(np.shape, each)) for each in leaves]
+    leaves = [(item.volume, *item.group, item.times, item.copies) for item in exchanges]
+    shapes = [np.broadcast_shapes(*map(np.shape, arrays)) for arrays in leaves]
     many = isinstance(system.network.rate, Many)
-    kinds = [(each.kind, many and np.any(_is_far(each.group))) for each in exchanges]
-    found: dict[int, Float[Computed, ...]] = {}
+    kinds = [(item.kind, many and np.any(_is_far(item.group))) for item in exchanges]
+    times: dict[int, Float[Computed, ...]] = {}
     for kind in dict.fromkeys(kinds):
-        own = [index for index, each in enumerate(kinds) if each == kind]
-        flat = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in own]
+        same = [index for index, other in enumerate(kinds) if other == kind]
+        flat = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in same]
         volume, size, inside, *more = map(xp.concatenate, zip(*flat, strict=True))
         seconds = collective_time(system, kind[0], volume, Group(size, inside), *more)
         seconds = xp.where(volume > 0, seconds, 0.0)
-        ends = np.cumsum([np.prod(shapes[index], dtype=int) for index in own])
+        ends = np.cumsum([np.prod(shapes[index], dtype=int) for index in same])
         cut = xp.split(seconds, ends[:-1])
-        found |= {index: part.reshape(shapes[index]) for index, part in zip(own, cut, strict=True)}
-    return [found[index] for index in range(len(exchanges))]
+        times |= {index: part.reshape(shapes[index]) for index, part in zip(same, cut, strict=True)}
+    return [times[index] for index in range(len(exchanges))]
 
 
 def _is_far(group: Group) -> NumpyArray:
-    """Whether members of a group are in several nodes."""
+    """Return whether members of a group are in several nodes."""
     return np.asarray(group.size) > np.asarray(group.inside)
 
 
@@ -165,8 +165,8 @@ def exposed_buckets(exchange: Numbers, compute: Number, layers: Number) -> Numbe
     # reverse the same holds for weights that are gathered before compute, as in FSDP's forward or a
     # distributed optimizer's first forward. Seconds of all layers together.
     exchange, compute, layers = map(as_float, (exchange, compute, layers))
-    after, own = exchange / layers, compute / layers
-    ends = xp.maximum(own - after, 0.0) + xp.maximum(own, 0.0)
+    after, per_layer = exchange / layers, compute / layers
+    ends = xp.maximum(per_layer - after, 0.0) + xp.maximum(per_layer, 0.0)
     return xp.maximum(after, xp.where(layers > 1, exchange + ends - compute, 0.0))
 
 
@@ -203,10 +203,10 @@ def kinds_of_layers(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
     """Costs of a table's own kinds that are parts of layers."""
-    own = [p for p in table.grammar.own if p.kind.time in OF_LAYERS and p in table.used_phases]
-    if not own:
+    kinds = [p for p in table.grammar.own if p.kind.time in OF_LAYERS and p in table.used_phases]
+    if not kinds:
         return {}
-    has = f"{table.name} has {own[0].name} ({own[0].kind.name}), a part of layers with experts"
+    has = f"{table.name} has {kinds[0].name} ({kinds[0].kind.name}), a part of layers with experts"
     if workload.model.moe is None:
         raise MismatchError(f"{has}, and {workload.model.name or 'the model'} has no experts")
     if workload.expert_overlap:
@@ -217,7 +217,7 @@ def kinds_of_layers(
         )
     if system.kernels.priced is not True:
         raise MismatchError(f"{has}, and {system.name or 'the system'} prices layers as a whole")
-    return {phase.kind.time: OF_LAYERS[phase.kind.time] for phase in own}
+    return {phase.kind.time: OF_LAYERS[phase.kind.time] for phase in kinds}
 
 
 def attention_alone(work: StageWork) -> StageWork:
@@ -236,9 +236,9 @@ def with_kinds(
     exchanges: Mapping[str, PerStage],
 ) -> Costs:
     """Costs, and those of kinds that are parts of them."""
-    own = {}
+    part_costs = {}
     for name, (field, part) in kinds.items():
         share, exchange = attention[field], exchanges[field]
         others = getattr(costs, field) - exchange
-        own[name] = (share * others, exchange / 2, (1 - share) * others)[part]
-    return with_leaves(costs, own) if own else costs
+        part_costs[name] = (share * others, exchange / 2, (1 - share) * others)[part]
+    return with_leaves(costs, part_costs) if part_costs else costs

@@ -44,15 +44,15 @@ def by_length(
     price: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
     """Price each different microbatch once, and stack the results by microbatch."""
-    found = Packed.of(lengths)
-    found.check_count(table)
+    packed = Packed.of(lengths)
+    packed.check_count(table)
     size = np.where(
-        found.is_packed, found.tokens / found.sequence, float(workload.microbatch_size(table))
+        packed.is_packed, packed.tokens / packed.sequence, float(workload.microbatch_size(table))
     )
-    each = list(zip((found.tokens / size).tolist(), size.tolist(), strict=True))
-    known = {key: price(_with_sequence(workload.model, key[0]), key[1]) for key in {*each}}
-    names = known[each[0]]
-    return {name: np.stack([known[key][name] for key in each], axis=-1) for name in names}
+    keys = list(zip((packed.tokens / size).tolist(), size.tolist(), strict=True))
+    prices = {key: price(_with_sequence(workload.model, key[0]), key[1]) for key in {*keys}}
+    names = prices[keys[0]]
+    return {name: np.stack([prices[key][name] for key in keys], axis=-1) for name in names}
 
 
 def _with_sequence(model: Model, sequence: float) -> Model:
@@ -71,8 +71,8 @@ class Packed(NamedTuple):
     @classmethod
     def of(cls, lengths: Lengths) -> "Packed":
         """Read lengths; each is tokens, or a list of sequences."""
-        each = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
-        rows: list[list[Any]] = [[*n] if isinstance(n, list | tuple) else [n] for n in each]
+        entries = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+        rows: list[list[Any]] = [[*n] if isinstance(n, list | tuple) else [n] for n in entries]
         if not rows:
             raise ValueError("there are no lengths")
         for row in rows:
@@ -83,7 +83,7 @@ class Packed(NamedTuple):
                 )
         tokens = np.array([float(sum(row)) for row in rows])
         squares = np.array([float(sum(length**2 for length in row)) for row in rows])
-        is_packed = np.array([isinstance(n, list | tuple) for n in each])
+        is_packed = np.array([isinstance(n, list | tuple) for n in entries])
         return cls(tokens, squares / tokens, is_packed)
 
     def check_count(self, table: ScheduleTable) -> None:
@@ -122,19 +122,19 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
     check_types(path=(path, str, Path))
     try:
         text = read_file(Path(path)).decode("utf-8-sig")
-        found = _in_json(text) if text.lstrip()[:1] in ("[", "{") else _in_lines(text)
-        Packed.of(found)
+        lengths = _in_json(text) if text.lstrip()[:1] in ("[", "{") else _in_lines(text)
+        Packed.of(lengths)
     except (ValueError, TypeError) as error:  # undecodable bytes are one too
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
-    return found
+    return lengths
 
 
 def _in_json(text: str) -> list[Any]:
     data = parse_json(text)
-    found = data.get("lengths") if isinstance(data, dict) else data
-    if not isinstance(found, list):
+    lengths = data.get("lengths") if isinstance(data, dict) else data
+    if not isinstance(lengths, list):
         raise ValueError('expected a list of lengths, or an object with one under "lengths"')
-    return found
+    return lengths
 
 
 def _in_lines(text: str) -> list[Any]:

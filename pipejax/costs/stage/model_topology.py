@@ -35,18 +35,18 @@ def model_placements(workload: Workload, system: System, table: ScheduleTable) -
         "latency": np.stack([whole + link.latency for link in links]),
         "transmit": np.stack([whole + work.message_bytes / link.rate for link in links]),
     }
-    each = [
-        [_of_copies(work, system, in_order, table, copies, ends) for ends in (0.0, 1.0)]
+    rows = [
+        [_copy_costs(work, system, in_order, table, copies, ends) for ends in (0.0, 1.0)]
         for copies in (0.0, 1.0)
     ]
-    of_copies = {
-        name: np.array([[np.asarray(getattr(costs, name)) for costs in row] for row in each])
+    by_sharing = {
+        name: np.array([[np.asarray(getattr(costs, name)) for costs in row] for row in rows])
         for name in OF_COPIES
     }
-    return PlacedCosts(table, costs, np.where(near, 0, 1), messages, of_copies)
+    return PlacedCosts(table, costs, np.where(near, 0, 1), messages, by_sharing)
 
 
-def _of_copies(
+def _copy_costs(
     work: StageWork,
     system: System,
     workload: Workload,

@@ -42,14 +42,14 @@ def by_slice(
 ) -> dict[str, Any]:
     """Price each slice once, and stack the results by slice and microbatch."""
     slices, size = table.grammar.slices, workload.microbatch_size(table)
-    each = [
+    prices = [
         price(sliced_model(workload.model, k, slices), size / (2 * k + 1)) for k in range(slices)
     ]
     return {
         name: np.tile(
-            np.stack([one[name] for one in each], axis=-1), table.num_microbatches // slices
+            np.stack([part[name] for part in prices], axis=-1), table.num_microbatches // slices
         )
-        for name in each[0]
+        for name in prices[0]
     }
 
 

@@ -81,12 +81,12 @@ def work_costs(work: StageWork, system: System) -> Costs:
     exchanges = _exchanges(work, system)
     ops = _op_seconds(work, system, exchanges)
     seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)
-    lasts = dict(zip(ops, _lasts(system, seconds), strict=True))
+    durations = dict(zip(ops, _phase_seconds(system, seconds), strict=True))
     near = _message_link(work, system)
     return Costs(
-        **lasts,
-        all_reduce=_gradient_exchange(work, exchanges, lasts["backward"]),
-        update=_update(work, system, exchanges, lasts["forward"]),
+        **durations,
+        all_reduce=_gradient_exchange(work, exchanges, durations["backward"]),
+        update=_update(work, system, exchanges, durations["forward"]),
         **_in_cells(work, exchanges),
         offload=_host_transfer(work, system),
         latency=_both_ways(near.latency),
@@ -105,7 +105,7 @@ ByField = dict[str, Float[Computed, "*parts stages"]]
 def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
     """Share (stages) of attention in the compute of each op."""
     alone = op_seconds(attention_alone(work), system)
-    whole = {field: each[COMPUTE] for field, each in seconds.items()}
+    whole = {field: parts[COMPUTE] for field, parts in seconds.items()}
     return {field: alone[field][COMPUTE] / (all_ + (all_ == 0)) for field, all_ in whole.items()}
 
 
@@ -117,13 +117,13 @@ def _with_kinds(
     if not kinds:
         return costs
     seconds = op_seconds(work, system)
-    exchanges = {field: each[EXPERT] for field, each in seconds.items()}
+    exchanges = {field: parts[EXPERT] for field, parts in seconds.items()}
     return with_kinds(costs, kinds, _attention(work, system, seconds), exchanges)
 
 
 def _exchanges(work: StageWork, system: System) -> Exchanges:
     pieces = _pieces(work, system.kernels.priced)
-    return price_exchanges(work, system, [one for _, exchanges in pieces for one in exchanges])
+    return price_exchanges(work, system, [item for _, exchanges in pieces for item in exchanges])
 
 
 def _op_seconds(
@@ -142,7 +142,7 @@ def _op_seconds(
     }
 
 
-def _lasts(
+def _phase_seconds(
     system: System, seconds: Float[Computed, "parts *ops stages"]
 ) -> Float[Computed, "*ops stages"]:
     """Seconds (stages) of ops: the longer of accelerator and host."""
@@ -169,8 +169,8 @@ def _phase(work: StageWork, system: System, parts: Sequence[OneWay], phase: int)
 def _layers(parts: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
     """Seconds of so many layers (stages) of each kind."""
     *kinds, _, _ = parts
-    each = [part[:, phase, None] * count[None] for part, count in zip(kinds, layers, strict=True)]
-    return sum(each[1:], start=each[0])
+    terms = [part[:, phase, None] * count[None] for part, count in zip(kinds, layers, strict=True)]
+    return sum(terms[1:], start=terms[0])
 
 
 _SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchanges, by phase
@@ -181,7 +181,7 @@ def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart
     # Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
     # gradients that they split (ZeRO 2) are given back so in every W: of what fits beside compute,
     # the workload's share travels there.
-    found = []
+    results = []
     is_layer = [1.0] * len(work.kinds) + [0.0, 0.0]
     devices = _devices(work, system, exchanges.within_layers)
     split = exchanges.split_weights
@@ -191,14 +191,14 @@ def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart
         host = (1 - work.layout.graphs) * host_time(
             system,
             launches=sum((stacked(op.launches) for op in part.ops), np.zeros(len(PHASES))),
-            collectives=sum((stacked(each.count) for each in part.collectives), 0.0),
+            collectives=sum((stacked(exchange.count) for exchange in part.collectives), 0.0),
             layers=layers,
         )
         here = 1.0 if work.in_cells is None else 1 - work.in_cells
         sharded = _where_split(work, here * beyond)
-        beside = xp.stack([sharded, xp.broadcast_to(host, sharded.shape)], axis=1)
-        found.append(xp.concatenate([device, beside], axis=1))
-    return found
+        extras = xp.stack([sharded, xp.broadcast_to(host, sharded.shape)], axis=1)
+        results.append(xp.concatenate([device, extras], axis=1))
+    return results
 
 
 def _where_split(work: StageWork, seconds: Any) -> Any:
@@ -211,11 +211,11 @@ def _in_cells(work: StageWork, exchanges: Exchanges) -> dict[str, PerStage]:
     if work.in_cells is None:
         return {}
     counts = *work.layers, work.stages.first, work.heads
-    each = [
+    terms = [
         _where_split(work, work.in_cells * part)[:, None] * count
         for part, count in zip(exchanges.split_weights, counts, strict=True)
     ]
-    gather, _, reduce = sum(each[1:], start=each[0])
+    gather, _, reduce = sum(terms[1:], start=terms[0])
     return {"unshard": gather, "reduce_grad": reduce}
 
 
@@ -234,11 +234,11 @@ def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> l
     pieces = _pieces(work, priced)
     kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
     waits = iter(exchanges)
-    found = [_device(work, *each, kernels, waits) for each in pieces]
+    devices = [_device(work, *piece, kernels, waits) for piece in pieces]
     if isinstance(priced, bool):
-        return found
+        return devices
     parts = len(work.parts)
-    pairs = zip(found[:parts], found[parts:], strict=True)
+    pairs = zip(devices[:parts], devices[parts:], strict=True)
     return [xp.where(priced > 0, by_kernel, whole) for by_kernel, whole in pairs]
 
 
@@ -267,13 +267,13 @@ def _device(
     for exchange in exchanges:
         # groups that split an expert belong to the part of experts
         wait, group = next(waits), exchange.group.removesuffix("_tensor")
-        if exchange.beside == "attention":
+        if exchange.overlaps_with == "attention":
             wait = xp.asarray(exposed_ring(wait, attention, layout.context))
-        elif exchange.beside == "layer":
+        elif exchange.overlaps_with == "layer":
             shown = shown + wait
-        elif exchange.beside:
-            beside = xp.minimum(wait, products[PHASES.index(exchange.beside)])
-            hidden[group] = hidden[group] + beside
+        elif exchange.overlaps_with:
+            overlap = xp.minimum(wait, products[PHASES.index(exchange.overlaps_with)])
+            hidden[group] = hidden[group] + overlap
         apart[group] = apart[group] + wait
     apart["expert"] = apart["expert"] - layout.expert_overlap * xp.minimum(shown, apart[compute])
     whole = xp.stack(list(apart.values()))
@@ -283,14 +283,14 @@ def _device(
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
     """Seconds (phases) of each op: those of one kind and precision as one array."""
     kinds = [(op.kind, op.precision) for op in ops]
-    found: dict[int, ByPhase] = {}
+    by_index: dict[int, ByPhase] = {}
     for kind in dict.fromkeys(kinds):
-        members = [index for index, each in enumerate(kinds) if each == kind]
+        members = [index for index, other in enumerate(kinds) if other == kind]
         alike = stacked_trees([dataclasses.replace(ops[index], name="") for index in members])
         columns = [device_time(system, alike, phase) for phase in PHASES]
         seconds = xp.stack(columns, axis=-1)  # (ops, phases)
-        found |= {index: seconds[row] for row, index in enumerate(members)}
-    return [found[index] for index in range(len(ops))]
+        by_index |= {index: seconds[row] for row, index in enumerate(members)}
+    return [by_index[index] for index in range(len(ops))]
 
 
 def _host_transfer(work: StageWork, system: System) -> Numbers | None:
@@ -301,7 +301,7 @@ def _host_transfer(work: StageWork, system: System) -> Numbers | None:
 
 
 def has_host_link(system: System) -> bool:
-    """Whether the host link is known; one that is traced has to be."""
+    """Return whether the host link has a bandwidth; a traced one must have it."""
     bandwidth = system.host_link.bandwidth
     return is_traced(bandwidth) or bool(np.all(np.asarray(bandwidth) > 0))
 
@@ -343,7 +343,7 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     # Beside compute the gathers hide behind the first forward, layer by layer.
     layout, zero = work.layout, work.layout.zero
     sharing = layout.replicas, layout.expert_replicas
-    own = sum(
+    held = sum(
         (
             parameters / xp.where(zero >= 1, by * work.stages.copies, 1.0)
             for parameters, by in zip(work.parameters, sharing, strict=True)
@@ -355,8 +355,8 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     after = gather - layout.overlap * (gather - exposed)
     gathered = xp.where((zero >= 1) & (zero < 3), after, 0.0)
     share = layout.optimizer_offload
-    here, there = (part * own * work.update_bytes for part in (1 - share, share))
-    exchanged = share * own * (work.gradient_bytes + work.element_bytes)
+    here, there = (part * held * work.update_bytes for part in (1 - share, share))
+    exchanged = share * held * (work.gradient_bytes + work.element_bytes)
     return update_time(system, here, there, exchanged) + gathered
 
 
@@ -417,17 +417,17 @@ def stage_costs(
     alike = dataclasses.replace(workload, stragglers=())  # who is slow has an axis of its own
 
     def price(model: Model, size: float) -> dict[str, Any]:
-        found = vars(costs_of_microbatch(model, system, alike, table, size))
+        priced = vars(costs_of_microbatch(model, system, alike, table, size))
         grow = (*GROWING, *kinds_of_layers(table, workload, system))
-        return {name: np.asarray(found[name]) for name in grow if found[name] is not None}
+        return {name: np.asarray(priced[name]) for name in grow if priced[name] is not None}
 
     if lengths is None:
-        first, found = sliced_model(workload.model, 0, slices), by_slice(workload, table, price)
+        first, varying = sliced_model(workload.model, 0, slices), by_slice(workload, table, price)
     else:
-        first, found = workload.model, by_length(workload, table, lengths, price)
+        first, varying = workload.model, by_length(workload, table, lengths, price)
     size = workload.microbatch_size(table)
     whole = costs_of_microbatch(first, system, alike, table, size)
-    costs = with_leaves(whole, found)
+    costs = with_leaves(whole, varying)
     return scaled_costs(costs, table, workers=dict(workload.stragglers))
 
 
@@ -443,8 +443,8 @@ def _stage_parts(
 
     def price(model: Model, size: float) -> dict[str, Any]:
         sized = dataclasses.replace(workload, model=model)
-        found = op_seconds(stage_work(sized, table, microbatch_size=size), system)
-        return {name: _with_host_beyond(system, each) for name, each in found.items()}
+        priced = op_seconds(stage_work(sized, table, microbatch_size=size), system)
+        return {name: _with_host_beyond(system, parts) for name, parts in priced.items()}
 
     workload = dataclasses.replace(workload, model=model)
     kinds, attention = kinds_of_layers(table, workload, system), {}
@@ -456,13 +456,13 @@ def _stage_parts(
     whole = workload.microbatch_size(table)
     seconds = price(model, whole) if is_whole else by_slice(workload, table, price)
     others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
-    found = {}
+    costs_by_part = {}
     for row, part in enumerate(PARTS):
-        own = {name: each[row] for name, each in seconds.items()}
-        exchanges = {name: each * (row == EXPERT) for name, each in own.items()}
-        costs = with_kinds(Costs(**own, **others), kinds, attention, exchanges)
-        found[part] = with_factors(costs, workload, table)
-    return found
+        times = {name: value[row] for name, value in seconds.items()}
+        exchanges = {name: value * (row == EXPERT) for name, value in times.items()}
+        costs = with_kinds(Costs(**times, **others), kinds, attention, exchanges)
+        costs_by_part[part] = with_factors(costs, workload, table)
+    return costs_by_part
 
 
 def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Costs:
@@ -477,7 +477,7 @@ def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Cost
 def _with_host_beyond(system: System, seconds: Float[Computed, "parts stages"]) -> Computed:
     """Parts (parts, stages) that sum to what an op lasts: of the host, the last, what it adds."""
     device = seconds[:HOST]
-    host = _lasts(system, seconds) - device.sum(axis=0)
+    host = _phase_seconds(system, seconds) - device.sum(axis=0)
     return xp.concatenate([device, host[None]])
 
 

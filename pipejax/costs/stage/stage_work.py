@@ -133,10 +133,10 @@ def stage_work(
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
-    """Say which exchanges of what replicas split are cells of a table (phases); None if none is."""
-    of_phases = Phase.UNSHARD, Phase.UNSHARD, Phase.REDUCE_GRAD
-    found = np.isin(of_phases, table.phase).astype(float)
-    return found if found.any() else None
+    """Return which exchanges of split weights are cells of a table (phases); None without any."""
+    phases = Phase.UNSHARD, Phase.UNSHARD, Phase.REDUCE_GRAD
+    in_table = np.isin(phases, table.phase).astype(float)
+    return in_table if in_table.any() else None
 
 
 def work_of_stages(
@@ -151,7 +151,7 @@ def work_of_stages(
     # Full recomputation is the layers' forward once more, in I or, where the table has R cells for
     # the stage, in R; `recompute` is what a layer itself recomputes, never "full".
     trained = layout.trains_base
-    kept = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
+    offload = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
     head = ParameterCounts(model.head_parameters / layout.tensor, 0.0)
     has_copies = model.tied_embeddings or 1.0 * (model.mtp_layers > 0)
@@ -195,14 +195,14 @@ def work_of_stages(
         element_bytes=element,
         update_bytes=2 * element + 2 * model.optimizer_bytes,
         tied_parameters=tied,
-        offload_bytes=kept,
+        offload_bytes=offload,
     )
 
 
 def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Number:
     """Bytes of a message (1, boundaries): behind layers for further tokens their outputs too."""
-    one = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
-    return one * (1 + model.mtp_layers * xp.cumsum(stages.mtp)[None, :-1])
+    boundary = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
+    return boundary * (1 + model.mtp_layers * xp.cumsum(stages.mtp)[None, :-1])
 
 
 class StageBytes(NamedTuple):
@@ -292,15 +292,15 @@ def _bytes_by_slice(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> StageBytes:
     """Memory of stages; slices differ in what they leave where scores are kept."""
-    each: list[StageBytes] = []
+    slices: list[StageBytes] = []
 
     def price(model: Model, size: float) -> dict[str, NumpyArray]:
         sized = dataclasses.replace(workload, model=model)
-        each.append(stage_bytes(sized, table, assigned, size))
-        return {name: np.asarray(getattr(each[-1], name)) for name in _OF_SLICES}
+        slices.append(stage_bytes(sized, table, assigned, size))
+        return {name: np.asarray(getattr(slices[-1], name)) for name in _OF_SLICES}
 
-    found = by_slice(workload, table, price)
-    return each[0]._replace(**found | {"buffers": found["buffers"].max(axis=-1)})
+    stacked = by_slice(workload, table, price)
+    return slices[0]._replace(**stacked | {"buffers": stacked["buffers"].max(axis=-1)})
 
 
 def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
@@ -348,10 +348,10 @@ def bytes_of_stages(
         rest = count - again
         whole = layer_activation_bytes(model, layout, kind=kind)
         residue = layer_activation_bytes(model, layout, recompute, kind)
-        of_w = layer_weight_grad_bytes(model, layout, kind)
-        for_w = xp.maximum(of_w - residue, 0.0)  # stays of what a layer recomputes of itself
+        w_bytes = layer_weight_grad_bytes(model, layout, kind)
+        for_w = xp.maximum(w_bytes - residue, 0.0)  # stays of what a layer recomputes of itself
         activations = activations + rest * residue
-        needed = needed + count * of_w
+        needed = needed + count * w_bytes
         in_i = in_i + again * whole + rest * for_w
         # at least one layer, also of a relaxed number: a descent then sees what more of them save
         group_of_kind = xp.minimum(group, xp.maximum(again, 1.0)) * whole - inputs
@@ -373,8 +373,8 @@ def bytes_of_stages(
         dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in sharing)
         return size * (parameters.dense / dense + parameters.experts / experts)
 
-    of_layers = [sum(part) for part in layer_weights(model, layout).values()]
-    biggest = functools.reduce(xp.maximum, of_layers)
+    layer_sizes = [sum(part) for part in layer_weights(model, layout).values()]
+    biggest = functools.reduce(xp.maximum, layer_sizes)
     return StageBytes(
         weights=shared(parameters, model.element_bytes, 3),
         gradients=shared(trained, model.accumulated_bytes, 2),
@@ -394,10 +394,10 @@ def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages:
     """Buffers of the backward (stages): stages of one worker share those of their layers [B]."""
     kinds = dict(zip(model.layers_by_kind, layers, strict=True))
     dense, moe = (1.0 * (kinds.get(kind, 0.0 * stages.last) > 0) for kind in KINDS)
-    own, with_head = (
+    without_head, with_head = (
         buffer_bytes(model, layout, dense=dense, moe=moe, head=head) for head in (0.0, stages.last)
     )
-    return own * stages.share + (with_head - own)
+    return without_head * stages.share + (with_head - without_head)
 
 
 def memory_bytes(
@@ -437,7 +437,7 @@ def memory_bytes(
 
 
 def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " workers"]:
-    """Most that weights which cells gather take (workers) [B]: whole stages, in row order."""
+    """Return the largest memory (workers) [B] of weights that cells gather, in row order."""
     if Phase.UNSHARD not in table.used_phases:  # most tables: nothing to size
         return np.zeros(table.num_workers)
     sizes = gathered_sizes(workload, table)
@@ -458,16 +458,16 @@ def static_parts(
     """Memory that lasts the whole step, by part: (workers) bytes per accelerator."""
     memory = stage_bytes(workload, table)
     if table.grammar.forward_only:
-        of_stages = {"parameters": memory.weights, "activations": memory.gathered + memory.buffers}
+        by_part = {"parameters": memory.weights, "activations": memory.gathered + memory.buffers}
     else:
-        of_stages = {
+        by_part = {
             "parameters": memory.weights,
             "gradients": memory.gradients,
             "optimizer": memory.optimizer,
             "buffers": memory.gathered + memory.buffers,
         }
-    found = {name: static_bytes(table, np.asarray(each)) for name, each in of_stages.items()}
+    parts = {name: static_bytes(table, np.asarray(part)) for name, part in by_part.items()}
     gathered = gathered_bytes(workload, table)
-    found |= {"gathered weights": gathered} if gathered.any() else {}
+    parts |= {"gathered weights": gathered} if gathered.any() else {}
     older = static_bytes(table, np.zeros(table.num_stages), np.asarray(memory.version))
-    return found | {"parameters": found["parameters"] + older}
+    return parts | {"parameters": parts["parameters"] + older}

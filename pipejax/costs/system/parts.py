@@ -77,7 +77,7 @@ class Link(FloatFields):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Collectives:
-    """How a system's library runs collectives.
+    """Implementation of collectives in a system's library.
 
     The first four say whether an algorithm may be used; the fastest of them is.
 
@@ -109,7 +109,7 @@ class Collectives:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """How long the kernels of a layer take, beyond peak rates and their shares.
+    """Times of a layer's kernels, beyond peak rates and their shares.
 
     Attributes:
       priced: whether every kernel of a layer is priced; if not, each phase of it is one roofline.
@@ -138,7 +138,7 @@ class Kernels:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class AttentionKernels(FloatFields):
-    """How fast kernels of attention are: the share of the peak that their products reach.
+    """Speed of attention kernels: the share of the peak that their products reach.
 
     Forward and backward under a causal mask together; 0 where it is not known.
 
@@ -163,7 +163,7 @@ ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(A
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Host(FloatFields):
-    """What the processor that starts the kernels takes, beside the device, and its memory's rate.
+    """Times of the processor that starts the kernels, and the rate of its memory.
 
     Attributes:
       launch: of one kernel [s].
@@ -207,11 +207,11 @@ def _flags_in(record: Any, names: Iterable[str]) -> None:
 
 def with_flags_as_numbers(record: Any) -> Any:
     """A record that makes one batch with others of its kind, whatever their flags."""
-    numbers = {name: np.asarray(value, float) for name, value in _flags_of(record).items()}
+    numbers = {name: np.asarray(value, float) for name, value in _bool_fields(record).items()}
     return dataclasses.replace(record, **numbers)
 
 
-def _flags_of(record: Any) -> dict[str, bool]:
+def _bool_fields(record: Any) -> dict[str, bool]:
     return {name: value for name, value in vars(record).items() if isinstance(value, bool)}
 
 
@@ -221,7 +221,7 @@ def _register_with_flags(kind: type) -> None:
     # What is compiled for it leaves out what they say is not there. Flags as arrays of 0 and 1 are
     # numbers like others: systems with different flags then make one batch.
     def apart(record: Any) -> tuple[tuple[str, ...], tuple[Any, ...], Any]:
-        flags = _flags_of(record)
+        flags = _bool_fields(record)
         numbers = {name: value for name, value in vars(record).items() if name not in flags}
         names = tuple(numbers)
         return names, tuple(numbers.values()), (names, tuple(flags.items()))
@@ -314,12 +314,12 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 
 def with_number(system: Any, name: str, value: Number) -> Any:
     """Replace a number, or a batch of them; a share in the place of a curve holds for all sizes."""
-    known = known_as(name, tuple(FIELDS), "number of a system")
+    canonical = known_as(name, tuple(FIELDS), "number of a system")
     if not is_traced(value):
-        given = as_floats(value, known)
-        if not np.all(np.isfinite(given) & (given >= 0)):
-            raise ValueError(f"{known} must be a number of at least 0, got {value!r}")
-    return _with(system, FIELDS[known], value)
+        numbers = as_floats(value, canonical)
+        if not np.all(np.isfinite(numbers) & (numbers >= 0)):
+            raise ValueError(f"{canonical} must be a number of at least 0, got {value!r}")
+    return _with(system, FIELDS[canonical], value)
 
 
 def _with(tree: Any, path: tuple[str, ...], value: Number) -> Any:
@@ -361,10 +361,10 @@ def dimension_of(name: str) -> str:
 
 def number_of(system: Any, name: str) -> Number:
     """Return a number of a system; of a curve, the share that the largest ops reach."""
-    found: Any = system
+    value: Any = system
     for part in FIELDS[name]:
-        found = getattr(found, part)
-    return found[-1] if isinstance(found, tuple) else found
+        value = getattr(value, part)
+    return value[-1] if isinstance(value, tuple) else value
 
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
@@ -374,13 +374,13 @@ def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[s
     for name, value in values.items():
         section, key = name.split(".")
         dimension = SECTIONS[section][key]
-        own = changed.setdefault(section, {})
+        entry = changed.setdefault(section, {})
         units = [f"{key}_{unit}" for unit, (kind, _) in UNITS.items() if kind == dimension]
-        for known in (key, *units):
-            own.pop(known, None)
+        for old_key in (key, *units):
+            entry.pop(old_key, None)
         if dimension:
             unit = WRITTEN_IN[dimension]
-            own[f"{key}_{unit}"] = value / UNITS[unit][1]
+            entry[f"{key}_{unit}"] = value / UNITS[unit][1]
         else:
-            own[key] = value
+            entry[key] = value
     return changed

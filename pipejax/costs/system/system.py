@@ -90,7 +90,7 @@ class Band(NamedTuple):
 
 @short_repr_of("rows source parameters bands stack evidence")
 class CalibrationRecord(NamedTuple):
-    """What the numbers of a system were fitted to, and how well.
+    """Data that the numbers of a system were fitted to, and the quality of the fit.
 
     Attributes:
       source: where the measured runs come from.
@@ -126,8 +126,8 @@ def read_calibration(data: Any, where: str) -> CalibrationRecord:
         data["source"],
         whole_number(data.get("rows"), f"{where}: rows"),
         tuple(
-            _parameter(name, one, f"{where}: parameters: {name}")
-            for name, one in parameters.items()
+            _parameter(name, entry, f"{where}: parameters: {name}")
+            for name, entry in parameters.items()
         ),
         tuple(
             _band(percent, ends, f"{where}: bands: {percent}") for percent, ends in bands.items()
@@ -270,7 +270,7 @@ class System(FloatFields):
 
     @property
     def peer_link(self) -> Link:
-        """What leads from one accelerator of a node to one other."""
+        """Return the link from one accelerator of a node to one other."""
         bandwidth = self.node.bandwidth * self.reached(1.0)
         return dataclasses.replace(self.node, bandwidth=bandwidth)
 
@@ -292,12 +292,12 @@ class System(FloatFields):
           989000000000000.0
         """
         narrow = vars(self.narrow_peaks)
-        known = known_as(precision, ("bf16", "fp16", *narrow), "precision")
-        if known not in narrow:
+        name = known_as(precision, ("bf16", "fp16", *narrow), "precision")
+        if name not in narrow:
             return self.peak_flops
-        if not is_traced(narrow[known]) and not np.all(np.asarray(narrow[known]) > 0):
-            raise ValueError(f"{self.name or 'a system'}: no peak is known for precision {known!r}")
-        return narrow[known]
+        if not is_traced(narrow[name]) and not np.all(np.asarray(narrow[name]) > 0):
+            raise ValueError(f"{self.name or 'a system'}: no peak is known for precision {name!r}")
+        return narrow[name]
 
 
 register(System)
@@ -375,9 +375,9 @@ OF_SHEETS = (
 
 def _say_what_is_far(system: System, where: str) -> None:
     """Say which numbers of a data sheet no machine is near to."""
-    known = [load_system(name) for name in system_names()]
+    systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
-        ratio = number_of(system, name) / max(number_of(each, name) for each in known)
+        ratio = number_of(system, name) / max(number_of(candidate, name) for candidate in systems)
         if ratio > FAR:
             warnings.warn(
                 f"{where}: {name} is {ratio:.0f} times the largest of all systems that come with "
@@ -475,10 +475,10 @@ def _link(section: dict[str, Any], where: str) -> Link:
 
 def _collectives(section: dict[str, Any], where: str) -> Collectives:
     """Read how collectives are run; a file that does not say so has recursive halving."""
-    given = section.get("algorithms", ["halving"])
-    if not isinstance(given, list) or not given:
+    algorithms = section.get("algorithms", ["halving"])
+    if not isinstance(algorithms, list) or not algorithms:
         raise ValueError(f"{where}: algorithms must be a list of {', '.join(ALGORITHMS)}")
-    names = [one_of(name, ALGORITHMS, f"{where}: algorithms") for name in given]
+    names = [one_of(name, ALGORITHMS, f"{where}: algorithms") for name in algorithms]
     share = efficiency(section.get("low_latency_share", 1.0), f"{where}: low_latency_share")
     return Collectives(
         **{name: name in names for name in ALGORITHMS},
@@ -514,8 +514,8 @@ def data_file(folder: str, name: str | Path, kind: str) -> Path:
     check_types(name=(name, str, Path))
     if str(name).endswith(".json"):
         return Path(name)
-    found = known_as(str(name), names_in(folder), kind, ", or the path of a .json file")
-    return DATA / folder / f"{found}.json"
+    full_name = known_as(str(name), names_in(folder), kind, ", or the path of a .json file")
+    return DATA / folder / f"{full_name}.json"
 
 
 def read_named(folder: str, name: str | Path, kind: str) -> tuple[dict[str, Any], str]:
