@@ -8,17 +8,17 @@ import json
 import sys
 
 from pipejax.runtimes.spmd.execute import SmallModel
-from pipejax.runtimes.spmd.instructions import SpmdSizes, sizes_of
-from pipejax.runtimes.spmd.runtime import errors_of, train
+from pipejax.runtimes.spmd.instructions import SpmdSizes, sizes_for
+from pipejax.runtimes.spmd.runtime import step_errors, train
 from pipejax.schedules.table.table_files import from_json
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
     tables, trained = ([from_json(each) for each in given[name]] for name in ("tables", "trained"))
     model, both = SmallModel(**given["model"]), [*tables, *trained]
-    sizes = SpmdSizes.joined(sizes_of(table, given["workers"]) for table in both)
+    sizes = SpmdSizes.joined(sizes_for(table, given["workers"]) for table in both)
     largest = max(table.num_stages for table in both), sizes.microbatches
     frozen = model._replace(step_size=0.0)
-    errors = [errors_of(t, train(t, frozen, sizes), frozen, *largest) for t in tables]
+    errors = [step_errors(t, train(t, frozen, sizes), frozen, *largest) for t in tables]
     weights = [[w.tolist() for w in train(t, model, sizes).weights] for t in trained]
     json.dump({"errors": errors, "weights": weights}, sys.stdout)

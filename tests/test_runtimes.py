@@ -21,8 +21,8 @@ from pipejax.runtimes import runtime_run
 from pipejax.runtimes.spmd.execute import (
     SmallModel,
     StageParameters,
-    loss_of,
     run_stage,
+    square_loss,
     stage_parameters,
     training_data,
 )
@@ -157,7 +157,7 @@ class StagesAsObjective(TrainingObjective):
         return run_stage(own, activation)
 
     def loss(self, activation, batch):
-        return loss_of(activation, batch.target)
+        return square_loss(activation, batch.target)
 
     def value(self, blocks):
         return jnp.zeros(())

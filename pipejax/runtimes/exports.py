@@ -37,12 +37,12 @@ def with_known_cells(
 ) -> ScheduleTable:
     """Leave out cells of phases that a runtime does not have; the table itself if it has none."""
     count = {phase: int((table.phase == phase).sum()) for phase in unknown}
-    found = ", ".join(f"{count[phase]} {phase.name}" for phase in unknown if count[phase])
-    if not found:
+    dropped = ", ".join(f"{count[phase]} {phase.name}" for phase in unknown if count[phase])
+    if not dropped:
         return table
     later = ": it updates after the whole table" * table.updates_within
     warnings.warn(
-        f"{found} cells are left out, {runtime} has none{later}; --format json keeps them",
+        f"{dropped} cells are left out, {runtime} has none{later}; --format json keeps them",
         LossWarning,
         stacklevel=2,
     )
@@ -65,7 +65,7 @@ def checked(table: ScheduleTable, runtime: str) -> ScheduleTable:
 
 
 def splits(table: ScheduleTable) -> bool:
-    """Whether any backward is split into I and W."""
+    """Return whether any backward is split into I and W."""
     return bool((table.where[Phase.I] >= 0).any())
 
 
@@ -148,19 +148,19 @@ schedule = TableSchedule(num_stages=len(PLACEMENT))
 
 def to_jaxpp(table: ScheduleTable) -> str:
     """Return a table as a module of Python for JaxPP; warn of what is left out or moved."""
-    own = checked(table, "JaxPP")
-    split = splits(own)
+    table = checked(table, "JaxPP")
+    split = splits(table)
     rows = [
         [
             [(KINDS[op.phase], op.stage, op.microbatch) for op in ops_in(cell, split=split)]
             for cell in row
         ]
-        for row in _with_whole_first_stage(own)
+        for row in _with_whole_first_stage(table)
     ]
     return JAXPP_MODULE.substitute(
-        title=title(own, "JaxPP"),
-        microbatches=own.num_microbatches,
-        placement=tuple(own.placement[0].tolist()),
+        title=title(table, "JaxPP"),
+        microbatches=table.num_microbatches,
+        placement=tuple(table.placement[0].tolist()),
         split=split,
         rows=literal(rows),
     )
@@ -173,8 +173,8 @@ def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
         ops = [op for cell in row for op in cell]
         followed = zip(ops, [*ops[1:], None], strict=True)
         moved += sum(
-            op[:2] == (Phase.I, 0) and behind != Op(Phase.W, 0, op.microbatch)
-            for op, behind in followed
+            op[:2] == (Phase.I, 0) and follower != Op(Phase.W, 0, op.microbatch)
+            for op, follower in followed
         )
         yield [tuple(_whole(op) for op in cell if op[:2] != (Phase.W, 0)) for cell in row]
     if moved:
@@ -270,17 +270,18 @@ schedule = pipeline.PipelineSchedule(
 
 def to_shardy(table: ScheduleTable) -> str:
     """Return a table as a module of Python for Shardy; warn of what is left out."""
-    own = checked(table, "Shardy")
-    split = splits(own)
+    table = checked(table, "Shardy")
+    split = splits(table)
     cells = [
-        [[_fragment(op) for op in ops_in(cell, split=split)] for cell in row] for row in own.rows()
+        [[_fragment(op) for op in ops_in(cell, split=split)] for cell in row]
+        for row in table.rows()
     ]
-    pairs = own.is_fused
+    pairs = table.is_fused
     return SHARDY_MODULE.substitute(
-        title=title(own, "Shardy"),
-        placement=tuple(own.placement[0].tolist()),
+        title=title(table, "Shardy"),
+        placement=tuple(table.placement[0].tolist()),
         split=split,
-        orders=literal([[each for cell in row for each in cell] for row in cells]),
+        orders=literal([[fragment for cell in row for fragment in cell] for row in cells]),
         merged=literal(
             [cell for cell, fused in zip(row, is_pair, strict=True) if fused]
             for row, is_pair in zip(cells, pairs, strict=True)
@@ -344,8 +345,8 @@ def to_torch_csv(table: ScheduleTable) -> str:
     table = on_lane(table, COMPUTING)
     check_usual(table, "PyTorch's runtime")
     check_ranks(table)
-    known = with_known_cells(table, tuple(ABSENT), "PyTorch")
-    return to_csv(complete(known, sharding=True))
+    runnable = with_known_cells(table, tuple(ABSENT), "PyTorch")
+    return to_csv(complete(runnable, sharding=True))
 
 
 def check_sayable(table: ScheduleTable) -> None:
@@ -395,9 +396,9 @@ def _check_matching(table: ScheduleTable, name: str) -> None:
             sender = op.stage + (-1 if op.phase is Phase.RECV_F else 1)
             posted.setdefault((int(workers[sender]), int(workers[op.stage])), []).append(op)
     for pair, order in expected.items():
-        for due, found in zip(order, posted[pair], strict=True):
-            if due != found:
+        for due, actual in zip(order, posted[pair], strict=True):
+            if due != actual:
                 raise ValueError(
-                    f"{name}: worker {pair[1]} posts {found} where worker {pair[0]} sends for "
+                    f"{name}: worker {pair[1]} posts {actual} where worker {pair[0]} sends for "
                     f"{due}; messages of a pair match in the order in which they are posted"
                 )

@@ -17,9 +17,9 @@ class TableFormat(NamedTuple):
 
     @property
     def writer(self) -> Callable[[Any], str]:
-        """What makes the text of a table, or of a run."""
-        found: Callable[[Any], str] = getattr(import_module(self.module), self.function)
-        return found
+        """Return the function that writes a table, or a run, as text."""
+        write: Callable[[Any], str] = getattr(import_module(self.module), self.function)
+        return write
 
 
 FORMATS: Mapping[str, TableFormat] = {

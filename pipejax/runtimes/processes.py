@@ -52,12 +52,12 @@ def call_together(
                     _stdin(process).close()
         if failed is not None:
             number, what = failed
-            said = (place / f"{number}.log").read_text(errors="replace").strip().splitlines()
-            for line in said:
+            lines = (place / f"{number}.log").read_text(errors="replace").strip().splitlines()
+            for line in lines:
                 if line.startswith(REFUSED):
                     raise ValueError(line.removeprefix(REFUSED))
-            reasons = [line.removeprefix(FAILED) for line in said if line.startswith(FAILED)]
-            why = "; ".join(reasons or said[-LAST_LINES:]) or "it said nothing"
+            reasons = [line.removeprefix(FAILED) for line in lines if line.startswith(FAILED)]
+            why = "; ".join(reasons or lines[-LAST_LINES:]) or "it said nothing"
             raise RuntimeError(f"process {number} of {len(processes)} {what}: {why}")
         return [json.loads((place / f"{k}.json").read_text()) for k in range(len(processes))]
 
@@ -75,8 +75,8 @@ def serve(answer_to: Callable[[Any], Any]) -> None:
             cause = cause.__cause__
         why = " ".join(str(cause).split())
         is_refused = isinstance(error, ValueError)
-        said = f"{REFUSED}{why}" if is_refused else f"{FAILED}{type(cause).__name__}: {why}"
-        sys.stderr.write(f"\n{said}\n")
+        text = f"{REFUSED}{why}" if is_refused else f"{FAILED}{type(cause).__name__}: {why}"
+        sys.stderr.write(f"\n{text}\n")
         sys.stderr.flush()
         os._exit(1)
     Path(request["answer"]).write_text(json.dumps(answer))

@@ -1,4 +1,4 @@
-"""What a runtime is asked to do with a table, and what it gives back.
+"""Requests to a runtime that runs a table, and their results.
 
 A runtime trains a small model for one step, cut into the stages of the table, and says how far its
 gradients are from those of the same model without a pipeline. It may also time steps.

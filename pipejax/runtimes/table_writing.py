@@ -37,6 +37,6 @@ def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = 
     if format is None:
         text = text_for(table, Path(path))
     else:
-        of_tables = {name: one for name, one in FORMATS.items() if not one.of_run}
-        text = of_tables[one_of(format, of_tables, "format")].writer(table)
+        formats = {name: form for name, form in FORMATS.items() if not form.of_run}
+        text = formats[one_of(format, formats, "format")].writer(table)
     write_file(path, text)

@@ -37,32 +37,32 @@ class TorchModel(NamedTuple):
 
     def stage(self, number: int) -> "Stage":
         """Draw the parameters of a stage, from a seed of its own."""
-        return Stage(self.hidden, self._drawn(number + 1))
+        return Stage(self.hidden, self._generator(number + 1))
 
     def data(self, num_microbatches: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Draw input and target (batch, hidden) of each microbatch."""
-        drawn = self._drawn(0)
+        generator = self._generator(0)
         shape = 2, num_microbatches, self.batch_size, self.hidden
-        inputs, targets = torch.randn(shape, generator=drawn, dtype=torch.float64)
+        inputs, targets = torch.randn(shape, generator=generator, dtype=torch.float64)
         return list(inputs), list(targets)
 
     def example(self) -> torch.Tensor:
-        """What a stage gets and passes on: shape and type alone."""
+        """Return the shape and type that a stage receives and passes on."""
         return torch.empty(self.batch_size, self.hidden, dtype=torch.float64, device="meta")
 
-    def _drawn(self, stream: int) -> torch.Generator:
+    def _generator(self, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed * 1_000_003 + stream)
 
 
 class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
     """A residual layer."""
 
-    def __init__(self, hidden: int, drawn: torch.Generator) -> None:
+    def __init__(self, hidden: int, generator: torch.Generator) -> None:
         super().__init__()
         inner = min(hidden, INNER)
 
         def parameter(*shape: int) -> torch.nn.Parameter:
-            values = torch.randn(shape, generator=drawn, dtype=torch.float64)
+            values = torch.randn(shape, generator=generator, dtype=torch.float64)
             return torch.nn.Parameter(values * shape[0] ** -0.5)
 
         self.into, self.bias, self.out = (
@@ -77,7 +77,7 @@ class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
         return torch.addmm(activation, inner, self.out)
 
 
-def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def square_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the loss of a microbatch."""
     return ((output[:, :JUDGED] - target[:, :JUDGED]) ** 2).mean() / 2
 
@@ -90,7 +90,7 @@ def unpipelined(
     for activation, target in zip(inputs, targets, strict=True):
         for stage in stages:
             activation = stage(activation)
-        loss = loss_of(activation, target) / len(inputs)
+        loss = square_loss(activation, target) / len(inputs)
         loss.backward()
         total += float(loss.detach())
     return total
@@ -168,45 +168,45 @@ class SlowLinks:
 
     def watch(self, stage: PipelineStage, seconds: Seconds) -> None:
         """Note on every message of a stage how long it is to travel."""
-        own = stage.stage_index
+        number = stage.stage_index
         for name, direction, boundary in (
-            ("get_fwd_recv_ops", 0, own - 1),
-            ("get_fwd_send_ops", 0, own),
-            ("get_bwd_recv_ops", 1, own),
-            ("get_bwd_send_ops", 1, own - 1),
+            ("get_fwd_recv_ops", 0, number - 1),
+            ("get_fwd_send_ops", 0, number),
+            ("get_bwd_recv_ops", 1, number),
+            ("get_bwd_send_ops", 1, number - 1),
         ):
             if 0 <= boundary < len(seconds[direction]):
-                taken = seconds[direction][boundary]
-                setattr(stage, name, _noted(getattr(stage, name), taken))
+                travel = seconds[direction][boundary]
+                setattr(stage, name, _noted(getattr(stage, name), travel))
 
     def take_over(self) -> None:
         """Have the runtime post all messages here."""
         schedules._batch_p2p = self._post
 
     def _post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
-        found = []
-        for each in messages:
-            sends = each.op is dist.isend
-            peer = {"group_dst" if sends else "group_src": each.group_peer}
-            work = each.op(each.tensor, group=each.group, tag=each.tag, **peer)
-            if each.peer not in self._links:
-                self._links[each.peer] = SlowLink()
-            found.append(self._links[each.peer].post(work, sends, each.seconds))
+        posted = []
+        for message in messages:
+            sends = message.op is dist.isend
+            peer = {"group_dst" if sends else "group_src": message.group_peer}
+            work = message.op(message.tensor, group=message.group, tag=message.tag, **peer)
+            if message.peer not in self._links:
+                self._links[message.peer] = SlowLink()
+            posted.append(self._links[message.peer].post(work, sends, message.seconds))
             if not sends:
-                found[-1].note()
-        return found
+                posted[-1].note()
+        return posted
 
 
 def _noted(
-    messages_of: Callable[[int], list[dist.P2POp]], seconds: float
+    list_messages: Callable[[int], list[dist.P2POp]], seconds: float
 ) -> Callable[[int], list[dist.P2POp]]:
-    """Have a stage's messages know their time."""
+    """Wrap a stage's messages so that each carries its travel time."""
 
     def noted(microbatch: int) -> list[dist.P2POp]:
-        found = messages_of(microbatch)
-        for message in found:
+        messages = list_messages(microbatch)
+        for message in messages:
             message.seconds = seconds
-        return found
+        return messages
 
     return noted
 
@@ -252,30 +252,28 @@ class OpClock:
 
     def means(self) -> dict[int, dict[str, float]]:
         """Mean seconds by stage and phase letter since they were forgotten."""
-        found: dict[int, dict[str, float]] = {}
+        result: dict[int, dict[str, float]] = {}
         for (stage, phase), times in self.measured.items():
-            found.setdefault(stage, {})[phase] = statistics.fmean(times)
-        return found
+            result.setdefault(stage, {})[phase] = statistics.fmean(times)
+        return result
 
     def watch(self, stage: PipelineStage) -> None:
         """Wrap the methods of a stage that the runtime calls; a forward ends behind its loss."""
         forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
         weight = stage.backward_weight_one_chunk
 
-        def timed_forward(*given: Any, **more: Any) -> Any:
+        def timed_forward(*args: Any, **more: Any) -> Any:
             self.begin()
-            return forward(*given, **more)
+            return forward(*args, **more)
 
-        def timed_backward(
-            chunk: int, *given: Any, full_backward: bool = True, **more: Any
-        ) -> None:
+        def timed_backward(chunk: int, *args: Any, full_backward: bool = True, **more: Any) -> None:
             self.begin()
-            backward(chunk, *given, full_backward=full_backward, **more)
+            backward(chunk, *args, full_backward=full_backward, **more)
             self.end(stage.stage_index, "B" if full_backward else "I", chunk)
 
-        def timed_weight(chunk: int, *given: Any, **more: Any) -> None:
+        def timed_weight(chunk: int, *args: Any, **more: Any) -> None:
             self.begin()
-            weight(chunk, *given, **more)
+            weight(chunk, *args, **more)
             self.end(stage.stage_index, "W", chunk)
 
         stage.forward_one_chunk = timed_forward
@@ -308,8 +306,8 @@ class TableRun:
         self.model = TorchModel(**request["model"])
         self.task, self.rank = task, rank
         total, count = len(task["placement"]), task["microbatches"]
-        own = [stage for stage, worker in enumerate(task["placement"]) if worker == rank]
-        self.modules = {stage: self.model.stage(stage) for stage in own}
+        numbers = [stage for stage, worker in enumerate(task["placement"]) if worker == rank]
+        self.modules = {stage: self.model.stage(stage) for stage in numbers}
         example = self.model.example()
         data, passed_on = example, example.clone().requires_grad_()
         stages = [
@@ -321,10 +319,13 @@ class TableRun:
                 input_args=passed_on if stage else data,
                 output_args=passed_on,
             )
-            for stage in own
+            for stage in numbers
         ]
         self.schedule = schedules._PipelineScheduleRuntime(
-            stages, count, lambda out, wanted: loss_of(out, wanted) / count, scale_grads=False
+            stages,
+            count,
+            lambda out, target: square_loss(out, target) / count,
+            scale_grads=False,
         )
         self.schedule._load_csv(task["path"], format=task["format"])
         self.clock = OpClock(task["seconds"])
@@ -344,12 +345,12 @@ class TableRun:
             module.zero_grad()
         is_last = len(self.task["placement"]) - 1 in self.modules
         losses: list[torch.Tensor] | None = [] if is_last else None
-        given: dict[str, Any] = {"arg_mbs": None, "target_mbs": None}
+        data: dict[str, Any] = {"arg_mbs": None, "target_mbs": None}
         if 0 in self.modules:
-            given["arg_mbs"] = [(each,) for each in self.inputs]
+            data["arg_mbs"] = [(values,) for values in self.inputs]
         if is_last:
-            given["target_mbs"] = self.targets
-        self.schedule.step(losses=losses, return_outputs=False, **given)
+            data["target_mbs"] = self.targets
+        self.schedule.step(losses=losses, return_outputs=False, **data)
         return None if losses is None else float(sum(loss.detach() for loss in losses))
 
     def errors(self, loss: float | None) -> dict[str, Any]:
@@ -357,9 +358,9 @@ class TableRun:
         stages = [self.model.stage(k) for k in range(len(self.task["placement"]))]
         expected = unpipelined(stages, self.inputs, self.targets)
         off_by = [
-            relative_difference(mine.grad, other.grad)
+            relative_difference(ours.grad, other.grad)
             for number, module in self.modules.items()
-            for mine, other in zip(module.parameters(), stages[number].parameters(), strict=True)
+            for ours, other in zip(module.parameters(), stages[number].parameters(), strict=True)
         ]
         off = None if loss is None else abs(loss - expected) / abs(expected)
         return {"gradient_error": float(np.max(off_by)), "loss": loss, "loss_error": off}
@@ -371,14 +372,14 @@ class TableRun:
         if path is None or not count:
             return self._timed_steps(count)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            found = self._timed_steps(count)
+            steps = self._timed_steps(count)
         Path(path).mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(f"{path}/rank{self.rank}.json.gz")
-        return found
+        return steps
 
     def _timed_steps(self, count: int) -> list[dict[str, Any]]:
         """Time steps; a slice of a trace marks each, as `profiler.step()` does."""
-        found = []
+        steps = []
         for number in range(count):
             message = self._message_seconds()
             begun = agreed_start(self.rank)
@@ -386,29 +387,29 @@ class TableRun:
             time.sleep(max(0.0, begun - time.perf_counter()))
             with record_function(f"ProfilerStep#{number}"):
                 self.step()
-            taken = time.perf_counter() - begun
-            found.append({"time": taken, "message": message, "profile": self.clock.means()})
-        return found
+            seconds = time.perf_counter() - begun
+            steps.append({"time": seconds, "message": message, "profile": self.clock.means()})
+        return steps
 
     def _message_seconds(self) -> list[float]:
         """Half a round trip over each stage boundary [s]; 0 on this rank where it takes no part."""
         placement = self.task["placement"]
-        found = []
+        seconds = []
         for here, there in itertools.pairwise(placement):
             dist.barrier()
             took = 0.0
             if here != there and self.rank in (here, there):
                 took = round_trip(self.model, self.rank, here, there) / 2
-            found.append(took)
-        return found
+            seconds.append(took)
+        return seconds
 
 
-def relative_difference(mine: torch.Tensor | None, other: torch.Tensor | None) -> float:
+def relative_difference(ours: torch.Tensor | None, other: torch.Tensor | None) -> float:
     """Largest difference, relative to the largest entry; NaN where one is missing or no number."""
-    if mine is None or other is None:
+    if ours is None or other is None:
         return float("nan")
     scale = float(other.abs().max()) or 1.0
-    return float((mine - other).abs().max()) / scale
+    return float((ours - other).abs().max()) / scale
 
 
 def round_trip(model: TorchModel, rank: int, here: int, there: int) -> float:
@@ -446,14 +447,14 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
         world_size=ranks,
         timeout=datetime.timedelta(seconds=request["timeout"]),
     )
-    found = []
+    results = []
     for task in request["tasks"]:  # a step for its gradients, then steps that are timed
         run = TableRun(rank, request, task)
         errors = run.errors(run.step())
-        found.append({**errors, "steps": run.time_steps(request["steps"])})
+        results.append({**errors, "steps": run.time_steps(request["steps"])})
     dist.barrier()
     dist.destroy_process_group()
-    return {"version": torch.__version__.split("+")[0], "tasks": found}
+    return {"version": torch.__version__.split("+")[0], "tasks": results}
 
 
 if __name__ == "__main__":

@@ -86,53 +86,53 @@ def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
         "format": "compute_comms" if table.has_communication else "compute_only",
         "placement": table.placement[0].tolist(),
         "microbatches": table.num_microbatches,
-        "seconds": {phase: each.tolist() for phase, each in op_seconds(job).items()},
+        "seconds": {phase: times.tolist() for phase, times in op_seconds(job).items()},
         "messages": message_seconds(job).tolist() if message_seconds(job).any() else None,
         "trace": None if job.trace is None else str(job.trace),
     }
 
 
 def op_seconds(job: RuntimeJob) -> dict[str, Float[NumpyArray, "stages microbatches"]]:
-    """Seconds of an op by phase letter, for each stage and microbatch."""
+    """Return seconds of ops by phase letter, for each stage and microbatch."""
     if job.costs is None:
         return {}
-    given = {phase: getattr(job.costs, PHASE_FIELDS[phase]) for phase in TIMED}
+    values = {phase: getattr(job.costs, PHASE_FIELDS[phase]) for phase in TIMED}
     shape = job.table.num_stages, job.table.num_microbatches
-    times = {phase: np.asarray(each, float) for phase, each in given.items() if each is not None}
+    times = {phase: np.asarray(time, float) for phase, time in values.items() if time is not None}
     return {
-        phase: np.broadcast_to(each[:, None] if each.ndim == 1 else each, shape)
-        for phase, each in times.items()
+        phase: np.broadcast_to(time[:, None] if time.ndim == 1 else time, shape)
+        for phase, time in times.items()
     }
 
 
 def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries"]:
-    """Seconds of a message over each boundary that links are to take, forth and back."""
+    """Return seconds that links add to messages, forth and back over each boundary."""
     shape = 2, max(0, job.table.num_stages - 1)
     if job.costs is None:
         return np.zeros(shape)
-    given = np.asarray(job.costs.latency, float) + np.asarray(job.costs.transmit, float)
-    return np.broadcast_to(given[:, 0] if given.ndim == 3 else given, shape)
+    seconds = np.asarray(job.costs.latency, float) + np.asarray(job.costs.transmit, float)
+    return np.broadcast_to(seconds[:, 0] if seconds.ndim == 3 else seconds, shape)
 
 
 def _longest(job: RuntimeJob) -> float:
-    """Seconds that the steps of a job may take before something must be wrong."""
+    """Return the time limit of a job's steps [s]."""
     messages = float(message_seconds(job).sum()) * job.table.num_microbatches
-    ops = sum(float(each.sum()) for each in op_seconds(job).values())
+    ops = sum(float(times.sum()) for times in op_seconds(job).values())
     return (job.steps + 1) * (PER_STEP + SLOWER * (ops + messages))
 
 
 def _result(
     job: RuntimeJob, table: ScheduleTable, version: str, ranks: Sequence[dict[str, Any]]
 ) -> RuntimeRun:
-    (end,) = [found for found in ranks if found["loss"] is not None]
+    (end,) = [rank for rank in ranks if rank["loss"] is not None]
     exact = {
-        "gradient_error": float(np.max([found["gradient_error"] for found in ranks])),
+        "gradient_error": float(np.max([rank["gradient_error"] for rank in ranks])),
         "loss": end["loss"],
         "loss_error": end["loss_error"],
     }
     if not job.steps:
         return RuntimeRun("torch", version, **exact)
-    steps = [[found["steps"][k] for found in ranks] for k in range(job.steps)]
+    steps = [[rank["steps"][k] for rank in ranks] for k in range(job.steps)]
     measured = [_op_and_message_times(step, job) for step in steps]
     profiles, messages = zip(*measured, strict=True)
     times = [predicted(table, profile, message, job.links) for profile, message in measured]
@@ -153,12 +153,12 @@ def _result(
 def _op_and_message_times(
     ranks: Sequence[dict[str, Any]], job: RuntimeJob
 ) -> tuple[dict[str, list[float]], Float[NumpyArray, "directions boundaries"]]:
-    """Times of ops (0 where a stage has none) by phase letter, and of messages in a step [s]."""
-    found = {int(k): times for rank in ranks for k, times in rank["profile"].items()}
+    """Return times of ops (0 where a stage has none) by letter, and of messages in a step [s]."""
+    times_by_stage = {int(k): times for rank in ranks for k, times in rank["profile"].items()}
     profile = {
-        phase: [found[stage].get(phase, 0.0) for stage in range(job.table.num_stages)]
+        phase: [times_by_stage[stage].get(phase, 0.0) for stage in range(job.table.num_stages)]
         for phase in TIMED
-        if any(phase in times for times in found.values())
+        if any(phase in times for times in times_by_stage.values())
     }
     message = np.max([rank["message"] for rank in ranks], axis=0) + message_seconds(job)
     return profile, message

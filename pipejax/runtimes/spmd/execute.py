@@ -50,12 +50,12 @@ class TrainingData(NamedTuple):
 
 def stage_parameters(num_stages: int, hidden: int, seed: int) -> StageParameters:
     """Draw the parameters of stages (stages, ...), each from a seed of its own."""
-    each = []
+    parts = []
     for stage in range(num_stages):
         draw = np.random.default_rng([seed, stage]).standard_normal
         scale = hidden**-0.5
-        each.append((scale * draw((hidden, hidden)), draw(hidden), scale * draw((hidden, hidden))))
-    return StageParameters(*map(np.stack, zip(*each, strict=True)))
+        parts.append((scale * draw((hidden, hidden)), draw(hidden), scale * draw((hidden, hidden))))
+    return StageParameters(*map(np.stack, zip(*parts, strict=True)))
 
 
 def training_data(num_microbatches: int, batch_size: int, hidden: int, seed: int) -> TrainingData:
@@ -70,7 +70,7 @@ def run_stage(parameters: StageParameters, activation: Array) -> Array:
     return activation + inner @ parameters.out
 
 
-def loss_of(output: Array, target: Array) -> Array:
+def square_loss(output: Array, target: Array) -> Array:
     """Return the loss of a microbatch."""
     return jnp.mean((output - target) ** 2) / 2
 
@@ -89,14 +89,14 @@ def unpipelined(
     # nothing, so one compilation serves models of all sizes up to this one.
     def mean_loss(parameters: StageParameters) -> Array:
         def through(activation: Array, stage: tuple[StageParameters, Array]) -> tuple[Array, None]:
-            own, is_there = stage
-            return jnp.where(is_there, run_stage(own, activation), activation), None
+            weights, is_there = stage
+            return jnp.where(is_there, run_stage(weights, activation), activation), None
 
-        def one(activation: Array, wanted: Array) -> Array:
+        def microbatch_loss(activation: Array, target: Array) -> Array:
             output, _ = jax.lax.scan(through, activation, (parameters, stage_is_there))
-            return loss_of(output, wanted)
+            return square_loss(output, target)
 
-        return jnp.sum(share * jax.vmap(one)(input, target))
+        return jnp.sum(share * jax.vmap(microbatch_loss)(input, target))
 
     return jax.value_and_grad(mean_loss)(parameters)
 
@@ -118,15 +118,15 @@ class WorkerState(NamedTuple):
 
 
 class _InFlight(NamedTuple):
-    """What a worker holds and is about to send."""
+    """State of a worker, and the messages that it is about to send."""
 
     held: WorkerState
     activation: Array
     gradient: Array
 
 
-class _Given(NamedTuple):
-    """What is the same for all slots."""
+class _Fixed(NamedTuple):
+    """Data that are the same for all slots."""
 
     target: Array
     step_size: Array
@@ -144,18 +144,18 @@ def _set(tree: Any, index: Index, values: Any) -> Any:
     return jax.tree.map(lambda leaf, value: leaf.at[index].set(value), tree, values)
 
 
-def _rest(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+def _rest(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     return moving
 
 
-def _forward(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+def _forward(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     held = moving.held
     activation = held.activations[step.read]
     output = run_stage(_at(held.weights, step.weight), activation)
-    loss, seed = jax.value_and_grad(loss_of)(output, given.target[step.microbatch])
-    kept = held.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
+    loss, seed = jax.value_and_grad(square_loss)(output, fixed.target[step.microbatch])
+    activations = held.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
     held = held._replace(
-        activations=kept,
+        activations=activations,
         gradients=held.gradients.at[step.seed].set(seed),
         losses=held.losses.at[step.microbatch].set(loss),
     )
@@ -163,62 +163,62 @@ def _forward(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
 
 
 def _backward(
-    step: Instructions, moving: _InFlight, given: _Given, *, of_input: bool, of_weights: bool
+    step: Instructions, moving: _InFlight, fixed: _Fixed, *, for_input: bool, for_weights: bool
 ) -> _InFlight:
     """Compute one gradient or both by running the stage again from its kept input."""
     held = moving.held
     weights, activation = _at(held.weights, step.weight), held.activations[step.read]
     _, pull = jax.vjp(run_stage, weights, activation)
-    found, gradient = pull(held.gradients[step.place])
-    if of_weights:
+    gradients, gradient = pull(held.gradients[step.place])
+    if for_weights:
         held = held._replace(
             activations=held.activations.at[step.free].set(jnp.nan),
             gradients=held.gradients.at[step.place].set(jnp.nan),
-            totals=_add(held.totals, step.total, found),
-            sums=_add(held.sums, step.sum, found),
+            totals=_add(held.totals, step.total, gradients),
+            sums=_add(held.sums, step.sum, gradients),
         )
-    return moving._replace(held=held, gradient=gradient if of_input else moving.gradient)
+    return moving._replace(held=held, gradient=gradient if for_input else moving.gradient)
 
 
-def _recompute(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+def _recompute(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     """Put the checkpoint where backwards read: these run the stage again in any case."""
     held = moving.held
     activation = held.activations[step.read]
-    kept = held.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
-    return moving._replace(held=held._replace(activations=kept))
+    activations = held.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
+    return moving._replace(held=held._replace(activations=activations))
 
 
-def _offload(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+def _offload(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     held = moving.held
     host = held.host.at[step.place].set(held.activations[step.read])
-    kept = held.activations.at[step.free].set(jnp.nan)
-    return moving._replace(held=held._replace(activations=kept, host=host))
+    activations = held.activations.at[step.free].set(jnp.nan)
+    return moving._replace(held=held._replace(activations=activations, host=host))
 
 
-def _load(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+def _load(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     held = moving.held
-    kept = held.activations.at[step.write].set(held.host[step.place])
+    activations = held.activations.at[step.write].set(held.host[step.place])
     host = held.host.at[step.place].set(jnp.nan)
-    return moving._replace(held=held._replace(activations=kept, host=host))
+    return moving._replace(held=held._replace(activations=activations, host=host))
 
 
-def _update(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+def _update(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     """Make the next version with the mean of the gradients since the last."""
-    held, scale = moving.held, given.step_size / step.collected
+    held, scale = moving.held, fixed.step_size / step.collected
     total = _at(held.totals, step.total)
     old = _at(held.weights, step.weight)
     new = jax.tree.map(lambda weight, gradient: weight - scale * gradient, old, total)
     nothing = jax.tree.map(jnp.zeros_like, total)
     held = held._replace(
-        weights=_set(held.weights, step.made, new), totals=_set(held.totals, step.total, nothing)
+        weights=_set(held.weights, step.newest, new), totals=_set(held.totals, step.total, nothing)
     )
     return moving._replace(held=held)
 
 
-def _average(step: Instructions, moving: _InFlight, given: _Given, *, runs: int) -> _InFlight:
+def _average(step: Instructions, moving: _InFlight, fixed: _Fixed, *, runs: int) -> _InFlight:
     """Give all runs, whose versions stand side by side, their mean; there are `runs` at most."""
     number = jnp.arange(runs)
-    place = jnp.where(number < step.collected, step.weight + number, step.made)
+    place = jnp.where(number < step.collected, step.weight + number, step.newest)
 
     def mean(leaf: Array) -> Array:
         is_own = (number < step.collected).reshape(-1, *[1] * (leaf.ndim - 1))
@@ -229,11 +229,11 @@ def _average(step: Instructions, moving: _InFlight, given: _Given, *, runs: int)
     return moving._replace(held=held._replace(weights=jax.tree.map(mean, held.weights)))
 
 
-def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Given], _InFlight]]:
-    """What devices can do, in the order of `CODES`, and `MEAN`."""
+def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _InFlight]]:
+    """List the actions of a device, in the order of `CODES`, and `MEAN`."""
     backwards = (
-        functools.partial(_backward, of_input=of_input, of_weights=of_weights)
-        for of_input, of_weights in ((True, True), (True, False), (False, True))
+        functools.partial(_backward, for_input=for_input, for_weights=for_weights)
+        for for_input, for_weights in ((True, True), (True, False), (False, True))
     )
     average = functools.partial(_average, runs=runs)
     return [_rest, _forward, *backwards, _recompute, _offload, _load, _update, average]
@@ -273,18 +273,18 @@ def execute(
     # Instructions (slots, workers, ...), state (workers, ...).
     branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
 
-    def on_worker(own: Instructions, state: WorkerState, given: _Given) -> WorkerState:
+    def on_worker(instructions: Instructions, state: WorkerState, fixed: _Fixed) -> WorkerState:
         def slot(held: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
-            nothing = jnp.zeros(given.target.shape[1:], given.target.dtype)
+            nothing = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
             moving = _InFlight(held, nothing, nothing)
             for member in range(2):
-                each = {name: getattr(now, name)[member] for name in steps}
-                step = now._replace(**each)
-                moving = jax.lax.switch(step.code, branches, step, moving, given)
+                fields = {name: getattr(now, name)[member] for name in steps}
+                step = now._replace(**fields)
+                moving = jax.lax.switch(step.code, branches, step, moving, fixed)
             return _exchanged(moving, now, sizes), None
 
-        mine = jax.tree.map(lambda leaf: leaf[:, 0], own)
-        held, _ = jax.lax.scan(slot, _at(state, 0), mine)
+        worker_steps = jax.tree.map(lambda leaf: leaf[:, 0], instructions)
+        held, _ = jax.lax.scan(slot, _at(state, 0), worker_steps)
         return jax.tree.map(lambda leaf: leaf[None], held)
 
     mesh = Mesh(jax.devices()[: sizes.workers], (WORKERS,))
@@ -296,4 +296,4 @@ def execute(
         out_specs=by_worker,
         check_vma=False,
     )
-    return program(instructions, state, _Given(target, step_size))
+    return program(instructions, state, _Fixed(target, step_size))

@@ -57,11 +57,11 @@ class SpmdSizes(NamedTuple):
     @classmethod
     def joined(cls, sizes: Iterable["SpmdSizes"]) -> "SpmdSizes":
         """Return sizes in which all of these fit; shifts need equal numbers of workers."""
-        given = list(sizes)
-        largest = (max(values) for values in zip(*(size[:7] for size in given), strict=True))
+        listed = list(sizes)
+        largest = (max(values) for values in zip(*(size[:7] for size in listed), strict=True))
         shifts = (
-            tuple(sorted({shift for own in values for shift in own}))
-            for values in zip(*(size[7:] for size in given), strict=True)
+            tuple(sorted({shift for shifts in values for shift in shifts}))
+            for values in zip(*(size[7:] for size in listed), strict=True)
         )
         return cls(*largest, *shifts)
 
@@ -78,7 +78,7 @@ class Instructions(NamedTuple):
     seed: Int[NumpyArray, "slots workers steps"]  # of the gradient of the loss
     microbatch: Int[NumpyArray, "slots workers steps"]  # whose loss that is
     weight: Int[NumpyArray, "slots workers steps"]  # version of the weights that is read
-    made: Int[NumpyArray, "slots workers steps"]  # version that an update makes
+    newest: Int[NumpyArray, "slots workers steps"]  # version that an update makes
     # sum of the gradients that the next update applies
     total: Int[NumpyArray, "slots workers steps"]
     collected: Int[NumpyArray, "slots workers steps"]  # gradients in it; of a mean, runs
@@ -109,7 +109,7 @@ class StageCopies(NamedTuple):
     versions: Int[NumpyArray, "workers stages"]  # versions of each run
 
     @classmethod
-    def of(cls, table: ScheduleTable) -> "StageCopies":
+    def from_table(cls, table: ScheduleTable) -> "StageCopies":
         """Number the copies of each worker by stage."""
         held = np.zeros((table.num_workers, table.num_stages), bool)
         held[table.placement, np.arange(table.num_stages)[None]] = True
@@ -123,9 +123,9 @@ class StageCopies(NamedTuple):
         return cls(number, first, versions)
 
 
-def sizes_of(table: ScheduleTable, workers: int) -> SpmdSizes:
-    """Return what a table needs on so many devices, at least its own workers."""
-    copies, runs = StageCopies.of(table), table.weights.runs
+def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
+    """Return the sizes that a table needs on so many devices, at least its own workers."""
+    copies, runs = StageCopies.from_table(table), table.weights.runs
     held = int(copies.number.max()) + 1
     hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
     return SpmdSizes(
@@ -186,28 +186,28 @@ def _placed(table: ScheduleTable) -> _Placed:
     ops = table.ops
     worker = ops.cell // table.num_slots
     step = (np.arange(len(ops.cell)) >= np.count_nonzero(table.phase)).astype(np.int32)
-    copy = StageCopies.of(table).number[worker, ops.stage]
+    copy = StageCopies.from_table(table).number[worker, ops.stage]
     place = copy * table.num_microbatches + ops.microbatch
     return _Placed(ops, (lockstep_slots(table)[ops.cell], worker, step), copy, place)
 
 
 def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Say which activation every op reads, keeps and drops, at which weights."""
+    """Write the activation that each op reads, keeps and drops, and its weights."""
     # The buffer of activations holds what has arrived, and behind it what a backward will read. An
     # activation that is recomputed stays where it arrived until R; O and L move what F has left.
     placed, versions, runs = _placed(table), find_versions(table), table.weights.runs
-    ops, copies = placed.ops, StageCopies.of(table)
+    ops, copies = placed.ops, StageCopies.from_table(table)
     again = is_recomputed(table)[ops.stage, ops.microbatch]
-    arrived, kept = placed.place, placed.place + sizes.places
-    left = np.where(again, arrived, kept)
+    arrived, backward_place = placed.place, placed.place + sizes.places
+    after_forward = np.where(again, arrived, backward_place)
     run = ops.microbatch % runs
     read = copies.version[placed.at[1], ops.stage]
     read = read + versions.read[ops.stage, ops.microbatch] * runs + run
 
     def put(name: str, phases: Iterable[Phase], values: NumpyArray, where: NumpyArray) -> None:
-        mine = np.isin(ops.phase, [*phases]) & where
-        at = placed.take(mine).at
-        getattr(written, name)[at] = values[mine]
+        chosen = np.isin(ops.phase, [*phases]) & where
+        at = placed.take(chosen).at
+        getattr(written, name)[at] = values[chosen]
 
     always = np.ones(len(ops.phase), bool)
     backward = Phase.B, Phase.I, Phase.W
@@ -217,15 +217,15 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     put("place", CODES, placed.place, always)
     put("weight", (Phase.F, *backward), read, always)
     put("read", (Phase.F, Phase.R), arrived, always)
-    put("read", backward, kept, always)
-    put("read", (Phase.O,), left, always)
-    put("write", (Phase.F,), kept, ~again)
-    put("write", (Phase.R,), kept, always)
-    put("write", (Phase.L,), left, always)
+    put("read", backward, backward_place, always)
+    put("read", (Phase.O,), after_forward, always)
+    put("write", (Phase.F,), backward_place, ~again)
+    put("write", (Phase.R,), backward_place, always)
+    put("write", (Phase.L,), after_forward, always)
     put("free", (Phase.F,), arrived, ~again)
     put("free", (Phase.R,), arrived, always)
-    put("free", WEIGHT_GRADS, kept, always)
-    put("free", (Phase.O,), left, always)
+    put("free", WEIGHT_GRADS, backward_place, always)
+    put("free", (Phase.O,), after_forward, always)
     is_last = ops.stage == table.num_stages - 1
     put("seed", (Phase.F,), placed.place, is_last)
     put("microbatch", (Phase.F,), ops.microbatch, is_last)
@@ -234,7 +234,7 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
 
 
 def _write_updates(table: ScheduleTable, written: Instructions) -> None:
-    """Say which version every update reads and makes, and how many gradients it applies."""
+    """Write the version that each update reads and makes, and its number of gradients."""
     # An update is named after a microbatch whose gradient it applies.
     if not table.updates_within:
         return
@@ -245,14 +245,14 @@ def _write_updates(table: ScheduleTable, written: Instructions) -> None:
     number, run = applied[ops.stage, ops.microbatch], ops.microbatch % runs
     # it applies the gradients of that number which microbatches of its run leave on its copy
     on_worker = table.placement[table.pipe_of_microbatch].T  # (stages, microbatches)
-    run_of = np.arange(table.num_microbatches) % runs
-    own = (applied[ops.stage] == number[:, None]) & (on_worker[ops.stage] == worker[:, None])
-    own &= run_of == run[:, None]
+    microbatch_run = np.arange(table.num_microbatches) % runs
+    applies = (applied[ops.stage] == number[:, None]) & (on_worker[ops.stage] == worker[:, None])
+    applies &= microbatch_run == run[:, None]
     # version v of run r stands at first + v * runs + r
-    first = StageCopies.of(table).version[worker, ops.stage]
+    first = StageCopies.from_table(table).version[worker, ops.stage]
     written.weight[updates.at] = first + number * runs + run
-    written.made[updates.at] = first + (number + 1) * runs + run
-    written.collected[updates.at] = own.sum(axis=1)
+    written.newest[updates.at] = first + (number + 1) * runs + run
+    written.collected[updates.at] = applies.sum(axis=1)
     if runs > 1:
         _write_means(table, updates, number, written)
 
@@ -269,16 +269,16 @@ def _write_means(
     rounds = ops.microbatch // rule.round_size
     kinds = np.stack([worker, ops.stage, rounds])  # of a copy of a stage in a round
     for kind in np.unique(kinds[:, rounds < rounds.max()], axis=1).T:
-        own = np.flatnonzero((kinds == kind[:, None]).all(axis=0))
+        members = np.flatnonzero((kinds == kind[:, None]).all(axis=0))
         newest = np.full(rule.runs, NOWHERE)
-        np.maximum.at(newest, ops.microbatch[own] % rule.runs, number[own])
+        np.maximum.at(newest, ops.microbatch[members] % rule.runs, number[members])
         if len(np.unique(newest)) > 1:
             raise ValueError(
                 f"{table.name} averages runs that do not have equal numbers of updates"
             )
-        last = own[np.argmax(slot[own])]
+        last = members[np.argmax(slot[members])]
         at = slot[last], worker[last], 1
-        first = StageCopies.of(table).version[worker[last], ops.stage[last]]
+        first = StageCopies.from_table(table).version[worker[last], ops.stage[last]]
         written.code[at] = MEAN
         written.weight[at] = first + (newest[0] + 1) * rule.runs
         written.collected[at] = rule.runs
@@ -298,5 +298,5 @@ def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instruction
         stage = ops.stage + hop
         receiver = table.placement[ops.pipe, stage]
         lane = np.searchsorted(shifts, (receiver - worker) % sizes.workers)
-        copy = StageCopies.of(table).number[receiver, stage]
+        copy = StageCopies.from_table(table).number[receiver, stage]
         field[slot, receiver, lane] = copy * table.num_microbatches + ops.microbatch

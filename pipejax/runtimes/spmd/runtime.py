@@ -27,7 +27,7 @@ from pipejax.runtimes.spmd.execute import (
     training_data,
     unpipelined,
 )
-from pipejax.runtimes.spmd.instructions import LEFT_OUT, SpmdSizes, StageCopies, instruct, sizes_of
+from pipejax.runtimes.spmd.instructions import LEFT_OUT, SpmdSizes, StageCopies, instruct, sizes_for
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
@@ -55,10 +55,10 @@ class TrainingStep(NamedTuple):
 
 def check_devices(workers: int) -> None:
     """Refuse to run where JAX has fewer devices than there are workers."""
-    found = len(jax.devices())
-    if found < workers:
+    count = len(jax.devices())
+    if count < workers:
         raise ValueError(
-            f"the table has {workers} workers, but JAX has {found} devices here: "
+            f"the table has {workers} workers, but JAX has {count} devices here: "
             f"JAX_NUM_CPU_DEVICES={workers} must be set before JAX starts"
         )
 
@@ -66,7 +66,7 @@ def check_devices(workers: int) -> None:
 def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> TrainingStep:
     """Run one step under a table, in a program of given sizes."""
     check_devices(sizes.workers)
-    copies, data = StageCopies.of(table), _data(table, model)
+    copies, data = StageCopies.from_table(table), _data(table, model)
     end = execute(
         jax.tree.map(jnp.asarray, instruct(table, sizes)),
         _state(table, model, sizes, copies, data),
@@ -85,8 +85,8 @@ def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> Training
         return total
 
     def last(leaf: NumpyArray) -> NumpyArray:
-        of_runs = newest[worker, stage][first, None] + np.arange(table.weights.runs)
-        return leaf[worker[first, None], of_runs].mean(axis=1)
+        newest_of_runs = newest[worker, stage][first, None] + np.arange(table.weights.runs)
+        return leaf[worker[first, None], newest_of_runs].mean(axis=1)
 
     home = table.placement[table.pipe_of_microbatch, -1]
     losses = end.losses[home, np.arange(table.num_microbatches)]
@@ -139,7 +139,7 @@ def _state(
     )
 
 
-def errors_of(
+def step_errors(
     table: ScheduleTable, step: TrainingStep, model: SmallModel, stages: int, microbatches: int
 ) -> StepErrors:
     """Compare a step with that of the model without a pipeline, compiled for given sizes."""
@@ -153,10 +153,10 @@ def errors_of(
     )
     pairs = zip(step.gradients, gradients, strict=True)
     errors = []
-    for found, wanted in pairs:
+    for ours, exact_stages in pairs:
         for stage in range(table.num_stages):
-            exact = np.asarray(wanted)[stage]
-            largest = np.max(np.abs(np.asarray(found[stage]) / count - exact))
+            exact = np.asarray(exact_stages)[stage]
+            largest = np.max(np.abs(np.asarray(ours[stage]) / count - exact))
             errors.append(float(largest / np.max(np.abs(exact))))
     mean = float(np.mean(step.losses))
     return StepErrors(float(np.max(errors)), mean, abs(mean - float(loss)) / abs(float(loss)))
@@ -165,11 +165,11 @@ def errors_of(
 def run_steps(tables: Sequence[ScheduleTable], model: SmallModel) -> list[StepErrors]:
     """Run a step under each table; all of them share one compilation."""
     workers = max(table.num_workers for table in tables)
-    sizes = SpmdSizes.joined(sizes_of(table, workers) for table in tables)
+    sizes = SpmdSizes.joined(sizes_for(table, workers) for table in tables)
     stages = max(table.num_stages for table in tables)
     microbatches = max(table.num_microbatches for table in tables)
     return [
-        errors_of(table, train(table, model, sizes), model, stages, microbatches)
+        step_errors(table, train(table, model, sizes), model, stages, microbatches)
         for table in tables
     ]
 
@@ -203,16 +203,16 @@ def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[Runti
         "JAX_ENABLE_X64": "true",
         "XLA_FLAGS": " ".join(flags),
     }
-    [found] = call_together(MODULE, [request], environment)
+    [answer] = call_together(MODULE, [request], environment)
     return [
         RuntimeRun(
             "jax",
-            found["version"],
+            answer["version"],
             **step,
             left_out=left_out(table),
             step_size=model.step_size if table.updates_within else None,
         )
-        for table, step in zip(tables, found["steps"], strict=True)
+        for table, step in zip(tables, answer["steps"], strict=True)
     ]
 
 
