@@ -165,7 +165,7 @@ def test_the_command_writes_both(tmp_path, call, monkeypatch):
 def test_python_writes_what_the_command_writes(tmp_path, call):
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     for name, form in FORMATS.items():
-        if not form.of_run:
+        if not form.is_run:
             paths = tmp_path / f"{name}.call", tmp_path / f"{name}.command"
             pj.write_table(table, paths[0], format=name)
             size = ("-s", "1f1b", "-P", "2", "-M", "4")

@@ -233,7 +233,7 @@ def test_levels_pick_what_files_and_microbatches_say():
     far = pj.Costs(forward=1.0, backward=2.0, transmit=10 * transmit)
     placed = levels_on(near, table, pj.Topology(2, transmit=(1.0, 2.0)))
     assert placed.at([0, 1, 2, 3]).transmit[0, 0].tolist() == [1.0, 2.0, 1.0]
-    own = type(placed).of_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
+    own = type(placed).from_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
     assert own[1, 0].tolist() == [[1, 2, 3], [40, 50, 60], [7, 8, 9]]
 
 

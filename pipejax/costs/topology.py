@@ -167,7 +167,7 @@ def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "Placed
     assert isinstance(transmit, tuple)
     times = zip(latency, transmit, strict=True)
     by_level = [unchecked_costs(leaves | {"latency": x, "transmit": y}) for x, y in times]
-    return PlacedCosts.of_levels(by_level, table, topology.sizes)
+    return PlacedCosts.from_levels(by_level, table, topology.sizes)
 
 
 class PlacedCosts(NamedTuple):
@@ -181,7 +181,7 @@ class PlacedCosts(NamedTuple):
     by_sharing: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
-    def of_levels(
+    def from_levels(
         cls, costs: Sequence[Costs], table: ScheduleTable, sizes: Sequence[int]
     ) -> "PlacedCosts":
         """Collect costs that hold if all messages go over links of each level."""

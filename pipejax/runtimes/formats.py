@@ -13,7 +13,7 @@ class TableFormat(NamedTuple):
 
     module: str  # of the writer
     function: str  # returns the text
-    of_run: bool = False  # whether it takes a run (`Evaluation`) and no table
+    is_run: bool = False  # whether it takes a run (`Evaluation`) and no table
 
     @property
     def writer(self) -> Callable[[Any], str]:
@@ -27,5 +27,5 @@ FORMATS: Mapping[str, TableFormat] = {
     "jaxpp": TableFormat("pipejax.runtimes.exports", "to_jaxpp"),
     "shardy": TableFormat("pipejax.runtimes.exports", "to_shardy"),
     "json": TableFormat("pipejax.schedules.table.table_files", "to_json"),
-    "chrome-trace": TableFormat("pipejax.analysis.runs.chrome_trace", "chrome_trace", of_run=True),
+    "chrome-trace": TableFormat("pipejax.analysis.runs.chrome_trace", "chrome_trace", is_run=True),
 }

@@ -37,6 +37,6 @@ def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = 
     if format is None:
         text = text_for(table, Path(path))
     else:
-        formats = {name: form for name, form in FORMATS.items() if not form.of_run}
+        formats = {name: form for name, form in FORMATS.items() if not form.is_run}
         text = formats[one_of(format, formats, "format")].writer(table)
     write_file(path, text)

@@ -68,7 +68,7 @@ def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
     return [Regime(*values) for values in columns]
 
 
-def regime_of(workload: Workload, per_node: float) -> Regime:
+def workload_regime(workload: Workload, per_node: float) -> Regime:
     """Return the regime of a workload on nodes of so many accelerators."""
     experts = 0 if workload.model.moe is None else 1 + (workload.expert_parallel > per_node)
     return Regime(workload.zero >= 3, experts, workload.precision in OPERAND_BYTES)

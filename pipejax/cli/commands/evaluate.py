@@ -219,9 +219,9 @@ def _said(
 
 def _evidence(workload: "pj.Workload", system: "pj.System", stack: str) -> object:
     """Say what the step time rests on, as a plan does."""
-    from pipejax.analysis.step.evidence import evidence_for, known_evidence, regime_of
+    from pipejax.analysis.step.evidence import evidence_for, known_evidence, workload_regime
 
-    regime = regime_of(workload, float(system.gpus_per_node))
+    regime = workload_regime(workload, float(system.gpus_per_node))
     return evidence_line(regime, evidence_for(regime, known_evidence(system, stack)), system.name)
 
 

@@ -28,7 +28,7 @@ def export(
     """
     format = one_of(format, FORMATS, "--format")
     costs = or_slots(pricing, table)
-    given = pj.evaluate(table, costs, link=links) if FORMATS[format].of_run else table
+    given = pj.evaluate(table, costs, link=links) if FORMATS[format].is_run else table
     text = FORMATS[format].writer(given)
     out.save_text(text)
     size = len(text.encode())

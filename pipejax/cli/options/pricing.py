@@ -97,7 +97,7 @@ class Pricing(NamedTuple):
         from pipejax.costs.topology import PlacedCosts
 
         if self.workload is None or self.system is None:
-            return PlacedCosts.of_levels(self._levels(table), table, self.machine.sizes)
+            return PlacedCosts.from_levels(self._levels(table), table, self.machine.sizes)
         from pipejax.costs.stage.model_topology import model_placements
 
         by_place = model_placements(self.workload, self.system, table)

@@ -170,7 +170,7 @@ class Microbatches(NamedTuple):
         from pipejax.costs.stage.microbatches import Packed
 
         replicas = 1 if self.workload is None else self.workload.data_parallel
-        return replicas * float(Packed.of(self.lengths or []).tokens.sum())
+        return replicas * float(Packed.from_lengths(self.lengths or []).tokens.sum())
 
     def bytes_of(self, table: pj.ScheduleTable) -> dict[str, NumpyArray]:
         """Return the model's sizes for `activation_memory`, (stages, microbatches) each."""
@@ -199,7 +199,7 @@ class Microbatches(NamedTuple):
         count = table.num_microbatches
         if self.lengths is not None and self.workload is None:
             _check_count("--lengths", self.lengths, count)
-            tokens = Packed.of(self.lengths).tokens
+            tokens = Packed.from_lengths(self.lengths).tokens
             costs = pj.costing.scaled_costs(costs, table, microbatches=tokens / tokens.mean())
         elif self.scale is not None:
             _check_count("--microbatch-scale", self.scale, count)

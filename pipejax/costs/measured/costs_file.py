@@ -185,7 +185,7 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
         return levels[0]
     if not sizes:
         raise ValueError(f"{path}: places need workers_per_node, which it does not say")
-    return PlacedCosts.of_levels(levels, table, sizes).at(places_on(table, places))
+    return PlacedCosts.from_levels(levels, table, sizes).at(places_on(table, places))
 
 
 def read_sizes(path: str | Path) -> tuple[int, ...]:

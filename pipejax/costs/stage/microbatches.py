@@ -44,7 +44,7 @@ def by_length(
     price: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
     """Price each different microbatch once, and stack the results by microbatch."""
-    packed = Packed.of(lengths)
+    packed = Packed.from_lengths(lengths)
     packed.check_count(table)
     size = np.where(
         packed.is_packed, packed.tokens / packed.sequence, float(workload.microbatch_size(table))
@@ -69,7 +69,7 @@ class Packed(NamedTuple):
     is_packed: NumpyArray  # (microbatches) whether its sequences were given, not its tokens
 
     @classmethod
-    def of(cls, lengths: Lengths) -> "Packed":
+    def from_lengths(cls, lengths: Lengths) -> "Packed":
         """Read lengths; each is tokens, or a list of sequences."""
         entries = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
         rows: list[list[Any]] = [[*n] if isinstance(n, list | tuple) else [n] for n in entries]
@@ -123,7 +123,7 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
     try:
         text = read_file(Path(path)).decode("utf-8-sig")
         lengths = _in_json(text) if text.lstrip()[:1] in ("[", "{") else _in_lines(text)
-        Packed.of(lengths)
+        Packed.from_lengths(lengths)
     except (ValueError, TypeError) as error:  # undecodable bytes are one too
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
     return lengths

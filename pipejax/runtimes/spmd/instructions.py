@@ -118,6 +118,8 @@ class StageCopies(NamedTuple):
         stage = np.arange(table.num_stages)[:, None]
         np.maximum.at(versions, (worker, stage), 1 + find_versions(table).updates)
         versions[~held] = 0
+        # A worker that holds stages 0 and 2 of 4, with 3 and 2 versions:
+        #   held 1 0 1 0 -> number 0 - 1 -;  versions 3 0 2 0 -> first 0 3 3 5 (times runs)
         number = np.where(held, np.cumsum(held, axis=1) - 1, NOWHERE)
         first = (np.cumsum(versions, axis=1) - versions) * table.weights.runs
         return cls(number, first, versions)
