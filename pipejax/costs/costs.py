@@ -126,7 +126,8 @@ class Costs:
     def __post_init__(self, others: Any) -> None:
         check_types(others=(others, Mapping, type(None)))
         values = {name: value for name, value in vars(self).items() if value is not None}
-        for name in values.keys() & (others or {}):
+        if twice := values.keys() & (others or {}):
+            name = min(twice)
             raise ValueError(f"others: {name} is a field of its own, give {name}=")
         values |= others or {}
         if "pair" in values and "pair_factor" in values:
@@ -462,20 +463,20 @@ def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
 def check_backward(times: Mapping[str, Any]) -> None:
     """Refuse B beside an I and a W that make up another one, where a person gives all three."""
     # Measured ones may differ by 1 %. `Costs` itself takes any: a fused backward may be faster.
-    times_given = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
-    if any(time is None for time in times_given):
+    backwards = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
+    if any(time is None for time in backwards):
         return
-    whole, *parts = np.broadcast_arrays(*(np.atleast_1d(np.asarray(time)) for time in times_given))
+    whole, *parts = np.broadcast_arrays(*(np.atleast_1d(np.asarray(time)) for time in backwards))
     total = parts[0] + parts[1]
-    for at in np.argwhere(
-        np.abs(whole - total) > CONTRADICTION * np.maximum(whole, total)
-    ).tolist():
+    differs = np.abs(whole - total) > CONTRADICTION * np.maximum(whole, total)
+    if differs.any():
+        first = np.argwhere(differs)[0].tolist()
         names = ("stage", "microbatch")[: np.squeeze(whole).ndim]
-        where = ", ".join(f"{name} {k}" for name, k in zip(names, at, strict=False))
-        b, i, w = (float(time[tuple(at)]) for time in (whole, *parts))
+        places = [f"{name} {k}" for name, k in zip(names, first, strict=False)]
+        where = f" on {', '.join(places)}" if places else ""
+        b, i, w = (float(time[tuple(first)]) for time in (whole, *parts))
         raise ValueError(
-            f"B contradicts I + W: {b:g} is not {i:g} + {w:g}{f' on {where}' * bool(where)}: give "
-            "B, or I and W"
+            f"B contradicts I + W: {b:g} is not {i:g} + {w:g}{where}: give B, or I and W"
         )
 
 

@@ -40,7 +40,7 @@ def with_known_cells(
     dropped = ", ".join(f"{count[phase]} {phase.name}" for phase in unknown if count[phase])
     if not dropped:
         return table
-    later = ": it updates after the whole table" * table.updates_within
+    later = ": it updates after the whole table" if table.updates_within else ""
     warnings.warn(
         f"{dropped} cells are left out, {runtime} has none{later}; --format json keeps them",
         LossWarning,
@@ -353,7 +353,8 @@ def check_sayable(table: ScheduleTable) -> None:
     """Refuse a table that PyTorch's runtime cannot execute, with the reason."""
     check_usual(table, "PyTorch's runtime")
     name = f"PyTorch's runtime cannot run {table.name}"
-    for phase, number in absent(table).items():
+    if counts := absent(table):
+        phase, number = next(iter(counts.items()))
         raise ValueError(f"{name}: {number} {phase.name} cells, {ABSENT[phase]}")
     check_ranks(table)
     last = table.num_stages - 1

@@ -53,8 +53,8 @@ def default_parameters(program: Program) -> tuple[str, ...]:
     for phase in layout.timed:  # of kinds that share a cost the first names it
         if phase in chosen:
             named.setdefault(phase.kind.time, phase.name)
-    has_messages = len(program.messages.producer) > 0
-    return (*named.values(), *("c_F", "c_B") * has_messages)
+    messages = ("c_F", "c_B") if len(program.messages.producer) else ()
+    return (*named.values(), *messages)
 
 
 def named_parameters(
@@ -300,7 +300,8 @@ def _sum(symbols: Sequence[str], counts: Counts, factor: Callable[[Fraction], st
     text = ""
     for symbol, count in zip(symbols, counts, strict=True):
         if count:
-            sign = (" - " if count < 0 else " + ") if text else "-" * (count < 0)
+            plus, minus = (" + ", " - ") if text else ("", "-")  # the first term has no plus
+            sign = minus if count < 0 else plus
             text += f"{sign}{'' if abs(count) == 1 else factor(abs(count))}{symbol}"
     return text or "0"
 

@@ -221,7 +221,7 @@ def _shaped(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
     """Give numbers one axis, or two where they differ by microbatch."""
     values, (stages, microbatches) = as_floats(value, name), shape
     if values.shape not in ((), (stages,), shape):
-        extra = f" and {microbatches} microbatches" * (values.ndim == 2)
+        extra = f" and {microbatches} microbatches" if values.ndim == 2 else ""
         raise ValueError(
             f"{name} must be a number or one for each of {stages} stages{extra}, got shape "
             f"{values.shape}"

@@ -185,7 +185,7 @@ def _place(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
     for track, parts in sorted(on.items(), key=lambda item: item[0]):
         for number, lane in enumerate(_lanes(parts), 1):
             tid = COMPUTE if track.kind == COMPUTE and number == 1 else next(tids)
-            title = track.title + f" ({number})" * (number > 1)
+            title = f"{track.title} ({number})" if number > 1 else track.title
             names += _named("thread", track.worker, tid, title, tid)
             for part in lane:
                 part.tid = tid

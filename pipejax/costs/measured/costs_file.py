@@ -56,7 +56,7 @@ def read_csv(path: Path) -> dict[str, Any]:
     # stands in the row of the stage before its boundary, so the last row has none.
     header = read_lines(path)[0]
     if "stage" not in header:
-        hint = ": columns are parted by ,, not by ;" * (";" in "".join(header))
+        hint = ": columns are parted by ,, not by ;" if ";" in "".join(header) else ""
         raise ValueError(
             f"{path} is not JSON, and no table of costs: column 'stage' is missing, of a row for "
             f"each stage from 0{hint}"

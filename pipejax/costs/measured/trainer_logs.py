@@ -160,7 +160,6 @@ class TrainerLog(NamedTuple):
             times.append((size, line.get("seconds", time)))
         rows, notes = rows_by_batch(self.path, times)
         source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
-        return [{"model": model, **columns, **row, **source} for row in rows], [
-            *notes,
-            *filter(None, [f"{self.path}: {self.trainer.note}" * bool(self.trainer.note)]),
-        ]
+        if self.trainer.note:
+            notes = [*notes, f"{self.path}: {self.trainer.note}"]
+        return [{"model": model, **columns, **row, **source} for row in rows], [*notes]

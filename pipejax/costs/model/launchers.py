@@ -347,7 +347,7 @@ def _pipeline_module(job: _Job) -> str:
         return ""
     axes = f"num_pp={job.workers}, num_mp={job.workload.tensor_parallel}"
     layers, group, _ = job.workload.recomputation
-    again = f", activation_checkpoint_interval={group}" * (layers == math.inf)
+    again = f", activation_checkpoint_interval={group}" if layers == math.inf else ""
     return (
         f"PipelineModule(layers, topology=PipeModelDataParallelTopology({axes}, "
         f"num_dp={job.workload.data_parallel}), partition_method='type:transformer'{again})"

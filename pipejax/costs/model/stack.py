@@ -107,7 +107,7 @@ def software_of(system: System, stack: Stack | str | Path | None = None) -> Stac
         stack = dataclasses.replace(stack, workload={**stack.workload, "overlap": record.overlap})
     if stack.workload:
         fields = ", ".join(f"{name} = {value}" for name, value in stack.workload.items())
-        by = f"{stack.name}, " * bool(stack.name)
+        by = f"{stack.name}, " if stack.name else ""
         warnings.warn(
             f"{system.name}: used as in the runs that it was calibrated on: {by}{fields}", Notice, 4
         )

@@ -181,7 +181,7 @@ class Workload:
                 "expert_parallel",
             )
         if self.has_experts and holders % (self.expert_tensor * self.expert_parallel):
-            default = " (tensor_parallel, by default)" * (not self.expert_tensor_parallel)
+            default = "" if self.expert_tensor_parallel else " (tensor_parallel, by default)"
             raise MismatchError(
                 f"expert_tensor_parallel {self.expert_tensor}{default} x expert_parallel "
                 f"{self.expert_parallel} must divide {whole} x data_parallel); "

@@ -147,11 +147,11 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
     """Write the instructions of a table, for a program of given sizes."""
     table = executed(table)
     shape = sizes.slots, sizes.workers
-    nobody = {  # the entry that takes what nobody needs
+    unused = {  # spare entries, which nothing reads
         "code": 0,
         **dict.fromkeys(("read", "write", "free", "activation_to"), 2 * sizes.places),
         **dict.fromkeys(("place", "seed", "gradient_to"), sizes.places),
-        **dict.fromkeys(("weight", "made"), sizes.weights),
+        **dict.fromkeys(("weight", "newest"), sizes.weights),
         **dict.fromkeys(("total", "sum"), sizes.totals),
         "microbatch": sizes.microbatches,
         "collected": 1,
@@ -161,7 +161,7 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
         "gradient_to": len(sizes.gradient_shifts),
     }
     blank = {
-        name: np.full((*shape, lanes.get(name, 2)), nobody[name], np.int32)
+        name: np.full((*shape, lanes.get(name, 2)), unused[name], np.int32)
         for name in Instructions._fields
     }
     written = Instructions(**blank)
