@@ -234,7 +234,7 @@ COSTS = {  # F, messages and B of a file for 2 stages and 3 microbatches, or wha
     "count": ({"F": [[1, 2], 1], "B": 1}, "F has 2 entries, the table has 3 microbatches"),
     "negative": ({"F": [[1, 2, -1], 1], "B": 1}, "F must be finite numbers of at least 0, got -1"),
     "depth": ({"F": [[[1], 2, 1], 1], "B": 1}, r"F must be finite numbers .* got \[1\]"),
-    "all-reduce": ({"F": 1, "B": 2, "A": [[1, 2, 3], 1]}, "A is of no microbatch"),
+    "all-reduce": ({"F": 1, "B": 2, "A": [[1, 2, 3], 1]}, "A has no microbatch axis"),
     "contradiction": (
         {"F": 1, "B": [[2, 2, 3], 2], "I": 1, "W": 1},
         r"B contradicts I \+ W: 0.003 is not 0.001 \+ 0.001 on stage 0, microbatch 2",

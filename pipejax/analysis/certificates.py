@@ -106,7 +106,7 @@ def certificate(
     offload: bool = False,
     lower_bounds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """State what a run claims, with its table, links and costs: `verify` derives it again.
+    """State the claim of a run with its table, links and costs, so that `verify` can derive it.
 
     Args:
       evaluation: the run.

@@ -1,4 +1,4 @@
-"""Times of a prompt in chunks: later tokens attend to more, so a chunk costs what is before it.
+"""Times of a prompt in chunks: later tokens attend to more tokens before them.
 
 A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p: what any chunk takes,
 what each token takes, what each pair of a token and one that it attends to takes, and what each

@@ -117,7 +117,7 @@ class Costs:
     others: dataclasses.InitVar[Any] = None  # Mapping[str, Seconds] | None
 
     def __new__(cls, *args: Any, **times: Any) -> "Costs":
-        """Refuse an unknown name, and say which is meant."""
+        """Refuse an unknown name, and suggest the nearest one."""
         for name in times:
             if name not in (*FIELDS, "others"):
                 raise unknown_cost(name)
@@ -291,7 +291,7 @@ class Costs:
                 raise ValueError(f"phase {phase.name} has no cost: give {way}")
 
     def time(self, phase: AnyPhase) -> Any:
-        """Return what ops of a phase take [s], None where it is not known.
+        """Return the time of ops of a phase [s], or None if it is unknown.
 
         Args:
           phase: one with a duration.
@@ -382,7 +382,7 @@ def with_leaves(costs: Costs, leaves: Mapping[str, Any]) -> Costs:
 
 
 def needed_by(table: ScheduleTable) -> tuple[Phase, ...]:
-    """Phases whose times say what a table costs: F and B, of a table that has them."""
+    """Return the phases whose times a table needs: F and B, if it has them."""
     if Phase.F not in table.used_phases:
         return ()
     return (Phase.F,) if table.grammar.forward_only else (Phase.F, Phase.B)
@@ -431,7 +431,7 @@ def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
 # A tree of costs also holds derivatives, axes or the inside of a transformation, which are no
 # costs: taking it apart and putting it together neither checks nor fills in anything.
 def _taken_apart(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]:
-    """Names and leaves of a tree of costs, those of every table first, and its form: the names."""
+    """Flatten a tree of costs: names and leaves, and the names as its form."""
     names = tuple(vars(costs))
     return names, tuple(vars(costs).values()), names
 

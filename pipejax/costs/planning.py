@@ -1,4 +1,4 @@
-"""Schedules for a run: those whose order follows from times are planned for the run's times.
+"""Schedules for a run: planned schedules get the times of the run.
 
 Every door of the package builds a schedule here, so that all of them answer with the same table.
 Times are planned for in forwards (the mean F is 1), to a millionth: costs that differ in scale or

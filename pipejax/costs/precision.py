@@ -186,7 +186,7 @@ def on_host(value: Any) -> NumpyArray:
 
 
 def checked_seconds(name: str, value: Any) -> Any:
-    """Return a cost as a float or an array of floats [s]; refuse what is no time."""
+    """Return a cost as a float or an array of floats [s]; refuse other values."""
     if type(value) is float and 0 <= value < np.inf:
         return value  # most costs are: a single evaluation is to take no time
     if isinstance(value, Many):  # a price, whose values whoever asked for it looks at

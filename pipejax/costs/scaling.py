@@ -57,7 +57,7 @@ _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(
 
 
 class ScaledFields(NamedTuple):
-    """Costs of a table that are scaled together, those of kinds of its own among them."""
+    """Groups of a table's costs that are scaled together, with kinds of its own."""
 
     words: Mapping[str, tuple[str, ...]]  # fields by letter, field or group
     growing: tuple[str, ...]  # of a microbatch, and longer for a longer one
@@ -67,7 +67,7 @@ class ScaledFields(NamedTuple):
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "ScaledFields":
-        """Add what the kinds of a table cost to what those of every table do."""
+        """Add the costs of a table's own kinds to those of every table."""
         kinds = table.grammar.own
         computed = tuple(p.kind.time for p in kinds if p.kind.lane == COMPUTING)
         numbered = tuple(p.kind.time for p in kinds if p.kind.of in (MICROBATCH, WORKER))
@@ -272,7 +272,7 @@ def _read_factor(text: str, where: str) -> float:
 
 
 def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, scaled: ScaledFields) -> None:
-    """Refuse what would scale nothing, or at no place of the table."""
+    """Refuse a rule that scales nothing, or names no place of the table."""
     counts = {
         "stage": table.num_stages,
         "worker": table.num_workers,

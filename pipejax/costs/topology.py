@@ -197,7 +197,7 @@ class PlacedCosts(NamedTuple):
         return np.unique((self.level > 0).argmin(axis=1), return_inverse=True)[1]
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
-        """Return what of a placement decides its costs: equal rows cost the same."""
+        """Return the parts of placements that decide costs: equal rows cost the same."""
         level, (near, ends) = self._boundaries(places), self._near(places)
         moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
         rows = [level[:, moves], *([near, ends] if self.by_sharing else [])]

@@ -1,4 +1,4 @@
-"""Tables for other runtimes: PyTorch's, and those of JAX that dispatch one program per worker.
+"""Tables for other runtimes: PyTorch's, and JAX runtimes with one program per worker.
 
 Schedules of these runtimes of JAX are objects of Python, so a table becomes a module: its rows as
 literals, and the few lines that make objects of them. They take F, B, I and W of one pipe.
@@ -53,7 +53,7 @@ UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
 
 
 def checked(table: ScheduleTable, runtime: str) -> ScheduleTable:
-    """Leave out what the runtime has no word for, with a warning; refuse several pipes."""
+    """Drop cells that the runtime does not have, with a warning; refuse several pipes."""
     # And a grammar of its own, which says more than cells do.
     check_usual(table, runtime)
     if table.num_pipes > 1:
@@ -77,7 +77,7 @@ def halves(op: Op, *, split: bool) -> tuple[Op, ...]:
 
 
 def ops_in(cell: Cell, *, split: bool) -> list[Op]:
-    """List what a cell runs."""
+    """List the ops of a cell."""
     return [half for op in cell for half in halves(op, split=split)]
 
 
@@ -87,7 +87,7 @@ def literal(rows: Iterable[Sequence[object]]) -> str:
 
 
 def title(table: ScheduleTable, runtime: str) -> str:
-    """Say in the first line of a module what it holds; a name of the user's may hold anything."""
+    """Return the first line of a module, safe for any name of a table."""
     name = table.name.encode("unicode_escape").decode().replace('"', "'")
     sizes = f"{table.num_workers} workers, {table.num_stages} stages"
     return (
@@ -318,7 +318,7 @@ def absent(table: ScheduleTable) -> dict[Phase, int]:
 
 
 def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
-    """Put what PyTorch's runtime needs beside SEND and RECV into a table that has these."""
+    """Add cells that PyTorch's runtime needs beside SEND and RECV."""
     # Every SEND needs its wait. What gathers parameters and reduces gradients is asked for where
     # parameters are sharded, or gradients are to be means. A notice says what was put in.
     if not table.has_communication:
@@ -340,7 +340,7 @@ def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
 
 
 def to_torch_csv(table: ScheduleTable) -> str:
-    """Leave out what PyTorch's runtime does not know, put in what it needs, and say so."""
+    """Return a table as PyTorch's CSV; warn of dropped cells."""
     # Where gathers and reductions run is no part of it.
     table = on_lane(table, COMPUTING)
     check_usual(table, "PyTorch's runtime")
@@ -369,7 +369,7 @@ def check_sayable(table: ScheduleTable) -> None:
 
 
 def check_ranks(table: ScheduleTable) -> None:
-    """Refuse a table that has a stage on several workers, as those of two pipes have."""
+    """Refuse a table with a stage on several workers."""
     for stage, workers in enumerate(table.placement.T.tolist()):
         if len({*workers}) > 1:
             where = " and ".join(map(str, sorted({*workers})))

@@ -63,7 +63,7 @@ def call_together(
 
 
 def serve(answer_to: Callable[[Any], Any]) -> None:
-    """Answer one request; if that fails, say why in one line. A ValueError is a refusal."""
+    """Answer one request, or report the error in one line. A ValueError is a refusal."""
     # Others may wait for a message of this process, and it for theirs: it ends at once.
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_caller, daemon=True).start()

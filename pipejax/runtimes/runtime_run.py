@@ -59,7 +59,7 @@ class RuntimeRun(NamedTuple):
 
 
 def run_table(runtime: str, job: RuntimeJob) -> RuntimeRun:
-    """Run a table on a runtime; a ValueError says what it refuses."""
+    """Run a table on a runtime; raise ValueError if the runtime cannot."""
     check_usual(job.table, f"the runtime {runtime}")
     module = RUNTIMES[known_as(runtime, RUNTIMES, "runtime")]
     run: Callable[[RuntimeJob], RuntimeRun] = import_module(module).run_table

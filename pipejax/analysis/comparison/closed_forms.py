@@ -1,4 +1,4 @@
-"""Published closed forms: what papers print for a schedule, with what they assume."""
+"""Closed forms that papers print for a schedule, with their assumptions."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

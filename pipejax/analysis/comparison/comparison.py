@@ -188,7 +188,7 @@ def _slots(table: ScheduleTable, slots: Slots) -> str:
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
-    """Name what the run includes and the idealised table does not."""
+    """Name the reasons why a run differs from the idealised table."""
     reasons: list[str] = []
     for names, words in _ON_THE_PATH.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)

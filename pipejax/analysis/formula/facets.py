@@ -75,7 +75,7 @@ def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int
 
 
 class _Search:
-    """Facets so far, and what is known of the rays above them."""
+    """Facets so far, and the makespans at the rays above them."""
 
     def __init__(self, solve: Solve, domain: Cone, num_parameters: int) -> None:
         self.solve, self.cone, self.num_parameters = solve, domain, num_parameters
@@ -90,7 +90,7 @@ class _Search:
         self.shift, self.evaluations = self.longest.bit_length() + 1, 1
 
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
-        """Rays whose z is below the makespan: by which share of that, most first, and counts."""
+        """List rays below the makespan: their gaps, largest first, and their counts."""
         self._run([theta for theta in self._thetas() if any(theta)])
         gaps: dict[tuple[int, ...], Fraction] = {}
         for theta, z in zip(self._thetas(), self.cone.rays[:, -1].tolist(), strict=True):
@@ -102,7 +102,7 @@ class _Search:
         return sorted(((gap, counts) for counts, gap in gaps.items()), reverse=True)
 
     def add(self, above: list[tuple[int, ...]], max_facets: int) -> None:
-        """Add the first inequalities, as far as those before leave them something to cut."""
+        """Add the first inequalities that still cut something off the cone."""
         for counts in above[: min(PER_ROUND, max_facets - len(self.facets))]:
             normal = np.zeros(self.cone.rays.shape[1], object)
             normal[: self.num_parameters], normal[-1] = [-count for count in counts], 1
@@ -191,7 +191,7 @@ class _Moving(NamedTuple):
 
 
 def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
-    """Makespans (batch) [s] of costs whose arrays all have a batch axis, by their closed form."""
+    """Return makespans (batch) [s] by their closed form; all costs need a batch axis."""
     # A sample runs through the recurrence as well, every time. None where costs move in more ways
     # than pay, or the form has too many facets.
     # An AssertionError says that the sample differs.
@@ -225,7 +225,7 @@ def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
 
 
 def _split(leaves: Mapping[str, NumpyArray]) -> tuple[dict[str, NumpyArray], list[_Moving]]:
-    """Tell costs that stay from those that move, these by equal values."""
+    """Separate constant costs from varying ones, and group these by equal values."""
     staying: dict[str, NumpyArray] = {}
     moving: list[_Moving] = []
     for name, leaf in leaves.items():

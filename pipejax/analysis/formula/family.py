@@ -34,7 +34,7 @@ class NoFamilyError(ValueError):
 
 @short_repr_of("symbol parameters first period found_on verified_on branches")
 class Family(NamedTuple):
-    """A closed form for all numbers from some on, as far as it was checked.
+    """Closed form for all numbers from `first` on, as far as it was checked.
 
     Attributes:
       symbol: "M" or "P".

@@ -349,7 +349,7 @@ def ray_scale(form: Formula, rays: Vectors) -> Whole:
 
 
 def smallest(counts: list[Fraction]) -> list[Fraction]:
-    """Divide by what all have in common."""
+    """Divide counts by their common divisor."""
     parts = math.lcm(*(count.denominator for count in counts))
     common = math.gcd(*(int(count * parts) for count in counts))
     return [count * parts / common for count in counts]

@@ -218,7 +218,7 @@ def _whole(weights: NumpyArray) -> tuple[int, Whole]:
 
 
 def _fraction(weight: float) -> Fraction:
-    """Read a weight as the fraction of small numbers that it is nearest to, or as it is stored."""
+    """Read a weight as the nearest fraction of small numbers, or exactly as it is stored."""
     simple = Fraction(weight).limit_denominator(MOST_PARTS)
     return simple if float(simple) == weight else Fraction(weight)
 

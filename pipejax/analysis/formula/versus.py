@@ -135,7 +135,7 @@ def versus(one: Formula, other: Formula) -> Versus:
 
 
 def _rows(form: Formula) -> Vectors:
-    """Counts (facets, parameters) of a form in parameters, times what makes them whole."""
+    """Return counts (facets, parameters) of a form, multiplied until they are whole."""
     return np.array(form.facets, object)
 
 
@@ -203,7 +203,7 @@ def _holds(outer: Cone, inner: Cone) -> bool:
 
 
 def _region(cone: Cone, form: Formula) -> Region:
-    """Say which inequalities bound a cone besides its domain."""
+    """List the inequalities that bound a cone besides its domain."""
     domain = {tuple(row) for row in _domain(form).inequalities.tolist()}
     size, units = len(form.parameters), form.units.tolist()
     bounds = []
@@ -241,7 +241,7 @@ class RegimeMap(NamedTuple):
 
 
 def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
-    """Find who is fastest where the second and third of three parameters vary."""
+    """Find the fastest schedule where the second and third of three parameters vary."""
     first = next(iter(forms.values()))
     if len(first.parameters) != 3:
         names = ", ".join(first.parameters)

@@ -1,4 +1,4 @@
-"""A run that is changed step by step: only what lies behind a change is run again.
+"""Run that is changed step by step: each change runs only the nodes behind it again.
 
 For an editor, or for a search that tries one small change after the other: another time of one op,
 other costs, two ops of a row swapped. Every change can be undone.
@@ -137,7 +137,7 @@ class IncrementalRun:
         return self.makespan
 
     def makespan_if(self, op: str | Op, seconds: float) -> float:
-        """Say what the makespan would be if one op took another time; nothing changes.
+        """Return the makespan if one op took another time; nothing changes.
 
         The longest path through the op and the longest of all others: both are known for every op
         after the first question, so those that follow take a few microseconds each.
@@ -158,7 +158,7 @@ class IncrementalRun:
         return max(around.without[node], through)
 
     def set_costs(self, costs: Costs) -> float:
-        """Price the run anew; what costs as much as before is not run again.
+        """Change the costs; only nodes with another time are run again.
 
         Times of single ops that were set stay where the costs of these ops stay.
 
@@ -222,7 +222,7 @@ class IncrementalRun:
         return self.makespan
 
     def makespan_if_swapped(self, first: str | Op, second: str | Op) -> float:
-        """Say what the makespan would be if two ops of a row were swapped; nothing changes.
+        """Return the makespan if two ops of a row were swapped; nothing changes.
 
         From the longest paths around both, where these decide it: a few microseconds. Where they
         do not, because all longest paths lead through one of the ops and the swap shortens them, or

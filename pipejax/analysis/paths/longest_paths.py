@@ -118,7 +118,7 @@ def longest_paths(
 def _counted(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
-    """Name what paths count, and say how often each position in the cost vector counts for it."""
+    """Name the costs that paths count, and how often each position of the vector counts."""
     # names, (costs, names) counts: a fused pair may be two ops of one phase
     layout = program.layout
     groups = np.array(layout.groups, object)

@@ -73,7 +73,7 @@ def activation_memory(
     checkpoints: Sizes | None = None,
     at_work: Sequence[Sizes] = (0.0, 0.0, 0.0),
 ) -> ActivationMemory:
-    """Follow what each worker holds of the activations during a run.
+    """Follow the activations that each worker holds during a run.
 
     F takes an activation at its start, B frees it at its end. Of a split backward, I frees all but
     the weight share and W the rest. Where the table has R, F takes a checkpoint only and R the
@@ -156,7 +156,7 @@ class GatheredWeights(NamedTuple):
 
 
 def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredWeights:
-    """Follow whose weights each worker holds during a run, beside its shards.
+    """Follow the gathered weights that each worker holds during a run, beside its shards.
 
     UNSHARD takes those of a stage at its start, RESHARD frees them at its end; what no cell gathers
     is not counted. At one moment releases come before takes.

@@ -34,7 +34,7 @@ Event = dict[str, Any]
 
 
 class Track(NamedTuple):
-    """A track of a worker; those that overlap go on several of its name."""
+    """Track of a worker; overlapping slices go on several tracks of the same name."""
 
     worker: int  # whose it is
     kind: int  # its place among those of the worker
@@ -126,7 +126,7 @@ def _event(kind: str, worker: int, tid: int, name: str, at: int, **more: Any) ->
 
 
 def _duration(start: int, end: int) -> float:
-    """Return the duration [us] of what lasts from start to end [ns]."""
+    """Return the duration [us] of an interval from start to end [ns]."""
     # Where the sum of start and duration as floats lies beyond the end as a float, the duration is
     # the next smaller one: who adds them must not come out behind the start of what follows.
     begin, finish = start / _PER_MICROSECOND, end / _PER_MICROSECOND
@@ -173,7 +173,7 @@ def _slice(track: Track, timed: Bar | Arrow, name: str, args: dict[str, Any]) ->
 
 
 def _place(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
-    """Give every slice a track on which it overlaps no other; return what all are called."""
+    """Give every slice a track without overlaps; return the names of all tracks."""
     on: dict[Track, list[_Slice]] = {_compute(worker): [] for worker in range(num_workers)}
     for part in slices:
         on.setdefault(part.track, []).append(part)
@@ -193,7 +193,7 @@ def _place(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
 
 
 def _named(what: str, worker: int, tid: int, title: str, rank: int) -> list[Event]:
-    """Return what a process or thread is called, and its place among the others."""
+    """Name a process or thread, and give its place among the others."""
     at = {"ph": "M", "pid": worker, "tid": tid}
     return [
         {**at, "name": f"{what}_name", "args": {"name": title}},

@@ -1,4 +1,4 @@
-"""A run as bars, arrows and segments: what the terminal, the drawings and the trace all show.
+"""Bars, arrows and segments of a run, for the terminal, drawings and traces.
 
 The three segments are warm-up, steady state and cool-down, as times. On a worker the warm-up ends
 where its first backward begins, and the cool-down begins where its last forward ends. Of a run,
@@ -80,7 +80,7 @@ class Arrow(NamedTuple):
 
 
 def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " some"]:
-    """Nodes of all-reduces and updates without a cell, of those that take any time."""
+    """Return nodes of all-reduces and updates without a cell that take any time."""
     nodes = evaluation.program.beside_cells
     return nodes[evaluation.node_finish[nodes] > evaluation.node_start[nodes]]
 
@@ -131,7 +131,7 @@ def second_pipe(table: ScheduleTable) -> frozenset[Op]:
 
 
 def name_of_second(tables: Iterable[ScheduleTable]) -> str:
-    """Name what `second_pipe` finds in some tables, for a legend; "" where it finds nothing."""
+    """Name the result of `second_pipe` for a legend; "" if no table has a second pipe."""
     pipes = max((table.num_pipes for table in tables), default=1)
     return "" if pipes == 1 else "second pipe" if pipes == 2 else "every second pipe"
 
@@ -146,7 +146,7 @@ def depths(table: ScheduleTable) -> list[float]:
 
 
 def name_of_deep(tables: Iterable[ScheduleTable]) -> str:
-    """Name what `depths` tells apart in some tables, for a legend; "" where it finds nothing."""
+    """Name the shades of `depths` for a legend; "" if workers have one stage each."""
     stages = max((table.stages_per_worker for table in tables), default=1)
     return "" if stages == 1 else f"darker: {'first' if stages == 2 else 'earlier'} stages"
 
@@ -277,7 +277,7 @@ def lane_times(evaluation: Evaluation) -> list[LaneTimes]:
 
 
 def phases_beside(table: ScheduleTable) -> dict[str, list[AnyPhase]]:
-    """List what the cells of a table hold on each lane beside compute, by lane."""
+    """List the phases on each lane beside compute, by lane."""
     phases_by_lane: dict[str, list[AnyPhase]] = {}
     for phase in table.used_phases:
         if phase.kind.time and phase.kind.lane != COMPUTING:

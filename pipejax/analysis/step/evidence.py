@@ -86,7 +86,7 @@ def evidence_for(regime: Regime, evidence: Iterable[Evidence]) -> Evidence | Non
 def evidence_of(
     rows: MeasuredRows, error: Float[NumpyArray, " rows"], per_node: float
 ) -> tuple[Evidence, ...]:
-    """Sum up the relative errors of each regime; those of one configuration count once."""
+    """Average the relative errors of each regime; runs of one configuration count once."""
     texts = [rows.column(name).astype(str) for name in CONFIGURATION]
     runs = list(zip(*(column.tolist() for column in texts), strict=True))
     errors: dict[Regime, dict[tuple[str, ...], list[float]]] = {}
@@ -112,7 +112,7 @@ def as_numbers(evidence: Iterable[Evidence]) -> tuple[tuple[float, ...], ...]:
 
 
 def from_numbers(rows: Iterable[Sequence[float]]) -> tuple[Evidence, ...]:
-    """Read what `as_numbers` wrote."""
+    """Read evidence from the numbers of `as_numbers`."""
     return tuple(
         Evidence(
             Regime(bool(splits), int(experts), bool(narrow)), int(configurations), float(error)
@@ -122,7 +122,7 @@ def from_numbers(rows: Iterable[Sequence[float]]) -> tuple[Evidence, ...]:
 
 
 def evidence_of_tables(tables: Sequence[Validation]) -> dict[str, dict[str, list[list[float]]]]:
-    """Sum up what tables tell of each machine and stack, as `EVIDENCE` has it.
+    """Summarize the evidence of tables by machine and stack, in the form of `EVIDENCE`.
 
     Args:
       tables: tables with their predictions; what is a profile of the same runs is left out.

@@ -23,19 +23,19 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.table.table import ScheduleTable
 
-NOTABLE = 1.02  # a stage, worker or link that takes less than so many times the median is like it
-MOSTLY = 0.5  # of what imbalance costs: one stage or worker that makes up as much is named alone
-UNEVEN = 0.1  # that a stage differs from the median where the split is called uneven
-AS_MUCH = 0.5  # of what the slowest differs: others that differ by more share the blame
-# of what a worker is slower, that each of its stages is at least: half where two pipes share them
+NOTABLE = 1.02  # times the median of the others, below which a place counts as equal
+MOSTLY = 0.5  # share of the cost of imbalance from which one place is named alone
+UNEVEN = 0.1  # difference of a stage from the median that makes a split uneven
+AS_MUCH = 0.5  # share of the largest difference from which other stages share the blame
+# share of a worker's slowdown that each of its stages must show: half where two pipes share them
 ALL_ITS = 0.4
-ENOUGH = 2  # microbatches by worker from which on start and end are no fault (ours)
-NEGLIGIBLE = 0.01  # of the step: what saves less is no cause
+ENOUGH = 2  # microbatches per worker from which start and end are no fault (ours)
+NEGLIGIBLE = 0.01  # share of the step; smaller savings are no cause
 
 
 @short_repr
 class Fault(NamedTuple):
-    """A cause, and what the step would save without it.
+    """Cause of a slow step, and the time that the step would save without it.
 
     Attributes:
       kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, a lane by
@@ -64,7 +64,7 @@ class Fault(NamedTuple):
 
 
 def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> list[Fault]:
-    """Find what makes a run slow.
+    """Find the causes of a slow run.
 
     Args:
       evaluation: a run.
@@ -99,7 +99,7 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
 
 
 class FaultRemoved:
-    """A run whose costs are changed, to see what that saves."""
+    """Run with changed costs, and the time that the change saves."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.run, self.table = evaluation, evaluation.table

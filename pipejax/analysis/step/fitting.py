@@ -22,7 +22,7 @@ DEARNESS: Mapping[tuple[str, Any], int] = {
 
 
 def fitting_change(workload: Workload, table: ScheduleTable, room: float) -> Change | None:
-    """Least change of a workload whose need the memory of an accelerator has room for [B]."""
+    """Find the smallest change of a workload that makes it fit into memory [B]."""
     for change in sorted(_changes(workload), key=_dearness):
         if memory_bytes(dataclasses.replace(workload, **change), table).max() <= room:
             return change

@@ -61,7 +61,7 @@ class Slowed(NamedTuple):
         )
 
     def counts(self, counts: Costs) -> Costs:
-        """Counts of those costs as counts of the costs without factors (batch, stages)."""
+        """Convert counts of slowed costs to counts of the costs without factors (batch, stages)."""
 
         def back(leaf: Any, factors: Any) -> Any:
             return (leaf * factors).sum(axis=-1) if self.differ else leaf * factors
@@ -89,7 +89,7 @@ class StagePlaces(NamedTuple):
     boundary: Int[NumpyArray, "pipes boundaries"]  # (pipes, boundaries) place of each boundary
 
     def spread(self, costs: Costs) -> Costs:
-        """Costs of all stages from those of the distinct ones, behind the axis of a batch."""
+        """Copy costs of the distinct stages to all stages, behind the batch axis."""
         return _map_leaves(
             costs,
             on_stages=lambda leaf: leaf[:, self.stage],
@@ -97,7 +97,7 @@ class StagePlaces(NamedTuple):
         )
 
     def gather(self, counts: Costs) -> Costs:
-        """Add up what falls on stages that are one, in the shapes of distinct stages."""
+        """Sum the values of equal stages, in the shapes of distinct stages."""
         to_stage = _members(self.stage, LEAST_STAGES)
         to_boundary = _members(self.boundary.ravel(), LEAST_BOUNDARIES)
         return _map_leaves(
@@ -202,7 +202,7 @@ def resource_shares(
 def _slopes_by_resource(
     priced: PricedSystems, counts: Costs
 ) -> dict[str, Float[NumpyArray, " batch"]]:
-    """Slopes of paths with so many of each cost by the numbers of each system."""
+    """Return slopes of paths by the numbers of each system, from counts of each cost."""
     if priced.moved is None:
         pull = functools.partial(_system_slopes, priced.work, priced.quickly)
         system_slopes = in_parts(pull, (priced.systems, counts))

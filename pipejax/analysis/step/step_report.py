@@ -71,7 +71,7 @@ class StepReport:
 
 
 def step_report(evaluation: Evaluation, workload: Workload, system: System) -> StepReport:
-    """Say where the seconds of a step go, and what they buy.
+    """Report the parts of a step's time, its throughput and price.
 
     Args:
       evaluation: the run, priced by `stage_costs` of the same workload and system.

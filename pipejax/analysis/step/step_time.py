@@ -90,7 +90,7 @@ class PricingKind:
         return row
 
     def __call__(self, system: System, values: Array, numbers: Array) -> Leaves:
-        """Costs of one row under one set of values, those that programs read."""
+        """Price the costs of one row under one set of values."""
         work, setting = self.row(numbers)
         for k, name in enumerate(self.names):
             system = with_known(system, name, values[k])
@@ -199,7 +199,7 @@ class StepTimes:
 
     @functools.cached_property
     def batches(self) -> tuple[RowBatch, ...]:
-        """The rows as arrays, those together that are priced by one compiled function."""
+        """Group the rows by compiled function, and lay each group out as arrays."""
         most_stages = max((inputs.stages.layers.shape[-1] for inputs in self.inputs), default=0)
         alike: dict[tuple[Any, Shapes], list[int]] = {}
         leaves: list[list[NumpyArray]] = []
@@ -288,7 +288,7 @@ def _step_or_op(costs: Costs, program: Program, read: tuple[str, int]) -> float:
 
 
 def _numbers(system: System) -> System:
-    """A system whose name compiles nothing anew."""
+    """Return a system without its name, so that names compile nothing."""
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     numbers: System = mapped(lambda leaf: np.asarray(leaf, float), unnamed)
     return numbers

@@ -154,7 +154,7 @@ Predict = Callable[[MeasuredRows, System], Predictions]
 @short_repr_of("time memory coverage_90 measured predicted")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Validation:
-    """Measured rows and what is predicted of them.
+    """Measured rows and their predictions.
 
     Attributes:
       measured: the rows.
@@ -306,7 +306,7 @@ LARGE = ("nanotron_h100",)  # tables that take longer than all others, and are a
 
 
 def measured_tables(*, large: bool = False) -> tuple[Path, ...]:
-    """Files of measured rows that come with pipejax, those that are `LARGE` only if asked for."""
+    """List the files of measured rows that come with pipejax; `LARGE` ones only if asked for."""
     paths = sorted((DATA / "measured").glob("*.csv"))
     return tuple(path for path in paths if large or path.stem not in LARGE)
 
@@ -319,7 +319,7 @@ def validate(
     link: str | Links = "delay",
     predict: Predict | None = None,
 ) -> Validation:
-    """Predict measured runs, and say how far the predictions are from what was measured.
+    """Predict measured runs, and compare predictions with measurements.
 
     Args:
       data: measured rows: files, or rows that have been read; all tables that come with pipejax if
@@ -401,7 +401,7 @@ def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> 
 
 
 def _none(rows: int) -> Predictions:
-    """Room for the predictions of so many rows."""
+    """Return empty predictions for so many rows."""
     return Predictions(*(np.full(rows, np.nan) for _ in Predictions._fields))
 
 
@@ -443,7 +443,7 @@ def predicted_by_costs(
 
 
 def check_machine_of_rows(rows: MeasuredRows, system: System) -> None:
-    """Name the first row that needs what the system does not say: a peak, or a rate of its host."""
+    """Refuse rows that need a number that the system lacks: a peak, or a rate of its host."""
     for k, workload in enumerate(row_workloads(rows)):
         try:
             check_machine(workload, system)

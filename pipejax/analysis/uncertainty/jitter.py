@@ -192,7 +192,7 @@ def jitter(
 
 
 class _Slowest:
-    """The slowest draw of each sample, a draw for each replica, and what is on its longest path."""
+    """Slowest replica of each sample, and the ops and messages on its longest path."""
 
     def __init__(self, samples: int, replicas: int) -> None:
         self.makespans = np.full(samples, -np.inf)
@@ -203,7 +203,7 @@ class _Slowest:
     def add(
         self, first: int, values: Samples, on_path: UInt[NumpyArray, "columns samples"]
     ) -> None:
-        """Add draws that follow those before: their makespans [s], and what is on their paths."""
+        """Add the next draws: their makespans [s], and the ops and messages on their paths."""
         draw = first + np.arange(len(values))
         sample = draw // self._replicas
         order = np.lexsort((-draw, values, sample))  # of equals the first is the slowest
@@ -264,7 +264,7 @@ def _sampler(
 def _parts(
     per_op: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, UInt[NumpyArray, "columns samples"]]]:
-    """Yield first sample, makespans (samples) [s], and what is on their paths for each part."""
+    """Yield the first sample, makespans (samples) [s] and counts on their paths of each part."""
     columns = len(per_op.op_seconds) + sum(map(len, per_op.message_seconds))
     room = max(LANES, min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
     size = min(1 << (room.bit_length() - 1), max(SMALLEST, 1 << (samples - 1).bit_length()))
@@ -466,6 +466,6 @@ def _words(setting: tuple[object, int, int, int]) -> str:
 
 
 def _rank(values: NumpyArray, is_fit: Bool[NumpyArray, " runs"]) -> Int[NumpyArray, " runs"]:
-    """1 for the smallest value of those that fit, the others behind them; equals share a rank."""
+    """Rank values that fit from 1, smallest first, then the others; equals share a rank."""
     is_before = (values[None, :] < values[:, None]) & (is_fit[None, :] == is_fit[:, None])
     return 1 + (is_before | (is_fit[None, :] & ~is_fit[:, None])).sum(axis=1)

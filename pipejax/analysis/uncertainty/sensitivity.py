@@ -316,7 +316,7 @@ def _shares(evaluation: Evaluation) -> Iterator[tuple[str, str, float]]:
 def _by_stage(
     evaluation: Evaluation, seconds: Float[NumpyArray, " nodes"]
 ) -> Float[NumpyArray, " stages"]:
-    """Sum seconds of nodes by stage; those of a fused pair as its two ops share them."""
+    """Sum seconds of nodes by stage; a fused pair is divided between its two ops."""
     program, count = evaluation.program, evaluation.stages
     fused = np.zeros(program.num_nodes, bool)
     fused[np.asarray(program.fused)[:, 0]] = True

@@ -29,7 +29,7 @@ from pipejax.costs.system.system import Number, System
 
 
 class Spread(NamedTuple):
-    """A tensor on the accelerators of a group, with what several algorithms ask for."""
+    """Tensor on the accelerators of a group, with numbers that several algorithms share."""
 
     volume: Number  # of the whole tensor [B]
     size: Number  # n, accelerators
@@ -261,7 +261,7 @@ def _split_mlps(model: Model, kind: str) -> Number:
 
 
 def _gathered(mla: LatentAttention, hidden: Number) -> Number:
-    """Units per token that latent attention gathers: what queries, keys and values unfold from."""
+    """Count units per token that latent attention gathers: sources of queries, keys, values."""
     queries = hidden if mla.query_rank is None else mla.query_rank
     return queries + mla.kv_rank + mla.rope_width
 
@@ -287,7 +287,7 @@ def _tensor_exchanges(
 
 
 def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
-    """Exchanges of the adapters beside so many pairs of products, as Megatron-Bridge has them."""
+    """List the exchanges of adapters beside `count` pairs of products, as Megatron-Bridge."""
     # Beside the first product of a pair A x is gathered, beside the second it is summed; both of
     # their gradients are. Tensor parallelism splits what the second adapter puts out: it is
     # gathered, and under sequence parallelism so is its gradient. Without, the first adapter's I

@@ -1,4 +1,4 @@
-"""Published formulas of a transformer: its FLOP, and bytes of what a microbatch leaves and sends.
+"""Published formulas of a transformer: FLOP, activation bytes and message bytes.
 
 FLOP are those of all accelerators of a worker together: F, I and W per layer as in the zero-bubble
 paper (arXiv:2401.10241, Table 1). Bytes are those on each accelerator: the activations of a layer
@@ -79,7 +79,7 @@ def head_flop(model: Model, microbatch_size: Number) -> Phases:
 
 
 def model_flop(model: Model, sequences: Number, layout: Layout | None = None) -> Number:
-    """FLOP that a step needs on so many sequences, whatever is computed twice: the M of MFU."""
+    """Count the FLOP of a step without recomputation, the M of MFU."""
     # Products of the layers and of the output head, forward and backward; attention counts all
     # pairs of tokens, as `layer_flop` does. The backward has two products for each of the forward,
     # of weights that the layout freezes one; the adapters' products count beside them.
@@ -307,7 +307,7 @@ def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def buffer_bytes(
     model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
 ) -> Numbers:
-    """Bytes that the backward needs beside what F left, once per worker."""
+    """Return the bytes of backward buffers beside activations, once per worker."""
     # Counted where gradients are accumulated in a wider type, as Megatron-core does; the formulas
     # of the literature leave them out. Products then write gradients of weights in `element_bytes`
     # first: into one buffer for each shape of matrix, which all layers share, as TransformerEngine

@@ -134,7 +134,7 @@ def norm_kernel(name: str, volume: Number) -> LayerOp:
 
 
 def with_forward_again(op: LayerOp, share: float = 1.0) -> LayerOp:
-    """An op of whose F a share is run once more within I."""
+    """Return an op that runs a share of its F once more within I."""
     parts = {name: getattr(op, name) for name in ("flop", "volume", "launches")}
     again = {
         name: part._replace(input_grad=part.input_grad + share * part.forward)
@@ -177,7 +177,7 @@ def host_time(
     layers: Number = 0.0,
     microbatches: Number = 0.0,
 ) -> Numbers:
-    """Time [s] in which the host starts so many kernels and collectives of so many layers."""
+    """Return the time [s] in which the host starts kernels and collectives of some layers."""
     host = system.host
     started = launches * host.launch + collectives * host.collective
     return started + layers * host.layer + microbatches * host.microbatch
@@ -220,7 +220,7 @@ def update_time(
 
 
 def check_host(system: System, offloaded: Numbers) -> None:
-    """Refuse to offload the optimizer to a host that is not known; what is traced has to be."""
+    """Refuse to offload the optimizer to an unknown host; a traced host must be known."""
     if is_traced(offloaded) or not np.any(np.asarray(offloaded) > 0):
         return
     for name in ("host_link.bandwidth", "host.memory_bandwidth"):

@@ -47,7 +47,7 @@ from pipejax.costs.system.system import Number
 def layer_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """List the ops of a layer, in the order of F, and those of adapters beside it."""
+    """List the ops of a layer in the order of F, then its adapters."""
     ops = _own_ops(model, layout, kind)
     return (*_recomputed(model, ops, recompute), *adapter_ops(model, layout, kind, recompute))
 
@@ -68,7 +68,7 @@ def _own_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
 
 
 def _recomputed(model: Model, ops: Iterable[LayerOp], recompute: str) -> tuple[LayerOp, ...]:
-    """Ops, with the F of those that are recomputed once more within I."""
+    """Yield the ops, where recomputed ones run F once more within I."""
     modules = recomputed_modules(model, recompute)
     return tuple(
         with_forward_again(op, share) if share else op for op, share in again(ops, modules)
@@ -112,7 +112,7 @@ ADAPTED: Mapping[str, tuple[int, int]] = {
 def adapter_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """Adapters beside linear layers: two narrow products each, whose scaled result is added."""
+    """List the adapters beside linear layers: two narrow products each, and a scaled sum."""
     # They bear the name of what they lie beside, and are recomputed with it. The router has none.
     # source: LoRA (arXiv:2106.09685), section 4.1; Megatron-Bridge's peft/utils.py,
     # ParallelLinearAdapter.
@@ -139,7 +139,7 @@ def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _trained(layout: Layout) -> Layout:
-    """The layout of a model whose own weights are all trained."""
+    """Return the layout of a model with all its own weights trained."""
     return dataclasses.replace(layout, frozen=False, lora_rank=0)
 
 
@@ -211,7 +211,7 @@ def _two_products(
 
 
 def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Router, what sorts tokens by expert and back, routed experts, and shared ones."""
+    """List the router, the sorting of tokens by expert and back, routed and shared experts."""
     # Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
     # tokens. Tensor parallelism splits the shared ones, expert-tensor parallelism the routed ones
     # by their width; accelerators that split an expert bring their tokens together. Sorting happens
@@ -289,7 +289,7 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def whole_layer(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """A layer as one op per phase, whose bytes are its weights and what it leaves in memory."""
+    """Return a layer as one op per phase, whose bytes are weights and activations."""
     # FLOP are the formula's, whether or not a kernel skips masked pairs. Frozen weights have no W;
     # adapters are ops of their own.
     t, size = layout.tensor, layout.microbatch_size
@@ -405,7 +405,7 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
 
 
 def _written_out(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Batched products with the softmax between them, whose scores go through memory."""
+    """List batched products with the softmax between them; scores go through memory."""
     t, e = layout.tensor, model.element_bytes
     rows, columns = model.sequence / layout.context, model.sequence
     heads = layout.microbatch_size * model.heads / t

@@ -51,7 +51,7 @@ COLUMNS: Mapping[str, str] = {**dict.fromkeys(TIME_FIELDS, "s"), **_MESSAGES}
 
 
 def read_csv(path: Path) -> dict[str, Any]:
-    """Read a file of costs that is a table, into what a file of JSON would hold."""
+    """Read a CSV file of costs into the content of a JSON file."""
     # Headers are `stage` and columns with a unit: F_ms, latency_us, bandwidth_GB_per_s. A message
     # stands in the row of the stage before its boundary, so the last row has none.
     header = read_lines(path)[0]
@@ -230,7 +230,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
             unit = 1.0 if field in DIMENSIONLESS else scale
             times[field] = unit * _numbers(data[key], sizes, "stages", f"{path}: {key}")
             if field in OF_STAGES and times[field].shape[1] > 1:
-                raise ValueError(f"{path}: {key} is of no microbatch: give one entry per stage")
+                raise ValueError(f"{path}: {key} has no microbatch axis: give one value per stage")
     slow = _stragglers(data.get("stragglers", {}), f"{path}: stragglers")
     levels = []
     for messages in _messages(data, sizes, str(path), scale):

@@ -134,7 +134,7 @@ class MeasuredRows:
         return self.tensor * self.context * self.data * self.pipeline
 
     def column(self, name: str) -> NumpyArray:
-        """Return any column by its name in the file, also those that a named model brings."""
+        """Return any column by its name in the file, also fields of a named model."""
         if name in (*MODEL_FIELDS, *MODEL_SWITCHES):
             field = MODEL_FIELDS.get(name, name)
             values = [getattr(model, field) for model in self.models]

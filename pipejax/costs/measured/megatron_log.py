@@ -1,4 +1,4 @@
-"""Megatron's training log: the model that it trained, and rows of what was measured.
+"""Training logs of Megatron: the trained model, and rows of measurements.
 
 A log holds the arguments of the run, each as `name ..... value`, and then lines of iterations with
 their time. `costs/data/arguments/megatron.json` lists the arguments of all years: their older
@@ -139,7 +139,7 @@ class MegatronLog(NamedTuple):
         return content | ({"unfused": "+".join(kernels)} if kernels else {})
 
     def notes(self) -> list[str]:
-        """Name the arguments that are set and not read, with what is assumed instead."""
+        """Name the ignored arguments, with the assumption in place of each."""
         derived = {"has_learned_positions": str(self._has_positions)}
         return load_arguments("megatron").notes({**self.arguments, **derived}, str(self.path))
 
@@ -170,7 +170,7 @@ class MegatronLog(NamedTuple):
     def rows(
         self, model: str, trained: Model | None = None, cells: Mapping[str, str] | None = None
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return rows of measured runs, one for each size of batch, and what they leave out."""
+        """Return rows of measured runs, one for each batch size, and notes on their omissions."""
         # The first line of each is left out where there are several: it compiles and warms up.
         for name in _UNSAID:
             if self.text(name):
@@ -198,7 +198,7 @@ class MegatronLog(NamedTuple):
 
     @property
     def _global_batch(self) -> int:
-        """Sequences of a step; those of 2020 say the batch of a replica."""
+        """Return the sequences of a step; logs of 2020 give the batch of a replica."""
         if not self.text("global_batch_size") and "batch_size" in self.arguments:
             sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
             replicas = self.whole("world_size") // math.prod(self.whole(n, 1) for n in sizes)

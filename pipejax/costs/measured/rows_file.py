@@ -127,7 +127,7 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
 
 
 def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
-    """Read what a simulator predicts of a table: columns `row`, `seconds` and `memory_bytes`."""
+    """Read a simulator's predictions: columns `row`, `seconds` and `memory_bytes`."""
     columns = {name: np.full(count, np.nan) for name in MEASURED}
     seen: set[int] = set()
 
@@ -360,7 +360,7 @@ def _size(cells: Mapping[str, str], name: str) -> float:
 
 
 def _check_spread(columns: dict[str, Any], model: Model, cells: dict[str, str]) -> None:
-    """Check that the accelerators are as many as the degrees say, and that all can be divided."""
+    """Check the number of accelerators against the degrees, and that all numbers divide."""
     per_stage = columns["tensor"] * columns["context"] * columns["data"]
     if "accelerators" in cells:
         total = per_stage * columns["pipeline"]

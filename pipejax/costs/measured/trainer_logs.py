@@ -1,4 +1,4 @@
-"""Training logs that say times and no layout: torchtitan, DeepSpeed, NeMo, nanotron, Hugging Face.
+"""Training logs without layouts: torchtitan, DeepSpeed, NeMo, nanotron, Hugging Face.
 
 A line of an iteration says its seconds, or a rate from which they follow. The sizes that a log does
 not say are columns for the user to give, never a guess.
@@ -66,7 +66,7 @@ def read_log_lines(path: str | Path) -> list[str]:
 def rows_by_batch(
     path: Path, times: Iterable[tuple[int, float]]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the columns of a row for each size of batch, and what they leave out, in words."""
+    """Return the columns of a row for each batch size, and notes on omissions."""
     # The first of several times warms up and is left out, and so is one that is no number. A spread
     # of 0 is left out: clocks were too coarse for it.
     batches: dict[int, list[float]] = {}
@@ -94,7 +94,7 @@ def rows_by_batch(
 
 
 def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, str]) -> None:
-    """Refuse cells of columns that a log says itself."""
+    """Refuse cells of columns that the log itself gives."""
     if repeated := sorted({*cells} & {*columns}):
         raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
 
@@ -127,7 +127,7 @@ class TrainerLog(NamedTuple):
     def rows(
         self, model: str, trained: Model, columns: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return rows of measured runs with the columns that the log does not say."""
+        """Return rows of measured runs, completed by columns that the log lacks."""
         quantities = self.iterations[-1]
         has_batch = "batch" in quantities or {"seconds", "samples"} <= {*quantities}
         check_columns(

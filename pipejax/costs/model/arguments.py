@@ -27,7 +27,7 @@ class ArgumentTable(NamedTuple):
     without_effect: re.Pattern[str]  # pattern of the names that change neither time nor memory
 
     def notes(self, values: Mapping[str, str], where: str) -> list[str]:
-        """Name the arguments that are set and not read, and those that the table lacks."""
+        """Name the ignored arguments, and those that the table lacks."""
         notes = []
         for name, record in ((n, record) for n in values for record in self.assumptions.get(n, ())):
             condition = values.get(record["with"], "") if "with" in record else "True"
@@ -46,7 +46,7 @@ class ArgumentTable(NamedTuple):
         return notes
 
     def has(self, name: str) -> bool:
-        """Return whether the table says what an argument does."""
+        """Return whether the table has an argument."""
         is_listed = name in self.read or name in self.assumptions
         return is_listed or self.without_effect.match(name) is not None
 

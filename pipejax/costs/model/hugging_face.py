@@ -137,7 +137,7 @@ class _Config(NamedTuple):
 
 
 def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Width of a head, and what latent attention unfolds from."""
+    """Read the width of a head, and the ranks of latent attention."""
     if kind.latent:
         latent = {name: config.whole(key) for name, key in _LATENT.items()}
         if config.data.get("q_lora_rank") is not None:

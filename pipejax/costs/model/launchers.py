@@ -66,7 +66,7 @@ class Launch(NamedTuple):
 
 
 def launches(workload: Workload, table: ScheduleTable) -> tuple[Launch, ...]:
-    """Say how Megatron-LM, torchtitan and DeepSpeed are told to run a workload under a schedule.
+    """Return the options of Megatron-LM, torchtitan and DeepSpeed for a workload and schedule.
 
     Args:
       workload: degrees of parallelism, what replicas split, what is recomputed, and the layers of
@@ -109,7 +109,7 @@ def launches(workload: Workload, table: ScheduleTable) -> tuple[Launch, ...]:
 def pipeline_launches(
     table: ScheduleTable, layers: Sequence[int] | None = None
 ) -> tuple[Launch, ...]:
-    """Say the same of the pipeline alone, of a model that is not known.
+    """Return the options for the pipeline alone, of any model.
 
     Args:
       table: the schedule.

@@ -37,7 +37,7 @@ class RankGroup(NamedTuple):
     strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
 
     def on(self, gpus_per_node: Number) -> Group:
-        """Find how many members share a node of so many accelerators."""
+        """Count the members that share a node of so many accelerators."""
         size: Number = 1.0
         inside: Number = 1.0
         for extent, stride in zip(self.extents, self.strides, strict=True):
@@ -49,7 +49,7 @@ class RankGroup(NamedTuple):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Layout(FloatFields):
-    """Degrees of parallelism of one stage, and what a microbatch is there."""
+    """Degrees of parallelism of one stage, and the size of its microbatches."""
 
     tensor: Number = 1.0  # t, accelerators that split every product of a layer
     context: Number = 1.0  # c, accelerators that split the sequence
@@ -94,7 +94,7 @@ class Layout(FloatFields):
 
     @property
     def shared_by(self) -> Number:
-        """Accelerators of a worker that split what tensor parallelism alone leaves whole."""
+        """Count the accelerators of a worker that split activations outside products."""
         return 1 + (self.tensor - 1) * self.sequence_parallel
 
     @property

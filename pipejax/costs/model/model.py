@@ -503,7 +503,7 @@ def _record(kind: type, data: Any, where: str) -> Any:
 
 
 def _value(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
-    """Read what a field holds: a text, a truth, a record, a share or a whole number."""
+    """Read the value of a field: text, boolean, record, share or whole number."""
     kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
     if kinds[0] in (str, bool):
         if not isinstance(value, kinds[0]):

@@ -147,7 +147,7 @@ class PipelineLayout:
         ]
 
     def check(self, model: Model, num_stages: int) -> None:
-        """Check that these are the layers of a model, on so many stages, in their order.
+        """Check that a layout has the layers of a model, on so many stages, in order.
 
         Raises:
           ValueError: if they are not.
@@ -266,7 +266,7 @@ def _stage_text(stage: str) -> str:
 
 
 def _groups(texts: Sequence[str], start: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield (stages, times) of what repeats from a stage on, before the last stage."""
+    """Yield (stages, times) of repeated stages from a stage on, before the last stage."""
     for size in range(1, min(MOST_IN_GROUP, (last - start) // 2) + 1):
         block, times = texts[start : start + size], 1
         while texts[(at := start + size * times) : at + size] == block and at + size <= last:

@@ -291,7 +291,7 @@ def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]
 
 
 def _checked(value: Any, name: str, field: WorkloadField) -> Any:
-    """Return the value of a field as its line in the table says it."""
+    """Return the value of a field, checked by its line in the table."""
     if field.kind == "whole":
         largest = MAX_COUNT if field.most is None else field.most
         return whole_number(value, name, least=field.least, most=largest)
@@ -349,7 +349,7 @@ class StageLayers(NamedTuple):
 
 
 def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
-    """Assign the layers by the layout or the table's stage shares, and say which are recomputed."""
+    """Assign layers by the layout or the table's stage shares, with those to recompute."""
     # Under full recomputation all are, but on stages that the table itself recomputes in R cells.
     if not workload.pipeline_layout:
         units = workload.embedding_units, workload.loss_units
@@ -364,7 +364,7 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
 
 
 def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
-    """Say which stages (stages) run their forward once more within the backward."""
+    """Mark the stages (stages) that run their forward once more within the backward."""
     in_cells = is_recomputed(table).max(axis=1)
     recomputed: Bool[NumpyArray, " stages"] = (workload.recomputation.layers > 0) & ~in_cells
     return recomputed

@@ -1,4 +1,4 @@
-"""Seconds of all that accelerators exchange, and what of them is left beside compute.
+"""Seconds of all exchanges between accelerators, and their part that compute does not hide.
 
 Exchanges of one kind are priced as one array. Links and compute are two resources that work at
 once, each one piece at a time and in order. The longest path through equal pieces runs along one
@@ -41,7 +41,7 @@ class Exchanges(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """So many collectives of one kind; all numbers may be arrays that broadcast."""
+    """Collectives of one kind; all numbers may be arrays that broadcast."""
 
     kind: str
     volume: Number
@@ -127,7 +127,7 @@ def _tied(work: StageWork, system: System) -> _Exchange:
 
 
 def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
-    """Seconds of each exchange, of nothing 0: those of one kind as one array."""
+    """Return seconds of each exchange; equal kinds are priced as one array."""
     # Of many networks those are apart that stay inside a node: they are the same on all.
     leaves = [(item.volume, *item.group, item.times, item.copies) for item in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, arrays)) for arrays in leaves]
@@ -221,7 +221,7 @@ def kinds_of_layers(
 
 
 def attention_alone(work: StageWork) -> StageWork:
-    """The work of stages without experts and head, whose exchanges stay."""
+    """Return the work of stages without experts and head; exchanges stay."""
     kinds = tuple(
         kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERTS))
         for kind in work.kinds
@@ -235,7 +235,7 @@ def with_kinds(
     attention: Mapping[str, PerStage],
     exchanges: Mapping[str, PerStage],
 ) -> Costs:
-    """Costs, and those of kinds that are parts of them."""
+    """Add the costs of kinds that are parts of layers."""
     part_costs = {}
     for name, (field, part) in kinds.items():
         share, exchange = attention[field], exchanges[field]

@@ -56,7 +56,7 @@ def by_length(
 
 
 def _with_sequence(model: Model, sequence: float) -> Model:
-    """Give a model a sequence of another length; a window is no longer than what it looks at."""
+    """Give a model another sequence length; its window is at most that long."""
     window = None if model.window is None else min(model.window, sequence)
     return dataclasses.replace(model, sequence=sequence, window=window)
 

@@ -1,4 +1,4 @@
-"""Microbatches in slices: what slice k of K costs, as a part of a shorter sequence.
+"""Microbatches in slices: slice k of K is priced as a part of a shorter sequence.
 
 A slice has s / K tokens, which attend to (k + 1/2) s / K tokens in the mean, those of all slices
 before it among them: as the tokens of a sequence of (2k + 1) s / K do. So it is priced as the
@@ -19,7 +19,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def sliced_model(model: Model, part: int, slices: int) -> Model:
-    """Return a model whose tokens attend to as many others as those of a slice do, in the mean."""
+    """Return a model whose tokens attend to as many others as those of a slice, on average."""
     if not model.causal:
         raise MismatchError(
             f"{model.name or 'a model'} is not causal: a slice cannot go before those that it "

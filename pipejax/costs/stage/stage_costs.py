@@ -112,7 +112,7 @@ def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
 def _with_kinds(
     costs: Costs, work: StageWork, workload: Workload, system: System, table: ScheduleTable
 ) -> Costs:
-    """Costs, and those of the kinds of a table that are parts of layers."""
+    """Add the costs of a table's own kinds that are parts of layers."""
     kinds = kinds_of_layers(table, workload, system)
     if not kinds:
         return costs
@@ -157,7 +157,7 @@ def _input_grad(work: StageWork, system: System, parts: Sequence[OneWay]) -> Sec
 
 
 def _phase(work: StageWork, system: System, parts: Sequence[OneWay], phase: int) -> Seconds:
-    """Seconds of one microbatch's F, I or W, without what full recomputation adds."""
+    """Return seconds of one microbatch's F, I or W, without full recomputation."""
     *_, embedding, head = parts
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
     once = (1 - work.layout.graphs) * host_time(system, microbatches=passes)
@@ -202,7 +202,7 @@ def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart
 
 
 def _where_split(work: StageWork, seconds: Any) -> Any:
-    """Keep the seconds of exchanges (.., phases) of what the replicas split at all."""
+    """Return seconds (.., phases) of exchanges of split weights; 0 where none are split."""
     return xp.where(work.layout.zero >= _SPLIT_FROM, seconds, 0.0)
 
 
@@ -249,7 +249,7 @@ def _device(
     kernels: Iterator[ByPhase],
     waits: Iterator[ByPhase],
 ) -> ByPart:
-    """Seconds of ops and, by group, of what compute does not hide of their exchanges."""
+    """Return seconds of ops and, by group, of exchanges that compute does not hide."""
     # In one pass, I's exchanges run beside the products of W, and those of W beside I's, where the
     # workload lets exchanges travel beside compute. Tokens on their way to experts may travel
     # beside all of a layer, of another microbatch: in both ways.
@@ -307,7 +307,7 @@ def has_host_link(system: System) -> bool:
 
 
 def check_machine(workload: Workload, system: System) -> None:
-    """Refuse a workload that needs what the system does not say: a peak, or a rate of its host."""
+    """Refuse a workload that needs a number that the system lacks: a peak, a host's rate."""
     for precision in workload.precisions:
         system.peak(precision)
     check_host(system, workload.optimizer_offload)
@@ -338,7 +338,7 @@ def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) 
 
 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
-    """Seconds (stages) of U: the optimizer on its share, and what the replicas gather after it."""
+    """Return seconds (stages) of U: the optimizer's share, then the gathers of the replicas."""
     # Of an update that the host has a share of, gradients go there and weights come back.
     # Beside compute the gathers hide behind the first forward, layer by layer.
     layout, zero = work.layout, work.layout.zero
@@ -475,7 +475,7 @@ def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Cost
 
 
 def _with_host_beyond(system: System, seconds: Float[Computed, "parts stages"]) -> Computed:
-    """Parts (parts, stages) that sum to what an op lasts: of the host, the last, what it adds."""
+    """Return parts (parts, stages) of an op's time; the last is the host's delay."""
     device = seconds[:HOST]
     host = _phase_seconds(system, seconds) - device.sum(axis=0)
     return xp.concatenate([device, host[None]])

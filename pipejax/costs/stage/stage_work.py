@@ -1,4 +1,4 @@
-"""The work of a schedule's stages: what one accelerator computes, moves, sends and holds.
+"""Work of a schedule's stages: FLOP, bytes of memory and messages of one accelerator.
 
 It depends on model, layout and schedule, never on the speed of a machine. `stage_work` and
 `stage_bytes` are for one schedule; `work_of_stages` and `bytes_of_stages` count the same from
@@ -111,7 +111,7 @@ def stage_work(
     microbatch_size: Number | None = None,
     offloads: bool = False,
 ) -> StageWork:
-    """Count what every op and message of a schedule computes, moves and sends.
+    """Count FLOP, memory traffic and message bytes of every op and message.
 
     Microbatches in slices have a size for each slice, which must be given. `offloads` counts what
     O moves also where the schedule has none.
@@ -291,7 +291,7 @@ _OF_SLICES = ("activations", "weight_share", "checkpoint", "at_work", "buffers")
 def _bytes_by_slice(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> StageBytes:
-    """Memory of stages; slices differ in what they leave where scores are kept."""
+    """Return memory of stages in slices, which differ where scores are stored."""
     slices: list[StageBytes] = []
 
     def price(model: Model, size: float) -> dict[str, NumpyArray]:

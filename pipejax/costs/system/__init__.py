@@ -1,1 +1,1 @@
-"""Machines: their numbers by name, from files, and what rooflines make of FLOP and bytes."""
+"""Machines: their numbers by name, from files, and rooflines of FLOP and bytes."""

@@ -331,7 +331,7 @@ def _with(tree: Any, path: tuple[str, ...], value: Number) -> Any:
 
 
 def with_known(system: Any, name: str, value: Number) -> Any:
-    """Replace a number, of a curve all shares, where the value is one: NaN leaves what is there."""
+    """Replace a number, or all shares of a curve; NaN leaves the number as it is."""
     path = FIELDS[name]
     there: Any = system
     for part in path:

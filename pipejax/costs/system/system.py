@@ -1,4 +1,4 @@
-"""Systems: what a machine computes, moves and sends, read from data files.
+"""Systems: peaks, bandwidths and capacities of machines, read from data files.
 
 Rooflines and Hockney's message model turn FLOP and bytes into seconds. A `System` is a pytree of
 plain numbers in SI units, so any of its fields can be swept or differentiated. A calibrated one
@@ -114,7 +114,7 @@ class CalibrationRecord(NamedTuple):
 
 
 def read_calibration(data: Any, where: str) -> CalibrationRecord:
-    """Read the section of a system file that tells of its calibration."""
+    """Read the calibration section of a system file."""
     check_keys(data, dict.fromkeys(CalibrationRecord._fields, ""), where)
     if not isinstance(data.get("source"), str):
         raise ValueError(f"{where}: source must be a text, got {data.get('source')!r}")
@@ -264,7 +264,7 @@ class System(FloatFields):
         return changed
 
     def reached(self, peers: Number) -> Number:
-        """Share of the node's bandwidth that leads to so many other accelerators at once."""
+        """Return the share of the node's bandwidth to so many other accelerators at once."""
         others = xp.maximum(self.gpus_per_node - 1.0, 1.0)
         return 1.0 - self.mesh * (1.0 - xp.clip(peers, 1.0, others) / others)
 
@@ -374,7 +374,7 @@ OF_SHEETS = (
 
 
 def _say_what_is_far(system: System, where: str) -> None:
-    """Say which numbers of a data sheet no machine is near to."""
+    """Warn of numbers of a data sheet that are far above all machines here."""
     systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
         ratio = number_of(system, name) / max(number_of(candidate, name) for candidate in systems)
@@ -441,7 +441,7 @@ def _beyond_the_data_sheet(
 
 
 def _host(section: dict[str, Any], where: str) -> Host:
-    """Read what the host takes; its memory's rate is unknown if not given, and never 0."""
+    """Read the host's numbers; the rate of its memory is unknown if missing, never 0."""
     host = Host(
         **{
             name: quantity(section, name, dimension, where, 0.0)
@@ -474,7 +474,7 @@ def _link(section: dict[str, Any], where: str) -> Link:
 
 
 def _collectives(section: dict[str, Any], where: str) -> Collectives:
-    """Read how collectives are run; a file that does not say so has recursive halving."""
+    """Read the algorithms of collectives; recursive halving by default."""
     algorithms = section.get("algorithms", ["halving"])
     if not isinstance(algorithms, list) or not algorithms:
         raise ValueError(f"{where}: algorithms must be a list of {', '.join(ALGORITHMS)}")
@@ -519,6 +519,6 @@ def data_file(folder: str, name: str | Path, kind: str) -> Path:
 
 
 def read_named(folder: str, name: str | Path, kind: str) -> tuple[dict[str, Any], str]:
-    """Read a data file by name or path, and say what it is called in errors."""
+    """Read a data file by name or path; return its name in errors too."""
     path = data_file(folder, name, kind)
     return load_json(path), str(path) if str(name).endswith(".json") else path.name

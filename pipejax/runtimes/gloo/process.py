@@ -1,4 +1,4 @@
-"""One rank: it joins the others, runs tables in PyTorch's runtime and says what it found.
+"""One rank: it joins the others, runs tables in PyTorch's runtime and reports its times.
 
 Before that: the small model that is trained, and links that are as slow as they are said to be.
 """
@@ -72,7 +72,7 @@ class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
         )
 
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
-        """Return (batch, hidden) what the next stage gets."""
+        """Return the activations (batch, hidden) for the next stage."""
         inner = torch.tanh(torch.addmm(self.bias, activation, self.into))
         return torch.addmm(activation, inner, self.out)
 
@@ -108,7 +108,7 @@ RECEIVED = "gloo:recv"  # what gloo calls its slice of a RECV
 
 
 class SlowMessage:
-    """A message on a slow link: what the runtime waits for."""
+    """Message on a slow link, with the wait that the runtime calls."""
 
     def __init__(self, work: dist.Work, seconds: float) -> None:
         self.work, self.seconds = work, seconds
@@ -233,7 +233,7 @@ class OpClock:
         self._begun = self._ended = self._waited = 0.0
 
     def forget(self) -> None:
-        """Drop what is measured."""
+        """Drop the measurements so far."""
         self.measured, self._last = {}, []
 
     def begin(self) -> None:
@@ -281,7 +281,7 @@ class OpClock:
         stage.backward_weight_one_chunk = timed_weight
 
     def watch_schedule(self, schedule: schedules._PipelineScheduleRuntime) -> None:
-        """Wrap what comes behind a forward, the loss, and what waits for messages."""
+        """Wrap the loss after a forward, and the waits for messages."""
         compute = schedule._maybe_compute_loss
 
         def computed(

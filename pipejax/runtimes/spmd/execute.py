@@ -65,7 +65,7 @@ def training_data(num_microbatches: int, batch_size: int, hidden: int, seed: int
 
 
 def run_stage(parameters: StageParameters, activation: Array) -> Array:
-    """Return what a stage passes on: (batch, hidden)."""
+    """Return the output of a stage: (batch, hidden)."""
     inner = jnp.tanh(activation @ parameters.into + parameters.bias[None])
     return activation + inner @ parameters.out
 
@@ -242,7 +242,7 @@ def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _In
 def _received(
     buffer: Array, sent: Array, to: Index, shifts: tuple[int, ...], workers: int
 ) -> Array:
-    """Put what arrives from every distance where it belongs."""
+    """Store the arrivals of every distance."""
     for lane, shift in enumerate(shifts):
         ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
         arrived = jax.lax.ppermute(sent, WORKERS, ring) if shift else sent
@@ -251,7 +251,7 @@ def _received(
 
 
 def _exchanged(moving: _InFlight, now: Instructions, sizes: SpmdSizes) -> WorkerState:
-    """Send what a slot has made; return what workers hold then."""
+    """Send the outputs of a slot; return the new state of the workers."""
     held, activation, gradient = moving
     there = now.activation_to, sizes.activation_shifts, sizes.workers
     back = now.gradient_to, sizes.gradient_shifts, sizes.workers
@@ -269,7 +269,7 @@ def execute(
     step_size: Float[Array, ""],
     sizes: SpmdSizes,
 ) -> WorkerState:
-    """Run a table on as many devices as `sizes` has workers; return what they hold at the end."""
+    """Run a table on as many devices as `sizes` has workers; return their final state."""
     # Instructions (slots, workers, ...), state (workers, ...).
     branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
 

@@ -1,4 +1,4 @@
-"""A table as integers that devices execute in lockstep: what each does in a slot, and what it gets.
+"""Table as integers for devices in lockstep: the op of each in a slot, and its arrivals.
 
 A slot ends with messages to all, so an op stands in the first slot behind those of all that it
 waits for, on its own worker and on others: the longest path with one slot for every cell.
@@ -287,7 +287,7 @@ def _write_means(
 
 
 def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Say where what moves by so many workers goes at the end of a slot."""
+    """Write the places of moved values at the end of a slot, by distance."""
     # A worker sends one activation in a slot at most, and one input gradient, so it gets one of
     # each at most from the worker at a given distance.
     placed = _placed(table)

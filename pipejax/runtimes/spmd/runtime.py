@@ -108,7 +108,7 @@ def _state(
     copies: StageCopies,
     data: TrainingData,
 ) -> WorkerState:
-    """Lay out what workers hold at the start: weights, and the data of the first stage."""
+    """Lay out the initial state of workers: weights, and the data of the first stage."""
     block = model.batch_size, model.hidden
     activations = np.full((sizes.workers, 2 * sizes.places + 1, *block), np.nan)
     gradients = np.full((sizes.workers, sizes.places + 1, *block), np.nan)
@@ -217,7 +217,7 @@ def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[Runti
 
 
 def left_out(table: ScheduleTable) -> dict[str, str]:
-    """Say which cells are not executed, by phase, and why."""
+    """Return the cells that are not executed, by phase, and the reasons."""
     held = set(table.phase.ravel().tolist())
     return {Phase(phase).name: why for phase, why in LEFT_OUT.items() if int(phase) in held}
 
