@@ -139,7 +139,7 @@ def test_large_tables_and_batches_of_costs(large):
 def test_lists_and_dictionaries_of_results_are_short_too(filler):
     run = filler.made["Evaluation"]
     paths = pj.analysis.longest_paths(run, 5)
-    assert repr(paths).startswith("[LongPath(length=9, behind=0, counts={'F': 3, 'B': 3, ")
+    assert repr(paths).startswith("[LongPath(length=9, shorter_by=0, counts={'F': 3, 'B': 3, ")
     assert repr(paths).endswith(", ... 5 in all]")
     assert paths == list(paths)
     assert paths._repr_html_().count("<tr>") == 6

@@ -19,13 +19,13 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.cells.ops import Cell, Phase
 
 
-@short_repr_of("length behind counts ops messages")
+@short_repr_of("length shorter_by counts ops messages")
 class LongPath(NamedTuple):
     """One of the longest paths of a run.
 
     Attributes:
-      length: sum of what it counts [s].
-      behind: how much shorter it is than the longest [s].
+      length: sum of its costs [s].
+      shorter_by: difference to the longest path [s].
       counts: by cost, how often the path has it: letters of phases, `c_F` and `c_B` for messages
         forth and back (under `queued` and `blocking` their transmissions), `latency_F` and
         `latency_B` where those links have a latency, `pair` for fused pairs with a time of their
