@@ -16,7 +16,7 @@ from pipejax.base.jax_on_demand import is_array, jnp
 from pipejax.base.many_numbers import FUNCTIONS, Many
 from pipejax.base.trees import mapped
 
-# what they return
+# returned values
 if TYPE_CHECKING:
     Computed = Array  # NumPy's arrays, too: in every product they double what mypy takes
 else:

@@ -29,9 +29,9 @@ MESSAGE_FIELDS = ("latency", "transmit")
 TIME_FIELDS: Mapping[str, str] = {**PHASE_FIELDS, "pair": "pair"}  # of ops and of fused pairs
 DIMENSIONLESS = ("pair_factor",)  # fields that are no times
 OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].of != MICROBATCH)
-# of these, what every copy of a stage does by itself
+# of these, ops that every copy of a stage runs by itself
 OF_COPIES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].of == COPY)
-# what makes a time known that is not, by field
+# ways to give a missing time, by field
 _WAYS = dict.fromkeys(
     ("backward", "input_grad", "weight_grad"),
     "backward (B), or input_grad (I) and weight_grad (W)",
@@ -355,7 +355,7 @@ class Costs:
             target = links if name in MESSAGE_FIELDS else stages
             target = (other[name],) if name in other else target
             entries, microbatches = shape, ""
-            # copies of a stage tell U's second axis apart, so that all its stages are there
+            # the second axis of U is of copies of a stage, so that all its stages are there
             is_alike = name in OF_COPIES and shape[0] != num_stages
             if differs_by_microbatch(name, value) and not is_alike:
                 microbatches = f" and {num_microbatches} microbatches"
@@ -398,11 +398,11 @@ def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
-# what `dataclasses.replace` hands on
+# arguments that `dataclasses.replace` passes on
 Costs.others = property(  # type: ignore[attr-defined]  # to mypy an argument alone
     lambda costs: {n: value for n, value in vars(costs).items() if n not in FIELDS} or None
 )
-# what files and options call costs, and people try in Python
+# names of costs in files and options, which people try in Python
 _CALLED = {
     **{letter: field for letter, field in PHASE_FIELDS.items() if field != letter},
     **dict.fromkeys(("c", "comm", "message", "transfer"), "transmit"),
@@ -417,7 +417,7 @@ def unknown_cost(name: str) -> UnknownNameError:
     return UnknownNameError("cost", name, f"unknown cost {name!r}: here it is {meant}=, in seconds")
 
 
-# what may be left out, and is 0 then
+# optional times, 0 by default
 _FREE = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default is not None}
 
 

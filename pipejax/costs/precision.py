@@ -77,7 +77,7 @@ def _plain_numbers() -> Iterator[None]:
 def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Take numbers as float64, whatever JAX's default; where one is traced, change nothing."""
 
-    # `function` gets copies: what it starts may still run while the caller changes his arrays.
+    # `function` gets copies: it may still compute while the caller changes the arrays.
     @functools.wraps(function)
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         if is_traced(arguments, options):
@@ -182,7 +182,7 @@ def on_host(value: Any) -> NumpyArray:
     return np.asarray(value)
 
 
-# what is a time: numbers at the front door, of Python, NumPy or JAX
+# valid times: numbers of Python, NumPy or JAX, checked where users pass them
 
 
 def checked_seconds(name: str, value: Any) -> Any:

@@ -38,7 +38,7 @@ from pipejax.costs.precision import is_traced
 from pipejax.schedules.cells.ops import COMPUTING, COPY, KINDS, MICROBATCH, STAGE, STEP_END, WORKER
 from pipejax.schedules.table.table import ScheduleTable
 
-# what a worker computes for a microbatch, op by op, and for two of them at once
+# computing ops of a microbatch, and fused pairs of two
 _COMPUTED = (
     kind.time for kind in KINDS.values() if (kind.lane, kind.of) == (COMPUTING, MICROBATCH)
 )
@@ -295,7 +295,7 @@ def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, scaled: Scaled
     if vars(costs).get(first) is None:
         raise ValueError(f"{rule.what} has no time that could be scaled")
     used = {phase.kind.time for phase in (*STEP_END, *table.used_phases)}
-    # what is of no phase is of the run
+    # costs of no phase belong to the run
     if first not in used and first in {phase.kind.time for phase in table.grammar.timed}:
         raise ValueError(f"{rule.what} is in no cell of the table: nothing to scale")
 
@@ -344,7 +344,7 @@ def _times(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
     return value * factors
 
 
-# Costs of the same model in another number of stages: what was measured is merged or divided.
+# Costs of the same model in another number of stages: stages are merged or divided.
 
 RATIOS = ("pair_factor",)  # of ops, whatever these take
 

@@ -77,7 +77,6 @@ def halves(op: Op, *, split: bool) -> tuple[Op, ...]:
 
 
 def ops_in(cell: Cell, *, split: bool) -> list[Op]:
-    """List the ops of a cell."""
     return [half for op in cell for half in halves(op, split=split)]
 
 
@@ -294,7 +293,7 @@ def _fragment(op: Op) -> Fragment:
     return op.stage, transpose_count, op.microbatch, part
 
 
-# What PyTorch's runtime can be given, and why it cannot be given some tables.
+# Tables for PyTorch's runtime, and reasons why it cannot run some.
 #
 # Its table has one rank for each stage and one sequence of cells for each rank. Where there is
 # communication in it, each SEND needs its wait and no cell may be idle; messages of a pair of ranks

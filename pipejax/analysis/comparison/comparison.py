@@ -27,7 +27,7 @@ from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
 TOLERANCE = 1e-9
-# what all schedules have
+# phases of all schedules
 _PHASES: tuple[AnyPhase, ...] = tuple(
     phase for phase in COMPUTE if phase not in USUAL_PHASES.recomputing
 )

@@ -227,7 +227,7 @@ def _branch(
 
 def _through(bases: list[int], checked: list[int], facets_at: FacetsAt) -> Branch | None:
     """Return polynomials through the facets at `bases` that are facets at all checked numbers."""
-    # As many as there are facets, and together all of them; None if there are none such.
+    # They must be as many as the facets, and cover all of them; else None.
     sizes = {len(facets_at[n]) for n in checked}
     count = sizes.pop()
     if sizes or count > MOST_FACETS or count ** len(bases) > MOST_TRIALS:

@@ -183,7 +183,7 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
     is_used = _positions_read(program)
     columns, units, directions = [], [], []
     for costs in chosen.values():
-        # what another parameter gives costs nothing along this one
+        # costs of other parameters are 0 along this one
         along = {field: vars(costs).get(field) for field in fields if field in parameter_fields}
         along = {field: 0.0 if value is None else value for field, value in along.items()}
         directions.append(unchecked_costs(along))

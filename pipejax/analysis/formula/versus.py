@@ -217,7 +217,7 @@ def _region(cone: Cone, form: Formula) -> Region:
 
 RANGES = ((0.5, 4.0), (0.0, 2.0))  # of the second and third parameter, in times of the first
 SIDE = 200  # values of each
-# where in its cell a value lies: on no border, where two tie who differ beside it
+# offset of a value in its cell: off the borders, on which two schedules may tie
 WITHIN = 1 / np.pi
 
 

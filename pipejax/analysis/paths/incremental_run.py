@@ -291,14 +291,14 @@ class IncrementalRun:
 
     def _makespan_from_paths(self, early: int, late: int, queue: int, slot: int) -> float | None:
         """Return the makespan after a swap from the paths around both nodes, or None."""
-        # The longest path through one of them is found anew. The longest of all others is the one
-        # without the first, if that is longer than all through the second, or the other way.
+        # The swap changes only paths through one of the nodes. The longest other path avoids
+        # one node, if it is longer than all paths through the other node.
         around, finish, duration = self._paths_around(), self._path.finish, self._path.duration
         before, followers = self._row_neighbours(queue, slot)
         others = [edge for edge in self._edges[late] if edge[0] != early]
         moves_reduction = not self._reductions.isdisjoint(self._path.behind[late])
         is_bound = moves_reduction or (early, late) in self._needs
-        # all that hangs on the first op starts behind it; what the other waits for must not
+        # ops that wait for the first op start after it; the second op must wait for none of them
         if is_bound or any(around.start[node] >= finish[early] for node, _ in others):
             return None
 

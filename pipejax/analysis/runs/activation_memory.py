@@ -124,7 +124,7 @@ def activation_memory(
     if arrays[0].ndim == 2:
         # each microbatch of a stage has a size of its own: their places are numbered through
         table_ops = evaluation.table.ops
-        # what is of a stage as a whole counts as the first
+        # ops of a whole stage count as microbatch 0
         microbatch = np.maximum(table_ops.microbatch[is_in_ledger(evaluation.table)], 0)
         ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
         arrays = [np.broadcast_to(size, shape).ravel() for size in arrays]

@@ -108,7 +108,7 @@ def chrome_trace(evaluation: Evaluation) -> str:
         "link": evaluation.links.model,
         "makespan_s": evaluation.makespan,
     }
-    # at one time a slice comes before the flows that bind to it, here and for who sorts again
+    # at one time a slice comes before the flows that bind to it, also in a stable sort later
     events = [*names, *sorted(timed, key=lambda event: event["ts"])]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})
 
@@ -243,7 +243,7 @@ def _flows(
 
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
     """Count activations of each worker: one more from F on, one less from the end of B or W."""
-    # What else kinds take and free is counted beside, by its name.
+    # Other items that kinds take and free have counters of their own, by name.
     ledger = ledger_of(phase for phase in table.used_phases if phase not in HOST)
     item = {table.grammar.parts[name]: name for name in table.grammar.items}
     changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, what comes or goes

@@ -10,7 +10,7 @@ from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
 Change = Mapping[str, Any]
-# what may be changed, and how dear it is: what costs no time first, each dearer than all before it
+# possible changes and their cost rank: free ones first, each above all before it together
 DEARNESS: Mapping[tuple[str, Any], int] = {
     ("sequence_parallel", True): 0,
     ("zero", 1): 1,

@@ -150,7 +150,7 @@ def price_systems(
         costs = in_parts(functools.partial(priced, _work_costs, distinct, quickly=quickly), systems)
     costs = places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
     size = len(np.asarray(systems.gpus_per_node))
-    # what all share is one value, seen so often: the engine keeps it once
+    # a value that all share is broadcast: the engine keeps it once
     costs = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (size, *leaf.shape[1:])), costs)
     return PricedSystems(costs, systems, distinct, places, moved if slopes else None, quickly)
 

@@ -33,7 +33,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 SHARDING = ("unshard", "reshard", "reduce_grad", "wait_reduce_grad")
-# what is added to ops alone, in this order: fields of `Costs` by the part that they make
+# times added to ops alone, in this order: fields of `Costs` by the name of their part
 WAITS: Mapping[str, tuple[str, ...]] = {
     "messages": ("latency", "transmit"),
     "blocking": (),  # the links, not a cost

@@ -17,7 +17,7 @@ from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
 
-# parts of the step by what they are called here, where no worker is told from another
+# parts of the step by their names here, where workers are not distinguished
 WAITS: Mapping[str, tuple[str, ...]] = {
     "bubble": ("start", "gaps", "end", "uneven microbatches", "imbalance"),
     "messages": ("messages", "blocking"),

@@ -181,7 +181,7 @@ def swings(
 
 def is_possible(model: Model, parameter: str, factor: float) -> bool:
     """Return whether a model with so many times a parameter exists."""
-    # A slope asks for no such model, a whole step time does.
+    # A slope needs no such model; a step time does.
     name = parameter.removeprefix("model.")
     if name == parameter:
         return True

@@ -128,7 +128,7 @@ ROUTES: Mapping[str, Callable[[Spread], Route]] = {
 }
 # how often the tensor goes round: an all-reduce is a reduce-scatter and an all-gather
 PASSES: Mapping[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-# what has one way whatever the system's algorithms
+# collectives with one route for all algorithms of a system
 DIRECT: Mapping[str, Callable[[Spread], Route]] = {"all_to_all": _pairs, "ring": _steps}
 
 
@@ -195,7 +195,7 @@ def _alone_at_nic(system: System, inside: Number) -> Number:
     return system.gpus_per_nic / neighbours
 
 
-# what the accelerators that share a layer exchange in each phase
+# exchanges of each phase between the accelerators that share a layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +225,6 @@ def _same(volume: Number) -> Phases:
 def layer_collectives(
     model: Model, layout: Layout, kind: str = "dense", *, recompute: str = "none"
 ) -> tuple[Collective, ...]:
-    """List the exchanges of a layer."""
     # Tensor parallelism: an all-reduce behind attention and one behind the MLP in F, and one each
     # in I, where Megatron runs it beside the weight gradients of the same product. Under sequence
     # parallelism each is an all-gather and a reduce-scatter, and W gathers its inputs once more,

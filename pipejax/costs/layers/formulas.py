@@ -208,14 +208,14 @@ def layer_weight_grad_bytes(
         # inputs of the ways up, and of their norms
         rank = model.mla.kv_rank + (0 if model.mla.query_rank is None else model.mla.query_rank)
         whole += (e + operand) * rank + e * model.mla.rope_width
-    # of an MLP: what its activation function puts out, and what it takes
+    # of an MLP: outputs and inputs of its activation function
     takes = (2 if model.gated_mlp else 1) * e
     if kind == "moe" and moe is not None:
         is_kept = "moe" not in modules and "shared_experts" not in modules
         parts += is_kept * (operand + takes) * moe.shared_experts * moe.expert_hidden
         # each token once more for every expert that it meets, as it comes in and as it goes out
         puts_out = operand * ("moe_act" not in modules)
-        # who splits an expert holds its part of the width for the tokens of all
+        # accelerators that split an expert hold a part of its width for all their tokens
         n = layout.expert_gather
         width = moe.expert_hidden * n / layout.expert_tensor
         routed = (e + n * operand) * h + (puts_out + takes) * width

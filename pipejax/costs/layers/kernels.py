@@ -210,7 +210,7 @@ def update_time(
     # optimizer/cpu_offloading/hybrid_optimizer.py.
     check_host(system, on_host)
     on_device = roofline_time(system, 0.0, as_float(volume) / system.optimizer_efficiency)
-    # where nothing is offloaded what is not known has no part in it, in gradients neither
+    # without offloading an unknown rate plays no part, in gradients neither
     link, memory = (
         xp.where(rate > 0, rate, 1.0)
         for rate in (system.host_link.rate, system.host.memory_bandwidth)

@@ -265,7 +265,7 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Look-up of tokens, positions and dropout; W adds rows to the gradient."""
-    # Below what is trained there is no backward: frozen, it has neither I nor W.
+    # There is no backward below the trained weights: frozen, it has neither I nor W.
     units, trained = tokens_on_one(model, layout) * model.hidden, layout.trains_base
     e, gradient = model.element_bytes, model.accumulated_bytes
     looked_up = LayerOp(

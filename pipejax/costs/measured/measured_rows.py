@@ -65,7 +65,7 @@ COLUMNS = (
     *("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, *RATES, "accelerators", *NAMES, *PROFILED),
     *(*MEASURED, *TEXTS),
 )
-# what a run was, whatever was measured of it: equal ones are the same run again
+# columns that describe a run: rows with equal ones repeat the same run
 CONFIGURATION = (*("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, *RATES, *NAMES, "op", "stage"),)
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 

@@ -268,7 +268,7 @@ def _torchtitan(job: _Job) -> Options:
         "expert_tensor_parallel_degree": workload.expert_tensor if workload.has_experts else 1,
         "pipeline_parallel_degree": job.workers,
     }
-    # what is left of the accelerators splits weights, if nothing is said
+    # by default all other accelerators split weights
     parallelism: Options = {name: n for name, n in degrees.items() if n > 1 or "shard" in name}
     if workload.zero > 1:
         parallelism["fsdp_reshard_after_forward"] = "always" if workload.zero == 3 else "never"

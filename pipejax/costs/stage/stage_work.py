@@ -344,12 +344,14 @@ def bytes_of_stages(
     activations, checkpoint = checkpoints + edges, all_checkpoints + edges
     in_i, needed = -checkpoints, 0.0 * last
     at_once = in_layer = 0.0 * last
+    # In one layer `whole` is held while it runs and `residue` stays after F. W reads `w_bytes`: of
+    # these I recomputes `for_w` and keeps it. `again` of `count` layers are recomputed in groups.
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
         rest = count - again
         whole = layer_activation_bytes(model, layout, kind=kind)
         residue = layer_activation_bytes(model, layout, recompute, kind)
         w_bytes = layer_weight_grad_bytes(model, layout, kind)
-        for_w = xp.maximum(w_bytes - residue, 0.0)  # stays of what a layer recomputes of itself
+        for_w = xp.maximum(w_bytes - residue, 0.0)
         activations = activations + rest * residue
         needed = needed + count * w_bytes
         in_i = in_i + again * whole + rest * for_w

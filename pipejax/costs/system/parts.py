@@ -238,7 +238,7 @@ for _kind in (AttentionKernels, Efficiency, Link, Host, NarrowPeaks):
 _register_with_flags(Collectives)
 _register_with_flags(Kernels)
 
-# what a file without these sections means
+# defaults of missing sections
 WHOLE_LAYERS, FREE_HOST, NO_NARROW_PEAKS = Kernels(), Host(), NarrowPeaks()
 NO_KERNELS = AttentionKernels()
 NO_LINK, HALVING = Link(0.0, 0.0), Collectives()
@@ -369,7 +369,7 @@ def number_of(system: Any, name: str) -> Number:
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
     """Return the content of a system file with other numbers, each in one unit."""
-    # `values` are in SI units. What else the file says stays as it is.
+    # `values` are in SI units. All other entries of the file stay as they are.
     changed = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():
         section, key = name.split(".")

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pipejax.runtimes.processes import serve
 
-# The small model that is trained, in PyTorch: stages of one shape, and what they learn.
+# The small model in PyTorch: equal stages, and their training data.
 
 INNER = 8  # width within a stage, at most: large messages need little arithmetic
 JUDGED = 64  # features of the output that the loss looks at, at most
@@ -78,7 +78,6 @@ class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
 
 
 def square_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the loss of a microbatch."""
     return ((output[:, :JUDGED] - target[:, :JUDGED]) ** 2).mean() / 2
 
 
@@ -96,7 +95,7 @@ def unpipelined(
     return total
 
 
-# Links that are as slow as they are said to be, over gloo.
+# Links of a given speed, over gloo.
 #
 # gloo says when both ends of a message are posted: then a small one has arrived. From then on the
 # link between two ranks carries it for the seconds that are given, one message of both directions
@@ -237,7 +236,6 @@ class OpClock:
         self.measured, self._last = {}, []
 
     def begin(self) -> None:
-        """Begin an op."""
         self._begun = time.perf_counter()
         if self._last:
             self._last[-1] += self._begun - self._ended - self._waited

@@ -71,7 +71,6 @@ def run_stage(parameters: StageParameters, activation: Array) -> Array:
 
 
 def square_loss(output: Array, target: Array) -> Array:
-    """Return the loss of a microbatch."""
     return jnp.mean((output - target) ** 2) / 2
 
 
@@ -85,7 +84,7 @@ def unpipelined(
 ) -> tuple[Float[Array, ""], StageParameters]:
     """Return loss and gradients of the model, stage after stage, without any schedule."""
 
-    # Stages that are not there pass on what they get, and microbatches without a share count
+    # Padded stages pass on their input, and microbatches without a share count
     # nothing, so one compilation serves models of all sizes up to this one.
     def mean_loss(parameters: StageParameters) -> Array:
         def through(activation: Array, stage: tuple[StageParameters, Array]) -> tuple[Array, None]:

@@ -195,8 +195,8 @@ def _placed(table: ScheduleTable) -> _Placed:
 
 def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
     """Write the activation that each op reads, keeps and drops, and its weights."""
-    # The buffer of activations holds what has arrived, and behind it what a backward will read. An
-    # activation that is recomputed stays where it arrived until R; O and L move what F has left.
+    # The buffer of activations holds arrivals, then the inputs of later backwards. An activation
+    # that is recomputed stays where it arrived until R; O and L move the output of F.
     placed, versions, runs = _placed(table), find_versions(table), table.weights.runs
     ops, copies = placed.ops, StageCopies.from_table(table)
     again = is_recomputed(table)[ops.stage, ops.microbatch]
