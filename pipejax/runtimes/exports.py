@@ -77,6 +77,7 @@ def halves(op: Op, *, split: bool) -> tuple[Op, ...]:
 
 
 def ops_in(cell: Cell, *, split: bool) -> list[Op]:
+    """List the ops of a cell."""
     return [half for op in cell for half in halves(op, split=split)]
 
 

@@ -356,7 +356,6 @@ def smallest(counts: list[Fraction]) -> list[Fraction]:
 
 
 def _check_lowered_from(program: Program, table: ScheduleTable) -> None:
-    """Check that a program is a lowered table."""
     for step_end in (True, False):
         other = lower(table, link=program.links, step_end=step_end)
         other = by_microbatch(other) if program.layout.per_microbatch else other

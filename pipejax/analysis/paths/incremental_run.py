@@ -218,7 +218,7 @@ class IncrementalRun:
             self._replace(previous)
             raise ScheduleError(f"{second} cannot come before {first}: it waits for it") from None
         self._keep(previous, (queue, slot), self._vector)
-        self._turn(queue, slot)
+        self._swap_in_queue(queue, slot)
         return self.makespan
 
     def makespan_if_swapped(self, first: str | Op, second: str | Op) -> float:
@@ -261,7 +261,7 @@ class IncrementalRun:
         self._replace(change.edges)
         self._vector = change.vector
         if change.rows is not None:
-            self._turn(*change.rows)
+            self._swap_in_queue(*change.rows)
         self._path.undo()
         return self.makespan
 
@@ -356,8 +356,7 @@ class IncrementalRun:
         for node, new in edges.items():
             self._edges[node] = new
 
-    def _turn(self, queue: int, slot: int) -> None:
-        """Swap two nodes in the list of a queue."""
+    def _swap_in_queue(self, queue: int, slot: int) -> None:
         row = self._queues[queue]
         row[slot], row[slot + 1] = row[slot + 1], row[slot]
         self._place |= {row[slot]: (queue, slot), row[slot + 1]: (queue, slot + 1)}

@@ -101,7 +101,7 @@ def chrome_trace(evaluation: Evaluation) -> str:
         *(part.event() for part in slices),
         *_flows(evaluation, slice_by_node, message_slices),
         *_in_flight(evaluation.table, ops),
-        *_idle(evaluation.workers, slices),
+        *_idle_workers(evaluation.workers, slices),
     ]
     metadata = {
         "schedule": evaluation.schedule,
@@ -264,8 +264,7 @@ def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
     return events
 
 
-def _idle(num_workers: int, slices: Sequence[_Slice]) -> list[Event]:
-    """Count the workers that compute nothing."""
+def _idle_workers(num_workers: int, slices: Sequence[_Slice]) -> list[Event]:
     change = Counter({0: num_workers})
     for part in slices:
         if part.track.kind == COMPUTE:

@@ -112,6 +112,7 @@ def as_numbers(evidence: Iterable[Evidence]) -> tuple[tuple[float, ...], ...]:
 
 
 def from_numbers(rows: Iterable[Sequence[float]]) -> tuple[Evidence, ...]:
+    """Read evidence from the numbers of `as_numbers`."""
     return tuple(
         Evidence(
             Regime(bool(splits), int(experts), bool(narrow)), int(configurations), float(error)

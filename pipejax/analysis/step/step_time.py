@@ -295,6 +295,7 @@ def _numbers(system: System) -> System:
 
 
 def row_workloads(rows: MeasuredRows) -> tuple[Workload, ...]:
+    """Return the workload of each row."""
     columns: dict[str, Sequence[Any]] = {
         "model": [rows.models[k] for k in rows.model.tolist()],
         "minibatch": (rows.microbatches * rows.microbatch_size).tolist(),

@@ -363,7 +363,7 @@ def validate(
         first = int(np.argmax(nameless))
         where = f"{rows.file[first]}, row {rows.row[first]}"
         raise wrong("system", f"must be given: {where}, names none")
-    predictions = _none(len(rows))
+    predictions = _empty_predictions(len(rows))
     for name in dict.fromkeys(rows.system.tolist()):
         which = rows.system == name
         _fill(predictions, which, _predict(rows.take(which), load_system(name), predict))
@@ -400,8 +400,7 @@ def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> 
     return joined([read_rows(path, stack) for path in files or measured_tables()])
 
 
-def _none(rows: int) -> Predictions:
-    """Return empty predictions for so many rows."""
+def _empty_predictions(rows: int) -> Predictions:
     return Predictions(*(np.full(rows, np.nan) for _ in Predictions._fields))
 
 
@@ -412,7 +411,7 @@ def _fill(predictions: Predictions, which: NumpyArray, part: Predictions) -> Non
 
 
 def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Predictions:
-    predictions = _none(len(rows))
+    predictions = _empty_predictions(len(rows))
     for name in dict.fromkeys(rows.stack.tolist()):
         which = rows.stack == name
         machine = load_stack(name).on(system) if name else system

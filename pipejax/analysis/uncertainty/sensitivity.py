@@ -284,7 +284,7 @@ def place_sensitivity(
     """Find how the step depends on each stage, worker and stage boundary, by exact runs."""
     check_types(evaluation=(evaluation, Evaluation))
     results = [
-        PlaceSensitivity(place, what, share, _runs(evaluation, f"{what}@{place}", factors))
+        PlaceSensitivity(place, what, share, _step_times(evaluation, f"{what}@{place}", factors))
         for place, what, share in _shares(evaluation)
     ]
     return sorted(results, key=lambda result: (-result.share, -result.step_times[-1]))
@@ -332,8 +332,7 @@ def _by_stage(
     return spent + np.bincount(stage.ravel(), (share * seconds[fused, None]).ravel(), count)
 
 
-def _runs(evaluation: Evaluation, what: str, factors: tuple[float, ...]) -> tuple[float, ...]:
-    """Step times with each factor [s]."""
+def _step_times(evaluation: Evaluation, what: str, factors: tuple[float, ...]) -> tuple[float, ...]:
     table, links = evaluation.table, evaluation.links
     scaled = (scaled_costs(evaluation.costs, table, f"{what}*{factor!r}") for factor in factors)
     return tuple(makespan_on_host(*lower_and_price(table, costs, links)) for costs in scaled)

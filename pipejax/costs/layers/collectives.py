@@ -225,6 +225,7 @@ def _same(volume: Number) -> Phases:
 def layer_collectives(
     model: Model, layout: Layout, kind: str = "dense", *, recompute: str = "none"
 ) -> tuple[Collective, ...]:
+    """List the exchanges of a layer."""
     # Tensor parallelism: an all-reduce behind attention and one behind the MLP in F, and one each
     # in I, where Megatron runs it beside the weight gradients of the same product. Under sequence
     # parallelism each is an all-gather and a reduce-scatter, and W gathers its inputs once more,

@@ -78,6 +78,7 @@ class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
 
 
 def square_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return half the mean square of a microbatch's errors."""
     return ((output[:, :JUDGED] - target[:, :JUDGED]) ** 2).mean() / 2
 
 
@@ -236,6 +237,7 @@ class OpClock:
         self.measured, self._last = {}, []
 
     def begin(self) -> None:
+        """Begin an op."""
         self._begun = time.perf_counter()
         if self._last:
             self._last[-1] += self._begun - self._ended - self._waited

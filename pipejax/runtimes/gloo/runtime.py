@@ -53,7 +53,7 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
     tables = [complete(job.table, sharding=False) for job in jobs]
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         tasks = [_task(job, tables[k], Path(folder) / f"{k}.csv") for k, job in enumerate(jobs)]
-        timeout = START_UP + sum(map(_longest, jobs))
+        timeout = START_UP + sum(map(_time_limit, jobs))
         request: dict[str, Any] = {
             "ranks": ranks,
             "model": {
@@ -114,8 +114,7 @@ def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries
     return np.broadcast_to(seconds[:, 0] if seconds.ndim == 3 else seconds, shape)
 
 
-def _longest(job: RuntimeJob) -> float:
-    """Return the time limit of a job's steps [s]."""
+def _time_limit(job: RuntimeJob) -> float:
     messages = float(message_seconds(job).sum()) * job.table.num_microbatches
     ops = sum(float(times.sum()) for times in op_seconds(job).values())
     return (job.steps + 1) * (PER_STEP + SLOWER * (ops + messages))

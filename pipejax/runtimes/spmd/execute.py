@@ -71,6 +71,7 @@ def run_stage(parameters: StageParameters, activation: Array) -> Array:
 
 
 def square_loss(output: Array, target: Array) -> Array:
+    """Return half the mean square of a microbatch's errors."""
     return jnp.mean((output - target) ** 2) / 2
 
 
@@ -238,10 +239,9 @@ def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _In
     return [_rest, _forward, *backwards, _recompute, _offload, _load, _update, average]
 
 
-def _received(
+def _store_arrivals(
     buffer: Array, sent: Array, to: Index, shifts: tuple[int, ...], workers: int
 ) -> Array:
-    """Store the arrivals of every distance."""
     for lane, shift in enumerate(shifts):
         ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
         arrived = jax.lax.ppermute(sent, WORKERS, ring) if shift else sent
@@ -255,8 +255,8 @@ def _exchanged(moving: _InFlight, now: Instructions, sizes: SpmdSizes) -> Worker
     there = now.activation_to, sizes.activation_shifts, sizes.workers
     back = now.gradient_to, sizes.gradient_shifts, sizes.workers
     return held._replace(
-        activations=_received(held.activations, activation, *there),
-        gradients=_received(held.gradients, gradient, *back),
+        activations=_store_arrivals(held.activations, activation, *there),
+        gradients=_store_arrivals(held.gradients, gradient, *back),
     )
 
 
