@@ -68,7 +68,7 @@ def measure(name, link, theta, repeats):
     table = pj.schedules.build(name, num_workers=WORKERS, num_microbatches=MICROBATCHES)
     program = pj.lower(table, link=link, step_end=False)
     form = pj.formula(program, PARAMETERS)
-    value = jax.jit(form.of)
+    value = jax.jit(form.at)
     fewer = [np.asarray(parameter[:FEWER]) for parameter in theta]
     forth = np.array([1.0, 0.0], np.float32).reshape(1, 2, 1, 1)
     sent = fewer[2][:, None, None, None] * forth + fewer[3][:, None, None, None] * forth[:, ::-1]

@@ -115,7 +115,7 @@ def measure(name, workers, microbatches, dtype, kind, repeats, clock):
             "smooth": lambda: pj.makespans(program, costs, temperature=0.1),
         }
         if kind == "uniform":
-            form = jax.jit(pj.formula(program, ("F", "B", "c")).of)
+            form = jax.jit(pj.formula(program, ("F", "B", "c")).at)
             ours["closed form"] = lambda: form(costs.forward, costs.backward, costs.transmit)
         rows = cost_rows(program, costs)
         leaves, _ = batch_leaves(costs, program.layout)

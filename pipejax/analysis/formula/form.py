@@ -144,8 +144,8 @@ class Formula:
         """Value of the form [s]."""
         return largest_sum(self._floats, self._checked(theta, values))
 
-    def of(self, *values: Any) -> Values:
-        """Value of the form [s] at its parameters in their order, as for the call."""
+    def at(self, *values: Any) -> Values:
+        """Return the value of the form [s] at parameters in their order."""
         return self(**dict(zip(self.parameters, values, strict=True)))
 
     def active(self, theta: Any = None, /, **values: Any) -> Int[NumpyArray, "..."]:

@@ -84,7 +84,7 @@ class PipelineLayout:
           Traceback (most recent call last):
           ...
           pipejax.base.checks.ArgumentError: pipeline_layout 'Ett|t*2|x' is none at 'x': E, t, ...
-          >>> print(pj.costing.PipelineLayout.of([["embedding", "decoder"], ["decoder", "loss"]]))
+          >>> print(pj.costing.PipelineLayout.of([["embedding", "decoder"], ["t", "loss"]]))
           Et|tL
         """
         check_types(pipeline_layout=(text, str, list, tuple, PipelineLayout))

@@ -377,7 +377,7 @@ def _say_what_is_far(system: System, where: str) -> None:
     """Warn of numbers of a data sheet that are far above all machines here."""
     systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
-        ratio = number_of(system, name) / max(number_of(candidate, name) for candidate in systems)
+        ratio = number_of(system, name) / max(number_of(other, name) for other in systems)
         if ratio > FAR:
             warnings.warn(
                 f"{where}: {name} is {ratio:.0f} times the largest of all systems that come with "
