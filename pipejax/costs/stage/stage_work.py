@@ -344,8 +344,7 @@ def bytes_of_stages(
     activations, checkpoint = checkpoints + edges, all_checkpoints + edges
     in_i, needed = -checkpoints, 0.0 * last
     at_once = in_layer = 0.0 * last
-    # In one layer `whole` is held while it runs and `residue` stays after F. W reads `w_bytes`: of
-    # these I recomputes `for_w` and keeps it. `again` of `count` layers are recomputed in groups.
+    # A layer holds `whole` while it runs, `residue` after F; of `w_bytes` for W, I adds `for_w`
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
         rest = count - again
         whole = layer_activation_bytes(model, layout, kind=kind)
@@ -371,7 +370,6 @@ def bytes_of_stages(
     sharing = layout.replicas, layout.expert_replicas
 
     def shared(parameters: ParameterCounts, size: Number, level: int) -> Numbers:
-        """Bytes of what the replicas split from a level of ZeRO on."""
         dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in sharing)
         return size * (parameters.dense / dense + parameters.experts / experts)
 
