@@ -75,7 +75,7 @@ class LocalSearch(abc.ABC, Generic[Best]):
         return self.found("gap" if self._gap <= gap else "iterations")
 
     def found(self, stopped: str) -> Found[Best]:
-        """What the search has found so far."""
+        """Return the result of the search so far."""
         best, value = self.best_so_far()
         return Found(best, value, self.lower_bound, self.baselines, self.evaluated, stopped)
 

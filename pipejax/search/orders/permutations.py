@@ -46,7 +46,7 @@ class PermutationSearch(LocalSearch[Best]):
     current: Order  # order from which the search goes on
 
     @abc.abstractmethod
-    def costs_of(self, orders: Orders) -> Costs:
+    def order_costs(self, orders: Orders) -> Costs:
         """Costs of orders, for `makespans`."""
 
     def start_from(self, orders: Orders) -> Float[NumpyArray, " orders"]:
@@ -61,7 +61,7 @@ class PermutationSearch(LocalSearch[Best]):
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
         """Evaluate orders: (orders) makespans [s]."""
         self.evaluated += len(orders)
-        return batched_makespans(self.program, self.costs_of, orders, self.batch)
+        return batched_makespans(self.program, self.order_costs, orders, self.batch)
 
     def step(self, iteration: int) -> None:
         """Go to the best of some orders, or elsewhere where none has been better for a while."""
@@ -97,13 +97,13 @@ class PermutationSearch(LocalSearch[Best]):
         while True:
             if places.shape[1] > 2 * BATCH:  # more than a batch can hold: some of them
                 places = self.rng.integers(0, size, (2, 2 * BATCH))
-            found = neighbours(self.current, *places)
+            orders = neighbours(self.current, *places)
             # what changes nothing is left out; to find all that are alike takes longer than a run
-            differ = (self.kind[found] != self.kind[self.current]).any(axis=1)
-            yield found[self.rng.permutation(np.flatnonzero(differ))[: self.batch]]
+            differ = (self.kind[orders] != self.kind[self.current]).any(axis=1)
+            yield orders[self.rng.permutation(np.flatnonzero(differ))[: self.batch]]
 
     def _are_few(self) -> bool:
-        """Whether there are so few different orders that all can be tried."""
+        """Return whether there are few enough different orders to try all."""
         return num_orders(self.kind) <= EXHAUSTIVE
 
     def _every_order(self) -> Iterator[Orders]:
@@ -114,19 +114,19 @@ class PermutationSearch(LocalSearch[Best]):
 
 
 def batched_makespans(
-    program: Program, costs_of: Callable[[Orders], Costs], orders: Orders, batch: int
+    program: Program, order_costs: Callable[[Orders], Costs], orders: Orders, batch: int
 ) -> Float[NumpyArray, " orders"]:
     """Makespans of orders (orders) [s]; a few sizes of batches are few compilations."""
     from pipejax.engine.batched.makespans import makespans  # searches are set up without JAX
 
-    found = []
+    parts = []
     for low in range(0, len(orders), batch):
         part = orders[low : low + batch]
         size = min(batch, 1 << (len(part) - 1).bit_length())
         whole = np.concatenate([part, np.tile(part[-1:], (size - len(part), 1))])
-        times = makespans(program, costs_of(whole), batch_size=size)
-        found.append(np.asarray(times)[: len(part)])
-    return np.concatenate(found)
+        times = makespans(program, order_costs(whole), batch_size=size)
+        parts.append(np.asarray(times)[: len(part)])
+    return np.concatenate(parts)
 
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
@@ -149,20 +149,23 @@ def inserted(order: Order, start: Places, target: Places) -> Orders:
 
 
 def num_orders(kind: Order) -> int:
-    """How many orders are different."""
+    """Return the number of different orders."""
     _, counts = np.unique(kind, return_counts=True)
     return math.factorial(len(kind)) // math.prod(map(math.factorial, counts.tolist()))
 
 
 def different_orders(kind: list[int]) -> Iterator[list[int]]:
     """Yield an order for every different sequence of kinds, in lexicographic order of these."""
-    left = {k: [m for m, own in enumerate(kind) if own == k] for k in sorted({*kind})}
+    remaining = {
+        k: [m for m, kind_of_member in enumerate(kind) if kind_of_member == k]
+        for k in sorted({*kind})
+    }
     order: list[int] = []
 
     def complete() -> Iterator[list[int]]:
         if len(order) == len(kind):
             yield [*order]
-        for members in left.values():
+        for members in remaining.values():
             if members:
                 order.append(members.pop(0))
                 yield from complete()
@@ -182,31 +185,31 @@ def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int 
     # Of several replicas the bound is one on the mean: each has another microbatch in every place,
     # so the mean time of an op there is at least that of so many shortest, and the longest path
     # through means is no longer than the mean of longest paths.
-    program, found, around = _least_run(table, costs, links, replicas)
+    program, bound, around = _least_run(table, costs, links, replicas)
     if len(program.fused):  # a pair is of two microbatches
-        return found
+        return bound
     busy = np.zeros(table.num_workers)
     for worker, count, time in _ops_of_workers(table, program, costs, replicas):
         busy[worker] += np.sort(time)[: count * replicas].sum() / replicas
-    return max(found, float((around + busy).max()))
+    return max(bound, float((around + busy).max()))
 
 
 def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int) -> float:
     """Lower bound on the slowest replica's makespan in any deal, as of packing into bins [s]."""
     # Of the k R + 1 microbatches that a worker has longest with, one of R replicas gets k + 1, and
     # others that are no shorter than the shortest of all.
-    program, found, around = _least_run(table, costs, links, 1)
+    program, bound, around = _least_run(table, costs, links, 1)
     if len(program.fused):
-        return found
+        return bound
     size = table.num_microbatches
-    every = size * replicas
-    work = np.zeros((table.num_workers, every))
+    num_members = size * replicas
+    work = np.zeros((table.num_workers, num_members))
     for worker, count, time in _ops_of_workers(table, program, costs, replicas):
         if count == size:  # each microbatch passes here
             work[worker] += time
     work = np.sort(work)
     filled = [
-        work[:, every - k * replicas - 1 :][:, : k + 1].sum(axis=1)
+        work[:, num_members - k * replicas - 1 :][:, : k + 1].sum(axis=1)
         + work[:, : size - k - 1].sum(axis=1)
         for k in range(size)
     ]
@@ -251,13 +254,13 @@ def _held(program: Program, run: HostRun) -> Workers:
     """Time (workers) for which an op waits until what the op before it sends is transmitted [s]."""
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
-    found = np.zeros(program.num_workers)
+    held = np.zeros(program.num_workers)
     for worker in range(program.num_workers):
         row = np.flatnonzero(_on_workers(program) & (program.worker == worker))
         waits = run.preds[row[1:]]
-        own = (waits != SOURCE) & (producer[waits] == row[:-1, None])
-        found[worker] = np.where(own, run.duration[waits], 0.0).max(axis=1, initial=0.0).sum()
-    return found
+        is_sent = (waits != SOURCE) & (producer[waits] == row[:-1, None])
+        held[worker] = np.where(is_sent, run.duration[waits], 0.0).max(axis=1, initial=0.0).sum()
+    return held
 
 
 def _ops_of_workers(
@@ -274,5 +277,5 @@ def _ops_of_workers(
 
 
 def _on_workers(program: Program) -> Bool[NumpyArray, " nodes"]:
-    """Which nodes are ops of rows."""
+    """Return which nodes are ops of rows."""
     return (np.asarray(program.worker) != NO_WORKER) & np.isin(program.phase, ROW_OPS)
