@@ -300,7 +300,7 @@ class _Number(Text):
         self.set_in_layout(False)
 
     def get_visible(self) -> bool:
-        """Whether the row's numbers fit as the axes are now."""
+        """Return whether the row's numbers fit as the axes are now."""
         axes, size = self._of, float(self.get_fontsize())
         box, limits = axes.bbox, (axes.get_xlim(), axes.get_ylim())
         (left, right), (low, high) = limits

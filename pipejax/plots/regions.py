@@ -29,12 +29,12 @@ class Side(NamedTuple):
 
     @property
     def is_named(self) -> bool:
-        """Whether values are names."""
+        """Return whether values are names."""
         return len(self.values) > 0 and isinstance(self.values[0], str)
 
     @property
     def is_log(self) -> bool:
-        """Whether values spread over more than a decade, in steps that are not equal."""
+        """Return whether values spread over more than a decade, in steps that are not equal."""
         values = self.positions
         if self.is_named or values.min() <= 0 or values.max() <= WIDE * values.min():
             return False

@@ -406,7 +406,7 @@ def _pipeline_layout(value: str | list[Any]) -> str:
 
 
 def _is_one_layout(values: Any) -> bool:
-    """Whether lists are the stages of one layout, which has one embedding; several have more."""
+    """Return whether lists are the stages of one layout: it has one embedding."""
     are_lists = isinstance(values, list) and all(isinstance(value, list) for value in values)
     return are_lists and str(values).lower().count("embedding") < 2
 

@@ -79,7 +79,7 @@ def _distinct(
 
 
 def _prints_as(found: SweepResults, name: str, values: NumpyArray, value: Any) -> NumpyArray:
-    """Whether a table prints numbers as it prints this one."""
+    """Return whether a table prints numbers as it prints this one."""
     scale = scale_of(found.units, name, [float(value)])
     text = cell(name, float(value), scale)
     near = [cell(name, each, scale) == text for each in values.ravel().tolist()]

@@ -232,7 +232,7 @@ def _flat(data: xr.Dataset) -> SweepResults:
 
 
 def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
-    """Whether the block of each point was written to its end; blocks are chunks of a variable."""
+    """Return whether the block of each point is complete; blocks are chunks of a variable."""
     status = data["status"]
     chunks = status.encoding["chunks"] if status.ndim else ()
     along = [np.arange(size) // chunk for size, chunk in zip(status.shape, chunks, strict=True)]

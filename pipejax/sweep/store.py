@@ -257,12 +257,12 @@ def _check(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file is left by a process that was killed before it made the store."""
+    """Return whether a file is left by a process that was killed before it made the store."""
     return path.name == LOCK or DRAFT in path.name
 
 
 def _is_part(path: Path) -> bool:
-    """Whether an entry of a store belongs to it: metadata, an array, or what a process left."""
+    """Return whether an entry belongs to a store: metadata, an array, or a temporary file."""
     return _is_ours(path) or path.name.startswith(".z") or path.is_dir()
 
 

@@ -215,7 +215,7 @@ def _scene(
     priced = pricing or NO_TIMES
     for table in tables:
         with naming(table):
-            run = pj.evaluate(table, priced.of(table), link=links)
+            run = pj.evaluate(table, priced.table_costs(table), link=links)
         sizes = activations.of(table, priced.workload, priced.microbatches)
         evaluated.append(run)
         sized.append(sizes)

@@ -73,36 +73,36 @@ class SplitSearch:
         self.workload = dataclasses.replace(workload, embedding_units=0, loss_units=0)
         self.capacity = float(system.memory_available) if memory_limit else math.inf
         self.on_split = on_split
-        self.known: dict[PipelineLayout, Split] = {}
+        self.splits_run: dict[PipelineLayout, Split] = {}
         self.bound = 0.0
         self.baselines: dict[str, Split] = {}
 
     def run(self, layout: PipelineLayout) -> Split:
         """Run a split as any other command does."""
-        if layout not in self.known:
+        if layout not in self.splits_run:
             workload = dataclasses.replace(self.workload, pipeline_layout=str(layout))
             costs = stage_costs(workload, self.system, self.table)
             step = evaluate(self.table, costs, link=self.links).step_time
             need = float(memory_bytes(workload, self.table).max())
             split = Split(layout, step, need, need <= float(self.system.memory_available))
-            self.known[layout] = split
+            self.splits_run[layout] = split
             self.on_split()
-        return self.known[layout]
+        return self.splits_run[layout]
 
     @property
     def best(self) -> Split | None:
-        """The fastest split so far that may be."""
-        legal = (each for each in self.known.values() if each.memory_bytes <= self.capacity)
-        return min(legal, key=lambda each: each.step_time, default=None)
+        """The fastest split so far that fits in memory."""
+        legal = (split for split in self.splits_run.values() if split.memory_bytes <= self.capacity)
+        return min(legal, key=lambda split: split.step_time, default=None)
 
     @property
     def limit(self) -> float:
-        """What a better split must undercut [s]."""
+        """Step time that a better split must undercut [s]."""
         return math.inf if self.best is None else self.best.step_time
 
     @property
     def is_optimal(self) -> bool:
-        """Whether no split is faster than the best one."""
+        """Return whether no split is faster than the best one."""
         return self.bound >= self.limit * (1 - 2 * SLACK)
 
     def search(self, seconds: float) -> str:
@@ -111,7 +111,7 @@ class SplitSearch:
         until = {name: began + share * seconds for name, share in SHARES_OF_TIME.items()}
         for name, layout in self.defaults.items():
             self.baselines[name] = self.run(layout)
-        if not self.known:  # fewer layers than any runtime splits: one each, as far as they go
+        if not self.splits_run:  # fewer layers than any runtime splits: one each, as far as they go
             layers = np.arange(self.table.num_stages) < int(self.workload.model.layers)
             mtp = int(self.workload.model.mtp_layers) * np.eye(len(layers), dtype=int)[-1]
             self.run(PipelineLayout.with_layers(layers.astype(int).tolist(), mtp.tolist()))
@@ -125,7 +125,7 @@ class SplitSearch:
 
     def _prepare(self) -> None:
         """Price what stages may hold, and learn from the splits that were run."""
-        even = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.known))))
+        even = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
         costs = stage_costs(even, self.system, self.table)
         self.program = lower_and_price(self.table, costs, self.links)[0]
         busy = busy_of_stages(self.program, self.workload.pair_factor)
@@ -139,9 +139,9 @@ class SplitSearch:
         self.splits = Splits(
             self.prices, may_hold, self.workload.model, self.table.num_workers, held, self.capacity
         )
-        unit = min(each.step_time for each in self.known.values())
+        unit = min(run.step_time for run in self.splits_run.values())
         self.integer = SplitProgram(self.splits, unit=unit, limit=self.limit)
-        for split in self.known.values():
+        for split in self.splits_run.values():
             for chosen in self.splits.chosen(split.layout):
                 self._learn(self.splits.shares(chosen))
 
@@ -149,7 +149,7 @@ class SplitSearch:
         """Run a split or a mixture: its step time [s], and whether any of its paths is new."""
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
-        cuts = self.paths.of_run(run, vector)
+        cuts = self.paths.new_cuts(run, vector)
         for cut in cuts:
             self.integer.cut_path(cut)
         return float(run.finish.max()), bool(cuts)
@@ -189,7 +189,7 @@ class SplitSearch:
         def look() -> bool:
             self.on_split()
             layout = self.prices.layout(program.shares.argmax(axis=0))
-            is_known = layout in self.known
+            is_known = layout in self.splits_run
             self.run(layout)
             is_new = self._learn(program.shares)[1] or not is_known
             was_exact = program.gap == 0
@@ -208,8 +208,8 @@ class SplitSearch:
             starts.append(self.splits.rounded(relaxed))
         for point in (point for points in starts for point in points):
             now = self.run(self.prices.layout(point)).step_time
-            while (found := self._better(point, now, until)) is not None:
-                point, now = found
+            while (faster := self._better(point, now, until)) is not None:
+                point, now = faster
 
     def _better(
         self, point: Int[NumpyArray, " stages"], now: float, until: float
@@ -304,24 +304,24 @@ def layers(
 
     def tell_split() -> None:
         best = search.best
-        found = "none fits" if best is None else f"best {best.step_time:.6g} s"
-        tell(len(search.known), None, f"splits, {found}")
+        progress = "none fits" if best is None else f"best {best.step_time:.6g} s"
+        tell(len(search.splits_run), None, f"splits, {progress}")
         if on_best is not None and best is not None:
-            on_best(_found(search, "interrupted"))
+            on_best(_current_result(search, "interrupted"))
 
     with jax.enable_x64(True), telling("partition", on_progress) as tell:
         search = SplitSearch(
             table, workload, system, links, memory_limit=not no_memory_limit, on_split=tell_split
         )
         stopped = search.search(math.inf if time_limit is None else time_limit)
-    return _found(search, stopped)
+    return _current_result(search, stopped)
 
 
-def _found(search: SplitSearch, stopped: str) -> Found[Partition]:
-    """Say what is known by now."""
+def _current_result(search: SplitSearch, stopped: str) -> Found[Partition]:
+    """Return the result of the search so far."""
     best = search.best
     if best is None:
-        least = min(each.memory_bytes for each in search.known.values())
+        least = min(split.memory_bytes for split in search.splits_run.values())
         raise ValueError(
             f"nothing fits: the smallest need found is {least / 1e9:.1f} GB per accelerator; the "
             f"system has {search.capacity / 1e9:.1f} GB"
@@ -333,6 +333,6 @@ def _found(search: SplitSearch, stopped: str) -> Found[Partition]:
         value=best.step_time,
         lower_bound=min(search.bound, best.step_time),
         baselines={name: split.step_time for name, split in search.baselines.items()},
-        evaluated=len(search.known),
+        evaluated=len(search.splits_run),
         stopped=stopped,
     )

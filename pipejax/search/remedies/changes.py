@@ -62,13 +62,13 @@ def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tu
             if setup.schedule is not None and schedule[:2] == setup.schedule[:2]:
                 continue
             try:
-                found = setup.rebuilt(schedule, setup.table.num_microbatches)
-                found.run  # noqa: B018 - whether it runs
+                rebuilt = setup.rebuilt(schedule, setup.table.num_microbatches)
+                rebuilt.run  # noqa: B018 - whether it runs
             except ValueError:  # it does not exist for these numbers, or deadlocks over these links
                 continue
-            if not found.table.updates_within:
-                said = "".join(f", {k.replace('_', ' ')} {v}" for k, v in options.items())
-                yield f"schedule {name}{said}", _with_assumptions(setup, found)
+            if not rebuilt.table.updates_within:
+                option_text = "".join(f", {k.replace('_', ' ')} {v}" for k, v in options.items())
+                yield f"schedule {name}{option_text}", _with_assumptions(setup, rebuilt)
 
 
 def _with_assumptions(before: Setup, after: Setup) -> Setup:
@@ -101,11 +101,11 @@ def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
         if setup.source.workload is not None and setup.source.workload.minibatch % many:
             continue
         try:
-            found = _resized(setup, setup.schedule, many)
-            found.run  # noqa: B018 - whether it runs
+            resized = _resized(setup, setup.schedule, many)
+            resized.run  # noqa: B018 - whether it runs
         except ValueError:
             continue
-        yield f"{many} microbatches of {1 / times:g} times the size", found
+        yield f"{many} microbatches of {1 / times:g} times the size", resized
 
 
 def _resized(setup: Setup, schedule: Schedule, count: int) -> Setup:
@@ -183,8 +183,8 @@ def _with_layers(
         if factor != 1
     ]
     assumed = "a layer takes as long anywhere, its median now; activations go with layers"
-    found = dataclasses.replace(setup.scaled(*rules, assumes=(assumed,)), layers=tuple(layers))
-    return f"layers over stages: {','.join(map(str, layers))}", found
+    changed = dataclasses.replace(setup.scaled(*rules, assumes=(assumed,)), layers=tuple(layers))
+    return f"layers over stages: {','.join(map(str, layers))}", changed
 
 
 FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what is twice as fast, by part of a step
@@ -219,12 +219,12 @@ def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
     placed = setup.source.placed(setup.table)
     if placed.nodes.max() in (0, len(placed.nodes) - 1):  # one node, or one for each worker
         return
-    given = places_on(setup.table, setup.source.places)
+    current_places = places_on(setup.table, setup.source.places)
     try:
-        found = PlacementSearch(placed, given, setup.links, seed=0).run(STEPS)
+        search_result = PlacementSearch(placed, current_places, setup.links, seed=0).run(STEPS)
     except ValueError:  # links under which places are not searched
         return
-    seats = tuple(found.best.places.tolist())
+    seats = tuple(search_result.best.places.tolist())
     yield (
         "places of workers",
         dataclasses.replace(
@@ -242,8 +242,8 @@ def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     is_known = setup.table.num_pipes == 1 and setup.table.grammar.is_usual
     if setup.order or not is_known or not setup.costs.per_microbatch():
         return
-    found = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(STEPS)
-    order = tuple(found.best.order.tolist())
+    search_result = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(STEPS)
+    order = tuple(search_result.best.order.tolist())
     yield (
         "order of microbatches",
         dataclasses.replace(
@@ -262,15 +262,17 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     # of early posts orders are searched; where the run posts as its rows go, it takes the best one
     links = dataclasses.replace(setup.links, posting=POSTINGS[0])
     try:
-        found = messages(setup.table, setup.costs, link=links, iterations=STEPS, time_limit=None)
+        search_result = messages(
+            setup.table, setup.costs, link=links, iterations=STEPS, time_limit=None
+        )
     except (ValueError, ScheduleError):  # links whose orders are not searched
         return
     yield (
         "order of messages",
         dataclasses.replace(
             setup,
-            table=found.best.table,
-            links=found.best.links if setup.links == links else setup.links,
+            table=search_result.best.table,
+            links=search_result.best.links if setup.links == links else setup.links,
             schedule=None,
             options={**setup.options, "order": str(STEPS)},
         ),
@@ -298,9 +300,9 @@ def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
         except ScheduleError:  # of rows in another order these rules go round in a circle
             return
         options, assumes = {**setup.options, "rules": ""}, (*setup.assumes, room)
-        found = dataclasses.replace(setup, table=other, options=options, assumes=assumes)
-        yield f"{now + more} requests in flight in place of {now}", found
-        if found.step_time <= least:
+        changed = dataclasses.replace(setup, table=other, options=options, assumes=assumes)
+        yield f"{now + more} requests in flight in place of {now}", changed
+        if changed.step_time <= least:
             return
 
 
@@ -309,21 +311,23 @@ def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:
     workload = setup.source.workload
     if workload is None:
         return
-    for what, changes in _settings_of(workload):
+    for title, changes in _other_settings(workload):
         try:
             source = setup.source.with_workload(dataclasses.replace(workload, **changes))
             options: dict[str, str | None] = {
                 name: None if value is False else "" if value is True else str(value)
                 for name, value in changes.items()
             }
-            found = dataclasses.replace(setup, source=source, options={**setup.options, **options})
-            found.run  # noqa: B018 - whether it runs
+            changed = dataclasses.replace(
+                setup, source=source, options={**setup.options, **options}
+            )
+            changed.run  # noqa: B018 - whether it runs
         except (ValueError, MismatchError):
             continue
-        yield what, found
+        yield title, changed
 
 
-def _settings_of(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
+def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
     for recompute in ("none", "selective", "full"):
         if workload.recompute != recompute:
             yield f"recomputation {recompute}", {"recompute": recompute}
@@ -341,7 +345,7 @@ def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
         return
     peak = activation_memory(setup.run).peak
     try:
-        found = optimize(
+        optimum = optimize(
             setup.table,
             setup.costs,
             memory_limit=np.maximum(peak, 1.0),
@@ -354,9 +358,9 @@ def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
         "order of ops, in the memory of now",
         dataclasses.replace(
             setup,
-            table=found.best.table,
+            table=optimum.best.table,
             schedule=None,
-            options={**setup.options, "optimise": ",".join(f"{each:g}" for each in peak)},
+            options={**setup.options, "optimise": ",".join(f"{limit:g}" for limit in peak)},
         ),
     )
 
@@ -367,11 +371,13 @@ def layouts(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if workload is None or system is None or workload.pipeline_layout:
         return
     try:
-        found = split_layers(setup.table, workload, system, link=setup.links, time_limit=SECONDS)
+        partition = split_layers(
+            setup.table, workload, system, link=setup.links, time_limit=SECONDS
+        )
     except ValueError:
         return
-    layout = str(found.best.layout)
-    source = setup.source.with_workload(found.best.workload)
+    layout = str(partition.best.layout)
+    source = setup.source.with_workload(partition.best.workload)
     ends = dict.fromkeys(("embedding_units", "loss_units"))
     options = {**setup.options, **ends, "pipeline_layout": layout}
     what = f"layers over stages: {layout}"

@@ -38,7 +38,7 @@ NO_BASELINES: Mapping[str, float | None] = MappingProxyType({})
 
 
 class TuningTask(NamedTuple):
-    """What is tuned under which schedule; M where it is given."""
+    """Model, machine and schedule to tune, with M if it is fixed."""
 
     family: ScheduleFamily
     workload: Workload
@@ -50,7 +50,9 @@ class TuningTask(NamedTuple):
     def problem(self) -> TuningProblem:
         """The input of a method, under a fresh family: no method reuses another's programs."""
         family = dataclasses.replace(self.family)
-        return TuningProblem.of(family, self.workload, self.system, memory_limit=self.memory_limit)
+        return TuningProblem.from_workload(
+            family, self.workload, self.system, memory_limit=self.memory_limit
+        )
 
     def joint(self, what: str) -> JointProblem:
         """The problem of one part, or of several with commas between them."""
@@ -72,7 +74,7 @@ class FoundSetting(NamedTuple):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class TunedSetting:
-    """What makes a step the shortest.
+    """Setting with the shortest step.
 
     Attributes:
       over: what was tuned, with commas between.
@@ -195,8 +197,8 @@ def tune(
 def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
     """Names of what is tuned, in the order of `PARTS`."""
     check_types(over=(over, str, Sequence))
-    given = over.split(",") if isinstance(over, str) else over
-    names = [one_of(name, tuple(PARTS), "over") for name in given]
+    requested = over.split(",") if isinstance(over, str) else over
+    names = [one_of(name, tuple(PARTS), "over") for name in requested]
     if not names or len({*names}) < len(names):
         raise wrong("over", f"must name each part once, got {over!r}")
     return tuple(name for name in PARTS if name in names)
@@ -355,14 +357,14 @@ def _tune_parts(task: TuningTask, way: str, what: str) -> FoundSetting:
     """Tune layers or recomputed layers, or several parts together."""
     joint = task.joint(what)
     for plain in plain_answers(joint):
-        task.tell(_found(task, plain))
+        task.tell(_found_setting(task, plain))
     if way == "exhaustive":
-        best = _found(task, search_jointly(joint))
+        best = _found_setting(task, search_jointly(joint))
         return best._replace(lower_bound=best.step_time)
-    return _found(task, tune_jointly(joint))
+    return _found_setting(task, tune_jointly(joint))
 
 
-def _found(task: TuningTask, tuned: TunedJointly) -> FoundSetting:
+def _found_setting(task: TuningTask, tuned: TunedJointly) -> FoundSetting:
     best = tuned.setting
     setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
     numbers = tuned.step_time, tuned.memory_bytes, tuned.evaluated
@@ -396,8 +398,8 @@ def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
     }[what]
     times: dict[str, float | None] = {}
     if task.family.is_planned:
-        most = int(even.layers.max())
-        answers = {"none": _planned_anew(task, 0), "full": _planned_anew(task, most)}
+        all_layers = int(even.layers.max())
+        answers = {"none": _planned_anew(task, 0), "full": _planned_anew(task, all_layers)}
         capacity = problem.capacity
         return {k: v.step_time if v.memory_bytes <= capacity else None for k, v in answers.items()}
     for name, assigned in settings.items():

@@ -232,7 +232,7 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
 
 
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Whether schedule, stages and what replicas split go together (layouts)."""
+    """Return whether schedule, stages and what replicas split go together (layouts)."""
     layers = int(request.model.layers) + 2 * rows.edge_units
     is_even = (rows.stages_per_worker == 1) | (layers % rows.stages == 0)
     is_even |= "stages_per_worker" in request.choices
@@ -254,7 +254,7 @@ def _refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Whether edge units assign the same layers as none do (layouts)."""
+    """Return whether edge units assign the same layers as none do (layouts)."""
     repeated = np.zeros(len(rows), bool)
     wanted = request.choices.get("edge_units", EDGE_UNITS)
     if wanted != EDGE_UNITS:
@@ -335,7 +335,7 @@ def _expert_degrees(request: PlanRequest, rest: int, parts: int) -> list[int]:
 
 
 def _splits_layer(request: PlanRequest, tensor: int) -> bool:
-    """Whether t accelerators can split a layer: they stay in a node unless t is asked for."""
+    """Return whether t accelerators can split a layer: within a node unless t is requested."""
     model = request.model
     inside = tensor <= request.system.gpus_per_node or "tensor" in request.choices
     parts = (model.heads, model.kv_heads, model.ffn_hidden)
@@ -343,7 +343,7 @@ def _splits_layer(request: PlanRequest, tensor: int) -> bool:
 
 
 def _splits_sequence(request: PlanRequest, context: int) -> bool:
-    """Whether c accelerators can split a sequence; short pieces only if c is asked for."""
+    """Return whether c accelerators can split a sequence; short pieces only if c is asked for."""
     sequence = int(request.model.sequence)
     if context == 1:
         return True
