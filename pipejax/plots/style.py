@@ -37,7 +37,7 @@ FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
 
 class Paper(NamedTuple):
-    """What a drawing is made for."""
+    """Size and fonts of a drawing."""
 
     width: float = PAGE  # of the drawing [inch]
     font: str = FONT  # family
@@ -101,8 +101,8 @@ def _inches(size: str | float) -> float:
     named = {"column": COLUMN, "page": PAGE}
     if size in named:
         return named[str(size)]
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(in|cm|mm|pt)?", str(size))
-    width = float(found[1]) * INCHES[found[2] or "in"] if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(in|cm|mm|pt)?", str(size))
+    width = float(match[1]) * INCHES[match[2] or "in"] if match else 0.0
     if not 1.0 <= width <= WIDEST:
         raise wrong(
             "size",
@@ -200,11 +200,11 @@ def legend(
     long = ["\n".join(textwrap.wrap(name, int(room) - 6)) for name in (*names, title)]
     for count in range(columns, 0, -1):
         look: Any = {"title": long[-1] or None, "loc": f"outside {where}", "ncols": count}
-        found = figure.legend(handles, long[:-1], alignment="left", **look)
-        box = found.get_window_extent()
+        drawn_legend = figure.legend(handles, long[:-1], alignment="left", **look)
+        box = drawn_legend.get_window_extent()
         if count == 1 or box.width <= figure.bbox.width:
             break
-        found.remove()
+        drawn_legend.remove()
     more = box.height / figure.dpi - LEGEND
     if more > 0:
         figure.set_figheight(figure.get_figheight() + more)

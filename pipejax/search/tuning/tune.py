@@ -255,7 +255,7 @@ def _tune(
             setting=result.setting,
             details=details,
         )
-        bound = result.lower_bound * (stopped != "interrupted")
+        bound = 0.0 if stopped == "interrupted" else result.lower_bound
         if bound >= result.step_time:
             stopped = "optimal"
         return Found(setting, result.step_time, bound, baselines, result.evaluated, stopped)
