@@ -68,9 +68,7 @@ def share_row(below: Sequence[str]) -> dict[str, Lane]:
         ((first + k * pitch + _GAP) / row - 0.5, (pitch - _GAP) / row) for k in range(len(below))
     ]
     ops = Lane((1 - _HEIGHT) / 2 * _ROW / row - 0.5, _HEIGHT * _ROW / row)
-    return {COMPUTING: ops} | {
-        name: Lane(*position) for name, position in zip(below, lanes, strict=True)
-    }
+    return {COMPUTING: ops} | {name: Lane(*place) for name, place in zip(below, lanes, strict=True)}
 
 
 def draw_bars(
@@ -146,7 +144,6 @@ def _place(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> tuple[float, fl
 
 
 def _parts(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnOp]:
-    """Return the rectangle of each op of a bar."""
     top, whole = _place(bar, workers, lanes)
     height = whole / len(bar.ops)
     single_ops = [bar._replace(ops=(op,)) for op in bar.ops]
@@ -157,7 +154,6 @@ def _parts(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnOp]:
 
 
 def _corners(parts: Iterable[DrawnOp]) -> Any:
-    """Corners of rectangles (parts, 4, 2)."""
     box = np.array([(p.start, p.finish, p.top, p.top + p.height) for p in parts]).reshape(-1, 4)
     return np.stack([box[:, [0, 2]], box[:, [1, 2]], box[:, [1, 3]], box[:, [0, 3]]], axis=1)
 
@@ -196,21 +192,19 @@ def _outline(axes: Axes, parts: Sequence[DrawnOp], colour: str, widest: float, *
         axes.add_collection(PolyCollection(_corners(parts), linewidths=widths, **frame))
 
 
-def bar_entries(
-    shown_bars: Sequence[Bar], hatched: str = "", deep: str = ""
-) -> list[Patch | Line2D]:
+def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[Patch | Line2D]:
     """List what the colours, strokes and frames of ops mean.
 
     `hatched` names what strokes mean, and `deep` what a deeper colour of a phase does.
     """
-    used = phases_of(shown_bars)
+    used = phases_of(bars)
     looks = palette.phase_looks(used)
     entries: list[Patch | Line2D] = [
         Patch(**style.rectangle(looks[phase.name]), label=looks[phase.name].name) for phase in used
     ]
     if deep:
         entries.append(Patch(**style.rectangle(looks[used[0].name], 1.0), label=deep))
-    if below := lanes_below(shown_bars):
+    if below := lanes_below(bars):
         named = f"thin rows: {', '.join(below)}"
         entries.append(Line2D([], [], linestyle="none", label=named))
     if hatched:
@@ -223,7 +217,7 @@ def bar_entries(
                 label=hatched,
             )
         )
-    if any(bar.is_critical for bar in shown_bars):
+    if any(bar.is_critical for bar in bars):
         frame = Patch(facecolor="none", edgecolor=palette.CRITICAL, label="critical path")
         entries.append(frame)
     entries.append(Line2D([], [], color=palette.IDLE, linewidth=0.5, label="idle"))

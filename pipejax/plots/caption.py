@@ -64,19 +64,12 @@ def caption_of_runs(
 ) -> str:
     """Say in a caption what is drawn: what runs share is said once."""
     facts = [_facts(run, unit) for run in runs.values()]
-    shared = [
-        fact
-        for fact in facts[0]
-        if len(runs) > 1 and all(fact in facts_of_run for facts_of_run in facts)
-    ]
+    shared = [fact for fact in facts[0] if len(runs) > 1 and all(fact in other for other in facts)]
     sentences = [", ".join([setting, *shared] if setting else shared)]
     for (name, run), run_facts in zip(runs.items(), facts, strict=True):
-        distinct_facts = [fact for fact in run_facts if fact not in shared]
-        distinct_facts += [
-            f"makespan {unit.text(run.makespan)}",
-            f"bubble ratio {run.bubble_ratio:.4g}",
-        ]
-        sentences.append(f"{name}: {', '.join(distinct_facts)}")
+        details = [fact for fact in run_facts if fact not in shared]
+        details += [f"makespan {unit.text(run.makespan)}", f"bubble ratio {run.bubble_ratio:.4g}"]
+        sentences.append(f"{name}: {', '.join(details)}")
     if window is not None:
         low, high = (f"{time / unit.seconds:.5g}" for time in window)
         sentences.append(f"Shown: {low} to {high} {unit.name}")
@@ -84,7 +77,6 @@ def caption_of_runs(
 
 
 def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
-    """List the sizes, times and links of a run."""
     costs = run.costs
     used = [phase for phase in run.table.used_phases if phase.kind.time]
     times = [f"{k.name} {text}" for k in used if (text := _range(costs.time(k), unit))]

@@ -98,7 +98,6 @@ def _frame(axes: Axes, at: NumpyArray, level: int) -> None:
 
 
 def _pairs(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
-    """Count the stage boundaries between two workers, by pair."""
     placement = placed.table.placement
     ends = np.sort(np.stack([placement[:, :-1].ravel(), placement[:, 1:].ravel()]), axis=0)
     pairs, counts = np.unique(ends[:, ends[0] != ends[1]], axis=1, return_counts=True)

@@ -95,14 +95,12 @@ def _draw_exact(
 ) -> None:
     """Draw layouts whose step is known, by schedule; those that are ranked apart are hollow."""
     for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
-        is_shown = shown & (names == name)
-        if is_shown.any():
+        chosen = shown & (names == name)
+        if chosen.any():
             look: dict[str, Any] = {"color": colour, "markersize": 3, "zorder": 2}
-            axes.plot(
-                memory[is_shown & ~apart], exact[is_shown & ~apart], marker, label=name, **look
-            )
+            axes.plot(memory[chosen & ~apart], exact[chosen & ~apart], marker, label=name, **look)
             look |= {"markerfacecolor": palette.WHITE, "markeredgewidth": 0.6}
-            axes.plot(memory[is_shown & apart], exact[is_shown & apart], marker, **look)
+            axes.plot(memory[chosen & apart], exact[chosen & apart], marker, **look)
     if np.any(shown & apart):
         hollow: dict[str, Any] = {"color": palette.BLACK, "markerfacecolor": palette.WHITE}
         axes.plot([], [], "o", markersize=3, label="ranked apart: extrapolated", **hollow)
@@ -202,7 +200,6 @@ def _scale(
 
 
 def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:
-    """Ends of an axis around values."""
     low, high = float(values.min()), float(values.max())
     if scale == "log":
         more = (high / low) ** 0.05
@@ -244,16 +241,14 @@ def _name_front(
     right, up = (1 if side.more_is_better else -1 for side in sides)
     to_axes = axes.transData + axes.transAxes.inverted()
     at = to_axes.transform(np.column_stack([x, y]))
-    chosen = [0]
+    named = [0]
     for k in range(1, len(at)):
-        if np.hypot(*(at[k] - at[chosen[-1]])) > APART:
-            chosen.append(k)
-    if len(chosen) > MOST_NAMED:
-        chosen = [
-            chosen[k] for k in np.linspace(0, len(chosen) - 1, MOST_NAMED).round().astype(int)
-        ]
+        if np.hypot(*(at[k] - at[named[-1]])) > APART:
+            named.append(k)
+    if len(named) > MOST_NAMED:
+        named = [named[k] for k in np.linspace(0, len(named) - 1, MOST_NAMED).round().astype(int)]
     handles = []
-    for number, k in enumerate(chosen, start=1):
+    for number, k in enumerate(named, start=1):
         axes.annotate(
             str(number),
             (x[k], y[k]),
@@ -266,6 +261,6 @@ def _name_front(
         )
         look: Any = {"color": palette.BLACK, "linestyle": "", "marker": f"${number}$"}
         handles.append(Line2D([], [], markersize=4, markeredgewidth=0.3, **look))
-    texts = [names[k] for k in chosen]
+    texts = [names[k] for k in named]
     figure: Any = axes.figure
     style.legend(figure, "lower left", (handles, texts), title=what, columns=1)

@@ -109,34 +109,32 @@ def _add_bar(
     bar.outline.set_visible(False)
 
 
-def _draw_map(axes: Axes, heat_map: HeatMap, scale: ScalarMappable, unit: float) -> None:
+def _draw_map(axes: Axes, cells: HeatMap, scale: ScalarMappable, unit: float) -> None:
     """Draw the cells of a map, with their numbers where they have room."""
-    rows, columns = heat_map.seconds.shape
+    rows, columns = cells.seconds.shape
     axes.pcolormesh(
         np.arange(columns + 1) - 0.5,
         np.arange(rows + 1) - 0.5,
-        heat_map.seconds,
+        cells.seconds,
         norm=Normalize(*scale.get_clim()),
         cmap=COLOURS,
         edgecolors="face",  # without it viewers show gaps between the cells
         linewidth=0.2,
-        rasterized=heat_map.seconds.size > _MOST_CELLS,
+        rasterized=cells.seconds.size > _MOST_CELLS,
     )
-    style.name_rows(axes, heat_map.rows)
+    style.name_rows(axes, cells.rows)
     width = axes.bbox.width * 72 / axes.figure.dpi / columns  # of a cell [point]
-    step = max(
-        1, -int(-style.LETTER * style.small() * (max(map(len, heat_map.columns)) + 1) // width)
-    )
-    axes.set_xticks(range(0, columns, step), heat_map.columns[::step])
-    axes.set(xlabel=heat_map.across, xlim=(-0.5, columns - 0.5))
+    step = max(1, -int(-style.LETTER * style.small() * (max(map(len, cells.columns)) + 1) // width))
+    axes.set_xticks(range(0, columns, step), cells.columns[::step])
+    axes.set(xlabel=cells.across, xlim=(-0.5, columns - 0.5))
     axes.tick_params(axis="x", length=0)
     axes.spines["bottom"].set_visible(False)
-    axes.set_title(heat_map.title, loc="left")
+    axes.set_title(cells.title, loc="left")
     high = axes.bbox.height * 72 / axes.figure.dpi / rows
-    texts = _numbers(heat_map.seconds / unit)
+    texts = _numbers(cells.seconds / unit)
     if width > _room([max(texts.values(), key=len, default="")])[0] and high >= style.small():
         for (row, column), text in texts.items():
-            _write(axes, column, row, text, scale, heat_map.seconds[row, column])
+            _write(axes, column, row, text, scale, cells.seconds[row, column])
 
 
 def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], str]:

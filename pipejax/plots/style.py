@@ -97,7 +97,6 @@ def paper(
 
 
 def _inches(size: str | float) -> float:
-    """Read a width [inch]."""
     named = {"column": COLUMN, "page": PAGE}
     if size in named:
         return named[str(size)]
@@ -116,7 +115,6 @@ class Picture(Figure):
     """A figure that keeps its style wherever it is drawn, and shows itself in notebooks."""
 
     def __init__(self, paper: Paper, height: float) -> None:
-        """Make an empty one, as wide as the paper says and so high [inch]."""
         self._settings = paper.settings()
         with mpl.rc_context(self._settings):
             super().__init__(figsize=(paper.width, height), layout="constrained")
@@ -132,7 +130,6 @@ class Picture(Figure):
             super().savefig(fname, **options)
 
     def _repr_svg_(self) -> str:
-        """Show it in a notebook."""
         text = io.StringIO()
         self.savefig(
             text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))

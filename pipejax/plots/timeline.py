@@ -185,11 +185,11 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
     bars_by_panel = [panel.bars(look.critical) for panel in panels]
     heights = [
         h
-        for panel, panel_bars in zip(panels, bars_by_panel, strict=True)
-        for h in _heights(panel, panel_bars, look)
+        for panel, shown in zip(panels, bars_by_panel, strict=True)
+        for h in _heights(panel, shown, look)
     ]
     squeezed = min(1.0, _HIGHEST / sum(heights))
-    all_drawn = [bar for panel_bars in bars_by_panel for bar in panel_bars]
+    all_drawn = [bar for shown in bars_by_panel for bar in shown]
     looks = palette.phase_looks(phases_of(all_drawn))
     entries = _legend(panels, all_drawn, look)
     columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
@@ -205,8 +205,8 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
             len(heights), sharex=True, height_ratios=heights, squeeze=False
         ).ravel()
         places = iter(axes)
-        for panel, panel_bars in zip(panels, bars_by_panel, strict=True):
-            _draw_panel(next(places), panel, panel_bars, look._replace(looks=looks), window)
+        for panel, shown in zip(panels, bars_by_panel, strict=True):
+            _draw_panel(next(places), panel, shown, look._replace(looks=looks), window)
             if panel.memory is not None:
                 draw_memory(next(places), panel.memory, until=panel.run.makespan)
         _name_times(axes[-1], look.unit, window)
@@ -242,7 +242,6 @@ def _write_below(
 
 
 def _heights(panel: Panel, panel_bars: Sequence[Bar], look: Drawing) -> list[float]:
-    """Heights of a run and of its memory [inch]."""
     workers = panel.run.workers
     rows = workers + any(bar.worker == NO_WORKER for bar in panel_bars)  # that of collectives
     row = row_height(lanes_below(panel_bars, transfers=look.transfers))
@@ -275,12 +274,10 @@ def _draw_panel(
     axes.set_title("\n".join(lines), loc="left", parse_math=False)  # a name is no formula
 
 
-def _legend(
-    panels: Sequence[Panel], all_bars: Sequence[Bar], look: Drawing
-) -> list[Patch | Line2D]:
+def _legend(panels: Sequence[Panel], bars: Sequence[Bar], look: Drawing) -> list[Patch | Line2D]:
     """List the entries for colours, strokes and lines of all runs."""
     tables = [panel.run.table for panel in panels]
-    entries = bar_entries(all_bars, name_of_second(tables), name_of_deep(tables))
+    entries = bar_entries(bars, name_of_second(tables), name_of_deep(tables))
     if look.transfers:
         entries.append(Patch(color=palette.MESSAGE, label="transfer"))
     if look.messages:

@@ -261,9 +261,7 @@ def _check_size(declaration: Mapping[str, Any], where: str) -> None:
     sections = declaration.get("system", {})
     fields = sections.values() if isinstance(sections, Mapping) else ()
     listed = [declaration[key] for key in _KEYS if key in declaration]
-    listed += [
-        values for section in fields if isinstance(section, Mapping) for values in section.values()
-    ]
+    listed += [values for part in fields if isinstance(part, Mapping) for values in part.values()]
     points = math.prod(map(_num_values, listed))
     check_fits(points * BYTES_PER_POINT, f"{where}: a dataset of {points:,} points needs")
 
@@ -304,9 +302,7 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
     axes: list[Axis] = []
     for part, fields in section.items():
         place = f"{where}: {part}"
-        swept = {
-            name: dimension for name, dimension in SECTIONS[part].items() if name != "algorithms"
-        }
+        swept = {name: unit for name, unit in SECTIONS[part].items() if name != "algorithms"}
         check_keys(fields, swept, place)
         for key, entry in fields.items():
             axes.append(_read_field(part, key, entry, place))

@@ -54,10 +54,7 @@ class SweepResults(NamedTuple):
     def point(self, place: int) -> dict[str, Any]:
         """Labels and measures of one point."""
         at = np.unravel_index(place, [len(labels) for labels in self.axes.values()])
-        labels = {
-            n: values_along[k].item()
-            for (n, values_along), k in zip(self.axes.items(), at, strict=True)
-        }
+        labels = {n: column[k].item() for (n, column), k in zip(self.axes.items(), at, strict=True)}
         values = {
             name: float(values_of_points[place]) for name, values_of_points in self.measures.items()
         }
@@ -110,7 +107,7 @@ class SweepResults(NamedTuple):
         """Names of what has a number at every point."""
         return [
             *self.measures,
-            *(n for n, labels in self.axes.items() if labels.dtype.kind in "iuf"),
+            *(n for n, column in self.axes.items() if column.dtype.kind in "iuf"),
         ]
 
     def best(self, among: Bool[NumpyArray, " points"], name: str, count: int) -> Points:
@@ -191,10 +188,8 @@ def _compared(
         shown = [float(PRINTED.format(value)) for value in values]
         equal = np.isclose(shown, number, rtol=EQUAL, atol=0.0)
         if sign in ("=", "!=") and equal.sum() > 1:
-            candidates = ", ".join(f"{value!r}" for value in values[equal].tolist())
-            raise ValueError(
-                f"where {condition}: {candidates} all print so: give more of its digits"
-            )
+            texts = ", ".join(f"{value!r}" for value in values[equal].tolist())
+            raise ValueError(f"where {condition}: {texts} all print so: give more of its digits")
     if sign in ("=", "!="):
         return equal if sign == "=" else ~equal
     compared: NumpyArray = _COMPARED[sign](values, number)
@@ -228,11 +223,7 @@ def _flat(data: xr.Dataset) -> SweepResults:
         names = np.array([*data["bound_by"].attrs["flag_meanings"].split(), "-"])
         codes = data["bound_by"].values.ravel()
         bound = names[np.where(codes == NO_RESOURCE, len(names) - 1, codes)]
-    fixed = {
-        str(name): coordinate.item()
-        for name, coordinate in data.coords.items()
-        if coordinate.ndim == 0
-    }
+    fixed = {str(name): value.item() for name, value in data.coords.items() if value.ndim == 0}
     named = {name: data[name] for name in (*dims, *measures, *fixed)}
     return SweepResults(
         axes={dim: data[dim].values for dim in dims},

@@ -18,9 +18,8 @@ class Choice(NamedTuple):
 
     name: str  # of the builder
     options: tuple[tuple[str, Any], ...] = ()  # of the builder, beyond workers and microbatches
-    user_builder: schedules.Builder | None = (
-        None  # builder of an own schedule, for workers of a cluster
-    )
+    # builder of a user's schedule, for workers of a cluster
+    user_builder: schedules.Builder | None = None
 
     def __str__(self) -> str:
         return " ".join([self.name, *(f"{key}={value}" for key, value in self.options)])

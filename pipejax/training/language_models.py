@@ -116,10 +116,8 @@ class LanguageModel(TrainingObjective):
 
     def held(self) -> Bool[NumpyArray, "stages width"]:
         """Return which coordinates are no padding."""
-        shapes_by_stage = [self._shapes(stage).values() for stage in range(self.num_stages)]
-        sizes = np.array(
-            [sum(int(np.prod(shape)) for shape in shapes) for shapes in shapes_by_stage]
-        )
+        stages = [self._shapes(stage).values() for stage in range(self.num_stages)]
+        sizes = np.array([sum(int(np.prod(shape)) for shape in shapes) for shapes in stages])
         return np.arange(sizes.max()) < sizes[:, None]
 
     def _shapes(self, stage: int) -> Shapes:

@@ -182,10 +182,8 @@ def nesterov_quadratic(
     partition = DataPartition(num_stages, dimension, num_batches, batch_size)
     random = np.random.default_rng(whole_number(seed, "seed", least=0))
     quarter = strong_convexity * (condition_number - 1.0) / 4
-    off_diagonals = np.eye(dimension, k=1) + np.eye(dimension, k=-1)
-    hessian = quarter * (2 * np.eye(dimension) - off_diagonals) + strong_convexity * np.eye(
-        dimension
-    )
+    sides = np.eye(dimension, k=1) + np.eye(dimension, k=-1)
+    hessian = quarter * (2 * np.eye(dimension) - sides) + strong_convexity * np.eye(dimension)
     x = _examples(random, partition, np.linalg.cholesky(hessian).T, uniform=is_solved)
     if is_solved:
         optimum = np.linalg.solve(hessian, quarter * np.eye(dimension)[0])

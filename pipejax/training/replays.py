@@ -243,13 +243,11 @@ def make_plan(
     ]
     sampled = np.moveaxis(np.array(seen), -1, 0)
     is_of_run = gradients["run"][None] == np.arange(table.weights.runs)[:, None]
-    updates_done = np.cumsum(gradients["applies"][None] * is_of_run[..., None], axis=1)
-    updates_done = np.concatenate([np.zeros_like(updates_done[:, :1]), updates_done], axis=1)[
-        :, needed
-    ]
+    done = np.cumsum(gradients["applies"][None] * is_of_run[..., None], axis=1)
+    done = np.concatenate([np.zeros_like(done[:, :1]), done], axis=1)[:, needed]
     back = max(
         int((gradients["newest"] + gradients["applies"] - gradients["read"]).max()),
-        int((np.moveaxis(updates_done, 1, 0) - sampled).max()),
+        int((np.moveaxis(done, 1, 0) - sampled).max()),
     )
     place = np.concatenate([2 * np.arange(len(order)) + 1, 2 * needed])
     merged = np.argsort(place, kind="stable")
@@ -433,11 +431,8 @@ def _train(
         place = jnp.where(event.applies, (event.newest + 1) % depth, event.newest)
         weights = weights.at[event.run, place, stages].set(jnp.where(applies, moved, current))
         collected = collected.at[event.run].set(jnp.where(applies, 0, total))
-        return (
-            weights,
-            collected,
-            jnp.maximum(largest, jnp.max(jnp.sum(gradient**2, axis=1))),
-        ), loss
+        largest = jnp.maximum(largest, jnp.max(jnp.sum(gradient**2, axis=1)))
+        return (weights, collected, largest), loss
 
     def average(weights: Array, place: Array) -> Array:
         mean = jnp.mean(weights[:, place, stages], axis=0)

@@ -260,15 +260,13 @@ def _train(
         k = first + jnp.arange(how.every, dtype=jnp.int32)
         draws = jax.vmap(choose)(k)
         new_block = jnp.where(draws.stage[:, None] == stages[None], num_stages + k[:, None], 0)
-        newest_blocks = jnp.concatenate(
-            [models, jnp.maximum(jax.lax.cummax(new_block), models[-1:])]
-        )
-        read = newest_blocks[draws.read - first + how.window - 1, stages[None]]
+        newest = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(new_block), models[-1:])])
+        read = newest[draws.read - first + how.window - 1, stages[None]]
         batch = k % objective.num_batches if how.cyclic else draws.batch
         added = jnp.zeros(how.every, start.dtype)
         if how.noisy:
             added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
-        return newest_blocks[-how.window :], _Choice(k, draws.stage, batch, read, added)
+        return newest[-how.window :], _Choice(k, draws.stage, batch, read, added)
 
     def update(state: _State, chosen: _Choice) -> tuple[_State, Float[Array, ""]]:
         k, stage, batch, read, added = chosen

@@ -128,10 +128,8 @@ def payload(
         "library": library(carried.tables, phases) if carried.tables else None,
         "factors": [factor._asdict() for factor in factors],
         "schedules": [
-            _schedule(entry, by_model, base, factors, phases) | {"forms": run_forms}
-            for entry, by_model, base, run_forms in zip(
-                explored, programs, bases, forms, strict=True
-            )
+            _schedule(entry, by_model, base, factors, phases) | {"forms": form}
+            for entry, by_model, base, form in zip(explored, programs, bases, forms, strict=True)
         ],
     }
 
@@ -259,7 +257,6 @@ def _ops(
 
 
 def _messages(program: Program, number: Int[NumpyArray, " cells"]) -> Packed:
-    """Messages between ops, whatever carries them."""
     sent = program.messages
     cell_by_node = np.zeros(program.num_nodes, int)
     cell_by_node[program.node_of_cell.ravel()] = np.arange(program.node_of_cell.size)

@@ -204,9 +204,8 @@ def calibrate(
 def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names to fit; "all" stands for those with a prior and no better source."""
     requested = (ALL,) if fit is None else tuple(fit)
-    rest = tuple(
-        name for name in FITTED if name not in requested
-    )  # a name given twice stays a mistake
+    # a name given twice stays a mistake
+    rest = tuple(name for name in FITTED if name not in requested)
     expanded = (rest if name == ALL else (name,) for name in requested)
     return tuple(itertools.chain.from_iterable(expanded))
 
@@ -230,14 +229,11 @@ class _Fitting(NamedTuple):
         # the model with numbers that no machine has. Shapes with a fitted time have no such error.
         if len(self.parameters.names) > self.num_numbers:
             return 1.0
-        shapes, runs = (
-            len(fold_by_columns(self.rows, columns).names) for columns in (LAYER_SHAPE, RUN)
-        )
-        return shapes / runs
+        shapes, runs = (fold_by_columns(self.rows, columns) for columns in (LAYER_SHAPE, RUN))
+        return len(shapes.names) / len(runs.names)
 
     @property
     def weights(self) -> Float[NumpyArray, " rows"]:
-        """Weights of rows: those whose repetitions spread count less."""
         configuration = fold_by_columns(self.rows, RUN).left_out
         alike = configuration.sum(axis=1)[configuration.argmax(axis=0)]
         return self.independent_share * row_weights(self.rows.variance, NOISE) / alike
@@ -386,10 +382,7 @@ def _result(
     fitted = fitted_numbers(problem.parameters, minimum, best, problem.num_numbers)
     numbers = tuple(itertools.compress(fitted[: problem.num_numbers], problem.free))
     factors_ = fitted[problem.num_numbers :]
-    by_fold = [
-        residuals[is_left_out]
-        for residuals, is_left_out in zip(left_out, folds.left_out, strict=True)
-    ]
+    by_fold = [row[is_out] for row, is_out in zip(left_out, folds.left_out, strict=True)]
     as_is, chosen = comparison
     is_far = np.abs(residual) > OUTLIER * noise
     if by_fold:
@@ -511,13 +504,9 @@ def calibrated_file(
     # `stack_numbers` of the runs' software, in SI units. `records` list the fits in order; the last
     # bands, stack and overlap count.
     stack = next((record.stack for record in reversed(records) if record.stack), "")
-    overlap = next(
-        (record.overlap for record in reversed(records) if record.overlap is not None), None
-    )
+    overlaps = [record.overlap for record in records if record.overlap is not None]
     evidence = [list(row) for record in records for row in record.evidence]
-    parameters = {
-        parameter.name: parameter for record in records for parameter in record.parameters
-    }
+    parameters = {fit.name: fit for record in records for fit in record.parameters}
     bands = [band for record in records if record.bands for band in record.bands]
     content = written_with(
         {**(PRICED if bands else {}), **base},
@@ -536,7 +525,7 @@ def calibrated_file(
             "parameters": fitted,
             "bands": {f"{band.percent:g}": [band.low, band.high] for band in bands},
             **({"stack": stack} if stack else {}),
-            **({} if overlap is None else {"overlap": overlap}),
+            **({"overlap": overlaps[-1]} if overlaps else {}),
             **({"evidence": evidence} if evidence else {}),
         },
     }

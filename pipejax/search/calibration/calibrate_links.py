@@ -89,7 +89,6 @@ def calibrate_links(
 
 
 def _default_numbers(rows: CollectiveRows) -> list[str]:
-    """List the numbers that the rows depend on."""
     is_far, are_messages = rows.ranks > rows.inside, np.array(rows.kind) == MESSAGE
     links = [("node", (rows.inside > 1).any()), ("network", is_far.any())]
     link_numbers = [

@@ -59,10 +59,8 @@ def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
 
 
 def _column(rows: MeasuredRows, name: str) -> NumpyArray:
-    valid_names = (*COLUMNS, *LETTERS)
-    return rows.column(
-        LETTERS.get(one_of(name.strip(), valid_names, "hold_out: column"), name.strip())
-    )
+    name = one_of(name.strip(), (*COLUMNS, *LETTERS), "hold_out: column")
+    return rows.column(LETTERS.get(name, name))
 
 
 def _value(rows: MeasuredRows, hold_out: str) -> Folds:
@@ -72,7 +70,6 @@ def _value(rows: MeasuredRows, hold_out: str) -> Folds:
 
 
 def _by(columns: Mapping[str, NumpyArray]) -> Folds:
-    """Leave out each combination of values."""
     texts = [column.astype(str) for column in columns.values()]  # also of what may be None
     indices = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
     _, first, which = np.unique(

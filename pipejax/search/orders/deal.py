@@ -130,12 +130,12 @@ def deals(
       ([18.0, 22.0], [13.0, 21.0])
     """
     check_types(table=(table, ScheduleTable), costs_by_step=(costs_by_step, list, tuple))
-    step_costs = list(costs_by_step)
-    for costs in step_costs:
+    costs_list = list(costs_by_step)
+    for costs in costs_list:
         check_types(costs_by_step=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
     search = DealSearch(
-        table, step_costs, _checked(table, step_costs, replicas), Links.of(link), seed
+        table, costs_list, _checked(table, costs_list, replicas), Links.of(link), seed
     )
     with telling("deal", on_progress) as tell:
         return search.split_by_step(search.run(iterations, time_limit, tell))

@@ -126,7 +126,6 @@ class DealSearch(LocalSearch[list[Deal]]):
     def __init__(
         self, table: ScheduleTable, step_costs: list[Costs], replicas: int, links: Links, seed: int
     ) -> None:
-        """Start the clock, and evaluate the baselines."""
         super().__init__(seed)
         size = table.num_microbatches
         self._step_costs, self._shape = step_costs, (len(step_costs), replicas, size)
@@ -135,9 +134,9 @@ class DealSearch(LocalSearch[list[Deal]]):
         self.program, _ = lower_and_price(table, first_replica, links)
         self._costs = StepCosts.stack(exact, self.program, replicas * size + 1)
         self._first = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)
-        max_batch = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
+        largest = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
         self.batch = max(
-            1, min(RUNS, 1 << (len(step_costs) * replicas * RANDOM).bit_length(), max_batch)
+            1, min(RUNS, 1 << (len(step_costs) * replicas * RANDOM).bit_length(), largest)
         )
         self._runs, self._rested = np.zeros((2, len(step_costs)), int)
         work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
@@ -178,9 +177,7 @@ class DealSearch(LocalSearch[list[Deal]]):
             "greedy with order": slowest[-1],
             "best of random": slowest[len(names) : -1].min(axis=0),
         }
-        self.baselines = {
-            name: float(step_values.mean()) for name, step_values in self._baselines.items()
-        }
+        self.baselines = {name: float(values.mean()) for name, values in self._baselines.items()}
 
     def times(self, orders: Int[NumpyArray, "*some microbatches"]) -> Float[NumpyArray, "*some"]:
         """Evaluate replicas (*some) [s], in batches of one size: that compiles once."""
@@ -278,14 +275,12 @@ class DealSearch(LocalSearch[list[Deal]]):
         orders = np.array([*itertools.permutations(range(replicas * size), size)])
         masks = (1 << orders).sum(axis=1)
         times = self.times(self._first[steps] + orders)
-        for step, times_of_step in zip(steps.tolist(), times, strict=True):
-            ranked = np.lexsort((times_of_step, masks))
-            best_of_sets = ranked[np.unique(masks[ranked], return_index=True)[1]]
-            chosen = best_of_sets[
-                _fastest_sets(masks[best_of_sets], times_of_step[best_of_sets], replicas * size)
-            ]
+        for step, seconds in zip(steps.tolist(), times, strict=True):
+            ranked = np.lexsort((seconds, masks))
+            by_set = ranked[np.unique(masks[ranked], return_index=True)[1]]
+            chosen = by_set[_fastest_sets(masks[by_set], seconds[by_set], replicas * size)]
             self._order[step] = self._first[step] + orders[chosen]
-            self._times[step] = times_of_step[chosen]
+            self._times[step] = seconds[chosen]
         self.bounds[steps] = self._times[steps].max(axis=1)
 
     def best_so_far(self) -> tuple[list[Deal], float]:

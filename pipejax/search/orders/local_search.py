@@ -26,7 +26,6 @@ class LocalSearch(abc.ABC, Generic[Best]):
     precision = 1e-12
 
     def __init__(self, seed: int) -> None:
-        """Start the clock."""
         self._begun = time.monotonic()
         self.rng = np.random.default_rng(seed)
         self.evaluated = 0

@@ -109,7 +109,6 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
     """State of the search for an order of microbatches."""
 
     def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
-        """Start the clock, and evaluate the baselines."""
         super().__init__(seed)
         check_usual(table, "the search of microbatches")
         costs.check_values()

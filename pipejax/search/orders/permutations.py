@@ -107,7 +107,6 @@ class PermutationSearch(LocalSearch[Best]):
         return num_orders(self.kind) <= EXHAUSTIVE
 
     def _every_order(self) -> Iterator[Orders]:
-        """Yield all different orders, batch by batch."""
         orders = different_orders(self.kind.tolist())
         while part := list(itertools.islice(orders, self.batch)):
             yield np.array(part)
@@ -156,10 +155,7 @@ def num_orders(kind: Order) -> int:
 
 def different_orders(kind: list[int]) -> Iterator[list[int]]:
     """Yield an order for every different sequence of kinds, in lexicographic order of these."""
-    remaining = {
-        k: [m for m, kind_of_member in enumerate(kind) if kind_of_member == k]
-        for k in sorted({*kind})
-    }
+    remaining = {k: [m for m, other in enumerate(kind) if other == k] for k in sorted({*kind})}
     order: list[int] = []
 
     def complete() -> Iterator[list[int]]:
@@ -277,5 +273,4 @@ def _ops_of_workers(
 
 
 def _on_workers(program: Program) -> Bool[NumpyArray, " nodes"]:
-    """Return which nodes are ops of rows."""
     return (np.asarray(program.worker) != NO_WORKER) & np.isin(program.phase, ROW_OPS)

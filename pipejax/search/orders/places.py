@@ -131,21 +131,18 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
     """State of the search for a placement."""
 
     def __init__(
-        self, placed: PlacedCosts, current_places: tuple[int, ...], links: Links, seed: int
+        self, placed: PlacedCosts, current: tuple[int, ...], links: Links, seed: int
     ) -> None:
-        """Start the clock, and evaluate the baselines."""
         super().__init__(seed)
         _check_eager(placed, links)
         exact = mapped(lambda leaf: np.asarray(leaf, np.float64), placed.base)
         self._placed = placed._replace(base=exact)
         self._links, self._times_by_key = links, dict[bytes, float]()
         table = placed.table
-        self.program, _ = lower_and_price(table, placed.at(current_places), links)
+        self.program, _ = lower_and_price(table, placed.at(current), links)
         self.batch, self.kind = BATCH, placed.nodes
         in_order = np.arange(table.num_workers)
-        fixed = np.array(
-            [current_places, in_order, _round_robin(self.kind), _folded(table.num_workers)]
-        )
+        fixed = np.array([current, in_order, _round_robin(self.kind), _folded(table.num_workers)])
         scattered = self.rng.permuted(np.tile(in_order, (RANDOM, 1)), axis=1)
         times = self.start_from(np.concatenate([fixed, scattered]))
         self.lower_bound = cut_bound(placed, self.program)
@@ -265,7 +262,6 @@ def _least_cuts(edges: Edges, workers: int, nodes: int) -> int:
 
 
 def _holds_together(edges: Edges, workers: int) -> bool:
-    """Return whether all workers are reached from the first."""
     reached = np.arange(workers) == 0
     for _ in range(workers):
         from_reached = edges[:, reached[edges].any(axis=0)]

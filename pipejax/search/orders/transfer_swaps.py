@@ -34,7 +34,6 @@ class SwapSearch:
     """Queues of transfers that change by swaps."""
 
     def __init__(self, graph: TransferGraph, order: Order, rng: np.random.Generator) -> None:
-        """Begin with an order."""
         carrier, queues = graph.program.messages.carrier, graph.queues.T.tolist()
         # Python's own draws a number in a twentieth of the time
         self._random = random.Random(int(rng.integers(2**63)))

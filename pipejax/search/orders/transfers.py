@@ -169,7 +169,6 @@ class TransferSearch(LocalSearch[TransferOrder]):
     def __init__(
         self, table: ScheduleTable, costs: Costs, links: Links, seed: int, *, swaps: int = SWAPS
     ) -> None:
-        """Start the clock, and begin with the best of the known orders."""
         super().__init__(seed)
         check_usual(table, "the search of SEND and RECV cells")
         costs.check_values()
@@ -180,7 +179,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         self.graph = transfer_graph(table, costs, links)
         with np.errstate(over="ignore"):  # no order takes longer than one after the other
             check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
-        table_order, table_makespan = _own_order(table, costs, links)
+        as_is, table_makespan = _own_order(table, costs, links)
         by_producer = producer_order(self.graph.table, links)
         _, by_pytorch = self._run(None, waits=True)
         times = heads_and_tails(self.graph)
@@ -188,9 +187,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         self._batch = max(1, min(BATCH, MAX_BATCH_NODES // self.graph.program.num_nodes))
         self._rests_until = np.zeros(self.graph.num_transfers, int)
         by_need = [*self._greedy(times)]
-        starts = (
-            [by_producer, *by_need] if table_order is None else [table_order, by_producer, *by_need]
-        )
+        starts = [by_producer, *by_need] if as_is is None else [as_is, by_producer, *by_need]
         makespans = self._begin(np.stack(starts))
         self.baselines = {
             "own": table_makespan,
@@ -264,19 +261,17 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
     def _swap(self) -> None:
         """Make some swaps, and keep the best order on the way."""
-        best, best_order = self.value, None
+        best, order = self.value, None
         for _ in range(self._num_swaps):
             if not self._swaps.step(best):
                 break
             self.evaluated += 1
             if self._swaps.makespan < best:
-                best, best_order = self._swaps.makespan, self._swaps.order
-        if best_order is None:
+                best, order = self._swaps.makespan, self._swaps.order
+        if order is None:
             self.current = _FoundOrder(self._swaps.order, self._swaps.finish)
         else:
-            self.current = _FoundOrder(
-                best_order, finish_of_orders(self.graph, best_order[None])[0]
-            )
+            self.current = _FoundOrder(order, finish_of_orders(self.graph, order[None])[0])
         self._keep_if_better()
 
     def _move(self, iteration: int) -> None:

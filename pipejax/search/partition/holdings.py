@@ -126,22 +126,14 @@ def price_holdings(
     plain = price.of(none)[0]
     return HoldingPrices(
         tuple(entry[0] for entry in priced),
-        {
-            name: np.stack([by_stage(getattr(holding_costs, name)) for holding_costs in costs])
-            for name in fields
-        },
+        {name: np.stack([by_stage(getattr(item, name)) for item in costs]) for name in fields},
         plain.pair_factor,
         np.asarray(plain.latency, float),
         np.asarray(plain.transmit, float),
         int(workload.model.mtp_layers),
         stacked([sizes.static for sizes in memory]),
         stacked([sizes.version for sizes in memory]),
-        np.stack(
-            [
-                stacked(sizes)
-                for sizes in zip(*(stage_bytes.parts for stage_bytes in memory), strict=True)
-            ]
-        ),
+        np.stack([stacked(sizes) for sizes in zip(*(item.parts for item in memory), strict=True)]),
     )
 
 
@@ -260,7 +252,6 @@ class Splits:
         return splits[self._fit(splits)]
 
     def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
-        """Return whether every worker has room (points)."""
         if self.held is None:
             return np.ones(len(points), bool)
         chosen = points, np.arange(self.stages)

@@ -45,7 +45,6 @@ class PathCuts:
     """Cuts from the runs of one program."""
 
     def __init__(self, program: Program, prices: HoldingPrices) -> None:
-        """Find what waits for each node, and the nodes of each worker."""
         self.program, self.prices = program, prices
         preds = np.asarray(program.preds)
         head, column = np.nonzero(preds != SOURCE)
@@ -210,7 +209,6 @@ class SplitProgram:
     # Of a relaxation the point is a mixture of splits.
 
     def __init__(self, splits: Splits, *, unit: float, limit: float) -> None:
-        """Write down what a split is, and that it fits."""
         self.prices, model = splits.prices, splits.model
         self.may_hold = splits.may_hold.copy()
         stages = splits.stages

@@ -66,7 +66,6 @@ class SplitSearch:
         memory_limit: bool,
         on_split: Callable[[], object],
     ) -> None:
-        """Take what is split, and where; `on_split` is called as results come."""
         check_usual(table, "the search of layers")
         self.table, self.system, self.links = table, system, links
         self.defaults = default_layouts(workload, table)
@@ -318,7 +317,6 @@ def layers(
 
 
 def _current_result(search: SplitSearch, stopped: str) -> Found[Partition]:
-    """Return the result of the search so far."""
     best = search.best
     if best is None:
         least = min(split.memory_bytes for split in search.splits_run.values())

@@ -221,10 +221,10 @@ def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
         return
     current_places = places_on(setup.table, setup.source.places)
     try:
-        search_result = PlacementSearch(placed, current_places, setup.links, seed=0).run(STEPS)
+        result = PlacementSearch(placed, current_places, setup.links, seed=0).run(STEPS)
     except ValueError:  # links under which places are not searched
         return
-    seats = tuple(search_result.best.places.tolist())
+    seats = tuple(result.best.places.tolist())
     yield (
         "places of workers",
         dataclasses.replace(
@@ -242,8 +242,8 @@ def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     is_known = setup.table.num_pipes == 1 and setup.table.grammar.is_usual
     if setup.order or not is_known or not setup.costs.per_microbatch():
         return
-    search_result = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(STEPS)
-    order = tuple(search_result.best.order.tolist())
+    result = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(STEPS)
+    order = tuple(result.best.order.tolist())
     yield (
         "order of microbatches",
         dataclasses.replace(
@@ -262,17 +262,15 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     # of early posts orders are searched; where the run posts as its rows go, it takes the best one
     links = dataclasses.replace(setup.links, posting=POSTINGS[0])
     try:
-        search_result = messages(
-            setup.table, setup.costs, link=links, iterations=STEPS, time_limit=None
-        )
+        result = messages(setup.table, setup.costs, link=links, iterations=STEPS, time_limit=None)
     except (ValueError, ScheduleError):  # links whose orders are not searched
         return
     yield (
         "order of messages",
         dataclasses.replace(
             setup,
-            table=search_result.best.table,
-            links=search_result.best.links if setup.links == links else setup.links,
+            table=result.best.table,
+            links=result.best.links if setup.links == links else setup.links,
             schedule=None,
             options={**setup.options, "order": str(STEPS)},
         ),
@@ -318,13 +316,11 @@ def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:
                 name: None if value is False else "" if value is True else str(value)
                 for name, value in changes.items()
             }
-            changed = dataclasses.replace(
-                setup, source=source, options={**setup.options, **options}
-            )
-            changed.run  # noqa: B018 - whether it runs
+            other = dataclasses.replace(setup, source=source, options={**setup.options, **options})
+            other.run  # noqa: B018 - whether it runs
         except (ValueError, MismatchError):
             continue
-        yield title, changed
+        yield title, other
 
 
 def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -371,13 +367,11 @@ def layouts(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if workload is None or system is None or workload.pipeline_layout:
         return
     try:
-        partition = split_layers(
-            setup.table, workload, system, link=setup.links, time_limit=SECONDS
-        )
+        result = split_layers(setup.table, workload, system, link=setup.links, time_limit=SECONDS)
     except ValueError:
         return
-    layout = str(partition.best.layout)
-    source = setup.source.with_workload(partition.best.workload)
+    layout = str(result.best.layout)
+    source = setup.source.with_workload(result.best.workload)
     ends = dict.fromkeys(("embedding_units", "loss_units"))
     options = {**setup.options, **ends, "pipeline_layout": layout}
     what = f"layers over stages: {layout}"

@@ -338,11 +338,7 @@ def _worth(kind: str, remedies: Sequence[Remedy], first: Setup, memory: Memory) 
         return useful
     pipes = first.table.num_pipes
     as_now = [remedy for remedy in useful if remedy.setup.table.num_pipes <= pipes]
-    best = [
-        max(candidates, key=lambda remedy: remedy.saves)
-        for candidates in (useful, as_now)
-        if candidates
-    ]
+    best = [max(group, key=lambda remedy: remedy.saves) for group in (useful, as_now) if group]
     return best if best[0] is not best[-1] else best[:1]
 
 
@@ -359,12 +355,9 @@ def _combined(
     worth = changes.WORTH * first.step_time
     if any(not remedy.fits and remedy.saves > worth for remedy in tried["schedule"]):
         ways.append(SMALLER_FIRST)
-    combinations = [
-        _together({kind: kinds[kind] for kind in way}, tried, first, memory) for way in ways
-    ]
-    best = max(
-        (remedy for remedy in combinations if remedy), key=lambda remedy: remedy.saves, default=None
-    )
+    orders = ({kind: kinds[kind] for kind in way} for way in ways)
+    combinations = filter(None, [_together(order, tried, first, memory) for order in orders])
+    best = max(combinations, key=lambda remedy: remedy.saves, default=None)
     best_single = max((remedy.saves for remedy in remedies), default=0.0)
     return [best] if best is not None and best.saves > best_single * (1 + 1e-9) else []
 

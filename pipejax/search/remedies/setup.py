@@ -142,7 +142,6 @@ PLANNED_AS = {"transfer": "planned_comm", "offload": "planned_offload", "load": 
 
 
 def _written(value: Any) -> str:
-    """Write the value of an option."""
     if isinstance(value, Mapping):
         return ",".join(f"{key}={entry!r}" for key, entry in value.items())
     return ",".join(map(repr, value)) if isinstance(value, list) else str(value)

@@ -76,7 +76,6 @@ class AnytimeSearch:
         store: SolvedProblems | None,
         on_best: Callable[[Found[Optimum]], object],
     ) -> None:
-        """Start the clock; every better solution is told to `on_best`."""
         self.problem, self.start_table, self.costs, self.links = problem, start_table, costs, links
         self.num_threads, self.store, self.on_best = num_threads, store, on_best
         self.begun = self.last_report = self.saved = time.monotonic()
@@ -158,10 +157,8 @@ class AnytimeSearch:
         for name, other in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             keeps = table_keeps_limits(self.problem, other)
-            best_so_far, here = self.baselines.get(name), self._measure(other) if keeps else None
-            self.baselines[name] = min(
-                (t for t in (best_so_far, here) if t is not None), default=None
-            )
+            before, here = self.baselines.get(name), self._measure(other) if keeps else None
+            self.baselines[name] = min((t for t in (before, here) if t is not None), default=None)
             self._offer(name, to_plan(self.problem, other))
             if keeps and not (other.offloads or other.is_fused.any()):
                 self._take(name, other)  # may be better by less than a unit
@@ -199,10 +196,8 @@ class AnytimeSearch:
         if not self._has_parts or self.best is None:
             return
         share = "neighbourhoods" if self._offloads_parts else "few neighbourhoods"
-        arguments = self._share(share), self.num_threads
-        with closing(
-            search_neighbourhoods(self.problem, self.best.best.table, *arguments)
-        ) as tables:
+        limits = self._share(share), self.num_threads
+        with closing(search_neighbourhoods(self.problem, self.best.best.table, *limits)) as tables:
             for table in tables:
                 self._take("neighbourhoods", table)
                 if self.is_closed:
@@ -334,7 +329,6 @@ class AnytimeSearch:
         return float(per_worker + 4 * self.problem.num_stages) * self.problem.unit
 
     def _measure(self, table: ScheduleTable) -> float:
-        """The objective at the real costs [s]."""
         program, vector = lower_and_price(table, self.costs, self.links)
         run = run_on_host(program, vector)
         if self.problem.objective == "makespan":

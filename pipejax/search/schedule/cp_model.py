@@ -50,7 +50,6 @@ class ScheduleModel:
         *,
         in_order: bool = False,
     ) -> None:
-        """Build the model; `in_order` keeps microbatches in order where others may be better."""
         self.problem, self.horizon = problem, int(horizon)
         self.model = cp_model.CpModel()
         self.redundant = frozenset(redundant)
@@ -138,11 +137,9 @@ class ScheduleModel:
         since = self.start["F"][stage, microbatch]
         if problem.offload is not None and problem.load is not None:
             since = self._add_offload(key, int(problem.offload[stage]), int(problem.load[stage]))
-        # two intervals from one start: what I frees, and what stays for W
-        for end, parts in (
-            (self._input_end[key], size - weight_size),
-            (self._gradient_end[key], weight_size),
-        ):
+        # two intervals from one start: the part that I frees, and the part that stays for W
+        ends = self._input_end[key], self._gradient_end[key]
+        for end, parts in zip(ends, (size - weight_size, weight_size), strict=True):
             if parts:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
@@ -210,10 +207,8 @@ class ScheduleModel:
         for pipe, stage in np.ndindex(problem.placement.shape):
             passing = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()
             letters = "FI" if self.in_order else "F" if stage == 0 else ""
-            for letter, (microbatch_before, other) in itertools.product(
-                letters, itertools.pairwise(passing)
-            ):
-                before, later = (stage, microbatch_before), self.start[letter][stage, other]
+            for letter, (first, other) in itertools.product(letters, itertools.pairwise(passing)):
+                before, later = (stage, first), self.start[letter][stage, other]
                 self.model.add(later >= self.end(letter, before))
             if self.in_order:
                 self._add_order_of_weight_grads(stage, passing)
@@ -247,10 +242,8 @@ class ScheduleModel:
     def _add_objective(self) -> None:
         problem, model, total = self.problem, self.model, self.objective
         work = problem.forward + problem.gradient
-        passing = [
-            np.flatnonzero(problem.microbatch_pipes == pipe)
-            for pipe in np.unique(problem.microbatch_pipes)
-        ]
+        pipes = problem.microbatch_pipes
+        passing = [np.flatnonzero(pipes == pipe) for pipe in np.unique(pipes)]
         # of each pipe: those that may be the first of all
         first = [microbatches[0] for microbatches in passing]
         if not self.in_order:
@@ -258,9 +251,8 @@ class ScheduleModel:
         for worker in range(problem.num_workers):
             here = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
             firsts = [self.start["F"][s, m] for s, m in here if m in first]
-            last_gradients = [
-                (s, self._gradient_end[s, m]) for s, m in here if self._may_be_last(s, m)
-            ]
+            may_be_last = [(s, m) for s, m in here if self._may_be_last(s, m)]
+            last_gradients = [(s, self._gradient_end[s, m]) for s, m in may_be_last]
             busy = int(sum(work[s] for s, _ in here))
             if problem.objective == "span":
                 begin = self._time("")
@@ -286,9 +278,8 @@ class ScheduleModel:
         """Return whether the gradient may end after all others of its stage and pipe."""
         if not self.in_order or self.whole:
             return True
-        return bool(
-            (self.problem.microbatch_pipes[microbatch + 1 :] != self._pipe(microbatch)).all()
-        )
+        later_pipes = self.problem.microbatch_pipes[microbatch + 1 :]
+        return bool((later_pipes != self._pipe(microbatch)).all())
 
     def _add_all_reduces(self) -> None:
         """Let a worker take part in one all-reduce at a time, in any order."""
@@ -404,10 +395,8 @@ def alone(problem: Problem, pipe: int, stage: int) -> Problem:
     if problem.objective == "span":  # of the stage's own worker: what is around it does not count
         before = after = 0
     names = (*OP_TIMES, *HOST_TIMES, *STEP_END_TIMES, "sizes", "weight_sizes")
-    all_fields = {name: getattr(problem, name) for name in names}
-    stage_fields: dict[str, Any] = {
-        k: None if v is None else only(v) for k, v in all_fields.items()
-    }
+    fields = {name: getattr(problem, name) for name in names}
+    stage_fields: dict[str, Any] = {k: None if v is None else only(v) for k, v in fields.items()}
     lag = np.array([[[before, between]], [[after, 0]]])
     return dataclasses.replace(
         problem,

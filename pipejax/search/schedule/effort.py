@@ -24,7 +24,6 @@ class Meter:
     """Effort so far."""
 
     def __init__(self) -> None:
-        """Begin with nothing done."""
         self.done = self.under_way = 0.0
         self._lock = threading.Lock()
 

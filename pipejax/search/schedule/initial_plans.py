@@ -92,10 +92,10 @@ def _limited_pipe(problem: Problem) -> LimitedPipe:
     """Return the pipe of a problem with one stage on each worker, for heuristics."""
     there, back = (problem.lag + problem.transmit)[:, 0]
     names = "forward", "input_grad", "weight_grad", "sizes", "limits"
-    arguments = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
+    options = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
     share = float((problem.weight_sizes / problem.sizes).max())
     return LimitedPipe.of(
-        problem.num_stages, problem.num_microbatches, weight_share=share, **arguments
+        problem.num_stages, problem.num_microbatches, weight_share=share, **options
     )
 
 
@@ -177,12 +177,10 @@ def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Sta
             yield Start("greedy", plan)
 
 
-def baseline_tables(
-    problem: Problem, start_table: ScheduleTable
-) -> Iterator[tuple[str, ScheduleTable]]:
+def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
     """Yield the given schedule and, for a plain pipe, those of the literature by name."""
     # Builders take one time for all stages: the mean. AdaOffload plans for those of each too.
-    yield start_table.name, start_table
+    yield start.name, start
     if not is_pipe(problem):
         return
     size = {"num_workers": problem.num_workers, "num_microbatches": problem.num_microbatches}
@@ -203,7 +201,6 @@ def baseline_tables(
 
 
 def _options(problem: Problem) -> Mapping[str, Any]:
-    """Options of builders that keep the problem's limits."""
     return {
         "memory_limit": float((problem.limits / problem.sizes).min()),
         "weight_share": float((problem.weight_sizes / problem.sizes).max()),
@@ -318,16 +315,13 @@ class BlockSearch:
     """Draws and the best of them."""
 
     def __init__(self, problem: Problem, num_dropped: int) -> None:
-        """Prepare a problem that stands for one with more microbatches."""
         self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)
         work = list_work(problem, problem.limits)
         self.legs, self.busiest = num_legs(work), least_interval(work)
         self.best = self.best_of_all = FOREVER  # since the last restart, and ever
         self.elite: list[BlockDraw] = []
         self.last_gain = 0  # draws up to the last that was better since the restart
-        self.num_draws = self.last_improving_draw = (
-            0  # draws, and those up to the last that was better
-        )
+        self.num_draws = self.last_improving_draw = 0
 
     @property
     def is_stale(self) -> bool:
@@ -366,9 +360,8 @@ class BlockSearch:
         plan = run_draw(self.problem, block_draw, self.best - least + 1)
         if plan is None:
             return None
-        value = plan_objective(self.problem, plan) + self.num_dropped * max(
-            self.busiest, _cycle(plan)
-        )
+        cycle = max(self.busiest, _cycle(plan))  # each further microbatch adds that
+        value = plan_objective(self.problem, plan) + self.num_dropped * cycle
         if value > self.best:
             return None
         self.elite = [*self.elite[1 - ELITE :], block_draw]

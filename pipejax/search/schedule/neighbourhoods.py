@@ -73,7 +73,6 @@ def _microbatches(
 def _workers(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """All ops of some workers in a row."""
     count = max(1, round(share * problem.num_workers))
     first = rng.integers(0, problem.num_workers - count + 1)
     free = (problem.worker >= first) & (problem.worker < first + count)
@@ -155,7 +154,6 @@ def order_of_microbatches(problem: Problem, plan: Plan) -> Iterator[tuple[Op, Op
 
 
 def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
-    """Return ends of all ops by phase letter."""
     return {
         "I": input_grad_end(problem, plan),
         "W": gradient_end(problem, plan),
@@ -179,7 +177,6 @@ class Arm:
     """One way to make a step, and what came of it."""
 
     def __init__(self, kind: str, goal: str, in_order: bool, share: float) -> None:
-        """Begin with nothing known."""
         self.kind, self.goal, self.in_order, self.share = kind, goal, in_order, share
         self.spent, self.gains = 0.0, 0
 
@@ -200,7 +197,6 @@ class NeighbourhoodSearch:
     """The search of one thread on its own grid."""
 
     def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
-        """Build the model, of which every step takes a copy."""
         horizon = search_horizon(problem, plan)
         self.problem, self.plan, self.merit = problem, plan, Merit.measure(problem, plan)
         self._rng = np.random.default_rng(seed)
@@ -277,7 +273,6 @@ class Best:
     """The best table of all threads, in a lock."""
 
     def __init__(self, problem: Problem, table: ScheduleTable, budget: Budget) -> None:
-        """Begin with a table."""
         self._lock, self._budget, self.since = threading.Lock(), budget, budget.spent
         self._problem, self.table = problem, table
         self.objective = plan_objective(problem, to_plan(problem, table))

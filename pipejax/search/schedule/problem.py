@@ -45,7 +45,6 @@ class InfeasibleError(ArgumentError):
     """No schedule keeps the memory limit."""
 
     def __init__(self, text: str, argument: str = "") -> None:
-        """Keep the argument that the text names, if it names one."""
         super().__init__(argument, None, text)
 
 

@@ -135,10 +135,8 @@ def read_entry(path: Path) -> Entry:
     costs, claim = data["costs"], data["claim"]
     fields = {name: costs["seconds"].get(key) for key, name in PRICES.items()}
     fields |= {"placement": data["table"]["placement"], "limits": claim["limits"]}
-    fields |= {
-        "microbatch_pipes": data["table"]["pipe_of_microbatch"],
-        "sizes": costs["memory"]["sizes"],
-    }
+    fields |= {"microbatch_pipes": data["table"]["pipe_of_microbatch"]}
+    fields |= {"sizes": costs["memory"]["sizes"]}
     arrays: dict[str, Any] = {
         name: None if value is None else np.array(value, np.int64) for name, value in fields.items()
     }
@@ -167,7 +165,6 @@ class SolvedProblems:
     """A folder of solved problems, created by the first write."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        """Choose the folder: `default_folder()` if None."""
         self.path = default_folder() if path is None else Path(path)
         self._reported: set[Path] = set()
 
@@ -249,7 +246,6 @@ class SolvedProblems:
         return None
 
     def _warn(self, path: Path, reason: str) -> None:
-        """Warn about a file or the folder, once."""
         if path not in self._reported:
             line = reason.splitlines()[0]
             warnings.warn(f"store: {path} is not used: {line}", StoreWarning, stacklevel=3)

@@ -117,12 +117,10 @@ def chunks(
             f"{max_chunks}, got {num_chunks}",
             "num_chunks",
         )
-    compute_times: dict[str, Any] = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
-    compute_times["per_prefix_token"] = per_prefix_token
+    times: dict[str, Any] = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
+    times["per_prefix_token"] = per_prefix_token
     messages = {"latency": latency, "transmit_per_token": transmit_per_token}
-    search = _ChunkSearch(
-        tokens, num_workers, multiple, compute_times, messages, Links.of(link), seed
-    )
+    search = _ChunkSearch(tokens, num_workers, multiple, times, messages, Links.of(link), seed)
     asked = range(1, min(max_chunks, MOST_CHUNKS) + 1) if num_chunks is None else [num_chunks]
     with telling("cut", on_progress) as tell:
         for done, best_text in enumerate(search.run(asked, time_limit)):
@@ -204,7 +202,6 @@ class _ChunkSearch:
         return float(count * a + whole + g * prefixes + ends)
 
     def _cut(self, count: int) -> None:
-        """Find the best cut into so many chunks."""
         table = build(
             "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
         )

@@ -88,10 +88,8 @@ class Jointly:
 
     def __call__(self, variables: Array, inputs: FixedInputs) -> tuple[Pair, Number]:
         """The pair and the microbatch size that the variables stand for."""
-        for name, part_variables in self.split(
-            variables, inputs.pair.assigned.layers.shape[-1]
-        ).items():
-            pair, size = PARTS[name].relax(part_variables * PARTS[name].scale, inputs)
+        for name, part in self.split(variables, inputs.pair.assigned.layers.shape[-1]).items():
+            pair, size = PARTS[name].relax(part * PARTS[name].scale, inputs)
             inputs = inputs._replace(pair=pair, size=size)
         return inputs.pair, inputs.size
 
@@ -310,7 +308,6 @@ Sizes = Float[NumpyArray, " kept"]  # microbatch sizes
 def _relaxed(
     joint: JointProblem, points: Float[NumpyArray, "kept variables"]
 ) -> tuple[Sizes, StageLayers]:
-    """Read microbatch sizes and layers off relaxed points."""
     inputs = joint.problem.inputs(len(points), joint.microbatches or 1, limited=False)
     size, *layers = map(np.asarray, _read(points, inputs, relax=Jointly(joint.parts)))
     return size, StageLayers(*layers)

@@ -150,7 +150,6 @@ class LookaheadSearch(LocalSearch[Gathering]):
         sizes: Sizes = 1.0,
         lane: str = NETWORK,
     ) -> None:
-        """Start the clock, list the ways, and evaluate the baselines."""
         super().__init__(seed=0)
         costs.check_values()
         if lane == COMPUTING:
@@ -164,24 +163,21 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._sizes = _shaped("sizes", sizes, stages)
         limits = np.full(workers, np.inf) if limit is None else _shaped("limit", limit, workers)
         self._all_ways = _ways(self.table, self._sizes, limits)
-        self.ways = [_undominated(worker_ways) for worker_ways in self._all_ways]
+        self.ways = [_undominated(ways) for ways in self._all_ways]
         self._times: dict[tuple[int | None, ...], float] = {}
-        self.best = tuple(len(worker_ways) - 1 for worker_ways in self.ways)
+        self.best = tuple(len(ways) - 1 for ways in self.ways)
         self.value = self._makespan(self.best)
         usual = {
-            name: [_with_most(worker_ways, ahead) for worker_ways in self._all_ways]
+            name: [_with_most(ways, ahead) for ways in self._all_ways]
             for name, ahead in (("no lookahead", 0), ("one ahead", 1))
         }
         self.baselines = {name: self._evaluate(combination) for name, combination in usual.items()}
         self.baselines |= {"PyTorch": self._pytorch(limits)}
         self.plain = self._build_table(usual["no lookahead"])
         for combination in usual.values():
-            keys = [[way.key for way in worker_ways] for worker_ways in self.ways]
+            keys = [[way.key for way in ways] for ways in self.ways]
             self._try(
-                tuple(
-                    worker_ways.index(way.key)
-                    for worker_ways, way in zip(keys, combination, strict=True)
-                )
+                tuple(ways.index(way.key) for ways, way in zip(keys, combination, strict=True))
             )
         self.lower_bound = self._relaxed()
         self._turns = itertools.cycle(range(workers))
@@ -214,10 +210,10 @@ class LookaheadSearch(LocalSearch[Gathering]):
                     break
         table = self._build_table(chosen)
         peak = gathered_peak(table, self._sizes)
-        ahead, residency = (
+        ahead, most_stages = (
             tuple(numbers) for numbers in zip(*(way[:2] for way in chosen), strict=True)
         )
-        return Gathering(table, ahead, residency, peak), evaluate(
+        return Gathering(table, ahead, most_stages, peak), evaluate(
             table, self._run_arguments[0], link=self._run_arguments[1]
         ).makespan
 
@@ -356,9 +352,9 @@ def _undominated(ways: Sequence[_Way]) -> list[_Way]:
 
 def _with_most(ways: Sequence[_Way], ahead: int) -> _Way:
     """Return the way with the largest residency and at most this lookahead."""
-    residency = max(way.residency for way in ways)
+    largest = max(way.residency for way in ways)
     return max(
-        (way for way in ways if way.residency == residency and way.ahead <= ahead),
+        (way for way in ways if way.residency == largest and way.ahead <= ahead),
         key=lambda way: way.ahead,
     )
 

@@ -191,10 +191,8 @@ class StepTimeObjective:
         if size <= FEW:
             costs, _ = priced_on_host(self._prices, (), variables, inputs)
             solved = [(self._makespans(program, costs, size), None) for program in self.programs]
-            values_and_needs, _ = priced_on_host(
-                self._values, self._shared, variables, inputs, solved
-            )
-            return values_and_needs
+            results, _ = priced_on_host(self._values, self._shared, variables, inputs, solved)
+            return results
         variables, inputs = filled((variables, inputs), size)
         costs = priced(self._prices, (), variables, inputs)
         whole = size_of(variables)

@@ -226,7 +226,6 @@ def _tune(
     tell_progress: OnProgress = to_nobody,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
 ) -> Found[TunedSetting]:
-    """Tune by one method."""
     reason = "as asked for"
     if method is None:
         method, reason = _choose_method(task, over)
@@ -320,7 +319,6 @@ def _found_size(
 
 
 def _tune_recompute(task: TuningTask, way: str, what: str) -> FoundSetting:
-    """Tune the recomputed layers of each stage."""
     if task.family.is_planned:
         if way == "gradient":
             raise wrong("method", "is exhaustive where a schedule is planned for the times")
@@ -354,7 +352,6 @@ def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
 
 
 def _tune_parts(task: TuningTask, way: str, what: str) -> FoundSetting:
-    """Tune layers or recomputed layers, or several parts together."""
     joint = task.joint(what)
     for plain in plain_answers(joint):
         task.tell(_found_setting(task, plain))

@@ -158,13 +158,13 @@ def plan(
         on_front = evaluator.find_front() if front else None
     planned = _planned_layouts(evaluator, np.concatenate([best, beyond]), by_row)
     order, ranked = _ranked(planned[: len(best)])
+    pair = best[order[:2]]
+    factors = break_even_factors(request, layouts, pair) if len(pair) > 1 else ()
     result = PlanResult(
         best=ranked[0],
         runners_up=ranked[1:],
         outside=tuple(planned[len(best) :]),
-        break_even_factors=break_even_factors(request, layouts, best[order[:2]])
-        if len(order) > 1
-        else (),
+        break_even_factors=factors,
         enumerated=len(layouts),
         fitting=int(estimates.fits.sum()),
         evaluated=int((~np.isnan(estimates.step_time)).sum()),
@@ -272,9 +272,7 @@ def _planned(
     request, layouts, estimates = evaluator.request, evaluator.layouts, evaluator.estimates
     step, need = float(estimates.step_time[row]), float(estimates.memory_bytes[row])
     known_bands = {} if evidence is None else bands(request.system, step)
-    widest = max(
-        known_bands.items(), key=lambda percent_and_band: float(percent_and_band[0]), default=None
-    )
+    widest = max(known_bands.items(), key=lambda pair: float(pair[0]), default=None)
     flop = model_flop(request.model, request.minibatch)
     peak = request.system.peak(request.shared.get("precision", "bf16"))
     return PlannedLayout(

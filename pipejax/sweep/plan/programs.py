@@ -100,7 +100,7 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     """Lay costs out as arrays of all layouts; a phase that may be whole or split takes the less."""
     stages = pipe.placement.shape[1]
 
-    def per_stage(name: str) -> PerStage:
+    def cost(name: str) -> PerStage:
         value = getattr(costs, name)
         return np.broadcast_to(np.asarray(0.0 if value is None else value, float), (count, stages))
 
@@ -112,7 +112,7 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
 
     crosses = pipe.placement[:, 1:] != pipe.placement[:, :-1]
     sent = [(message(k, "latency") + message(k, "transmit")) * crosses for k in (0, 1)]
-    halves = per_stage("input_grad") + per_stage("weight_grad")
+    halves = cost("input_grad") + cost("weight_grad")
 
     def least(whole: PerStage, split: PerStage) -> PerStage:
         return np.minimum(np.where(pipe.whole, whole, np.inf), np.where(pipe.split, split, np.inf))
@@ -120,14 +120,12 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     # a fused pair lasts max(F, B) + k min(F, B), which is (1 + k) / 2 of their sum or more
     factor = 1.0 if costs.pair_factor is None else np.min(np.asarray(costs.pair_factor))
     return _StageTimes(
-        forward=per_stage("forward"),
-        back=least(per_stage("backward"), per_stage("input_grad")),
-        work=(per_stage("forward") + least(per_stage("backward"), halves))
-        * (1 + min(factor, 1.0))
-        / 2
-        + pipe.again * per_stage("recompute"),
-        ending=per_stage("all_reduce") + per_stage("update"),
-        update=per_stage("update"),
+        forward=cost("forward"),
+        back=least(cost("backward"), cost("input_grad")),
+        work=(cost("forward") + least(cost("backward"), halves)) * (1 + min(factor, 1.0)) / 2
+        + pipe.again * cost("recompute"),
+        ending=cost("all_reduce") + cost("update"),
+        update=cost("update"),
         there=sent[0].min(axis=1),
         home=sent[1].min(axis=1),
     )

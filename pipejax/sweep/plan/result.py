@@ -153,11 +153,9 @@ def _runner_up_lag(
 ) -> Float[NumpyArray, "names factors"]:
     """Return how much slower the runner-up is with each factor on each number [s]."""
     count = len(names) * len(logarithms)
-    number_index = np.repeat(np.arange(len(names)), len(logarithms))
+    number = np.repeat(np.arange(len(names)), len(logarithms))
     factor = np.tile(np.exp(logarithms), len(names))
-    factors = {
-        name: np.where(number_index == place, factor, 1.0) for place, name in enumerate(names)
-    }
+    factors = {name: np.where(number == place, factor, 1.0) for place, name in enumerate(names)}
     times = [times_on(request, pair.take(np.full(count, row)), factors) for row in range(len(pair))]
     return (times[1] - times[0]).reshape(len(names), -1)
 

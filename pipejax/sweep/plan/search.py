@@ -120,7 +120,6 @@ class _Layouts:
 
 
 def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
-    """The layouts as one whose numbers are columns."""
     first = layout_workload(request, layouts, 0).layout(_short_table(shape), 1.0)
     names = ("tensor", "context", "expert", "expert_tensor", "data", "zero", "microbatch_size")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
@@ -154,15 +153,13 @@ def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stag
         return_index=True,
         return_inverse=True,
     )
-    stages_by_kind = []
+    by_kind = []
     for place in first.tolist():
         workload = layout_workload(request, layouts, place)
         stages = stages_of(table, assign_layers(workload, table))
-        stages_by_kind.append(jax.tree.map(functools.partial(_padded, more=more), stages))
-    stages_by_layout: Stages = jax.tree.map(
-        lambda *leaves: np.stack(leaves)[kind.ravel()], *stages_by_kind
-    )
-    return stages_by_layout
+        by_kind.append(jax.tree.map(functools.partial(_padded, more=more), stages))
+    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *by_kind)
+    return by_layout
 
 
 def _padded(leaf: NumpyArray, more: int) -> Float[NumpyArray, "..."]:
