@@ -194,11 +194,8 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     axes: dict[str, Axis] = {}
     software = AS_THE_SYSTEM if "stack" in declaration else _calibrated_with(declaration, where)
     for key, (name, check, default) in _KEYS.items():
-        if (
-            key not in declaration
-            and default is None
-            and name not in ("microbatches", "microbatch_size")
-        ):
+        is_optional = default is not None or name in ("microbatches", "microbatch_size")
+        if key not in declaration and not is_optional:
             raise ValueError(f"{where}: {key} is missing")
         is_of_stack = key in OF_WORKLOAD and ("stack" in declaration or software.workload)
         if key in declaration or not (default is None or is_of_stack):
@@ -212,10 +209,8 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     _check_stacks(axes, where)
     if ("microbatches" in declaration) == ("microbatch_size" in declaration):
         raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
-    fields = {
-        axis.name: axis
-        for axis in read_system_axes(declaration.get("system", {}), f"{where}: system")
-    }
+    system_axes = read_system_axes(declaration.get("system", {}), f"{where}: system")
+    fields = {axis.name: axis for axis in system_axes}
     per_node = fields.pop("node.gpus", Axis("node.gpus", (None,), "", False))
     outputs = declaration.get("outputs", ["bubble_ratio"])
     if outputs != []:
@@ -233,9 +228,8 @@ def _calibrated_with(declaration: Mapping[str, Any], where: str) -> Stack:
     """The software of the runs that all systems were calibrated on."""
     if "systems" not in declaration:  # which is said later
         return AS_THE_SYSTEM
-    systems = read_axis(
-        "system", declaration["systems"], f"{where}: systems", _KEYS["systems"][1]
-    ).values
+    names, check = declaration["systems"], _KEYS["systems"][1]
+    systems = read_axis("system", names, f"{where}: systems", check).values
     first, *others = (software_of(system) for system in systems)
     for system, other in zip(systems[1:], others, strict=True):
         if other != first:

@@ -127,9 +127,8 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
     """Evaluate one schedule and workload on all systems; say why where it is illegal."""
     # The first step ends when the first part of the systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))
-    values = {
-        name: variable.empty(num_systems) for name, variable in sweep_variables(sweep).items()
-    }
+    variables = sweep_variables(sweep)
+    values = {name: variable.empty(num_systems) for name, variable in variables.items()}
     values["status"][:] = ILLEGAL
     try:
         points = list(_points(at, systems))

@@ -75,11 +75,7 @@ def _distinct(
             ranges[axis] = np.flatnonzero(is_alike.all(axis=others))
         is_free[np.ix_(*ranges)] = False
         labels = zip(results.axes.items(), ranges, strict=True)
-        same = {
-            axis: axis_labels[span].tolist()
-            for (axis, axis_labels), span in labels
-            if len(span) > 1
-        }
+        same = {axis: names[at].tolist() for (axis, names), at in labels if len(at) > 1}
         rows.append(DistinctPoint(place, same))
     return rows
 
@@ -125,6 +121,7 @@ def knees(
             if not math.isfinite(curve[best]):
                 continue
             near = curve <= curve[best] + within * abs(curve[best])
+            # values that are near without a gap: near [F T T T F], best 2 -> low 1, high 3
             low = best + 1 - int(np.logical_and.accumulate(near[best::-1]).sum())
             high = best - 1 + int(np.logical_and.accumulate(near[best:]).sum())
             yield Knee(

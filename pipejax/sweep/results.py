@@ -55,9 +55,7 @@ class SweepResults(NamedTuple):
         """Labels and measures of one point."""
         at = np.unravel_index(place, [len(labels) for labels in self.axes.values()])
         labels = {n: column[k].item() for (n, column), k in zip(self.axes.items(), at, strict=True)}
-        values = {
-            name: float(values_of_points[place]) for name, values_of_points in self.measures.items()
-        }
+        values = {name: float(measure[place]) for name, measure in self.measures.items()}
         bound = {} if self.bound_by is None else {"bound_by": str(self.bound_by[place])}
         fits = {"fits": bool(self.status[place] != OUT_OF_MEMORY)}
         return labels | values | bound | fits
@@ -105,10 +103,8 @@ class SweepResults(NamedTuple):
 
     def numbers(self) -> list[str]:
         """Names of what has a number at every point."""
-        return [
-            *self.measures,
-            *(n for n, column in self.axes.items() if column.dtype.kind in "iuf"),
-        ]
+        axes = [name for name, labels in self.axes.items() if labels.dtype.kind in "iuf"]
+        return [*self.measures, *axes]
 
     def best(self, among: Bool[NumpyArray, " points"], name: str, count: int) -> Points:
         """Return the best points by one measure, the best first."""

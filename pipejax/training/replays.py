@@ -194,12 +194,12 @@ def batch_order(
     return np.concatenate([random.permutation(num_batches) for _ in range(epochs)])[:microbatches]
 
 
-# What a table says about training: which weights every gradient reads, moves, and when.
+# The training of a table: the weights that every gradient reads and updates, and when.
 #
-# All stages of a microbatch use the weights that its forwards read (weight stashing), so the
-# backwards of a microbatch compute the gradient of one mixed model, which has of every stage the
-# version that its forward saw. A plan lists the microbatches in an order in which every version is
-# there when it is read; versions of a stage are kept in a ring, version v at place v mod depth.
+# All stages of a microbatch use the weights that its forwards read (weight stashing). So its
+# backwards compute the gradient of one mixed model: each stage at the version that its forward
+# read. A plan orders the microbatches so that every version exists when it is read. Versions of a
+# stage are stored in a ring, version v at place v mod depth.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,6 +236,7 @@ def make_plan(
     close = SAME_MOMENT * float(finish.max())
     first_end = finish.ravel()[find_versions(table).update_cell].min(axis=0)[order]
     begun = first_end[None] <= time[:, None] + close
+    # gradients before each sample, up to the last that has begun: [T T F T F] -> 4, [F F F] -> 0
     needed = np.where(begun.any(axis=1), begun.shape[1] - begun[:, ::-1].argmax(axis=1), 0)
     seen = [
         [np.searchsorted(stage_ends, time + close, side="right") for stage_ends in run_ends]
@@ -249,6 +250,9 @@ def make_plan(
         int((gradients["newest"] + gradients["applies"] - gradients["read"]).max()),
         int((np.moveaxis(done, 1, 0) - sampled).max()),
     )
+    # Merge gradients, at odd places 1, 3, .., with samples, at 2 n after n gradients. For three
+    # gradients and samples after 0 and 2 of them: places [1 3 5 | 0 4], so the order is sample,
+    # gradient, gradient, sample. Gradients after the last sample are dropped.
     place = np.concatenate([2 * np.arange(len(order)) + 1, 2 * needed])
     merged = np.argsort(place, kind="stable")
     merged = merged[: np.flatnonzero(merged >= len(order))[-1] + 1]
@@ -270,7 +274,7 @@ def make_plan(
 def _gradients(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
-    """Microbatches in the order in which their gradients can be computed, and what these do."""
+    """Order the microbatches so that gradients can be computed; return their reads and updates."""
     versions, rule = find_versions(table), table.weights
     _, finish = op_times(table)
     first = finish.ravel()[table.last_of_backward].min(axis=0)
@@ -278,7 +282,7 @@ def _gradients(
     run, applied = order % rule.runs, versions.applied[:, order].T
     key = applied * rule.runs + run[:, None]
     size = np.stack([np.bincount(column)[column] for column in key.T], axis=1)
-    rank = np.empty_like(key)
+    rank = np.empty_like(key)  # place among equal keys: [5 7 5 5] -> [0 0 1 2]
     for stage, column in enumerate(key.T):
         by_key = np.argsort(column, kind="stable")
         same = np.append(0, np.cumsum(np.diff(column[by_key]) != 0))

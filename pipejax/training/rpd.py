@@ -203,10 +203,9 @@ class _RandomizedSettings(NamedTuple):
 class _State(NamedTuple):
     """State that an update changes."""
 
-    # A model is not kept as such, but as the numbers of the S blocks that it is made of: the blocks
-    # of the start are numbered 0 to S - 1, and update k makes block S + k. So the history of a run
-    # takes one block for each update and not S of them, and which blocks models are made of depends
-    # on the seed alone: vmap keeps one copy of it for all step sizes.
+    # A model is stored as the numbers of its S blocks: 0 to S - 1 at the start, and S + k from
+    # update k. So the history of a run takes one block per update instead of S. The numbers depend
+    # on the seed alone: vmap stores them once for all step sizes.
 
     blocks_made: Float[Array, "depth width"]  # block n at place n mod depth
     blocks: Float[Array, "stages width"]  # the newest model

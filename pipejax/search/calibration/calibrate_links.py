@@ -110,10 +110,10 @@ def _residuals(
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     with jax.enable_x64(True):
         for kind in dict.fromkeys(rows.kind):
-            rows_of_kind = np.flatnonzero(kinds == kind)
-            sizes = (rows.ranks[rows_of_kind], rows.inside[rows_of_kind], rows.volume[rows_of_kind])
+            at = np.flatnonzero(kinds == kind)
+            sizes = (rows.ranks[at], rows.inside[at], rows.volume[at])
             times_and_slopes = _times(unnamed, values, sizes, names=parameters.names, kind=kind)
-            seconds[:, rows_of_kind], slopes[:, rows_of_kind] = map(np.asarray, times_and_slopes)
+            seconds[:, at], slopes[:, at] = map(np.asarray, times_and_slopes)
     jacobian = slopes * parameters.slopes(points)[:, None] / seconds[..., None]
     return np.log(seconds / rows.seconds), jacobian
 
@@ -141,7 +141,7 @@ def _times(
         else:
             group = Group(ranks, inside)
             seconds = jnp.asarray(collective_time(machine, kind, volume, group))
-        return seconds, seconds
+        return seconds, seconds  # the first is differentiated, the second returned with the slopes
 
     slopes, seconds = jax.vmap(jax.jacfwd(times, has_aux=True))(values)
     return seconds, slopes

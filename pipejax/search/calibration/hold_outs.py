@@ -128,10 +128,9 @@ PERCENTS = (80, 90)
 def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
     """Find the factors on predicted time between which so many percent of further rows lie."""
     # `residual` is the log of predicted over measured, of rows that were left out in so many
-    # groups. Rows of one group are wrong together, so what is expected of a further group is an
-    # order statistic of groups, not of rows: among K groups and a new one, the new one may be the
-    # farthest by the chance 1 / (K + 1), and the share within the band of the known ones has to be
-    # (K + 1) / K times larger.
+    # groups. Errors within a group are correlated, so the band is an order statistic of groups.
+    # A new group is the farthest of K + 1 with probability 1 / (K + 1), so the share of the K
+    # groups within the band has to be (K + 1) / K times larger.
     # References: Lee, Barber, Willett: Distribution-free inference with hierarchical data (2023).
     share = min(percent / 100 * (groups + 1) / groups, 1.0)
     low, high = np.quantile(-residual, [(1 - share) / 2, (1 + share) / 2])

@@ -68,7 +68,7 @@ class StepCosts(NamedTuple):
 
     @classmethod
     def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
-        """Stack costs of one shape, with the least of each step behind it."""
+        """Stack costs of one shape; the shortest microbatch of each step follows its own ones."""
         phases = {*program.layout.phases, *program.layout.paired_phases}
         unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
         by_member, by_step = {}, {}
@@ -135,9 +135,8 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._costs = StepCosts.stack(exact, self.program, replicas * size + 1)
         self._first = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)
         largest = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
-        self.batch = max(
-            1, min(RUNS, 1 << (len(step_costs) * replicas * RANDOM).bit_length(), largest)
-        )
+        runs = 1 << (len(step_costs) * replicas * RANDOM).bit_length()
+        self.batch = max(1, min(RUNS, runs, largest))
         self._runs, self._rested = np.zeros((2, len(step_costs)), int)
         work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
         self._begin(_longest_first(work, self._shape))

@@ -175,12 +175,11 @@ Workers = Float[NumpyArray, " workers"]
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int = 1) -> float:
     """Lower bound on the makespan in any order, or on the slowest replica's in any deal [s]."""
-    # With every time the least of all microbatches, no op starts later and no path gets longer. And
-    # behind the start of a worker's first op there, and before what follows its last, the worker
-    # computes all of its ops: of each stage as many as it has, those of the shortest microbatches.
-    # Of several replicas the bound is one on the mean: each has another microbatch in every place,
-    # so the mean time of an op there is at least that of so many shortest, and the longest path
-    # through means is no longer than the mean of longest paths.
+    # With the times of the shortest microbatch everywhere, no op starts later and no path gets
+    # longer. Between the first start of a worker there and the path after its last op, the worker
+    # computes all of its ops, at least those of the shortest microbatches. For several replicas
+    # this bounds the mean: each has another microbatch in every place, so the mean time of an op
+    # is at least that of the shortest ones, and means of longest paths exceed paths of means.
     program, bound, around = _least_run(table, costs, links, replicas)
     if len(program.fused):  # a pair is of two microbatches
         return bound

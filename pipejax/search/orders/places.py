@@ -213,10 +213,12 @@ def cut_bound(placed: PlacedCosts, program: Program) -> float:
     graph = _Graph.from_placed(placed)
     edges = graph.edges.shape[1]
     cuts = _least_cuts(graph.edges, placed.table.num_workers, int(placed.nodes.max()) + 1)
-    while math.comb(edges, cuts) > EXHAUSTIVE:  # fewer are cut too: the bound is lower
+    # Every placement cuts that many edges or more, and a message over a cut edge takes at least its
+    # fastest time between nodes. So the best choice of cut edges is a bound for all placements.
+    while math.comb(edges, cuts) > EXHAUSTIVE:  # fewer cuts are valid too: the bound is lower
         cuts -= 1
     chosen = np.array([*itertools.combinations(range(edges), cuts)], int).reshape(-1, cuts)
-    far = np.zeros((len(chosen), edges + 1), np.int32)  # a column more, of what stays on a worker
+    far = np.zeros((len(chosen), edges + 1), np.int32)  # last: within a worker, never cut
     np.put_along_axis(far, chosen, 1, axis=1)
     return float(batched_makespans(program, graph.order_costs, far, BATCH).min())
 

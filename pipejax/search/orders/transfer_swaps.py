@@ -118,12 +118,8 @@ class SwapSearch:
 
     def _critical_swaps(self) -> list[Swap]:
         """List neighbours in a queue that follow each other on a critical path, drawn at ties."""
-        finish, waits, node_queues, next_node = (
-            self._ahead.finish,
-            self._ahead.waits,
-            self._node_queues,
-            self._next,
-        )
+        finish, waits = self._ahead.finish, self._ahead.waits
+        node_queues, next_node = self._node_queues, self._next
         swaps, draw = [], self._random.random
         node = finish.index(self._ahead.makespan)
         while node != SOURCE:
@@ -146,7 +142,7 @@ class SwapSearch:
         """Longest path through one of the two after the swap, if nothing else changed [s]."""
         first, second, queues = swap
         duration, front, next_node = self._duration, self._front, self._next
-        # behind.finish[-node] is the longest path from the start of a node on, 0 for the source
+        # tail[-node] is the longest path from the start of a node on, 0 for the source
         head, tail = self._ahead.finish, self._backward.finish
         begin = late = rest = end = 0.0
         for node in self._dependencies.before[second]:

@@ -224,9 +224,8 @@ class Splits:
         splits = [self._splits_with_layers(moved, np.broadcast_to(mtp > 0, moved.shape))]
         if mtp.any():
             elsewhere = np.eye(self.stages, dtype=bool)
-            splits.append(
-                self._splits_with_layers(np.broadcast_to(layers, elsewhere.shape), elsewhere)
-            )
+            same_layers = np.broadcast_to(layers, elsewhere.shape)
+            splits.append(self._splits_with_layers(same_layers, elsewhere))
         return np.concatenate(splits)
 
     def _mtp(self, shares: Float[NumpyArray, " stages"]) -> Bool[NumpyArray, "1 stages"]:

@@ -53,9 +53,7 @@ class PathCuts:
         tail = preds[self.head, self.column]
         self.first = np.searchsorted(tail, np.arange(len(preds) + 1))  # of each node's edges
         worker = np.asarray(program.worker)
-        self.worker_nodes = [
-            np.flatnonzero(worker == number) for number in range(program.num_workers)
-        ]
+        self.worker_nodes = [np.flatnonzero(worker == k) for k in range(program.num_workers)]
         self.seen: set[bytes] = set()
         self.cuts: list[Cut] = []
 

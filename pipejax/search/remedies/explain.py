@@ -58,7 +58,7 @@ SMALLER_FIRST = (
     *(kind for kind in COMBINED[1:] if kind != "microbatches"),
 )
 SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
-ONE_OF = ("schedule", "microbatches", "layers", "in flight")  # of these only the best is told
+ONE_OF = ("schedule", "microbatches", "layers", "in flight")  # of these only the best is reported
 
 
 @short_repr
@@ -102,9 +102,9 @@ class Explanation:
     """Why a step takes so long, and what would make it shorter.
 
     Attributes:
-      run: as it is.
+      run: evaluation of the unchanged run.
       parts: of the step, which sum to it.
-      faults: what it is slow because of, by what the step would save without each.
+      faults: causes of lost time, by the time that the step would save without each.
       bottleneck: the first of them; where nothing is wrong, start and end of the pipeline.
       remedies: by what they save.
       memory: what workers need and have.
@@ -132,7 +132,7 @@ class Explanation:
 
     @property
     def step_time(self) -> float:
-        """As it is [s]."""
+        """Step time of the unchanged run [s]."""
         return self.run.step_time
 
 
@@ -325,13 +325,13 @@ def _remedy(kind: str, what: str, setup: Setup, first: Setup, memory: Memory) ->
 
 
 def _tried(kind: str, change: Changes, now: Setup, first: Setup, memory: Memory) -> list[Remedy]:
-    """All remedies of a kind, on top of what was done to a setup before."""
+    """Apply every remedy of a kind to a setup, on top of earlier changes."""
     return [_remedy(kind, what, to, first, memory) for what, to in change(now)]
 
 
 def _worth(kind: str, remedies: Sequence[Remedy], first: Setup, memory: Memory) -> list[Remedy]:
     """Keep remedies that shorten the step or make it fit in memory; of alternatives, the best."""
-    # And the best that needs no second pipe, which most runtimes have not.
+    # Also keep the best without a second pipe, which most runtimes do not support.
     least = changes.WORTH * first.step_time if memory.fits(first) else -math.inf
     useful = [remedy for remedy in remedies if remedy.fits and remedy.saves > least]
     if kind not in ONE_OF or not useful:
@@ -368,7 +368,7 @@ def _together(
     first: Setup,
     memory: Memory,
 ) -> Remedy | None:
-    """One remedy of each kind on top of those before, in this order; None of fewer than two."""
+    """Apply the best remedy of each kind in this order; None if fewer than two help."""
     now, titles = first, list[str]()
     for kind, change in way.items():
         # on top of nothing they were tried already
@@ -383,7 +383,7 @@ def _together(
 
 
 def _faults(first: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[Fault]:
-    """Causes, memory among them: one that does not suffice, or rules out a better schedule."""
+    """List the faults, with memory if it does not suffice or rules out a better schedule."""
     faults = list(first.faults)
     if memory.limit is not None and not memory.fits(first):
         needs, limit = memory.at_first, np.broadcast_to(memory.limit, first.run.workers)

@@ -80,12 +80,12 @@ class MeasuredTimes(NamedTuple):
         return restaged_costs(self.costs, self.stages, table)
 
     def with_workload(self, workload: Workload) -> "MeasuredTimes":
-        """Stay as they are: there is no workload."""
+        """Return the same times: there is no workload."""
         del workload
         return self
 
     def with_places(self, places: tuple[int, ...]) -> "MeasuredTimes":
-        """Stay as they are: there is no machine."""
+        """Return the same times: there is no machine."""
         del places
         return self
 
@@ -114,7 +114,7 @@ class ModelTimes(NamedTuple):
         return tuple(self.workload.worker_places)
 
     def with_places(self, places: tuple[int, ...]) -> "ModelTimes":
-        """Let workers sit elsewhere."""
+        """Put the workers on other places."""
         return self.with_workload(dataclasses.replace(self.workload, worker_places=places))
 
 
@@ -173,17 +173,17 @@ class Setup:
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """Costs of its table [s]."""
+        """Costs of the table [s]."""
         return self.price(self.table)
 
     @functools.cached_property
     def run(self) -> Evaluation:
-        """Its run."""
+        """Evaluation of the table at these costs."""
         return evaluate(self.table, self.costs, link=self.links)
 
     @property
     def step_time(self) -> float:
-        """Its step time [s]."""
+        """Step time of the run [s]."""
         return self.run.step_time
 
     @functools.cached_property
@@ -208,8 +208,8 @@ class Setup:
 
     @functools.cached_property
     def bound(self) -> float:
-        """No schedule of these stages on these workers is shorter at these costs [s]."""
-        # Where the problem is none that `optimize` knows, the fullest worker's ops.
+        """Lower bound on the step time of any schedule of these stages and workers [s]."""
+        # the ops of the busiest worker, if `optimize` does not support the problem
         busy = float(self.run.busy.max())
         try:
             no_limit = float(self.table.num_stages * self.table.num_microbatches)
@@ -219,7 +219,7 @@ class Setup:
         return max(busy, min(lower_bound(problem).value * problem.unit, self.step_time))
 
     def scaled(self, *rules: str, assumes: tuple[str, ...] = ()) -> "Setup":
-        """The same with costs that are scaled further."""
+        """Return the setup with further scaled costs."""
         all_rules = (*self.rules, *rules)
         # the table stays as it is, where it was planned for times before
         pinned = self.schedule.pinned if self.schedule else {}
@@ -231,8 +231,8 @@ class Setup:
         )
 
     def rebuilt(self, schedule: Schedule, num_microbatches: int) -> "Setup":
-        """The same with a table of another schedule or number of microbatches."""
-        # What was said of single stages is left out: it does not hold of others.
+        """Return the setup with another schedule or number of microbatches."""
+        # rules of single stages do not hold for the stages of another table
         rules = tuple(rule for rule in self.rules if "@" not in rule)
         bare = dataclasses.replace(self, rules=rules)
         size = {"num_workers": self.table.num_workers, "num_microbatches": num_microbatches}
@@ -309,7 +309,7 @@ class Memory:
         return "activations" if self.begin.source.workload is None else "bytes"
 
     def text(self, amount: float) -> str:
-        """Write what is needed."""
+        """Write a need with its unit."""
         return f"{amount / 1e9:.1f} GB" if self.unit == "bytes" else f"{amount:.4g} activations"
 
     def needs(self, setup: Setup) -> Needs:

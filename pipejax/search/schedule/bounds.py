@@ -87,7 +87,7 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
     """Return how many (input, weight) gradients must be done before F of each microbatch."""
     # With i input and w weight gradients done, w <= i, the stage still holds at least what its
     # other microbatches take. F of microbatch k finds room where
-    # (k + 1) size - i (size - kept) - w kept <= limit.
+    # (k + 1) size - i (size - weight_size) - w weight_size <= limit.
     # So at least i0(k) = ceil(((k + 1) size - limit) / size) input gradients must be there (w = i),
     # and with exactly that many, w0(k) weight gradients.
     size, weight_size = int(problem.sizes[stage]), int(problem.weight_sizes[stage])
@@ -210,11 +210,11 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
 
 def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
     """Account for the memory of a worker, while activations are whole."""
-    # Ops of a worker run one at a time. So memory fills by one activation per F at most, and
-    # empties by one per I before the last one ends; the two do not overlap, for all F and I are in
-    # the window and the limit is never above all activations. And while a W runs, what it needs is
-    # not free for whole activations; one that runs behind the window costs nothing there. The
-    # losses add up, for the first are those of the time in which no W runs.
+    # Ops of a worker run one at a time. So memory fills by at most one activation per F, and is
+    # emptied by one per I before the last one ends. The two do not overlap: all F and I are in the
+    # window, and the limit is never above all activations. While a W runs, its memory is not free
+    # for whole activations; a W after the window costs nothing. Both losses add up, since the first
+    # counts only time without a W.
     kinds = list(_kinds(problem, way, worker))
     largest, room = max(k.size for k in kinds), int(problem.limits[worker])
     alike = min(k.size for k in kinds) == largest

@@ -30,7 +30,7 @@ from pipejax.search.tuning.rounding import (
     swaps,
     whole_with_sum,
 )
-from pipejax.search.tuning.step_time_objective import FixedInputs, Pair, PerConfiguration, descend
+from pipejax.search.tuning.step_time_objective import Inputs, Pair, PerConfiguration, descend
 
 
 class NothingFitsError(ValueError):
@@ -41,12 +41,12 @@ NO_ROOM = 1e12  # stands for the step time of a setting that needs all the memor
 LANES = 16_384  # settings that are evaluated at once: few batches are compiled for
 
 
-def any_size(log_size: Array, inputs: FixedInputs) -> tuple[Pair, Number]:
+def any_size(log_size: Array, inputs: Inputs) -> tuple[Pair, Number]:
     """Relax the microbatch size by its logarithm."""
     return inputs.pair, xp.exp(log_size[0])
 
 
-def real_layers(variables: Array, inputs: FixedInputs) -> tuple[Pair, Number]:
+def real_layers(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
     """One layer for each stage, the rest by a softmax; recomputed as the even split is."""
     # At a given number of microbatches step time and memory are functions of layers that make sense
     # in between. Stages that hold embedding or head, or wait for messages, take fewer.
@@ -56,7 +56,7 @@ def real_layers(variables: Array, inputs: FixedInputs) -> tuple[Pair, Number]:
     return inputs.pair._replace(assigned=assigned), inputs.size
 
 
-def real_recompute(variables: Array, inputs: FixedInputs) -> tuple[Pair, Number]:
+def real_recompute(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
     """Any share of the layers of each stage recomputed: as few as memory allows."""
     layers = inputs.pair.assigned.layers
     assigned = StageLayers(layers, layers / (1 + xp.exp(-variables)))
@@ -66,7 +66,7 @@ def real_recompute(variables: Array, inputs: FixedInputs) -> tuple[Pair, Number]
 class _Part(NamedTuple):
     """Relaxation of one part of the settings."""
 
-    relax: Callable[[Any, FixedInputs], tuple[Pair, Number]]  # what its variables mean
+    relax: Callable[[Any, Inputs], tuple[Pair, Number]]  # what its variables mean
     width: Callable[[int], int]  # stages -> number of its variables
     scale: float  # its step size against that of the others
     spread: float  # of its starts
@@ -86,7 +86,7 @@ class Jointly:
 
     parts: tuple[str, ...]  # names, in the order of `PARTS`
 
-    def __call__(self, variables: Array, inputs: FixedInputs) -> tuple[Pair, Number]:
+    def __call__(self, variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
         """The pair and the microbatch size that the variables stand for."""
         for name, part in self.split(variables, inputs.pair.assigned.layers.shape[-1]).items():
             pair, size = PARTS[name].relax(part * PARTS[name].scale, inputs)
@@ -314,8 +314,8 @@ def _relaxed(
 
 
 @functools.partial(compiled, static_argnames="relax")
-def _read(points: Array, inputs: FixedInputs, *, relax: Jointly) -> tuple[Numbers, ...]:
-    def read_point(point: Array, inputs: FixedInputs) -> tuple[Numbers, ...]:
+def _read(points: Array, inputs: Inputs, *, relax: Jointly) -> tuple[Numbers, ...]:
+    def read_point(point: Array, inputs: Inputs) -> tuple[Numbers, ...]:
         pair, size = relax(point, inputs)
         return size + 0.0, pair.assigned.layers, pair.assigned.recomputed
 
@@ -323,7 +323,7 @@ def _read(points: Array, inputs: FixedInputs, *, relax: Jointly) -> tuple[Number
 
 
 def _rounded(joint: JointProblem, sizes: Sizes, soft: StageLayers) -> Settings:
-    """Whole settings next to relaxed ones, and plain ones of which one fits if any does."""
+    """Round relaxed settings in several ways, and add plain ones: one fits if any setting does."""
     even, candidates = joint.problem.pair.assigned, list[tuple[Any, ...]]()
     tunes_layers, recomputes = "layers" in joint.parts, "recompute" in joint.parts
     always = even.recomputed > 0
@@ -362,9 +362,9 @@ def _settings(rows: list[tuple[Any, ...]]) -> Settings:
 def _best(
     settings: Settings, times: PerConfiguration, *, per_size: bool
 ) -> Int[NumpyArray, " settings"]:
-    """The best few settings: one of each size, if these differ."""
+    """Return the best few settings: the best of each size, if `per_size`."""
     group = settings.size if per_size else np.arange(len(times))
-    order = np.lexsort((times, group))
+    order = np.lexsort((times, group))  # by group, then time: the first of a group is its best
     first = order[np.unique(group[order], return_index=True)[1]]
     return first[times[first].argsort(kind="stable")][:KEPT_SETTINGS]
 

@@ -176,9 +176,8 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self.plain = self._build_table(usual["no lookahead"])
         for combination in usual.values():
             keys = [[way.key for way in ways] for ways in self.ways]
-            self._try(
-                tuple(ways.index(way.key) for ways, way in zip(keys, combination, strict=True))
-            )
+            pairs = zip(keys, combination, strict=True)
+            self._try(tuple(own_keys.index(way.key) for own_keys, way in pairs))
         self.lower_bound = self._relaxed()
         self._turns = itertools.cycle(range(workers))
         self._unchanged = 0  # turns in which a worker found nothing better
@@ -210,12 +209,13 @@ class LookaheadSearch(LocalSearch[Gathering]):
                     break
         table = self._build_table(chosen)
         peak = gathered_peak(table, self._sizes)
-        ahead, most_stages = (
-            tuple(numbers) for numbers in zip(*(way[:2] for way in chosen), strict=True)
+        ahead, residency = (
+            tuple(way.ahead for way in chosen),
+            tuple(way.residency for way in chosen),
         )
-        return Gathering(table, ahead, most_stages, peak), evaluate(
-            table, self._run_arguments[0], link=self._run_arguments[1]
-        ).makespan
+        costs, links = self._run_arguments
+        makespan = evaluate(table, costs, link=links).makespan
+        return Gathering(table, ahead, residency, peak), makespan
 
     def _choose(self, worker: int) -> None:
         """Take the best way of a worker, beside those of the others."""

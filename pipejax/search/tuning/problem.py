@@ -24,7 +24,7 @@ from pipejax.schedules.table.held_activations import HeldCounts, held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.tuning.step_time_objective import (
-    FixedInputs,
+    Inputs,
     Pair,
     Relax,
     StepTimeObjective,
@@ -162,7 +162,7 @@ class TuningProblem:
         programs, held = map(self.family.program, counts), map(self.family.held, counts)
         return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax)
 
-    def inputs(self, size: int, num_microbatches: int = 1, *, limited: bool = True) -> FixedInputs:
+    def inputs(self, size: int, num_microbatches: int = 1, *, limited: bool = True) -> Inputs:
         """Fixed inputs of the step time, for a batch of so many configurations."""
         total = self.workload.minibatch
         if total % num_microbatches:
@@ -171,7 +171,7 @@ class TuningProblem:
             )
         pair = jax.tree.map(lambda leaf: np.repeat(leaf[None], size, axis=0), self.pair)
         capacity = np.full(size, self.capacity if limited else np.inf)
-        return FixedInputs(pair, pair.minibatch / num_microbatches, capacity)
+        return Inputs(pair, pair.minibatch / num_microbatches, capacity)
 
     def evaluate(self, num_microbatches: int, assigned: StageLayers) -> tuple[float, float]:
         """Evaluate layers of each stage exactly: step time [s], and need [B]."""
@@ -183,7 +183,7 @@ class TuningProblem:
         return float(step), float(need)
 
 
-def as_they_are(assigned: StageLayers, inputs: FixedInputs) -> tuple[Pair, Number]:
+def as_they_are(assigned: StageLayers, inputs: Inputs) -> tuple[Pair, Number]:
     """Layers of each stage as variables."""
     return inputs.pair._replace(assigned=assigned), inputs.size
 

@@ -121,7 +121,7 @@ class Pair(NamedTuple):
     minibatch: Numbers  # sequences per step and pipeline
 
 
-class FixedInputs(NamedTuple):
+class Inputs(NamedTuple):
     """Inputs of the step time of one configuration besides its variables."""
 
     pair: Pair  # the model on the system
@@ -129,7 +129,7 @@ class FixedInputs(NamedTuple):
     capacity: Numbers  # memory limit, infinite for none [B]
 
 
-Relax = Callable[[Any, FixedInputs], tuple[Pair, Number]]
+Relax = Callable[[Any, Inputs], tuple[Pair, Number]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _Prices:
     shape: PricingShape
     relax: Relax
 
-    def __call__(self, _: tuple[()], variables: Tree, inputs: FixedInputs) -> Costs:
+    def __call__(self, _: tuple[()], variables: Tree, inputs: Inputs) -> Costs:
         pair, size = self.relax(variables, inputs)
         return costs_of_shape(self.shape, pair.model, pair.system, pair.assigned, size)
 
@@ -157,7 +157,7 @@ class _Values:
         self,
         shared: tuple[Array, tuple[HeldCounts, ...]],
         variables: Tree,
-        inputs: FixedInputs,
+        inputs: Inputs,
         *ends: Array,
     ) -> tuple[Array, Array]:
         nodes, held = shared
@@ -184,7 +184,7 @@ class StepTimeObjective:
     relax: Relax  # what the variables mean; a function of a module
 
     def evaluate(
-        self, variables: Tree, inputs: FixedInputs
+        self, variables: Tree, inputs: Inputs
     ) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
         size = size_of(variables)
@@ -203,7 +203,7 @@ class StepTimeObjective:
         return np.asarray(value)[:size], np.asarray(need)[:size]
 
     def value_and_grad(
-        self, variables: Tree, inputs: FixedInputs
+        self, variables: Tree, inputs: Inputs
     ) -> tuple[Float[Array, " batch"], Tree]:
         """Evaluate a batch, and the derivative with respect to the variables."""
         # Returns (batch) values, and derivatives like the variables.

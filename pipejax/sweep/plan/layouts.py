@@ -200,12 +200,11 @@ class Layouts(NamedTuple):
 
 def enumerate_layouts(request: PlanRequest) -> Layouts:
     """List every legal layout."""
-    # Tensor parallelism stays inside a node and divides heads and MLP; t c d P is the number of
-    # accelerators; d b M is the minibatch; experts, whole or cut in t parts, are spread over
-    # divisors of t c d; a sequence is cut for context parallelism in 2 c parts of equal length,
-    # which balance the causal mask. Where a worker has several stages, layers (and edge units)
-    # divide evenly over all of them. Where the schedule does not exist for P or M, a layout is left
-    # out.
+    # Tensor parallelism stays inside a node and divides heads and MLP. t c d P is the number of
+    # accelerators, d b M the minibatch. Experts, whole or cut in t parts, are spread over divisors
+    # of t c d. Context parallelism cuts a sequence in 2 c equal parts, which balance the causal
+    # mask. Several stages on a worker share layers (and edge units) evenly. Layouts whose schedule
+    # does not exist for P or M are left out.
     rows = [
         (*pipe, *degrees, size, request.minibatch // (degrees[-1] * size))
         for pipe in _pipes(request)

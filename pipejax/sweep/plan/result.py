@@ -24,17 +24,15 @@ from pipejax.sweep.plan.layouts import Layouts, PlanRequest
 from pipejax.sweep.plan.programs import ProgramShape, build_table, exact_times
 from pipejax.sweep.plan.search import Estimates, Rows, price, program_shape, row_groups
 
-# What steps on other machines say of layouts: what bounds each, and what would turn two round.
+# Layouts on other machines: the resource that bounds each, and numbers at which two break even.
 #
-# What bounds a layout is the resource of the machine that takes the largest share of its step. A
-# step time is a sum of times on the critical path: a rate that grows by a little, or a latency
-# that does, changes it by the share of the path that this resource takes (Euler's identity). So
-# shares are differences of step times, and the compiled prices of all layouts serve every
-# machine.
+# A layout is bounded by the resource with the largest share of its step. A step time is a sum of
+# times on the critical path: a small change of a rate or latency changes it by the share of that
+# resource (Euler's identity). So shares are differences of step times, and the compiled prices of
+# all layouts serve every machine.
 #
-# What would have to hold for the runner-up to win is found by exact evaluations of both on
-# machines of which one number is smaller or larger: between the nearest two that disagree about
-# who is faster, further ones are tried.
+# Break-even factors are found by exact evaluations of both layouts on machines with one number
+# smaller or larger, and refined between the nearest two machines that disagree.
 
 STEP = 1e-4  # by which each resource is changed: far above rounding, and few paths change by it
 FURTHEST = 8.0  # factor up and down that is looked at

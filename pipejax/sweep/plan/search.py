@@ -41,9 +41,9 @@ from pipejax.sweep.plan.programs import (
 
 # Prices and memory of many layouts at once: one compilation serves all of them.
 #
-# Layouts with the same stages differ in numbers only: degrees, microbatch size, layers of each
-# stage. The axis of stages is filled up, the axis of layouts cut into chunks of one size: whatever
-# is searched has one shape, and compiling, which takes longer than all else, is done once.
+# Layouts with the same stages differ in numbers only: degrees, microbatch size, layers per stage.
+# The axis of stages is padded, and the axis of layouts cut into chunks of one size. So every
+# search has the same shapes, and compiles once: that takes longer than all else.
 
 LENGTH = 128  # stages are filled up to a multiple of it
 
