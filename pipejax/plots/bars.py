@@ -49,7 +49,7 @@ class DrawnOp(NamedTuple):
 
 
 def lanes_below(shown_bars: Sequence[Bar], *, transfers: bool = False) -> list[str]:
-    """List what stands below the ops of a row: lanes beside compute, in the order of phases."""
+    """List the lanes below the ops of a row, in the order of phases."""
     used = phases_of([bar for bar in shown_bars if bar.worker != NO_WORKER])
     lanes = [phase.kind.lane for phase in used if phase.kind.lane != COMPUTING]
     return [*dict.fromkeys(lanes), *([TRANSFERS] if transfers else [])]
@@ -193,7 +193,7 @@ def _outline(axes: Axes, parts: Sequence[DrawnOp], colour: str, widest: float, *
 
 
 def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[Patch | Line2D]:
-    """List what the colours, strokes and frames of ops mean.
+    """List the legend entries for colours, strokes and frames of ops.
 
     `hatched` names what strokes mean, and `deep` what a deeper colour of a phase does.
     """
@@ -314,7 +314,7 @@ def _draw_numbers(
     looks: Mapping[str, palette.Look],
     hatched: Collection[Op],
 ) -> None:
-    """Write microbatch numbers, in the middle of what is seen of an op."""
+    """Write microbatch numbers in the middle of the visible part of each op."""
     since, until = axes.get_xlim()
     size = style.small()
     numbered = [part for part in parts if part.number]

@@ -31,7 +31,7 @@ class TimeUnit(NamedTuple):
 
 
 def choose_unit(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit:
-    """Return the unit that is asked for, or else that in which the longest run is read best."""
+    """Return the requested unit, or the most readable one for the longest run."""
     if unit is None:
         return TimeUnit(*time_unit(max(run.makespan for run in runs)))
     name = one_of(unit, (*TIME_UNITS, SLOTS), "unit")
@@ -103,7 +103,7 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
 
 
 def _range(cost: Any, unit: TimeUnit) -> str:
-    """Write a cost: one number, or the least and the largest of those that differ."""
+    """Write a cost: one number, or the smallest and the largest."""
     if cost is None:
         return ""
     values = np.asarray(cost, float)

@@ -247,7 +247,7 @@ WORK = ("model.", "microbatch_size")  # what is computed; all else is what it is
 def draw_tornado(
     axes: Axes, step_time: float, swings: Mapping[str, tuple[float | None, float | None]]
 ) -> None:
-    """Draw one bar per parameter from the step time with less of it to that with more.
+    """Draw a bar per parameter between the step times with less and with more of it.
 
     Those of the machine stand above those of the work, in each the largest swing on top. An end
     that is None has no bar; where both lengthen or both shorten the step, one lies over the other.
@@ -296,7 +296,7 @@ def draw_tornado(
 
 
 def tornado_entries(factors: tuple[float, float]) -> list[Patch]:
-    """Return what the two colours mean."""
+    """Return the legend entries of the two colours."""
     return [
         Patch(color=colour, label=f"parameter x {factor:g}")
         for colour, factor in zip(SWING_COLOURS, factors, strict=True)

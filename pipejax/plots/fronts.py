@@ -27,7 +27,7 @@ def draw_plan(
     best: int,
     capacity: float,
 ) -> None:
-    """Draw layouts as points: grey where only a bound is known, by schedule where it is exact."""
+    """Draw layouts as points: grey for bounds, coloured by schedule for exact times."""
     memory, exact = np.asarray(columns["memory_bytes"]) / 1e9, np.asarray(columns["step_time"])
     bound, is_known = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
     least = float(np.nanmin(exact))
@@ -93,7 +93,7 @@ def _draw_exact(
     shown: NumpyArray,
     apart: NumpyArray,
 ) -> None:
-    """Draw layouts whose step is known, by schedule; those that are ranked apart are hollow."""
+    """Draw evaluated layouts by schedule; layouts ranked apart are hollow."""
     for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
         chosen = shown & (names == name)
         if chosen.any():

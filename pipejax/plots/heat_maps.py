@@ -92,7 +92,7 @@ def _add_scale(
 def _scale(
     seconds: Float[NumpyArray, " some"], unit: str = ""
 ) -> tuple[ScalarMappable, tuple[float, str]]:
-    """Colours from the least, 0 at most, to the largest, and the unit in which it is read."""
+    """Return a colour scale from at most 0 to the largest value, and its unit."""
     low, high = np.nanmin(seconds, initial=0.0), np.nanmax(seconds, initial=0.0)
     norm = Normalize(float(low), float(high) or 1e-9)
     unit_scale = (1e-3, unit) if unit == "ms" else time_unit(float(max(high, -low)))

@@ -53,7 +53,7 @@ class Look(NamedTuple):
 
 
 def _mixed(start: str, end: str, share: float) -> str:
-    """Return the colour that lies so far on the way from one to another."""
+    """Interpolate between two colours."""
     ends = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (start, end))
     mixed = (round(near + share * (far - near)) for near, far in zip(*ends, strict=True))
     return "#" + "".join(f"{part:02X}" for part in mixed)
@@ -88,7 +88,7 @@ SCALE = tuple(  # from light to dark, for kinds of ops that a table defines
 
 
 def phase_looks(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
-    """Return what phases that are drawn beside each other look like, by their letters."""
+    """Return the looks of phases in one picture, by their letters."""
     by_name = {phase.name: phase for phase in phases}
     kinds = {name: phase.kind for name, phase in by_name.items()}
     usual = {name: USUAL[name] for name, phase in by_name.items() if isinstance(phase, Phase)}

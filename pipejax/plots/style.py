@@ -81,7 +81,7 @@ _SETTINGS: dict[Any, Any] = {
 def paper(
     size: str | float = "page", font: str | None = None, font_size: float = FONT_SIZE
 ) -> Paper:
-    """Read what a drawing is made for."""
+    """Read the size of a drawing."""
     if not 4.0 <= number(font_size, "font_size") <= 40.0:
         raise wrong("font_size", f"must be from 4 to 40 points, got {font_size!r}")
     family = FONT if font is None else font
@@ -138,7 +138,7 @@ class Picture(Figure):
 
 
 def rectangle(look: palette.Look, depth: float = 0.0) -> dict[str, Any]:
-    """Return how a rectangle of a look is drawn; the first stage of a worker has depth 1."""
+    """Return the style of a rectangle; the first stage of a worker has depth 1."""
     fill = look.deepened(depth).fill
     if fill == palette.WHITE:
         return {"facecolor": fill, "edgecolor": palette.BLACK, "hatch": "////"}
@@ -148,7 +148,7 @@ def rectangle(look: palette.Look, depth: float = 0.0) -> dict[str, Any]:
 def line_widths(
     axes: Axes, lengths: Float[NumpyArray, " bars"], widest: float
 ) -> Float[NumpyArray, " bars"]:
-    """Widths of the lines around bars of some lengths [point]: a short bar is not all line."""
+    """Return line widths around bars [point]; short bars get thin lines."""
     low, high = axes.get_xlim()
     points = axes.bbox.width * 72 / axes.figure.dpi / (high - low)
     return np.minimum(widest, LINE * points * lengths)
@@ -191,7 +191,7 @@ def legend(
     title: str = "",
     columns: int = 2,
 ) -> None:
-    """Put a legend above or below all, in as many columns as are no wider than the figure."""
+    """Put a legend above or below all, with as many columns as fit the figure."""
     handles, names = entries
     room = figure.get_figwidth() * 72 / (LETTER * small())
     long = ["\n".join(textwrap.wrap(name, int(room) - 6)) for name in (*names, title)]

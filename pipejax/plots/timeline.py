@@ -181,7 +181,7 @@ def _named(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
 
 
 def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
-    """Draw runs one below the other; what is shared is said once."""
+    """Draw runs one below the other, with one legend and time axis."""
     bars_by_panel = [panel.bars(look.critical) for panel in panels]
     heights = [
         h
@@ -286,7 +286,7 @@ def _legend(panels: Sequence[Panel], bars: Sequence[Bar], look: Drawing) -> list
 
 
 def _columns(labels: Sequence[str], paper: style.Paper) -> int:
-    """Return how many entries of a legend stand beside each other."""
+    """Return the number of columns of a legend."""
     widest = [(style.LETTER * len(label) + 5.0) * paper.small / 72 for label in labels]
     for count in range(len(labels), 1, -1):
         columns = [max(widest[k::count]) for k in range(count)]

@@ -261,7 +261,7 @@ def _check_size(declaration: Mapping[str, Any], where: str) -> None:
 
 
 def _num_values(values: Any) -> int:
-    """Count what an axis will take; what is wrong with it is said later."""
+    """Count the values of an axis; wrong values are reported later."""
     if isinstance(values, Mapping):
         points = values.get("points", 1)
         return points if isinstance(points, int) and 1 <= points <= MAX_POINTS else 1
@@ -269,7 +269,7 @@ def _num_values(values: Any) -> int:
 
 
 def label(value: Any) -> Any:
-    """Return what a value is called in the dataset."""
+    """Return the name of a value in the dataset."""
     return str(value) if isinstance(value, tuple) else getattr(value, "name", value)
 
 
@@ -419,7 +419,7 @@ TEXTS: Mapping[str, Callable[[str], object]] = {  # read by rules of their own
 
 
 def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any]]:
-    """Keys of the fields of a workload, as their table says what they may be."""
+    """Return the keys of the workload's fields, with their checks and defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(Workload)}
     readers: dict[str, tuple[str, Callable[[Any, str], Any], Any]] = {}
     for name, field in WORKLOAD_FIELDS.items():

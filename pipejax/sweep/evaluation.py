@@ -114,7 +114,7 @@ class _GridPoint(NamedTuple):
 
 
 def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
-    """Evaluate one schedule and workload; what is wrong and not only illegal names the point."""
+    """Evaluate one schedule and workload; errors other than illegal points name the point."""
     try:
         return (yield from _at_point(sweep, at, systems))
     except ValueError as error:
@@ -124,7 +124,7 @@ def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
 
 
 def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
-    """Evaluate one schedule and workload on all systems; say why where it is illegal."""
+    """Evaluate one schedule and workload on all systems, or report why it is illegal."""
     # The first step ends when the first part of the systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))
     variables = sweep_variables(sweep)
@@ -336,7 +336,7 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
 
 
 def _alike(systems: tuple[System, ...]) -> list[System]:
-    """Drop names, and give efficiency curves equally many steps: those added begin at infinity."""
+    """Drop names, and pad efficiency curves to one length with steps at infinity."""
     # Flags become numbers where the systems do not share them.
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 

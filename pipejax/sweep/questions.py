@@ -28,14 +28,14 @@ class DistinctPoint(NamedTuple):
 def distinct_best(
     results: SweepResults, among: Among, name: str, count: int
 ) -> list[DistinctPoint]:
-    """Return the best points by one measure, the best first; those alike are one."""
+    """Return the best points by one measure, the best first; equal points are joined."""
     return _distinct(results, results.best(among, name, len(among)), [name], count)
 
 
 def distinct_front(
     results: SweepResults, among: Among, names: Sequence[str], front: Points
 ) -> list[DistinctPoint]:
-    """Return the points of a front, each with those that equal it in both things; alike are one."""
+    """Return the points of a front, with equal points joined."""
     costs = np.stack([results.costs(name) for name in names])
     tied = [
         np.flatnonzero(among & np.all(np.abs(costs - at) <= TIE * np.abs(at), axis=0))
@@ -48,7 +48,7 @@ def distinct_front(
 def _distinct(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
-    """Join the points that print alike in all measures and in these names."""
+    """Join the points with equal printed measures and names."""
     # They are one if they fill a grid of some values of some axes.
     sizes = _sizes(results)
     is_free = np.zeros(len(results.status), bool)
@@ -103,7 +103,7 @@ class Knee(NamedTuple):
 def knees(
     results: SweepResults, among: Among, name: str, axis: str, within: float
 ) -> Iterator[Knee]:
-    """Yield the knees of an axis: all others at their best, then by each value of each."""
+    """Yield the knees of an axis: with all others at their best, then by each value of each."""
     # Near is what costs no more than the best and this share of it. Where no point can be chosen
     # there is none.
     values = results.axes[axis]

@@ -102,7 +102,7 @@ class SweepResults(NamedTuple):
         return self._along(name, self.axes[name])
 
     def numbers(self) -> list[str]:
-        """Names of what has a number at every point."""
+        """Return the names of measures and axes with numbers."""
         axes = [name for name, labels in self.axes.items() if labels.dtype.kind in "iuf"]
         return [*self.measures, *axes]
 
@@ -129,7 +129,7 @@ class SweepResults(NamedTuple):
         return -values if name in MORE_IS_BETTER else values
 
     def _along(self, name: str, values: NumpyArray) -> NumpyArray:
-        """Repeat what is known for each value of an axis for all points."""
+        """Repeat the values of an axis for all points."""
         place = [*self.axes].index(name)
         sizes = [len(labels) for labels in self.axes.values()]
         shape = [size if k == place else 1 for k, size in enumerate(sizes)]
@@ -156,7 +156,7 @@ class SweepResults(NamedTuple):
         return name, sign, self._in_si(name, value, text)
 
     def _in_si(self, name: str, value: str, condition: str) -> str:
-        """Convert a number with a unit behind it, as 60GB."""
+        """Convert a number with a unit, as 60GB."""
         unit = self.units.get(name, "")
         number = read_quantity(value, unit, f"where {condition}:") if unit in WRITTEN else None
         return value if number is None else repr(number)
@@ -249,6 +249,6 @@ def check_measure(name: str, results: SweepResults, where: str) -> str:
 
 
 def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:
-    """Return which points may be chosen: with a limit those alone that fit."""
+    """Return which points may be chosen: with a memory limit only points that fit."""
     fits = results.status == FEASIBLE
     return fits if memory_limit else fits | (results.status == OUT_OF_MEMORY)

@@ -43,7 +43,7 @@ def built(choice: Choice, num_workers: int, num_microbatches: int) -> ScheduleTa
 
 
 def unfolded(values: Any) -> Any:
-    """Put the tables of a folder in its place, wherever one stands."""
+    """Replace each folder by its tables."""
     if isinstance(values, str):
         return schedules.listed(values) if is_folder(values) else values
     if not isinstance(values, Sequence):

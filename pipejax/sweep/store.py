@@ -171,7 +171,7 @@ class BlockStore:
         self._arrays[CHECKSUM][block.number : block.number + 1] = np.array([total])
 
     def is_whole(self, block: Block) -> bool:
-        """Return whether a block's checksum is there and what is stored agrees with it."""
+        """Return whether a block is stored and agrees with its checksum."""
         try:
             checksum = int(self._arrays[CHECKSUM][block.number])
             if checksum == 0:
@@ -206,7 +206,7 @@ def _checksum(parts: list[NumpyArray]) -> int:
 def opened(
     sweep: Sweep, path: Path, *, resume: bool = False, replace: bool = False
 ) -> Iterator[BlockStore]:
-    """Make a store, resume one or begin it anew, and hold its lock."""
+    """Make, resume or replace a store, and hold its lock."""
     how = {"resume": resume, "replace": replace}
     _check(sweep, path, **how)  # before the lock: nothing is put into others' folders
     if not path.absolute().parent.is_dir():
@@ -221,7 +221,7 @@ def opened(
 
 
 def _empty(path: Path) -> None:
-    """Remove all but the lock; the attributes go last: till then the folder is known as a store."""
+    """Remove all but the lock, attributes last: these mark the folder as a store."""
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name == ATTRIBUTES):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -230,7 +230,7 @@ def _empty(path: Path) -> None:
 
 
 def _check(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
-    """Check that there is no store, or one of a sweep that may be replaced or was begun so."""
+    """Check that there is no store, or one that may be replaced or resumed."""
     if not path.exists() or (path.is_dir() and all(map(_is_ours, path.iterdir()))):
         return
     if not resume and not replace:
@@ -267,7 +267,7 @@ def _is_part(path: Path) -> bool:
 
 
 def _read_attributes(path: Path) -> dict[str, Any]:
-    """Attributes of a store, from wherever they are intact; empty where there is no store."""
+    """Return the attributes of a store from an intact file; empty if there is none."""
     for name, inside in ((ATTRIBUTES, ()), (".zmetadata", ("metadata", ATTRIBUTES))):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             content = json.loads((path / name).read_bytes())

@@ -258,7 +258,7 @@ def windows(
 def _start(
     shapes: Shapes,
 ) -> tuple[Float[NumpyArray, " parameters"], Float[NumpyArray, " parameters"]]:
-    """Spread and mean that the parameters of a stage are drawn with; of vectors only the mean."""
+    """Return spread and mean of the initial parameters of a stage; vectors have only a mean."""
     spreads, means = [], []
     for name, shape in shapes.items():
         weights = len(shape) > 1
@@ -270,7 +270,7 @@ def _start(
 
 
 def _unflatten(block: Float[Array, " width"], shapes: Shapes) -> Parameters:
-    """Arrays of a stage by name; what is left of the block is padding."""
+    """Return the arrays of a stage by name; the rest of the block is padding."""
     parts, first = {}, 0
     for name, shape in shapes.items():
         size = int(np.prod(shape))

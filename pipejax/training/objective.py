@@ -127,7 +127,7 @@ class LinearBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linear(TrainingObjective):
-    """Base of objectives whose loss depends on x . w only, w being the blocks in a row."""
+    """Base of objectives whose loss depends only on x . w, with w the concatenated blocks."""
 
     features: Leaf  # (batches, examples, stages, width) x of every example
     targets: Leaf  # (batches, examples) y of every example

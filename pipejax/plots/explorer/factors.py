@@ -46,7 +46,7 @@ def kinds(run: Evaluation) -> tuple[str, ...]:
 
 
 def list_factors(runs: Sequence[Evaluation], also: Collection[AnyPhase] = ()) -> list[Factor]:
-    """List the sliders of some runs: kinds that cost anything, and messages wherever there are."""
+    """List the sliders of runs: kinds with a cost, and messages if there are any."""
     costs_anything = {kind for run in runs for kind in _kinds_that_cost(run)}
     costs_anything |= {
         phase.name
@@ -103,7 +103,7 @@ def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
 
 
 def mean_forward(runs: Sequence[Evaluation]) -> float:
-    """Mean time of F, or what else there is [s]."""
+    """Return the mean time of F, or of the other ops [s]."""
     times = (run.costs.forward for run in runs)
     means = [0.0 if time is None else float(np.mean(np.asarray(time))) for time in times]
     return float(np.mean(means)) or max(run.makespan for run in runs) or 1.0
@@ -117,7 +117,7 @@ MOST_NODES = 200_000  # of all programs whose form is looked for: a few seconds
 
 
 class FormSearch:
-    """Looks for the closed forms of programs as long as there are not too many nodes in all."""
+    """Search for closed forms of programs, up to a total number of nodes."""
 
     def __init__(self) -> None:
         self.nodes_left = MOST_NODES
@@ -129,7 +129,7 @@ class FormSearch:
         factors: Sequence[Factor],
         base: Float[NumpyArray, " costs"],
     ) -> dict[str, Any] | None:
-        """The form of a program of a table, or None where it is too large or pairs overlap."""
+        """Return the closed form of a program, or None if it is too large or pairs overlap."""
         overlaps = run.costs.pair_factor is not None and program.layout.num_pairs
         if overlaps or program.num_nodes > self.nodes_left:
             return None
@@ -163,7 +163,7 @@ class FormSearch:
 def _weights(
     costs: Costs, parameters: Mapping[str, Any], fields: Mapping[str, str]
 ) -> dict[str, Costs]:
-    """Costs where one parameter is 1 and all others are 0; what costs nothing stays known."""
+    """Return costs with one parameter at 1 and all others at 0."""
     # fields says which cost is that of a phase, by its letters.
     named = {key: fields.get(key, key) for key in parameters}
     set_fields = {field for field, value in vars(costs).items() if value is not None}

@@ -43,7 +43,7 @@ class PagePhases(NamedTuple):
 
     @classmethod
     def from_tables(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
-        """List what tables have of their own; what is the same in two of them comes once."""
+        """List the grammars and own phases of tables, without duplicates."""
         grammars = tuple(dict.fromkeys([USUAL, *(table.grammar for table in tables)]))
         own_phases: list[OwnPhase] = []
         for phase in (phase for grammar in grammars for phase in (*grammar.moved, *grammar.own)):
@@ -53,7 +53,7 @@ class PagePhases(NamedTuple):
 
     @property
     def by_code(self) -> dict[int, AnyPhase]:
-        """Phases by code, without that of idle cells."""
+        """Phases by code, without idle cells."""
         own_phases = enumerate(self.own_phases, len(Phase))
         return {int(phase): phase for phase in KINDS} | dict(own_phases)
 
@@ -142,7 +142,7 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
 
 
 def _rule(rule: Rule, coded: Callable[[Iterable[AnyPhase]], list[int]]) -> dict[str, Any]:
-    """A rule as a page reads it: with codes, and names of fields as JavaScript has them."""
+    """Return a rule with codes and JavaScript names of fields."""
     (consumer,) = coded([rule.consumer])
     fields = rule._asdict() | {"consumer": consumer, "producers": coded(rule.producers)}
     return {re.sub("_(.)", lambda m: m[1].upper(), name): value for name, value in fields.items()}

@@ -76,7 +76,7 @@ def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[st
 
 
 def _script(name: str) -> str:
-    """A module as a function that returns what it exports, for no page without a server has any."""
+    """Wrap a module in a function that returns its exports; a local page cannot load modules."""
     text = _read(f"{name}.js")
     exported = ", ".join(match[1] for match in _EXPORT.findall(text))
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = modules.\2;", text))

@@ -85,7 +85,7 @@ NOTHING = Carried()
 def payload(
     explored: Sequence[Explored], *, unit: str, carried: Carried = NOTHING
 ) -> dict[str, Any]:
-    """Collect what a page shows of runs under one link model, as JSON holds it."""
+    """Collect the data of a page for runs under one link model, as JSON."""
     runs = [entry.run for entry in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
@@ -147,7 +147,7 @@ def _scope(links: Links) -> str:
 
 
 def _programs(run: Evaluation) -> Programs:
-    """Lower a table under every link model, with all else that was said of the links."""
+    """Lower a table under every link model, with the other link settings unchanged."""
     programs: dict[str, Program | ScheduleError] = {}
     for model in LINKS:
         links = run.links.with_model(model)
@@ -208,7 +208,7 @@ def _schedule(
 def _recorded(
     starts: Float[NumpyArray, "workers slots"], cells: Int[NumpyArray, " ops"], num_beside: int
 ) -> dict[str, Any]:
-    """The same ops as they ran; what has no start of its own follows from the others."""
+    """Return recorded starts of the ops; ops without a start have NaN."""
     op_starts = np.append(starts.ravel()[cells], np.full(num_beside, np.nan))
     return {"name": "as it ran", "starts": pack({"start": op_starts})}
 
@@ -218,7 +218,7 @@ def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:
 
 
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
-    """Positions of the ops of each kind of fused pair, and what of the shorter one it takes."""
+    """Return the positions of the ops of fused pairs, and the overlap of each pair."""
     program, layout = run.program, run.program.layout
     factor = 1.0 if run.costs.pair_factor is None else run.costs.pair_factor
     by_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))
@@ -238,7 +238,7 @@ def _ops(
     extra_ops: Int[NumpyArray, "some fields"],
     phases: PagePhases,
 ) -> Packed:
-    """Ops in the cells of the rows, then those beside them; an all-reduce is of no worker."""
+    """List ops in cells, then ops without cells; an all-reduce has no worker."""
     table, added = run.table, extra_ops.T
     fields = {
         name: np.append(getattr(table.cells, name).ravel()[cells], more)
@@ -301,7 +301,7 @@ def _program(
 
 
 def _memory(run: Evaluation, memory: MemoryView, number: Int[NumpyArray, " cells"]) -> Packed:
-    """Changes of what workers hold, by worker: at which end of which op, how many of which part."""
+    """Encode changes of memory by worker: end of op, count and part."""
     # A part's sizes are by stage, or by stage and microbatch; as activations in flight it counts as
     # its share of one.
     held, table = HeldOps.of(run.table), run.table
@@ -338,7 +338,7 @@ def _memory(run: Evaluation, memory: MemoryView, number: Int[NumpyArray, " cells
 
 
 def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:
-    """Pack arrays of numbers; those that are named in `steps` as steps between entries."""
+    """Pack arrays of numbers; arrays named in `steps` as differences."""
     packed = {}
     for name, array in arrays.items():
         flat = np.ravel(array)

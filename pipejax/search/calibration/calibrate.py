@@ -60,7 +60,7 @@ MOST_STARTS = 1000
 
 @short_repr
 class Outlier(NamedTuple):
-    """A row that lies far from what the others say; it was kept, but pulls no more than a limit."""
+    """A row far from the prediction; its pull on the fit is limited."""
 
     row: int  # number in its file, from 1
     file: str
@@ -297,7 +297,7 @@ UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1
 
 
 def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
-    """Refuse rows that are all far from the machine on one side: they are in another unit."""
+    """Refuse rows that all differ from the machine in one direction: their unit is wrong."""
     # Tokens per second, sequences per second and other units are named by their factor alone.
     factor = float(np.median(rows.seconds / as_is))
     close = {name: abs(math.log(factor / size)) for name, size in UNITS.items()}
@@ -484,7 +484,7 @@ def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
 
 
 def _sources(rows: MeasuredRows) -> str:
-    """Name each source once, or the files where rows do not say one."""
+    """Name each source once, or the files of rows without a source."""
     texts = np.where(rows.source == "", rows.file, rows.source)
     return "; ".join(dict.fromkeys(texts.tolist()))
 

@@ -126,7 +126,7 @@ PERCENTS = (80, 90)
 
 
 def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
-    """Find the factors on predicted time between which so many percent of further rows lie."""
+    """Find factors on the predicted time that enclose this percentage of further rows."""
     # `residual` is the log of predicted over measured, of rows that were left out in so many
     # groups. Errors within a group are correlated, so the band is an order statistic of groups.
     # A new group is the farthest of K + 1 with probability 1 / (K + 1), so the share of the K

@@ -1,7 +1,7 @@
-"""What a calibration fits: numbers of a system, what is known of them before, and their errors.
+"""Parameters of a calibration: numbers of a system, their priors and their errors.
 
-A calibration keeps numbers near their priors, by so much as its rows leave them open. It fits
-whitened parameters, which are standard normal under the priors.
+Numbers stay near their priors where the rows leave them open. The fit is over whitened
+parameters, which are standard normal under the priors.
 """
 
 import dataclasses
@@ -139,7 +139,7 @@ def parameters_with_priors(
 
 
 def _centre(system_value: float, prior: Prior, general: bool) -> float:
-    """Median of a number of a system itself; 0, or all of a share, where it says nothing."""
+    """Return the system's value of a number, or the prior's centre if the system has none."""
     # A share of 1 is what a data sheet says that knows of no losses.
     is_said = system_value > 0 and system_value < prior.limit
     if prior.centre is None or (is_said and (prior.is_own or not general)):
@@ -148,13 +148,13 @@ def _centre(system_value: float, prior: Prior, general: bool) -> float:
 
 
 def factors(names: Sequence[str], spread: float) -> Parameters:
-    """Free factors of what the model says, around 1."""
+    """Return free factors around 1 on the predictions of the model."""
     size = len(names)
     return Parameters(tuple(names), np.ones(size), np.full(size, spread), np.full(size, np.inf))
 
 
 def joined(*parts: Parameters) -> Parameters:
-    """Put several sets of parameters behind each other."""
+    """Concatenate sets of parameters."""
     names = tuple(name for part in parts for name in part.names)
     columns = (np.concatenate([part[k] for part in parts]) for k in (1, 2, 3))
     return Parameters(names, *columns)
@@ -163,7 +163,7 @@ def joined(*parts: Parameters) -> Parameters:
 def fitted_numbers(
     parameters: Parameters, minimum: RobustFit, best: int = 0, num_numbers: int | None = None
 ) -> tuple[FittedParameter, ...]:
-    """Numbers with their standard errors, to first order those of the whitened ones."""
+    """Return the numbers with standard errors, linearised at the minimum."""
     # `num_numbers` of the parameters are a system's, with units; those behind are factors.
     errors = uncertainty(minimum)
     values = parameters.values(minimum.point)[best]

@@ -207,14 +207,14 @@ class DealSearch(LocalSearch[list[Deal]]):
         return bool(self._are_optimal().all())
 
     def _note(self) -> None:
-        """Keep what is better than the best deal of its step."""
+        """Update the best deal of each step."""
         slowest = self._times.max(axis=1)
         better = slowest < self.values
         self.best[better], self.values[better] = self._order[better], slowest[better]
         self.value, self.lower_bound = float(self.values.mean()), float(self.bounds.mean())
 
     def _pairs(self, steps: Steps) -> Replicas:
-        """Put each of the slowest replicas beside one of the others, at random."""
+        """Pair each of the slowest replicas with a random other one."""
         ranked = np.argsort(-self._times[steps], axis=1, kind="stable")
         slow = math.ceil(ranked.shape[1] * SLOW)
         others = self.rng.permuted(ranked[:, slow:], axis=1)[:, :slow]
@@ -240,7 +240,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         return (chosen > 0).any(axis=1)
 
     def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
-        """No move, then swaps and insertions in a group, as many as are tried at once."""
+        """Return the empty move, then swaps and insertions in a group, up to the batch limit."""
         shape = groups[2], self._shape[2]
         length = math.prod(shape)
         places = np.indices((length, length)).reshape(2, -1)
@@ -283,7 +283,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         self.bounds[steps] = self._times[steps].max(axis=1)
 
     def best_so_far(self) -> tuple[list[Deal], float]:
-        """The best deal of each step so far, and the mean of their values [s]."""
+        """Return the best deal of each step so far, and the mean of their values [s]."""
         orders = self.best - self._first
         pairs = zip(self._step_costs, orders, strict=True)
         return [Deal(order, in_order(costs, order)) for costs, order in pairs], self.value

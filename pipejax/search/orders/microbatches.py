@@ -149,7 +149,7 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         return in_order(self._costs, orders)
 
     def best_so_far(self) -> tuple[MicrobatchOrder, float]:
-        """The best order so far, and its makespan [s]."""
+        """Return the best order so far, and its makespan [s]."""
         table, costs, links = self._arguments
         ordered = in_order(costs, self.best)
         return MicrobatchOrder(self.best, ordered), evaluate(table, ordered, link=links).makespan
@@ -163,14 +163,14 @@ def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:
 
 
 def _hills(longest: Order) -> tuple[Order, Order]:
-    """Orders with the longest in the middle, and with the longest at both ends."""
+    """Return orders with the longest microbatches in the middle, and at both ends."""
     shortest = longest[::-1]
     hill, valley = (np.append(order[::2], order[1::2][::-1]) for order in (shortest, longest))
     return hill, valley
 
 
 def _kinds(costs: Costs, count: int) -> Order:
-    """Number the kinds of microbatches: those of one kind cost the same."""
+    """Number the kinds of microbatches; microbatches with equal costs are of one kind."""
     named = vars(costs).items()
     differing = [np.asarray(time) for name, time in named if differs_by_microbatch(name, time)]
     columns = np.concatenate([time.reshape(-1, count) for time in differing])

@@ -64,7 +64,7 @@ class PermutationSearch(LocalSearch[Best]):
         return batched_makespans(self.program, self.order_costs, orders, self.batch)
 
     def step(self, iteration: int) -> None:
-        """Go to the best of some orders, or elsewhere where none has been better for a while."""
+        """Move to the best neighbour; after steps without a gain, restart near the best order."""
         if self.stale >= PATIENCE:
             self._shake()
         orders = next(self._batches)
@@ -129,7 +129,7 @@ def batched_makespans(
 
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
-    """Swap two places of an order, and take a member from one and insert it at the other."""
+    """Return orders with two places swapped, and orders with a member moved."""
     # Places (pairs); returns an order for each swap and for each insertion that is none.
     at, swaps = np.arange(len(order)), start < target
     low, high = start[swaps, None], target[swaps, None]
@@ -139,7 +139,7 @@ def neighbours(order: Order, start: Places, target: Places) -> Orders:
 
 
 def inserted(order: Order, start: Places, target: Places) -> Orders:
-    """Take a member from one place of an order and insert it at another: an order for each pair."""
+    """Move one member of an order to another place: one order for each pair of places."""
     at = np.arange(len(order))
     start, target = start[:, None], target[:, None]
     # those between the old and the new place make room by one
@@ -212,7 +212,7 @@ def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int
 
 
 def with_least(costs: Costs) -> Costs:
-    """Add a microbatch behind the others that takes the least of every time."""
+    """Append a microbatch with the least of every time."""
 
     def extended(time: Any) -> Any:
         return np.concatenate([time, time.min(axis=-1, keepdims=True)], axis=-1)
@@ -221,7 +221,7 @@ def with_least(costs: Costs) -> Costs:
 
 
 def alone(longest: int, least: int, count: int) -> Orders:
-    """Put the longest microbatch into each place by itself, among so many of the least."""
+    """Put the longest microbatch into each place in turn, among microbatches with least times."""
     # Whatever the others are, no order with it there is faster.
     orders = np.full((count, count), least)
     np.fill_diagonal(orders, longest)
@@ -246,7 +246,7 @@ def _least_run(
 
 
 def _held(program: Program, run: HostRun) -> Workers:
-    """Time (workers) for which an op waits until what the op before it sends is transmitted [s]."""
+    """Return the time (workers) that ops wait for the message of the op before them [s]."""
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
     held = np.zeros(program.num_workers)
@@ -261,7 +261,7 @@ def _held(program: Program, run: HostRun) -> Workers:
 def _ops_of_workers(
     table: ScheduleTable, program: Program, costs: Costs, replicas: int
 ) -> Iterator[tuple[int, int, Float[NumpyArray, " members"]]]:
-    """Yield each kind of op of each worker: the worker, how many of it, (members) its times [s]."""
+    """Yield (worker, count, times by member [s]) of each kind of op of each worker."""
     shape = table.num_stages, table.num_microbatches * replicas
     ops = (program.worker, program.phase, program.stage, program.pipe)
     kinds, counts = np.unique(np.stack(ops)[:, _on_workers(program)], axis=1, return_counts=True)

@@ -160,7 +160,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         return self._placed.of(orders)
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
-        """Evaluate placements (orders) [s]; of those that cost the same one, and that once."""
+        """Evaluate placements (orders) [s]; placements with equal costs are evaluated once."""
         rows = self._placed.choices(orders)
         _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         keys = [rows[k].tobytes() for k in first.tolist()]
@@ -174,7 +174,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         return np.array([self._times_by_key[key] for key in keys])[which.ravel()]
 
     def best_so_far(self) -> tuple[WorkerPlaces, float]:
-        """The best placement so far, and its makespan [s]."""
+        """Return the best placement so far, and its makespan [s]."""
         best = self.best.copy()
         for workers in self._placed.seated(best):  # in order within a node, where all are alike
             best[np.sort(workers)] = np.sort(best[workers])
@@ -209,7 +209,7 @@ def _folded(workers: int) -> Order:
 
 
 def cut_bound(placed: PlacedCosts, program: Program) -> float:
-    """Lower bound on the makespan of all placements [s]."""
+    """Return a lower bound on the makespans of all placements [s]."""
     graph = _Graph.from_placed(placed)
     edges = graph.edges.shape[1]
     cuts = _least_cuts(graph.edges, placed.table.num_workers, int(placed.nodes.max()) + 1)

@@ -267,7 +267,7 @@ def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
 
 
 class WaitsFor(NamedTuple):
-    """Waits of ops and transfers before any queue, as lists; turned around, what they let go."""
+    """Dependencies of ops and transfers before any queue, as lists in both directions."""
 
     before: list[list[int]]  # the nodes that each waits for, but for the source
     after: list[list[int]]  # the nodes that wait for each
@@ -317,7 +317,7 @@ def priority_order(
         return start(transfer) - urgency * tails[transfer], -tails[transfer], transfer
 
     def run(able: list[int]) -> None:
-        """Run ops whose inputs are all ready, and those that this unblocks."""
+        """Run ops whose inputs are ready, and the ops that they unblock."""
         while able:
             node = able.pop()
             if node in transfer_by_node:

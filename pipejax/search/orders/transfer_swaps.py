@@ -64,7 +64,7 @@ class SwapSearch:
         self._rests: dict[tuple[int, int], int] = {}
 
     def begin(self, order: Order) -> None:
-        """Go on from another order, with nothing at rest; what it changes alone is run again."""
+        """Restart from another order; only the nodes that it changes are run again."""
         self._run(self._line_up(order))
         self._rests.clear()
 
@@ -84,7 +84,7 @@ class SwapSearch:
         return np.array(self._ahead.finish)[self._number]
 
     def _line_up(self, order: Order) -> set[int]:
-        """Put the queues into an order; return the nodes that have other neighbours now."""
+        """Put the queues into an order; return the nodes with new neighbours."""
         changed, last = set[int](), [SOURCE] * len(self._front)
         for node in self._carrier[order].tolist():
             for queue in self._node_queues[node]:
@@ -99,15 +99,14 @@ class SwapSearch:
         return changed - {SOURCE}
 
     def _run(self, changed: set[int]) -> None:
-        """Run what waits for other transfers now, from the front and from behind."""
+        """Run the changed nodes again, forward and backward."""
         self._ahead.change(waits={n: self._waits(n) for n in changed})
         self._backward.change(waits={self._size - n: self._waits_back(n) for n in changed})
         self._ahead.forget()
         self._backward.forget()
 
     def step(self, best: float) -> bool:
-        """Make the swap with the smallest estimate that does not rest, or would be a new best."""
-        # Returns whether there was one.
+        """Make the best swap that does not rest or beats the best; return whether one exists."""
         candidates: list[tuple[bool, float, float, Swap]] = []
         for swap in self._critical_swaps():
             estimate = self._estimate(swap)
@@ -117,7 +116,7 @@ class SwapSearch:
         return any(self._apply(swap) for *_, swap in candidates)
 
     def _critical_swaps(self) -> list[Swap]:
-        """List neighbours in a queue that follow each other on a critical path, drawn at ties."""
+        """List queue neighbours on a critical path, chosen at random at ties."""
         finish, waits = self._ahead.finish, self._ahead.waits
         node_queues, next_node = self._node_queues, self._next
         swaps, draw = [], self._random.random

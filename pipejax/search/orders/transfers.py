@@ -231,7 +231,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
             self.best, self.value, self.stale = self.current, makespan, 0
 
     def best_so_far(self) -> tuple[TransferOrder, float]:
-        """The best order so far, and its makespan [s]."""
+        """Return the best order so far, and its makespan [s]."""
         ordered, makespan = self._run(self.best.order, waits=True)
         if makespan > self.value * (1 + self.precision):  # the step's end waits for SENDs, too
             ordered, makespan = self._run(self.best.order, waits=False)
@@ -275,7 +275,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         self._keep_if_better()
 
     def _move(self, iteration: int) -> None:
-        """Take the best move of a batch whose transfer does not rest, or one to a new best."""
+        """Take the best move of a batch that does not rest or beats the best order."""
         order = by_start(self.graph, *self.current)
         moves = propose(self.graph, order, self.current.finish, self._batch, self.rng)
         orders = moved(order, moves)
@@ -342,7 +342,7 @@ def propose(
     count: int,
     rng: np.random.Generator,
 ) -> Moves:
-    """Propose legal moves: those of the critical blocks, filled up with any."""
+    """Propose legal moves: moves of critical blocks, then random ones."""
     position = invert_orders(order[None])[0]
     low, high = legal_range(graph, position)
     transfers, targets = [np.zeros(0, int)], [np.zeros(0, int)]

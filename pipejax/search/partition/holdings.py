@@ -44,7 +44,7 @@ class Holding(NamedTuple):
 
     @property
     def layers(self) -> int:
-        """Layers, but for those for further tokens."""
+        """Number of layers, without the layers for further tokens."""
         return self.dense + self.rest
 
 
@@ -105,8 +105,8 @@ def price_holdings(
     """Price every holding that some stage may have."""
     # `may_hold` says so of costs where every stage has that holding; one with more layers may not
     # where one with fewer may not.
-    price = _Pricing(workload, system, table)
-    priced = list(price.holdings(may_hold))
+    pricing = _Pricing(workload, system, table)
+    priced = list(pricing.holdings(may_hold))
     costs, memory = [entry[1] for entry in priced], [entry[2] for entry in priced]
     fields = [
         name
@@ -123,7 +123,7 @@ def price_holdings(
         return np.stack([np.broadcast_to(np.asarray(value, float), stages) for value in values])
 
     none = Holding(0)  # the messages of a model without layers for further tokens
-    plain = price.of(none)[0]
+    plain = pricing.price(none)[0]
     return HoldingPrices(
         tuple(entry[0] for entry in priced),
         {name: np.stack([by_stage(getattr(item, name)) for item in costs]) for name in fields},
@@ -138,7 +138,7 @@ def price_holdings(
 
 
 class _Pricing:
-    """Prices of a workload whose stages all hold the same."""
+    """Prices of a workload with the same holding on every stage."""
 
     def __init__(self, workload: Workload, system: System, table: ScheduleTable) -> None:
         self.workload, self.system, self.table = workload, system, table
@@ -159,12 +159,12 @@ class _Pricing:
                 ways.append([Holding(dense, rest, mtp) for rest in range(1, self.rest + 1)])
             for way in ways:
                 for holding in way:
-                    costs, memory = self.of(holding)
+                    costs, memory = self.price(holding)
                     if holding.layers and not may_hold(costs):
                         break
                     yield holding, costs, memory
 
-    def of(self, holding: Holding) -> tuple[Costs, StageBytes]:
+    def price(self, holding: Holding) -> tuple[Costs, StageBytes]:
         """Seconds and bytes of every stage, if it had this holding."""
         arguments, stages = (self.workload, self.table), self._stages(holding)
         work = stage_work(*arguments, assigned=stages, offloads=has_host_link(self.system))
@@ -187,7 +187,7 @@ Shares = Float[NumpyArray, "holdings stages"]
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """Splits as the place of each stage's holding among those that are priced."""
+    """Splits as an index of a priced holding for each stage."""
 
     prices: HoldingPrices  # of holdings
     may_hold: Bool[NumpyArray, "holdings stages"]  # which are not known to be too slow
@@ -233,7 +233,7 @@ class Splits:
         return ((np.arange(self.stages) == shares.argmax()) & (self.model.mtp_layers > 0))[None]
 
     def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Found:
-        """Find splits by their layers; leave out what is none, too slow, or does not fit."""
+        """Return the splits with these layers that are legal, fast enough and fit."""
         place = {holding: k for k, holding in enumerate(self.prices.holdings)}
         table = np.full((1 + int(self.model.layers), 1 + int(self.model.layers), 2), -1)
         for holding, k in place.items():
@@ -269,7 +269,7 @@ ENDS = {  # what Megatron counts as a layer: embedding, loss
 
 
 def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, PipelineLayout]:
-    """Splits by name, as far as the runtimes take so many layers on so many stages."""
+    """Return the splits of the runtimes by name, where these support the sizes."""
     # Megatron divides layers evenly, with embedding and loss counted as layers if asked
     # (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`); where that
     # does not come out even, it takes the layers of the first and the last worker by hand, so that
@@ -299,7 +299,7 @@ def _even(layers: int, stages: int, ends: tuple[int, int]) -> list[int] | None:
 
 
 def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
-    """The most even split with a number of its own on the first and on the last worker."""
+    """Return the most even split with separate counts on the first and last worker."""
     workers = table.num_workers
     several, rest = divmod(table.num_stages, workers)
     if rest or workers < 3 or layers % several:

@@ -158,7 +158,7 @@ def in_sum(
     seconds: Float[NumpyArray, "holdings stages *microbatches"],
     times: Float[NumpyArray, "stages columns"],
 ) -> Float[NumpyArray, "holdings stages"]:
-    """Seconds (holdings, stages) that so many ops take in sum."""
+    """Return the total seconds of so many ops (holdings, stages)."""
     if seconds.ndim == times.ndim:
         return seconds * times.sum(axis=-1)
     total: Float[NumpyArray, "holdings stages"] = (seconds * times).sum(axis=-1)
@@ -168,7 +168,7 @@ def in_sum(
 def busy_of_stages(
     program: Program, pair_factor: float
 ) -> Callable[[Costs], Float[NumpyArray, " stages"]]:
-    """The least step time by the costs of each stage: its worker is busy so long (stages) [s]."""
+    """Return a function from costs to the least step time by each stage [s]."""
     layout = program.layout
     counts = op_counts(program).astype(float)
     pairs = counts[:, layout.first_pair : layout.first_link] * (1 + min(pair_factor, 1.0)) / 2
@@ -232,7 +232,7 @@ class SplitProgram:
             self._limit_memory(splits.held, splits.capacity)
 
     def _order(self, on_stage: Matrix, layers: Int[NumpyArray, " holdings"]) -> None:
-        """Layers of the first kind stand before the others, those for further tokens behind all."""
+        """Put layers of the first kind before the others, and layers for further tokens last."""
         stages = len(on_stage)
         dense, rest = (self.prices.counts(name)[self.holding] > 0 for name in ("dense", "rest"))
         begun = np.eye(stages)  # whether the second kind has begun by the end of a stage
@@ -249,7 +249,7 @@ class SplitProgram:
         self.restrict(np.hstack([rows, middle]), low, high)
 
     def _limit_memory(self, held: HeldCounts, capacity: float) -> None:
-        """Keep what every worker holds at each moment that may be its peak below the capacity."""
+        """Keep the memory of every worker below the capacity at each possible peak."""
         prices, columns = self.prices, (self.holding, self.stage)
         for copies, stashed, parts in zip(
             held.copies, held.stashed, held.parts.swapaxes(0, 1), strict=True
@@ -272,7 +272,7 @@ class SplitProgram:
         self._constraints.append((whole, np.full(size, low), np.full(size, high)))
 
     def solve(self, seconds: float = math.inf) -> None:
-        """Choose the least time that the cuts leave, which is a bound of all, in so much time."""
+        """Minimise the time under the cuts within a time limit; the optimum is a lower bound."""
         from scipy.sparse import vstack
 
         rows, low, high = zip(*self._constraints, strict=True)
@@ -312,7 +312,7 @@ class SplitProgram:
 
 
 def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any:
-    """Solve a mixed integer program, within so much time and so close to the best."""
+    """Solve a mixed integer program within a time limit, up to a relative gap."""
     # Takes the arguments of `scipy.optimize.milp`, with bounds and constraints as tuples, and
     # returns its result.
     from scipy.optimize import milp  # at first use: it takes a while

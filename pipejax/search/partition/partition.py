@@ -54,7 +54,7 @@ class Split(NamedTuple):
 
 
 class SplitSearch:
-    """Splits that were run, and what follows from them of all others."""
+    """Splits that were run, and a bound on all others."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SplitSearch:
         return self.bound >= self.limit * (1 - 2 * SLACK)
 
     def search(self, seconds: float) -> str:
-        """Search for so long, or until no split is faster than the best; say what ended it."""
+        """Search until a split is optimal or time is up; return the reason for the end."""
         began = time.monotonic()
         until = {name: began + share * seconds for name, share in SHARES_OF_TIME.items()}
         for name, layout in self.defaults.items():
@@ -123,7 +123,7 @@ class SplitSearch:
         return "time" if time.monotonic() - began >= seconds else "tolerance"
 
     def _prepare(self) -> None:
-        """Price what stages may hold, and learn from the splits that were run."""
+        """Price the possible holdings, and learn from the splits that were run."""
         even = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
         costs = stage_costs(even, self.system, self.table)
         self.program = lower_and_price(self.table, costs, self.links)[0]
@@ -145,7 +145,7 @@ class SplitSearch:
                 self._learn(self.splits.shares(chosen))
 
     def _learn(self, shares: Shares) -> tuple[float, bool]:
-        """Run a split or a mixture: its step time [s], and whether any of its paths is new."""
+        """Run a split or a mixture; return its step time [s], and whether a path is new."""
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
         cuts = self.paths.new_cuts(run, vector)
@@ -154,7 +154,7 @@ class SplitSearch:
         return float(run.finish.max()), bool(cuts)
 
     def _raise_bound(self, look: Callable[[], bool], until: float) -> None:
-        """Look at what the solver chooses, as long as that teaches something."""
+        """Run the solver's choices as long as they add paths."""
         program, goes_on = self.integer, True
         while goes_on and not self.is_optimal:
             program.solve(until - time.monotonic() if program.is_whole else math.inf)
@@ -165,7 +165,7 @@ class SplitSearch:
             program.limit = self.limit
 
     def _relax(self, until: float) -> Shares | None:
-        """Raise the bound by mixtures, with a second run at the centre of those so far."""
+        """Raise the bound by mixtures; also run the centre of the mixtures so far."""
         centre: Shares | None = None
         best: Shares | None = None
 
@@ -213,7 +213,7 @@ class SplitSearch:
     def _better(
         self, point: Int[NumpyArray, " stages"], now: float, until: float
     ) -> tuple[Int[NumpyArray, " stages"], float] | None:
-        """Find a neighbour that is faster than a split: what is not ruled out is run."""
+        """Return a neighbour that is faster than a split, running those not ruled out."""
         around = self.splits.neighbours(point)
         bounds, seen = np.zeros(len(around)), 0
         while len(around) and time.monotonic() < until:

@@ -45,7 +45,7 @@ MOST_OPS = 1 << 14  # stages times microbatches of tables that are tried
 
 
 def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tuple[str, Setup]]:
-    """Every other synchronous schedule of these on as many workers and microbatches."""
+    """Yield every other synchronous schedule with as many workers and microbatches."""
     # Without names those of the registry, but that take long to plan only where the table is small.
     if not setup.table.grammar.is_usual:
         return  # no other schedule has the same ops
@@ -72,7 +72,7 @@ def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tu
 
 
 def _with_assumptions(before: Setup, after: Setup) -> Setup:
-    """Say what another schedule takes for granted."""
+    """Add the assumptions of another schedule."""
     assumes = list(after.assumes)
     is_measured = after.source.workload is None
     if is_measured and after.table.num_stages != before.table.num_stages:
@@ -89,7 +89,7 @@ def _splits(setup: Setup) -> bool:
 
 
 def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """More, smaller microbatches of the same minibatch, or fewer and larger ones."""
+    """Yield setups with more, smaller microbatches of the minibatch, or fewer, larger ones."""
     count = setup.table.num_microbatches
     if setup.schedule is None or setup.costs.per_microbatch():
         return
@@ -109,7 +109,7 @@ def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def _resized(setup: Setup, schedule: Schedule, count: int) -> Setup:
-    """The same minibatch in so many microbatches."""
+    """Return the same minibatch in another number of microbatches."""
     size = setup.table.num_microbatches / count
     if setup.source.workload is not None:  # the model knows what a microbatch of that size takes
         return setup.rebuilt(schedule, count)
@@ -137,7 +137,7 @@ def repairs(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Whole layers on other stages where it is known how many these have; else all alike."""
+    """Yield setups with layers moved between stages, if these are known; else even stages."""
     if setup.layers:
         yield from _layers_moved(setup)
         return
@@ -211,7 +211,7 @@ def hardware(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Workers that sit elsewhere on a machine of nodes, where the step waits for what they send."""
+    """Yield setups with other places of the workers, if the step waits for messages."""
     waits = sum(setup.parts[part] for part in ("messages", "blocking", "exchange"))
     # costs that were scaled by stage or worker are not known for other places
     if setup.source.placed is None or setup.rules or waits <= WORTH * setup.step_time:
@@ -237,7 +237,7 @@ def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Another order of microbatches that differ."""
+    """Yield another order of unequal microbatches."""
     # a microbatch that changes the pipe meets each stage on another worker: not in its costs
     is_known = setup.table.num_pipes == 1 and setup.table.grammar.is_usual
     if setup.order or not is_known or not setup.costs.per_microbatch():
@@ -256,7 +256,7 @@ def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """A better order of sends and receives, where these block each other."""
+    """Yield a better order of sends and receives, if these block each other."""
     if not setup.links.meets or setup.parts["blocking"] <= WORTH * setup.step_time:
         return
     # of early posts orders are searched; where the run posts as its rows go, it takes the best one
@@ -278,7 +278,7 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """More requests at once, where forwards wait for those of earlier microbatches: a ring."""
+    """Yield setups of a ring with more requests in flight."""
     # The rules then reach so much further back: 0F4 <- 3F0 in place of 0F3 <- 3F0.
     table, bare = setup.table, without_rules(setup.table)
     if not table.grammar.forward_only or bare is None or table.grammar.slices > 1:
@@ -305,7 +305,7 @@ def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Settings of a modelled workload: recomputation, sequence parallelism, ends of the model."""
+    """Yield other settings of a modelled workload: recomputation, sequence parallelism, ends."""
     workload = setup.source.workload
     if workload is None:
         return
@@ -336,7 +336,7 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """The fastest schedule found of these stages in the memory that the run uses."""
+    """Yield the fastest schedule of these stages in the memory of the present run."""
     if setup.links.model not in LINKS_OF_SEARCH:
         return
     peak = activation_memory(setup.run).peak
@@ -362,7 +362,7 @@ def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def layouts(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """The fastest split of a model's layers over the stages."""
+    """Yield the fastest split of the model's layers over the stages."""
     workload, system = setup.source.workload, setup.source.system
     if workload is None or system is None or workload.pipeline_layout:
         return

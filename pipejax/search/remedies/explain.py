@@ -99,7 +99,7 @@ class Remedy(NamedTuple):
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
-    """Why a step takes so long, and what would make it shorter.
+    """Reasons for the length of a step, and remedies that make it shorter.
 
     Attributes:
       run: evaluation of the unchanged run.

@@ -76,7 +76,7 @@ class MeasuredTimes(NamedTuple):
     is_of_stages: bool = True
 
     def table_costs(self, table: ScheduleTable) -> Costs:
-        """Merge or divide the stages to those of a table."""
+        """Merge or divide the stages to match a table."""
         return restaged_costs(self.costs, self.stages, table)
 
     def with_workload(self, workload: Workload) -> "MeasuredTimes":
@@ -128,12 +128,12 @@ class Schedule(NamedTuple):
     plan: Mapping[str, Any] = MappingProxyType({})
 
     def built(self, size: Mapping[str, int]) -> ScheduleTable:
-        """The table of so many workers and microbatches."""
+        """Build the table for these workers and microbatches."""
         return find(self.name).function(**size, **(self.plan or self.options))
 
     @property
     def pinned(self) -> dict[str, str | None]:
-        """Options of the command line that repeat the plan, whatever the times of the run are."""
+        """Options of the command line that reproduce the plan for any times."""
         return {PLANNED_AS.get(name, name): _written(value) for name, value in self.plan.items()}
 
 
@@ -262,7 +262,7 @@ class Setup:
 
 
 def _restaged(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Layers of so many stages of the same model; none where one would lie in two of them."""
+    """Return the layers of other stages of the model; empty if a layer would be divided."""
     if not layers:
         return ()
     layers_per_stage = shares_of_stages(len(layers), stages) @ np.array(layers)
@@ -305,7 +305,7 @@ class Memory:
 
     @property
     def unit(self) -> str:
-        """Bytes of an accelerator where a model says them, else activations of the first table."""
+        """Bytes of an accelerator if there is a model, else activations of the first table."""
         return "activations" if self.begin.source.workload is None else "bytes"
 
     def text(self, amount: float) -> str:

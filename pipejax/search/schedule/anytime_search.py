@@ -192,7 +192,7 @@ class AnytimeSearch:
             self._raise_bound(relaxed_bound(self.problem, *arguments))
 
     def _neighbourhoods(self) -> None:
-        """Search parts of the plan anew."""
+        """Search neighbourhoods of the plan."""
         if not self._has_parts or self.best is None:
             return
         share = "neighbourhoods" if self._offloads_parts else "few neighbourhoods"
@@ -217,7 +217,7 @@ class AnytimeSearch:
         return self._has_parts and self.problem.offload is not None
 
     def _brief_search(self) -> None:
-        """Search the whole, before its parts: what is small enough is closed at once."""
+        """Search the whole problem first: small problems are closed at once."""
         if self._offloads_parts:
             remaining = self.budget.remaining
             least = min(BRIEF_LEAST, remaining * _SHARES["most brief"])
@@ -274,7 +274,7 @@ class AnytimeSearch:
         self._take(source, to_table(problem, plan, f"optimized {source}"))
 
     def _take(self, source: str, table: ScheduleTable) -> None:
-        """Take a table that keeps the limits, if it is better; it is drawn as the given one."""
+        """Take a better table that keeps the limits, laid out like the start table."""
         self.evaluated += 1
         slots, shares = self.start_table.slots, self.start_table.stage_shares
         table = dataclasses.replace(table, slots=slots, stage_shares=shares)

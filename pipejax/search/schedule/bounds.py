@@ -220,7 +220,7 @@ def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
     alike = min(k.size for k in kinds) == largest
 
     def whole(parts: int) -> int:
-        """Return what whole activations can fill of it."""
+        """Return the part that whole activations can fill."""
         return parts - parts % largest if alike else parts
 
     limit = whole(room)

@@ -223,7 +223,7 @@ class ScheduleModel:
                         self.model.add(self.start["F"][stage, microbatch] >= gradient_end)
 
     def _add_order_of_weight_grads(self, stage: int, passing: list[int]) -> None:
-        """Order W of the microbatches whose backwards are split; the last one ends behind all."""
+        """Order W of split backwards by microbatch; the last one ends after all."""
         # `last_end` is not before the end of any W so far: a whole backward hands it on.
         last_end: cp_model.LinearExprT = 0
         for microbatch in passing:
@@ -310,7 +310,7 @@ class ScheduleModel:
             model.add_hint(whole, bool(plan.whole[place]))
 
     def end(self, letter: str, key: Key) -> cp_model.LinearExprT:
-        """Return the end of an op; a whole backward ends where its I would."""
+        """Return the end of an op; I stands for a whole backward."""
         ends = {"I": self._input_end, "W": self._gradient_end}
         if letter in ends:
             return ends[letter][key]
@@ -384,7 +384,7 @@ def search(
 
 
 def alone(problem: Problem, pipe: int, stage: int) -> Problem:
-    """Keep one stage; what is before and after it becomes two stages that take no time."""
+    """Keep one stage; stages of no time stand for the stages before and after it."""
     way = paths(problem)
     count = int((problem.microbatch_pipes == pipe).sum())
 
@@ -413,7 +413,7 @@ def alone(problem: Problem, pipe: int, stage: int) -> Problem:
 def relaxed_bound(
     problem: Problem, stage: int, horizon: int, budget: Budget, num_threads: int
 ) -> int:
-    """Bound the objective by what one stage alone needs."""
+    """Bound the objective by one stage alone."""
     bound = 0
     for state in search(ScheduleModel(alone(problem, 0, stage), horizon), budget, num_threads):
         bound = max(bound, state.bound)

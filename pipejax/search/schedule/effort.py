@@ -21,14 +21,14 @@ BASELINE = 8e-5  # to make and run a schedule of the literature, for each op
 
 
 class Meter:
-    """Effort so far."""
+    """Counter of effort."""
 
     def __init__(self) -> None:
         self.done = self.under_way = 0.0
         self._lock = threading.Lock()
 
     def add(self, effort: float) -> None:
-        """Count what was done."""
+        """Add effort."""
         with self._lock:
             self.done += effort
 
@@ -43,13 +43,13 @@ class Budget:
 
     @classmethod
     def start(cls, effort: float | None = None, seconds: float | None = None) -> "Budget":
-        """Begin with what may be done; None is no limit."""
+        """Start a budget; None is no limit."""
         until = math.inf if seconds is None else time.monotonic() + seconds
         return cls(Meter(), math.inf if effort is None else effort, until)
 
     @property
     def spent(self) -> float:
-        """Effort so far, of all parts."""
+        """Total effort of all parts so far."""
         return self.meter.done + self.meter.under_way
 
     @property
@@ -74,11 +74,11 @@ class Budget:
         return dataclasses.replace(self, until=min(self.until, time.monotonic() + limit))
 
     def spend(self, effort: float) -> None:
-        """Count what was done."""
+        """Add effort."""
         self.meter.add(effort)
 
     def new_solver(self, num_threads: int, limit: float = math.inf) -> cp_model.CpSolver:
-        """Return a solver that keeps the budget, and so much deterministic time."""
+        """Return a solver within the budget and a limit of deterministic time."""
         # Probing and the search for symmetries cost more than they bring here: the order of
         # microbatches is fixed already (docs/optimize.md). So do linear relaxations, and
         # deterministic time hardly counts them.

@@ -59,7 +59,7 @@ OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
 
 
 class Start(NamedTuple):
-    """A plan and what made it."""
+    """A plan and its source."""
 
     source: str  # name
     plan: Plan  # starts within the limits
@@ -71,14 +71,14 @@ def is_pipe(problem: Problem) -> bool:
 
 
 def pipe_plans(problem: Problem) -> Iterator[Start]:
-    """Yield what heuristics for a pipe make of the problem's own times and limits."""
+    """Yield plans of the pipe heuristics for the times and limits of the problem."""
     by_span = problem.objective == "span"
     ops = zero_bubble_starts(_limited_pipe(problem), by_span=by_span)
     yield Start("zero-bubble", to_plan_starts(problem, ops))
 
 
 def ada_offload_plan(problem: Problem) -> Plan:
-    """Return AdaOffload's plan of a pipe for the times, sizes and limits of each of its stages."""
+    """Return AdaOffload's plan of a pipe for the times and limits of each stage."""
     ops = ada_offload_starts(
         _limited_pipe(problem),
         offload=problem.offload,
@@ -100,7 +100,7 @@ def _limited_pipe(problem: Problem) -> LimitedPipe:
 
 
 def to_plan_starts(problem: Problem, ops: TimedOps) -> Plan:
-    """Return the starts of ops that have run."""
+    """Return a plan with the starts of executed ops."""
     at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     for letter, starts in at.items():
         which = ops.phase == Phase[letter]
@@ -130,7 +130,7 @@ def greedy_plan(
 
 
 def one_by_one(problem: Problem) -> Plan:
-    """Run microbatch after microbatch, one op at a time: this fits wherever anything does."""
+    """Run one op at a time, microbatch by microbatch: this fits if any plan does."""
     # Activations go to the host where their worker has no room for all its stages of a microbatch.
     at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     hop, durations = problem.lag + problem.transmit, {p.name: t for p, t in problem.times.items()}
@@ -150,7 +150,7 @@ def one_by_one(problem: Problem) -> Plan:
 
 
 def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
-    """Return what a list scheduler is to run."""
+    """Return the input of the list scheduler."""
     return Work(
         placement=problem.placement.tolist(),
         pipe_of=problem.microbatch_pipes.tolist(),
@@ -164,7 +164,7 @@ def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
 
 
 def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Start]:
-    """Yield successively better greedy plans, all of them shorter than the best one so far."""
+    """Yield greedy plans, each shorter than the best one so far."""
     for extra, is_patient in itertools.product(EXTRA, (True, False)):
         if budget.is_over:
             return
@@ -178,7 +178,7 @@ def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Sta
 
 
 def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
-    """Yield the given schedule and, for a plain pipe, those of the literature by name."""
+    """Yield the start table and, for a plain pipe, schedules of the literature by name."""
     # Builders take one time for all stages: the mean. AdaOffload plans for those of each too.
     yield start.name, start
     if not is_pipe(problem):
@@ -263,7 +263,7 @@ def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Star
 def _starts_by_few(
     problem: Problem, few: int, budget: Budget, enough: int, best: float
 ) -> Iterator[Start]:
-    """Yield plans that are better than the best; few microbatches say which draws are run whole."""
+    """Yield ever better plans; runs of few microbatches choose the draws for whole runs."""
     begun, on_whole = budget.spent, 0.0
     small = problem if few == problem.num_microbatches else problem.with_microbatches(few)
     search = BlockSearch(small, problem.num_microbatches - few)

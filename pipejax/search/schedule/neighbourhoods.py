@@ -174,7 +174,7 @@ class Merit(NamedTuple):
 
 
 class Arm:
-    """One way to make a step, and what came of it."""
+    """A kind of neighbourhood with its share of ops, and its gains so far."""
 
     def __init__(self, kind: str, goal: str, in_order: bool, share: float) -> None:
         self.kind, self.goal, self.in_order, self.share = kind, goal, in_order, share
@@ -182,11 +182,11 @@ class Arm:
 
     @property
     def weight(self) -> float:
-        """Gains in its time so far; one that was not tried yet counts as a good one."""
+        """Gains per time so far; untried arms count as good ones."""
         return (self.gains + 1) / (self.spent + 2 * STEP)
 
     def learn(self, spent: float, *, is_solved: bool, ended: bool) -> None:
-        """Take in a step: whether it found something, and whether its search came to an end."""
+        """Update the arm after a step: whether it was solved, and whether its search ended."""
         self.spent += spent
         self.gains += is_solved
         share = self.share * GROWS if ended else self.share / GROWS
@@ -245,7 +245,7 @@ class NeighbourhoodSearch:
             self._solver.stop_search()
 
     def _model(self, free: Free, arm: Arm) -> cp_model.CpModel:
-        """Copy the model, keep what is not free, and ask for a better plan."""
+        """Copy the model, fix the other ops, and require a better plan."""
         base, model = self._base, self._base.model.clone()
         order = kept_order(self.problem, self.plan, free)
         if arm.in_order and not base.in_order:

@@ -28,7 +28,7 @@ PerOp = Int[NumpyArray, "stages microbatches"]
 @short_repr_of("table status bound_by source seconds effort offloaded rounding")
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """The best schedule known, and what is known of it. Times are seconds.
+    """The best known schedule, with its bound and effort. Times are seconds.
 
     Attributes:
       table: the schedule.
@@ -122,7 +122,7 @@ def plan_objective(problem: Problem, plan: Plan) -> int:
 
 
 def search_horizon(problem: Problem, plan: Plan) -> int:
-    """Return when all has ended in what may be better than a plan [units]."""
+    """Return a time after the end of any better plan [units]."""
     if problem.objective == "makespan":
         return plan_objective(problem, plan)
     # a short span may begin late
@@ -140,7 +140,7 @@ def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
 
 
 def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
-    """Make a table whose rows keep the limits whatever the times are."""
+    """Make a table whose rows keep the limits for any times."""
     rows = rows_from_starts(
         timed_ops(problem, plan),
         sizes=problem.sizes.astype(float),
@@ -154,7 +154,7 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
 
 
 def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
-    """List the ops of a plan with their times as ranks, in which every op has a length."""
+    """List the ops of a plan with their times as ranks, so that every op has a length."""
     # Ops of no length, or of less than a unit, may share a moment. They are put in an order in
     # which they can run there, between what ends and what starts: gradients of forwards before that
     # moment come first, since they make room; then the microbatches that pass as a whole, one after
@@ -227,7 +227,7 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
 
 
 def broken_limit(problem: Problem, plan: Plan) -> str | None:
-    """Say which limit of the problem a plan does not keep, or that it may not offload."""
+    """Return the first broken limit of a plan as a text, or None."""
     if plan.offloaded and problem.offload is None:
         return "its schedule offloads, which the problem does not allow"
     for worker, (peak, limit) in enumerate(zip(peaks(problem, plan), problem.limits, strict=True)):

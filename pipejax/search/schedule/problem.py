@@ -137,7 +137,7 @@ class Problem:
         return dataclasses.replace(self, unit=self.unit * unit, **coarser)
 
     def content(self) -> dict[str, Any]:
-        """Return what determines the solution: all but the unit, which only scales it."""
+        """Return all fields that determine the solution: the unit only scales it."""
         fields = dataclasses.asdict(self)
         del fields["unit"], fields["exact"]
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
@@ -165,7 +165,7 @@ class Grid(NamedTuple):
     exact: bool  # whether every duration is a whole multiple of it
 
     def down(self, seconds: Float[NumpyArray, "..."]) -> Int[NumpyArray, "..."]:
-        """Count whole units: what is left over is dropped, so that no bound is too high."""
+        """Round down to whole units, so that no bound is too high."""
         units = np.asarray(seconds, float) / self.unit
         nearest = np.round(units)
         is_whole = np.isclose(units, nearest, rtol=_EQUAL, atol=_EQUAL)
@@ -187,7 +187,7 @@ def choose_grid(durations: Float[NumpyArray, " some"]) -> Grid:
 
 
 def _whole_multiples(values: Sequence[float], finest: int) -> tuple[list[int], int, int] | None:
-    """Write values as whole multiples of one unit, common / scale, if there are not too many."""
+    """Write values as multiples of one unit, common / scale, unless the multiples are too large."""
     fractions = [Fraction(value).limit_denominator(finest) for value in values]
     if not all(math.isclose(f, v, rel_tol=_EQUAL) for f, v in zip(fractions, values, strict=True)):
         return None
@@ -276,7 +276,7 @@ def build_problem(
 
 
 def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
-    """The costs say all that is needed, and nothing else costs time."""
+    """Check that the costs are complete, and that nothing else costs time."""
     costs.check_values()
     costs.check_known((*SPLIT, Phase.B, *(HOST if offload else ())))
     costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)

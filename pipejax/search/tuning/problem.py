@@ -163,7 +163,7 @@ class TuningProblem:
         return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax)
 
     def inputs(self, size: int, num_microbatches: int = 1, *, limited: bool = True) -> Inputs:
-        """Fixed inputs of the step time, for a batch of so many configurations."""
+        """Return the fixed inputs of the step time for a batch of configurations."""
         total = self.workload.minibatch
         if total % num_microbatches:
             raise ValueError(

@@ -195,7 +195,7 @@ def tune(
 
 
 def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of what is tuned, in the order of `PARTS`."""
+    """Return the names of the tuned parts in the order of `PARTS`."""
     check_types(over=(over, str, Sequence))
     requested = over.split(",") if isinstance(over, str) else over
     names = [one_of(name, tuple(PARTS), "over") for name in requested]
@@ -272,7 +272,7 @@ def _tune(
 
 
 def _choose_method(task: TuningTask, what: str) -> tuple[str, str]:
-    """Choose the method by the number of settings, and say why."""
+    """Choose the method by the number of settings; return it with the reason."""
     if what == "recompute" and task.family.is_planned:
         return "exhaustive", f"{task.family.schedule} is planned for each number of layers"
     settings, limit = count_settings(task.joint(what)), JOINT_MOST if "," in what else MOST
@@ -339,7 +339,7 @@ def _recompute_planned(task: TuningTask) -> FoundSetting:
 
 
 def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
-    """The step with so many recomputed layers on each stage, and the schedule planned for it."""
+    """Evaluate a step with this many recomputed layers per stage, and its planned schedule."""
     recompute = "full" if count else "none"
     workload = dataclasses.replace(task.workload, recompute=recompute, recompute_layers=count)
     anew = functools.partial(price, workload, task.system)
@@ -383,7 +383,7 @@ def _relaxed(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
 
 
 def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
-    """Step times of what one would set without tuning."""
+    """Return the step times of untuned settings."""
     if what == "size" or "," in what:
         return {}
     problem = task.problem()

@@ -92,7 +92,7 @@ class PlanRequest:
         return (*RECOMPUTE, *(name for name in chosen if name not in RECOMPUTE))
 
     def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
-        """Keep those of an axis's values that may be chosen."""
+        """Return the values of an axis that may be chosen."""
         choices = self.choices.get(axis)
         return [value for value in values if choices is None or value in choices]
 
@@ -181,7 +181,7 @@ class Layouts(NamedTuple):
         return number
 
     def described(self, request: PlanRequest, place: int) -> dict[str, Any]:
-        """Name what one layout is, as in rows of measured runs."""
+        """Return the fields of one layout, named as in rows of measured runs."""
         fields = {name: int(column[place]) for name, column in self._asdict().items()}
         del fields["edge_units"]
         return fields | {
@@ -192,7 +192,7 @@ class Layouts(NamedTuple):
         }
 
     def split(self, place: int) -> dict[str, int]:
-        """Name what says how one layout splits layers over stages."""
+        """Return the settings that split the layers of one layout over stages."""
         units = int(self.edge_units[place])
         stages = int(self.stages_per_worker[place])
         return {"stages_per_worker": stages, "embedding_units": units, "loss_units": units}
@@ -297,7 +297,7 @@ def _stages_of_worker(name: str) -> int:
 
 
 def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
-    """List (t, c, e, etp, d) that use all accelerators with so many workers in a pipeline."""
+    """List (t, c, e, etp, d) that use all accelerators with this number of workers."""
     if request.gpus % workers:
         return []
     rest, degrees = request.gpus // workers, []
@@ -319,7 +319,7 @@ def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, in
 
 
 def _expert_parts(request: PlanRequest, tensor: int) -> list[int]:
-    """List parts of an expert: whole or as many as of a layer, unless others are asked for."""
+    """List the parts of an expert: 1 or t, unless others are requested."""
     moe = request.model.moe
     if moe is None:
         return [1]
@@ -366,7 +366,7 @@ def _recomputations(request: PlanRequest) -> tuple[str, ...]:
 
 
 def _asked(request: PlanRequest) -> str:
-    """Say what the degrees may be: those that are asked for, and how many fit in a node."""
+    """Return the allowed degrees as a text: the requested ones, or the size of a node."""
     names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
     asked = [
         f"{name} {' or '.join(map(str, request.choices[name]))}"

@@ -190,7 +190,7 @@ def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> t
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
-    """Read step times that an earlier run left, if it is to be gone on with [s]."""
+    """Return the step times of an earlier run, if this one resumes it [s]."""
     if not os.path.lexists(out):
         return None
     if replace:
@@ -204,7 +204,7 @@ def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Ti
 
 
 class _Keeper:
-    """Tells how far the search is, and writes now and then what is known."""
+    """Progress reports of the search, and regular writes of its state."""
 
     def __init__(
         self,
@@ -326,7 +326,7 @@ def _ranked(planned: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedL
 
 
 def _nearest(request: PlanRequest, layouts: Layouts, estimates: Estimates) -> str:
-    """Say which layout comes nearest to the memory, and what it lacks."""
+    """Name the layout nearest to the memory limit, and the missing bytes."""
     row = int(estimates.memory_bytes.argmin())
     need, room = estimates.memory_bytes[row] / 1e9, request.room / 1e9
     owner = f"of {request.system.name}"

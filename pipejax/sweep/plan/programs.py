@@ -40,7 +40,7 @@ Bound = Float[NumpyArray, " layouts"]
 
 
 class Pipe(NamedTuple):
-    """Facts of a table that bounds need, the same for any number of microbatches."""
+    """Properties of a table for bounds, the same for any number of microbatches."""
 
     placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
     whole: Bool[NumpyArray, " stages"]  # whether a stage has whole backwards, B
@@ -49,7 +49,7 @@ class Pipe(NamedTuple):
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "Pipe":
-        """Read it off a table."""
+        """Read the properties of a table."""
 
         def count(phase: Phase) -> Int[NumpyArray, " stages"]:
             both = [cells.stage[cells.phase == phase] for cells in (table.cells, table.partners)]
@@ -97,7 +97,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
 
 
 def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
-    """Lay costs out as arrays of all layouts; a phase that may be whole or split takes the less."""
+    """Broadcast costs to all layouts; a phase that is whole or split takes the shorter time."""
     stages = pipe.placement.shape[1]
 
     def cost(name: str) -> PerStage:

@@ -106,7 +106,7 @@ def price(
 
 @dataclasses.dataclass(frozen=True)
 class _Layouts:
-    """Prices of a layout on its system, for what a layer itself recomputes."""
+    """Prices of a layout on its system, for one mode of recomputation."""
 
     recompute: str
 
@@ -275,7 +275,7 @@ class Evaluator:
         return order[np.sort(first)][:count]
 
     def others(self, row: int) -> Rows:
-        """Other splits of the layers of a layout, of those that were evaluated; shortest first."""
+        """Return other evaluated splits of the layers of a layout, the shortest first."""
         order = self._known_in_order(self.idea == self.idea[row])
         splits = np.stack([self.layouts.stages_per_worker, self.layouts.edge_units], axis=1)
         _, first = np.unique(splits[order], axis=0, return_index=True)
@@ -312,7 +312,7 @@ class Evaluator:
             self._evaluate(number, self.estimates.fits)
 
     def _evaluate(self, number: int, selected: Bool[NumpyArray, " layouts"]) -> None:
-        """Evaluate those layouts of a program that fit, are wanted and are not known yet."""
+        """Evaluate the selected layouts of a program that fit and have no step time yet."""
         rows = self._program_rows[number]
         rows = rows[(self.estimates.fits & selected & np.isnan(self.estimates.step_time))[rows]]
         if not len(rows):
