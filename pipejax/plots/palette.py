@@ -53,7 +53,6 @@ class Look(NamedTuple):
 
 
 def _mixed(start: str, end: str, share: float) -> str:
-    """Interpolate between two colours."""
     ends = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (start, end))
     mixed = (round(near + share * (far - near)) for near, far in zip(*ends, strict=True))
     return "#" + "".join(f"{part:02X}" for part in mixed)

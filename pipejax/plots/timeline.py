@@ -286,7 +286,6 @@ def _legend(panels: Sequence[Panel], bars: Sequence[Bar], look: Drawing) -> list
 
 
 def _columns(labels: Sequence[str], paper: style.Paper) -> int:
-    """Return the number of columns of a legend."""
     widest = [(style.LETTER * len(label) + 5.0) * paper.small / 72 for label in labels]
     for count in range(len(labels), 1, -1):
         columns = [max(widest[k::count]) for k in range(count)]

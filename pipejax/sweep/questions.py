@@ -48,7 +48,6 @@ def distinct_front(
 def _distinct(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
-    """Join the points with equal printed measures and names."""
     # They are one if they fill a grid of some values of some axes.
     sizes = _sizes(results)
     is_free = np.zeros(len(results.status), bool)
@@ -81,7 +80,6 @@ def _distinct(
 
 
 def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any) -> NumpyArray:
-    """Return which values a table prints like this one."""
     scale = scale_of(results.units, name, [float(value)])
     text = cell(name, float(value), scale)
     near = [cell(name, number, scale) == text for number in values.ravel().tolist()]
@@ -104,8 +102,7 @@ def knees(
     results: SweepResults, among: Among, name: str, axis: str, within: float
 ) -> Iterator[Knee]:
     """Yield the knees of an axis: with all others at their best, then by each value of each."""
-    # Near is what costs no more than the best and this share of it. Where no point can be chosen
-    # there is none.
+    # A value is near if it costs at most `within` more than the best; there may be none.
     values = results.axes[axis]
     costs = np.moveaxis(_costs(results, among, name), [*results.axes].index(axis), -1)
     others = [axis_name for axis_name in results.axes if axis_name != axis]

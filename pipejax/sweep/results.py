@@ -129,7 +129,6 @@ class SweepResults(NamedTuple):
         return -values if name in MORE_IS_BETTER else values
 
     def _along(self, name: str, values: NumpyArray) -> NumpyArray:
-        """Repeat the values of an axis for all points."""
         place = [*self.axes].index(name)
         sizes = [len(labels) for labels in self.axes.values()]
         shape = [size if k == place else 1 for k, size in enumerate(sizes)]

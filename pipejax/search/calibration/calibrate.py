@@ -453,7 +453,6 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 def _outliers(
     rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
-    """Rows that lie far off, the farthest first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(

@@ -134,9 +134,8 @@ def deals(
     for costs in costs_list:
         check_types(costs_by_step=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
-    search = DealSearch(
-        table, costs_list, _checked(table, costs_list, replicas), Links.of(link), seed
-    )
+    replicas = _checked(table, costs_list, replicas)
+    search = DealSearch(table, costs_list, replicas, Links.of(link), seed)
     with telling("deal", on_progress) as tell:
         return search.split_by_step(search.run(iterations, time_limit, tell))
 

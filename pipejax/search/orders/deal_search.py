@@ -207,7 +207,6 @@ class DealSearch(LocalSearch[list[Deal]]):
         return bool(self._are_optimal().all())
 
     def _note(self) -> None:
-        """Update the best deal of each step."""
         slowest = self._times.max(axis=1)
         better = slowest < self.values
         self.best[better], self.values[better] = self._order[better], slowest[better]

@@ -99,7 +99,6 @@ class SwapSearch:
         return changed - {SOURCE}
 
     def _run(self, changed: set[int]) -> None:
-        """Run the changed nodes again, forward and backward."""
         self._ahead.change(waits={n: self._waits(n) for n in changed})
         self._backward.change(waits={self._size - n: self._waits_back(n) for n in changed})
         self._ahead.forget()

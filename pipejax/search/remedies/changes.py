@@ -72,7 +72,6 @@ def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tu
 
 
 def _with_assumptions(before: Setup, after: Setup) -> Setup:
-    """Add the assumptions of another schedule."""
     assumes = list(after.assumes)
     is_measured = after.source.workload is None
     if is_measured and after.table.num_stages != before.table.num_stages:
@@ -109,7 +108,6 @@ def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def _resized(setup: Setup, schedule: Schedule, count: int) -> Setup:
-    """Return the same minibatch in another number of microbatches."""
     size = setup.table.num_microbatches / count
     if setup.source.workload is not None:  # the model knows what a microbatch of that size takes
         return setup.rebuilt(schedule, count)

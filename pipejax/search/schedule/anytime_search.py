@@ -192,7 +192,6 @@ class AnytimeSearch:
             self._raise_bound(relaxed_bound(self.problem, *arguments))
 
     def _neighbourhoods(self) -> None:
-        """Search neighbourhoods of the plan."""
         if not self._has_parts or self.best is None:
             return
         share = "neighbourhoods" if self._offloads_parts else "few neighbourhoods"
@@ -289,7 +288,6 @@ class AnytimeSearch:
             self._tell(table, makespan, source)
 
     def _tell(self, table: ScheduleTable, makespan: float, source: str) -> None:
-        """Yield the best solution, after storing it."""
         self.best = self._solution(table, makespan, source)
         self._save()
         self.last_report = time.monotonic()

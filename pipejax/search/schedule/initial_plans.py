@@ -94,9 +94,8 @@ def _limited_pipe(problem: Problem) -> LimitedPipe:
     names = "forward", "input_grad", "weight_grad", "sizes", "limits"
     options = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
     share = float((problem.weight_sizes / problem.sizes).max())
-    return LimitedPipe.of(
-        problem.num_stages, problem.num_microbatches, weight_share=share, **options
-    )
+    size = problem.num_stages, problem.num_microbatches
+    return LimitedPipe.of(*size, weight_share=share, **options)
 
 
 def to_plan_starts(problem: Problem, ops: TimedOps) -> Plan:

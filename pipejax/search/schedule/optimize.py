@@ -82,9 +82,8 @@ def optimize(
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), offload=(offload, bool))
     links = Links.of(link)
     link_of_worker(links, table.num_workers)
-    problem = build_problem(
-        table, costs, memory_limit, sizes, weight_share, offload, links, objective
-    )
+    memory = memory_limit, sizes, weight_share
+    problem = build_problem(table, costs, *memory, offload, links, objective)
     limits = {"time_limit": (time_limit, " seconds")}
     if effort is not None:
         limits["effort"] = (effort, "")

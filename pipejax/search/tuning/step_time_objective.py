@@ -254,7 +254,6 @@ class StepTimeObjective:
 
 
 def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
-    """Slopes in the shape of the variables."""
     leaves, structure = jax.tree.flatten(variables)
     ends = np.cumsum([leaf[0].size for leaf in leaves]).tolist()
     parts = (slopes[:, low:high] for low, high in zip([0, *ends], ends, strict=False))

@@ -383,7 +383,6 @@ def _relaxed(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
 
 
 def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
-    """Return the step times of untuned settings."""
     if what == "size" or "," in what:
         return {}
     problem = task.problem()
