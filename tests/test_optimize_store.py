@@ -36,9 +36,9 @@ costs = pj.Costs.uniform(table, **{HARD})
 WRITE = (
     BEGIN
     + """
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.problem import build_problem
 from pipejax.search.schedule.store import SolvedProblems
-problem, store = pose(table, costs, memory_limit=int(sys.argv[2])), SolvedProblems(sys.argv[1])
+problem, store = build_problem(table, costs, memory_limit=int(sys.argv[2])), SolvedProblems(sys.argv[1])
 for bound in range(1, 10000):
     store.put(problem, table, bound, seconds=1.0, source="1f1b")
 """
