@@ -27,8 +27,8 @@ from pipejax.base.files import write_file
 from pipejax.search.schedule.cp_model import REDUNDANT, ScheduleModel, search
 from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import greedy_plan, pipe_plans
-from pipejax.search.schedule.plan import objective_of
-from pipejax.search.schedule.problem import Problem, pose
+from pipejax.search.schedule.plan import plan_objective
+from pipejax.search.schedule.problem import Problem, build_problem
 
 SECONDS = 10.0  # of F, I and W, and of O and L
 
@@ -55,7 +55,7 @@ class Case(NamedTuple):
         costs = pj.Costs.uniform(
             table, forward=SECONDS, input_grad=SECONDS, weight_grad=SECONDS, offload=SECONDS
         )
-        return pose(table, costs, memory_limit=self.limit, offload=self.offload)
+        return build_problem(table, costs, memory_limit=self.limit, offload=self.offload)
 
 
 class Variant(NamedTuple):
@@ -112,7 +112,7 @@ def measure(case, variant, seconds):
     plain = case.problem()
     plan = best_start(plain)
     problem = plain.finer(variant.parts)
-    value = objective_of(plain, plan)
+    value = plan_objective(plain, plan)
     horizon = value if variant.start else 2 * value
     began = time.perf_counter()
     model = ScheduleModel(problem, variant.parts * horizon, variant.redundant, in_order=True)
@@ -120,11 +120,11 @@ def measure(case, variant, seconds):
         model.hint(plan.moved(lambda starts: variant.parts * starts))
     values, bound, proof = [], 0, None
     with mock.patch.object(Budget, "new_solver", changed(variant.settings)):
-        for step in search(model, Budget.of(seconds=seconds), os.cpu_count() or 1):
+        for step in search(model, Budget.start(seconds=seconds), os.cpu_count() or 1):
             now = time.perf_counter() - began
             bound = max(bound, step.bound)
             if step.plan is not None:
-                values.append((now, objective_of(problem, step.plan) * problem.unit))
+                values.append((now, plan_objective(problem, step.plan) * problem.unit))
             if step.closed:
                 proof = now
     best = values[-1][1] if values else None
@@ -140,7 +140,7 @@ def measure(case, variant, seconds):
 def best_start(problem):
     """The best plan that takes no search."""
     plans = [greedy_plan(problem, problem.limits), *(start.plan for start in pipe_plans(problem))]
-    return min((plan for plan in plans if plan), key=lambda plan: objective_of(problem, plan))
+    return min((plan for plan in plans if plan), key=lambda plan: plan_objective(problem, plan))
 
 
 def changed(settings):

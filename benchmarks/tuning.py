@@ -115,7 +115,7 @@ def random_cases(family, parts, layers, count, seed):
     for workload, system in random_pairs(family.schedule, family.num_workers, count, seed):
         model = dataclasses.replace(workload.model, layers=int(rng.choice(layers)))
         workload = dataclasses.replace(workload, model=model)
-        problem = TuningProblem.of(family, workload, system)
+        problem = TuningProblem.from_workload(family, workload, system)
         size = int(rng.choice(JointProblem(problem, LAYERS).sizes[:4]))
         even = problem.pair.assigned.layers
         largest, smallest = (
@@ -125,7 +125,7 @@ def random_cases(family, parts, layers, count, seed):
         tight = rng.uniform(0.1, 0.9) if "recompute" in parts else rng.uniform(1, 2)
         room = smallest + tight * (largest - smallest)
         system = dataclasses.replace(system, memory_capacity=room, memory_reserve=0.0)
-        joints.append(JointProblem(TuningProblem.of(family, workload, system), parts))
+        joints.append(JointProblem(TuningProblem.from_workload(family, workload, system), parts))
     return joints
 
 
@@ -138,9 +138,9 @@ def random_pairs(schedule, workers, count, seed):
         minibatch = int(rng.choice(MINIBATCHES))
         workload = pj.Workload(random_model(rng), minibatch, tensor_parallel=split)
         system = random_system(rng, split)
-        problem = TuningProblem.of(family, workload, system, memory_limit=False)
+        problem = TuningProblem.from_workload(family, workload, system, memory_limit=False)
         relaxed = problem.objective(any_size, *family.few_microbatches)
-        _, (least,) = relaxed.evaluate(np.zeros((1, 1)), problem.given(1))  # a size of 1
+        _, (least,) = relaxed.evaluate(np.zeros((1, 1)), problem.inputs(1))  # a size of 1
         room = float(least * between(rng, 1.4, 40))
         pairs.append((workload, dataclasses.replace(system, memory_capacity=room)))
     return pairs

@@ -231,12 +231,12 @@ def _picture(schedule: Shown) -> bytes:
     """Draw the timeline above the memory."""
     # matplotlib takes a second to import
     from pipejax.plots.bars import Curves
-    from pipejax.plots.caption import unit_of
+    from pipejax.plots.caption import choose_unit
     from pipejax.plots.timeline import Drawing, Panel, draw_panels
 
     curves = Curves(_held(schedule), "activations held", "{:.3g}".format)
     figure = draw_panels(
-        [Panel(schedule.run.schedule, schedule.run, curves)], Drawing(unit_of([schedule.run]))
+        [Panel(schedule.run.schedule, schedule.run, curves)], Drawing(choose_unit([schedule.run]))
     )
     picture = io.BytesIO()
     figure.savefig(picture, format="svg", metadata={"Date": None})

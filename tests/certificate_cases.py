@@ -16,7 +16,7 @@ from pipejax.checker.prices import read_links, read_memory, read_seconds
 from pipejax.checker.table import Table
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import to_table
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.problem import build_problem
 from pipejax.search.schedule.store import certify
 
 LINKS = [pj.Links(model) for model in ("delay", "queued", "blocking")]
@@ -199,7 +199,7 @@ def optima(draw):
 
 def optimum_of(table, costs, limits, **asked):
     """A certificate of a plan that a heuristic made; None where it made none."""
-    problem = pose(table, costs, limits, 1.0, 0.5, **asked)
+    problem = build_problem(table, costs, limits, 1.0, 0.5, **asked)
     plan = greedy_plan(problem, problem.limits)
     if plan is None:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 from grammar_tables import TABLES, of_grammar
 
 import pipejax as pj
-from pipejax.plots.explorer.payload import Explored, MemoryShown
+from pipejax.plots.explorer.payload import Explored, MemoryView
 
 BUILT = {
     "alike": ("1f1b", {}, {"forward": 1.0, "backward": 2.0, "transmit": 0.25}),
@@ -87,7 +87,7 @@ def explored(table, costs, link="delay", limits=None):
     ones = np.ones(table.num_stages)
     return Explored(
         pj.evaluate(table, costs, link=link),
-        MemoryShown("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), limits),
+        MemoryView("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), limits),
     )
 
 

@@ -15,7 +15,7 @@ from test_explorer import run_of_page
 
 import pipejax as pj
 from pipejax.engine.steady_state import steady_state
-from pipejax.plots.explorer.payload import Explored, MemoryShown, payload
+from pipejax.plots.explorer.payload import Explored, MemoryView, payload
 from pipejax.sweep.evaluation import _step_times
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
@@ -241,7 +241,7 @@ def _trace(given):
 def _explorer(given):
     """Of the first of the costs: a page looks for closed forms under all link models."""
     ones = np.ones(given.table.num_stages)
-    memory = MemoryShown("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), None)
+    memory = MemoryView("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), None)
     scene = payload([Explored(given.runs[0], memory)], unit="s")
     factors = [factor["given"] for factor in scene["factors"]]
     finish, *_ = run_of_page(scene["schedules"][0], factors, given.links.model)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipejax.search.calibration.hold_outs import band, coverage_of
+from pipejax.search.calibration.hold_outs import band, band_coverage
 
 
 def grouped(groups, rows, seed):
@@ -33,11 +33,11 @@ def test_a_group_that_was_left_out_is_covered_as_often_as_said(percent):
         groups = grouped(20, 15, seed)
         left_out = np.repeat(np.eye(20, dtype=bool), 15, axis=1)
         residual = np.tile(np.concatenate(groups), (20, 1))
-        found.append(coverage_of(groups, residual, left_out)[percent])
+        found.append(band_coverage(groups, residual, left_out)[percent])
     assert np.mean(found) == pytest.approx(percent, abs=3)
 
 
 def test_one_fold_is_judged_by_the_rows_that_were_fitted():
     residual = np.array([[0.01, -0.01, 0.02, -0.02, 0.0, 0.5]])
     left_out = np.arange(6)[None] == 5
-    assert coverage_of([residual[0, 5:]], residual, left_out) == {80: 0.0, 90: 0.0}
+    assert band_coverage([residual[0, 5:]], residual, left_out) == {80: 0.0, 90: 0.0}

@@ -19,8 +19,8 @@ from pipejax.schedules.heuristics.timeline import Timeline, Work
 from pipejax.search.schedule import anytime_search
 from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import BlockSearch, block_starts, num_legs
-from pipejax.search.schedule.plan import keeps_limits, objective_of
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.plan import keeps_limits, plan_objective
+from pipejax.search.schedule.problem import build_problem
 
 F, I, W = (pj.Phase[letter] for letter in "FIW")  # noqa: E741
 
@@ -129,11 +129,11 @@ def test_published_v_schedules_are_reached(workers, microbatches, limit, publish
     table = pj.schedules.build("hanayo", num_workers=workers, num_microbatches=microbatches)
     costs = pj.Costs.uniform(table, forward=1.0, input_grad=1.0, weight_grad=1.0)
     given = {"memory_limit": limit, "weight_share": 1.0, "objective": "span"}
-    problem = pose(table, costs, **given)
+    problem = build_problem(table, costs, **given)
     values = []
-    for start in block_starts(problem, Budget.of(20.0), published):
+    for start in block_starts(problem, Budget.start(20.0), published):
         assert keeps_limits(problem, start.plan)
-        values.append(objective_of(problem, start.plan))
+        values.append(plan_objective(problem, start.plan))
     assert values == sorted(values, reverse=True)
     assert values[-1] <= published
 
@@ -142,18 +142,18 @@ def test_published_v_schedules_are_reached(workers, microbatches, limit, publish
 def test_a_block_waits_within_and_between_the_legs_of_its_way(name, waits):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     costs = pj.Costs.uniform(table, forward=1.0, input_grad=1.0, weight_grad=1.0)
-    search = BlockSearch(pose(table, costs, memory_limit=4.0), 0)
+    search = BlockSearch(build_problem(table, costs, memory_limit=4.0), 0)
     assert len(search.draw().waits) == waits  # of forwards, of gradients and between: 4 legs - 1
 
 
 def test_of_many_microbatches_a_few_are_run_first():
     table = pj.schedules.build("hanayo", num_workers=3, num_microbatches=40)
     costs = pj.Costs.uniform(table, forward=2.0, input_grad=3.0, weight_grad=1.0, transfer=0.5)
-    problem = pose(table, costs, memory_limit=6.0, objective="span")
-    *_, last = block_starts(problem, Budget.of(20.0), round(500 / problem.unit))
+    problem = build_problem(table, costs, memory_limit=6.0, objective="span")
+    *_, last = block_starts(problem, Budget.start(20.0), round(500 / problem.unit))
     assert last.plan.forward.shape == (6, 40)
     assert keeps_limits(problem, last.plan)
-    assert objective_of(problem, last.plan) * problem.unit <= 500
+    assert plan_objective(problem, last.plan) * problem.unit <= 500
 
 
 def test_no_model_is_made_of_a_huge_problem(monkeypatch):

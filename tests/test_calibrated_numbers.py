@@ -9,7 +9,13 @@ import pipejax as pj
 from pipejax.base.data_files import load_json
 from pipejax.costs.system.parts import FIELDS, number_of, written_with
 from pipejax.costs.system.system import data_file
-from pipejax.search.calibration.parameters import FITTED, PRIORS, factors, joined, parameters_of
+from pipejax.search.calibration.parameters import (
+    FITTED,
+    PRIORS,
+    factors,
+    joined,
+    parameters_with_priors,
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +58,7 @@ def test_a_file_with_numbers_reads_back_as_the_system_with_them(a100, tmp_path):
 
 
 def test_whitened_parameters_are_numbers_within_their_limits(a100):
-    known = joined(parameters_of(a100, FITTED), factors(["layer"], 1.0))
+    known = joined(parameters_with_priors(a100, FITTED), factors(["layer"], 1.0))
     points = np.random.default_rng(0).standard_normal((5, len(known.names))) * 3
     values = known.values(points)
     assert (values > 0).all()
@@ -64,9 +70,9 @@ def test_whitened_parameters_are_numbers_within_their_limits(a100):
 
 def test_mistakes_are_named(a100):
     with pytest.raises(ValueError, match=r"unknown fit 'memory\.size'"):
-        parameters_of(a100, ["memory.size"])
+        parameters_with_priors(a100, ["memory.size"])
     with pytest.raises(ValueError, match="fit must name different numbers"):
-        parameters_of(a100, ["memory.latency", "memory.latency"])
+        parameters_with_priors(a100, ["memory.latency", "memory.latency"])
 
 
 def test_a_number_of_the_system_comes_before_that_of_others(a100):
@@ -74,9 +80,13 @@ def test_a_number_of_the_system_comes_before_that_of_others(a100):
     name, h100 = "collectives.latency", pj.load_system("h100")
     for system, centre in ((h100, 1e-5), (pj.load_system("mid_nw_mid_cp"), 4e-5)):
         for general in (False, True):  # known better than step times tell
-            assert parameters_of(system, [name], general=general).centre.tolist() == [centre]
-    own, others = (parameters_of(a100, ["host.step"], general=g).centre[0] for g in (False, True))
+            assert parameters_with_priors(system, [name], general=general).centre.tolist() == [
+                centre
+            ]
+    own, others = (
+        parameters_with_priors(a100, ["host.step"], general=g).centre[0] for g in (False, True)
+    )
     assert (own, others) == (a100.host.step, PRIORS["host.step"].centre)
     unsaid = a100.with_number("kernels.attention_efficiency", 1.0)  # a data sheet knows no losses
     name = "kernels.attention_efficiency"
-    assert parameters_of(unsaid, [name]).centre[0] == PRIORS[name].centre
+    assert parameters_with_priors(unsaid, [name]).centre[0] == PRIORS[name].centre

@@ -24,8 +24,8 @@ from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.table.table_files import from_json
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.initial_plans import greedy_plan
-from pipejax.search.schedule.plan import objective_of
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.plan import plan_objective
+from pipejax.search.schedule.problem import build_problem
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 SHARES = {"run": 0.5, "optimum": 0.1}
@@ -85,10 +85,10 @@ def test_bounds_are_those_of_the_search(data):
         [max(sizes[pipe == worker].sum() for pipe in table.placement) for worker in range(2)]
     )
     limits = of_one * data.draw(st.sampled_from([1, 1.5, 2, 100]))
-    problem = pose(table, costs, limits, sizes, share, link=links, **asked)
+    problem = build_problem(table, costs, limits, sizes, share, link=links, **asked)
     theirs = lower_bound(problem)
     plan = greedy_plan(problem, problem.limits)
-    assert plan is None or theirs.value <= objective_of(problem, plan)
+    assert plan is None or theirs.value <= plan_objective(problem, plan)
     run = pj.evaluate(table, costs, link=links)
     memory = pj.analysis.activation_memory(run, sizes=sizes, weight_share=share)
     found = derived_bounds(pj.certificate(run, memory=memory, limits=limits, **asked))
@@ -112,7 +112,7 @@ def test_chains_of_a_long_pipe_are_those_of_the_search(seed):
     costs = pj.Costs(**times, backward=times["input_grad"] + times["weight_grad"])
     limits = rng.choice([1.0, 2.0, 3.0, 4.0], 4)
     share = rng.choice([0.0, 0.5, 1.0])
-    problem = pose(table, costs, limits, 1.0, share)
+    problem = build_problem(table, costs, limits, 1.0, share)
     run = pj.evaluate(table, costs)
     memory = pj.analysis.activation_memory(run, sizes=np.ones(4), weight_share=share)
     derived = derived_bounds(pj.certificate(run, memory=memory, limits=limits))["memory chain"]
@@ -124,7 +124,7 @@ def test_memory_area_of_times_that_are_no_multiples_is_not_rounded_up():
     equal = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0}
     # the loads are no whole multiples of anything; nothing is gained by such slow offloads
     costs = pj.Costs.uniform(table, **equal, offload=20.0, load=3**0.5)
-    problem = pose(table, costs, 3.0, offload=True)
+    problem = build_problem(table, costs, 3.0, offload=True)
     claimed = pj.certificate(pj.evaluate(table, costs), limits=[3.0] * 4, offload=True)
     derived = derived_bounds(claimed)["memory area"]
     assert derived == pytest.approx((16 * 8 + 15 + 6) / 3 + 1, rel=1e-8)  # x 1000 no whole units

@@ -210,7 +210,7 @@ def test_a_library_holds_its_tables():
     rows = [["0F0", "0O0", "0L0", "0B0"]]
     offloads = pj.ScheduleTable.from_rows(rows)
     every = {name: [table] for name, table in built.items()} | {"own": [offloads]}
-    packed = library(every, PagePhases.of([]))
+    packed = library(every, PagePhases.from_tables([]))
     texts = zlib.decompress(base64.b64decode(packed["data"])).decode().split(packed["apart"])
     assert [entry["name"] for entry in packed["entries"]] == [*built]
     for entry, text, table in zip(packed["entries"], texts, built.values(), strict=True):
@@ -223,7 +223,7 @@ def test_a_library_holds_its_tables():
 
 def test_a_page_knows_what_cells_mean():
     """Every letter of a cell, and for each what it waits for and what its worker holds."""
-    told = json.loads(json.dumps(grammar_of_page(USUAL, PagePhases.of([]))))
+    told = json.loads(json.dumps(grammar_of_page(USUAL, PagePhases.from_tables([]))))
     assert set(told["codes"]) == {phase.name for phase in CELL_PHASES}
     assert all(told["letters"][str(code)] == name for name, code in told["codes"].items())
     letter = {int(code): name for code, name in told["letters"].items()}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipejax.costs.measured.rows_file import read_rows
-from pipejax.search.calibration.hold_outs import DRAWS, folds_of
+from pipejax.search.calibration.hold_outs import DRAWS, read_folds
 
 HEADER = "layers,hidden,heads,sequence,tensor,pipeline,microbatch_size,global_batch,seconds\n"
 
@@ -26,10 +26,10 @@ def rows(tmp_path_factory):
 
 
 def test_a_value_is_left_out_once(rows):
-    folds = folds_of(rows, "t=8")
+    folds = read_folds(rows, "t=8")
     assert folds.names == ("t=8",)
     np.testing.assert_array_equal(folds.left_out[0], rows.tensor == 8)
-    np.testing.assert_array_equal(folds_of(rows, "tensor=8").left_out, folds.left_out)
+    np.testing.assert_array_equal(read_folds(rows, "tensor=8").left_out, folds.left_out)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_a_value_is_left_out_once(rows):
     [("group:h,t,b", 12, 1), ("group:t", 3, 4), ("model", 2, 6), ("k-fold:4", 4, 3)],
 )
 def test_parts_cover_every_row_once(rows, hold_out, count, size):
-    folds = folds_of(rows, hold_out)
+    folds = read_folds(rows, hold_out)
     assert folds.left_out.shape == (count, len(rows)) == (len(folds.names), 12)
     np.testing.assert_array_equal(folds.left_out.sum(axis=0), 1)
     np.testing.assert_array_equal(folds.left_out.sum(axis=1), size)
 
 
 def test_a_group_is_left_out_as_a_whole(rows):
-    for name, own in zip(*folds_of(rows, "group:h,b"), strict=True):
+    for name, own in zip(*read_folds(rows, "group:h,b"), strict=True):
         hidden, size = map(int, re.findall(r"\d+", name))
         np.testing.assert_array_equal(
             own, (rows.column("hidden") == hidden) & (rows.microbatch_size == size)
@@ -52,12 +52,12 @@ def test_a_group_is_left_out_as_a_whole(rows):
 
 
 def test_few_rows_are_drawn_many_times(rows):
-    folds = folds_of(rows, "few:5")
+    folds = read_folds(rows, "few:5")
     assert folds.left_out.shape == (DRAWS, 12)
     np.testing.assert_array_equal((~folds.left_out).sum(axis=1), 5)
     assert len({tuple(own) for own in folds.left_out}) > DRAWS / 2
-    np.testing.assert_array_equal(folds_of(rows, "few:5").left_out, folds.left_out)
-    assert (folds_of(rows, "few:5", seed=1).left_out != folds.left_out).any()
+    np.testing.assert_array_equal(read_folds(rows, "few:5").left_out, folds.left_out)
+    assert (read_folds(rows, "few:5", seed=1).left_out != folds.left_out).any()
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_few_rows_are_drawn_many_times(rows):
 )
 def test_mistakes_are_named(rows, hold_out, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        folds_of(rows, hold_out)
+        read_folds(rows, hold_out)

@@ -36,7 +36,7 @@ WHOLE = ("size", "layers", "recompute")
 def few(parts=WHOLE, system=SYSTEM, minibatch=8):
     """A problem whose memory binds."""
     workload = pj.Workload(MODEL, minibatch, tensor_parallel=8)
-    return JointProblem(TuningProblem.of(FAMILY, workload, system), parts)
+    return JointProblem(TuningProblem.from_workload(FAMILY, workload, system), parts)
 
 
 SLOW = dataclasses.replace(SYSTEM, compute_latency=1e-3)

@@ -16,7 +16,7 @@ WIDE = {"gradient_bytes": 4}
 SIMUMAX = DATA / "measured" / "simumax_b200.csv"
 
 
-def workload_of(rows, k, **changes):
+def layout_workload(rows, k, **changes):
     said = {
         "tensor_parallel": int(rows.tensor[k]),
         "sequence_parallel": bool(rows.sequence_parallel[k]),
@@ -40,7 +40,7 @@ def errors(path, **changes):
         table = pj.schedules.build(
             "1f1b", num_workers=int(rows.pipeline[k]), num_microbatches=int(rows.microbatches[k])
         )
-        need = pj.memory_bytes(workload_of(rows, k, **changes), table).max()
+        need = pj.memory_bytes(layout_workload(rows, k, **changes), table).max()
         found.append(need / rows.memory_bytes[k] - 1)
     return np.array(found)
 

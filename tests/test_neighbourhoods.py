@@ -16,20 +16,20 @@ from pipejax.search.schedule.neighbourhoods import (
     Merit,
     NeighbourhoodSearch,
     draw,
-    grids_of,
     kept_order,
     order_of_microbatches,
+    search_grids,
     search_neighbourhoods,
 )
 from pipejax.search.schedule.plan import (
     NEVER,
     keeps_limits,
-    objective_of,
+    plan_objective,
     timed_ops,
     to_plan,
     to_table,
 )
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.problem import build_problem
 
 
 def problem_of(workers=3, microbatches=4, seconds=10.0, limits=1.0):
@@ -39,7 +39,7 @@ def problem_of(workers=3, microbatches=4, seconds=10.0, limits=1.0):
         table, forward=seconds, input_grad=seconds, weight_grad=seconds, offload=10.0
     )
     links = pj.Links(host_links=((0, 1),))
-    return pose(table, costs, memory_limit=limits, offload=True, link=links)
+    return build_problem(table, costs, memory_limit=limits, offload=True, link=links)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def steps():
     search = NeighbourhoodSearch(problem, one_by_one(problem), seed=0)
     merits = [search.merit]
     for _ in range(15):
-        if search.step(Budget.of()):
+        if search.step(Budget.start()):
             assert keeps_limits(problem, search.plan)
         merits.append(search.merit)
     return search, merits
@@ -80,7 +80,7 @@ def test_one_microbatch_after_the_other_takes_the_sum_of_all_times(limits, of_on
     problem = dataclasses.replace(problem, limits=(problem.limits * limits).astype(int))
     plan = one_by_one(problem)
     assert plan.forward.min() == 0
-    assert objective_of(problem, plan) * problem.unit == 4 * of_one
+    assert plan_objective(problem, plan) * problem.unit == 4 * of_one
 
 
 def test_ranks_of_a_plan_say_what_ends_before_what_starts(steps):
@@ -121,20 +121,20 @@ def test_gradients_overtake_an_activation_that_is_away():
 
 def test_no_step_makes_a_plan_worse(steps):
     search, merits = steps
-    assert merits[-1] == Merit.of(search.problem, search.plan)
+    assert merits[-1] == Merit.measure(search.problem, search.plan)
     assert all(later <= one for one, later in itertools.pairwise(merits))
     assert merits[-1].objective < merits[0].objective
 
 
 def test_threads_share_what_they_find():
     problem = problem_of(seconds=10.5)  # halves of a second: the grid is fine enough to be coarser
-    assert [grid.unit for grid in grids_of(problem)] == [5 * problem.unit, problem.unit]
+    assert [grid.unit for grid in search_grids(problem)] == [5 * problem.unit, problem.unit]
     start = to_table(problem, one_by_one(problem), "start")
-    ends = [objective_of(problem, to_plan(problem, start))]
-    for table in search_neighbourhoods(problem, start, Budget.of(1.5), 2):
+    ends = [plan_objective(problem, to_plan(problem, start))]
+    for table in search_neighbourhoods(problem, start, Budget.start(1.5), 2):
         plan = to_plan(problem, table)
         assert keeps_limits(problem, plan)
-        ends.append(objective_of(problem, plan))
+        ends.append(plan_objective(problem, plan))
     assert len(ends) > 2
     assert ends == sorted(set(ends), reverse=True)
 
@@ -143,6 +143,6 @@ def test_a_coarser_grid_promises_nothing_too_short():
     problem = problem_of(seconds=10.5)
     coarse = problem.coarser(4)
     plan = one_by_one(coarse)
-    real = objective_of(problem, to_plan(problem, to_table(coarse, plan, "coarse")))
-    assert real * problem.unit <= objective_of(coarse, plan) * coarse.unit
+    real = plan_objective(problem, to_plan(problem, to_table(coarse, plan, "coarse")))
+    assert real * problem.unit <= plan_objective(coarse, plan) * coarse.unit
     assert problem.coarser(10**9).unit == problem.unit

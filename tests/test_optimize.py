@@ -14,8 +14,8 @@ from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
 from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import pipe_plans
-from pipejax.search.schedule.plan import objective_of
-from pipejax.search.schedule.problem import FINEST, choose_grid, pose
+from pipejax.search.schedule.plan import plan_objective
+from pipejax.search.schedule.problem import FINEST, build_problem, choose_grid
 
 
 def solve(table, costs, **options):
@@ -73,7 +73,7 @@ def test_what_fits_exactly_fits_where_sizes_have_no_common_part():
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
     sizes = [one, other]
     exact, tight = (2 * one + other) * np.array([1.0, 1 - 1e-6])
-    parts = [pose(table, costs, limit, sizes) for limit in (exact, tight)]
+    parts = [build_problem(table, costs, limit, sizes) for limit in (exact, tight)]
     takes = [int(p.limits[0] - 2 * p.sizes[0] - p.sizes[1]) for p in parts]
     assert takes[0] >= 0 > takes[1]
 
@@ -136,34 +136,34 @@ def test_all_reduces_of_a_worker_take_turns_in_what_is_proven(name, end):
 
 def test_one_stage_alone_bounds_the_whole():
     table = pipe(4, 8)
-    problem = pose(table, equal(table), memory_limit=2)
-    bounds = [relaxed_bound(problem, stage, 100, Budget.of(10.0), 2) for stage in range(4)]
+    problem = build_problem(table, equal(table), memory_limit=2)
+    bounds = [relaxed_bound(problem, stage, 100, Budget.start(10.0), 2) for stage in range(4)]
     assert max(bounds) <= 41
     assert max(bounds) > max(stage_bounds(problem))
 
 
 def test_one_stage_alone_knows_no_span_but_its_own():
     table = pipe(4, 4)
-    problem = pose(table, equal(table), memory_limit=4, objective="span")
+    problem = build_problem(table, equal(table), memory_limit=4, objective="span")
     # the last stage works all the time from its first op on: 4 x 3 units
-    assert relaxed_bound(problem, 3, 100, Budget.of(10.0), 2) == 12
+    assert relaxed_bound(problem, 3, 100, Budget.start(10.0), 2) == 12
 
 
 def test_what_fits_exactly_still_does_where_sizes_are_rounded():
     table = pipe(4, 8)
     share = 2**0.5 / 4  # no whole multiples
-    problem = pose(table, equal(table), memory_limit=[1, 2, 3, 3.5], weight_share=share)
+    problem = build_problem(table, equal(table), memory_limit=[1, 2, 3, 3.5], weight_share=share)
     assert (problem.limits // problem.sizes).tolist() == [1, 2, 3, 3]
     # rounded down, by less than a part: what is rounded up could make a bound too high
-    assert (share * problem.sizes - problem.kept >= 0).all()
-    assert (share * problem.sizes - problem.kept < 1).all()
+    assert (share * problem.sizes - problem.weight_sizes >= 0).all()
+    assert (share * problem.sizes - problem.weight_sizes < 1).all()
 
 
 def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
     table = pipe(4, 16)
     costs = equal(table, offload=40.0)  # O and L take longer than the trip: nothing is saved
     kept, slow, ample = (
-        pose(table, costs, limit, offload=offload)
+        build_problem(table, costs, limit, offload=offload)
         for limit, offload in ((2, False), (2, True), (4, True))
     )
     # two at a time, each for 8 units; beside a W only one, but for the last of 16; one more waits
@@ -173,7 +173,7 @@ def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
     assert lower_bound(ample).by == "worker"
     # x offloads leave (145 - 2 x) / 2 + 1 units, and take 4 x of the link between the first F and the
     # last I: 14 of them end at 60, with 15 the link alone takes 63
-    fast = pose(table, equal(table, offload=20.0), 2, offload=True)
+    fast = build_problem(table, equal(table, offload=20.0), 2, offload=True)
     assert area_bound(fast) == 60
 
 
@@ -181,7 +181,8 @@ def test_workers_of_one_link_share_its_time():
     table = pipe(4, 16)
     links = "delay", pj.Links(host_links=((0, 1),))
     own, shared = (
-        pose(table, equal(table, offload=10.0), 2, offload=True, link=link) for link in links
+        build_problem(table, equal(table, offload=10.0), 2, offload=True, link=link)
+        for link in links
     )
     # In 49 units worker 0 must offload (16 x 8 + 15 + 2 - 2 x 48) / 4, which are 13, and worker 1
     # (16 x 6 + 14 + 2 - 2 x 46) / 2 = 10: 23 x 2 units of the link, between its first F and last I.
@@ -191,9 +192,11 @@ def test_workers_of_one_link_share_its_time():
 
 def test_an_op_stands_in_its_window_from_the_time_of_one_microbatch_on():
     table = pipe(3, 1)
-    problem = pose(table, equal(table, transfer=10.0), memory_limit=1)
+    problem = build_problem(table, equal(table, transfer=10.0), memory_limit=1)
     model = ScheduleModel(problem, 100)
-    *_, plan = (found.plan for found in search(model, Budget.of(5.0), 1) if found.plan is not None)
+    *_, plan = (
+        found.plan for found in search(model, Budget.start(5.0), 1) if found.plan is not None
+    )
     for letter in "FIW":
         lows = [start.proto.domain[0] for start in model.start[letter].values()]
         assert lows == plan.starts[letter][:, 0].tolist()
@@ -202,9 +205,9 @@ def test_an_op_stands_in_its_window_from_the_time_of_one_microbatch_on():
 @pytest.mark.parametrize(("objective", "best"), [("span", 28), ("makespan", 29)])
 def test_a_pipe_is_planned_for_what_is_to_be_short(objective, best):
     costs = pj.Costs(forward=[3, 4, 1, 3], input_grad=[2, 2, 3, 3], weight_grad=[1, 2, 4, 2])
-    problem = pose(pipe(4, 2), costs, memory_limit=8, objective=objective)
+    problem = build_problem(pipe(4, 2), costs, memory_limit=8, objective=objective)
     (start,) = pipe_plans(problem)
-    assert objective_of(problem, start.plan) == best
+    assert plan_objective(problem, start.plan) == best
 
 
 @pytest.mark.parametrize(("largest", "exact"), [(FINEST, True), (FINEST + 1, False)])
@@ -214,7 +217,7 @@ def test_times_are_exact_up_to_the_finest_grid(largest, exact):
 
 def test_behind_the_last_input_gradient_there_is_its_way():
     table = pipe(8, 4)
-    problem = pose(table, equal(table), memory_limit=8)
+    problem = build_problem(table, equal(table), memory_limit=8)
     # to the last stage 7, there 4 F and 4 I, and 7 I and a W on the way back; 7 + 4 x 3 by work alone
     assert lower_bound(problem) == (7 + 8 + 8, "worker")
 

@@ -16,7 +16,7 @@ import pipejax as pj
 from pipejax.analysis.certificates import certificate_checksum
 from pipejax.base.files import DRAFT
 from pipejax.search.schedule import anytime_search as run
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.problem import build_problem
 from pipejax.search.schedule.store import (
     SolvedProblems,
     StoreWarning,
@@ -36,9 +36,9 @@ costs = pj.Costs.uniform(table, **{HARD})
 WRITE = (
     BEGIN
     + """
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.problem import build_problem
 from pipejax.search.schedule.store import SolvedProblems
-problem, store = pose(table, costs, memory_limit=int(sys.argv[2])), SolvedProblems(sys.argv[1])
+problem, store = build_problem(table, costs, memory_limit=int(sys.argv[2])), SolvedProblems(sys.argv[1])
 for bound in range(1, 10000):
     store.put(problem, table, bound, seconds=1.0, source="1f1b")
 """
@@ -63,7 +63,7 @@ def best(case, store, seconds=20.0):
 
 def problem_of(case):
     table, costs, options = case
-    return pose(table, costs, **options)
+    return build_problem(table, costs, **options)
 
 
 def put_table(store, case, name, bound=1, **options):
@@ -201,9 +201,9 @@ def test_what_bounds_say_of_each_other():
 def test_another_shape_says_nothing(store):
     put_table(store, small(), "zero-bubble", memory_limit=3)
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=9)
-    other = pose(table, pj.Costs.uniform(table, **EXACT), memory_limit=3)
+    other = build_problem(table, pj.Costs.uniform(table, **EXACT), memory_limit=3)
     assert store.nearest(other) == ([], 0)
-    span = pose(small()[0], small()[1], memory_limit=3, objective="span")
+    span = build_problem(small()[0], small()[1], memory_limit=3, objective="span")
     assert store.nearest(span) == ([], 0)
 
 
@@ -226,7 +226,7 @@ def test_an_entry_is_a_certificate(store):
     put_table(store, small(8, **HARD), "gpipe", bound=5)
     (_, costs, options) = case = small(4, **HARD)
     costs = dataclasses.replace(costs, all_reduce=0.5, update=0.25)
-    problem = pose(case[0], costs, **options, link="queued")
+    problem = build_problem(case[0], costs, **options, link="queued")
     store.put(problem, case[0], 5, seconds=1.0, source="1f1b")
     read = store.get(problem).problem
     for field in {each.name for each in dataclasses.fields(read)} - {"unit", "exact"}:
@@ -343,7 +343,7 @@ def wait_for(condition, seconds=30):
 
 def big(limit):
     table = pj.schedules.build("1f1b", num_workers=6, num_microbatches=16)
-    return pose(table, pj.Costs.uniform(table, **HARD), memory_limit=limit)
+    return build_problem(table, pj.Costs.uniform(table, **HARD), memory_limit=limit)
 
 
 def test_two_processes_that_write_and_one_that_is_killed(store):

@@ -211,7 +211,7 @@ def test_lanes_are_thin_rows_below_their_worker(name, below):
     assert f"thin rows: {', '.join(below)}" in names
     assert {phase.kind.name for phase in table.grammar.own} <= {*names}
     tops = {}
-    looks = palette.looks_of(table.used_phases)
+    looks = palette.phase_looks(table.used_phases)
     lane_of = {to_rgb(looks[phase.name].fill): phase.kind.lane for phase in table.used_phases}
     for group in picture.axes[0].collections:
         if isinstance(group, PolyCollection) and len(group.get_facecolor()):
@@ -232,7 +232,7 @@ def test_what_runs_have_of_their_own_looks_alike_in_one_picture():
     assert own.get_paths()
     table, _ = of_grammar("mixed")
     phases = [*table.used_phases, *run("zb-h1").table.used_phases]
-    dispatch = palette.looks_of(phases)["D"].fill
+    dispatch = palette.phase_looks(phases)["D"].fill
     assert any(is_of(c, dispatch) for c in picture.axes[0].collections if hatchless(c))
 
 

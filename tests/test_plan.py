@@ -26,13 +26,13 @@ from pipejax.sweep.plan.layouts import Layouts, PlanRequest, enumerate_layouts
 from pipejax.sweep.plan.programs import (
     Pipe,
     ProgramShape,
+    build_table,
     exact_times,
     held_in,
     lower_bounds,
-    table_of,
 )
-from pipejax.sweep.plan.result import resource_shares_of, reversals
-from pipejax.sweep.plan.search import shape_of, workload_of
+from pipejax.sweep.plan.result import break_even_factors, layout_resource_shares
+from pipejax.sweep.plan.search import layout_workload, program_shape
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
 H100_NUMBERS = {name: float(number_of(H100, name)) for name in RESOURCES}
@@ -55,8 +55,8 @@ def small():
 
 def one_by_one(request, layouts, row):
     """Step time and memory of a layout by `evaluate`, as any other command finds them."""
-    table = table_of(shape_of(request, layouts, row), int(layouts.microbatches[row]))
-    workload = workload_of(request, layouts, row)
+    table = build_table(program_shape(request, layouts, row), int(layouts.microbatches[row]))
+    workload = layout_workload(request, layouts, row)
     costs = pj.stage_costs(workload, request.system, table)
     return pj.evaluate(table, costs).step_time, pj.memory_bytes(workload, table).max()
 
@@ -64,13 +64,13 @@ def one_by_one(request, layouts, row):
 def test_the_best_is_that_of_brute_force(small):
     request, layouts = small.request, small.layouts
     times, memory = np.array([one_by_one(request, layouts, k) for k in range(len(layouts))]).T
-    np.testing.assert_allclose(small.known.memory_bytes, memory, rtol=1e-12)
+    np.testing.assert_allclose(small.estimates.memory_bytes, memory, rtol=1e-12)
     fits = memory <= H100.memory_available
     assert small.fitting == fits.sum() < small.enumerated == len(layouts)
     shortest = np.sort(times[fits])[: 1 + len(small.runners_up)]
     found = [one.step_time for one in (small.best, *small.runners_up)]
     np.testing.assert_allclose(found, shortest, rtol=1e-12)
-    assert (small.known.lower_bound <= times * (1 + 1e-9)).all()
+    assert (small.estimates.lower_bound <= times * (1 + 1e-9)).all()
     assert small.evaluated < small.fitting  # some were left out, and rightly so
     front = [
         not any(fits & (memory <= memory[k]) & (times < times[k] * (1 - 1e-12)))
@@ -84,8 +84,8 @@ def test_the_best_is_that_of_brute_force(small):
 
 
 def test_shares_of_the_step_are_of_one_whole(small):
-    best = np.array([np.nanargmin(small.known.step_time)])
-    shares = resource_shares_of(small.request, small.layouts.take(best))
+    best = np.array([np.nanargmin(small.estimates.step_time)])
+    shares = layout_resource_shares(small.request, small.layouts.take(best))
     np.testing.assert_allclose(shares.sum(axis=0), 1, atol=1e-3)
     assert small.best.bound_by == RESOURCES[shares.argmax()] == "host.launch"
 
@@ -105,14 +105,18 @@ def test_an_idea_is_all_but_the_split_of_layers_and_a_name_without_a_pipeline():
 
 
 def test_what_would_turn_best_and_runner_up_round_does_so(small):
-    assert small.reversals == ()  # nothing does: less bubble at the same costs
+    assert small.break_even_factors == ()  # nothing does: less bubble at the same costs
     best, other = small.best, small.runners_up[2]
-    rows = [int(np.nanargmin(abs(small.known.step_time - one.step_time))) for one in (best, other)]
-    found = reversals(small.request, small.layouts, np.array(rows))
+    rows = [
+        int(np.nanargmin(abs(small.estimates.step_time - one.step_time))) for one in (best, other)
+    ]
+    found = break_even_factors(small.request, small.layouts, np.array(rows))
     assert [each.number for each in found][:2] == ["host.launch", "compute.peak"]
     far = [abs(np.log(each.factor)) for each in found]
     assert far == sorted(far)
-    assert reversals(small.request, small.layouts, np.array(rows[::-1])) == ()  # it is not behind
+    assert (
+        break_even_factors(small.request, small.layouts, np.array(rows[::-1])) == ()
+    )  # it is not behind
     for number, factor, value in found:
         assert value == pytest.approx(factor * H100_NUMBERS[number])
         for share, is_turned in ((1, True), (0.999, False)):
@@ -164,17 +168,17 @@ def test_the_headroom_is_what_runs_left_that_were_made_to_fit():
 def test_bounds_are_never_above_the_makespan(case):
     assume(not case.table.updates_within)
     one = jax.tree.map(lambda leaf: np.asarray(leaf, float)[None], case.costs)
-    bound = lower_bounds(Pipe.of(case.table), one, np.array([case.table.num_microbatches]))
+    bound = lower_bounds(Pipe.from_table(case.table), one, np.array([case.table.num_microbatches]))
     assert bound[0] <= pj.evaluate(case.table, case.costs).makespan * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-h1"])
 def test_bounds_are_reached_without_messages(schedule):
     shape = ProgramShape(schedule, 4, 2 if schedule == "interleaved-1f1b" else 1)
-    table = table_of(shape, 16)
+    table = build_table(shape, 16)
     costs = pj.Costs(forward=1.0, backward=2.0)
     batch = jax.tree.map(lambda leaf: np.asarray(leaf, float)[None], costs)
-    bound = lower_bounds(Pipe.of(table), batch, np.array([16]))
+    bound = lower_bounds(Pipe.from_table(table), batch, np.array([16]))
     assert bound[0] == pj.evaluate(table, costs).makespan
 
 

@@ -297,7 +297,7 @@ def test_a_sweep_takes_the_parts_of_experts():
 
 def test_a_plan_searches_whole_and_cut_experts():
     from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts
-    from pipejax.sweep.plan.search import workload_of
+    from pipejax.sweep.plan.search import layout_workload
 
     request = PlanRequest(MIXTRAL, pj.load_system("h100"), 16, 16, choices={"tensor": (4,)})
     found = enumerate_layouts(request)
@@ -306,6 +306,6 @@ def test_a_plan_searches_whole_and_cut_experts():
     assert ((16 // found.pipeline) % (found.expert * found.expert_tensor) == 0).all()
     for parts, chosen in ((4, 0), (1, 1)):
         place = int(np.flatnonzero(found.expert_tensor == parts)[0])
-        assert workload_of(request, found, place).expert_tensor_parallel == chosen
+        assert layout_workload(request, found, place).expert_tensor_parallel == chosen
     asked = dataclasses.replace(request, choices={"tensor": (4,), "expert_tensor": (2,)})
     assert {*enumerate_layouts(asked).expert_tensor.tolist()} == {2}

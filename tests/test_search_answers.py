@@ -13,7 +13,7 @@ from daily import daily
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import lower_bound
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.problem import build_problem
 
 KINDS = (
     ("1f1b", 3, 4, {}),
@@ -121,9 +121,9 @@ def test_more_memory_than_all_activations_take_is_the_same_problem(sizes, offloa
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, offload=1.0, transfer=0.5)
     every = 8 * np.broadcast_to(sizes, 4)
     asked = [every, every * 1.01, every.max(), 1e30, every * [1, 2, 1e9, 1]]
-    same = [pose(table, costs, limit, sizes, offload=offload) for limit in asked]
+    same = [build_problem(table, costs, limit, sizes, offload=offload) for limit in asked]
     assert {problem.key for problem in same} == {same[0].key}
-    less = pose(table, costs, 0.99 * every, sizes, offload=offload)
+    less = build_problem(table, costs, 0.99 * every, sizes, offload=offload)
     assert less.key != same[0].key
     assert lower_bound(less).value >= lower_bound(same[0]).value
     assert (less.limits < less.sizes * 8).all()

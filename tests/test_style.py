@@ -69,7 +69,7 @@ def test_phases_and_shades_of_pipes_are_told_apart(seen_by):
 
 @pytest.mark.parametrize("name", ["braid", "vocabulary", "mixed"])
 def test_kinds_of_a_table_are_told_apart_in_grey_from_all_that_it_has(name):
-    looks = palette.looks_of(of_grammar(name)[0].used_phases)
+    looks = palette.phase_looks(of_grammar(name)[0].used_phases)
     ladder = sorted(lab(look.fill)[0] for look in looks.values())
     assert min(np.diff(ladder)) >= LEAST_LIGHTNESS
     for look in looks.values():
@@ -79,7 +79,7 @@ def test_kinds_of_a_table_are_told_apart_in_grey_from_all_that_it_has(name):
 @pytest.mark.parametrize("count", [1, 8, 40])
 def test_any_number_of_kinds_has_colours(count):
     kinds = {f"K{chr(65 + k // 26)}{chr(65 + k % 26)}": OpKind("x", "x") for k in range(count)}
-    looks = palette.looks_of(Grammar(kinds=kinds).own)
+    looks = palette.phase_looks(Grammar(kinds=kinds).own)
     assert len({look.fill for look in looks.values()}) == count
     light = [lab(look.fill)[0] for look in looks.values()]
     assert light == sorted(light, reverse=True)  # in their order

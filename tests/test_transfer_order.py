@@ -201,7 +201,7 @@ def test_waits_that_would_hold_up_the_end_of_a_step_are_left_out():
 def test_greedy_orders_are_legal_from_either_end(case, data, urgency):
     links = data.draw(links_of(case.table))
     graph = transfer_graph(case.table, case.costs, links)
-    times, waits = heads_and_tails(graph), WaitsFor.of(graph.preds)
+    times, waits = heads_and_tails(graph), WaitsFor.from_preds(graph.preds)
     forth, forth_end = priority_order(graph, waits, times.tail, urgency)
     back, back_end = priority_order(graph, waits.turned, times.head, urgency)
     runs = [

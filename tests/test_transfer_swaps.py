@@ -22,14 +22,14 @@ TABLE = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8
 
 def begun(table, costs, queues, seed=0):
     graph = transfer_graph(table, costs, pj.Links("rendezvous", queues))
-    waits = WaitsFor.of(graph.preds)
+    waits = WaitsFor.from_preds(graph.preds)
     order, _ = priority_order(graph, waits, heads_and_tails(graph).tail, 0.2)
     return graph, order, SwapSearch(graph, order, np.random.default_rng(seed))
 
 
 def through_node(search, node):
     """The longest path through a node, of what a search keeps up to date."""
-    return search._ahead.finish[node] + search._behind.finish[-node] - search._duration[node]
+    return search._ahead.finish[node] + search._backward.finish[-node] - search._duration[node]
 
 
 def check_times(graph, search):

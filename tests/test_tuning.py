@@ -74,7 +74,9 @@ SLOW_CHIMERA = pytest.param("chimera", marks=pytest.mark.slow)
 def test_a_relaxation_takes_only_numbers_of_microbatches_that_exist(schedule, counts):
     family = family_of(schedule)
     assert family.few_microbatches == counts
-    problem = TuningProblem.of(family, dataclasses.replace(WORKLOAD, minibatch=16), SYSTEM)
+    problem = TuningProblem.from_workload(
+        family, dataclasses.replace(WORKLOAD, minibatch=16), SYSTEM
+    )
     assert len(problem.pair.assigned.layers) == family.table(counts[0]).num_stages
 
 
@@ -99,11 +101,11 @@ def relaxed_size(problem):
 def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     """In the affine regime, from M = P on where messages are short: to rounding."""
     workload = dataclasses.replace(WORKLOAD, minibatch=192)
-    problem = TuningProblem.of(family_of(schedule), workload, SYSTEM)
+    problem = TuningProblem.from_workload(family_of(schedule), workload, SYSTEM)
     plain = plain_settings(JointProblem(problem, ("size",)))
     plain = plain.at((192 // plain.size) % 4 == 0)
     assert len(plain.size) > 7
-    free = problem.given(len(plain.size), limited=False)
+    free = problem.inputs(len(plain.size), limited=False)
     found = relaxed_size(problem).evaluate(np.log(plain.size)[:, None], free)
     exact = JointProblem(problem, ("size",)).exact(plain)
     np.testing.assert_allclose(found, exact, rtol=1e-6)
@@ -111,14 +113,14 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
 
 @pytest.mark.parametrize("capacity", daily([300.0, 30.0], of=2))  # short of memory, and not
 def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
-    problem = TuningProblem.of(family_of("1f1b"), WORKLOAD, with_memory(capacity))
+    problem = TuningProblem.from_workload(family_of("1f1b"), WORKLOAD, with_memory(capacity))
     at, step = np.log([[1.3], [4.7], [21.0]]), 1e-6
-    objective, given = relaxed_size(problem), problem.given(3)
+    objective, given = relaxed_size(problem), problem.inputs(3)
     values, gradient = objective.value_and_grad(at, given)
     up, down = (objective.evaluate(at + sign * step, given)[0] for sign in (1, -1))
     np.testing.assert_allclose(gradient[:, 0], (up - down) / (2 * step), rtol=1e-5)
     np.testing.assert_allclose(values, objective.evaluate(at, given)[0])
-    free, need = objective.evaluate(at, problem.given(3, limited=False))
+    free, need = objective.evaluate(at, problem.inputs(3, limited=False))
     assert np.array_equal(free < np.asarray(values), need > capacity * 1e9)
     assert (capacity > 100) == np.all(need < capacity * 1e9)
 
@@ -126,19 +128,19 @@ def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
 def test_few_configurations_have_on_the_host_what_is_compiled(monkeypatch):
     """Values and memory, in a relaxation of all that can be tuned."""
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
-    problem = TuningProblem.of(family_of("1f1b"), workload, with_memory(40.0))
+    problem = TuningProblem.from_workload(family_of("1f1b"), workload, with_memory(40.0))
     objective = problem.objective(Jointly(tuple(PARTS)), *problem.family.few_microbatches)
     at = np.random.default_rng(0).normal(1, 0.2, (3, 1 + 4 + 4))
     with jax.enable_x64(True):
-        host = objective.evaluate(at, problem.given(3))
+        host = objective.evaluate(at, problem.inputs(3))
         monkeypatch.setattr(step_time_objective, "FEW", 0)
-        compiled = objective.evaluate(at, problem.given(3))
+        compiled = objective.evaluate(at, problem.inputs(3))
     np.testing.assert_allclose(host, compiled, rtol=1e-9, atol=1e-12)
 
 
 def tuned_size(family, workload, system, **options):
     """The best size, of all."""
-    problem = TuningProblem.of(family, workload, system, **options)
+    problem = TuningProblem.from_workload(family, workload, system, **options)
     return search_jointly(JointProblem(problem, ("size",)))
 
 
@@ -206,7 +208,9 @@ FEW = dataclasses.replace(pj.load_model("llama3-70b"), layers=10)
 def few_layers(schedule="1f1b", **changes):
     """A model of few layers with a large head."""
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
-    return TuningProblem.of(family_of(schedule), workload, dataclasses.replace(SYSTEM, **changes))
+    return TuningProblem.from_workload(
+        family_of(schedule), workload, dataclasses.replace(SYSTEM, **changes)
+    )
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ Room = tuple[float, float]  # of a number: for each digit [s], and its height in
 
 
 class Lane(NamedTuple):
-    """Where bars stand in a row, relative to its middle."""
+    """Vertical range of bars in a row, relative to its middle."""
 
     top: float
     height: float
@@ -48,11 +48,11 @@ class DrawnOp(NamedTuple):
     depth: float = 0.0  # how deep the colour of its phase is, from 0 to 1
 
 
-def lanes_below(drawn: Sequence[Bar], *, transfers: bool = False) -> list[str]:
-    """List what stands below the ops of a row: lanes beside compute, in the order of phases."""
-    used = phases_of([bar for bar in drawn if bar.worker != NO_WORKER])
-    beside = [phase.kind.lane for phase in used if phase.kind.lane != COMPUTING]
-    return [*dict.fromkeys(beside), *[TRANSFERS] * transfers]
+def lanes_below(shown_bars: Sequence[Bar], *, transfers: bool = False) -> list[str]:
+    """List the lanes below the ops of a row, in the order of phases."""
+    used = phases_of([bar for bar in shown_bars if bar.worker != NO_WORKER])
+    lanes = [phase.kind.lane for phase in used if phase.kind.lane != COMPUTING]
+    return [*dict.fromkeys(lanes), *([TRANSFERS] if transfers else [])]
 
 
 def row_height(below: Sequence[str]) -> float:
@@ -68,12 +68,12 @@ def share_row(below: Sequence[str]) -> dict[str, Lane]:
         ((first + k * pitch + _GAP) / row - 0.5, (pitch - _GAP) / row) for k in range(len(below))
     ]
     ops = Lane((1 - _HEIGHT) / 2 * _ROW / row - 0.5, _HEIGHT * _ROW / row)
-    return {COMPUTING: ops} | {name: Lane(*each) for name, each in zip(below, lanes, strict=True)}
+    return {COMPUTING: ops} | {name: Lane(*place) for name, place in zip(below, lanes, strict=True)}
 
 
 def draw_bars(
     axes: Axes,
-    drawn: Sequence[Bar],
+    shown_bars: Sequence[Bar],
     *,
     workers: int,
     until: float,
@@ -89,7 +89,7 @@ def draw_bars(
 
     Args:
       axes: to draw on.
-      drawn: the ops.
+      shown_bars: the ops.
       workers: number of rows.
       until: end of what is seen [s].
       since: its start [s].
@@ -100,12 +100,12 @@ def draw_bars(
     """
     axes.set_xlim(since, until if until > since else since + 1)
     labels = [f"worker {worker}" for worker in range(workers)]
-    has_collectives = any(bar.worker == NO_WORKER for bar in drawn)
-    style.name_rows(axes, labels + ["all-reduce"] * has_collectives)
-    seen = [bar for bar in drawn if bar.start < until and bar.finish > since]
-    seen = seen if seen or not drawn else list(drawn)  # of a run that takes no time
-    lanes = share_row(lanes_below(drawn, transfers=bool(transfers)))
-    looks = palette.looks_of(phases_of(drawn)) if looks is None else looks
+    has_collectives = any(bar.worker == NO_WORKER for bar in shown_bars)
+    style.name_rows(axes, [*labels, "all-reduce"] if has_collectives else labels)
+    seen = [bar for bar in shown_bars if bar.start < until and bar.finish > since]
+    seen = seen if seen or not shown_bars else list(shown_bars)  # of a run that takes no time
+    lanes = share_row(lanes_below(shown_bars, transfers=bool(transfers)))
+    looks = palette.phase_looks(phases_of(shown_bars)) if looks is None else looks
     parts = [part for bar in seen for part in _parts(bar, workers, lanes)]
     if len(depth):  # what is of no stage has the colour of the last ones
         shades = dict(enumerate(depth))
@@ -137,25 +137,23 @@ def draw_bars(
 
 
 def _place(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> tuple[float, float]:
-    """Where a bar is drawn, and how high it is [rows]; an all-reduce has a row of its own."""
+    """Return the top of a bar and its height [rows]; an all-reduce has a row of its own."""
     if bar.worker == NO_WORKER:
         return workers + lanes[COMPUTING].top, lanes[COMPUTING].height
     return bar.worker + lanes[bar.lane].top, lanes[bar.lane].height
 
 
 def _parts(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnOp]:
-    """Where the ops of a bar are drawn."""
     top, whole = _place(bar, workers, lanes)
     height = whole / len(bar.ops)
-    each = [bar._replace(ops=(op,)) for op in bar.ops]
+    single_ops = [bar._replace(ops=(op,)) for op in bar.ops]
     return [
-        DrawnOp(one.ops[0], one.number, bar.start, bar.finish, top + k * height, height)
-        for k, one in enumerate(each)
+        DrawnOp(single.ops[0], single.number, bar.start, bar.finish, top + k * height, height)
+        for k, single in enumerate(single_ops)
     ]
 
 
 def _corners(parts: Iterable[DrawnOp]) -> Any:
-    """Corners of rectangles (parts, 4, 2)."""
     box = np.array([(p.start, p.finish, p.top, p.top + p.height) for p in parts]).reshape(-1, 4)
     return np.stack([box[:, [0, 2]], box[:, [1, 2]], box[:, [1, 3]], box[:, [0, 3]]], axis=1)
 
@@ -172,11 +170,11 @@ def _draw_group(
     is_hatched: bool,
     shapes: dict[str, Any],
 ) -> None:
-    drawn = style.rectangle(look, group[0].depth)
-    strokes = drawn.pop("hatch", None)
+    patch_style = style.rectangle(look, group[0].depth)
+    strokes = patch_style.pop("hatch", None)
     corners = _corners(group)
     widths = _widths(axes, group, _EDGE)
-    axes.add_collection(PolyCollection(corners, linewidths=widths, **drawn, **shapes))
+    axes.add_collection(PolyCollection(corners, linewidths=widths, **patch_style, **shapes))
     if strokes or is_hatched:
         over: dict[str, Any] = {
             "facecolor": "none",
@@ -194,19 +192,19 @@ def _outline(axes: Axes, parts: Sequence[DrawnOp], colour: str, widest: float, *
         axes.add_collection(PolyCollection(_corners(parts), linewidths=widths, **frame))
 
 
-def bar_entries(drawn: Sequence[Bar], hatched: str = "", deep: str = "") -> list[Patch | Line2D]:
-    """List what the colours, strokes and frames of ops mean.
+def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[Patch | Line2D]:
+    """List the legend entries for colours, strokes and frames of ops.
 
     `hatched` names what strokes mean, and `deep` what a deeper colour of a phase does.
     """
-    used = phases_of(drawn)
-    looks = palette.looks_of(used)
+    used = phases_of(bars)
+    looks = palette.phase_looks(used)
     entries: list[Patch | Line2D] = [
         Patch(**style.rectangle(looks[phase.name]), label=looks[phase.name].name) for phase in used
     ]
     if deep:
         entries.append(Patch(**style.rectangle(looks[used[0].name], 1.0), label=deep))
-    if below := lanes_below(drawn):
+    if below := lanes_below(bars):
         named = f"thin rows: {', '.join(below)}"
         entries.append(Line2D([], [], linestyle="none", label=named))
     if hatched:
@@ -219,7 +217,7 @@ def bar_entries(drawn: Sequence[Bar], hatched: str = "", deep: str = "") -> list
                 label=hatched,
             )
         )
-    if any(bar.is_critical for bar in drawn):
+    if any(bar.is_critical for bar in bars):
         frame = Patch(facecolor="none", edgecolor=palette.CRITICAL, label="critical path")
         entries.append(frame)
     entries.append(Line2D([], [], color=palette.IDLE, linewidth=0.5, label="idle"))
@@ -234,7 +232,7 @@ LIMIT: Mapping[str, Any] = {"color": palette.VERMILION, "linewidth": 0.8, "lines
 
 
 class Curves(NamedTuple):
-    """What is drawn of an activation memory.
+    """Curves of an activation memory, with their limits and units.
 
     Attributes:
       memory: the steps and peaks.
@@ -256,8 +254,8 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
     """
     memory = curves.memory
     shared = [] if curves.limit is None else [curves.limit]
-    limits = [np.broadcast_to(each, memory.peak.shape) for each in shared]
-    largest = max(each.max() for each in (memory.peak, *limits)) or 1
+    limits = [np.broadcast_to(limit, memory.peak.shape) for limit in shared]
+    largest = max(peaks.max() for peaks in (memory.peak, *limits)) or 1
     for worker, (peak, at) in enumerate(zip(memory.peak, memory.peak_at, strict=True)):
         time, held = memory.curve(worker)
         base = worker + 0.5
@@ -295,17 +293,17 @@ class _Number(Text):
         middle = sum(ends) / 2, part.top + part.height / 2
         super().__init__(*middle, part.number, ha="center", va="center", **look)
         self._digit, self._height = room
-        self._of = axes
+        self._axes = axes
         self.set_transform(axes.transData)
         self.set_in_layout(False)
 
     def get_visible(self) -> bool:
-        """Whether the row's numbers fit as the axes are now."""
-        axes, size = self._of, float(self.get_fontsize())
+        """Return whether the numbers of the row fit the axes at their present size."""
+        axes, size = self._axes, float(self.get_fontsize())
         box, limits = axes.bbox, (axes.get_xlim(), axes.get_ylim())
-        (left, right), (low, high) = limits
+        (start, end), (low, high) = limits
         points = 72 / axes.figure.dpi
-        width = self._digit / abs(right - left) * box.width * points
+        width = self._digit / abs(end - start) * box.width * points
         height = self._height / abs(high - low) * box.height * points
         return bool(super().get_visible() and width >= _DIGIT * size and height >= 0.8 * size)
 
@@ -316,7 +314,7 @@ def _draw_numbers(
     looks: Mapping[str, palette.Look],
     hatched: Collection[Op],
 ) -> None:
-    """Write microbatch numbers, in the middle of what is seen of an op."""
+    """Write microbatch numbers in the middle of the visible part of each op."""
     since, until = axes.get_xlim()
     size = style.small()
     numbered = [part for part in parts if part.number]

@@ -1,4 +1,4 @@
-"""What runs are, in words: headlines and captions, for pictures and the terminal alike."""
+"""Headlines and captions of runs, for pictures and the terminal alike."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,8 +30,8 @@ class TimeUnit(NamedTuple):
         return f"{time / self.seconds:.5g} {self.name}"
 
 
-def unit_of(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit:
-    """Return the unit that is asked for, or else that in which the longest run is read best."""
+def choose_unit(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit:
+    """Return the requested unit, or the most readable one for the longest run."""
     if unit is None:
         return TimeUnit(*time_unit(max(run.makespan for run in runs)))
     name = one_of(unit, (*TIME_UNITS, SLOTS), "unit")
@@ -40,12 +40,12 @@ def unit_of(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit:
 
 def named(runs: Iterable[tuple[str, Run]]) -> dict[str, Run]:
     """Give every run a name of its own: its schedule, numbered where that stands twice."""
-    found: dict[str, Run] = {}
+    runs_by_name: dict[str, Run] = {}
     seen = Counter[str]()
     for name, run in runs:
         seen[name] += 1
-        found[f"{name} ({seen[name]})" if seen[name] > 1 else name] = run
-    return found
+        runs_by_name[f"{name} ({seen[name]})" if seen[name] > 1 else name] = run
+    return runs_by_name
 
 
 def headlines(name: str, run: Evaluation, unit: TimeUnit) -> list[str]:
@@ -64,12 +64,12 @@ def caption_of_runs(
 ) -> str:
     """Say in a caption what is drawn: what runs share is said once."""
     facts = [_facts(run, unit) for run in runs.values()]
-    shared = [fact for fact in facts[0] if len(runs) > 1 and all(fact in each for each in facts)]
-    sentences = [", ".join([setting] * bool(setting) + shared)]
-    for (name, run), given in zip(runs.items(), facts, strict=True):
-        own = [fact for fact in given if fact not in shared]
-        own += [f"makespan {unit.text(run.makespan)}", f"bubble ratio {run.bubble_ratio:.4g}"]
-        sentences.append(f"{name}: {', '.join(own)}")
+    shared = [fact for fact in facts[0] if len(runs) > 1 and all(fact in other for other in facts)]
+    sentences = [", ".join([setting, *shared] if setting else shared)]
+    for (name, run), run_facts in zip(runs.items(), facts, strict=True):
+        details = [fact for fact in run_facts if fact not in shared]
+        details += [f"makespan {unit.text(run.makespan)}", f"bubble ratio {run.bubble_ratio:.4g}"]
+        sentences.append(f"{name}: {', '.join(details)}")
     if window is not None:
         low, high = (f"{time / unit.seconds:.5g}" for time in window)
         sentences.append(f"Shown: {low} to {high} {unit.name}")
@@ -77,16 +77,15 @@ def caption_of_runs(
 
 
 def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
-    """What was given: sizes, times, links."""
     costs = run.costs
     used = [phase for phase in run.table.used_phases if phase.kind.time]
     times = [f"{k.name} {text}" for k in used if (text := _range(costs.time(k), unit))]
-    given = [phase for phase in _FREE if np.any(costs.time(phase))]
-    free = [f"{phase.name} {_range(costs.time(phase), unit)}" for phase in given]
+    free_phases = [phase for phase in _FREE if np.any(costs.time(phase))]
+    free = [f"{phase.name} {_range(costs.time(phase), unit)}" for phase in free_phases]
     pair = [] if costs.pair is None else [f"fused pair {_range(costs.pair, unit)}"]
     if costs.pair_factor is not None and run.table.is_fused.any():
-        least, most = np.min(costs.pair_factor), np.max(costs.pair_factor)
-        factor = f"{least:g}" if least == most else f"({least:g} to {most:g})"
+        least, largest = np.min(costs.pair_factor), np.max(costs.pair_factor)
+        factor = f"{least:g}" if least == largest else f"({least:g} to {largest:g})"
         pair = [f"fused pair max(F, B) + {factor} min(F, B)"]
     sent = [
         f"{name} {_range(cost, unit)}"
@@ -104,7 +103,7 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
 
 
 def _range(cost: Any, unit: TimeUnit) -> str:
-    """Write a cost: one number, or the least and the largest of those that differ."""
+    """Write a cost: one number, or the smallest and the largest."""
     if cost is None:
         return ""
     values = np.asarray(cost, float)
@@ -117,11 +116,14 @@ def _range(cost: Any, unit: TimeUnit) -> str:
 
 
 def _links(links: Any) -> str:
-    """Name the link model, with what is not as it always is."""
-    more = [f"{links.queues} queues"] * (links.queues != "worker")
-    more += [f"{links.posting} posting"] * (links.posting != "early")
-    more += [format_pair_links(links.named_pairs)] * bool(links.pair_links)
-    more += [f"buffered below {links.eager_below:g} s"] * bool(links.eager_below)
-    more += ["shared links"] * bool(links.shared_links)
-    more += ["shared host links"] * bool(links.host_links)
-    return f"{links.model} links" + (f" ({', '.join(more)})" if more else "")
+    """Name the link model, with the settings that are not the defaults."""
+    settings = {
+        f"{links.queues} queues": links.queues != "worker",
+        f"{links.posting} posting": links.posting != "early",
+        format_pair_links(links.named_pairs): links.pair_links,
+        f"buffered below {links.eager_below:g} s": links.eager_below,
+        "shared links": links.shared_links,
+        "shared host links": links.host_links,
+    }
+    changed = ", ".join(text for text, is_changed in settings.items() if is_changed)
+    return f"{links.model} links ({changed})" if changed else f"{links.model} links"

@@ -57,12 +57,12 @@ def _draw_placement(
     for level in range(int(placed.level.max())):
         for group in np.unique((placed.level <= level).argmax(axis=1)).tolist():
             _frame(axes, at[placed.level[group] <= level], level)
-    for (one, other), count in _pairs(placed).items():
-        left, right = sorted((at[seats[one]], at[seats[other]]))
-        rise = 0.25 + RISE * (right - left)
+    for (first, second), count in _pairs(placed).items():
+        start, end = sorted((at[seats[first]], at[seats[second]]))
+        rise = 0.25 + RISE * (end - start)
         top = max(top, 0.3 + rise)
-        bend = [(left, 0.3), ((left + right) / 2, 0.3 + 2 * rise), (right, 0.3)]
-        level = int(placed.level[seats[one], seats[other]])
+        bend = [(start, 0.3), ((start + end) / 2, 0.3 + 2 * rise), (end, 0.3)]
+        level = int(placed.level[seats[first], seats[second]])
         arc = PathPatch(
             Path(bend, [Path.MOVETO, Path.CURVE3, Path.CURVE3]),
             fill=False,
@@ -98,7 +98,6 @@ def _frame(axes: Axes, at: NumpyArray, level: int) -> None:
 
 
 def _pairs(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
-    """How many stage boundaries lie between two workers, by pair."""
     placement = placed.table.placement
     ends = np.sort(np.stack([placement[:, :-1].ravel(), placement[:, 1:].ravel()]), axis=0)
     pairs, counts = np.unique(ends[:, ends[0] != ends[1]], axis=1, return_counts=True)
@@ -248,7 +247,7 @@ WORK = ("model.", "microbatch_size")  # what is computed; all else is what it is
 def draw_tornado(
     axes: Axes, step_time: float, swings: Mapping[str, tuple[float | None, float | None]]
 ) -> None:
-    """Draw one bar per parameter from the step time with less of it to that with more.
+    """Draw a bar per parameter between the step times with less and with more of it.
 
     Those of the machine stand above those of the work, in each the largest swing on top. An end
     that is None has no bar; where both lengthen or both shorten the step, one lies over the other.
@@ -297,7 +296,7 @@ def draw_tornado(
 
 
 def tornado_entries(factors: tuple[float, float]) -> list[Patch]:
-    """Return what the two colours mean."""
+    """Return the legend entries of the two colours."""
     return [
         Patch(color=colour, label=f"parameter x {factor:g}")
         for colour, factor in zip(SWING_COLOURS, factors, strict=True)

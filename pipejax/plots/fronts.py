@@ -27,7 +27,7 @@ def draw_plan(
     best: int,
     capacity: float,
 ) -> None:
-    """Draw layouts as points: grey where only a bound is known, by schedule where it is exact."""
+    """Draw layouts as points: grey for bounds, coloured by schedule for exact times."""
     memory, exact = np.asarray(columns["memory_bytes"]) / 1e9, np.asarray(columns["step_time"])
     bound, is_known = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
     least = float(np.nanmin(exact))
@@ -93,14 +93,14 @@ def _draw_exact(
     shown: NumpyArray,
     apart: NumpyArray,
 ) -> None:
-    """Draw layouts whose step is known, by schedule; those that are ranked apart are hollow."""
+    """Draw evaluated layouts by schedule; layouts ranked apart are hollow."""
     for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
-        own = shown & (names == name)
-        if own.any():
+        chosen = shown & (names == name)
+        if chosen.any():
             look: dict[str, Any] = {"color": colour, "markersize": 3, "zorder": 2}
-            axes.plot(memory[own & ~apart], exact[own & ~apart], marker, label=name, **look)
+            axes.plot(memory[chosen & ~apart], exact[chosen & ~apart], marker, label=name, **look)
             look |= {"markerfacecolor": palette.WHITE, "markeredgewidth": 0.6}
-            axes.plot(memory[own & apart], exact[own & apart], marker, **look)
+            axes.plot(memory[chosen & apart], exact[chosen & apart], marker, **look)
     if np.any(shown & apart):
         hollow: dict[str, Any] = {"color": palette.BLACK, "markerfacecolor": palette.WHITE}
         axes.plot([], [], "o", markersize=3, label="ranked apart: extrapolated", **hollow)
@@ -118,7 +118,7 @@ def _label(columns: Mapping[str, Any], place: int) -> str:
         "microbatch_size": "b",
     }
     shown = (f"{letter}{int(columns[name][place])}" for name, letter in letters.items())
-    return " ".join(each for each in shown if each not in ("c1", "e1", "v1"))
+    return " ".join(part for part in shown if part not in ("c1", "e1", "v1"))
 
 
 # Points of a sweep in two of their measures.
@@ -132,7 +132,7 @@ APART = 0.03  # of the picture, between two points that are named
 
 
 class Shown(NamedTuple):
-    """What is drawn along one side."""
+    """Values along one side of a picture."""
 
     label: str  # is written along it, with the unit
     values: NumpyArray  # (points) in that unit
@@ -164,8 +164,8 @@ def draw_results(
     if len(groups) > len(COLOURS):
         groups = {"points": among}
     looks = [(palette.GREY, "o")] if len(groups) == 1 else zip(COLOURS, MARKERS, strict=True)
-    for (name, own), (colour, marker) in zip(groups.items(), looks, strict=False):
-        axes.plot(x[own], y[own], marker=marker, color=colour, label=name, **plain)
+    for (name, is_member), (colour, marker) in zip(groups.items(), looks, strict=False):
+        axes.plot(x[is_member], y[is_member], marker=marker, color=colour, label=name, **plain)
     if len(best):
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
         axes.plot(x[best], y[best], "o", markersize=7, label="best", zorder=3, **ring)
@@ -200,7 +200,6 @@ def _scale(
 
 
 def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:
-    """Ends of an axis around values."""
     low, high = float(values.min()), float(values.max())
     if scale == "log":
         more = (high / low) ** 0.05
@@ -242,14 +241,14 @@ def _name_front(
     right, up = (1 if side.more_is_better else -1 for side in sides)
     to_axes = axes.transData + axes.transAxes.inverted()
     at = to_axes.transform(np.column_stack([x, y]))
-    kept = [0]
+    named = [0]
     for k in range(1, len(at)):
-        if np.hypot(*(at[k] - at[kept[-1]])) > APART:
-            kept.append(k)
-    if len(kept) > MOST_NAMED:
-        kept = [kept[k] for k in np.linspace(0, len(kept) - 1, MOST_NAMED).round().astype(int)]
+        if np.hypot(*(at[k] - at[named[-1]])) > APART:
+            named.append(k)
+    if len(named) > MOST_NAMED:
+        named = [named[k] for k in np.linspace(0, len(named) - 1, MOST_NAMED).round().astype(int)]
     handles = []
-    for number, k in enumerate(kept, start=1):
+    for number, k in enumerate(named, start=1):
         axes.annotate(
             str(number),
             (x[k], y[k]),
@@ -262,6 +261,6 @@ def _name_front(
         )
         look: Any = {"color": palette.BLACK, "linestyle": "", "marker": f"${number}$"}
         handles.append(Line2D([], [], markersize=4, markeredgewidth=0.3, **look))
-    texts = [names[k] for k in kept]
+    texts = [names[k] for k in named]
     figure: Any = axes.figure
     style.legend(figure, "lower left", (handles, texts), title=what, columns=1)

@@ -41,50 +41,50 @@ class RecordedStep(NamedTuple):
     label: Sequence[str]  # (ops) name of each
     start: Float[NumpyArray, " ops"]  # (ops) as recorded [s]
     replayed: Float[NumpyArray, " ops"]  # (ops) start in the replay [s]
-    lasts: Float[NumpyArray, " ops"]  # (ops) how long each took [s]
+    durations: Float[NumpyArray, " ops"]  # (ops) how long each took [s]
 
 
 def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> Figure:
     """Draw maps one below the other with one scale, and a step below them with its own."""
     paper = style.Paper()
-    heights = [_TITLE + _ROW * len(one.rows) for one in maps]
+    heights = [_TITLE + _ROW * len(heat_map.rows) for heat_map in maps]
     if step is not None:
         heights.append(_TITLE + _STEP_ROW * (int(step.worker.max()) + 1))
     high = sum(heights) * min(1.0, _HIGHEST / sum(heights)) + 0.3
     with mpl.rc_context(paper.settings()):
         picture = style.Picture(paper, high)
-        every = picture.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+        all_axes = picture.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
         # the room of bars is taken before cells are measured
         scales = [
-            _add_scale(picture, every[group].tolist(), [maps[k] for k in group])
+            _add_scale(picture, all_axes[group].tolist(), [maps[k] for k in group])
             for group in _alike(maps)
         ]
         if step is not None:
             late = step.start - step.replayed
             late_scale, late_unit = _scale(late, "ms")
             label = f"starts later [{late_unit[1]}]"
-            _add_bar(picture, [every[-1]], late_scale, label, late_unit[0])
+            _add_bar(picture, [all_axes[-1]], late_scale, label, late_unit[0])
         picture.draw_without_rendering()
         for group, scale in zip(_alike(maps), scales, strict=True):
             for k in group:
-                _draw_map(every[k], maps[k], *scale)
+                _draw_map(all_axes[k], maps[k], *scale)
         if step is not None:
-            _draw_step(every[-1], step, late_scale)
+            _draw_step(all_axes[-1], step, late_scale)
     return picture
 
 
 def _alike(maps: Sequence[HeatMap]) -> list[list[int]]:
     """Positions of maps that share a scale: all of them, or each alone."""
-    largest = [float(np.nanmax(np.abs(one.seconds), initial=0.0)) for one in maps]
-    every = [*range(len(maps))]
-    return [every] if max(largest) <= _ALIKE * min(largest) else [[k] for k in every]
+    largest = [float(np.nanmax(np.abs(heat_map.seconds), initial=0.0)) for heat_map in maps]
+    positions = [*range(len(maps))]
+    return [positions] if max(largest) <= _ALIKE * min(largest) else [[k] for k in positions]
 
 
 def _add_scale(
     picture: Figure, axes: list[Axes], maps: Sequence[HeatMap]
 ) -> tuple[ScalarMappable, float]:
     """Draw the scale of maps beside them; return it with the seconds of its unit."""
-    scale, (seconds, name) = _scale(np.concatenate([one.seconds.ravel() for one in maps]))
+    scale, (seconds, name) = _scale(np.concatenate([heat_map.seconds.ravel() for heat_map in maps]))
     _add_bar(picture, axes, scale, f"of the step [{name}]", seconds)
     return scale, seconds
 
@@ -92,11 +92,11 @@ def _add_scale(
 def _scale(
     seconds: Float[NumpyArray, " some"], unit: str = ""
 ) -> tuple[ScalarMappable, tuple[float, str]]:
-    """Colours from the least, 0 at most, to the largest, and the unit in which it is read."""
+    """Return a colour scale from at most 0 to the largest value, and its unit."""
     low, high = np.nanmin(seconds, initial=0.0), np.nanmax(seconds, initial=0.0)
     norm = Normalize(float(low), float(high) or 1e-9)
-    found = (1e-3, unit) if unit == "ms" else time_unit(float(max(high, -low)))
-    return ScalarMappable(norm, COLOURS), found
+    unit_scale = (1e-3, unit) if unit == "ms" else time_unit(float(max(high, -low)))
+    return ScalarMappable(norm, COLOURS), unit_scale
 
 
 def _add_bar(
@@ -109,32 +109,32 @@ def _add_bar(
     bar.outline.set_visible(False)
 
 
-def _draw_map(axes: Axes, one: HeatMap, scale: ScalarMappable, unit: float) -> None:
+def _draw_map(axes: Axes, cells: HeatMap, scale: ScalarMappable, unit: float) -> None:
     """Draw the cells of a map, with their numbers where they have room."""
-    rows, columns = one.seconds.shape
+    rows, columns = cells.seconds.shape
     axes.pcolormesh(
         np.arange(columns + 1) - 0.5,
         np.arange(rows + 1) - 0.5,
-        one.seconds,
+        cells.seconds,
         norm=Normalize(*scale.get_clim()),
         cmap=COLOURS,
         edgecolors="face",  # without it viewers show gaps between the cells
         linewidth=0.2,
-        rasterized=one.seconds.size > _MOST_CELLS,
+        rasterized=cells.seconds.size > _MOST_CELLS,
     )
-    style.name_rows(axes, one.rows)
+    style.name_rows(axes, cells.rows)
     width = axes.bbox.width * 72 / axes.figure.dpi / columns  # of a cell [point]
-    step = max(1, -int(-style.LETTER * style.small() * (max(map(len, one.columns)) + 1) // width))
-    axes.set_xticks(range(0, columns, step), one.columns[::step])
-    axes.set(xlabel=one.across, xlim=(-0.5, columns - 0.5))
+    step = max(1, -int(-style.LETTER * style.small() * (max(map(len, cells.columns)) + 1) // width))
+    axes.set_xticks(range(0, columns, step), cells.columns[::step])
+    axes.set(xlabel=cells.across, xlim=(-0.5, columns - 0.5))
     axes.tick_params(axis="x", length=0)
     axes.spines["bottom"].set_visible(False)
-    axes.set_title(one.title, loc="left")
+    axes.set_title(cells.title, loc="left")
     high = axes.bbox.height * 72 / axes.figure.dpi / rows
-    texts = _numbers(one.seconds / unit)
+    texts = _numbers(cells.seconds / unit)
     if width > _room([max(texts.values(), key=len, default="")])[0] and high >= style.small():
         for (row, column), text in texts.items():
-            _write(axes, column, row, text, scale, one.seconds[row, column])
+            _write(axes, column, row, text, scale, cells.seconds[row, column])
 
 
 def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], str]:
@@ -142,8 +142,8 @@ def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], 
     largest = float(np.nanmax(np.abs(cells), initial=0.0))
     places = max(0, 2 - int(np.floor(np.log10(largest or 1.0))))
     rounded = np.round(cells, places) + 0.0  # no negative zero
-    known = np.isfinite(rounded)
-    return {at: f"{value:.{places}f}" for at, value in np.ndenumerate(rounded) if known[at]}
+    is_finite = np.isfinite(rounded)
+    return {at: f"{value:.{places}f}" for at, value in np.ndenumerate(rounded) if is_finite[at]}
 
 
 def _write(
@@ -158,15 +158,15 @@ def _write(
 def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
     """Draw ops in two lanes of each worker: above as they ran, below as replayed."""
     workers = int(step.worker.max()) + 1
-    end = float((np.maximum(step.start, step.replayed) + step.lasts).max())
+    end = float((np.maximum(step.start, step.replayed) + step.durations).max())
     axes.set_xlim(0.0, end or 1.0)
     style.name_rows(axes, [f"worker {worker}" for worker in range(workers)])
     late = step.start - step.replayed
     colours = scale.to_rgba(late)
-    widths = style.line_widths(axes, step.lasts, 0.6)
+    widths = style.line_widths(axes, step.durations, 0.6)
     points = axes.bbox.width * 72 / axes.figure.dpi / (end or 1.0)  # of a second
     for start, top in ((step.start, step.worker - _LANE), (step.replayed, step.worker + 0.02)):
-        ends = start + step.lasts
+        ends = start + step.durations
         corners = np.stack([start, top, ends, top, ends, top + _LANE, start, top + _LANE], axis=-1)
         axes.add_collection(
             PolyCollection(
@@ -176,8 +176,8 @@ def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
                 linewidths=widths,
             )
         )
-        for k in np.flatnonzero(step.lasts * points > _room(step.label)).tolist():
-            middle = float(start[k] + step.lasts[k] / 2), float(top[k] + _LANE / 2)
+        for k in np.flatnonzero(step.durations * points > _room(step.label)).tolist():
+            middle = float(start[k] + step.durations[k] / 2), float(top[k] + _LANE / 2)
             _write(axes, *middle, step.label[k], scale, late[k])
     seconds, name = time_unit(end)
     axes.xaxis.set_major_formatter(lambda time, _: f"{time / seconds:.4g}")
@@ -186,5 +186,5 @@ def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
 
 
 def _room(labels: Sequence[str]) -> Float[NumpyArray, " ops"]:
-    """How wide a bar has to be for its name [point]."""
+    """Return the least width of a bar for its name [point]."""
     return np.array([style.LETTER * style.small() * (len(label) + 1) for label in labels])

@@ -33,7 +33,7 @@ HELD, LIMIT = SKY, VERMILION
 
 
 class Look(NamedTuple):
-    """What an op of a phase looks like."""
+    """Colours and name of the ops of a phase."""
 
     name: str  # of the phase, in a legend
     fill: str  # colour
@@ -52,10 +52,9 @@ class Look(NamedTuple):
         return self._replace(fill=_mixed(self.fill, self.deep, share))
 
 
-def _mixed(one: str, other: str, share: float) -> str:
-    """Return the colour that lies so far on the way from one to another."""
-    ends = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (one, other))
-    mixed = (round(own + share * (far - own)) for own, far in zip(*ends, strict=True))
+def _mixed(start: str, end: str, share: float) -> str:
+    ends = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (start, end))
+    mixed = (round(near + share * (far - near)) for near, far in zip(*ends, strict=True))
     return "#" + "".join(f"{part:02X}" for part in mixed)
 
 
@@ -83,44 +82,44 @@ USUAL = {phase.name: PHASES.get(phase.name, Look(phase.name, GREY, GREY)) for ph
 _SHADE = 0.33  # of the way to black, where a kind has no colour for the second pipe
 _CORNERS = ("#F3E58F", "#C9D665", "#8CC665", "#4DB07A", "#2F8A93", "#3C6098", "#4B3A86", "#3B0F57")
 SCALE = tuple(  # from light to dark, for kinds of ops that a table defines
-    _mixed(one, other, k / 32) for one, other in itertools.pairwise(_CORNERS) for k in range(32)
+    _mixed(light, dark, k / 32) for light, dark in itertools.pairwise(_CORNERS) for k in range(32)
 )
 
 
-def looks_of(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
-    """Return what phases that are drawn beside each other look like, by their letters."""
+def phase_looks(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
+    """Return the looks of phases in one picture, by their letters."""
     by_name = {phase.name: phase for phase in phases}
     kinds = {name: phase.kind for name, phase in by_name.items()}
     usual = {name: USUAL[name] for name, phase in by_name.items() if isinstance(phase, Phase)}
-    found = {
-        name: usual.get(name) or _own(kind, *(kind.look or ()))
+    looks = {
+        name: usual.get(name) or _look_of_kind(kind, *(kind.look or ()))
         for name, kind in kinds.items()
         if name in usual or kind.look
     }
-    free = [name for name in kinds if name not in found]
-    colours = _apart([look.fill for look in found.values()], len(free))
-    return found | {
-        name: _own(kinds[name], colours[k % len(colours)]) for k, name in enumerate(free)
+    free = [name for name in kinds if name not in looks]
+    colours = _apart([look.fill for look in looks.values()], len(free))
+    return looks | {
+        name: _look_of_kind(kinds[name], colours[k % len(colours)]) for k, name in enumerate(free)
     }
 
 
-def _own(kind: OpKind, fill: str, *more: str) -> Look:
+def _look_of_kind(kind: OpKind, fill: str, *more: str) -> Look:
     return Look(kind.name, fill, *(more or (_mixed(fill, BLACK, _SHADE),)))
 
 
-def _apart(taken: Sequence[str], count: int) -> list[str]:
+def _apart(used_colours: Sequence[str], count: int) -> list[str]:
     """So many colours, as far in lightness as can be from each other and from others."""
-    others = [*map(_perceived, taken)]
-    found: dict[str, float] = {}  # their lightness
+    others = [*map(_perceived, used_colours)]
+    lightness: dict[str, float] = {}  # their lightness
     for distance in range(100, -1, -1):
-        found = {}
+        lightness = {}
         for colour in SCALE:
-            own = _perceived(colour)
-            if all(abs(own - other) >= distance for other in (*others, *found.values())):
-                found[colour] = own
-        if len(found) >= count:
+            candidate = _perceived(colour)
+            if all(abs(candidate - other) >= distance for other in (*others, *lightness.values())):
+                lightness[colour] = candidate
+        if len(lightness) >= count:
             break
-    return list(found)[:count]
+    return list(lightness)[:count]
 
 
 def _perceived(colour: str) -> float:

@@ -22,19 +22,19 @@ MOST_NAMED = 12  # values of an axis that all get a tick
 
 
 class Side(NamedTuple):
-    """What lies across, or up."""
+    """Axis of a map, across or up."""
 
     label: str  # written along the side
     values: Sequence[str] | NumpyArray  # numbers in ascending order, or names
 
     @property
     def is_named(self) -> bool:
-        """Whether values are names."""
+        """Return whether the values are names."""
         return len(self.values) > 0 and isinstance(self.values[0], str)
 
     @property
     def is_log(self) -> bool:
-        """Whether values spread over more than a decade, in steps that are not equal."""
+        """Return whether unequal steps of the values spread over more than a decade."""
         values = self.positions
         if self.is_named or values.min() <= 0 or values.max() <= WIDE * values.min():
             return False
@@ -42,12 +42,12 @@ class Side(NamedTuple):
 
     @property
     def positions(self) -> NumpyArray:
-        """Where the values lie along the side."""
+        """Positions of the values along the side."""
         return np.arange(len(self.values)) if self.is_named else np.asarray(self.values, float)
 
     @property
     def edges(self) -> NumpyArray:
-        """Where the cells of the values end, half way to the next."""
+        """Edges of the cells, half way between the values."""
         at = np.log(self.positions) if self.is_log else self.positions
         inner = (at[1:] + at[:-1]) / 2
         edges = np.concatenate([[2 * at[0] - inner[0]], inner, [2 * at[-1] - inner[-1]]])
@@ -55,7 +55,7 @@ class Side(NamedTuple):
 
 
 class Height(NamedTuple):
-    """What lines of equal values are drawn of."""
+    """Function whose contours are drawn."""
 
     label: str  # of the values, with their unit
     values: Float[NumpyArray, "up across"]  # (up, across) numbers, NaN where there is none

@@ -37,7 +37,7 @@ FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
 
 class Paper(NamedTuple):
-    """What a drawing is made for."""
+    """Size and fonts of a drawing."""
 
     width: float = PAGE  # of the drawing [inch]
     font: str = FONT  # family
@@ -81,7 +81,7 @@ _SETTINGS: dict[Any, Any] = {
 def paper(
     size: str | float = "page", font: str | None = None, font_size: float = FONT_SIZE
 ) -> Paper:
-    """Read what a drawing is made for."""
+    """Read the size of a drawing."""
     if not 4.0 <= number(font_size, "font_size") <= 40.0:
         raise wrong("font_size", f"must be from 4 to 40 points, got {font_size!r}")
     family = FONT if font is None else font
@@ -97,12 +97,11 @@ def paper(
 
 
 def _inches(size: str | float) -> float:
-    """Read a width [inch]."""
     named = {"column": COLUMN, "page": PAGE}
     if size in named:
         return named[str(size)]
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(in|cm|mm|pt)?", str(size))
-    width = float(found[1]) * INCHES[found[2] or "in"] if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(in|cm|mm|pt)?", str(size))
+    width = float(match[1]) * INCHES[match[2] or "in"] if match else 0.0
     if not 1.0 <= width <= WIDEST:
         raise wrong(
             "size",
@@ -116,7 +115,6 @@ class Picture(Figure):
     """A figure that keeps its style wherever it is drawn, and shows itself in notebooks."""
 
     def __init__(self, paper: Paper, height: float) -> None:
-        """Make an empty one, as wide as the paper says and so high [inch]."""
         self._settings = paper.settings()
         with mpl.rc_context(self._settings):
             super().__init__(figsize=(paper.width, height), layout="constrained")
@@ -132,7 +130,6 @@ class Picture(Figure):
             super().savefig(fname, **options)
 
     def _repr_svg_(self) -> str:
-        """Show it in a notebook."""
         text = io.StringIO()
         self.savefig(
             text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -141,7 +138,7 @@ class Picture(Figure):
 
 
 def rectangle(look: palette.Look, depth: float = 0.0) -> dict[str, Any]:
-    """Return how a rectangle of a look is drawn; the first stage of a worker has depth 1."""
+    """Return the style of a rectangle; the first stage of a worker has depth 1."""
     fill = look.deepened(depth).fill
     if fill == palette.WHITE:
         return {"facecolor": fill, "edgecolor": palette.BLACK, "hatch": "////"}
@@ -151,7 +148,7 @@ def rectangle(look: palette.Look, depth: float = 0.0) -> dict[str, Any]:
 def line_widths(
     axes: Axes, lengths: Float[NumpyArray, " bars"], widest: float
 ) -> Float[NumpyArray, " bars"]:
-    """Widths of the lines around bars of some lengths [point]: a short bar is not all line."""
+    """Return line widths around bars [point]; short bars get thin lines."""
     low, high = axes.get_xlim()
     points = axes.bbox.width * 72 / axes.figure.dpi / (high - low)
     return np.minimum(widest, LINE * points * lengths)
@@ -194,17 +191,17 @@ def legend(
     title: str = "",
     columns: int = 2,
 ) -> None:
-    """Put a legend above or below all, in as many columns as are no wider than the figure."""
+    """Put a legend above or below all, with as many columns as fit the figure."""
     handles, names = entries
     room = figure.get_figwidth() * 72 / (LETTER * small())
     long = ["\n".join(textwrap.wrap(name, int(room) - 6)) for name in (*names, title)]
     for count in range(columns, 0, -1):
         look: Any = {"title": long[-1] or None, "loc": f"outside {where}", "ncols": count}
-        found = figure.legend(handles, long[:-1], alignment="left", **look)
-        box = found.get_window_extent()
+        drawn_legend = figure.legend(handles, long[:-1], alignment="left", **look)
+        box = drawn_legend.get_window_extent()
         if count == 1 or box.width <= figure.bbox.width:
             break
-        found.remove()
+        drawn_legend.remove()
     more = box.height / figure.dpi - LEGEND
     if more > 0:
         figure.set_figheight(figure.get_figheight() + more)

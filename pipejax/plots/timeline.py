@@ -40,7 +40,7 @@ from pipejax.plots.bars import (
     row_height,
     share_row,
 )
-from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headlines, named, unit_of
+from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, choose_unit, headlines, named
 from pipejax.schedules.cells.ops import COMPUTING, WAITS
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -59,12 +59,12 @@ class Panel(NamedTuple):
 
     def bars(self, critical: bool) -> list[Bar]:
         """Ops that have a length: waits are not drawn."""
-        each = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
-        return [bar if critical else bar._replace(is_critical=False) for bar in each]
+        shown_bars = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
+        return [bar if critical else bar._replace(is_critical=False) for bar in shown_bars]
 
 
 class Drawing(NamedTuple):
-    """How runs are drawn."""
+    """Style of a drawing of runs."""
 
     unit: TimeUnit  # of times
     paper: style.Paper = style.Paper()  # size and fonts
@@ -145,7 +145,7 @@ def plot(
         for name, run in named.items()
     }
     shown = list(evaluated.values())
-    scale = unit_of(shown, unit or (SLOTS if in_slots == {True} else None))
+    scale = choose_unit(shown, unit or (SLOTS if in_slots == {True} else None))
     window = window_of(shown, start, stop, part)
     text = caption_of_runs(evaluated, scale, window=window) if caption is True else caption or ""
     page = style.paper(size, font, font_size)
@@ -162,31 +162,35 @@ def plot(
 def _named(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
     """Give every run a name of its own: its schedule, numbered where that stands twice."""
     if isinstance(runs, Mapping):
-        found = {str(name): run for name, run in runs.items()}
+        runs_by_name = {str(name): run for name, run in runs.items()}
     else:
         alone = isinstance(runs, Run) or not isinstance(runs, Iterable)
-        each: Any = [runs] if alone else runs
-        found = named((getattr(run, "schedule", getattr(run, "name", "")), run) for run in each)
-    for run in found.values():
+        all_runs: Any = [runs] if alone else runs
+        runs_by_name = named(
+            (getattr(run, "schedule", getattr(run, "name", "")), run) for run in all_runs
+        )
+    for run in runs_by_name.values():
         if not isinstance(run, Run):
             raise TypeError(
                 f"runs must be evaluations or tables, or several of them, got {abbreviated(run)}, "
                 f"a {type(run).__name__}"
             )
-    if not found:
+    if not runs_by_name:
         raise ValueError("runs must be at least one evaluation or table, got none")
-    return found
+    return runs_by_name
 
 
 def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
-    """Draw runs one below the other; what is shared is said once."""
-    drawn = [panel.bars(look.critical) for panel in panels]
+    """Draw runs one below the other, with one legend and time axis."""
+    bars_by_panel = [panel.bars(look.critical) for panel in panels]
     heights = [
-        h for panel, each in zip(panels, drawn, strict=True) for h in _heights(panel, each, look)
+        h
+        for panel, shown in zip(panels, bars_by_panel, strict=True)
+        for h in _heights(panel, shown, look)
     ]
     squeezed = min(1.0, _HIGHEST / sum(heights))
-    all_drawn = [bar for each in drawn for bar in each]
-    looks = palette.looks_of(phases_of(all_drawn))
+    all_drawn = [bar for shown in bars_by_panel for bar in shown]
+    looks = palette.phase_looks(phases_of(all_drawn))
     entries = _legend(panels, all_drawn, look)
     columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
     caption = look.paper.wrapped(look.caption)
@@ -201,8 +205,8 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
             len(heights), sharex=True, height_ratios=heights, squeeze=False
         ).ravel()
         places = iter(axes)
-        for panel, each in zip(panels, drawn, strict=True):
-            _draw_panel(next(places), panel, each, look._replace(looks=looks), window)
+        for panel, shown in zip(panels, bars_by_panel, strict=True):
+            _draw_panel(next(places), panel, shown, look._replace(looks=looks), window)
             if panel.memory is not None:
                 draw_memory(next(places), panel.memory, until=panel.run.makespan)
         _name_times(axes[-1], look.unit, window)
@@ -226,7 +230,7 @@ def _write_below(
 ) -> None:
     """Put the legend at the lower edge, lines of text below it, and keep all else above."""
     pitch = _LINE * float(mpl.rcParams["font.size"]) / 72 / figure.get_figheight()
-    low = pitch * (len(lines) + 0.6 * bool(lines))
+    low = pitch * (len(lines) + 0.6 if lines else 0)
     figure.text(0.01, 0.4 * pitch, "\n".join(lines), linespacing=1.1)
     legend = figure.legend(
         handles=entries, loc="lower center", ncols=columns, bbox_to_anchor=(0.5, low)
@@ -237,22 +241,21 @@ def _write_below(
     layout.set(rect=(0, low, 1, 1 - low))  # type: ignore[call-arg]  # that of a constrained one
 
 
-def _heights(panel: Panel, drawn: Sequence[Bar], look: Drawing) -> list[float]:
-    """Heights of a run and of its memory [inch]."""
+def _heights(panel: Panel, panel_bars: Sequence[Bar], look: Drawing) -> list[float]:
     workers = panel.run.workers
-    rows = workers + any(bar.worker == NO_WORKER for bar in drawn)  # that of collectives
-    row = row_height(lanes_below(drawn, transfers=look.transfers))
-    return [row * rows] + [_MEMORY_ROW * workers] * bool(panel.memory)
+    rows = workers + any(bar.worker == NO_WORKER for bar in panel_bars)  # that of collectives
+    row = row_height(lanes_below(panel_bars, transfers=look.transfers))
+    return [row * rows, _MEMORY_ROW * workers] if panel.memory else [row * rows]
 
 
 def _draw_panel(
-    axes: Axes, panel: Panel, drawn: Sequence[Bar], look: Drawing, window: Window
+    axes: Axes, panel: Panel, panel_bars: Sequence[Bar], look: Drawing, window: Window
 ) -> None:
     run = panel.run
     sent = [a if look.critical else a._replace(is_critical=False) for a in arrows(run)]
     draw_bars(
         axes,
-        drawn,
+        panel_bars,
         workers=run.workers,
         since=window.start,
         until=window.stop,
@@ -262,19 +265,19 @@ def _draw_panel(
         looks=look.looks,
     )
     if look.messages:
-        lanes = share_row(lanes_below(drawn, transfers=look.transfers))
+        lanes = share_row(lanes_below(panel_bars, transfers=look.transfers))
         top, height = lanes[COMPUTING]
         draw_messages(axes, sent, top=top, bottom=top + height)
     room = look.paper._replace(width=look.paper.width - 0.8)  # beside the names of rows
-    each = [room.wrapped(text) for text in headlines(panel.name, run, look.unit)]
-    lines = min(each, key=len)  # the first of those that fit
+    candidates = [room.wrapped(text) for text in headlines(panel.name, run, look.unit)]
+    lines = min(candidates, key=len)  # the first of those that fit
     axes.set_title("\n".join(lines), loc="left", parse_math=False)  # a name is no formula
 
 
-def _legend(panels: Sequence[Panel], drawn: Sequence[Bar], look: Drawing) -> list[Patch | Line2D]:
-    """What colours, strokes and lines mean, in all runs."""
+def _legend(panels: Sequence[Panel], bars: Sequence[Bar], look: Drawing) -> list[Patch | Line2D]:
+    """List the entries for colours, strokes and lines of all runs."""
     tables = [panel.run.table for panel in panels]
-    entries = bar_entries(drawn, name_of_second(tables), name_of_deep(tables))
+    entries = bar_entries(bars, name_of_second(tables), name_of_deep(tables))
     if look.transfers:
         entries.append(Patch(color=palette.MESSAGE, label="transfer"))
     if look.messages:
@@ -283,7 +286,6 @@ def _legend(panels: Sequence[Panel], drawn: Sequence[Bar], look: Drawing) -> lis
 
 
 def _columns(labels: Sequence[str], paper: style.Paper) -> int:
-    """Return how many entries of a legend stand beside each other."""
     widest = [(style.LETTER * len(label) + 5.0) * paper.small / 72 for label in labels]
     for count in range(len(labels), 1, -1):
         columns = [max(widest[k::count]) for k in range(count)]

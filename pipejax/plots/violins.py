@@ -62,7 +62,7 @@ def draw_violins(
 
 
 def violin_entries() -> list[Line2D]:
-    """Return what the marks mean, for a legend."""
+    """Return the legend entries of the marks."""
     return [
         Line2D([], [], label="5th, 50th and 95th percentile, where a violin ends", **QUANTILE),
         Line2D([], [], label="without jitter", **WITHOUT),

@@ -1,4 +1,4 @@
-"""What every search answers: the best that it found, beside a bound on all that it did not try."""
+"""Answers of a search: the best candidate found, with a bound on all others."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ GAP = 0.001  # that ends a local search: far below what is known of any time
 
 
 def gap(value: float, lower_bound: float) -> float:
-    """What something unknown could save of a value, at most: 1 - lower bound / value.
+    """Return the largest share of a value that an unknown candidate could save.
 
     Example:
       >>> gap(10.0, 7.5)
@@ -47,5 +47,5 @@ class Found(Generic[Best]):
 
     @property
     def gap(self) -> float:
-        """What an unknown candidate could save, at most, as a share of the value."""
+        """The largest share of the value that an unknown candidate could save."""
         return gap(self.value, self.lower_bound)

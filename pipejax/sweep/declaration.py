@@ -137,15 +137,15 @@ class Sweep:
           True
         """
         values = {axis.name: [_plain(value) for value in axis.values] for axis in self.axes}
-        found = {"title": self.title, "axes": values, "dimensions": list(self.sizes)}
-        return json.dumps(found | {"outputs": self.outputs, "dtype": self.dtype})
+        fields = {"title": self.title, "axes": values, "dimensions": list(self.sizes)}
+        return json.dumps(fields | {"outputs": self.outputs, "dtype": self.dtype})
 
 
-def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
+def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     """Read the declaration of a sweep.
 
     Args:
-      given: the declaration, or the path of a TOML file that holds it. Keys that take a value or
+      declaration: the keys, or the path of a TOML file that holds them. Keys that take a value or
         a list: schedules (a name, a table, a folder of tables, FILE.py:FUNCTION, or
         `{name, stages_per_worker, waves}`), models, systems, stack,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
@@ -175,60 +175,61 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
       >>> sweep.sizes
       {'workers': 2, 'microbatch_size': 3, 'network.latency': 2}
     """
-    check_types(given=(given, Mapping, str, Path))
+    check_types(given=(declaration, Mapping, str, Path))
     where = "sweep"
-    if isinstance(given, str | Path):
-        where = str(given)
-        content = read_file(given)
+    if isinstance(declaration, str | Path):
+        where = str(declaration)
+        content = read_file(declaration)
         try:
-            given = tomllib.loads(content.decode("utf-8-sig"))
+            declaration = tomllib.loads(content.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{given} is not TOML: {str(error).splitlines()[0]}") from None
-    known = ("title", *_KEYS, "system", "outputs", "dtype")
-    for key in given:
-        if key not in known:
-            raise ValueError(f"{where}: {unknown('key', key, known)}")
-    if not isinstance(given.get("title", ""), str):
-        raise ValueError(f"{where}: title must be a text, got {given['title']!r}")
-    _check_size(given, where)
+            raise ValueError(f"{declaration} is not TOML: {str(error).splitlines()[0]}") from None
+    valid_keys = ("title", *_KEYS, "system", "outputs", "dtype")
+    for key in declaration:
+        if key not in valid_keys:
+            raise ValueError(f"{where}: {unknown('key', key, valid_keys)}")
+    if not isinstance(declaration.get("title", ""), str):
+        raise ValueError(f"{where}: title must be a text, got {declaration['title']!r}")
+    _check_size(declaration, where)
     axes: dict[str, Axis] = {}
-    software = AS_THE_SYSTEM if "stack" in given else _calibrated_with(given, where)
+    software = AS_THE_SYSTEM if "stack" in declaration else _calibrated_with(declaration, where)
     for key, (name, check, default) in _KEYS.items():
-        if key not in given and default is None and name not in ("microbatches", "microbatch_size"):
+        is_optional = default is not None or name in ("microbatches", "microbatch_size")
+        if key not in declaration and not is_optional:
             raise ValueError(f"{where}: {key} is missing")
-        is_of_stack = key in OF_WORKLOAD and ("stack" in given or software.workload)
-        if key in given or not (default is None or is_of_stack):
-            values = given.get(key, default)
+        is_of_stack = key in OF_WORKLOAD and ("stack" in declaration or software.workload)
+        if key in declaration or not (default is None or is_of_stack):
+            values = declaration.get(key, default)
             values = unfolded(values) if key == "schedules" else values
             if key == "pipeline_layout" and _is_one_layout(values):
                 values = _text(_pipeline_layout, "", (list,))(values, f"{where}: {key}")
             axes[name] = read_axis(name, values, f"{where}: {key}", check)
-    if "stack" not in given:
+    if "stack" not in declaration:
         axes["stack"] = axes["stack"]._replace(values=(software,))
     _check_stacks(axes, where)
-    if ("microbatches" in given) == ("microbatch_size" in given):
+    if ("microbatches" in declaration) == ("microbatch_size" in declaration):
         raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
-    fields = {
-        axis.name: axis for axis in read_system_axes(given.get("system", {}), f"{where}: system")
-    }
+    system_axes = read_system_axes(declaration.get("system", {}), f"{where}: system")
+    fields = {axis.name: axis for axis in system_axes}
     per_node = fields.pop("node.gpus", Axis("node.gpus", (None,), "", False))
-    outputs = given.get("outputs", ["bubble_ratio"])
+    outputs = declaration.get("outputs", ["bubble_ratio"])
     if outputs != []:
-        outputs = read_axis("outputs", outputs, f"{where}: outputs", _one_of(OUTPUTS)).values
+        outputs = read_axis("outputs", outputs, f"{where}: outputs", _name_check(OUTPUTS)).values
     return Sweep(
-        title=given.get("title", ""),
+        title=declaration.get("title", ""),
         shape_axes=tuple(axis for name, axis in axes.items() if name != "system"),
         system_axes=(axes["system"], per_node, *fields.values()),
         outputs=tuple(name for name in OUTPUTS if name in outputs),
-        dtype=one_of(given.get("dtype", "float64"), DTYPES, f"{where}: dtype"),
+        dtype=one_of(declaration.get("dtype", "float64"), DTYPES, f"{where}: dtype"),
     )
 
 
-def _calibrated_with(given: Mapping[str, Any], where: str) -> Stack:
+def _calibrated_with(declaration: Mapping[str, Any], where: str) -> Stack:
     """The software of the runs that all systems were calibrated on."""
-    if "systems" not in given:  # which is said later
+    if "systems" not in declaration:  # which is said later
         return AS_THE_SYSTEM
-    systems = read_axis("system", given["systems"], f"{where}: systems", _KEYS["systems"][1]).values
+    names, check = declaration["systems"], _KEYS["systems"][1]
+    systems = read_axis("system", names, f"{where}: systems", check).values
     first, *others = (software_of(system) for system in systems)
     for system, other in zip(systems[1:], others, strict=True):
         if other != first:
@@ -249,33 +250,33 @@ def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:
                 raise ValueError(f"{where}: {error}") from None
 
 
-def _check_size(given: Mapping[str, Any], where: str) -> None:
+def _check_size(declaration: Mapping[str, Any], where: str) -> None:
     """Refuse a grid whose dataset cannot fit into memory, before any axis of it is made."""
-    sections = given.get("system", {})
+    sections = declaration.get("system", {})
     fields = sections.values() if isinstance(sections, Mapping) else ()
-    listed = [given[key] for key in _KEYS if key in given]
-    listed += [values for each in fields if isinstance(each, Mapping) for values in each.values()]
+    listed = [declaration[key] for key in _KEYS if key in declaration]
+    listed += [values for part in fields if isinstance(part, Mapping) for values in part.values()]
     points = math.prod(map(_num_values, listed))
     check_fits(points * BYTES_PER_POINT, f"{where}: a dataset of {points:,} points needs")
 
 
-def _num_values(given: Any) -> int:
-    """Count what an axis will take; what is wrong with it is said later."""
-    if isinstance(given, Mapping):
-        points = given.get("points", 1)
+def _num_values(values: Any) -> int:
+    """Count the values of an axis; wrong values are reported later."""
+    if isinstance(values, Mapping):
+        points = values.get("points", 1)
         return points if isinstance(points, int) and 1 <= points <= MAX_POINTS else 1
-    return len(given) if isinstance(given, Sequence) and not isinstance(given, str) else 1
+    return len(values) if isinstance(values, Sequence) and not isinstance(values, str) else 1
 
 
 def label(value: Any) -> Any:
-    """Return what a value is called in the dataset."""
+    """Return the name of a value in the dataset."""
     return str(value) if isinstance(value, tuple) else getattr(value, "name", value)
 
 
-def read_axis(name: str, given: Any, where: str, check: Any, unit: str = "") -> Axis:
+def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> Axis:
     """Read one value or a list of them."""
-    is_listed = isinstance(given, Sequence) and not isinstance(given, str)
-    values = tuple(check(value, where) for value in (given if is_listed else [given]))
+    is_listed = isinstance(entry, Sequence) and not isinstance(entry, str)
+    values = tuple(check(value, where) for value in (entry if is_listed else [entry]))
     if not values:
         raise ValueError(f"{where} is empty: an axis needs at least one value")
     labels = [label(value) for value in values]
@@ -295,26 +296,26 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
     axes: list[Axis] = []
     for part, fields in section.items():
         place = f"{where}: {part}"
-        swept = {name: of for name, of in SECTIONS[part].items() if name != "algorithms"}
+        swept = {name: unit for name, unit in SECTIONS[part].items() if name != "algorithms"}
         check_keys(fields, swept, place)
-        for key, given in fields.items():
-            axes.append(_read_field(part, key, given, place))
+        for key, entry in fields.items():
+            axes.append(_read_field(part, key, entry, place))
             if axes[-1].name in [axis.name for axis in axes[:-1]]:
                 raise ValueError(f"{place}: {key}: {axes[-1].name} is given twice")
     return tuple(axes)
 
 
-def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
+def _read_field(part: str, key: str, entry: Any, place: str) -> Axis:
     name = next(
         name
         for name in sorted(SECTIONS[part], key=len, reverse=True)
         if key == name or key.startswith(f"{name}_")
     )
     where, dimension = f"{place}: {key}", SECTIONS[part][name]
-    if isinstance(given, Mapping):
-        given = _read_range(given, where)
+    if isinstance(entry, Mapping):
+        entry = _read_range(entry, where)
     check = number if dimension == "s" else _CHECKS.get(name, positive)
-    axis = read_axis(f"{part}.{name}", given, where, check, dimension)
+    axis = read_axis(f"{part}.{name}", entry, where, check, dimension)
     if not dimension:
         return axis
     values = tuple(quantity({key: value}, name, dimension, place) for value in axis.values)
@@ -326,14 +327,14 @@ def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
     return axis._replace(values=values)
 
 
-def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
-    check_keys(dict(given), dict.fromkeys(RANGE, ""), where)
+def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
+    check_keys(dict(bounds), dict.fromkeys(RANGE, ""), where)
     for key in ("from", "to", "points"):
-        if key not in given:
+        if key not in bounds:
             raise ValueError(f"{where}: {key} is missing: a range is {{{', '.join(RANGE)}}}")
-    low, high = (number(given[key], f"{where}: {key}") for key in ("from", "to"))
-    points = whole_number(given["points"], f"{where}: points", most=MAX_POINTS)
-    scale = one_of(given.get("scale", "linear"), SCALES, f"{where}: scale")
+    low, high = (number(bounds[key], f"{where}: {key}") for key in ("from", "to"))
+    points = whole_number(bounds["points"], f"{where}: points", most=MAX_POINTS)
+    scale = one_of(bounds.get("scale", "linear"), SCALES, f"{where}: scale")
     if scale == "log" and not min(low, high) > 0:
         raise ValueError(f"{where}: a log range needs ends above 0, got {low:g} to {high:g}")
     if points == 1 and low != high:
@@ -344,8 +345,8 @@ def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
 
 def _plain(value: Any) -> Any:
     """The identity of a value: for models, stacks and systems, all their numbers."""
-    if isinstance(value, Choice) and value.own is not None:
-        return {"schedule": label(value), "content": value.own.content}
+    if isinstance(value, Choice) and value.user_builder is not None:
+        return {"schedule": label(value), "content": value.user_builder.content}
     return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)
 
 
@@ -364,7 +365,7 @@ def _text(
     return check
 
 
-def _one_of(names: Collection[str]) -> Callable[[Any, str], Any]:
+def _name_check(names: Collection[str]) -> Callable[[Any, str], Any]:
     return lambda value, where: one_of(value, names, where)
 
 
@@ -406,7 +407,7 @@ def _pipeline_layout(value: str | list[Any]) -> str:
 
 
 def _is_one_layout(values: Any) -> bool:
-    """Whether lists are the stages of one layout, which has one embedding; several have more."""
+    """Return whether lists are the stages of one layout: it has one embedding."""
     are_lists = isinstance(values, list) and all(isinstance(value, list) for value in values)
     return are_lists and str(values).lower().count("embedding") < 2
 
@@ -418,28 +419,28 @@ TEXTS: Mapping[str, Callable[[str], object]] = {  # read by rules of their own
 
 
 def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any]]:
-    """Keys of the fields of a workload, as their table says what they may be."""
+    """Return the keys of the workload's fields, with their checks and defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(Workload)}
-    found: dict[str, tuple[str, Callable[[Any, str], Any], Any]] = {}
+    readers: dict[str, tuple[str, Callable[[Any, str], Any], Any]] = {}
     for name, field in WORKLOAD_FIELDS.items():
         checks: dict[str, Callable[[Any, str], Any]] = {
             "whole": partial(whole_number, least=field.least, most=field.most or MAX_COUNT),
             "flag": _flag,
-            "name": _one_of(field.known),
+            "name": _name_check(field.known),
             "number": number,
             "share": _fraction,
             "recompute": lambda value, _: check_recompute(value),
         }
         if name == "pipeline_layout":
-            found[name] = name, _text(_pipeline_layout, field.form, (str, list)), ""
+            readers[name] = name, _text(_pipeline_layout, field.form, (str, list)), ""
         elif field.kind == "text":
-            found[name] = name, _as_written(TEXTS[name], field.form), ""
+            readers[name] = name, _as_written(TEXTS[name], field.form), ""
         else:
-            found[name] = name, checks[field.kind], defaults[name]
+            readers[name] = name, checks[field.kind], defaults[name]
     # datasets have had this axis behind the layout of stages
-    order = [name for name in found if name != "recompute"]
+    order = [name for name in readers if name != "recompute"]
     order.insert(order.index("pipeline_layout") + 1, "recompute")
-    return {name: found[name] for name in order}
+    return {name: readers[name] for name in order}
 
 
 def _stack(value: str) -> Stack:
@@ -459,10 +460,10 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "microbatches": ("microbatches", count, None),
     "microbatch_size": ("microbatch_size", count, None),
     **_fields_of_workload(),
-    "link": ("link", _one_of(LINKS), "delay"),
-    "queues": ("queues", _one_of(QUEUES), "worker"),
+    "link": ("link", _name_check(LINKS), "delay"),
+    "queues": ("queues", _name_check(QUEUES), "worker"),
     "host_links": ("host_links", _as_written(_host_links, "a text, as 0+1,2+3"), ""),
-    "posting": ("posting", _one_of(POSTINGS), "early"),
+    "posting": ("posting", _name_check(POSTINGS), "early"),
     "shared_links": (
         "shared_links",
         _as_written(_shared_links, "a text, as 0-1+1-0, or pairs"),

@@ -36,7 +36,7 @@ from pipejax.schedules.table.links import Links, parse_groups, parse_pair_links,
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.sweep.declaration import Axis, Sweep, label
 from pipejax.sweep.schedule_axis import built
-from pipejax.sweep.store import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
+from pipejax.sweep.store import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, sweep_variables
 
 MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configurations times stages
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
@@ -65,16 +65,16 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
     names = [axis.name for axis in shape_axes]
     software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
-    systems = {each.name: stack_systems(system_axes, each) for each in software}
-    found = _one_ahead(
+    systems = {stack.name: stack_systems(system_axes, stack) for stack in software}
+    values_by_point = _one_ahead(
         _named(sweep, at, systems[at["stack"].name])
         for point in itertools.product(*(axis.values for axis in shape_axes))
         for at in [dict(zip(names, point, strict=True))]
     )
     values = {}
-    for name, variable in variables_of(sweep).items():
+    for name, variable in sweep_variables(sweep).items():
         shape = [block.shape[place] for place in variable.places(sweep)]
-        stacked = np.stack([each[name] for each in found])
+        stacked = np.stack([point_values[name] for point_values in values_by_point])
         values[name] = stacked.reshape((*shape, *variable.extra_shape))
     return values
 
@@ -91,7 +91,7 @@ def _one_ahead(points: Iterable[Steps]) -> list[Values]:
                 if running:
                     running[-1].result()
             running.append(other.submit(_run_on, point))
-    return [each.result() for each in running]
+    return [future.result() for future in running]
 
 
 def _run_on(point: Steps) -> Values:
@@ -99,8 +99,8 @@ def _run_on(point: Steps) -> Values:
         try:
             next(point)
         except StopIteration as end:
-            found: Values = end.value
-            return found
+            values: Values = end.value
+            return values
     raise AssertionError("a point has two steps")
 
 
@@ -114,7 +114,7 @@ class _GridPoint(NamedTuple):
 
 
 def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
-    """Evaluate one schedule and workload; what is wrong and not only illegal names the point."""
+    """Evaluate one schedule and workload; errors other than illegal points name the point."""
     try:
         return (yield from _at_point(sweep, at, systems))
     except ValueError as error:
@@ -124,10 +124,11 @@ def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
 
 
 def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
-    """Evaluate one schedule and workload on all systems; say why where it is illegal."""
+    """Evaluate one schedule and workload on all systems, or report why it is illegal."""
     # The first step ends when the first part of the systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))
-    values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
+    variables = sweep_variables(sweep)
+    values = {name: variable.empty(num_systems) for name, variable in variables.items()}
     values["status"][:] = ILLEGAL
     try:
         points = list(_points(at, systems))
@@ -178,10 +179,10 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
             )
     choice, size = at["schedule"], {"num_workers": at["workers"], "num_microbatches": counts}
     options = dict(choice.options)
-    said = {name: at[name] for name in WORKLOAD if name in at}
+    workload_fields = {name: at[name] for name in WORKLOAD if name in at}
     workload = Workload(
         at["model"],
-        **{**at["stack"].workload, **said},
+        **{**at["stack"].workload, **workload_fields},
         weight_share=options.get("weight_share"),
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
         worker_places=parse_places(at["worker_places"], "worker_places"),
@@ -231,26 +232,26 @@ def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) ->
         quickly=sweep.num_points < MANY_POINTS,
         slopes=bool(OF_PATHS & {*sweep.outputs}),
     )
-    given = point.slowed.costs(priced.costs)
+    slowed_costs = point.slowed.costs(priced.costs)
     if point.workload.pair_factor != 1:
         factor = np.full(1, point.workload.pair_factor, np.dtype(sweep.dtype))
-        given = unchecked_costs({**vars(given), "pair_factor": factor})
-    return priced._replace(costs=given)
+        slowed_costs = unchecked_costs({**vars(slowed_costs), "pair_factor": factor})
+    return priced._replace(costs=slowed_costs)
 
 
 def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
     """Evaluate a batch of systems, those with the same eager messages at once."""
     size = len(np.asarray(priced.systems.gpus_per_node))
-    found: Values = {}
+    results: Values = {}
     for program, rows in programs_of_batch(point.table, point.links, priced.costs):
         part = priced if rows is None else priced.rows(rows)
         for name, values in _run_program(program, point, part, sweep).items():
             if rows is None:
-                found[name] = values
+                results[name] = values
                 continue
             shape = size, *values.shape[1:]
-            found.setdefault(name, np.empty(shape, values.dtype))[rows] = values
-    return found
+            results.setdefault(name, np.empty(shape, values.dtype))[rows] = values
+    return results
 
 
 def _run_program(
@@ -258,11 +259,11 @@ def _run_program(
 ) -> Values:
     program = by_microbatch(program) if point.slowed.differ else program
     size = len(np.asarray(priced.systems.gpus_per_node))
-    found: Values = {}
+    results: Values = {}
     if OF_PATHS & {*sweep.outputs}:
         steps, shares = resource_shares(program, priced, slowed=point.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
-        found |= {"share": share, "bound_by": share.argmax(axis=1)}
+        results |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
         times = _step_times(program, priced.costs, size)
     workload = point.workload
@@ -270,23 +271,23 @@ def _run_program(
     workers = point.table.num_workers
     gpus = workers * workload.accelerators_per_worker * workload.data_parallel
     busy = _busy(priced.costs, program)
-    found |= {
+    results |= {
         "step_time": times,
         "bubble_ratio": 1 - busy / times,
         "tokens_per_second": tokens / times,
         "tokens_per_second_per_gpu": tokens / times / gpus,
     }
-    return {name: found[name] for name in ("step_time", *sweep.outputs)}
+    return {name: results[name] for name in ("step_time", *sweep.outputs)}
 
 
-def _step_times(program: Program, given: Costs, size: int) -> Float[NumpyArray, " batch"]:
+def _step_times(program: Program, costs: Costs, size: int) -> Float[NumpyArray, " batch"]:
     """Makespans (batch) [s]: of large batches that move few costs by their closed form."""
-    is_linear = given.pair_factor is None and not program.layout.per_microbatch
+    is_linear = costs.pair_factor is None and not program.layout.per_microbatch
     if size * program.num_nodes >= WORTH_A_FORM and is_linear:
-        times = makespans_by_form(program, given)
+        times = makespans_by_form(program, costs)
         if times is not None:
             return times
-    return np.asarray(makespans(program, given, batch_size=size, unroll=False))
+    return np.asarray(makespans(program, costs, batch_size=size, unroll=False))
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
@@ -314,16 +315,16 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 def stack_systems(axes: list[Axis], software: Stack) -> System:
     """Stack all systems of a block along the first axis of every field, the last field fastest."""
     # The software takes them as their files are, before fields are varied.
-    of_systems, per_node, *fields = axes
-    of_systems = of_systems._replace(values=tuple(map(software.on, of_systems.values)))
+    system_axis, per_node, *fields = axes
+    system_axis = system_axis._replace(values=tuple(map(software.on, system_axis.values)))
     inner = tuple(len(axis.values) for axis in fields)
-    full = (len(of_systems.values), len(per_node.values), *inner)
+    full = (len(system_axis.values), len(per_node.values), *inner)
     gpus = [
-        [gpus or system.gpus_per_node for gpus in per_node.values] for system in of_systems.values
+        [gpus or system.gpus_per_node for gpus in per_node.values] for system in system_axis.values
     ]
     stacked = jax.tree.map(
         lambda *leaves: np.array(leaves, float).reshape((-1, 1) + (1,) * len(inner)),
-        *_alike(of_systems.values),
+        *_alike(system_axis.values),
     )
     for k, axis in enumerate(fields):
         along = (len(axis.values), *(1,) * (len(inner) - k - 1))
@@ -335,7 +336,7 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
 
 
 def _alike(systems: tuple[System, ...]) -> list[System]:
-    """Drop names, and give efficiency curves equally many steps: those added begin at infinity."""
+    """Drop names, and pad efficiency curves to one length with steps at infinity."""
     # Flags become numbers where the systems do not share them.
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 

@@ -25,36 +25,37 @@ class DistinctPoint(NamedTuple):
     same: dict[str, list[Any]]  # values by axis, where these do not matter
 
 
-def distinct_best(found: SweepResults, among: Among, name: str, count: int) -> list[DistinctPoint]:
-    """Return the best points by one measure, the best first; those alike are one."""
-    return _distinct(found, found.best(among, name, len(among)), [name], count)
+def distinct_best(
+    results: SweepResults, among: Among, name: str, count: int
+) -> list[DistinctPoint]:
+    """Return the best points by one measure, the best first; equal points are joined."""
+    return _distinct(results, results.best(among, name, len(among)), [name], count)
 
 
 def distinct_front(
-    found: SweepResults, among: Among, names: Sequence[str], front: Points
+    results: SweepResults, among: Among, names: Sequence[str], front: Points
 ) -> list[DistinctPoint]:
-    """Return the points of a front, each with those that equal it in both things; alike are one."""
-    costs = np.stack([found.costs(name) for name in names])
+    """Return the points of a front, with equal points joined."""
+    costs = np.stack([results.costs(name) for name in names])
     tied = [
         np.flatnonzero(among & np.all(np.abs(costs - at) <= TIE * np.abs(at), axis=0))
         for at in costs[:, front].T[:, :, None]
     ]
-    order = np.array([*dict.fromkeys(k for own in tied for k in own.tolist())], int)
-    return _distinct(found, order, names, len(order))
+    order = np.array([*dict.fromkeys(k for points in tied for k in points.tolist())], int)
+    return _distinct(results, order, names, len(order))
 
 
 def _distinct(
-    found: SweepResults, order: Points, names: Sequence[str], count: int
+    results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
-    """Join the points that print alike in all measures and in these names."""
     # They are one if they fill a grid of some values of some axes.
-    sizes = _sizes(found)
-    is_free = np.zeros(len(found.status), bool)
+    sizes = _sizes(results)
+    is_free = np.zeros(len(results.status), bool)
     is_free[order] = True
     is_free = is_free.reshape(sizes)  # of the points that can be chosen, those in no row
     measures = {
-        name: np.asarray(found.of(name), float).reshape(sizes)
-        for name in dict.fromkeys([*names, *found.measures])
+        name: np.asarray(results.column(name), float).reshape(sizes)
+        for name in dict.fromkeys([*names, *results.measures])
     }
     rows: list[DistinctPoint] = []
     for place in order.tolist():
@@ -63,26 +64,25 @@ def _distinct(
         at = tuple(int(k) for k in np.unravel_index(place, sizes))
         if not is_free[at]:
             continue
-        own = [np.array([k]) for k in at]
+        ranges = [np.array([k]) for k in at]
         for axis, size in enumerate(sizes):
-            where = np.ix_(*[*own[:axis], np.arange(size), *own[axis + 1 :]])
+            where = np.ix_(*[*ranges[:axis], np.arange(size), *ranges[axis + 1 :]])
             is_alike = is_free[where].copy()
-            for name, each in measures.items():
-                is_alike &= _prints_as(found, name, each[where], each[at])
+            for name, values in measures.items():
+                is_alike &= _prints_as(results, name, values[where], values[at])
             others = tuple(k for k in range(len(sizes)) if k != axis)
-            own[axis] = np.flatnonzero(is_alike.all(axis=others))
-        is_free[np.ix_(*own)] = False
-        labels = zip(found.axes.items(), own, strict=True)
-        same = {axis: each[kept].tolist() for (axis, each), kept in labels if len(kept) > 1}
+            ranges[axis] = np.flatnonzero(is_alike.all(axis=others))
+        is_free[np.ix_(*ranges)] = False
+        labels = zip(results.axes.items(), ranges, strict=True)
+        same = {axis: names[at].tolist() for (axis, names), at in labels if len(at) > 1}
         rows.append(DistinctPoint(place, same))
     return rows
 
 
-def _prints_as(found: SweepResults, name: str, values: NumpyArray, value: Any) -> NumpyArray:
-    """Whether a table prints numbers as it prints this one."""
-    scale = scale_of(found.units, name, [float(value)])
+def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any) -> NumpyArray:
+    scale = scale_of(results.units, name, [float(value)])
     text = cell(name, float(value), scale)
-    near = [cell(name, each, scale) == text for each in values.ravel().tolist()]
+    near = [cell(name, number, scale) == text for number in values.ravel().tolist()]
     return np.array(near, bool).reshape(values.shape)
 
 
@@ -98,25 +98,27 @@ class Knee(NamedTuple):
     best_at: float  # where that is
 
 
-def knees(found: SweepResults, among: Among, name: str, axis: str, within: float) -> Iterator[Knee]:
-    """Yield the knees of an axis: all others at their best, then by each value of each."""
-    # Near is what costs no more than the best and this share of it. Where no point can be chosen
-    # there is none.
-    values = found.axes[axis]
-    costs = np.moveaxis(_costs(found, among, name), [*found.axes].index(axis), -1)
-    others = [each for each in found.axes if each != axis]
-    told = [each for each in others if len(found.axes[each]) > 1]
-    for other in (None, *told):
+def knees(
+    results: SweepResults, among: Among, name: str, axis: str, within: float
+) -> Iterator[Knee]:
+    """Yield the knees of an axis: with all others at their best, then by each value of each."""
+    # A value is near if it costs at most `within` more than the best; there may be none.
+    values = results.axes[axis]
+    costs = np.moveaxis(_costs(results, among, name), [*results.axes].index(axis), -1)
+    others = [axis_name for axis_name in results.axes if axis_name != axis]
+    reported_axes = [axis_name for axis_name in others if len(results.axes[axis_name]) > 1]
+    for other in (None, *reported_axes):
         curves = costs.reshape(1, -1, len(values))
         if other is not None:
             curves = np.moveaxis(costs, others.index(other), 0)
             curves = curves.reshape(len(curves), -1, len(values))
-        labels = [None] if other is None else found.axes[other].tolist()
+        labels = [None] if other is None else results.axes[other].tolist()
         for label, curve in zip(labels, curves.min(axis=1), strict=True):
             best = int(np.argmin(curve))
             if not math.isfinite(curve[best]):
                 continue
             near = curve <= curve[best] + within * abs(curve[best])
+            # values that are near without a gap: near [F T T T F], best 2 -> low 1, high 3
             low = best + 1 - int(np.logical_and.accumulate(near[best::-1]).sum())
             high = best - 1 + int(np.logical_and.accumulate(near[best:]).sum())
             yield Knee(
@@ -138,28 +140,28 @@ class Regions(NamedTuple):
     costs: Float[NumpyArray, "up across"]  # the least cost, NaN there
 
 
-def regions(found: SweepResults, among: Among, name: str, across: str, up: str) -> Regions:
+def regions(results: SweepResults, among: Among, name: str, across: str, up: str) -> Regions:
     """Find the best schedule everywhere, with all other axes at their best."""
     for axis in (across, up, "schedule"):
-        if axis not in found.axes:
-            known = ", ".join(found.axes)
-            raise wrong("map", f"needs an axis {axis} of several values: there are {known}")
-    places = [[*found.axes].index(axis) for axis in ("schedule", up, across)]
-    costs = _costs(found, among, name)
+        if axis not in results.axes:
+            valid_names = ", ".join(results.axes)
+            raise wrong("map", f"needs an axis {axis} of several values: there are {valid_names}")
+    places = [[*results.axes].index(axis) for axis in ("schedule", up, across)]
+    costs = _costs(results, among, name)
     least = costs.min(axis=tuple(k for k in range(costs.ndim) if k not in places))
     order = [sorted(places).index(place) for place in places]
     least = least.transpose(order)
     best = least.min(axis=0)
-    names, codes = least_named(least, [str(label) for label in found.axes["schedule"]])
+    names, codes = least_named(least, [str(label) for label in results.axes["schedule"]])
     return Regions(names, codes, np.where(codes < 0, math.nan, best))
 
 
-def _sizes(found: SweepResults) -> list[int]:
-    return [len(labels) for labels in found.axes.values()]
+def _sizes(results: SweepResults) -> list[int]:
+    return [len(labels) for labels in results.axes.values()]
 
 
-def _costs(found: SweepResults, among: Among, name: str) -> NumpyArray:
+def _costs(results: SweepResults, among: Among, name: str) -> NumpyArray:
     """Costs on the grid, infinite where a point cannot be chosen."""
-    costs = found.costs(name)
+    costs = results.costs(name)
     costs = np.where(among & np.isfinite(costs), costs, math.inf)
-    return costs.reshape(_sizes(found))
+    return costs.reshape(_sizes(results))

@@ -1,4 +1,4 @@
-"""What a sweep found: its best points, and those that no other beats in two things at once."""
+"""Results of a sweep: its best points, and its Pareto fronts."""
 
 import json
 import re
@@ -54,8 +54,8 @@ class SweepResults(NamedTuple):
     def point(self, place: int) -> dict[str, Any]:
         """Labels and measures of one point."""
         at = np.unravel_index(place, [len(labels) for labels in self.axes.values()])
-        labels = {n: each[k].item() for (n, each), k in zip(self.axes.items(), at, strict=True)}
-        values = {name: float(each[place]) for name, each in self.measures.items()}
+        labels = {n: column[k].item() for (n, column), k in zip(self.axes.items(), at, strict=True)}
+        values = {name: float(measure[place]) for name, measure in self.measures.items()}
         bound = {} if self.bound_by is None else {"bound_by": str(self.bound_by[place])}
         fits = {"fits": bool(self.status[place] != OUT_OF_MEMORY)}
         return labels | values | bound | fits
@@ -76,10 +76,10 @@ class SweepResults(NamedTuple):
 
     def where(self, conditions: Sequence[str]) -> Bool[NumpyArray, " points"]:
         """Return which points keep all conditions, as system=h100 or memory_bytes<80GB."""
-        kept = np.ones(len(self.status), bool)
+        is_selected = np.ones(len(self.status), bool)
         for text in conditions:
-            kept &= self._keeps(text)
-        return kept
+            is_selected &= self._keeps(text)
+        return is_selected
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
         """Return the axis of numbers or measure, its value next to a condition's, and the unit."""
@@ -95,15 +95,16 @@ class SweepResults(NamedTuple):
         near = labels[np.argmin(np.abs(labels - float(value)))]
         return name, float(near), self.units.get(name, "")
 
-    def of(self, name: str) -> NumpyArray:
+    def column(self, name: str) -> NumpyArray:
         """(points) a measure, or an axis of numbers."""
         if name in self.measures:
             return self.measures[name]
         return self._along(name, self.axes[name])
 
     def numbers(self) -> list[str]:
-        """Names of what has a number at every point."""
-        return [*self.measures, *(n for n, each in self.axes.items() if each.dtype.kind in "iuf")]
+        """Return the names of measures and axes with numbers."""
+        axes = [name for name, labels in self.axes.items() if labels.dtype.kind in "iuf"]
+        return [*self.measures, *axes]
 
     def best(self, among: Bool[NumpyArray, " points"], name: str, count: int) -> Points:
         """Return the best points by one measure, the best first."""
@@ -124,11 +125,10 @@ class SweepResults(NamedTuple):
 
     def costs(self, name: str) -> Float[NumpyArray, " points"]:
         """(points) a measure or an axis of numbers, the less the better."""
-        values = np.asarray(self.of(name), float)
+        values = np.asarray(self.column(name), float)
         return -values if name in MORE_IS_BETTER else values
 
     def _along(self, name: str, values: NumpyArray) -> NumpyArray:
-        """Repeat what is known for each value of an axis for all points."""
         place = [*self.axes].index(name)
         sizes = [len(labels) for labels in self.axes.values()]
         shape = [size if k == place else 1 for k, size in enumerate(sizes)]
@@ -144,21 +144,21 @@ class SweepResults(NamedTuple):
 
     def _read(self, text: str) -> tuple[str, str, str]:
         """Read a condition: name, sign and value, a number in SI units."""
-        found = _CONDITION.fullmatch(text)
-        if found is None:
+        match = _CONDITION.fullmatch(text)
+        if match is None:
             raise wrong("where", f"must be as system=h100 or memory_bytes<80GB, got {text!r}")
-        given, sign, value = found.groups()
-        name = meant(_KEYS.get(given, given), [*self.axes, *self.fixed, *self.measures])
+        key, sign, value = match.groups()
+        name = meant(_KEYS.get(key, key), [*self.axes, *self.fixed, *self.measures])
         if name is None:
-            known = [*self.axes, *self.measures, *self.fixed]
-            raise ValueError(f"where {text}: {unknown('axis', given, known)}")
+            valid_names = [*self.axes, *self.measures, *self.fixed]
+            raise ValueError(f"where {text}: {unknown('axis', key, valid_names)}")
         return name, sign, self._in_si(name, value, text)
 
     def _in_si(self, name: str, value: str, condition: str) -> str:
-        """Convert a number with a unit behind it, as 60GB."""
+        """Convert a number with a unit, as 60GB."""
         unit = self.units.get(name, "")
-        found = read_quantity(value, unit, f"where {condition}:") if unit in WRITTEN else None
-        return value if found is None else repr(found)
+        number = read_quantity(value, unit, f"where {condition}:") if unit in WRITTEN else None
+        return value if number is None else repr(number)
 
 
 def _compared(
@@ -172,8 +172,8 @@ def _compared(
             raise ValueError(f"where {condition}: names are compared by = or !=")
         names = [str(value) for value in values]
         label = known_as(text, dict.fromkeys(names), "value")
-        found: NumpyArray = _COMPARED[sign](np.array(names), label)
-        return found
+        is_match: NumpyArray = _COMPARED[sign](np.array(names), label)
+        return is_match
     try:
         number = float(text)
     except ValueError:
@@ -183,8 +183,8 @@ def _compared(
         shown = [float(PRINTED.format(value)) for value in values]
         equal = np.isclose(shown, number, rtol=EQUAL, atol=0.0)
         if sign in ("=", "!=") and equal.sum() > 1:
-            each = ", ".join(f"{value!r}" for value in values[equal].tolist())
-            raise ValueError(f"where {condition}: {each} all print so: give more of its digits")
+            texts = ", ".join(f"{value!r}" for value in values[equal].tolist())
+            raise ValueError(f"where {condition}: {texts} all print so: give more of its digits")
     if sign in ("=", "!="):
         return equal if sign == "=" else ~equal
     compared: NumpyArray = _COMPARED[sign](values, number)
@@ -218,12 +218,12 @@ def _flat(data: xr.Dataset) -> SweepResults:
         names = np.array([*data["bound_by"].attrs["flag_meanings"].split(), "-"])
         codes = data["bound_by"].values.ravel()
         bound = names[np.where(codes == NO_RESOURCE, len(names) - 1, codes)]
-    fixed = {str(name): each.item() for name, each in data.coords.items() if each.ndim == 0}
+    fixed = {str(name): value.item() for name, value in data.coords.items() if value.ndim == 0}
     named = {name: data[name] for name in (*dims, *measures, *fixed)}
     return SweepResults(
         axes={dim: data[dim].values for dim in dims},
         fixed=fixed,
-        units={name: each.attrs.get("units", "") for name, each in named.items()},
+        units={name: variable.attrs.get("units", "") for name, variable in named.items()},
         status=np.where(is_whole, status.values.ravel(), 0).astype(int),
         measures=measures,
         bound_by=bound,
@@ -232,11 +232,11 @@ def _flat(data: xr.Dataset) -> SweepResults:
 
 
 def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
-    """Whether the block of each point was written to its end; blocks are chunks of a variable."""
+    """Return whether the block of each point is complete; blocks are chunks of a variable."""
     status = data["status"]
     chunks = status.encoding["chunks"] if status.ndim else ()
     along = [np.arange(size) // chunk for size, chunk in zip(status.shape, chunks, strict=True)]
-    counts = [int(each[-1]) + 1 for each in along]
+    counts = [int(chunk_numbers[-1]) + 1 for chunk_numbers in along]
     blocks = np.ravel_multi_index(np.ix_(*along), counts) if counts else np.array(0)
     whole: NumpyArray = data[CHECKSUM].values[blocks].ravel() != 0
     return whole
@@ -248,6 +248,6 @@ def check_measure(name: str, results: SweepResults, where: str) -> str:
 
 
 def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:
-    """Return which points may be chosen: with a limit those alone that fit."""
+    """Return which points may be chosen: with a memory limit only points that fit."""
     fits = results.status == FEASIBLE
     return fits if memory_limit else fits | (results.status == OUT_OF_MEMORY)

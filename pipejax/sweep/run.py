@@ -23,7 +23,7 @@ PATIENCE = 10.0  # seconds to wait for the scheduler to answer
 
 
 def run_sweep(
-    given: Sweep | Mapping[str, Any] | str | Path,
+    declaration: Sweep | Mapping[str, Any] | str | Path,
     out: str | Path,
     *,
     resume: bool = False,
@@ -34,7 +34,7 @@ def run_sweep(
     """Evaluate a grid into a Zarr store.
 
     Args:
-      given: the sweep, its declaration, or the path of a TOML file (`read_sweep`).
+      declaration: the sweep, its declaration, or the path of a TOML file (`read_sweep`).
       out: path of the store.
       resume: whether to go on with a store that is there; blocks that are whole stay.
       replace: whether to begin anew a store that is there, of this grid or another.
@@ -63,9 +63,9 @@ def run_sweep(
       'microbatch size 3 does not divide a minibatch of 8'
     """
     check_types(
-        given=(given, Sweep, Mapping, str, Path), out=(out, str, Path), resume=(resume, bool)
+        given=(declaration, Sweep, Mapping, str, Path), out=(out, str, Path), resume=(resume, bool)
     )
-    sweep = given if isinstance(given, Sweep) else read_sweep(given)
+    sweep = declaration if isinstance(declaration, Sweep) else read_sweep(declaration)
     path = Path(out)
     with (
         telling("sweep", on_progress) as tell,
@@ -128,7 +128,7 @@ def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tup
 
 
 def _evaluate(sweep: Sweep, number: int, code: str) -> tuple[int, Values]:
-    own = provenance()["code"]
-    if own != code:
-        raise ValueError(f"a worker has pipejax code {own}, this process has {code}")
+    code_here = provenance()["code"]
+    if code_here != code:
+        raise ValueError(f"a worker has pipejax code {code_here}, this process has {code}")
     return number, evaluate_block(sweep, get_block(sweep, number))

@@ -18,7 +18,8 @@ class Choice(NamedTuple):
 
     name: str  # of the builder
     options: tuple[tuple[str, Any], ...] = ()  # of the builder, beyond workers and microbatches
-    own: schedules.Builder | None = None  # builder of an own schedule, for workers of a cluster
+    # builder of a user's schedule, for workers of a cluster
+    user_builder: schedules.Builder | None = None
 
     def __str__(self) -> str:
         return " ".join([self.name, *(f"{key}={value}" for key, value in self.options)])
@@ -26,7 +27,7 @@ class Choice(NamedTuple):
     @property
     def builder(self) -> schedules.Builder:
         """Builder of the schedule."""
-        return self.own or schedules.find(self.name)
+        return self.user_builder or schedules.find(self.name)
 
     @property
     def is_planned(self) -> bool:
@@ -41,23 +42,23 @@ def built(choice: Choice, num_workers: int, num_microbatches: int) -> ScheduleTa
     return choice.builder.function(**size, **dict(choice.options))
 
 
-def unfolded(given: Any) -> Any:
-    """Put the tables of a folder in its place, wherever one stands."""
-    if isinstance(given, str):
-        return schedules.listed(given) if is_folder(given) else given
-    if not isinstance(given, Sequence):
-        return given
-    parts = [unfolded(each) if isinstance(each, str) else each for each in given]
+def unfolded(values: Any) -> Any:
+    """Replace each folder by its tables."""
+    if isinstance(values, str):
+        return schedules.listed(values) if is_folder(values) else values
+    if not isinstance(values, Sequence):
+        return values
+    parts = [unfolded(value) if isinstance(value, str) else value for value in values]
     return [name for part in parts for name in (part if isinstance(part, list) else [part])]
 
 
 def read_schedule(value: Any, where: str) -> Choice:
     """Read one value of the axis: a name, or a mapping of it and its options."""
-    given = dict(value) if isinstance(value, Mapping) else {"name": value}
-    if "name" not in given:
+    fields = dict(value) if isinstance(value, Mapping) else {"name": value}
+    if "name" not in fields:
         names = ", ".join(schedules.names())
         raise ValueError(f"{where}: {value!r} has no name: known are {names}")
-    name = given.pop("name")
+    name = fields.pop("name")
     if not isinstance(name, str):
         raise ValueError(f"{where}: {unknown('schedule', name, schedules.names())}")
     try:
@@ -65,12 +66,12 @@ def read_schedule(value: Any, where: str) -> Choice:
     except ValueError as error:
         raise ValueError(f"{where}: {getattr(error, 'reason', error)}") from None
     check = _scalar if builder.content else _count
-    for option in given:
+    for option in fields:
         if option not in builder.options:
             listed = ", ".join(builder.options) or "none"
             raise ValueError(f"{where}: {name} has no option {option!r}: known are {listed}")
-        given[option] = check(given[option], f"{where}: {name}: {option}")
-    return Choice(name, tuple(sorted(given.items())), builder if builder.content else None)
+        fields[option] = check(fields[option], f"{where}: {name}: {option}")
+    return Choice(name, tuple(sorted(fields.items())), builder if builder.content else None)
 
 
 def _scalar(value: Any, where: str) -> Any:

@@ -67,7 +67,7 @@ class Variable(NamedTuple):
         return tuple(len(labels) for _, labels in self.extra)
 
 
-def variables_of(sweep: Sweep) -> Mapping[str, Variable]:
+def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
     """List the variables that a sweep keeps."""
     (choices,) = (axis.values for axis in sweep.shape_axes if axis.name == "schedule")
     differs = any(choice.is_planned for choice in choices)  # by system: each has its plan
@@ -171,23 +171,23 @@ class BlockStore:
         self._arrays[CHECKSUM][block.number : block.number + 1] = np.array([total])
 
     def is_whole(self, block: Block) -> bool:
-        """Return whether a block's checksum is there and what is stored agrees with it."""
+        """Return whether a block is stored and agrees with its checksum."""
         try:
-            kept = int(self._arrays[CHECKSUM][block.number])
-            if kept == 0:
+            checksum = int(self._arrays[CHECKSUM][block.number])
+            if checksum == 0:
                 return False
             regions = self._regions(block)
             parts = [self._arrays[name][region] for name, region in regions.items()]
         except (OSError, ValueError, RuntimeError, TypeError):  # a file that was cut short
             return False
-        return kept == _checksum(parts)
+        return checksum == _checksum(parts)
 
     def _regions(self, block: Block) -> dict[str, tuple[Any, ...]]:
         # What does not depend on the system is written with the first block of systems.
         is_first = not any(cut.start for cut in block.cuts[len(self.sweep.shape_axes) :])
         return {
             name: (*(block.cuts[place] for place in variable.places(self.sweep)), ...)
-            for name, variable in variables_of(self.sweep).items()
+            for name, variable in sweep_variables(self.sweep).items()
             if variable.per_system or is_first
         }
 
@@ -206,7 +206,7 @@ def _checksum(parts: list[NumpyArray]) -> int:
 def opened(
     sweep: Sweep, path: Path, *, resume: bool = False, replace: bool = False
 ) -> Iterator[BlockStore]:
-    """Make a store, resume one or begin it anew, and hold its lock."""
+    """Make, resume or replace a store, and hold its lock."""
     how = {"resume": resume, "replace": replace}
     _check(sweep, path, **how)  # before the lock: nothing is put into others' folders
     if not path.absolute().parent.is_dir():
@@ -221,59 +221,59 @@ def opened(
 
 
 def _empty(path: Path) -> None:
-    """Remove all but the lock; the attributes go last: till then the folder is known as a store."""
-    for left in sorted(path.iterdir(), key=lambda left: left.name == ATTRIBUTES):
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
-        elif left.name != LOCK:
-            left.unlink()
+    """Remove all but the lock, attributes last: these mark the folder as a store."""
+    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == ATTRIBUTES):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()
 
 
 def _check(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
-    """Check that there is no store, or one of a sweep that may be replaced or was begun so."""
+    """Check that there is no store, or one that may be replaced or resumed."""
     if not path.exists() or (path.is_dir() and all(map(_is_ours, path.iterdir()))):
         return
     if not resume and not replace:
         how = "it exists: go on with it by --resume, begin anew by --force, or give another --out"
         raise FileExistsError(errno.EEXIST, how, str(path))
-    found = _attributes_of(path)
-    if not {*SAME} <= {*found}:
+    attributes = _read_attributes(path)
+    if not {*SAME} <= {*attributes}:
         raise ValueError(f"{path} is not the dataset of a sweep: nothing is written to it")
     if replace:
         strangers = [entry.name for entry in path.iterdir() if not _is_part(entry)]
         if strangers:
             raise ValueError(f"{path} holds {strangers[0]}, which is no part of a dataset: move it")
         return
-    if found["grid"] != sweep.to_json():
+    if attributes["grid"] != sweep.to_json():
         raise ValueError(
             f"{path} holds another grid: give another --out, or the file it was begun with"
         )
     for key, value in provenance().items():
-        if key in SAME and found.get(key) != value:
+        if key in SAME and attributes.get(key) != value:
             raise ValueError(
-                f"{path} was begun with {key} {found.get(key)}, this is {value}: its blocks would "
-                "not match"
+                f"{path} was begun with {key} {attributes.get(key)}, this is {value}: its blocks "
+                "would not match"
             )
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file is left by a process that was killed before it made the store."""
+    """Return whether a killed process left a file before it made the store."""
     return path.name == LOCK or DRAFT in path.name
 
 
 def _is_part(path: Path) -> bool:
-    """Whether an entry of a store belongs to it: metadata, an array, or what a process left."""
+    """Return whether an entry belongs to a store: metadata, an array, or a temporary file."""
     return _is_ours(path) or path.name.startswith(".z") or path.is_dir()
 
 
-def _attributes_of(path: Path) -> dict[str, Any]:
-    """Attributes of a store, from wherever they are intact; empty where there is no store."""
+def _read_attributes(path: Path) -> dict[str, Any]:
+    """Return the attributes of a store from an intact file; empty if there is none."""
     for name, inside in ((ATTRIBUTES, ()), (".zmetadata", ("metadata", ATTRIBUTES))):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            found = json.loads((path / name).read_bytes())
+            content = json.loads((path / name).read_bytes())
             for key in inside:
-                found = found[key]
-            return dict(found)
+                content = content[key]
+            return dict(content)
     return {}
 
 
@@ -281,12 +281,12 @@ def _restore(sweep: Sweep, path: Path) -> None:
     """Restore missing or damaged axes, units and metadata, each file atomically."""
     # The attributes come first: with them the folder is known as a store, and what else is missing
     # comes with the next run.
-    for left in path.rglob(PARTIAL):
-        left.unlink()
+    for partial in path.rglob(PARTIAL):
+        partial.unlink()
     with draft_folder(path / "metadata", is_locked=True) as draft:
         _fill(sweep, draft)
-        made = [file for file in draft.rglob("*") if file.is_file()]
-        for file in sorted(made, key=lambda file: file != draft / ATTRIBUTES):
+        files = [file for file in draft.rglob("*") if file.is_file()]
+        for file in sorted(files, key=lambda file: file != draft / ATTRIBUTES):
             there = path / file.relative_to(draft)
             if not (there.is_file() and file.read_bytes() == there.read_bytes()):
                 there.parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +297,7 @@ def _fill(sweep: Sweep, path: Path) -> None:
     _coordinates(sweep).to_zarr(path, zarr_format=FORMAT, consolidated=False)
     group: Any = zarr.open_group(str(path), mode="r+")
     size = block_shape(sweep)
-    for name, variable in variables_of(sweep).items():
+    for name, variable in sweep_variables(sweep).items():
         places = variable.places(sweep)
         dims = [sweep.axes[place].name for place in places]
         group.create_array(
@@ -324,13 +324,13 @@ def _fill(sweep: Sweep, path: Path) -> None:
 
 
 def _attributes(variable: Variable, dims: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"_ARRAY_DIMENSIONS": dims, "long_name": variable.meaning}
+    attributes: dict[str, Any] = {"_ARRAY_DIMENSIONS": dims, "long_name": variable.meaning}
     if variable.dtype != TEXT:
-        found["units"] = variable.unit
+        attributes["units"] = variable.unit
     if variable.flags:
-        found["flag_values"] = list(range(len(variable.flags)))
-        found["flag_meanings"] = " ".join(flag.replace(" ", "_") for flag in variable.flags)
-    return found
+        attributes["flag_values"] = list(range(len(variable.flags)))
+        attributes["flag_meanings"] = " ".join(flag.replace(" ", "_") for flag in variable.flags)
+    return attributes
 
 
 def _coordinates(sweep: Sweep) -> xr.Dataset:
@@ -343,7 +343,7 @@ def _coordinates(sweep: Sweep) -> xr.Dataset:
             labels[axis.name] = (axis.name, values, attributes)
         elif values[0] is not None:
             labels[axis.name] = ((), values[0], attributes)
-    for variable in variables_of(sweep).values():
+    for variable in sweep_variables(sweep).values():
         labels |= {name: (name, list(entries)) for name, entries in variable.extra}
     attributes = {"title": sweep.title, "grid": sweep.to_json(), "dtype": sweep.dtype}
     return xr.Dataset(coords=labels, attrs=attributes | provenance())

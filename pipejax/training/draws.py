@@ -25,7 +25,7 @@ Delays = Int[Array, ""] | Int[Array, "stages samples stages"]
 
 @short_repr
 class Draw(NamedTuple):
-    """What one update reads and writes.
+    """Reads and writes of one update.
 
     Attributes:
       stage: whose block is updated.

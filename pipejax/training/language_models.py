@@ -87,12 +87,12 @@ class LanguageModel(TrainingObjective):
         self, stage: int, block: Float[Array, " width"], activation: Array, batch: Array
     ) -> Float[Array, "examples context features"]:
         """Embed, attend and think, or predict."""
-        own = _unflatten(block, self._shapes(stage))
+        parameters = _unflatten(block, self._shapes(stage))
         if stage == 0:
-            return own["characters"][activation] + own["positions"][None]
+            return parameters["characters"][activation] + parameters["positions"][None]
         if stage < self.num_stages - 1:
-            return _transform(own, activation, self.heads)
-        return _normalise(activation, own["scale"]) @ own["predict"]
+            return _transform(parameters, activation, self.heads)
+        return _normalise(activation, parameters["scale"]) @ parameters["predict"]
 
     def loss(self, activation: Array, batch: Int[Array, "examples length"]) -> Float[Array, ""]:
         """Mean cross-entropy over all characters but the first."""
@@ -116,8 +116,8 @@ class LanguageModel(TrainingObjective):
 
     def held(self) -> Bool[NumpyArray, "stages width"]:
         """Return which coordinates are no padding."""
-        every = [self._shapes(stage).values() for stage in range(self.num_stages)]
-        sizes = np.array([sum(int(np.prod(shape)) for shape in shapes) for shapes in every])
+        stages = [self._shapes(stage).values() for stage in range(self.num_stages)]
+        sizes = np.array([sum(int(np.prod(shape)) for shape in shapes) for shapes in stages])
         return np.arange(sizes.max()) < sizes[:, None]
 
     def _shapes(self, stage: int) -> Shapes:
@@ -231,8 +231,8 @@ def random_text(seed: int) -> str:
     lengths = random.integers(LETTERS[0], LETTERS[1] + 1, WORDS)
     lexicon = ["".join(random.choice(ALPHABET, length)) for length in lengths]
     frequency = 1 / np.arange(1, WORDS + 1)
-    drawn = random.choice(WORDS, LENGTH // LETTERS[0], p=frequency / frequency.sum())
-    return " ".join(lexicon[word] for word in drawn)[:LENGTH].rsplit(" ", 1)[0]
+    words = random.choice(WORDS, LENGTH // LETTERS[0], p=frequency / frequency.sum())
+    return " ".join(lexicon[word] for word in words)[:LENGTH].rsplit(" ", 1)[0]
 
 
 def read_text(text: str | Path | None, seed: int) -> str:
@@ -258,7 +258,7 @@ def windows(
 def _start(
     shapes: Shapes,
 ) -> tuple[Float[NumpyArray, " parameters"], Float[NumpyArray, " parameters"]]:
-    """Spread and mean that the parameters of a stage are drawn with; of vectors only the mean."""
+    """Return spread and mean of the initial parameters of a stage; vectors have only a mean."""
     spreads, means = [], []
     for name, shape in shapes.items():
         weights = len(shape) > 1
@@ -270,7 +270,7 @@ def _start(
 
 
 def _unflatten(block: Float[Array, " width"], shapes: Shapes) -> Parameters:
-    """Arrays of a stage by name; what is left of the block is padding."""
+    """Return the arrays of a stage by name; the rest of the block is padding."""
     parts, first = {}, 0
     for name, shape in shapes.items():
         size = int(np.prod(shape))
@@ -286,18 +286,18 @@ def _normalise(x: Float[Array, "... features"], scale: Array) -> Float[Array, ".
 
 
 def _transform(
-    own: Parameters, x: Float[Array, "examples context features"], heads: int
+    parameters: Parameters, x: Float[Array, "examples context features"], heads: int
 ) -> Float[Array, "examples context features"]:
     """One transformer block: causal attention and MLP, each added to what goes in."""
     examples, context, width = x.shape
-    mixed = _normalise(x, own["before_attention"]) @ own["mix"]
+    mixed = _normalise(x, parameters["before_attention"]) @ parameters["mix"]
     q, k, v = jnp.moveaxis(mixed.reshape(examples, context, 3, heads, width // heads), 2, 0)
     scores = jnp.einsum("eqhf,ekhf->ehqk", q, k) * (width // heads) ** -0.5
     seen = jnp.tril(jnp.ones((context, context), bool))[None, None]
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
-    x = x + jnp.einsum("ehqk,ekhf->eqhf", weights, v).reshape(x.shape) @ own["merge"]
-    up = _normalise(x, own["before_mlp"]) @ own["up"] + own["bias"][None, None]
-    return x + jax.nn.gelu(up) @ own["down"]
+    x = x + jnp.einsum("ehqk,ekhf->eqhf", weights, v).reshape(x.shape) @ parameters["merge"]
+    up = _normalise(x, parameters["before_mlp"]) @ parameters["up"] + parameters["bias"][None, None]
+    return x + jax.nn.gelu(up) @ parameters["down"]
 
 
 jax.tree_util.register_dataclass(LanguageModel)

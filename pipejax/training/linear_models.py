@@ -182,8 +182,8 @@ def nesterov_quadratic(
     partition = DataPartition(num_stages, dimension, num_batches, batch_size)
     random = np.random.default_rng(whole_number(seed, "seed", least=0))
     quarter = strong_convexity * (condition_number - 1.0) / 4
-    beside = np.eye(dimension, k=1) + np.eye(dimension, k=-1)
-    hessian = quarter * (2 * np.eye(dimension) - beside) + strong_convexity * np.eye(dimension)
+    sides = np.eye(dimension, k=1) + np.eye(dimension, k=-1)
+    hessian = quarter * (2 * np.eye(dimension) - sides) + strong_convexity * np.eye(dimension)
     x = _examples(random, partition, np.linalg.cholesky(hessian).T, uniform=is_solved)
     if is_solved:
         optimum = np.linalg.solve(hessian, quarter * np.eye(dimension)[0])
@@ -313,9 +313,9 @@ def random_logistic(
       '0.365'
     """
     partition = DataPartition(num_stages, dimension, num_batches, batch_size)
-    for name, given in (("l2", l2), ("signal", 1.0 if signal is None else signal)):
-        if not is_number(given) or given <= 0:
-            raise ValueError(f"{name} must be a finite number above 0, got {given!r}")
+    for name, value in (("l2", l2), ("signal", 1.0 if signal is None else signal)):
+        if not is_number(value) or value <= 0:
+            raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
     random = np.random.default_rng(whole_number(seed, "seed", least=0))
     x = random.standard_normal((partition.num_examples, dimension))
     optimum = random.standard_normal(dimension)
@@ -339,7 +339,7 @@ def _least(objective: Logistic) -> float:
     ) -> Callable[[NumpyArray], NumpyArray]:
         return lambda w: np.asarray(function(objective, jnp.asarray(w.reshape(start.shape))))
 
-    found = minimize(
+    solution = minimize(
         with_row(_value),
         start.ravel(),
         jac=with_row(_gradient),
@@ -347,13 +347,13 @@ def _least(objective: Logistic) -> float:
         method="trust-exact",
         options={"gtol": LARGEST_GRADIENT},
     )
-    norm = float(np.linalg.norm(with_row(_gradient)(found.x)))
+    norm = float(np.linalg.norm(with_row(_gradient)(solution.x)))
     if not norm <= LARGEST_GRADIENT:
         raise RuntimeError(
             f"no minimum found: the gradient has norm {norm:g}, not {LARGEST_GRADIENT:g}; "
-            f"{found.message}"
+            f"{solution.message}"
         )
-    return float(found.fun)
+    return float(solution.fun)
 
 
 @compiled

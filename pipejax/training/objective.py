@@ -1,4 +1,4 @@
-"""What is trained: a loss that runs through the stages of a pipeline, each with its own block.
+"""Training objectives: losses that run through the stages of a pipeline, one block a stage.
 
 A block is the flat vector of a stage's parameters. Stages may differ in what they hold, so blocks
 are padded with zeros to one width, and a model is one array (stages, width). Training schemes only
@@ -127,7 +127,7 @@ class LinearBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linear(TrainingObjective):
-    """Base of objectives whose loss depends on x . w only, w being the blocks in a row."""
+    """Base of objectives whose loss depends only on x . w, with w the concatenated blocks."""
 
     features: Leaf  # (batches, examples, stages, width) x of every example
     targets: Leaf  # (batches, examples) y of every example

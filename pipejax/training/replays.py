@@ -132,7 +132,7 @@ def sweep_replay(
     _, finish = op_times(table, costs, link=link)
     plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
     num_batches, microbatches = objective.num_batches, table.num_microbatches
-    taken = [batch_order(int(seed), microbatches, num_batches, batches) for seed in checked]
+    batch_orders = [batch_order(int(seed), microbatches, num_batches, batches) for seed in checked]
     events = {name: _narrow(getattr(plan, name)) for name in _ReplayEvents._fields}
     events |= {name: events[name] % plan.depth for name in ("read", "newest")}
     is_sample = plan.sample != NO_SAMPLE
@@ -140,7 +140,7 @@ def sweep_replay(
         objective,
         chosen,
         checked,
-        np.stack(taken)[:, plan.microbatch].astype(np.int32),
+        np.stack(batch_orders)[:, plan.microbatch].astype(np.int32),
         deviation,
         _ReplayEvents(**events),
         _narrow(plan.sampled % plan.depth),
@@ -194,12 +194,12 @@ def batch_order(
     return np.concatenate([random.permutation(num_batches) for _ in range(epochs)])[:microbatches]
 
 
-# What a table says about training: which weights every gradient reads, moves, and when.
+# The training of a table: the weights that every gradient reads and updates, and when.
 #
-# All stages of a microbatch use the weights that its forwards read (weight stashing), so the
-# backwards of a microbatch compute the gradient of one mixed model, which has of every stage the
-# version that its forward saw. A plan lists the microbatches in an order in which every version is
-# there when it is read; versions of a stage are kept in a ring, version v at place v mod depth.
+# All stages of a microbatch use the weights that its forwards read (weight stashing). So its
+# backwards compute the gradient of one mixed model: each stage at the version that its forward
+# read. A plan orders the microbatches so that every version exists when it is read. Versions of a
+# stage are stored in a ring, version v at place v mod depth.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,19 +236,23 @@ def make_plan(
     close = SAME_MOMENT * float(finish.max())
     first_end = finish.ravel()[find_versions(table).update_cell].min(axis=0)[order]
     begun = first_end[None] <= time[:, None] + close
+    # gradients before each sample, up to the last that has begun: [T T F T F] -> 4, [F F F] -> 0
     needed = np.where(begun.any(axis=1), begun.shape[1] - begun[:, ::-1].argmax(axis=1), 0)
     seen = [
-        [np.searchsorted(of_stage, time + close, side="right") for of_stage in of_run]
-        for of_run in _update_ends(table, finish)
+        [np.searchsorted(stage_ends, time + close, side="right") for stage_ends in run_ends]
+        for run_ends in _update_ends(table, finish)
     ]
     sampled = np.moveaxis(np.array(seen), -1, 0)
-    mine = gradients["run"][None] == np.arange(table.weights.runs)[:, None]
-    made = np.cumsum(gradients["applies"][None] * mine[..., None], axis=1)
-    made = np.concatenate([np.zeros_like(made[:, :1]), made], axis=1)[:, needed]
+    is_of_run = gradients["run"][None] == np.arange(table.weights.runs)[:, None]
+    done = np.cumsum(gradients["applies"][None] * is_of_run[..., None], axis=1)
+    done = np.concatenate([np.zeros_like(done[:, :1]), done], axis=1)[:, needed]
     back = max(
         int((gradients["newest"] + gradients["applies"] - gradients["read"]).max()),
-        int((np.moveaxis(made, 1, 0) - sampled).max()),
+        int((np.moveaxis(done, 1, 0) - sampled).max()),
     )
+    # Merge gradients, at odd places 1, 3, .., with samples, at 2 n after n gradients. For three
+    # gradients and samples after 0 and 2 of them: places [1 3 5 | 0 4], so the order is sample,
+    # gradient, gradient, sample. Gradients after the last sample are dropped.
     place = np.concatenate([2 * np.arange(len(order)) + 1, 2 * needed])
     merged = np.argsort(place, kind="stable")
     merged = merged[: np.flatnonzero(merged >= len(order))[-1] + 1]
@@ -270,24 +274,24 @@ def make_plan(
 def _gradients(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
-    """Microbatches in the order in which their gradients can be computed, and what these do."""
-    found, rule = find_versions(table), table.weights
+    """Order the microbatches so that gradients can be computed; return their reads and updates."""
+    versions, rule = find_versions(table), table.weights
     _, finish = op_times(table)
     first = finish.ravel()[table.last_of_backward].min(axis=0)
     order = np.argsort(first, kind="stable")
-    run, applied = order % rule.runs, found.applied[:, order].T
+    run, applied = order % rule.runs, versions.applied[:, order].T
     key = applied * rule.runs + run[:, None]
     size = np.stack([np.bincount(column)[column] for column in key.T], axis=1)
-    rank = np.empty_like(key)
+    rank = np.empty_like(key)  # place among equal keys: [5 7 5 5] -> [0 0 1 2]
     for stage, column in enumerate(key.T):
         by_key = np.argsort(column, kind="stable")
         same = np.append(0, np.cumsum(np.diff(column[by_key]) != 0))
         rank[by_key, stage] = np.arange(len(by_key)) - np.searchsorted(same, same)
-    for own in range(rule.runs):
-        if np.any(np.diff(applied[run == own], axis=0) < 0):
+    for run_number in range(rule.runs):
+        if np.any(np.diff(applied[run == run_number], axis=0) < 0):
             raise ValueError(
-                f"{table.name} updates the microbatches of run {own} in another order on one stage "
-                "than on another: it cannot be replayed microbatch by microbatch"
+                f"{table.name} updates the microbatches of run {run_number} in another order on "
+                "one stage than on another: it cannot be replayed microbatch by microbatch"
             )
     rounds = order // rule.round_size
     averages = np.append(False, rounds[1:] != rounds[:-1]) & (rule.runs > 1)
@@ -296,7 +300,7 @@ def _gradients(
     return order, {
         "microbatch": order,
         "run": run,
-        "read": found.read[:, order].T,
+        "read": versions.read[:, order].T,
         "newest": applied,
         "applies": applies,
         "collected": size,
@@ -309,11 +313,11 @@ def _check_averages(
 ) -> None:
     """All runs must stand at one version of each stage when they are averaged."""
     before = np.flatnonzero(averages) - 1
-    made = [
-        np.cumsum(applies * (run == own)[:, None], axis=0)[before]
-        for own in range(table.weights.runs)
+    update_counts = [
+        np.cumsum(applies * (run == run_number)[:, None], axis=0)[before]
+        for run_number in range(table.weights.runs)
     ]
-    if any(np.any(counts != made[0]) for counts in made):
+    if any(np.any(counts != update_counts[0]) for counts in update_counts):
         raise ValueError(f"{table.name} averages runs that do not have equal numbers of updates")
 
 
@@ -411,32 +415,35 @@ def _train(
     size = step_size.astype(start.dtype)
     stages, runs = jnp.arange(objective.num_stages), jnp.arange(sampled.shape[1])
 
-    def gradient(
+    def apply_gradient(
         state: State, event: _ReplayEvents, batch: Array
     ) -> tuple[State, Float[Array, ""]]:
-        kept, collected, largest = state
-        kept = jax.lax.cond(event.averages, average, lambda kept, _: kept, kept, event.newest)
-        own = kept[event.run]
-        mixed = own[event.read, stages]
-        loss, found = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
+        weights, collected, largest = state
+        weights = jax.lax.cond(event.averages, average, lambda same, _: same, weights, event.newest)
+        run_weights = weights[event.run]
+        mixed = run_weights[event.read, stages]
+        loss, gradient = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
         if noisy:
-            drawn = gradient_noise(seed, jnp.asarray(event.microbatch), found.shape, found.dtype)
-            found += noise.astype(found.dtype) * objective.held() * drawn
-        total = collected[event.run] + found
-        current = own[event.newest, stages]
+            normal = gradient_noise(
+                seed, jnp.asarray(event.microbatch), gradient.shape, gradient.dtype
+            )
+            gradient += noise.astype(gradient.dtype) * objective.held() * normal
+        total = collected[event.run] + gradient
+        current = run_weights[event.newest, stages]
         moved = current - size * total / event.collected[:, None].astype(start.dtype)
         applies = event.applies[:, None]
         place = jnp.where(event.applies, (event.newest + 1) % depth, event.newest)
-        kept = kept.at[event.run, place, stages].set(jnp.where(applies, moved, current))
+        weights = weights.at[event.run, place, stages].set(jnp.where(applies, moved, current))
         collected = collected.at[event.run].set(jnp.where(applies, 0, total))
-        return (kept, collected, jnp.maximum(largest, jnp.max(jnp.sum(found**2, axis=1)))), loss
+        largest = jnp.maximum(largest, jnp.max(jnp.sum(gradient**2, axis=1)))
+        return (weights, collected, largest), loss
 
-    def average(kept: Array, place: Array) -> Array:
-        mean = jnp.mean(kept[:, place, stages], axis=0)
-        return kept.at[:, place, stages].set(mean[None])
+    def average(weights: Array, place: Array) -> Array:
+        mean = jnp.mean(weights[:, place, stages], axis=0)
+        return weights.at[:, place, stages].set(mean[None])
 
-    def models(kept: Array, versions: Array) -> Array:
-        return kept[runs[:, None], versions, stages[None]]
+    def models(weights: Array, versions: Array) -> Array:
+        return weights[runs[:, None], versions, stages[None]]
 
     def look(held: Array) -> Array:
         if each_run:
@@ -447,14 +454,14 @@ def _train(
         what, batch = event
         return jax.lax.cond(
             what.sample == NO_SAMPLE,
-            lambda: gradient(state, what, batch),
+            lambda: apply_gradient(state, what, batch),
             lambda: (state, look(models(state[0], sampled[what.sample]))),
         )
 
-    kept = jnp.broadcast_to(start, (len(runs), depth, *start.shape))
+    weights = jnp.broadcast_to(start, (len(runs), depth, *start.shape))
     nothing = jnp.zeros((len(runs), *start.shape), start.dtype)
-    state = kept, nothing, jnp.zeros((), start.dtype)
-    (kept, _, largest), seen = jax.lax.scan(step, state, (events, batches))
+    state = weights, nothing, jnp.zeros((), start.dtype)
+    (weights, _, largest), seen = jax.lax.scan(step, state, (events, batches))
     is_sample = events.sample != NO_SAMPLE
     bad = ~jnp.isfinite(seen) | (seen > DIVERGED * objective.gap(start))
-    return seen, jnp.any(bad & is_sample), jnp.mean(models(kept, sampled[-1]), axis=0), largest
+    return seen, jnp.any(bad & is_sample), jnp.mean(models(weights, sampled[-1]), axis=0), largest

@@ -146,21 +146,21 @@ def sweep_randomized_pipedream(
         cyclic,
         deviation > 0,
     )
-    given = objective, chosen, checked, law, deviation
-    gap, diverged, blocks, largest, mean, loss = _compiled(*given, how)
+    data = objective, chosen, checked, law, deviation
+    gap, diverged, blocks, largest, mean, loss = _compiled(*data, how)
     update = every * np.arange(updates // every + 1)
     minimum = np.broadcast_to(objective.minimum, diverged.shape)
     return TrainingRun(update, gap, diverged, blocks, largest, mean, None, loss, minimum)
 
 
 def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: int) -> int:
-    """Most updates from one of a stage to its next, its start and the end counted too."""
+    """Return the longest time between two updates of a stage, with start and end [updates]."""
     ends = np.arange(num_stages)
     last = np.full(num_stages, num_stages + updates)
     number = np.concatenate([ends, num_stages + np.arange(updates), last])
     longest = 0
-    for drawn in np.asarray(_stages(seeds, np.arange(updates), num_stages)):
-        by_stage = np.argsort(np.concatenate([ends, drawn, ends]), kind="stable")
+    for updated in np.asarray(_stages(seeds, np.arange(updates), num_stages)):
+        by_stage = np.argsort(np.concatenate([ends, updated, ends]), kind="stable")
         longest = max(longest, int(np.diff(number[by_stage]).max()))
     return longest
 
@@ -169,12 +169,12 @@ def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: i
 def _stages(
     seeds: UInt[Array, " seeds"], updates: Int[Array, " updates"], num_stages: int
 ) -> Int[Array, "seeds updates"]:
-    of_seed = jax.vmap(drawn_stage, (None, 0, None))
-    return jax.vmap(of_seed, (0, None, None))(seeds, updates, num_stages)
+    stages_by_update = jax.vmap(drawn_stage, (None, 0, None))
+    return jax.vmap(stages_by_update, (0, None, None))(seeds, updates, num_stages)
 
 
 def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table | None) -> Table:
-    """What delays are drawn from: a scalar or (deltas), or (stages, samples, stages)."""
+    """Return the delays to draw from: a scalar or (deltas), or (stages, samples, stages)."""
     counts = {"num_stages": objective.num_stages + 2, "num_batches": objective.num_batches}
     for name, count in counts.items():
         if count > LARGEST_COUNT:
@@ -187,7 +187,7 @@ def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table
         return np.array(checked_delta(delta), np.int32)
     if not len(delta):
         raise wrong("delta", f"must be one or more whole numbers, got {delta!r}")
-    return np.array([checked_delta(each) for each in delta], np.int32)
+    return np.array([checked_delta(largest_delay) for largest_delay in delta], np.int32)
 
 
 class _RandomizedSettings(NamedTuple):
@@ -203,12 +203,11 @@ class _RandomizedSettings(NamedTuple):
 class _State(NamedTuple):
     """State that an update changes."""
 
-    # A model is not kept as such, but as the numbers of the S blocks that it is made of: the blocks
-    # of the start are numbered 0 to S - 1, and update k makes block S + k. So the history of a run
-    # takes one block for each update and not S of them, and which blocks models are made of depends
-    # on the seed alone: vmap keeps one copy of it for all step sizes.
+    # A model is stored as the numbers of its S blocks: 0 to S - 1 at the start, and S + k from
+    # update k. So the history of a run takes one block per update instead of S. The numbers depend
+    # on the seed alone: vmap stores them once for all step sizes.
 
-    made: Float[Array, "depth width"]  # block n at place n mod depth
+    blocks_made: Float[Array, "depth width"]  # block n at place n mod depth
     blocks: Float[Array, "stages width"]  # the newest model
     largest: Float[Array, ""]  # largest squared norm of a block gradient
     total: Float[Array, ""]  # sum of squared norms of full gradients
@@ -256,29 +255,29 @@ def _train(
     )
 
     def choices(models: Array, first: Array) -> tuple[Array, _Choice]:
-        """Of the updates until the next sample; `models` are the window up to number `first`."""
+        """Draw the updates until the next sample; `models` is the window up to `first`."""
         k = first + jnp.arange(how.every, dtype=jnp.int32)
-        drawn = jax.vmap(choose)(k)
-        own = jnp.where(drawn.stage[:, None] == stages[None], num_stages + k[:, None], 0)
-        known = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(own), models[-1:])])
-        read = known[drawn.read - first + how.window - 1, stages[None]]
-        batch = k % objective.num_batches if how.cyclic else drawn.batch
+        draws = jax.vmap(choose)(k)
+        new_block = jnp.where(draws.stage[:, None] == stages[None], num_stages + k[:, None], 0)
+        newest = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(new_block), models[-1:])])
+        read = newest[draws.read - first + how.window - 1, stages[None]]
+        batch = k % objective.num_batches if how.cyclic else draws.batch
         added = jnp.zeros(how.every, start.dtype)
         if how.noisy:
-            added = _noise(objective, seed, k, drawn.stage, start) * noise.astype(start.dtype)
-        return known[-how.window :], _Choice(k, drawn.stage, batch, read, added)
+            added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
+        return newest[-how.window :], _Choice(k, draws.stage, batch, read, added)
 
     def update(state: _State, chosen: _Choice) -> tuple[_State, Float[Array, ""]]:
         k, stage, batch, read, added = chosen
-        mixed = state.made[read % how.depth]
-        loss, every = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
-        gradient = every[stage] + added
+        mixed = state.blocks_made[read % how.depth]
+        loss, gradients = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
+        gradient = gradients[stage] + added
         total = state.total
         if how.norms:
             total += jnp.sum(jax.grad(objective.value)(state.blocks) ** 2)
         moved = state.blocks[stage] - size * gradient
         return _State(
-            state.made.at[(num_stages + k) % how.depth].set(moved),
+            state.blocks_made.at[(num_stages + k) % how.depth].set(moved),
             state.blocks.at[stage].set(moved),
             jnp.maximum(state.largest, gradient @ gradient),
             total,
@@ -292,10 +291,10 @@ def _train(
         return (state, models), (objective.gap(state.blocks), jnp.mean(losses))
 
     zero = jnp.zeros((), start.dtype)
-    made = jnp.zeros((how.depth, width), start.dtype).at[:num_stages].set(start)
+    blocks_made = jnp.zeros((how.depth, width), start.dtype).at[:num_stages].set(start)
     models = jnp.broadcast_to(stages, (how.window, num_stages))
     firsts = how.every * jnp.arange(how.samples, dtype=jnp.int32)
-    begin = _State(made, start, zero, zero), models
+    begin = _State(blocks_made, start, zero, zero), models
     (state, _), (gaps, losses) = jax.lax.scan(to_sample, begin, firsts)
     gap = jnp.append(objective.gap(start), gaps)
     diverged = jnp.any(~jnp.isfinite(gap) | (gap > DIVERGED * gap[0]))

@@ -1,4 +1,4 @@
-"""How well Randomized PipeDream trains at least, as published: the price of outdated blocks.
+"""Convergence bound of Randomized PipeDream, as published: the price of outdated blocks.
 
 For f with an L-Lipschitz gradient, block gradients of second moment at most G^2, and reads from
 the last delta models, K updates of step size gamma end with
@@ -175,16 +175,16 @@ def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given
     return np.asarray(2.0 * smoothness * gap * pipedream_delay(stages) ** 2 / np.asarray(updates))
 
 
-def _terms(*given: Given) -> tuple[Values, Values, Values]:
+def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
     """Factors of 1 / gamma, gamma and gamma^2 for `_OF_TERMS`, all of the broadcast shape."""
-    _check(**dict(zip(_OF_TERMS, given, strict=True)))
-    s, k, lipschitz, g, d, f = (np.asarray(value, np.float64) for value in given)
+    _check(**dict(zip(_OF_TERMS, numbers, strict=True)))
+    s, k, lipschitz, g, d, f = (np.asarray(value, np.float64) for value in numbers)
     a, b, c = np.broadcast_arrays(2 * s * f / k, s * lipschitz * g**2, (lipschitz * d * g) ** 2)
     return a, b, c
 
 
-def _check(**given: Given) -> None:
-    for name, value in given.items():
+def _check(**values: Given) -> None:
+    for name, value in values.items():
         numbers = np.asarray(value, np.float64)
         least = numbers >= 0 if name == "delta" else numbers > 0
         if not (least & np.isfinite(numbers)).all():

@@ -1,4 +1,4 @@
-"""What training runs show: alone, many at once, and by step size."""
+"""Results of training: single runs, many runs at once, and by step size."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -144,18 +144,18 @@ def summarise(
         raise ValueError(f"runs must have the axes (step_sizes, seeds), got a gap of shape {shape}")
     failed = np.asarray(runs.diverged).sum(axis=1)
 
-    def kept(values: Curves | None) -> Masked:
+    def masked(values: Curves | None) -> Masked:
         shown = np.full(shape, np.nan) if values is None else np.asarray(values)
         return np.ma.masked_where(np.broadcast_to(failed[:, None, None] > 0, shape), shown)
 
-    gap = kept(runs.gap).mean(axis=1)
-    final = kept(runs.gap)[:, :, -1]
+    gap = masked(runs.gap).mean(axis=1)
+    final = masked(runs.gap)[:, :, -1]
     no_spread = np.ma.masked_array(np.zeros(len(final)), True)
     spread = no_spread if shape[1] == 1 else final.std(axis=1, ddof=1)  # unbiased: of one seed none
     return Summary(
         gap=gap,
-        value=kept(runs.value).mean(axis=1),
-        loss=np.ma.masked_invalid(kept(runs.loss).mean(axis=1)),
+        value=masked(runs.value).mean(axis=1),
+        loss=np.ma.masked_invalid(masked(runs.loss).mean(axis=1)),
         spread=np.ma.masked_invalid(spread),
         diverged=failed,
         best=choose_step_size(gap.filled(np.nan), rule, step_sizes),
@@ -185,16 +185,16 @@ def choose_step_size(
       [0, 1, 1]
     """
     rule = one_of(rule, RULES, "rule")
-    known = np.isfinite(curves).all(axis=1)
+    is_eligible = np.isfinite(curves).all(axis=1)
     if rule == "stable":
         if step_sizes is None or len(step_sizes) != len(curves):
             raise ValueError(f"rule stable needs {len(curves)} step_sizes, got {step_sizes!r}")
         least = np.minimum.accumulate(curves, axis=1)
-        known &= (curves <= RISE * least + ROUNDING * curves[:, :1]).all(axis=1)
+        is_eligible &= (curves <= RISE * least + ROUNDING * curves[:, :1]).all(axis=1)
         score = -np.asarray(step_sizes, np.float64)
     else:
         score = curves[:, -1] if rule == "final" else curves.mean(axis=1)
-    return int(np.where(known, score, np.inf).argmin()) if known.any() else None
+    return int(np.where(is_eligible, score, np.inf).argmin()) if is_eligible.any() else None
 
 
 # Runs with every step size and every seed: what is checked, how they are mapped, and one alone.
@@ -220,8 +220,8 @@ def run_alone(
         raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
     whole_number(seed, "seed", least=0)
     runs = sweep(objective, step_sizes=[step_size], seeds=[seed], **how)
-    of_runs = {name: value for name, value in runs._asdict().items() if name not in OF_ALL}
-    return runs._replace(**jax.tree.map(lambda leaf: leaf[0, 0], of_runs))
+    fields = {name: value for name, value in runs._asdict().items() if name not in OF_ALL}
+    return runs._replace(**jax.tree.map(lambda leaf: leaf[0, 0], fields))
 
 
 def checked_runs(

@@ -105,7 +105,7 @@ def _row(
     try:
         table = own.build(name, workers, count, pricing)
         tables.append(table)
-        costs = pricing.of(table)
+        costs = pricing.table_costs(table)
         point: Comparison = pj.compare(table, costs, link=links, slots=slots)
     except MismatchError as error:
         reason = getattr(error, "reason", str(error))
@@ -281,7 +281,7 @@ def difference(
     runs = []
     for table in tables:
         with naming(table):
-            runs.append(pj.evaluate(table, priced.of(table), link=links))
+            runs.append(pj.evaluate(table, priced.table_costs(table), link=links))
     found = table_difference(tables[0], tables[1])
     cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots
     exchanged = _exchanged(found, runs) if exchange or cells <= QUICK else []

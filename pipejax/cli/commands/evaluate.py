@@ -168,7 +168,7 @@ def evaluate(
       pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms
     """
     priced = required(pricing)
-    costs = priced.of(table)
+    costs = priced.table_costs(table)
     evaluation = pj.evaluate(table, costs, link=links)
     _check_pairs(evaluation)
     held = activations.of(table, priced.workload, priced.microbatches).held(evaluation)

@@ -172,7 +172,7 @@ def _run(
         for place, (name, table) in enumerate(tables.items()):
             told = bar.after(place * samples)
             with naming(table):
-                costs = pricing.of(table)
+                costs = pricing.table_costs(table)
                 sampled[name] = pj.jitter(table, costs, factors, on_progress=told, **drawn)
         return sampled
 

@@ -218,7 +218,7 @@ def _pose(
         choice = choice._replace(options=choice.options._replace(options=options))
     # the search may offload where the table does not
     table = choice._replace(pricing=pricing._replace(rare={})).build()
-    costs = pricing.of(table)
+    costs = pricing.table_costs(table)
     room = limit.room(table, activations, pricing.workload)
     # a model's times of O and L stand there whether or not activations are to go to the host
     is_said = takes_host_time(costs) if pricing.workload is None else table.offloads

@@ -158,7 +158,7 @@ def plan(
         "best": _as_json(found.best) | stages,
         "runners_up": [_as_json(one) for one in found.runners_up],
         "outside": [_as_json(one) for one in found.outside],
-        "reversals": [one._asdict() for one in found.reversals],
+        "reversals": [one._asdict() for one in found.break_even_factors],
         **pick(found, "enumerated fitting evaluated programs seconds"),
         "launch": launch_json(told),
         **({} if out.path is None else out.as_json()),

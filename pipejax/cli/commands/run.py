@@ -57,7 +57,7 @@ def run(
     job = RuntimeJob(
         table,
         links,
-        None if pricing is None else pricing.of(table),
+        None if pricing is None else pricing.table_costs(table),
         whole_number(hidden, "--hidden"),
         whole_number(batch_size, "--batch-size"),
         whole_number(steps, "--steps", least=0),

@@ -48,7 +48,9 @@ def sensitivity(
         raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
     if priced.workload is None or priced.system is None:
-        return _of_places(pj.evaluate(table, priced.of(table), link=links), factors, figure)
+        return _of_places(
+            pj.evaluate(table, priced.table_costs(table), link=links), factors, figure
+        )
     found = pj.sensitivity(table, priced.workload, priced.system, link=links)
     model = priced.workload.model
     every = swings(table, priced.workload, priced.system, factors=factors, link=links)

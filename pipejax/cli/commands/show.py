@@ -101,16 +101,16 @@ class PictureSettings(NamedTuple):
 
     def time_unit(self, runs: "Sequence[pj.Evaluation]", *, in_slots: bool) -> "TimeUnit":
         """Return the unit of the time axis."""
-        from pipejax.plots.caption import SLOTS, TIME_UNITS, unit_of
+        from pipejax.plots.caption import SLOTS, TIME_UNITS, choose_unit
 
         if self.unit is None:
-            return unit_of(runs, SLOTS if in_slots else None)
+            return choose_unit(runs, SLOTS if in_slots else None)
         if in_slots:
             raise ValueError(
                 f"--unit {self.unit}: without times a timeline is in slots: give --stage-times, "
                 "--worker-times, --costs or --model"
             )
-        return unit_of(runs, one_of(self.unit, TIME_UNITS, "--unit"))
+        return choose_unit(runs, one_of(self.unit, TIME_UNITS, "--unit"))
 
 
 def setting_of(pricing: Pricing | None) -> str:
@@ -215,7 +215,7 @@ def _scene(
     priced = pricing or NO_TIMES
     for table in tables:
         with naming(table):
-            run = pj.evaluate(table, priced.of(table), link=links)
+            run = pj.evaluate(table, priced.table_costs(table), link=links)
         sizes = activations.of(table, priced.workload, priced.microbatches)
         evaluated.append(run)
         sized.append(sizes)

@@ -18,7 +18,7 @@ from pipejax.cli.output.progress import waiting
 
 if TYPE_CHECKING:
     from pipejax.cli.commands.show import Scene
-    from pipejax.plots.explorer.payload import Carried, StepShown
+    from pipejax.plots.explorer.payload import Carried, StepView
 
 
 NO_TIMES = Pricing(TableSlots())
@@ -39,13 +39,13 @@ def save_page(
 ) -> None:
     """Write a page; its memory limit, if none is given, is with a model what its system has."""
     from pipejax.plots.explorer.page import page
-    from pipejax.plots.explorer.payload import Explored, MemoryShown
+    from pipejax.plots.explorer.payload import Explored, MemoryView
 
     given = pricing or NO_TIMES
     explored = []
     for (name, run), sizes in zip(scene.runs.items(), scene.sizes, strict=True):
         limits = _limits(run.table, sizes, given, activations, limit)
-        held = MemoryShown(*sizes[:5], limits, sizes.static)
+        held = MemoryView(*sizes[:5], limits, sizes.static)
         explored.append(Explored(run, held, _step(run, given), name))
     wanted = {"messages": scene.messages, "memory": memory}
     show = {name: True for name, is_wanted in wanted.items() if is_wanted}
@@ -105,14 +105,14 @@ def _every_table(
     return found
 
 
-def _step(run: "pj.Evaluation", pricing: Pricing) -> "StepShown | None":
+def _step(run: "pj.Evaluation", pricing: Pricing) -> "StepView | None":
     """What a step is worth, where a model gives its costs."""
-    from pipejax.plots.explorer.payload import StepShown
+    from pipejax.plots.explorer.payload import StepView
 
     if pricing.workload is None or pricing.system is None:
         return None
     report = pj.step_report(run, pricing.workload, pricing.system)
-    return StepShown(report.tokens_per_second * run.step_time, report.mfu * run.step_time)
+    return StepView(report.tokens_per_second * run.step_time, report.mfu * run.step_time)
 
 
 def _limits(

@@ -41,7 +41,7 @@ def staleness(
     """
     from pipejax.costs.stage.stage_work import stage_bytes
 
-    costs = None if pricing is None else pricing.of(table)
+    costs = None if pricing is None else pricing.table_costs(table)
     found = pj.staleness(table, costs, link=links)
     result = pick(
         found,

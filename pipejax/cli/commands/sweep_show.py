@@ -327,12 +327,12 @@ def draw_front(
 
     groups = {"points": among}
     if "schedule" in found.axes:
-        schedules = found.of("schedule")
+        schedules = found.column("schedule")
         own = {name: among & (schedules == name) for name in found.axes["schedule"].tolist()}
         groups = {name: points for name, points in own.items() if np.any(points)}
     sides = []
     for name in names:
-        values = np.asarray(found.of(name), float)
+        values = np.asarray(found.column(name), float)
         scale = scale_of(found.units, name, values[among].tolist())
         label = head(name, scale).replace(words(name), LONG.get(name, words(name)))
         sides.append(Shown(label, values / scale[0], name in MORE_IS_BETTER))
@@ -359,7 +359,7 @@ def _told(
             told[axis] = cells
             heads.append(head(axis, scale))
     texts = ["; ".join(cells) for cells in zip(*told.values(), strict=True)]
-    sides = np.stack([np.asarray(found.of(name), float) for name in names])
+    sides = np.stack([np.asarray(found.column(name), float) for name in names])
     own = sides[:, [each.place for each in rows]]
     tied = [
         np.all(np.isclose(own, at, rtol=TIE, atol=0), axis=0) for at in sides[:, front].T[..., None]

@@ -56,7 +56,7 @@ def lookahead(
             raise ValueError(f"{option} does not go with tune lookahead, which finds it")
     plain = ShardingChoice(asked.lane, [0], None)
     table = choice._replace(options=choice.options._replace(sharding=plain)).build()
-    costs, sizes = priced.of(table), np.ones(table.num_stages)
+    costs, sizes = priced.table_costs(table), np.ones(table.num_stages)
     if priced.workload is not None:
         from pipejax.costs.stage.stage_work import gathered_sizes
 

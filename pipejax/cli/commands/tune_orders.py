@@ -68,7 +68,7 @@ def messages(
     from pipejax.search.orders.transfers import TransferSearch
 
     limit, enough = parse_seconds(time_limit, "--time-limit"), parse_share(gap, "--gap")
-    costs = required(pricing).of(table)
+    costs = required(pricing).table_costs(table)
 
     def report(found: "Found[TransferOrder]") -> Callable[[], Answer]:
         """Work out what is said; return what writes the files and answers."""
@@ -285,7 +285,7 @@ def microbatches(
             "--stragglers: a microbatch of another pipe meets a stage on another worker, so slow "
             "workers do not go with a new order: leave it out"
         )
-    search = MicrobatchSearch(table, priced.of(table), links, seed)
+    search = MicrobatchSearch(table, priced.table_costs(table), links, seed)
     lengths = priced.microbatches.lengths
 
     def report(found: "Found[MicrobatchOrder]") -> Callable[[], Answer]:

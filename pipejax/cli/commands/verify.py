@@ -39,7 +39,7 @@ def verify(
     else:
         priced, table = required(pricing), pj.read_table(file)
         priced.check_used([table])
-        run = pj.evaluate(table, priced.of(table), link=links)
+        run = pj.evaluate(table, priced.table_costs(table), link=links)
         held = activations.of(table, priced.workload, priced.microbatches).held(run)
         verdict = pj.verify(pj.certificate(run, memory=held.memory))
     problems = [*map(str, verdict.problems)]

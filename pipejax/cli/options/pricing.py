@@ -66,7 +66,7 @@ class Pricing(NamedTuple):
         """The place of each worker on the machine; in order if none."""
         return self.machine.places
 
-    def of(self, table: pj.ScheduleTable) -> "pj.Costs":
+    def table_costs(self, table: pj.ScheduleTable) -> "pj.Costs":
         """Return the costs of a table, whose workers sit where options say."""
         if not self.machine.sizes:
             return self._levels(table)[0]
@@ -482,4 +482,4 @@ def required(pricing: Pricing | None) -> Pricing:
 
 def or_slots(pricing: Pricing | None, table: pj.ScheduleTable) -> "pj.Costs":
     """Return the costs, or the table's own slots where no option gives times."""
-    return (pricing or Pricing(TableSlots())).of(table)
+    return (pricing or Pricing(TableSlots())).table_costs(table)

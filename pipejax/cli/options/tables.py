@@ -74,7 +74,7 @@ class TableOptions(NamedTuple):
             room = given["memory_limit"].room(like(builder, size, given), sized, workload)
             given["memory_limit"] = room.activations
         if pricing:
-            return self.finished(build_for_run(builder, size, given, pricing.of))
+            return self.finished(build_for_run(builder, size, given, pricing.table_costs))
         return self.finished(builder.function(**size, **given))
 
     def finished(self, table: pj.ScheduleTable) -> pj.ScheduleTable:

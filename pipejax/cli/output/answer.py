@@ -75,7 +75,7 @@ def searched(
 ) -> Answer:
     """Run a local search under a bar, and answer with its result, if interrupted too."""
     with (
-        best_so_far(lambda search: report(search.found("interrupted"))()) as keep,
+        best_so_far(lambda search: report(search.result("interrupted"))()) as keep,
         progress("searching", iterations) as bar,
     ):
         keep(search)

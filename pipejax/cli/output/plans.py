@@ -96,7 +96,7 @@ def _turned_round(found: "PlanResult") -> Iterator[object]:
         return
     told = [
         f"{one.number} is {_quantity(one.number, one.value)} ({one.factor:.3g} times)"
-        for one in found.reversals[:REVERSALS]
+        for one in found.break_even_factors[:REVERSALS]
     ]
     when = "no number of the machine alone turns them round, 8 times smaller or larger"
     if told:

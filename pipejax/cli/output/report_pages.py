@@ -11,7 +11,7 @@ from pipejax.cli.output.progress import waiting
 if TYPE_CHECKING:
     from pipejax.analysis.runs.evaluate import Evaluation
     from pipejax.base.array_types import Float, NumpyArray
-    from pipejax.plots.explorer.payload import MemoryShown
+    from pipejax.plots.explorer.payload import MemoryView
     from pipejax.schedules.table.table import ScheduleTable
     from pipejax.search.remedies.explain import Explanation
 
@@ -89,8 +89,8 @@ def report_page(
     )
 
 
-def _memory(table: "ScheduleTable") -> "MemoryShown":
+def _memory(table: "ScheduleTable") -> "MemoryView":
     """What holds of a table, whatever a model says of bytes."""
-    from pipejax.plots.explorer.payload import MemoryShown
+    from pipejax.plots.explorer.payload import MemoryView
 
-    return MemoryShown(*ActivationOptions(None, None).of(table, None)[:5], None)
+    return MemoryView(*ActivationOptions(None, None).of(table, None)[:5], None)

@@ -55,7 +55,7 @@ def looks_of_runs(shown: Sequence[ShownRun]) -> Looks:
     """Colours of what runs have that are shown one below the other."""
     from pipejax.analysis.runs.timeline import phases_of
 
-    return palette.looks_of(phases_of(bar for each in shown for bar in each.bars))
+    return palette.phase_looks(phases_of(bar for each in shown for bar in each.bars))
 
 
 class _Line(NamedTuple):

@@ -60,8 +60,8 @@ function wholeOf({ microbatches, slices = 1 }) {
 /** Times of another table with as many stages and pipes: those are of each stage and boundary. */
 function fillFrom(base, table, layout, donors, { grammars, phases }) {
   const isOfWorkers = table.grammar.ofWorkers.length > 0;
-  const known = donors.map((donor) => [donor, placesOf(donor, grammars[donor.grammar]).of]);
-  const fitting = known.filter(([{ stages, pipes, workers, costs }]) =>
+  const measured = donors.map((donor) => [donor, placesOf(donor, grammars[donor.grammar]).of]);
+  const fitting = measured.filter(([{ stages, pipes, workers, costs }]) =>
     stages === table.stages && pipes === table.pipes && !(isOfWorkers && workers !== table.workers) &&
     costs.base.length - costs.firstLink === 3 * layout.links);
   if (!fitting.length) {
@@ -74,8 +74,8 @@ function fillFrom(base, table, layout, donors, { grammars, phases }) {
   const letter = phases[lacking(times)]?.letter;
   if (letter) throw new Error(`${letter} has no time on this page`);
   for (const [phase, { first, count }] of layout.times.of) {
-    const own = times.get(phase);
-    if (own) base.set(donor.costs.base.subarray(own.first, own.first + count), first);
+    const position = times.get(phase);
+    if (position) base.set(donor.costs.base.subarray(position.first, position.first + count), first);
   }
   base.set(donor.costs.base.subarray(donor.costs.firstLink), layout.firstLink);
 }
@@ -90,8 +90,8 @@ export function scheduleOf(table, scene, donors) {
   const edges = messagesOf(table, grammar);
   const programs = {};
   for (const model of links) {
-    let found = null;
-    Object.defineProperty(programs, model, { enumerable: true, get: () => (found ??= tried(() =>
+    let lowered = null;
+    Object.defineProperty(programs, model, { enumerable: true, get: () => (lowered ??= tried(() =>
       lower(table, linkModels[model], layout, edges, grammar))) });
   }
   if (programs[links[0]].error) throw new Error(programs[links[0]].error);
@@ -156,8 +156,8 @@ export class Library {
 
   /** Numbers of stages per worker that a schedule is there with. */
   choices(name) {
-    const found = [...this.given, ...this.entries].filter((each) => each.name === name);
-    return [...new Set(found.map((each) => each.stagesPerWorker))].sort((one, other) => one - other);
+    const versions = [...this.given, ...this.entries].filter((each) => each.name === name);
+    return [...new Set(versions.map((each) => each.stagesPerWorker))].sort((one, other) => one - other);
   }
 
   /** What is shown at first, as a choice. */
@@ -182,9 +182,9 @@ export class Library {
   }
 
   sizes(field) {
-    const own = field === "microbatches" ? wholeOf : (each) => each[field];
-    const found = [...this.given, ...this.entries].map(own);
-    return [...new Set(found)].sort((one, other) => one - other);
+    const valueOf = field === "microbatches" ? wholeOf : (each) => each[field];
+    const values = [...this.given, ...this.entries].map(valueOf);
+    return [...new Set(values)].sort((one, other) => one - other);
   }
 
   /** The schedule of a name for some workers and microbatches, or null; one dropped has its own. */
@@ -192,8 +192,8 @@ export class Library {
     if (this.dropped.has(name)) return this.dropped.get(name);
     const isMeant = (each) => each.name === name && each.workers === workers &&
       wholeOf(each) === microbatches && each.stagesPerWorker === stagesPerWorker;
-    const own = this.given.find(isMeant);
-    if (own) return own;
+    const present = this.given.find(isMeant);
+    if (present) return present;
     const entry = this.entries.find(isMeant);
     if (!entry) return null;
     if (!this.made.has(entry)) {
@@ -206,9 +206,9 @@ export class Library {
   /** Take a file in; what is no table, or cannot run, is an error. */
   take(text, file) {
     const name = file.replace(/\.(csv|json)$/i, "");
-    const own = this.names.includes(name) && !this.dropped.has(name) ? file : name;
-    const table = readTable(text, own, this.scene.grammars);
-    this.dropped.set(own, scheduleOf({ ...table, name: own }, this.scene, this.donors));
-    return own;
+    const title = this.names.includes(name) && !this.dropped.has(name) ? file : name;
+    const table = readTable(text, title, this.scene.grammars);
+    this.dropped.set(title, scheduleOf({ ...table, name: title }, this.scene, this.donors));
+    return title;
   }
 }

@@ -45,19 +45,20 @@ def kinds(run: Evaluation) -> tuple[str, ...]:
     return tuple("" if kind in summed else kind for kind in run.program.layout.groups)
 
 
-def factors_of(runs: Sequence[Evaluation], also: Collection[AnyPhase] = ()) -> list[Factor]:
-    """List the sliders of some runs: kinds that cost anything, and messages wherever there are."""
+def list_factors(runs: Sequence[Evaluation], also: Collection[AnyPhase] = ()) -> list[Factor]:
+    """List the sliders of runs: kinds with a cost, and messages if there are any."""
     costs_anything = {kind for run in runs for kind in _kinds_that_cost(run)}
     costs_anything |= {
         phase.name
         for phase in also
         if phase.kind.time and any(np.any(run.costs.time(phase)) for run in runs)
     }
-    own = {phase.name: phase.kind.name for run in runs for phase in run.table.grammar.own}
+    own_phases = (phase for run in runs for phase in run.table.grammar.own)
+    names_by_phase = {phase.name: phase.kind.name for phase in own_phases}
     is_free = not costs_anything & {"latency", "transmit"}
     if is_free and any(len(run.program.messages.producer) for run in runs):
         costs_anything.add("transmit")
-    names = {**OF_COMPUTE, **own, **OF_OTHERS}
+    names = {**OF_COMPUTE, **names_by_phase, **OF_OTHERS}
     names |= {"transmit": "transmit time"} if "latency" in costs_anything else {}
     return [
         Factor(key, name, 0.0, MOST_OF_NONE)
@@ -68,25 +69,27 @@ def factors_of(runs: Sequence[Evaluation], also: Collection[AnyPhase] = ()) -> l
     ]
 
 
-def vector_of(run: Evaluation) -> Float[NumpyArray, " costs"]:
+def run_cost_vector(run: Evaluation) -> Float[NumpyArray, " costs"]:
     """The cost vector of a run (costs) [s]."""
     return lower_and_price(run.table, run.costs, run.links)[1]
 
 
-def base_of(run: Evaluation, factors: Sequence[Factor], unit: float) -> Float[NumpyArray, " costs"]:
-    """What the factors multiply (costs) [s]; messages that take no time are measured by `unit`."""
-    base, own = vector_of(run).copy(), np.array(kinds(run))
+def base_costs(
+    run: Evaluation, factors: Sequence[Factor], unit: float
+) -> Float[NumpyArray, " costs"]:
+    """Return the costs that the factors multiply [s]; free messages take `unit`."""
+    base, kind_of_cost = run_cost_vector(run).copy(), np.array(kinds(run))
     for factor in factors:
         if factor.given == 0:
-            base[own == factor.key] = unit
+            base[kind_of_cost == factor.key] = unit
     return base
 
 
 def _kinds_that_cost(run: Evaluation) -> Iterator[str]:
     """Kinds of which a position that the program reads is above 0."""
-    own, is_read = np.array(kinds(run)), read_by(run.program)
-    costs = is_read & (vector_of(run) > 0)
-    yield from np.unique(own[costs & (own != "")]).tolist()
+    kind_of_cost, is_read = np.array(kinds(run)), read_by(run.program)
+    costs = is_read & (run_cost_vector(run) > 0)
+    yield from np.unique(kind_of_cost[costs & (kind_of_cost != "")]).tolist()
 
 
 def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
@@ -99,9 +102,9 @@ def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
 
 
 def mean_forward(runs: Sequence[Evaluation]) -> float:
-    """Mean time of F, or what else there is [s]."""
-    given = (run.costs.forward for run in runs)
-    means = [0.0 if time is None else float(np.mean(np.asarray(time))) for time in given]
+    """Return the mean time of F, or of the other ops [s]."""
+    times = (run.costs.forward for run in runs)
+    means = [0.0 if time is None else float(np.mean(np.asarray(time))) for time in times]
     return float(np.mean(means)) or max(run.makespan for run in runs) or 1.0
 
 
@@ -113,7 +116,7 @@ MOST_NODES = 200_000  # of all programs whose form is looked for: a few seconds
 
 
 class FormSearch:
-    """Looks for the closed forms of programs as long as there are not too many nodes in all."""
+    """Search for closed forms of programs, up to a total number of nodes."""
 
     def __init__(self) -> None:
         self.nodes_left = MOST_NODES
@@ -125,15 +128,15 @@ class FormSearch:
         factors: Sequence[Factor],
         base: Float[NumpyArray, " costs"],
     ) -> dict[str, Any] | None:
-        """The form of a program of a table, or None where it is too large or pairs overlap."""
+        """Return the closed form of a program, or None if it is too large or pairs overlap."""
         overlaps = run.costs.pair_factor is not None and program.layout.num_pairs
         if overlaps or program.num_nodes > self.nodes_left:
             return None
         self.nodes_left -= program.num_nodes
-        own, parameters, units, is_time = np.array(kinds(run)), {}, [], []
+        kind_of_cost, parameters, units, is_time = np.array(kinds(run)), {}, [], []
         fields = {phase.name: phase.kind.time for phase in run.table.grammar.timed}
         for factor in factors:
-            costs = base[own == factor.key]
+            costs = base[kind_of_cost == factor.key]
             if costs.size and costs.max() > 0:
                 is_one = costs.min() == costs.max()
                 value = 1.0 if is_one else getattr(run.costs, fields.get(factor.key, factor.key))
@@ -141,7 +144,7 @@ class FormSearch:
                 units.append(float(costs[0]) if is_one else 1.0)
                 is_time.append(bool(is_one))
         try:
-            found = formula(
+            closed_form = formula(
                 program, _weights(run.costs, parameters, fields), max_facets=MOST_FACETS
             )
         except ValueError:  # no few sums bound it
@@ -150,18 +153,18 @@ class FormSearch:
             "parameters": [*parameters],
             "units": units,
             "isTime": is_time,
-            "facets": [[float(count) for count in facet] for facet in found.facets],
-            "exact": found.exact,
-            "gap": found.gap,
+            "facets": [[float(count) for count in facet] for facet in closed_form.facets],
+            "exact": closed_form.exact,
+            "gap": closed_form.gap,
         }
 
 
 def _weights(
     costs: Costs, parameters: Mapping[str, Any], fields: Mapping[str, str]
 ) -> dict[str, Costs]:
-    """Costs where one parameter is 1 and all others are 0; what costs nothing stays known."""
+    """Return costs with one parameter at 1 and all others at 0."""
     # fields says which cost is that of a phase, by its letters.
     named = {key: fields.get(key, key) for key in parameters}
-    known = {field for field, value in vars(costs).items() if value is not None}
-    free = dict.fromkeys(known - {*named.values()}, 0.0)
+    set_fields = {field for field, value in vars(costs).items() if value is not None}
+    free = dict.fromkeys(set_fields - {*named.values()}, 0.0)
     return {key: unchecked_costs(free | {named[key]: value}) for key, value in parameters.items()}

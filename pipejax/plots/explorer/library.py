@@ -10,7 +10,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
-from pipejax.plots.palette import USUAL as USUAL_LOOKS, looks_of
+from pipejax.plots.palette import USUAL as USUAL_LOOKS, phase_looks
 from pipejax.schedules.cells import placement
 from pipejax.schedules.cells.grammar import OF_SLICES, USUAL, Grammar, Rule
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, ledger_of
@@ -39,27 +39,27 @@ class PagePhases(NamedTuple):
     """Grammars of the tables of a page, and phases under codes that no two of them share."""
 
     grammars: tuple[Grammar, ...]  # the usual one first
-    own: tuple[OwnPhase, ...]  # phases of their own, which stand behind the usual ones
+    own_phases: tuple[OwnPhase, ...]  # phases of their own, which stand behind the usual ones
 
     @classmethod
-    def of(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
-        """List what tables have of their own; what is the same in two of them comes once."""
+    def from_tables(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
+        """List the grammars and own phases of tables, without duplicates."""
         grammars = tuple(dict.fromkeys([USUAL, *(table.grammar for table in tables)]))
-        own: list[OwnPhase] = []
+        own_phases: list[OwnPhase] = []
         for phase in (phase for grammar in grammars for phase in (*grammar.moved, *grammar.own)):
-            if not any(_is_same(phase, other) for other in own):
-                own.append(phase)
-        return cls(grammars, tuple(own))
+            if not any(_is_same(phase, other) for other in own_phases):
+                own_phases.append(phase)
+        return cls(grammars, tuple(own_phases))
 
     @property
-    def each(self) -> dict[int, AnyPhase]:
-        """Phases by code, without that of idle cells."""
-        own = enumerate(self.own, len(Phase))
-        return {int(phase): phase for phase in KINDS} | dict(own)
+    def by_code(self) -> dict[int, AnyPhase]:
+        """Phases by code, without idle cells."""
+        own_phases = enumerate(self.own_phases, len(Phase))
+        return {int(phase): phase for phase in KINDS} | dict(own_phases)
 
     def as_json(self, used: Iterable[AnyPhase]) -> dict[int, dict[str, str]]:
-        """What phases are called, where they run and what they look like, beside those in use."""
-        looks = {**USUAL_LOOKS, **looks_of([*used, *self.own])}
+        """Return name, lane and look of each phase by code."""
+        looks = {**USUAL_LOOKS, **phase_looks([*used, *self.own_phases])}
         return {
             code: {
                 "letter": phase.name,
@@ -69,20 +69,20 @@ class PagePhases(NamedTuple):
                 "shade": looks[phase.name].shade,
                 "deep": looks[phase.name].deep or looks[phase.name].fill,
             }
-            for code, phase in self.each.items()
+            for code, phase in self.by_code.items()
         }
 
     def codes(self, grammar: Grammar) -> Int[NumpyArray, " codes"]:
         """Code here (codes) of each phase of a grammar, by its code there."""
-        found = np.arange(len(grammar.phases))
+        page_codes = np.arange(len(grammar.phases))
         for phase in (*grammar.moved, *grammar.own):
-            same = (k for k, other in enumerate(self.own) if _is_same(phase, other))
-            found[phase] = len(Phase) + next(same)
-        return found
+            same = (k for k, other in enumerate(self.own_phases) if _is_same(phase, other))
+            page_codes[phase] = len(Phase) + next(same)
+        return page_codes
 
 
-def _is_same(one: OwnPhase, other: OwnPhase) -> bool:
-    return (one.name, one.kind) == (other.name, other.kind)
+def _is_same(phase: OwnPhase, other: OwnPhase) -> bool:
+    return (phase.name, phase.kind) == (other.name, other.kind)
 
 
 class OfferedTimes(NamedTuple):
@@ -93,21 +93,21 @@ class OfferedTimes(NamedTuple):
 
     def as_json(self, phases: PagePhases) -> dict[str, Any]:
         """By code of the phase, and of messages [s]."""
-        ops = {code: self.costs.time(phase) for code, phase in phases.each.items()}
-        known = {code: float(time) for code, time in ops.items() if time is not None}
+        ops = {code: self.costs.time(phase) for code, phase in phases.by_code.items()}
+        set_times = {code: float(time) for code, time in ops.items() if time is not None}
         sent = {name: float(np.asarray(getattr(self.costs, name))) for name in MESSAGE_FIELDS}
-        return {"ops": known, **sent, "byWorker": self.by_worker}
+        return {"ops": set_times, **sent, "byWorker": self.by_worker}
 
 
 def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
-    """What cells mean, what waits for what, and what workers hold, for a page that reads tables."""
+    """Return meaning, rules and memory of cells, for a page that reads tables."""
     codes = phases.codes(grammar)
 
-    def coded(of: Iterable[AnyPhase]) -> list[int]:
-        return codes[np.array([*of], int)].tolist()
+    def coded(phases: Iterable[AnyPhase]) -> list[int]:
+        return codes[np.array([*phases], int)].tolist()
 
-    def by_code(of: Mapping[Any, Any]) -> dict[int, Any]:
-        return dict(zip(coded(of), of.values(), strict=True))
+    def by_code(values: Mapping[Any, Any]) -> dict[int, Any]:
+        return dict(zip(coded(values), values.values(), strict=True))
 
     waits, own_slots = (Phase.WAIT_O, *WAIT_SEND), grammar.unit_slots
     letters = by_code({phase: phase.name for phase in grammar.in_cells})
@@ -142,17 +142,17 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
 
 
 def _rule(rule: Rule, coded: Callable[[Iterable[AnyPhase]], list[int]]) -> dict[str, Any]:
-    """A rule as a page reads it: with codes, and names of fields as JavaScript has them."""
+    """Return a rule with codes and JavaScript names of fields."""
     (consumer,) = coded([rule.consumer])
-    told = rule._asdict() | {"consumer": consumer, "producers": coded(rule.producers)}
-    return {re.sub("_(.)", lambda m: m[1].upper(), name): value for name, value in told.items()}
+    fields = rule._asdict() | {"consumer": consumer, "producers": coded(rule.producers)}
+    return {re.sub("_(.)", lambda m: m[1].upper(), name): value for name, value in fields.items()}
 
 
 def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -> dict[str, Any]:
     """Pack tables by the name of their schedule; a page can lower all but those that offload."""
     entries, texts = [], []
-    for name, each in tables.items():
-        for table in each:
+    for name, versions in tables.items():
+        for table in versions:
             if table.offloads:
                 continue
             microbatches = table.num_microbatches // table.grammar.slices
@@ -168,12 +168,12 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -
 
 
 def _unstated(table: ScheduleTable) -> dict[str, Any]:
-    """What the cells of a table do not tell."""
-    found: dict[str, Any] = {}
-    pipes, pipe_of = placement.infer(list(table.rows()), table.grammar.compute)
-    own = table.placement.tolist(), table.pipe_of_microbatch.tolist()
-    if own != (pipes.tolist(), pipe_of.tolist()):
-        found |= {"placement": own[0], "pipeOf": own[1]}
+    """Return the properties of a table that its cells do not show."""
+    fields: dict[str, Any] = {}
+    pipes, microbatch_pipes = placement.infer(list(table.rows()), table.grammar.compute)
+    stated = table.placement.tolist(), table.pipe_of_microbatch.tolist()
+    if stated != (pipes.tolist(), microbatch_pipes.tolist()):
+        fields |= {"placement": stated[0], "pipeOf": stated[1]}
     if set(table.stage_shares) != {1.0}:
-        found["shares"] = [float(share) for share in table.stage_shares]
-    return found
+        fields["shares"] = [float(share) for share in table.stage_shares]
+    return fields

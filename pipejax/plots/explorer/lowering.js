@@ -32,14 +32,14 @@ export function opsOf({ cells, pipeOf, placement, pipes, stages }) {
 
 /** Where the times of each phase begin in the cost vector of a table, and how many they are. */
 export function placesOf({ stages, workers }, { timed, ofWorkers }) {
-  const found = new Map();
+  const positions = new Map();
   let first = 1;
   for (const phase of timed) {
     const count = ofWorkers.includes(phase) ? workers : stages;
-    found.set(phase, { first, count });
+    positions.set(phase, { first, count });
     first += count;
   }
-  return { of: found, end: first };
+  return { of: positions, end: first };
 }
 
 /** Positions in the cost vector of a table. */
@@ -63,8 +63,8 @@ export function layoutOf(table, grammar) {
     ? firstPair + places.get(`${ops[0].stage} ${ops[1].phase} ${ops[1].stage}`)
     : op(ops[0].phase, ops[0].stage < 0 ? worker : ops[0].stage));
   const joined = pairs.flatMap((key) => {
-    const [one, other] = kinds.get(key);
-    return [op(one.phase, one.stage), op(other.phase, other.stage)];
+    const [first, second] = kinds.get(key);
+    return [op(first.phase, first.stage), op(second.phase, second.stage)];
   });
   const size = firstLink + 3 * links;
   return { op, times, link, duration, joined, firstPair, firstLink, links, size };
@@ -77,13 +77,13 @@ export function messagesOf(table, grammar) {
   const { microbatches, cells, pipeOf } = table;
   const where = placed(table, grammar);
   const sent = [];
-  const own = []; // without a message
-  const said = new Set(); // two rules may say the same
+  const unsent = []; // without a message
+  const seen = new Set(); // two rules may say the same
   for (const rule of grammar.rules) {
-    const made = rule.producers.map((phase) => where.get(phase)).filter(Boolean);
+    const producerOps = rule.producers.map((phase) => where.get(phase)).filter(Boolean);
     for (const { to, place, m } of waitingBy(rule, table, where)) {
       for (const [source, of] of waitedFor(rule, table, grammar, cells[to].worker, place, m)) {
-        const from = made.reduce((most, ops) => Math.max(most, ops[source * microbatches + of]), -1);
+        const from = producerOps.reduce((most, ops) => Math.max(most, ops[source * microbatches + of]), -1);
         if (from < 0 && rule.isNeeded && !grammar.isUsual) missing(rule, grammar, cells[to], source, of);
         if (from < 0) continue;
         const edge = {
@@ -94,9 +94,9 @@ export function messagesOf(table, grammar) {
         const isApart = edge.sender !== edge.receiver;
         const isSent = isApart && rule.sends;
         const key = `${from} ${to} ${source} ${place} ${of} ${isSent}`;
-        if (said.has(key)) continue;
-        said.add(key);
-        (isSent ? sent : own).push(edge);
+        if (seen.has(key)) continue;
+        seen.add(key);
+        (isSent ? sent : unsent).push(edge);
         const isLate = from > to || (from === to && cells[to].ops.length === 2);
         if (!isApart && isLate && queueOf(cells[from], grammar) === queueOf(cells[to], grammar)) {
           throw new Error(`worker ${edge.sender}: an op of microbatch ${m} stands before what it waits for`);
@@ -107,7 +107,7 @@ export function messagesOf(table, grammar) {
   const order = [...sent.keys()].sort((one, other) =>
     sent[one].from - sent[other].from || sent[one].direction - sent[other].direction ||
     sent[one].toStage - sent[other].toStage || one - other);
-  return { sent: order.map((k) => sent[k]), own };
+  return { sent: order.map((k) => sent[k]), unsent };
 }
 
 /** By phase: op of each place and microbatch; a place is a stage, or a worker of what has no stage. */
@@ -190,7 +190,7 @@ function mergedOps(cells, { together }) {
 }
 
 /** Lower a table under a link model, a record of `links.py`; what cannot run says why. */
-export function lower(table, model, layout, { sent, own }, grammar) {
+export function lower(table, model, layout, { sent, unsent }, grammar) {
   const { cells, workers } = table;
   const { holds, behind: later, blocks, meets } = model;
   const edges = []; // tail, head, lag
@@ -215,7 +215,7 @@ export function lower(table, model, layout, { sent, own }, grammar) {
   const add = (tail, to, lag = 0) => { edges.push([tail, to, lag]); };
   chain(cells.map((_, op) => op).filter((op) => node[op]), (op) => queueOf(cells[op], grammar))
     .forEach(([one, other]) => add(node[one], head(other)));
-  for (const { from, to } of own) {
+  for (const { from, to } of unsent) {
     const isInLine = queueOf(cells[from], grammar) === queueOf(cells[to], grammar);
     if (!isInLine && node[from] && node[to]) add(node[from], head(to));
   }
@@ -224,7 +224,7 @@ export function lower(table, model, layout, { sent, own }, grammar) {
   sent.forEach((message, k) => { if (carried) add(node[message.from], carried[k]); });
   const turns = [...sent.keys()];
   if (meets) {
-    const ends = queueOrder(table, sent, own, grammar);
+    const ends = queueOrder(table, sent, unsent, grammar);
     chain(ends, ({ worker }) => worker).forEach(([one, other]) => add(carried[one.k], carried[other.k]));
   } else if (carried) {
     chain(turns, (k) => sent[k].sender * workers + sent[k].receiver)
@@ -240,13 +240,13 @@ export function lower(table, model, layout, { sent, own }, grammar) {
 /** Neighbours among entries that share a key. */
 function chain(entries, keyOf) {
   const last = new Map();
-  const found = [];
+  const pairs = [];
   for (const entry of entries) {
     const key = keyOf(entry);
-    if (last.has(key)) found.push([last.get(key), entry]);
+    if (last.has(key)) pairs.push([last.get(key), entry]);
     last.set(key, entry);
   }
-  return found;
+  return pairs;
 }
 
 /** Let the sender's next op wait until messages have left. */
@@ -274,9 +274,9 @@ function holdRows(cells, sent, { waits, letters }, add) {
  * Both ends of every transfer in the order of the queues of workers: by their cells where the table
  * has SENDs and RECVs, else by the end of what makes the message in a run with unit slots.
  */
-function queueOrder(table, sent, own, grammar) {
+function queueOrder(table, sent, unsent, grammar) {
   if (table.transfers.length) return endsByCell(table, sent, grammar);
-  const end = unitEnds(table, sent, own, grammar);
+  const end = unitEnds(table, sent, unsent, grammar);
   const order = [...sent.keys()].sort((a, b) => {
     const [one, other] = [sent[a], sent[b]];
     return end[one.from] - end[other.from] || one.sender - other.sender || one.stage - other.stage ||
@@ -302,35 +302,35 @@ function endsByCell({ transfers, cells }, sent, { letters }) {
 }
 
 /** End of every op where messages take no time and ops unit slots. */
-function unitEnds({ cells }, sent, own, grammar) {
+function unitEnds({ cells }, sent, unsent, grammar) {
   const { unit } = grammar;
   const merged = mergedOps(cells, grammar);
   const edges = chain(cells.map((_, op) => op), (op) => queueOf(cells[op], grammar))
-    .concat([...sent, ...own].map(({ from, to }) => [from, to]))
+    .concat([...sent, ...unsent].map(({ from, to }) => [from, to]))
     .map(([tail, head]) => [merged[tail], merged[head]]);
   const order = sortedNodes(cells.length, edges);
   const before = cells.map(() => []);
   for (const [tail, head] of edges) before[head].push(tail);
   const end = new Float64Array(cells.length);
   for (const op of order) {
-    const lasts = cells[op].ops.reduce((sum, { phase }) => sum + (unit[phase] ?? 0), 0);
-    end[op] = Math.max(0, ...before[op].map((tail) => end[tail])) + lasts;
+    const duration = cells[op].ops.reduce((sum, { phase }) => sum + (unit[phase] ?? 0), 0);
+    end[op] = Math.max(0, ...before[op].map((tail) => end[tail])) + duration;
   }
   return merged.map((first) => end[first]);
 }
 
 /** An order in which all edges lead on; there is none where things wait for each other in a circle. */
 function sortedNodes(nodes, edges) {
-  const left = new Int32Array(nodes);
+  const missing = new Int32Array(nodes);
   const after = Array.from({ length: nodes }, () => []);
   for (const [tail, head] of edges) {
-    left[head]++;
+    missing[head]++;
     after[tail].push(head);
   }
   const order = [];
-  for (let k = 0; k < nodes; k++) if (left[k] === 0) order.push(k);
+  for (let k = 0; k < nodes; k++) if (missing[k] === 0) order.push(k);
   for (let k = 0; k < order.length; k++) {
-    for (const head of after[order[k]]) if (--left[head] === 0) order.push(head);
+    for (const head of after[order[k]]) if (--missing[head] === 0) order.push(head);
   }
   if (order.length < nodes) throw new Error("a deadlock: ops or transfers wait for each other in a circle");
   return order;
@@ -342,11 +342,11 @@ function laidOut(nodes, edges, lasts, op, carrier, arrives) {
   // the source first: nothing leads to it
   const place = new Int32Array(nodes);
   order.sort((one, other) => (one === 0 ? -1 : other === 0 ? 1 : 0));
-  order.forEach((each, k) => { place[each] = k; });
+  order.forEach((node, k) => { place[node] = k; });
   const degree = new Int32Array(nodes);
   const byHead = Array.from({ length: nodes }, () => []);
   for (const [tail, head, lag] of edges) byHead[place[head]].push([place[head] - place[tail], lag]);
-  byHead.forEach((own, head) => { degree[head] = own.length; });
+  byHead.forEach((headEdges, head) => { degree[head] = headEdges.length; });
   const flat = byHead.flat();
   const numbered = (list) => Int32Array.from(list, (each) => (each > 0 ? place[each] : 0));
   return {
@@ -372,9 +372,9 @@ export function heldOf(table, grammar) {
   table.cells.forEach(({ worker, ops }, op) => {
     for (const { phase, stage, microbatch } of ops) {
       for (const [moment, part, change] of grammar.ledger[phase] ?? []) {
-        const left = again.has(`${stage} ${microbatch}`) ? checkpoint : whole;
+        const remaining = again.has(`${stage} ${microbatch}`) ? checkpoint : whole;
         const of = stage < 0 ? table.stages - 1 : stage; // an item of a worker is a share of the last
-        const place = (part === leftByF ? left : part) * table.stages + of;
+        const place = (part === leftByF ? remaining : part) * table.stages + of;
         changes.push({ worker, moment: 2 * op + moment, place, change });
       }
     }

@@ -61,24 +61,24 @@ def rendered(
 
 def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[str, Any]:
     """The payload, and how the page is headed and coloured."""
-    runs = [each.run for each in explored]
+    runs = [entry.run for entry in explored]
     name = explored[0].name or runs[0].schedule
-    count = len(runs) + sum(each.recorded is not None for each in explored)
+    count = len(runs) + sum(entry.recorded is not None for entry in explored)
     names = name if count == 1 else f"{count} schedules"
     sizes = {(run.workers, run.microbatches) for run in runs}
     workers, microbatches = sizes.pop()
-    of = "" if sizes else f"{workers} workers, {microbatches} microbatches"
+    sizes_text = "" if sizes else f"{workers} workers, {microbatches} microbatches"
     return payload(explored, unit=unit, carried=carried) | {
         "title": names,
-        "subtitle": of or "under one time axis",
+        "subtitle": sizes_text or "under one time axis",
         "seconds": palette.SECONDS,
     }
 
 
 def _script(name: str) -> str:
-    """A module as a function that returns what it exports, for no page without a server has any."""
+    """Wrap a module in a function that returns its exports; a local page cannot load modules."""
     text = _read(f"{name}.js")
-    exported = ", ".join(found[1] for found in _EXPORT.findall(text))
+    exported = ", ".join(match[1] for match in _EXPORT.findall(text))
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = modules.\2;", text))
     return f"modules.{name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"
 

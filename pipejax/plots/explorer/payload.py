@@ -1,4 +1,4 @@
-"""What a page of the explorer holds: schedules with their costs, memory and programs."""
+"""Payload of a page of the explorer: schedules with their costs, memory and programs."""
 
 import base64
 import zlib
@@ -17,9 +17,9 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.plots.explorer.factors import (
     Factor,
     FormSearch,
-    base_of,
-    factors_of,
+    base_costs,
     kinds,
+    list_factors,
     mean_forward,
     read_by,
 )
@@ -37,8 +37,8 @@ PerStage = Float[NumpyArray, "stages *microbatches"]
 Programs = Mapping[str, Program | ScheduleError]  # by link model, or why there is none
 
 
-class MemoryShown(NamedTuple):
-    """What memory curves show, beside activations in flight."""
+class MemoryView(NamedTuple):
+    """Data of the memory curves, besides activations in flight."""
 
     unit: str  # "activations" or "bytes"
     sizes: PerStage  # (stages) what an activation takes, or (stages, microbatches)
@@ -51,8 +51,8 @@ class MemoryShown(NamedTuple):
     static: Float[NumpyArray, " workers"] | None = None
 
 
-class StepShown(NamedTuple):
-    """What a step of a model is worth."""
+class StepView(NamedTuple):
+    """Tokens and compute of a step of a model."""
 
     tokens: float  # of the whole job
     mfu_seconds: float  # how long it would take at the peak FLOP/s [s]
@@ -62,8 +62,8 @@ class Explored(NamedTuple):
     """A schedule of a page."""
 
     run: Evaluation  # as it is given
-    memory: MemoryShown  # what its activations take
-    step: StepShown | None = None  # where a model gives its costs
+    memory: MemoryView  # what its activations take
+    step: StepView | None = None  # where a model gives its costs
     name: str = ""  # in place of the schedule's own, if any
     # (workers, slots) when the ops of a measured run started, of which this is the replay [s]; it
     # stands above, as it ran, and does not follow the sliders
@@ -71,7 +71,7 @@ class Explored(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What a page carries to choose from."""
+    """Tables and times that a page offers for choice."""
 
     # of tables of any size, or None where they are those of the stages that are there
     times: OfferedTimes | None = None
@@ -85,8 +85,8 @@ NOTHING = Carried()
 def payload(
     explored: Sequence[Explored], *, unit: str, carried: Carried = NOTHING
 ) -> dict[str, Any]:
-    """Collect what a page shows of runs under one link model, as JSON holds it."""
-    runs = [each.run for each in explored]
+    """Collect the data of a page for runs under one link model, as JSON."""
+    runs = [entry.run for entry in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
             "eager_below",
@@ -94,33 +94,33 @@ def payload(
             "explore knows no eager_below: its sliders change which messages are buffered; name "
             "pairs of workers whose messages are, as pair_links 0-1=queued",
         )
-    every = [table for tables in carried.tables.values() for table in tables]
-    for table in every:
+    carried_tables = [table for tables in carried.tables.values() for table in tables]
+    for table in carried_tables:
         if table.grammar.moved:  # the page lowers what it carries by rules, and knows none of these
             has = f"{table.name} has {table.grammar.unusual}"
             raise ArgumentError(
                 "choose", table.name, f"a page that reads tables knows no lanes: {has}"
             )
-    also = {phase for table in every for phase in table.used_phases}
-    phases = PagePhases.of([*(run.table for run in runs), *every])
+    also = {phase for table in carried_tables for phase in table.used_phases}
+    phases = PagePhases.from_tables([*(run.table for run in runs), *carried_tables])
     used = [phase for run in runs for phase in run.table.used_phases]
-    factors, mean, given = factors_of(runs, also), mean_forward(runs), runs[0].links
+    factors, mean, links = list_factors(runs, also), mean_forward(runs), runs[0].links
     programs = [_programs(run) for run in runs]
-    bases = [base_of(run, factors, mean) for run in runs]
+    bases = [base_costs(run, factors, mean) for run in runs]
     forms: list[dict[str, Any]] = [{} for _ in runs]
     search = FormSearch()
-    for model in sorted(LINKS, key=lambda name: name != given.model):  # those shown first
-        for found, each, by_model, base in zip(forms, explored, programs, bases, strict=True):
+    for model in sorted(LINKS, key=lambda name: name != links.model):  # those shown first
+        for run_forms, entry, by_model, base in zip(forms, explored, programs, bases, strict=True):
             program = by_model[model]
             # where every op has a time of its own, as replayed ones, a form says nothing
-            if isinstance(program, Program) and each.recorded is None:
-                found[model] = search.form(program, each.run, factors, base)
+            if isinstance(program, Program) and entry.recorded is None:
+                run_forms[model] = search.form(program, entry.run, factors, base)
     return {
         "unit": unit,
         "links": list(LINKS),
         "linkModels": {name: vars(model) for name, model in LINK_MODELS.items()},
-        "link": given.model,
-        "scope": _scope(given),
+        "link": links.model,
+        "scope": _scope(links),
         "mean": mean,
         "phases": phases.as_json(used),
         "grammars": [grammar_of_page(grammar, phases) for grammar in phases.grammars],
@@ -128,31 +128,34 @@ def payload(
         "library": library(carried.tables, phases) if carried.tables else None,
         "factors": [factor._asdict() for factor in factors],
         "schedules": [
-            _schedule(each, by_model, base, factors, phases) | {"forms": found}
-            for each, by_model, base, found in zip(explored, programs, bases, forms, strict=True)
+            _schedule(entry, by_model, base, factors, phases) | {"forms": form}
+            for entry, by_model, base, form in zip(explored, programs, bases, forms, strict=True)
         ],
     }
 
 
 def _scope(links: Links) -> str:
-    """Say what was said of the links beside their model."""
-    said = [f"one queue per {links.queues}"] * (links.queues != "worker")
-    said += [f"posted by {links.posting}"] * (links.posting != "early")
-    said += [format_pair_links(links.named_pairs)] * bool(links.pair_links)
-    said += [f"messages below {links.eager_below:g} s buffered"] * bool(links.eager_below)
-    return ", ".join(said + ["shared links"] * bool(links.shared_links))
+    """Name the settings of the links that are not the defaults, besides the model."""
+    settings = {
+        f"one queue per {links.queues}": links.queues != "worker",
+        f"posted by {links.posting}": links.posting != "early",
+        format_pair_links(links.named_pairs): links.pair_links,
+        f"messages below {links.eager_below:g} s buffered": links.eager_below,
+        "shared links": links.shared_links,
+    }
+    return ", ".join(text for text, is_changed in settings.items() if is_changed)
 
 
 def _programs(run: Evaluation) -> Programs:
-    """Lower a table under every link model, with all else that was said of the links."""
-    found: dict[str, Program | ScheduleError] = {}
+    """Lower a table under every link model, with the other link settings unchanged."""
+    programs: dict[str, Program | ScheduleError] = {}
     for model in LINKS:
         links = run.links.with_model(model)
         try:
-            found[model], _ = lower_and_price(run.table, run.costs, links)
+            programs[model], _ = lower_and_price(run.table, run.costs, links)
         except ScheduleError as error:
-            found[model] = error
-    return found
+            programs[model] = error
+    return programs
 
 
 def _schedule(
@@ -167,11 +170,11 @@ def _schedule(
     cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # a node under some link model
     number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
     number[cells] = np.arange(len(cells))
-    beside = np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
+    extra_ops = np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
     if recorded is not None:  # no other table takes the times of one step: what is not read can go
         base = np.where(read_by(run.program), base, 0.0)
     keys = ["", *(factor.key for factor in factors)]
-    own = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
+    kind_numbers = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
     return {
         "name": name or run.schedule,
         "workers": run.workers,
@@ -182,9 +185,9 @@ def _schedule(
         "slices": run.table.grammar.slices,
         "grammar": phases.grammars.index(run.table.grammar),
         "peakInFlight": run.peak_in_flight.tolist(),
-        "ops": _ops(run, cells, beside, phases),
+        "ops": _ops(run, cells, extra_ops, phases),
         "messages": _messages(run.program, number),
-        "costs": pack({"base": base, "kind": own, **_pairs(run)})
+        "costs": pack({"base": base, "kind": kind_numbers, **_pairs(run)})
         | {
             "firstPair": run.program.layout.first_pair if run.costs.pair is None else -1,
             "firstLink": run.program.layout.first_link,
@@ -192,12 +195,12 @@ def _schedule(
         "memory": _memory(run, memory, number)
         | {"unit": memory.unit, "limits": _list(memory.limits), "static": _list(memory.static)},
         "step": step and step._asdict(),
-        "recorded": None if recorded is None else _recorded(recorded, cells, len(beside)),
+        "recorded": None if recorded is None else _recorded(recorded, cells, len(extra_ops)),
         "programs": {
-            model: {"error": found.reason}
-            if isinstance(found, ScheduleError)
-            else _program(found, cells, beside)
-            for model, found in programs.items()
+            model: {"error": program.reason}
+            if isinstance(program, ScheduleError)
+            else _program(program, cells, extra_ops)
+            for model, program in programs.items()
         },
     }
 
@@ -205,9 +208,9 @@ def _schedule(
 def _recorded(
     starts: Float[NumpyArray, "workers slots"], cells: Int[NumpyArray, " ops"], num_beside: int
 ) -> dict[str, Any]:
-    """The same ops as they ran; what has no start of its own follows from the others."""
-    of_ops = np.append(starts.ravel()[cells], np.full(num_beside, np.nan))
-    return {"name": "as it ran", "starts": pack({"start": of_ops})}
+    """Return recorded starts of the ops; ops without a start have NaN."""
+    op_starts = np.append(starts.ravel()[cells], np.full(num_beside, np.nan))
+    return {"name": "as it ran", "starts": pack({"start": op_starts})}
 
 
 def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:
@@ -215,16 +218,16 @@ def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:
 
 
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
-    """Positions of the ops of each kind of fused pair, and what of the shorter one it takes."""
+    """Return the positions of the ops of fused pairs, and the overlap of each pair."""
     program, layout = run.program, run.program.layout
     factor = 1.0 if run.costs.pair_factor is None else run.costs.pair_factor
-    of_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))
-    overlap = np.broadcast_to(of_stage, layout.op_shape).ravel()[program.pair_stage]
+    by_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))
+    overlap = np.broadcast_to(by_stage, layout.op_shape).ravel()[program.pair_stage]
     return {"pair": np.asarray(program.pair_index), "overlap": overlap}
 
 
 def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "some fields"]:
-    """What tells all-reduces and updates without a cell apart, under any link model."""
+    """Return the identity of all-reduces and updates without a cell, under any link model."""
     fields = program.phase, program.stage, program.microbatch, program.worker
     return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
 
@@ -232,17 +235,17 @@ def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "
 def _ops(
     run: Evaluation,
     cells: Int[NumpyArray, " ops"],
-    beside: Int[NumpyArray, "some fields"],
+    extra_ops: Int[NumpyArray, "some fields"],
     phases: PagePhases,
 ) -> Packed:
-    """Ops in the cells of the rows, then those beside them; an all-reduce is of no worker."""
-    table, added = run.table, beside.T
+    """List ops in cells, then ops without cells; an all-reduce has no worker."""
+    table, added = run.table, extra_ops.T
     fields = {
         name: np.append(getattr(table.cells, name).ravel()[cells], more)
         for name, more in zip(("phase", "stage", "microbatch"), added[:3], strict=True)
     }
     fields["phase"] = phases.codes(table.grammar)[fields["phase"]]
-    alone = np.zeros(len(beside), int)
+    alone = np.zeros(len(extra_ops), int)
     partners = {
         f"with_{name}": np.append(getattr(table.partners, name).ravel()[cells], alone)
         for name in ("phase", "stage", "microbatch")
@@ -254,14 +257,13 @@ def _ops(
 
 
 def _messages(program: Program, number: Int[NumpyArray, " cells"]) -> Packed:
-    """Messages between ops, whatever carries them."""
     sent = program.messages
-    cell_of = np.zeros(program.num_nodes, int)
-    cell_of[program.node_of_cell.ravel()] = np.arange(program.node_of_cell.size)
+    cell_by_node = np.zeros(program.num_nodes, int)
+    cell_by_node[program.node_of_cell.ravel()] = np.arange(program.node_of_cell.size)
     return pack(
         {
-            "producer": number[cell_of[sent.producer]],
-            "consumer": number[cell_of[sent.consumer]],
+            "producer": number[cell_by_node[sent.producer]],
+            "consumer": number[cell_by_node[sent.consumer]],
             "phase": sent.phase,
             "stage": sent.stage,
             "microbatch": sent.microbatch,
@@ -271,15 +273,15 @@ def _messages(program: Program, number: Int[NumpyArray, " cells"]) -> Packed:
 
 
 def _program(
-    program: Program, cells: Int[NumpyArray, " ops"], beside: Int[NumpyArray, "some fields"]
+    program: Program, cells: Int[NumpyArray, " ops"], extra_ops: Int[NumpyArray, "some fields"]
 ) -> Packed:
-    """What nodes wait for: edges by node, each how many nodes it leads back, and its lag."""
+    """Encode the dependencies of nodes: the distance back and the lag of each edge."""
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
     waits = (preds > 0) | (lags != ZERO)  # all others are of the source, which ends at 0
     node, place = np.nonzero(waits)
-    mine = program.beside_cells
-    order = [tuple(row) for row in _key(program, mine).tolist()]
-    of_beside = dict(zip(order, mine.tolist(), strict=True))
+    extra_nodes = program.beside_cells
+    order = [tuple(row) for row in _key(program, extra_nodes).tolist()]
+    node_by_key = dict(zip(order, extra_nodes.tolist(), strict=True))
     sent = program.messages
     return pack(
         {
@@ -289,7 +291,7 @@ def _program(
             "lasts": np.asarray(program.duration_index),
             "op": np.append(
                 program.node_of_cell.ravel()[cells],
-                [of_beside[tuple(row)] for row in beside.tolist()],
+                [node_by_key[tuple(row)] for row in extra_ops.tolist()],
             ).astype(int),
             "carrier": sent.carrier,
             "arrives": sent.lag_index,
@@ -298,8 +300,8 @@ def _program(
     )
 
 
-def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cells"]) -> Packed:
-    """Changes of what workers hold, by worker: at which end of which op, how many of which part."""
+def _memory(run: Evaluation, memory: MemoryView, number: Int[NumpyArray, " cells"]) -> Packed:
+    """Encode changes of memory by worker: end of op, count and part."""
     # A part's sizes are by stage, or by stage and microbatch; as activations in flight it counts as
     # its share of one.
     held, table = HeldOps.of(run.table), run.table
@@ -310,8 +312,8 @@ def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cell
     sizes = np.stack([*held_sizes, *memory.at_work])
     count = run.stages
     if sizes.ndim == 3:  # each microbatch of a stage has a place of its own
-        every = table.ops
-        microbatch = every.microbatch[np.isin(every.phase, np.unique(held.phase))]
+        ops = table.ops
+        microbatch = ops.microbatch[np.isin(ops.phase, np.unique(held.phase))]
         moments = moments._replace(stage=moments.stage * run.microbatches + microbatch)
         count *= run.microbatches
     parts = HeldParts.of(moments, run.table.grammar, at_work=bool(memory.at_work.any()))
@@ -336,23 +338,23 @@ def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cell
 
 
 def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:
-    """Pack arrays of numbers; those that are named in `steps` as steps between entries."""
-    found = {}
+    """Pack arrays of numbers; arrays named in `steps` as differences."""
+    packed = {}
     for name, array in arrays.items():
         flat = np.ravel(array)
         if name in steps:
             flat = flat.astype(np.int64)
             step = np.diff(flat[flat != 0], prepend=0)
             flat[flat != 0] = step + (step >= 0)
-        found[name] = flat.astype(_smallest(flat))
+        packed[name] = flat.astype(_smallest(flat))
     # the widest first: each array then begins at a multiple of its own width
-    order = sorted(found, key=lambda name: -found[name].itemsize)
+    order = sorted(packed, key=lambda name: -packed[name].itemsize)
     content = b"".join(
-        found[name].astype(found[name].dtype.newbyteorder("<")).tobytes() for name in order
+        packed[name].astype(packed[name].dtype.newbyteorder("<")).tobytes() for name in order
     )
     return {
         "arrays": [
-            [name, found[name].dtype.name, found[name].size, name in steps] for name in order
+            [name, packed[name].dtype.name, packed[name].size, name in steps] for name in order
         ],
         "data": base64.b64encode(zlib.compress(content, LEVEL)).decode(),
     }

@@ -200,11 +200,11 @@ export class Schedule {
 
   /** Workers that hold a stage, and take part in its all-reduce. */
   participants(stage) {
-    const found = new Set();
+    const workers = new Set();
     for (let pipe = 0; pipe < this.pipes; pipe++) {
-      found.add(this.placement[pipe * this.stages + stage]);
+      workers.add(this.placement[pipe * this.stages + stage]);
     }
-    return [...found];
+    return [...workers];
   }
 
   letter(op) {
@@ -219,9 +219,9 @@ export class Schedule {
   /** How an op is written: 3F12, or 3F12+0B4 for a fused pair. */
   label(op) {
     const { phase, stage, microbatch, with_phase, with_stage, with_microbatch } = this.ops;
-    const one = this.cell(stage[op], phase[op], microbatch[op]);
-    if (with_phase[op] === 0) return one;
-    return `${one}+${this.cell(with_stage[op], with_phase[op], with_microbatch[op])}`;
+    const name = this.cell(stage[op], phase[op], microbatch[op]);
+    if (with_phase[op] === 0) return name;
+    return `${name}+${this.cell(with_stage[op], with_phase[op], with_microbatch[op])}`;
   }
 
   cell(stage, phase, microbatch) {
@@ -343,9 +343,9 @@ export class Schedule {
     const leave = new Float64Array(carrier.length);
     const arrive = new Float64Array(carrier.length);
     for (let k = 0; k < carrier.length; k++) {
-      const made = this.opFinish[producer[k]];
-      leave[k] = carrier[k] > 0 ? start[carrier[k]] : made;
-      arrive[k] = (carrier[k] > 0 ? finish[carrier[k]] : made) + this.vector[arrives[k]];
+      const produced = this.opFinish[producer[k]];
+      leave[k] = carrier[k] > 0 ? start[carrier[k]] : produced;
+      arrive[k] = (carrier[k] > 0 ? finish[carrier[k]] : produced) + this.vector[arrives[k]];
     }
     this.sentAndHad = { leave, arrive };
     return this.sentAndHad;
@@ -382,21 +382,21 @@ export class Schedule {
     const { program, vector } = this;
     const node = program.op[op];
     const last = this.lastInto(node);
-    const found = [];
+    const waits = [];
     for (const edge of this.edgesInto(node)) {
       const from = program.pred[edge];
       const carried = program.messageOf[from];
       const isMessage = carried >= 0;
       const producer = isMessage ? this.messages.producer[carried] : program.opOf[from];
       const hasLag = program.lag[edge] > 0;
-      found.push({
+      waits.push({
         op: producer,
         message: isMessage ? carried : hasLag ? this.messageBetween(producer, op) : -1,
         at: program.finish[from] + vector[program.lag[edge]],
         isLast: edge === last,
       });
     }
-    return found.sort((one, other) => other.isLast - one.isLast || other.at - one.at);
+    return waits.sort((one, other) => other.isLast - one.isLast || other.at - one.at);
   }
 
   /** Edges into a node; what workers do together waits at a gate, which stands for all before it. */
@@ -424,17 +424,17 @@ export class Schedule {
   /** The first op whose last arrival comes from an op, by a message or in the row, or -1. */
   awaiting(op) {
     const { program } = this;
-    const own = program.op[op];
-    let found = -1;
+    const opNode = program.op[op];
+    let earliest = -1;
     for (let node = 1; node < program.nodes; node++) {
       const edge = this.lastInto(node);
       if (edge < 0 || program.opOf[node] < 0) continue;
       const from = program.pred[edge];
       const carried = program.messageOf[from];
-      if (from !== own && (carried < 0 || this.messages.producer[carried] !== op)) continue;
-      if (found < 0 || program.start[node] < this.start(found)) found = program.opOf[node];
+      if (from !== opNode && (carried < 0 || this.messages.producer[carried] !== op)) continue;
+      if (earliest < 0 || program.start[node] < this.start(earliest)) earliest = program.opOf[node];
     }
-    return found;
+    return earliest;
   }
 
   messageBetween(producer, consumer) {

@@ -25,7 +25,13 @@ from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.system.parts import number_of, written_with
 from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
-from pipejax.search.calibration.hold_outs import Folds, bands_of, columns_of, coverage_of, folds_of
+from pipejax.search.calibration.hold_outs import (
+    Folds,
+    band_coverage,
+    error_bands,
+    fold_by_columns,
+    read_folds,
+)
 from pipejax.search.calibration.parameters import (
     FITTED,
     LADDER,
@@ -34,9 +40,9 @@ from pipejax.search.calibration.parameters import (
     factors,
     fitted_numbers,
     joined,
-    parameters_of,
+    parameters_with_priors,
 )
-from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit, weights_of
+from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit, row_weights
 
 OUTLIER = 3.5  # noises from which a row is listed as one
 LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
@@ -54,7 +60,7 @@ MOST_STARTS = 1000
 
 @short_repr
 class Outlier(NamedTuple):
-    """A row that lies far from what the others say; it was kept, but pulls no more than a limit."""
+    """A row far from the prediction; its pull on the fit is limited."""
 
     row: int  # number in its file, from 1
     file: str
@@ -132,11 +138,10 @@ def calibrate(
     """Fit numbers of a system to measured step times.
 
     Robust least squares on the logarithm of time: each number has a prior that keeps it near the
-    system's where the rows leave it open, and rows that lie far off pull no more than a limit.
-    Where nobody says what to fit, that set of numbers is which predicts rows best that its fit left
-    out; where none does better than the system as it is, it stays. Rows of one configuration
-    weigh as one. Gradients are exact, through the batched evaluator. Kernels are priced one by
-    one.
+    system's where the rows leave it open, and the pull of far rows is limited. Without `fit`, the
+    numbers are chosen whose fits best predict rows that they left out; none are fitted if the
+    unchanged system predicts better. Rows of one configuration weigh as one. Gradients are exact,
+    through the batched evaluator. Kernels are priced one by one.
 
     Args:
       rows: measured runs, all of one stack.
@@ -179,7 +184,7 @@ def calibrate(
     as_is = problem.as_is()
     _check_scale(rows, as_is)
     none = Folds((), np.zeros((0, len(rows)), bool))
-    folds = none if hold_out is None else folds_of(rows, hold_out, seed=seed)
+    folds = none if hold_out is None else read_folds(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
     points[0] = 0.0
     weights = np.tile(problem.weights, (starts, 1))
@@ -189,23 +194,24 @@ def calibrate(
         chosen = None
         if fit is None and layer_times is None:
             problem, chosen = _chosen(problem, as_is, seed)
-        found = robust_fit(problem.residuals, points, weights)
-        best = int(found.objective.argmin())
-        left_out = _left_out(problem, folds, found.point[best])
-    known, seconds = (as_is, chosen), time.perf_counter() - began
-    return _result(problem, found, best, folds, left_out, known, seconds)
+        minimum = robust_fit(problem.residuals, points, weights)
+        best = int(minimum.objective.argmin())
+        left_out = _left_out(problem, folds, minimum.point[best])
+    comparison, seconds = (as_is, chosen), time.perf_counter() - began
+    return _result(problem, minimum, best, folds, left_out, comparison, seconds)
 
 
 def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
-    """What may be fitted: "all" stands for those that have priors and are seldom known better."""
-    given = (ALL,) if fit is None else tuple(fit)
-    rest = tuple(name for name in FITTED if name not in given)  # a name given twice stays a mistake
-    each = (rest if name == ALL else (name,) for name in given)
-    return tuple(itertools.chain.from_iterable(each))
+    """Return the names to fit; "all" stands for those with a prior and no better source."""
+    requested = (ALL,) if fit is None else tuple(fit)
+    # a name given twice stays a mistake
+    rest = tuple(name for name in FITTED if name not in requested)
+    expanded = (rest if name == ALL else (name,) for name in requested)
+    return tuple(itertools.chain.from_iterable(expanded))
 
 
 class _Fitting(NamedTuple):
-    """What is fitted to which rows; numbers that are not `free` are the system's own."""
+    """Numbers to fit to rows; those that are not `free` keep the value of the system."""
 
     rows: MeasuredRows
     system: System
@@ -217,29 +223,27 @@ class _Fitting(NamedTuple):
 
     @property
     def independent_share(self) -> float:
-        """How many independent rows one row is worth: all together as many as shapes of a layer."""
-        # What a model says of a layer is wrong by as much in all rows that have it. Were each of
-        # them taken as news, many rows of few shapes would overrule every prior, and so meet the
-        # errors of the model with numbers that no machine has. Shapes with a time of their own have
-        # no such error left.
+        """Return how many independent rows one row counts for; the total is one per layer shape."""
+        # The error of the model for a layer shape is the same in all rows with that shape. If each
+        # row counted fully, many rows of few shapes would overrule every prior, and fit errors of
+        # the model with numbers that no machine has. Shapes with a fitted time have no such error.
         if len(self.parameters.names) > self.num_numbers:
             return 1.0
-        shapes, runs = (len(columns_of(self.rows, what).names) for what in (LAYER_SHAPE, RUN))
-        return shapes / runs
+        shapes, runs = (fold_by_columns(self.rows, columns) for columns in (LAYER_SHAPE, RUN))
+        return len(shapes.names) / len(runs.names)
 
     @property
     def weights(self) -> Float[NumpyArray, " rows"]:
-        """Weights of rows: those whose repetitions spread count less."""
-        configuration = columns_of(self.rows, RUN).left_out
+        configuration = fold_by_columns(self.rows, RUN).left_out
         alike = configuration.sum(axis=1)[configuration.argmax(axis=0)]
-        return self.independent_share * weights_of(self.rows.variance, NOISE) / alike
+        return self.independent_share * row_weights(self.rows.variance, NOISE) / alike
 
     def as_is(self) -> Float[NumpyArray, " rows"]:
         """Step times by the system's own numbers, priced as all fits are [s]."""
-        own = np.ones((1, len(self.parameters.names)))
-        own[:, : self.num_numbers] = np.nan
+        unchanged = np.ones((1, len(self.parameters.names)))
+        unchanged[:, : self.num_numbers] = np.nan
         names = self.parameters.names[: self.num_numbers]
-        return self.step_times.predict_and_grad(self.system, names, own)[0][0]
+        return self.step_times.predict_and_grad(self.system, names, unchanged)[0][0]
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
         """Log of predicted over measured, and its derivatives by whitened parameters."""
@@ -261,17 +265,17 @@ def _fitting(
     check_machine_of_rows(rows, system)
     kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
-    numbers = parameters_of(system, names, general=general)
+    numbers = parameters_with_priors(system, names, general=general)
     if layer_times is None:
-        every = np.ones(len(names), bool)
-        return _Fitting(rows, system, numbers, len(names), StepTimes(rows, system=system), every)
-    shapes = columns_of(rows, layer_times)
+        is_free = np.ones(len(names), bool)
+        return _Fitting(rows, system, numbers, len(names), StepTimes(rows, system=system), is_free)
+    shapes = fold_by_columns(rows, layer_times)
     group = shapes.left_out.argmax(axis=0)
     free = factors([f"layer {name}" for name in shapes.names], LAYER_SPREAD)
     both = joined(numbers, free)
-    every = np.ones(len(both.names), bool)
+    is_free = np.ones(len(both.names), bool)
     times = StepTimes(rows, layer_group=group, system=system)
-    return _Fitting(rows, system, both, len(names), times, every)
+    return _Fitting(rows, system, both, len(names), times, is_free)
 
 
 def _on_stack(rows: MeasuredRows, system: System) -> System:
@@ -293,10 +297,10 @@ UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1
 
 
 def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
-    """Refuse rows that are all far from the machine on one side: they are in another unit."""
+    """Refuse rows that all differ from the machine in one direction: their unit is wrong."""
     # Tokens per second, sequences per second and other units are named by their factor alone.
     factor = float(np.median(rows.seconds / as_is))
-    close = {name: abs(math.log(factor / each)) for name, each in UNITS.items()}
+    close = {name: abs(math.log(factor / size)) for name, size in UNITS.items()}
     name = min(close, key=lambda unit: close[unit])
     is_unit = close[name] < math.log(NEAR)
     if not is_unit and 1 / UNBELIEVABLE < factor < UNBELIEVABLE:
@@ -310,7 +314,7 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
 
 
 class _FitChoice(NamedTuple):
-    """How far rows are from what fits say that left them out, or the machine as it is."""
+    """Errors of rows predicted by fits without them, or by the unchanged machine."""
 
     rows: Int[NumpyArray, " some"]  # which, at most `MOST_CHOSEN_BY`
     residual: Float[NumpyArray, " some"]  # log of predicted over measured
@@ -320,33 +324,33 @@ class _FitChoice(NamedTuple):
 def _chosen(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
 ) -> tuple[_Fitting, _FitChoice]:
-    """Choose which numbers are fitted: those that predict rows best that their fit left out."""
-    # Each rung of `LADDER` is fitted without each of some parts of the rows. Rows of a
-    # configuration are left out together, for one would tell of the other.
+    """Choose the numbers to fit: those whose fits best predict rows that they left out."""
+    # Each rung of `LADDER` is fitted once per part of the rows, without that part. Rows of a
+    # configuration are left out together: one predicts the other.
     count = len(problem.rows)
-    some = np.arange(count)
+    chosen_rows = np.arange(count)
     if count > MOST_CHOSEN_BY:
-        some = np.sort(np.random.default_rng(seed).permutation(count)[:MOST_CHOSEN_BY])
-        rows = problem.rows.take(some)
+        chosen_rows = np.sort(np.random.default_rng(seed).permutation(count)[:MOST_CHOSEN_BY])
+        rows = problem.rows.take(chosen_rows)
         few = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
     else:
         few = problem
     folds = _parts(few.rows, seed)
-    errors = np.log(as_is / problem.rows.seconds)[some]
+    errors = np.log(as_is / problem.rows.seconds)[chosen_rows]
     free = np.zeros(len(problem.free), bool)
     if len(folds.names) > 1:
         for names in LADDER:
             rung = few._replace(free=np.isin(problem.parameters.names, names))
             residual = _left_out(rung, folds, np.zeros(len(rung.free)))
-            found = residual[folds.left_out.argmax(axis=0), np.arange(len(some))]
-            if np.abs(np.expm1(found)).mean() < np.abs(np.expm1(errors)).mean():
-                free, errors = rung.free, found
-    return problem._replace(free=free), _FitChoice(some, errors, len(folds.names))
+            unseen_errors = residual[folds.left_out.argmax(axis=0), np.arange(len(chosen_rows))]
+            if np.abs(np.expm1(unseen_errors)).mean() < np.abs(np.expm1(errors)).mean():
+                free, errors = rung.free, unseen_errors
+    return problem._replace(free=free), _FitChoice(chosen_rows, errors, len(folds.names))
 
 
 def _parts(rows: MeasuredRows, seed: int) -> Folds:
     """At most `MOST_LEFT_OUT` parts of the rows, each of whole configurations."""
-    configuration = columns_of(rows, RUN).left_out.argmax(axis=0)
+    configuration = fold_by_columns(rows, RUN).left_out.argmax(axis=0)
     count = configuration.max() + 1
     parts = min(count, MOST_LEFT_OUT)
     part = np.random.default_rng(seed).permutation(count) % parts
@@ -365,22 +369,21 @@ def _left_out(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArra
 
 def _result(
     problem: _Fitting,
-    found: RobustFit,
+    minimum: RobustFit,
     best: int,
     folds: Folds,
     left_out: Float[NumpyArray, "folds rows"],
-    known: tuple[NumpyArray, "_FitChoice | None"],
+    comparison: tuple[NumpyArray, "_FitChoice | None"],
     seconds: float,
 ) -> Calibration:
-    rows, residual, noise = problem.rows, found.residual[best], float(found.noise[best])
+    rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
     predicted = rows.seconds * np.exp(residual)
-    values = problem.parameters.values(found.point)
-    fitted = fitted_numbers(problem.parameters, found, best, problem.num_numbers)
-    own = zip(fitted[: problem.num_numbers], problem.free, strict=False)
-    numbers = tuple(number for number, is_free in own if is_free)
+    values = problem.parameters.values(minimum.point)
+    fitted = fitted_numbers(problem.parameters, minimum, best, problem.num_numbers)
+    numbers = tuple(itertools.compress(fitted[: problem.num_numbers], problem.free))
     factors_ = fitted[problem.num_numbers :]
-    by_fold = [residuals[own] for residuals, own in zip(left_out, folds.left_out, strict=True)]
-    as_is, chosen = known
+    by_fold = [row[is_out] for row, is_out in zip(left_out, folds.left_out, strict=True)]
+    as_is, chosen = comparison
     is_far = np.abs(residual) > OUTLIER * noise
     if by_fold:
         judged, groups = np.concatenate(by_fold), len(by_fold)
@@ -390,7 +393,7 @@ def _result(
     else:
         judged = residual[~is_far]
         groups = len(judged)
-    bands = bands_of(judged, groups if groups > 1 else len(judged))
+    bands = error_bands(judged, groups if groups > 1 else len(judged))
     apart = residual.copy()
     if chosen is not None:
         apart[chosen.rows] = chosen.residual
@@ -402,13 +405,13 @@ def _result(
         bands,
         str(rows.stack[0]),
         as_numbers(evidence),
-        _overlap_of(rows),
+        _common_overlap(rows),
     )
-    times = [rows.seconds[own] for own in folds.left_out]
+    times = [rows.seconds[is_left_out] for is_left_out in folds.left_out]
     return Calibration(
         system=calibrated_system(problem.system, record),
         parameters={number.name: number for number in numbers},
-        layer_factors={one.name: one.value for one in factors_},
+        layer_factors={factor.name: factor.value for factor in factors_},
         fit=prediction_errors(predicted, rows.seconds),
         held_out=_errors(np.concatenate(by_fold), np.concatenate(times)) if by_fold else None,
         folds={
@@ -417,7 +420,7 @@ def _result(
         },
         as_is=prediction_errors(as_is, rows.seconds),
         left_out=None if chosen is None else _errors(chosen.residual, rows.seconds[chosen.rows]),
-        coverage=coverage_of(by_fold, left_out, folds.left_out),
+        coverage=band_coverage(by_fold, left_out, folds.left_out),
         outliers=_outliers(rows, predicted, residual, is_far),
         remarks=_remarks(residual),
         noise=noise,
@@ -428,10 +431,10 @@ def _result(
     )
 
 
-def _overlap_of(rows: MeasuredRows) -> float | None:
-    """The overlap that all rows of several replicas have in common."""
-    found = np.unique(rows.overlap[rows.data > 1])
-    return float(found[0]) if len(found) == 1 else None
+def _common_overlap(rows: MeasuredRows) -> float | None:
+    """Return the overlap shared by all rows of several replicas, or None."""
+    overlaps = np.unique(rows.overlap[rows.data > 1])
+    return float(overlaps[0]) if len(overlaps) == 1 else None
 
 
 def _mean_left_out(
@@ -450,7 +453,6 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 def _outliers(
     rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
-    """Rows that lie far off, the farthest first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(
@@ -481,7 +483,7 @@ def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
 
 
 def _sources(rows: MeasuredRows) -> str:
-    """Name each source once, or the files where rows do not say one."""
+    """Name each source once, or the files of rows without a source."""
     texts = np.where(rows.source == "", rows.file, rows.source)
     return "; ".join(dict.fromkeys(texts.tolist()))
 
@@ -494,35 +496,35 @@ def calibrated_file(
     base: Mapping[str, Any],
     records: Sequence[CalibrationRecord],
     name: str,
-    of_stack: Mapping[str, float] = MappingProxyType({}),
+    stack_numbers: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Put fitted numbers and their provenance into the content of a system's file."""
-    # `base` is the content of the file that the calibration began with: what was not fitted stays,
-    # but for numbers `of_stack`, in SI units, that the runs' software has. `records` say what was
-    # fitted, one after the other; of bands, stacks and overlap the last ones count.
-    stack = next((each.stack for each in reversed(records) if each.stack), "")
-    overlap = next((each.overlap for each in reversed(records) if each.overlap is not None), None)
+    # `base` is the content of the file at the start: numbers that were not fitted stay, except
+    # `stack_numbers` of the runs' software, in SI units. `records` list the fits in order; the last
+    # bands, stack and overlap count.
+    stack = next((record.stack for record in reversed(records) if record.stack), "")
+    overlaps = [record.overlap for record in records if record.overlap is not None]
     evidence = [list(row) for record in records for row in record.evidence]
-    parameters = {each.name: each for record in records for each in record.parameters}
+    parameters = {fit.name: fit for record in records for fit in record.parameters}
     bands = [band for record in records if record.bands for band in record.bands]
     content = written_with(
         {**(PRICED if bands else {}), **base},
-        {**of_stack, **{name: each.value for name, each in parameters.items()}},
+        {**stack_numbers, **{name: parameter.value for name, parameter in parameters.items()}},
     )
-    fitted = {known: each._asdict() for known, each in parameters.items()}
-    for each in fitted.values():
-        del each["name"]
-    told = "; ".join(f"{record.rows} measured rows: {record.source}" for record in records)
+    fitted = {fitted_name: parameter._asdict() for fitted_name, parameter in parameters.items()}
+    for parameter in fitted.values():
+        del parameter["name"]
+    sources = "; ".join(f"{record.rows} measured rows: {record.source}" for record in records)
     return content | {
         "name": name,
-        "source": f"{base['source']} Calibrated on {told}",
+        "source": f"{base['source']} Calibrated on {sources}",
         "calibration": {
             "source": "; ".join(record.source for record in records),
             "rows": sum(record.rows for record in records),
             "parameters": fitted,
             "bands": {f"{band.percent:g}": [band.low, band.high] for band in bands},
             **({"stack": stack} if stack else {}),
-            **({} if overlap is None else {"overlap": overlap}),
+            **({"overlap": overlaps[-1]} if overlaps else {}),
             **({"evidence": evidence} if evidence else {}),
         },
     }

@@ -22,9 +22,9 @@ from pipejax.search.calibration.parameters import (
     Parameters,
     calibrated_system,
     fitted_numbers,
-    parameters_of,
+    parameters_with_priors,
 )
-from pipejax.search.calibration.robust_fit import Points, robust_fit, weights_of
+from pipejax.search.calibration.robust_fit import Points, robust_fit, row_weights
 
 LIBRARY = (
     "collectives.latency",
@@ -76,29 +76,28 @@ def calibrate_links(
       >>> pj.links.calibrate_links(rows, pj.load_system("a100")).fit.mape  # doctest: +SKIP
     """
     check_types(rows=(rows, CollectiveRows), system=(system, System))
-    names = tuple(_numbers_of(rows) if fit is None else fit)
-    parameters = parameters_of(system, names)
+    names = tuple(_default_numbers(rows) if fit is None else fit)
+    parameters = parameters_with_priors(system, names)
     model = functools.partial(_residuals, rows, system, parameters)
-    weights = weights_of(rows.variance, MODEL_NOISE)
-    found = robust_fit(model, np.zeros((1, len(names))), weights[None])
-    numbers = fitted_numbers(parameters, found)
+    weights = row_weights(rows.variance, MODEL_NOISE)
+    minimum = robust_fit(model, np.zeros((1, len(names))), weights[None])
+    numbers = fitted_numbers(parameters, minimum)
     record = CalibrationRecord(rows.source, len(rows.seconds), numbers, ())
-    predicted = rows.seconds * np.exp(found.residual[0])
+    predicted = rows.seconds * np.exp(minimum.residual[0])
     errors = prediction_errors(predicted, rows.seconds)
     return LinkCalibration(calibrated_system(system, record), numbers, errors)
 
 
-def _numbers_of(rows: CollectiveRows) -> list[str]:
-    """Numbers that the rows depend on."""
+def _default_numbers(rows: CollectiveRows) -> list[str]:
     is_far, are_messages = rows.ranks > rows.inside, np.array(rows.kind) == MESSAGE
     links = [("node", (rows.inside > 1).any()), ("network", is_far.any())]
-    of_links = [
+    link_numbers = [
         f"{link}.{number}"
         for link, is_used in links
         if is_used
         for number in ("efficiency", "latency")
     ]
-    return [*(LIBRARY if not are_messages.all() else ()), *of_links]
+    return [*(LIBRARY if not are_messages.all() else ()), *link_numbers]
 
 
 def _residuals(
@@ -111,10 +110,10 @@ def _residuals(
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     with jax.enable_x64(True):
         for kind in dict.fromkeys(rows.kind):
-            own = np.flatnonzero(kinds == kind)
-            of_kind = (rows.ranks[own], rows.inside[own], rows.volume[own])
-            found = _times(unnamed, values, of_kind, names=parameters.names, kind=kind)
-            seconds[:, own], slopes[:, own] = map(np.asarray, found)
+            at = np.flatnonzero(kinds == kind)
+            sizes = (rows.ranks[at], rows.inside[at], rows.volume[at])
+            times_and_slopes = _times(unnamed, values, sizes, names=parameters.names, kind=kind)
+            seconds[:, at], slopes[:, at] = map(np.asarray, times_and_slopes)
     jacobian = slopes * parameters.slopes(points)[:, None] / seconds[..., None]
     return np.log(seconds / rows.seconds), jacobian
 
@@ -129,7 +128,7 @@ def _times(
     kind: str,
 ) -> tuple[Float[Array, "batch rows"], Float[Array, "batch rows values"]]:
     """Times of rows of one kind under each set of values [s], and their derivatives."""
-    ranks, inside, volume = (each.astype(float) for each in rows)
+    ranks, inside, volume = (column.astype(float) for column in rows)
 
     def times(values: Array) -> tuple[Array, Array]:
         machine = system
@@ -142,7 +141,7 @@ def _times(
         else:
             group = Group(ranks, inside)
             seconds = jnp.asarray(collective_time(machine, kind, volume, group))
-        return seconds, seconds
+        return seconds, seconds  # the first is differentiated, the second returned with the slopes
 
     slopes, seconds = jax.vmap(jax.jacfwd(times, has_aux=True))(values)
     return seconds, slopes

@@ -35,8 +35,8 @@ class Folds(NamedTuple):
     left_out: Bool[NumpyArray, "folds rows"]  # whether a row is
 
 
-def folds_of(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
-    """Read what is to be held out."""
+def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
+    """Split rows into folds by a hold-out such as "k-fold:5"."""
     # `column=value` leaves its rows out, once; `group:columns` each combination of values in turn;
     # `model` each model in turn; `k-fold:K` one of K random parts in turn; `few:N` all but N random
     # rows, `DRAWS` times. Columns are named in full or by their letter.
@@ -59,8 +59,8 @@ def folds_of(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
 
 
 def _column(rows: MeasuredRows, name: str) -> NumpyArray:
-    known = (*COLUMNS, *LETTERS)
-    return rows.column(LETTERS.get(one_of(name.strip(), known, "hold_out: column"), name.strip()))
+    name = one_of(name.strip(), (*COLUMNS, *LETTERS), "hold_out: column")
+    return rows.column(LETTERS.get(name, name))
 
 
 def _value(rows: MeasuredRows, hold_out: str) -> Folds:
@@ -70,7 +70,6 @@ def _value(rows: MeasuredRows, hold_out: str) -> Folds:
 
 
 def _by(columns: Mapping[str, NumpyArray]) -> Folds:
-    """Leave out each combination of values."""
     texts = [column.astype(str) for column in columns.values()]  # also of what may be None
     indices = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
     _, first, which = np.unique(
@@ -80,13 +79,13 @@ def _by(columns: Mapping[str, NumpyArray]) -> Folds:
     return Folds(tuple(names), which.ravel() == np.arange(len(first))[:, None])
 
 
-def columns_of(rows: MeasuredRows, what: str) -> Folds:
+def fold_by_columns(rows: MeasuredRows, what: str) -> Folds:
     """Leave out each combination of the values of some columns, as "h,t,b"."""
     return _by({name.strip(): _column(rows, name) for name in what.split(",")})
 
 
 def _group(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
-    return columns_of(rows, what)
+    return fold_by_columns(rows, what)
 
 
 def _model(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
@@ -104,15 +103,15 @@ def _k_fold(rows: MeasuredRows, what: str, random: np.random.Generator) -> Folds
 
 
 def _few(rows: MeasuredRows, what: str, random: np.random.Generator) -> Folds:
-    kept = _count(what, "few", 1, len(rows) - 1)
+    num_fitted = _count(what, "few", 1, len(rows) - 1)
     order = random.permuted(np.tile(np.arange(len(rows)), (DRAWS, 1)), axis=1)
-    names = tuple(f"all but {kept}, draw {k + 1}" for k in range(DRAWS))
-    return Folds(names, order >= kept)
+    names = tuple(f"all but {num_fitted}, draw {k + 1}" for k in range(DRAWS))
+    return Folds(names, order >= num_fitted)
 
 
-def _count(text: str, name: str, least: int, most: int) -> int:
+def _count(text: str, name: str, least: int, largest: int) -> int:
     value = int(text) if text.isascii() and text.isdigit() else text
-    return whole_number(value, f"hold_out {name}", least=least, most=min(most, MAX_COUNT))
+    return whole_number(value, f"hold_out {name}", least=least, most=min(largest, MAX_COUNT))
 
 
 _KINDS: Mapping[str, Callable[[MeasuredRows, str, np.random.Generator], Folds]] = {
@@ -127,42 +126,41 @@ PERCENTS = (80, 90)
 
 
 def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
-    """Find the factors on predicted time between which so many percent of further rows lie."""
+    """Find factors on the predicted time that enclose this percentage of further rows."""
     # `residual` is the log of predicted over measured, of rows that were left out in so many
-    # groups. Rows of one group are wrong together, so what is expected of a further group is an
-    # order statistic of groups, not of rows: among K groups and a new one, the new one may be the
-    # farthest by the chance 1 / (K + 1), and the share within the band of the known ones has to be
-    # (K + 1) / K times larger.
+    # groups. Errors within a group are correlated, so the band is an order statistic of groups.
+    # A new group is the farthest of K + 1 with probability 1 / (K + 1), so the share of the K
+    # groups within the band has to be (K + 1) / K times larger.
     # References: Lee, Barber, Willett: Distribution-free inference with hierarchical data (2023).
     share = min(percent / 100 * (groups + 1) / groups, 1.0)
     low, high = np.quantile(-residual, [(1 - share) / 2, (1 + share) / 2])
     return Band(percent, float(np.exp(low)), float(np.exp(high)))
 
 
-def bands_of(residual: Float[NumpyArray, " rows"], groups: int) -> tuple[Band, ...]:
-    """Return a band for each of `PERCENTS` that so many groups can tell of."""
-    # The new one of K + 1 groups is the farthest by the chance 1 / (K + 1): 90 % need nine groups.
-    told = [percent for percent in PERCENTS if percent * (groups + 1) <= 100 * groups]
-    return tuple(band(residual, percent, groups) for percent in told)
+def error_bands(residual: Float[NumpyArray, " rows"], groups: int) -> tuple[Band, ...]:
+    """Return a band for each of `PERCENTS` that so many groups support."""
+    # A new group is the farthest of K + 1 with probability 1 / (K + 1): 90 % need nine groups.
+    supported = [percent for percent in PERCENTS if percent * (groups + 1) <= 100 * groups]
+    return tuple(band(residual, percent, groups) for percent in supported)
 
 
-def coverage_of(
+def band_coverage(
     by_fold: Sequence[Float[NumpyArray, " rows"]],
     residual: Float[NumpyArray, "folds rows"],
     left_out: Bool[NumpyArray, "folds rows"],
 ) -> Mapping[int, float]:
-    """Share of left-out rows within their bands [%], by the percent that it should be."""
-    # The band of a fold comes from the left-out rows of all other folds, or, where there is only
-    # one, from the rows that it was fitted to: never from the rows that are judged by it.
+    """Return the share of left-out rows within their bands [%], by nominal percent."""
+    # The band of a fold comes from the left-out rows of all other folds. With one fold alone it
+    # comes from the fitted rows: never from the rows that it judges.
     if not by_fold:
         return {}
     inside: dict[int, int] = dict.fromkeys(PERCENTS, 0)
-    for k, own in enumerate(by_fold):
-        others = [each for j, each in enumerate(by_fold) if j != k]
-        known = np.concatenate(others) if others else residual[k][~left_out[k]]
+    for k, judged in enumerate(by_fold):
+        others = [fold_residual for j, fold_residual in enumerate(by_fold) if j != k]
+        reference = np.concatenate(others) if others else residual[k][~left_out[k]]
         for percent in PERCENTS:
-            _, low, high = band(known, percent, len(others) or len(known))
-            ratio = np.exp(-own)
+            _, low, high = band(reference, percent, len(others) or len(reference))
+            ratio = np.exp(-judged)
             inside[percent] += int(np.sum((low <= ratio) & (ratio <= high)))
     total = sum(map(len, by_fold))
     return {percent: 100 * count / total for percent, count in inside.items()}

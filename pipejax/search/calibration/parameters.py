@@ -1,7 +1,7 @@
-"""What a calibration fits: numbers of a system, what is known of them before, and their errors.
+"""Parameters of a calibration: numbers of a system, their priors and their errors.
 
-A calibration keeps numbers near their priors, by so much as its rows leave them open. It fits
-whitened parameters, which are standard normal under the priors.
+Numbers stay near their priors where the rows leave them open. The fit is over whitened
+parameters, which are standard normal under the priors.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from pipejax.search.calibration.robust_fit import RobustFit, uncertainty
 
 
 class Prior(NamedTuple):
-    """Where a number lies: its logarithm is normal, or the logit of a number with a limit."""
+    """Prior of a number: normal in its logarithm, or in the logit of a bounded number."""
 
     # median where the system's file says nothing, or where all files are set aside; None where only
     # a file can say it
@@ -84,7 +84,7 @@ Points = Float[NumpyArray, "batch parameters"]
 
 
 class Parameters(NamedTuple):
-    """What is fitted, and what is known of it."""
+    """Numbers to fit, and their priors."""
 
     names: tuple[str, ...]  # of the system's numbers, or of factors
     centre: PerParameter  # median of the prior, in SI units
@@ -115,71 +115,73 @@ class Parameters(NamedTuple):
         return np.where(self._bounded, share / (1 - share), 1.0)
 
 
-def parameters_of(system: System, names: Sequence[str], *, general: bool = False) -> Parameters:
-    """Look up what is known of named numbers: by the system, or where it is silent by the prior."""
+def parameters_with_priors(
+    system: System, names: Sequence[str], *, general: bool = False
+) -> Parameters:
+    """Look up the priors of named numbers; centres are the system's values where it has any."""
     # `general` priors set the system's file aside, but for what it alone can say.
-    known = [known_as(name, PRIORS, "fit") for name in names]
-    if not known or len(set(known)) < len(known):
+    fitted_names = [known_as(name, PRIORS, "fit") for name in names]
+    if not fitted_names or len(set(fitted_names)) < len(fitted_names):
         raise wrong("fit", f"must name different numbers of a system, got {','.join(names)!r}")
-    priors = [PRIORS[name] for name in known]
+    priors = [PRIORS[name] for name in fitted_names]
     centres = [
         _centre(float(number_of(system, name)), prior, general)
-        for name, prior in zip(known, priors, strict=True)
+        for name, prior in zip(fitted_names, priors, strict=True)
     ]
-    for name, centre, prior in zip(known, centres, priors, strict=True):
+    for name, centre, prior in zip(fitted_names, centres, priors, strict=True):
         if not 0 < centre < prior.limit:
             raise ValueError(
                 f"fit: {name} of {system.name} must be above 0 and below {prior.limit:g} to be "
                 f"fitted, got {centre:g}"
             )
     spreads, limits = ([getattr(prior, name) for prior in priors] for name in ("spread", "limit"))
-    return Parameters(tuple(known), np.array(centres), np.array(spreads), np.array(limits))
+    return Parameters(tuple(fitted_names), np.array(centres), np.array(spreads), np.array(limits))
 
 
-def _centre(own: float, prior: Prior, general: bool) -> float:
-    """Median of a number of a system itself; 0, or all of a share, where it says nothing."""
+def _centre(system_value: float, prior: Prior, general: bool) -> float:
+    """Return the system's value of a number, or the prior's centre if the system has none."""
     # A share of 1 is what a data sheet says that knows of no losses.
-    is_said = own > 0 and own < prior.limit
+    is_said = system_value > 0 and system_value < prior.limit
     if prior.centre is None or (is_said and (prior.is_own or not general)):
-        return own
+        return system_value
     return prior.centre
 
 
 def factors(names: Sequence[str], spread: float) -> Parameters:
-    """Free factors of what the model says, around 1."""
+    """Return free factors around 1 on the predictions of the model."""
     size = len(names)
     return Parameters(tuple(names), np.ones(size), np.full(size, spread), np.full(size, np.inf))
 
 
 def joined(*parts: Parameters) -> Parameters:
-    """Put several sets of parameters behind each other."""
+    """Concatenate sets of parameters."""
     names = tuple(name for part in parts for name in part.names)
     columns = (np.concatenate([part[k] for part in parts]) for k in (1, 2, 3))
     return Parameters(names, *columns)
 
 
 def fitted_numbers(
-    parameters: Parameters, found: RobustFit, best: int = 0, num_numbers: int | None = None
+    parameters: Parameters, minimum: RobustFit, best: int = 0, num_numbers: int | None = None
 ) -> tuple[FittedParameter, ...]:
-    """Numbers with their standard errors, to first order those of the whitened ones."""
+    """Return the numbers with standard errors, linearised at the minimum."""
     # `num_numbers` of the parameters are a system's, with units; those behind are factors.
-    known = uncertainty(found)
-    values = parameters.values(found.point)[best]
-    slope = parameters.slopes(found.point)[best]
+    errors = uncertainty(minimum)
+    values = parameters.values(minimum.point)[best]
+    slope = parameters.slopes(minimum.point)[best]
     units = [dimension_of(name) for name in parameters.names[:num_numbers]]
     units += [""] * (len(values) - len(units))
     columns = (
         parameters.names,
         values.tolist(),
         units,
-        (slope * known.error[best]).tolist(),
-        known.identified[best].tolist(),
+        (slope * errors.error[best]).tolist(),
+        errors.identified[best].tolist(),
     )
-    return tuple(FittedParameter(*each) for each in zip(*columns, strict=True))
+    return tuple(FittedParameter(*row) for row in zip(*columns, strict=True))
 
 
 def calibrated_system(system: System, record: CalibrationRecord) -> System:
-    """A system with the numbers of a calibration, which it then says of itself."""
-    for each in record.parameters:
-        system = system.with_number(each.name, each.value)
+    """Return a system with the fitted numbers, and the record of the calibration."""
+    for parameter in record.parameters:
+        system = system.with_number(parameter.name, parameter.value)
     return dataclasses.replace(system, calibration=record)

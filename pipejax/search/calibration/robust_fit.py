@@ -36,8 +36,8 @@ Points = Float[NumpyArray, "batch parameters"]
 ResidualModel = Callable[[Points], tuple[Residuals, Jacobians]]
 
 
-def weights_of(variance: Float[NumpyArray, " rows"], noise: float) -> Float[NumpyArray, " rows"]:
-    """Weights of rows beside a model that errs by `noise`: what repetitions spread over is less."""
+def row_weights(variance: Float[NumpyArray, " rows"], noise: float) -> Float[NumpyArray, " rows"]:
+    """Return the weights of rows: less where their repetitions spread more than `noise`."""
     return noise**2 / (noise**2 + variance)
 
 
@@ -55,7 +55,7 @@ class RobustFit(NamedTuple):
 
 
 class _FitState(NamedTuple):
-    """Where the fits stand: every field has the batch axis first."""
+    """State of all fits; every field has the batch axis first."""
 
     point: Points
     residual: Residuals
@@ -125,18 +125,18 @@ def robust_fit(
     # Each loss starts from the minimum of the one before.
     size = len(starts)
     point = np.array(starts, float)
-    residual, jacobian = (np.array(each, float) for each in model(point))
+    residual, jacobian = (np.array(array, float) for array in model(point))
     state = _FitState(point, residual, jacobian, *np.full((3, size), [[NOISE], [DAMPING], [2.0]]))
     steps, converged = np.ones(size, int), np.zeros(size, bool)
-    for of in losses:
-        state = state._replace(noise=_noise(state, weights, of), damping=np.full(size, DAMPING))
+    for loss in losses:
+        state = state._replace(noise=_noise(state, weights, loss), damping=np.full(size, DAMPING))
         converged = np.zeros(size, bool)
         for _ in range(MOST_STEPS):
             active = np.flatnonzero(~converged)
             if not len(active):
                 break
-            own = _FitState(*(each[active] for each in state))
-            moved, small = _advanced(model, own, weights[active], of)
+            active_state = _FitState(*(field[active] for field in state))
+            moved, small = _advanced(model, active_state, weights[active], loss)
             for whole, part in zip(state, moved, strict=True):
                 whole[active] = part
             steps[active] += 1
@@ -153,16 +153,16 @@ def robust_fit(
 
 
 def _advanced(
-    model: ResidualModel, state: _FitState, weights: NumpyArray, of: Loss
+    model: ResidualModel, state: _FitState, weights: NumpyArray, loss: Loss
 ) -> tuple[_FitState, NumpyArray]:
     """Try one step of each fit; (batch) whether it had converged."""
     # Damping follows the ratio of what a step gains to what the linear model promises (Nielsen,
     # 1999): it settles where steps succeed, instead of falling until they fail.
     point, residual, jacobian, noise, damping, growth = state
     z = residual / noise[:, None]
-    gradient = np.einsum("brp,br->bp", jacobian, of.factor * weights * of.slope(z))
+    gradient = np.einsum("brp,br->bp", jacobian, loss.factor * weights * loss.slope(z))
     gradient = gradient / noise[:, None] + point
-    curvature = _information(state, weights, of, of.bend) + np.eye(point.shape[1])
+    curvature = _information(state, weights, loss, loss.bend) + np.eye(point.shape[1])
     weight = damping[:, None] * np.einsum("bpp->bp", curvature)
     damped = curvature + weight[:, None] * np.eye(point.shape[1])
     step = -np.linalg.solve(damped, gradient[..., None])[..., 0]
@@ -172,8 +172,8 @@ def _advanced(
     ]
     trial = point + step
     new_residual, new_jacobian = model(trial)
-    before = _objective(residual, point, noise, weights, of)
-    after = _objective(new_residual, trial, noise, weights, of)
+    before = _objective(residual, point, noise, weights, loss)
+    after = _objective(new_residual, trial, noise, weights, loss)
     better = after <= before + ROUNDING * np.abs(before)  # a minimum is flat
     promised = (step * (weight * step - gradient)).sum(axis=1) / 2
     least = ROUNDING * np.abs(before) + np.finfo(float).tiny  # rows met exactly promise nothing
@@ -191,17 +191,17 @@ def _advanced(
         * np.where(better, np.maximum(1 / 3, 1 - (2 * np.clip(gain, 0, 1) - 1) ** 3), growth),
         np.where(better, 2.0, 2 * growth),
     )
-    noise = np.where(better, _noise(moved, weights, of), noise)
+    noise = np.where(better, _noise(moved, weights, loss), noise)
     settled = np.abs(noise / moved.noise - 1) <= STEP
     small = (np.abs(step).max(axis=1) <= STEP) & settled
     return moved._replace(noise=noise), small
 
 
 def _objective(
-    residual: Residuals, point: Points, noise: NumpyArray, weights: NumpyArray, of: Loss
+    residual: Residuals, point: Points, noise: NumpyArray, weights: NumpyArray, loss: Loss
 ) -> Float[NumpyArray, " batch"]:
     with np.errstate(over="ignore", invalid="ignore"):
-        rows = of.factor * (weights * of.value(residual / noise[:, None])).sum(axis=1)
+        rows = loss.factor * (weights * loss.value(residual / noise[:, None])).sum(axis=1)
         value = rows + (point**2).sum(axis=1) / 2
     return np.where(np.isfinite(value), value, np.inf)
 
@@ -209,31 +209,30 @@ def _objective(
 def _information(
     state: _FitState,
     weights: NumpyArray,
-    of: Loss,
+    loss: Loss,
     bend: Callable[[NumpyArray], NumpyArray],
 ) -> Float[NumpyArray, "batch params params"]:
-    """What the rows say of the parameters: J^T rho'' J / noise^2, of each fit."""
+    """Return J^T rho'' J / noise^2 of each fit: how much the rows determine the parameters."""
     noise = state.noise[:, None]
-    curved = of.factor * weights * bend(state.residual / noise) / noise**2
+    curved = loss.factor * weights * bend(state.residual / noise) / noise**2
     return np.einsum("brp,br,brq->bpq", state.jacobian, curved, state.jacobian, optimize=True)
 
 
-def _noise(state: _FitState, weights: NumpyArray, of: Loss) -> Float[NumpyArray, " batch"]:
+def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArray, " batch"]:
     """Estimate the noise again from bounded residuals, for as many rows as are free."""
-    # The parameters use up the rows that decide them: the trace of what the rows say, relative to
-    # rows and prior together. A guess that counts as a few rows keeps small data sets, which the
-    # parameters may meet exactly, from believing in no noise at all.
-    information = _information(state, weights, of, of.bend)
+    # Degrees of freedom: parameters use up trace((J^T J + prior)^-1 J^T J) rows. A prior guess of
+    # the noise, which counts as a few rows, keeps it above 0 where parameters fit few rows exactly.
+    information = _information(state, weights, loss, loss.bend)
     both = information + np.eye(information.shape[-1])
     used = np.einsum("bpp->b", np.linalg.solve(both, information))
-    squares = (weights * of.slope(state.residual / state.noise[:, None]) ** 2).sum(axis=1)
-    squares = squares * state.noise**2 / of.mean_square_slope + NOISE_ROWS * NOISE**2
+    squares = (weights * loss.slope(state.residual / state.noise[:, None]) ** 2).sum(axis=1)
+    squares = squares * state.noise**2 / loss.mean_square_slope + NOISE_ROWS * NOISE**2
     free = np.maximum(weights.sum(axis=1) - used, 0) + NOISE_ROWS
     return np.maximum(np.sqrt(squares / free), LEAST_NOISE)
 
 
 class Uncertainty(NamedTuple):
-    """How well each parameter is known, in spreads of its prior."""
+    """Uncertainty of each parameter, in spreads of its prior."""
 
     error: Points  # standard error by rows and prior together
     identified: NumpyArray  # whether the rows say more of a parameter than its prior

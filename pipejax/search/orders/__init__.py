@@ -1,1 +1,1 @@
-"""What stands in which order: transfers, microbatches, workers. Local searches with one driver."""
+"""Local searches of orders, of transfers, microbatches and workers, with one driver."""

@@ -130,21 +130,22 @@ def deals(
       ([18.0, 22.0], [13.0, 21.0])
     """
     check_types(table=(table, ScheduleTable), costs_by_step=(costs_by_step, list, tuple))
-    each = list(costs_by_step)
-    for costs in each:
+    costs_list = list(costs_by_step)
+    for costs in costs_list:
         check_types(costs_by_step=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
-    search = DealSearch(table, each, _checked(table, each, replicas), Links.of(link), seed)
+    replicas = _checked(table, costs_list, replicas)
+    search = DealSearch(table, costs_list, replicas, Links.of(link), seed)
     with telling("deal", on_progress) as tell:
-        return search.of_each_step(search.run(iterations, time_limit, tell))
+        return search.split_by_step(search.run(iterations, time_limit, tell))
 
 
-def _checked(table: ScheduleTable, each: list[Costs], replicas: int) -> int:
+def _checked(table: ScheduleTable, step_costs: list[Costs], replicas: int) -> int:
     """Check how many replicas there are, and that each step has costs of all their microbatches."""
-    if not each:
+    if not step_costs:
         raise ValueError("costs_by_step is empty: give the costs of a step or more")
     replicas, size = whole_number(replicas, "replicas", least=2), table.num_microbatches
-    for step, costs in enumerate(each):
+    for step, costs in enumerate(step_costs):
         costs.check_values()
         if not costs.per_microbatch():
             raise ValueError(
@@ -152,7 +153,7 @@ def _checked(table: ScheduleTable, each: list[Costs], replicas: int) -> int:
                 f"(stages, {size * replicas})"
             )
         for name, time in vars(costs).items():
-            shape, first = np.shape(time), np.shape(vars(each[0])[name])
+            shape, first = np.shape(time), np.shape(vars(step_costs[0])[name])
             if shape != first:
                 raise MismatchError(
                     f"{name} has shape {shape} in step {step} and {first} in the first step"

@@ -64,15 +64,15 @@ class StepCosts(NamedTuple):
     # (members, ...) fields that differ by microbatch, of those that the program reads
     by_member: dict[str, NumpyArray]
     by_step: dict[str, NumpyArray]  # (steps, ...) or (1, ...) all others
-    of_a_step: int  # members of a step
+    step_members: int  # members of a step
 
     @classmethod
-    def of(cls, each: list[Costs], program: Program, of_a_step: int) -> "StepCosts":
-        """Stack costs of one shape, with the least of each step behind it."""
+    def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
+        """Stack costs of one shape; the shortest microbatch of each step follows its own ones."""
         phases = {*program.layout.phases, *program.layout.paired_phases}
         unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
         by_member, by_step = {}, {}
-        extended = [vars(with_least(costs)) for costs in each]
+        extended = [vars(with_least(costs)) for costs in step_costs]
         for name in FIELDS:
             leaves = [leaves[name] for leaves in extended]
             if leaves[0] is None:
@@ -83,15 +83,15 @@ class StepCosts(NamedTuple):
             elif name not in unread:
                 whole = np.concatenate(leaves, axis=-1)
                 by_member[name] = np.ascontiguousarray(np.moveaxis(whole, -1, 0))
-        return cls(by_member, by_step, of_a_step)
+        return cls(by_member, by_step, step_members)
 
-    def step_of(self, orders: Orders) -> Int[NumpyArray, " orders"]:
-        """Which step orders are of."""
-        return orders[:, 0] // self.of_a_step
+    def step_index(self, orders: Orders) -> Int[NumpyArray, " orders"]:
+        """Return the step of each order."""
+        return orders[:, 0] // self.step_members
 
-    def of_orders(self, orders: Orders) -> Costs:
+    def order_costs(self, orders: Orders) -> Costs:
         """Costs of orders, for `makespans`."""
-        steps = self.step_of(orders)
+        steps = self.step_index(orders)
         leaves = {
             name: time[steps] if len(time) > 1 else time for name, time in self.by_step.items()
         }
@@ -102,7 +102,7 @@ class StepCosts(NamedTuple):
 
 @short_repr
 class Deal(NamedTuple):
-    """Which replica gets which microbatches.
+    """Assignment of microbatches to replicas.
 
     Attributes:
       order: (replicas, microbatches) which of all given microbatches is microbatch k of replica r.
@@ -124,20 +124,20 @@ class DealSearch(LocalSearch[list[Deal]]):
     best: Members  # best deal of each step so far
 
     def __init__(
-        self, table: ScheduleTable, each: list[Costs], replicas: int, links: Links, seed: int
+        self, table: ScheduleTable, step_costs: list[Costs], replicas: int, links: Links, seed: int
     ) -> None:
-        """Start the clock, and evaluate the baselines."""
         super().__init__(seed)
         size = table.num_microbatches
-        self._given, self._shape = each, (len(each), replicas, size)
-        exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in each]
-        one = of_each_microbatch(lambda time: time[..., :size], exact[0])
-        self.program, _ = lower_and_price(table, one, links)
-        self._costs = StepCosts.of(exact, self.program, replicas * size + 1)
-        self._first = np.arange(len(each))[:, None, None] * (replicas * size + 1)
-        most = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(one))
-        self.batch = max(1, min(RUNS, 1 << (len(each) * replicas * RANDOM).bit_length(), most))
-        self._runs, self._rested = np.zeros((2, len(each)), int)
+        self._step_costs, self._shape = step_costs, (len(step_costs), replicas, size)
+        exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in step_costs]
+        first_replica = of_each_microbatch(lambda time: time[..., :size], exact[0])
+        self.program, _ = lower_and_price(table, first_replica, links)
+        self._costs = StepCosts.stack(exact, self.program, replicas * size + 1)
+        self._first = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)
+        largest = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
+        runs = 1 << (len(step_costs) * replicas * RANDOM).bit_length()
+        self.batch = max(1, min(RUNS, runs, largest))
+        self._runs, self._rested = np.zeros((2, len(step_costs)), int)
         work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
         self._begin(_longest_first(work, self._shape))
         lonely = np.stack([alone(int(n), replicas * size, size) for n in work.argmax(axis=1)])
@@ -160,15 +160,15 @@ class DealSearch(LocalSearch[list[Deal]]):
         orders = self._first + np.concatenate([fixed, random.reshape(RANDOM, *self._shape)])
         times = self.times(orders)
         self._order, self._times = orders[2].copy(), times[2].copy()
-        every = np.arange(steps)
+        every_step = np.arange(steps)
         each_alone = np.tile(np.arange(replicas)[:, None], (steps, 1, 1))
         for _ in range(size):
-            if not self._improve(every, each_alone).any():
+            if not self._improve(every_step, each_alone).any():
                 break
         orders = np.concatenate([orders, self._order[None]])
         times = np.concatenate([times, self._times[None]])
         slowest = times.max(axis=2)
-        chosen = slowest.argmin(axis=0), every
+        chosen = slowest.argmin(axis=0), every_step
         self._order, self._times = orders[chosen], times[chosen]
         self.best, self.values = self._order.copy(), slowest[chosen]
         names = ("given", "round robin", "greedy")
@@ -176,16 +176,16 @@ class DealSearch(LocalSearch[list[Deal]]):
             "greedy with order": slowest[-1],
             "best of random": slowest[len(names) : -1].min(axis=0),
         }
-        self.baselines = {name: float(of.mean()) for name, of in self._baselines.items()}
+        self.baselines = {name: float(values.mean()) for name, values in self._baselines.items()}
 
     def times(self, orders: Int[NumpyArray, "*some microbatches"]) -> Float[NumpyArray, "*some"]:
         """Evaluate replicas (*some) [s], in batches of one size: that compiles once."""
         size = orders.shape[-1]
         flat = orders.reshape(-1, size)
         whole = np.resize(flat, (-(-len(flat) // self.batch) * self.batch, size))
-        found = batched_makespans(self.program, self._costs.of_orders, whole, self.batch)
-        self._runs += np.bincount(self._costs.step_of(flat), minlength=len(self._runs))
-        return found[: len(flat)].reshape(orders.shape[:-1])
+        makespans = batched_makespans(self.program, self._costs.order_costs, whole, self.batch)
+        self._runs += np.bincount(self._costs.step_index(flat), minlength=len(self._runs))
+        return makespans[: len(flat)].reshape(orders.shape[:-1])
 
     def step(self, iteration: int) -> None:
         """Improve all pairs of replicas once; or try all deals, where they are few."""
@@ -200,21 +200,20 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._note()
 
     def _are_optimal(self) -> Bool[NumpyArray, " steps"]:
-        """Whether the bound of each step is reached (steps)."""
+        """Return whether the bound of each step is reached (steps)."""
         return self.values <= self.bounds * (1 + self.precision)
 
     def _is_optimal(self) -> bool:
         return bool(self._are_optimal().all())
 
     def _note(self) -> None:
-        """Keep what is better than the best deal of its step."""
         slowest = self._times.max(axis=1)
         better = slowest < self.values
         self.best[better], self.values[better] = self._order[better], slowest[better]
         self.value, self.lower_bound = float(self.values.mean()), float(self.bounds.mean())
 
     def _pairs(self, steps: Steps) -> Replicas:
-        """Put each of the slowest replicas beside one of the others, at random."""
+        """Pair each of the slowest replicas with a random other one."""
         ranked = np.argsort(-self._times[steps], axis=1, kind="stable")
         slow = math.ceil(ranked.shape[1] * SLOW)
         others = self.rng.permuted(ranked[:, slow:], axis=1)[:, :slow]
@@ -234,22 +233,22 @@ class DealSearch(LocalSearch[list[Deal]]):
         times = self.times(pool[..., rows])[..., which.reshape(moves.shape[:2])]
         rank = times.max(axis=3) + OTHER * times.sum(axis=3)
         chosen = rank.argmin(axis=2)  # the first, which changes nothing, of equals
-        taken = moves[chosen].reshape(pool.shape)
-        self._order[at] = np.take_along_axis(pool, taken, axis=2).reshape(members.shape)
+        members_order = moves[chosen].reshape(pool.shape)
+        self._order[at] = np.take_along_axis(pool, members_order, axis=2).reshape(members.shape)
         self._times[at] = np.take_along_axis(times, chosen[..., None, None], axis=2)[:, :, 0]
         return (chosen > 0).any(axis=1)
 
     def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
-        """No move, then swaps and insertions in a group, as many as are tried at once."""
+        """Return the empty move, then swaps and insertions in a group, up to the batch limit."""
         shape = groups[2], self._shape[2]
         length = math.prod(shape)
         places = np.indices((length, length)).reshape(2, -1)
         if places.shape[1] > 2 * BATCH:
             places = self.rng.integers(0, length, (2, 2 * BATCH))
-        found = neighbours(np.arange(length), *places)
-        most = max(1, MAX_NUMBERS // (math.prod(groups[:2]) * length))
-        found = found[self.rng.permutation(len(found))[:most]]
-        return np.concatenate([np.arange(length)[None], found]).reshape(-1, *shape)
+        proposals = neighbours(np.arange(length), *places)
+        max_moves = max(1, MAX_NUMBERS // (math.prod(groups[:2]) * length))
+        proposals = proposals[self.rng.permutation(len(proposals))[:max_moves]]
+        return np.concatenate([np.arange(length)[None], proposals]).reshape(-1, *shape)
 
     def _shake(self, steps: Steps) -> None:
         """Continue from the best deals of some steps, with some members swapped at random."""
@@ -263,7 +262,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._rested[steps] = 0
 
     def _are_few(self) -> bool:
-        """Whether there are so few deals that all can be tried."""
+        """Return whether there are few enough deals to try all."""
         _, replicas, size = self._shape
         members = replicas * size
         return members <= MOST_MEMBERS and math.perm(members, size) <= EXHAUSTIVE
@@ -274,42 +273,42 @@ class DealSearch(LocalSearch[list[Deal]]):
         orders = np.array([*itertools.permutations(range(replicas * size), size)])
         masks = (1 << orders).sum(axis=1)
         times = self.times(self._first[steps] + orders)
-        for step, of_step in zip(steps.tolist(), times, strict=True):
-            ranked = np.lexsort((of_step, masks))
-            of_set = ranked[np.unique(masks[ranked], return_index=True)[1]]
-            chosen = of_set[_fastest_sets(masks[of_set], of_step[of_set], replicas * size)]
+        for step, seconds in zip(steps.tolist(), times, strict=True):
+            ranked = np.lexsort((seconds, masks))
+            by_set = ranked[np.unique(masks[ranked], return_index=True)[1]]
+            chosen = by_set[_fastest_sets(masks[by_set], seconds[by_set], replicas * size)]
             self._order[step] = self._first[step] + orders[chosen]
-            self._times[step] = of_step[chosen]
+            self._times[step] = seconds[chosen]
         self.bounds[steps] = self._times[steps].max(axis=1)
 
     def best_so_far(self) -> tuple[list[Deal], float]:
-        """The best deal of each step so far, and the mean of their values [s]."""
+        """Return the best deal of each step so far, and the mean of their values [s]."""
         orders = self.best - self._first
-        pairs = zip(self._given, orders, strict=True)
+        pairs = zip(self._step_costs, orders, strict=True)
         return [Deal(order, in_order(costs, order)) for costs, order in pairs], self.value
 
-    def of_each_step(self, found: Found[list[Deal]]) -> list[Found[Deal]]:
-        """What was found, step by step."""
+    def split_by_step(self, total: Found[list[Deal]]) -> list[Found[Deal]]:
+        """Split the result of all steps into one per step."""
         is_optimal = self._are_optimal()
         return ResultList(
             Found(
                 best,
                 float(self.values[step]),
                 float(self.bounds[step]),
-                {name: float(of[step]) for name, of in self._baselines.items()},
+                {name: float(values[step]) for name, values in self._baselines.items()},
                 int(self._runs[step]),
-                "optimal" if is_optimal[step] else found.stopped,
+                "optimal" if is_optimal[step] else total.stopped,
             )
-            for step, best in enumerate(found.best)
+            for step, best in enumerate(total.best)
         )
 
 
 def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " members"]:
-    """What each microbatch computes on the stage with the most to compute [s]."""
+    """Return the compute time of each microbatch on the busiest stage [s]."""
     times = (np.asarray(time) for time in (costs.forward, costs.backward))
     whole = (time if time.ndim == 2 else time[..., None] for time in times)
-    of_stages = np.sum([np.broadcast_to(time, (stages, members)) for time in whole], axis=0)
-    return of_stages[of_stages.sum(axis=1).argmax()]
+    stage_times = np.sum([np.broadcast_to(time, (stages, members)) for time in whole], axis=0)
+    return stage_times[stage_times.sum(axis=1).argmax()]
 
 
 def _longest_first(
@@ -317,14 +316,14 @@ def _longest_first(
 ) -> Members:
     """Give the longest next to the replica with the least work that has room."""
     steps, replicas, size = shape
-    every = np.arange(steps)
+    every_step = np.arange(steps)
     order = np.zeros(shape, int)
     load, count = np.zeros((steps, replicas)), np.zeros((steps, replicas), int)
     for member in np.argsort(-work, axis=1, kind="stable").T:
         to = np.where(count < size, load, np.inf).argmin(axis=1)
-        order[every, to, count[every, to]] = member
-        load[every, to] += work[every, member]
-        count[every, to] += 1
+        order[every_step, to, count[every_step, to]] = member
+        load[every_step, to] += work[every_step, member]
+        count[every_step, to] += 1
     return order
 
 
@@ -338,14 +337,14 @@ def _fastest_sets(
         holding[(mask & -mask).bit_length() - 1].append((mask, time, row))
 
     @functools.cache
-    def best(left: int) -> tuple[float, tuple[int, ...]]:
-        if not left:
+    def best(remaining: int) -> tuple[float, tuple[int, ...]]:
+        if not remaining:
             return 0.0, ()
-        found: tuple[float, tuple[int, ...]] = (math.inf, ())
-        for mask, time, row in holding[(left & -left).bit_length() - 1]:
-            if not mask & ~left:
-                slowest, others = best(left & ~mask)
-                found = min(found, (max(time, slowest), (row, *others)))
-        return found
+        fastest: tuple[float, tuple[int, ...]] = (math.inf, ())
+        for mask, time, row in holding[(remaining & -remaining).bit_length() - 1]:
+            if not mask & ~remaining:
+                slowest, others = best(remaining & ~mask)
+                fastest = min(fastest, (max(time, slowest), (row, *others)))
+        return fastest
 
     return [*best((1 << members) - 1)[1]]

@@ -26,7 +26,6 @@ class LocalSearch(abc.ABC, Generic[Best]):
     precision = 1e-12
 
     def __init__(self, seed: int) -> None:
-        """Start the clock."""
         self._begun = time.monotonic()
         self.rng = np.random.default_rng(seed)
         self.evaluated = 0
@@ -38,14 +37,14 @@ class LocalSearch(abc.ABC, Generic[Best]):
 
     @abc.abstractmethod
     def best_so_far(self) -> tuple[Best, float]:
-        """The best candidate with what it is made of, and its value as `evaluate` says it [s]."""
+        """Return the best candidate, and its value as `evaluate` computes it [s]."""
 
     def choose(
         self,
         values: Float[NumpyArray, " candidates"],
         rests: Bool[NumpyArray, " candidates"] | None = None,
     ) -> int:
-        """Choose the least value, of those that do not rest if there are any."""
+        """Choose the least value, among candidates that do not rest if there are any."""
         # Among equals any may be taken: a plateau is crossed at random.
         keys = (self.rng.random(len(values)), values)
         return int(np.lexsort(keys if rests is None else (*keys, rests))[0])
@@ -65,17 +64,17 @@ class LocalSearch(abc.ABC, Generic[Best]):
                 if self._is_optimal() or self._gap <= gap:
                     break
                 if time.monotonic() >= deadline:
-                    return self.found("time")
+                    return self.result("time")
                 self.step(iteration)
                 tell(iteration, iterations, f"best {self.value:.6g} s")
         except KeyboardInterrupt:
-            return self.found("interrupted")
+            return self.result("interrupted")
         if self._is_optimal():
-            return self.found("optimal")
-        return self.found("gap" if self._gap <= gap else "iterations")
+            return self.result("optimal")
+        return self.result("gap" if self._gap <= gap else "iterations")
 
-    def found(self, stopped: str) -> Found[Best]:
-        """What the search has found so far."""
+    def result(self, stopped: str) -> Found[Best]:
+        """Return the result of the search so far."""
         best, value = self.best_so_far()
         return Found(best, value, self.lower_bound, self.baselines, self.evaluated, stopped)
 

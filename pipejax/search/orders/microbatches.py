@@ -109,11 +109,10 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
     """State of the search for an order of microbatches."""
 
     def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
-        """Start the clock, and evaluate the baselines."""
         super().__init__(seed)
         check_usual(table, "the search of microbatches")
         costs.check_values()
-        self._given = table, costs, links
+        self._arguments = table, costs, links
         self._costs = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)
         self.program, _ = lower_and_price(table, costs, links)
         if not costs.per_microbatch():
@@ -124,15 +123,15 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         numbers = sum(np.size(leaf) for leaf in leaves(costs))
         self.batch = max(1, min(BATCH, MAX_NUMBERS // numbers))
         self.kind = _kinds(costs, table.num_microbatches)
-        given = np.arange(table.num_microbatches)
+        as_written = np.arange(table.num_microbatches)
         longest = np.argsort(-_work(costs, table.num_microbatches), kind="stable")
-        random = self.rng.permuted(np.tile(given, (RANDOM, 1)), axis=1)
-        fixed = [given, longest[::-1], longest, *_hills(longest)]
+        random = self.rng.permuted(np.tile(as_written, (RANDOM, 1)), axis=1)
+        fixed = [as_written, longest[::-1], longest, *_hills(longest)]
         times = self.start_from(np.concatenate([fixed, random]))
-        of_least, count = with_least(self._costs), len(given)
+        extended, count = with_least(self._costs), len(as_written)
         shortest = batched_makespans(
             self.program,
-            lambda orders: in_order(of_least, orders),
+            lambda orders: in_order(extended, orders),
             alone(int(longest[0]), count, count),
             self.batch,
         ).min()
@@ -145,33 +144,33 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
             "mean of random": float(times[-RANDOM:].mean()),
         }
 
-    def costs_of(self, orders: Orders) -> Costs:
+    def order_costs(self, orders: Orders) -> Costs:
         """Costs of orders of the microbatches."""
         return in_order(self._costs, orders)
 
     def best_so_far(self) -> tuple[MicrobatchOrder, float]:
-        """The best order so far, and its makespan [s]."""
-        table, costs, links = self._given
+        """Return the best order so far, and its makespan [s]."""
+        table, costs, links = self._arguments
         ordered = in_order(costs, self.best)
         return MicrobatchOrder(self.best, ordered), evaluate(table, ordered, link=links).makespan
 
 
 def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:
-    """What each microbatch computes, over all stages alike [s]."""
+    """Return the mean compute time of each microbatch over the stages [s]."""
     times = (np.asarray(time, float) for time in (costs.forward, costs.backward))
     means = (time.mean(axis=0) if time.ndim == 2 else time.mean() for time in times)
     return np.broadcast_to(sum(means), count)
 
 
 def _hills(longest: Order) -> tuple[Order, Order]:
-    """Orders with the longest in the middle, and with the longest at both ends."""
+    """Return orders with the longest microbatches in the middle, and at both ends."""
     shortest = longest[::-1]
-    hill, valley = (np.append(each[::2], each[1::2][::-1]) for each in (shortest, longest))
+    hill, valley = (np.append(order[::2], order[1::2][::-1]) for order in (shortest, longest))
     return hill, valley
 
 
 def _kinds(costs: Costs, count: int) -> Order:
-    """Number the kinds of microbatches: those of one kind cost the same."""
+    """Number the kinds of microbatches; microbatches with equal costs are of one kind."""
     named = vars(costs).items()
     differing = [np.asarray(time) for name, time in named if differs_by_microbatch(name, time)]
     columns = np.concatenate([time.reshape(-1, count) for time in differing])

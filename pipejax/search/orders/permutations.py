@@ -46,7 +46,7 @@ class PermutationSearch(LocalSearch[Best]):
     current: Order  # order from which the search goes on
 
     @abc.abstractmethod
-    def costs_of(self, orders: Orders) -> Costs:
+    def order_costs(self, orders: Orders) -> Costs:
         """Costs of orders, for `makespans`."""
 
     def start_from(self, orders: Orders) -> Float[NumpyArray, " orders"]:
@@ -61,10 +61,10 @@ class PermutationSearch(LocalSearch[Best]):
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
         """Evaluate orders: (orders) makespans [s]."""
         self.evaluated += len(orders)
-        return batched_makespans(self.program, self.costs_of, orders, self.batch)
+        return batched_makespans(self.program, self.order_costs, orders, self.batch)
 
     def step(self, iteration: int) -> None:
-        """Go to the best of some orders, or elsewhere where none has been better for a while."""
+        """Move to the best neighbour; after steps without a gain, restart near the best order."""
         if self.stale >= PATIENCE:
             self._shake()
         orders = next(self._batches)
@@ -97,40 +97,39 @@ class PermutationSearch(LocalSearch[Best]):
         while True:
             if places.shape[1] > 2 * BATCH:  # more than a batch can hold: some of them
                 places = self.rng.integers(0, size, (2, 2 * BATCH))
-            found = neighbours(self.current, *places)
+            orders = neighbours(self.current, *places)
             # what changes nothing is left out; to find all that are alike takes longer than a run
-            differ = (self.kind[found] != self.kind[self.current]).any(axis=1)
-            yield found[self.rng.permutation(np.flatnonzero(differ))[: self.batch]]
+            differ = (self.kind[orders] != self.kind[self.current]).any(axis=1)
+            yield orders[self.rng.permutation(np.flatnonzero(differ))[: self.batch]]
 
     def _are_few(self) -> bool:
-        """Whether there are so few different orders that all can be tried."""
+        """Return whether there are few enough different orders to try all."""
         return num_orders(self.kind) <= EXHAUSTIVE
 
     def _every_order(self) -> Iterator[Orders]:
-        """Yield all different orders, batch by batch."""
         orders = different_orders(self.kind.tolist())
         while part := list(itertools.islice(orders, self.batch)):
             yield np.array(part)
 
 
 def batched_makespans(
-    program: Program, costs_of: Callable[[Orders], Costs], orders: Orders, batch: int
+    program: Program, order_costs: Callable[[Orders], Costs], orders: Orders, batch: int
 ) -> Float[NumpyArray, " orders"]:
     """Makespans of orders (orders) [s]; a few sizes of batches are few compilations."""
     from pipejax.engine.batched.makespans import makespans  # searches are set up without JAX
 
-    found = []
+    parts = []
     for low in range(0, len(orders), batch):
         part = orders[low : low + batch]
         size = min(batch, 1 << (len(part) - 1).bit_length())
         whole = np.concatenate([part, np.tile(part[-1:], (size - len(part), 1))])
-        times = makespans(program, costs_of(whole), batch_size=size)
-        found.append(np.asarray(times)[: len(part)])
-    return np.concatenate(found)
+        times = makespans(program, order_costs(whole), batch_size=size)
+        parts.append(np.asarray(times)[: len(part)])
+    return np.concatenate(parts)
 
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
-    """Swap two places of an order, and take a member from one and insert it at the other."""
+    """Return orders with two places swapped, and orders with a member moved."""
     # Places (pairs); returns an order for each swap and for each insertion that is none.
     at, swaps = np.arange(len(order)), start < target
     low, high = start[swaps, None], target[swaps, None]
@@ -140,7 +139,7 @@ def neighbours(order: Order, start: Places, target: Places) -> Orders:
 
 
 def inserted(order: Order, start: Places, target: Places) -> Orders:
-    """Take a member from one place of an order and insert it at another: an order for each pair."""
+    """Move one member of an order to another place: one order for each pair of places."""
     at = np.arange(len(order))
     start, target = start[:, None], target[:, None]
     # those between the old and the new place make room by one
@@ -149,20 +148,20 @@ def inserted(order: Order, start: Places, target: Places) -> Orders:
 
 
 def num_orders(kind: Order) -> int:
-    """How many orders are different."""
+    """Return the number of different orders."""
     _, counts = np.unique(kind, return_counts=True)
     return math.factorial(len(kind)) // math.prod(map(math.factorial, counts.tolist()))
 
 
 def different_orders(kind: list[int]) -> Iterator[list[int]]:
     """Yield an order for every different sequence of kinds, in lexicographic order of these."""
-    left = {k: [m for m, own in enumerate(kind) if own == k] for k in sorted({*kind})}
+    remaining = {k: [m for m, other in enumerate(kind) if other == k] for k in sorted({*kind})}
     order: list[int] = []
 
     def complete() -> Iterator[list[int]]:
         if len(order) == len(kind):
             yield [*order]
-        for members in left.values():
+        for members in remaining.values():
             if members:
                 order.append(members.pop(0))
                 yield from complete()
@@ -176,37 +175,36 @@ Workers = Float[NumpyArray, " workers"]
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int = 1) -> float:
     """Lower bound on the makespan in any order, or on the slowest replica's in any deal [s]."""
-    # With every time the least of all microbatches, no op starts later and no path gets longer. And
-    # behind the start of a worker's first op there, and before what follows its last, the worker
-    # computes all of its ops: of each stage as many as it has, those of the shortest microbatches.
-    # Of several replicas the bound is one on the mean: each has another microbatch in every place,
-    # so the mean time of an op there is at least that of so many shortest, and the longest path
-    # through means is no longer than the mean of longest paths.
-    program, found, around = _least_run(table, costs, links, replicas)
+    # With the times of the shortest microbatch everywhere, no op starts later and no path gets
+    # longer. Between the first start of a worker there and the path after its last op, the worker
+    # computes all of its ops, at least those of the shortest microbatches. For several replicas
+    # this bounds the mean: each has another microbatch in every place, so the mean time of an op
+    # is at least that of the shortest ones, and means of longest paths exceed paths of means.
+    program, bound, around = _least_run(table, costs, links, replicas)
     if len(program.fused):  # a pair is of two microbatches
-        return found
+        return bound
     busy = np.zeros(table.num_workers)
     for worker, count, time in _ops_of_workers(table, program, costs, replicas):
         busy[worker] += np.sort(time)[: count * replicas].sum() / replicas
-    return max(found, float((around + busy).max()))
+    return max(bound, float((around + busy).max()))
 
 
 def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int) -> float:
     """Lower bound on the slowest replica's makespan in any deal, as of packing into bins [s]."""
     # Of the k R + 1 microbatches that a worker has longest with, one of R replicas gets k + 1, and
     # others that are no shorter than the shortest of all.
-    program, found, around = _least_run(table, costs, links, 1)
+    program, bound, around = _least_run(table, costs, links, 1)
     if len(program.fused):
-        return found
+        return bound
     size = table.num_microbatches
-    every = size * replicas
-    work = np.zeros((table.num_workers, every))
+    num_members = size * replicas
+    work = np.zeros((table.num_workers, num_members))
     for worker, count, time in _ops_of_workers(table, program, costs, replicas):
         if count == size:  # each microbatch passes here
             work[worker] += time
     work = np.sort(work)
     filled = [
-        work[:, every - k * replicas - 1 :][:, : k + 1].sum(axis=1)
+        work[:, num_members - k * replicas - 1 :][:, : k + 1].sum(axis=1)
         + work[:, : size - k - 1].sum(axis=1)
         for k in range(size)
     ]
@@ -214,7 +212,7 @@ def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int
 
 
 def with_least(costs: Costs) -> Costs:
-    """Add a microbatch behind the others that takes the least of every time."""
+    """Append a microbatch with the least of every time."""
 
     def extended(time: Any) -> Any:
         return np.concatenate([time, time.min(axis=-1, keepdims=True)], axis=-1)
@@ -223,7 +221,7 @@ def with_least(costs: Costs) -> Costs:
 
 
 def alone(longest: int, least: int, count: int) -> Orders:
-    """Put the longest microbatch into each place by itself, among so many of the least."""
+    """Put the longest microbatch into each place in turn, among microbatches with least times."""
     # Whatever the others are, no order with it there is faster.
     orders = np.full((count, count), least)
     np.fill_diagonal(orders, longest)
@@ -248,22 +246,22 @@ def _least_run(
 
 
 def _held(program: Program, run: HostRun) -> Workers:
-    """Time (workers) for which an op waits until what the op before it sends is transmitted [s]."""
+    """Return the time (workers) that ops wait for the message of the op before them [s]."""
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
-    found = np.zeros(program.num_workers)
+    held = np.zeros(program.num_workers)
     for worker in range(program.num_workers):
         row = np.flatnonzero(_on_workers(program) & (program.worker == worker))
         waits = run.preds[row[1:]]
-        own = (waits != SOURCE) & (producer[waits] == row[:-1, None])
-        found[worker] = np.where(own, run.duration[waits], 0.0).max(axis=1, initial=0.0).sum()
-    return found
+        is_sent = (waits != SOURCE) & (producer[waits] == row[:-1, None])
+        held[worker] = np.where(is_sent, run.duration[waits], 0.0).max(axis=1, initial=0.0).sum()
+    return held
 
 
 def _ops_of_workers(
     table: ScheduleTable, program: Program, costs: Costs, replicas: int
 ) -> Iterator[tuple[int, int, Float[NumpyArray, " members"]]]:
-    """Yield each kind of op of each worker: the worker, how many of it, (members) its times [s]."""
+    """Yield (worker, count, times by member [s]) of each kind of op of each worker."""
     shape = table.num_stages, table.num_microbatches * replicas
     ops = (program.worker, program.phase, program.stage, program.pipe)
     kinds, counts = np.unique(np.stack(ops)[:, _on_workers(program)], axis=1, return_counts=True)
@@ -274,5 +272,4 @@ def _ops_of_workers(
 
 
 def _on_workers(program: Program) -> Bool[NumpyArray, " nodes"]:
-    """Which nodes are ops of rows."""
     return (np.asarray(program.worker) != NO_WORKER) & np.isin(program.phase, ROW_OPS)

@@ -1,4 +1,4 @@
-"""Which worker sits where on a machine of nodes: a search of the placement.
+"""Search of the placement of workers on a machine of nodes.
 
 In order, a pipeline crosses from node to node where its workers do. That is best for a plain
 pipeline and not for all: stages that loop go from the last worker back to the first, and pipes
@@ -117,12 +117,12 @@ def places(
     check_types(machine=(machine, System if isinstance(costs, Workload) else Topology))
     iterations, seed = check_local_search(iterations, seed, time_limit)
     if isinstance(costs, Workload) and isinstance(machine, System):
-        given = places_on(table, costs.worker_places)
+        current_places = places_on(table, costs.worker_places)
         placed = model_placements(costs, machine, table)
     elif isinstance(costs, Costs) and isinstance(machine, Topology):
         costs.check_values()
-        given, placed = places_on(table, machine.places), levels_on(costs, table, machine)
-    search = PlacementSearch(placed, given, Links.of(link), seed)
+        current_places, placed = places_on(table, machine.places), levels_on(costs, table, machine)
+    search = PlacementSearch(placed, current_places, Links.of(link), seed)
     with telling("place", on_progress) as tell:
         return search.run(iterations, time_limit, tell)
 
@@ -131,19 +131,18 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
     """State of the search for a placement."""
 
     def __init__(
-        self, placed: PlacedCosts, given: tuple[int, ...], links: Links, seed: int
+        self, placed: PlacedCosts, current: tuple[int, ...], links: Links, seed: int
     ) -> None:
-        """Start the clock, and evaluate the baselines."""
         super().__init__(seed)
         _check_eager(placed, links)
         exact = mapped(lambda leaf: np.asarray(leaf, np.float64), placed.base)
         self._placed = placed._replace(base=exact)
-        self._links, self._known = links, dict[bytes, float]()
+        self._links, self._times_by_key = links, dict[bytes, float]()
         table = placed.table
-        self.program, _ = lower_and_price(table, placed.at(given), links)
+        self.program, _ = lower_and_price(table, placed.at(current), links)
         self.batch, self.kind = BATCH, placed.nodes
         in_order = np.arange(table.num_workers)
-        fixed = np.array([given, in_order, _round_robin(self.kind), _folded(table.num_workers)])
+        fixed = np.array([current, in_order, _round_robin(self.kind), _folded(table.num_workers)])
         scattered = self.rng.permuted(np.tile(in_order, (RANDOM, 1)), axis=1)
         times = self.start_from(np.concatenate([fixed, scattered]))
         self.lower_bound = cut_bound(placed, self.program)
@@ -156,24 +155,26 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
             "mean of scattered": float(times[-RANDOM:].mean()),
         }
 
-    def costs_of(self, orders: Orders) -> Costs:
+    def order_costs(self, orders: Orders) -> Costs:
         """Costs of placements."""
         return self._placed.of(orders)
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
-        """Evaluate placements (orders) [s]; of those that cost the same one, and that once."""
+        """Evaluate placements (orders) [s]; placements with equal costs are evaluated once."""
         rows = self._placed.choices(orders)
         _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         keys = [rows[k].tobytes() for k in first.tolist()]
-        new = [k for k, key in enumerate(keys) if key not in self._known]
+        new = [k for k, key in enumerate(keys) if key not in self._times_by_key]
         if new:
-            found = batched_makespans(self.program, self.costs_of, orders[first[new]], self.batch)
-            self._known.update(zip([keys[k] for k in new], found.tolist(), strict=True))
+            new_times = batched_makespans(
+                self.program, self.order_costs, orders[first[new]], self.batch
+            )
+            self._times_by_key.update(zip([keys[k] for k in new], new_times.tolist(), strict=True))
             self.evaluated += len(new)
-        return np.array([self._known[key] for key in keys])[which.ravel()]
+        return np.array([self._times_by_key[key] for key in keys])[which.ravel()]
 
     def best_so_far(self) -> tuple[WorkerPlaces, float]:
-        """The best placement so far, and its makespan [s]."""
+        """Return the best placement so far, and its makespan [s]."""
         best = self.best.copy()
         for workers in self._placed.seated(best):  # in order within a node, where all are alike
             best[np.sort(workers)] = np.sort(best[workers])
@@ -208,16 +209,18 @@ def _folded(workers: int) -> Order:
 
 
 def cut_bound(placed: PlacedCosts, program: Program) -> float:
-    """Lower bound on the makespan of all placements [s]."""
-    graph = _Graph.of(placed)
+    """Return a lower bound on the makespans of all placements [s]."""
+    graph = _Graph.from_placed(placed)
     edges = graph.edges.shape[1]
     cuts = _least_cuts(graph.edges, placed.table.num_workers, int(placed.nodes.max()) + 1)
-    while math.comb(edges, cuts) > EXHAUSTIVE:  # fewer are cut too: the bound is lower
+    # Every placement cuts that many edges or more, and a message over a cut edge takes at least its
+    # fastest time between nodes. So the best choice of cut edges is a bound for all placements.
+    while math.comb(edges, cuts) > EXHAUSTIVE:  # fewer cuts are valid too: the bound is lower
         cuts -= 1
     chosen = np.array([*itertools.combinations(range(edges), cuts)], int).reshape(-1, cuts)
-    far = np.zeros((len(chosen), edges + 1), np.int32)  # a column more, of what stays on a worker
+    far = np.zeros((len(chosen), edges + 1), np.int32)  # last: within a worker, never cut
     np.put_along_axis(far, chosen, 1, axis=1)
-    return float(batched_makespans(program, graph.costs_of, far, BATCH).min())
+    return float(batched_makespans(program, graph.order_costs, far, BATCH).min())
 
 
 class _Graph(NamedTuple):
@@ -229,7 +232,7 @@ class _Graph(NamedTuple):
     edge: Int[NumpyArray, "pipes boundaries"]
 
     @classmethod
-    def of(cls, placed: PlacedCosts) -> "_Graph":
+    def from_placed(cls, placed: PlacedCosts) -> "_Graph":
         placement = placed.table.placement
         ends = np.sort(np.stack([placement[:, :-1], placement[:, 1:]]), axis=0)
         moves = ends[0] != ends[1]
@@ -238,21 +241,21 @@ class _Graph(NamedTuple):
         edge[moves] = which.ravel()
         return cls(placed, edges, edge)
 
-    def costs_of(self, far: Int[NumpyArray, "sets edges"]) -> Costs:
-        """Costs where only some edges leave a node, for `makespans`."""
+    def order_costs(self, far: Int[NumpyArray, "sets edges"]) -> Costs:
+        """Return costs where only some edges leave a node, for `makespans`."""
         is_far: Bool[NumpyArray, "sets 1 pipes boundaries"] = far[:, None, self.edge] > 0
         fastest = vars(self.placed.fastest)
         costs = {name: time[None] if np.ndim(time) else time for name, time in fastest.items()}
         for name, times in self.placed.messages.items():
             near, apart = times.min(axis=0), times[1:].min(axis=0, initial=np.inf)
-            every: NumpyArray = np.where(np.isinf(apart), near, apart)
+            far_times: NumpyArray = np.where(np.isinf(apart), near, apart)
             where = is_far if near.ndim == is_far.ndim - 1 else is_far[..., None]
-            costs[name] = np.where(where, every, near)
+            costs[name] = np.where(where, far_times, near)
         return unchecked_costs(costs)
 
 
 def _least_cuts(edges: Edges, workers: int, nodes: int) -> int:
-    """How many edges any placement cuts, at least."""
+    """Return the least number of edges that any placement cuts."""
     if nodes == 1 or not _holds_together(edges, workers):
         return 0
     all_but_one = (np.delete(edges, k, axis=1) for k in range(edges.shape[1]))
@@ -261,7 +264,6 @@ def _least_cuts(edges: Edges, workers: int, nodes: int) -> int:
 
 
 def _holds_together(edges: Edges, workers: int) -> bool:
-    """Whether all workers are reached from the first."""
     reached = np.arange(workers) == 0
     for _ in range(workers):
         from_reached = edges[:, reached[edges].any(axis=0)]

@@ -33,7 +33,7 @@ Orders = Int[NumpyArray, "orders transfers"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TransferGraph:
-    """What ops and transfers of a table wait for, before any queue."""
+    """Dependencies of ops and transfers of a table, before any queue."""
 
     table: ScheduleTable  # the schedule without communication cells
     program: Program  # the table lowered under rendezvous, for its nodes and messages
@@ -88,11 +88,11 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
     earliest = np.empty((len(sends), rows.shape[1]), np.int64)
     for column in range(rows.shape[1]):
         departures = sent.sender[sends] * size + reach[sent.producer[sends], column]
-        mine = place[sent.receiver] == column
-        begin = rows[sent.receiver[mine]] * size
-        first = np.searchsorted(departures, begin + sent.consumer[mine, None])
+        is_column = place[sent.receiver] == column
+        begin = rows[sent.receiver[is_column]] * size
+        first = np.searchsorted(departures, begin + sent.consumer[is_column, None])
         first[first == np.searchsorted(departures, begin + size)] = len(sends)
-        earliest[mine] = first
+        earliest[is_column] = first
     return TransferGraph(
         table=bare,
         program=program,
@@ -137,7 +137,7 @@ def _reach(
     return place, row, reach
 
 
-def positions_of(orders: Orders) -> Orders:
+def invert_orders(orders: Orders) -> Orders:
     """Return where each transfer stands: the inverse of each order."""
     positions = np.empty_like(orders)
     np.put_along_axis(positions, orders, np.arange(orders.shape[1])[None], axis=1)
@@ -154,8 +154,8 @@ def legal_range(
     low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]].max(axis=1)
     # a running minimum from behind; the offset makes later rows larger, so it begins anew in each
     offset = messages.sender[graph.sent] * size
-    behind = np.minimum.accumulate((position[graph.sent] + offset)[::-1])[::-1] - offset
-    return low, np.append(behind, size)[graph.earliest].min(axis=1)
+    next_dependent = np.minimum.accumulate((position[graph.sent] + offset)[::-1])[::-1] - offset
+    return low, np.append(next_dependent, size)[graph.earliest].min(axis=1)
 
 
 def _latest_arrival(graph: TransferGraph, positions: Orders) -> Int[NumpyArray, "orders prefixes"]:
@@ -183,9 +183,9 @@ def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders
     front = np.full((count, 2 * size), SOURCE, np.int32)
     follows = queue[:, 1:] == queue[:, :-1]
     front[:, 1:] = np.where(follows, graph.program.messages.carrier[user[:, :-1]], SOURCE)
-    found = np.empty((count, size, 2), np.int32)
-    found[np.arange(count)[:, None], user, side[by_queue]] = front
-    return found
+    preds = np.empty((count, size, 2), np.int32)
+    preds[np.arange(count)[:, None], user, side[by_queue]] = front
+    return preds
 
 
 def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
@@ -195,7 +195,7 @@ def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, 
     # Returns (orders, nodes) finish time of every node of `graph.program` [s].
     program, carrier = graph.program, graph.program.messages.carrier
     (count, size), nodes = orders.shape, program.num_nodes
-    positions = positions_of(orders)
+    positions = invert_orders(orders)
     key = np.empty((count, nodes), np.int16 if 2 * size + 2 < 1 << 15 else np.int32)
     arrival = _latest_arrival(graph, positions)
     needed = (arrival[:, prefixes] for prefixes in graph.latest.T)
@@ -256,24 +256,24 @@ def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
         heapq.heappush(waiting, (-tail, length))
         until = arriving[k + 1][0] if k + 1 < len(arriving) else np.inf
         while waiting and now < until:
-            longest, left = heapq.heappop(waiting)
-            served = min(left, until - now)
+            longest, rest = heapq.heappop(waiting)
+            served = min(rest, until - now)
             now += served
-            if served < left:
-                heapq.heappush(waiting, (longest, left - served))
+            if served < rest:
+                heapq.heappush(waiting, (longest, rest - served))
             else:
                 end = max(end, now - longest)
     return end
 
 
 class WaitsFor(NamedTuple):
-    """Waits of ops and transfers before any queue, as lists; turned around, what they let go."""
+    """Dependencies of ops and transfers before any queue, as lists in both directions."""
 
     before: list[list[int]]  # the nodes that each waits for, but for the source
     after: list[list[int]]  # the nodes that wait for each
 
     @classmethod
-    def of(cls, preds: Int[NumpyArray, "nodes max_preds"]) -> "WaitsFor":
+    def from_preds(cls, preds: Int[NumpyArray, "nodes max_preds"]) -> "WaitsFor":
         """Read the lists off the predecessors of a graph."""
         before: list[list[int]] = [[] for _ in preds]
         after: list[list[int]] = [[] for _ in preds]
@@ -299,54 +299,54 @@ def priority_order(
     # around the tails are heads, and the last transfer comes first.
     # Returns (transfers) an order that is legal in its direction, and when its run ends [s].
     duration, carrier = graph.duration.tolist(), graph.program.messages.carrier.tolist()
-    transfer_of = {node: k for k, node in enumerate(carrier)}
+    transfer_by_node = {node: k for k, node in enumerate(carrier)}
     missing = [len(before) for before in waits.before]
     ready = [0.0] * len(missing)  # the last end so far of what a node waits for
     free = [0.0] * (int(graph.queues.max(initial=-1)) + 1)
-    queues, tails_of = [*zip(*graph.queues.tolist(), strict=True)], tail.tolist()
+    queues, tails = [*zip(*graph.queues.tolist(), strict=True)], tail.tolist()
     # of those that may be next: key, minus the tail, transfer; keys only grow, as queues fill, so
     # the first whose key still holds is the least
     waiting: list[tuple[float, float, int]] = []
     order, ends = list[int](), [0.0]
 
     def start(transfer: int) -> float:
-        one, other = queues[transfer]
-        return max(ready[carrier[transfer]], free[one], free[other])
+        first, other = queues[transfer]
+        return max(ready[carrier[transfer]], free[first], free[other])
 
     def key(transfer: int) -> tuple[float, float, int]:
-        return start(transfer) - urgency * tails_of[transfer], -tails_of[transfer], transfer
+        return start(transfer) - urgency * tails[transfer], -tails[transfer], transfer
 
     def run(able: list[int]) -> None:
-        """Run ops whose inputs are all ready, and those that this unblocks."""
+        """Run ops whose inputs are ready, and the ops that they unblock."""
         while able:
             node = able.pop()
-            if node in transfer_of:
-                heapq.heappush(waiting, key(transfer_of[node]))
+            if node in transfer_by_node:
+                heapq.heappush(waiting, key(transfer_by_node[node]))
             else:
                 able += released(node, ready[node] + duration[node])
 
     def released(node: int, end: float) -> list[int]:
         """End a node; list the nodes that waited for nothing else."""
-        found = []
-        for behind in waits.after[node]:
-            if end > ready[behind]:
-                ready[behind] = end
-            missing[behind] -= 1
-            if missing[behind] == 0:
-                found.append(behind)
+        ready_nodes = []
+        for successor in waits.after[node]:
+            if end > ready[successor]:
+                ready[successor] = end
+            missing[successor] -= 1
+            if missing[successor] == 0:
+                ready_nodes.append(successor)
         if not waits.after[node]:
             ends.append(end)
-        return found
+        return ready_nodes
 
     run([node for node in range(1, len(missing)) if missing[node] == 0])
     while waiting:
-        known = heapq.heappop(waiting)
-        chosen = known[-1]
-        if known != (now := key(chosen)):
+        entry = heapq.heappop(waiting)
+        chosen = entry[-1]
+        if entry != (now := key(chosen)):
             heapq.heappush(waiting, now)
             continue
-        one, other = queues[chosen]
-        free[one] = free[other] = start(chosen) + duration[carrier[chosen]]
+        sender_queue, receiver_queue = queues[chosen]
+        free[sender_queue] = free[receiver_queue] = start(chosen) + duration[carrier[chosen]]
         order.append(chosen)
-        run(released(carrier[chosen], free[one]))
+        run(released(carrier[chosen], free[sender_queue]))
     return np.array(order, int), max(ends)

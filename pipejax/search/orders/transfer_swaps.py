@@ -34,7 +34,6 @@ class SwapSearch:
     """Queues of transfers that change by swaps."""
 
     def __init__(self, graph: TransferGraph, order: Order, rng: np.random.Generator) -> None:
-        """Begin with an order."""
         carrier, queues = graph.program.messages.carrier, graph.queues.T.tolist()
         # Python's own draws a number in a twentieth of the time
         self._random = random.Random(int(rng.integers(2**63)))
@@ -44,12 +43,12 @@ class SwapSearch:
         # nodes are numbered along a topological order from here on, and against it behind
         self._number = number = _numbers(preds)
         nodes = np.argsort(number)
-        self._own = WaitsFor.of(number[graph.preds[nodes]])
+        self._dependencies = WaitsFor.from_preds(number[graph.preds[nodes]])
         self._duration = graph.duration[nodes].tolist()
         self._size = len(nodes)
         self._carrier = number[carrier]
         self._transfer = {node: k for k, node in enumerate(self._carrier.tolist())}
-        self._queues_of = {node: (*{*queues[k]},) for node, k in self._transfer.items()}
+        self._node_queues = {node: (*{*queues[k]},) for node, k in self._transfer.items()}
         # by queue: the transfer in front of each, and the one behind it; the source for none
         self._front: list[dict[int, int]] = [
             {} for _ in range(int(graph.queues.max(initial=-1)) + 1)
@@ -57,21 +56,21 @@ class SwapSearch:
         self._next: list[dict[int, int]] = [{} for _ in self._front]
         self._line_up(order)
         self._ahead = IncrementalPath(number[preds[nodes]], graph.duration[nodes])
-        after = [[self._size - n for n in behind] for behind in self._ahead.behind]
+        after = [[self._size - n for n in successors] for successors in self._ahead.behind]
         back = np.zeros((self._size, max(1, *map(len, after))), np.int64)
         for node in range(1, self._size):
             back[self._size - node, : len(after[node])] = after[node]
-        self._behind = IncrementalPath(back, np.append(0.0, graph.duration[nodes][:0:-1]))
+        self._backward = IncrementalPath(back, np.append(0.0, graph.duration[nodes][:0:-1]))
         self._rests: dict[tuple[int, int], int] = {}
 
     def begin(self, order: Order) -> None:
-        """Go on from another order, with nothing at rest; what it changes alone is run again."""
+        """Restart from another order; only the nodes that it changes are run again."""
         self._run(self._line_up(order))
         self._rests.clear()
 
     @property
     def makespan(self) -> float:
-        """When the last node ends [s]."""
+        """Return the end of the last node [s]."""
         return self._ahead.makespan
 
     @property
@@ -81,50 +80,44 @@ class SwapSearch:
 
     @property
     def finish(self) -> Float[NumpyArray, " nodes"]:
-        """When each node of the graph ends (nodes) [s]."""
+        """Return the end of each node of the graph (nodes) [s]."""
         return np.array(self._ahead.finish)[self._number]
 
     def _line_up(self, order: Order) -> set[int]:
-        """Put the queues into an order; return the nodes that have other neighbours now."""
+        """Put the queues into an order; return the nodes with new neighbours."""
         changed, last = set[int](), [SOURCE] * len(self._front)
         for node in self._carrier[order].tolist():
-            for queue in self._queues_of[node]:
+            for queue in self._node_queues[node]:
                 before, last[queue] = last[queue], node
                 if self._front[queue].get(node) != before:
                     changed |= {before, node}
                     self._front[queue][node], self._next[queue][before] = before, node
-        for behind, node in zip(self._next, last, strict=True):
-            if behind.get(node) != SOURCE:
+        for next_in_queue, node in zip(self._next, last, strict=True):
+            if next_in_queue.get(node) != SOURCE:
                 changed.add(node)
-                behind[node] = SOURCE
+                next_in_queue[node] = SOURCE
         return changed - {SOURCE}
 
     def _run(self, changed: set[int]) -> None:
-        """Run what waits for other transfers now, from the front and from behind."""
         self._ahead.change(waits={n: self._waits(n) for n in changed})
-        self._behind.change(waits={self._size - n: self._waits_back(n) for n in changed})
+        self._backward.change(waits={self._size - n: self._waits_back(n) for n in changed})
         self._ahead.forget()
-        self._behind.forget()
+        self._backward.forget()
 
     def step(self, best: float) -> bool:
-        """Make the swap with the smallest estimate that does not rest, or would be a new best."""
-        # Returns whether there was one.
-        found: list[tuple[bool, float, float, Swap]] = []
+        """Make the best swap that does not rest or beats the best; return whether one exists."""
+        candidates: list[tuple[bool, float, float, Swap]] = []
         for swap in self._critical_swaps():
             estimate = self._estimate(swap)
             rests = self._rests.get((swap.second, swap.first), 0) > self.moves
-            found.append((rests and estimate >= best, estimate, self._random.random(), swap))
-        found.sort(key=lambda each: each[:3])
-        return any(self._apply(swap) for *_, swap in found)
+            candidates.append((rests and estimate >= best, estimate, self._random.random(), swap))
+        candidates.sort(key=lambda candidate: candidate[:3])
+        return any(self._apply(swap) for *_, swap in candidates)
 
     def _critical_swaps(self) -> list[Swap]:
-        """List neighbours in a queue that follow each other on a critical path, drawn at ties."""
-        finish, waits, queues_of, next_of = (
-            self._ahead.finish,
-            self._ahead.waits,
-            self._queues_of,
-            self._next,
-        )
+        """List queue neighbours on a critical path, chosen at random at ties."""
+        finish, waits = self._ahead.finish, self._ahead.waits
+        node_queues, next_node = self._node_queues, self._next
         swaps, draw = [], self._random.random
         node = finish.index(self._ahead.makespan)
         while node != SOURCE:
@@ -132,12 +125,12 @@ class SwapSearch:
             before = preds[0]
             if len(preds) > 1:
                 last = max(map(finish.__getitem__, preds))
-                waited = [one for one in preds if finish[one] == last]
+                waited = [pred for pred in preds if finish[pred] == last]
                 before = waited[int(draw() * len(waited))] if len(waited) > 1 else waited[0]
-            if before in queues_of and node in queues_of:
-                both = queues_of[node]
+            if before in node_queues and node in node_queues:
+                both = node_queues[node]
                 queues = tuple(
-                    q for q in queues_of[before] if q in both and next_of[q][before] == node
+                    q for q in node_queues[before] if q in both and next_node[q][before] == node
                 )
                 swaps.append(Swap(before, node, queues))
             node = before if finish[before] else SOURCE
@@ -146,43 +139,43 @@ class SwapSearch:
     def _estimate(self, swap: Swap) -> float:
         """Longest path through one of the two after the swap, if nothing else changed [s]."""
         first, second, queues = swap
-        duration, front, behind = self._duration, self._front, self._next
-        # behind.finish[-node] is the longest path from the start of a node on, 0 for the source
-        head, tail = self._ahead.finish, self._behind.finish
-        begin = late = rest = left = 0.0
-        for node in self._own.before[second]:
+        duration, front, next_node = self._duration, self._front, self._next
+        # tail[-node] is the longest path from the start of a node on, 0 for the source
+        head, tail = self._ahead.finish, self._backward.finish
+        begin = late = rest = end = 0.0
+        for node in self._dependencies.before[second]:
             if head[node] > begin:
                 begin = head[node]
-        for node in self._own.before[first]:
+        for node in self._dependencies.before[first]:
             if head[node] > late:
                 late = head[node]
-        for node in self._own.after[first]:
+        for node in self._dependencies.after[first]:
             if tail[-node] > rest:
                 rest = tail[-node]
-        for node in self._own.after[second]:
-            if tail[-node] > left:
-                left = tail[-node]
-        for queue in self._queues_of[second]:
-            after = tail[-behind[queue][second]]
+        for node in self._dependencies.after[second]:
+            if tail[-node] > end:
+                end = tail[-node]
+        for queue in self._node_queues[second]:
+            after = tail[-next_node[queue][second]]
             if queue in queues:
                 before = head[front[queue][first]]
                 if after > rest:
                     rest = after
             else:
                 before = head[front[queue][second]]
-                if after > left:
-                    left = after
+                if after > end:
+                    end = after
             if before > begin:
                 begin = before
-        for queue in self._queues_of[first]:
+        for queue in self._node_queues[first]:
             if queue not in queues:
-                before, after = head[front[queue][first]], tail[-behind[queue][first]]
+                before, after = head[front[queue][first]], tail[-next_node[queue][first]]
                 if before > late:
                     late = before
                 if after > rest:
                     rest = after
         rest += duration[first]
-        return max(late + rest, begin + duration[second] + max(rest, left))
+        return max(late + rest, begin + duration[second] + max(rest, end))
 
     def _apply(self, swap: Swap) -> bool:
         """Swap two transfers; return whether that made no cycle."""
@@ -203,26 +196,26 @@ class SwapSearch:
 
     def _turn(self, first: int, second: int, queue: int) -> None:
         """Let the second, which follows the first, go ahead of it."""
-        front, behind = self._front[queue], self._next[queue]
-        before, after = front[first], behind[second]
-        behind[before], behind[second], behind[first] = second, first, after
+        front, next_node = self._front[queue], self._next[queue]
+        before, after = front[first], next_node[second]
+        next_node[before], next_node[second], next_node[first] = second, first, after
         front[second], front[first], front[after] = before, second, first
 
     def _waits(self, node: int) -> Awaited:
-        """What a transfer waits for: its producer, and those in front of it."""
-        fronts = (self._front[queue][node] for queue in self._queues_of[node])
-        return _awaited({*self._own.before[node], *fronts} - {SOURCE})
+        """Return the nodes that a transfer waits for: its producer, and those in front of it."""
+        fronts = (self._front[queue][node] for queue in self._node_queues[node])
+        return _awaited({*self._dependencies.before[node], *fronts} - {SOURCE})
 
     def _waits_back(self, node: int) -> Awaited:
-        """The same from behind: its consumer, and those behind it."""
-        behind = (self._next[queue][node] for queue in self._queues_of[node])
-        after = {*self._own.after[node], *behind} - {SOURCE}
-        return _awaited({self._size - one for one in after})
+        """Return its consumer and the next transfers in its queues, in backward numbers."""
+        next_nodes = (self._next[queue][node] for queue in self._node_queues[node])
+        after = {*self._dependencies.after[node], *next_nodes} - {SOURCE}
+        return _awaited({self._size - successor for successor in after})
 
 
 def _awaited(nodes: set[int]) -> Awaited:
-    found = sorted(nodes) or [SOURCE]
-    return Awaited(tuple(found), (0.0,) * len(found))
+    preds = sorted(nodes) or [SOURCE]
+    return Awaited(tuple(preds), (0.0,) * len(preds))
 
 
 def _numbers(preds: Int[NumpyArray, "nodes max_preds"]) -> Int[NumpyArray, " nodes"]:

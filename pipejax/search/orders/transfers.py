@@ -44,8 +44,8 @@ from pipejax.search.orders.transfer_graph import (
     WaitsFor,
     finish_of_orders,
     heads_and_tails,
+    invert_orders,
     legal_range,
-    positions_of,
     priority_order,
     queue_bound,
     queue_preds,
@@ -169,18 +169,17 @@ class TransferSearch(LocalSearch[TransferOrder]):
     def __init__(
         self, table: ScheduleTable, costs: Costs, links: Links, seed: int, *, swaps: int = SWAPS
     ) -> None:
-        """Start the clock, and begin with the best of the known orders."""
         super().__init__(seed)
         check_usual(table, "the search of SEND and RECV cells")
         costs.check_values()
         if not LINK_MODELS[links.model].meets:
             raise wrong("link", f"must be rendezvous, where order matters, got {links.model!r}")
         links.check_known(("model", "queues", "host_links"), "order")
-        self._given = costs, links
+        self._arguments = costs, links
         self.graph = transfer_graph(table, costs, links)
         with np.errstate(over="ignore"):  # no order takes longer than one after the other
             check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
-        own, own_makespan = _own_order(table, costs, links)
+        as_is, table_makespan = _own_order(table, costs, links)
         by_producer = producer_order(self.graph.table, links)
         _, by_pytorch = self._run(None, waits=True)
         times = heads_and_tails(self.graph)
@@ -188,10 +187,10 @@ class TransferSearch(LocalSearch[TransferOrder]):
         self._batch = max(1, min(BATCH, MAX_BATCH_NODES // self.graph.program.num_nodes))
         self._rests_until = np.zeros(self.graph.num_transfers, int)
         by_need = [*self._greedy(times)]
-        starts = [by_producer, *by_need] if own is None else [own, by_producer, *by_need]
+        starts = [by_producer, *by_need] if as_is is None else [as_is, by_producer, *by_need]
         makespans = self._begin(np.stack(starts))
         self.baselines = {
-            "own": own_makespan,
+            "own": table_makespan,
             "by producer": makespans[-len(by_need) - 1],
             "pytorch": by_pytorch,
             "by need": min(makespans[-len(by_need) :]),
@@ -205,7 +204,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
     def _greedy(self, times: HeadsTails) -> Iterator[Order]:
         """Yield greedy orders from either end, until one cannot be better."""
-        waits = WaitsFor.of(self.graph.preds)
+        waits = WaitsFor.from_preds(self.graph.preds)
         for urgency in URGENCIES:
             order, end = priority_order(self.graph, waits, times.tail, urgency)
             yield order
@@ -232,16 +231,16 @@ class TransferSearch(LocalSearch[TransferOrder]):
             self.best, self.value, self.stale = self.current, makespan, 0
 
     def best_so_far(self) -> tuple[TransferOrder, float]:
-        """The best order so far, and its makespan [s]."""
+        """Return the best order so far, and its makespan [s]."""
         ordered, makespan = self._run(self.best.order, waits=True)
         if makespan > self.value * (1 + self.precision):  # the step's end waits for SENDs, too
             ordered, makespan = self._run(self.best.order, waits=False)
-        best = TransferOrder(self.best.order, ordered, self._given[1], self.free_bound)
+        best = TransferOrder(self.best.order, ordered, self._arguments[1], self.free_bound)
         return best, makespan
 
     def _run(self, order: Order | None, *, waits: bool) -> tuple[ScheduleTable, float]:
         """The table with its transfers in an order, in PyTorch's if None, and its makespan [s]."""
-        costs, links = self._given
+        costs, links = self._arguments
         ordered = with_transfers(self.graph.table, order, links, waits=waits)
         return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))
 
@@ -262,21 +261,21 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
     def _swap(self) -> None:
         """Make some swaps, and keep the best order on the way."""
-        best, found = self.value, None
+        best, order = self.value, None
         for _ in range(self._num_swaps):
             if not self._swaps.step(best):
                 break
             self.evaluated += 1
             if self._swaps.makespan < best:
-                best, found = self._swaps.makespan, self._swaps.order
-        if found is None:
+                best, order = self._swaps.makespan, self._swaps.order
+        if order is None:
             self.current = _FoundOrder(self._swaps.order, self._swaps.finish)
         else:
-            self.current = _FoundOrder(found, finish_of_orders(self.graph, found[None])[0])
+            self.current = _FoundOrder(order, finish_of_orders(self.graph, order[None])[0])
         self._keep_if_better()
 
     def _move(self, iteration: int) -> None:
-        """Take the best move of a batch whose transfer does not rest, or one to a new best."""
+        """Take the best move of a batch that does not rest or beats the best order."""
         order = by_start(self.graph, *self.current)
         moves = propose(self.graph, order, self.current.finish, self._batch, self.rng)
         orders = moved(order, moves)
@@ -322,12 +321,12 @@ def critical_blocks(
     with_queues = graph.preds.copy()
     with_queues[carrier, 1:3] = queue_preds(graph, order[None])[0]
     preds, ends = with_queues.tolist(), finish.tolist()
-    transfer_of = {node: transfer for transfer, node in enumerate(carrier.tolist())}
+    transfer_by_node = {node: transfer for transfer, node in enumerate(carrier.tolist())}
     blocks: list[list[int]] = [[]]
     node = int(finish.argmax())
     while node != SOURCE:
-        if node in transfer_of:
-            blocks[-1].append(transfer_of[node])
+        if node in transfer_by_node:
+            blocks[-1].append(transfer_by_node[node])
         elif blocks[-1]:
             blocks.append([])
         last = max(ends[before] for before in preds[node])
@@ -343,8 +342,8 @@ def propose(
     count: int,
     rng: np.random.Generator,
 ) -> Moves:
-    """Propose legal moves: those of the critical blocks, filled up with any."""
-    position = positions_of(order[None])[0]
+    """Propose legal moves: moves of critical blocks, then random ones."""
+    position = invert_orders(order[None])[0]
     low, high = legal_range(graph, position)
     transfers, targets = [np.zeros(0, int)], [np.zeros(0, int)]
     for block in critical_blocks(graph, order, finish, rng):
@@ -356,15 +355,15 @@ def propose(
     transfer, target = np.divmod(pairs, max(1, len(order)))
     legal = (low[transfer] < target) & (target < high[transfer])
     transfer, target = transfer[legal], target[legal]
-    some = rng.permutation(len(transfer))[:count]
-    transfer, target = transfer[some], target[some]
+    chosen = rng.permutation(len(transfer))[:count]
+    transfer, target = transfer[chosen], target[chosen]
     others = nearby(graph, order, count - len(transfer), rng)
     return Moves(np.append(transfer, others.transfer), np.append(target, others.target))
 
 
 def nearby(graph: TransferGraph, order: Order, count: int, rng: np.random.Generator) -> Moves:
     """Draw legal moves of any transfers, by a few positions."""
-    position = positions_of(order[None])[0]
+    position = invert_orders(order[None])[0]
     low, high = legal_range(graph, position)
     transfer = rng.integers(0, graph.num_transfers, count)
     target = position[transfer] + rng.integers(-REACH, REACH + 1, count)
@@ -373,4 +372,4 @@ def nearby(graph: TransferGraph, order: Order, count: int, rng: np.random.Genera
 
 def moved(order: Order, moves: Moves) -> Orders:
     """Apply each of some moves to one order: (moves, transfers) an order for every move."""
-    return inserted(order, positions_of(order[None])[0][moves.transfer], moves.target)
+    return inserted(order, invert_orders(order[None])[0][moves.transfer], moves.target)

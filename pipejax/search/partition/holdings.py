@@ -36,7 +36,7 @@ Seconds = dict[str, Float[NumpyArray, "holdings stages *microbatches"]]
 
 
 class Holding(NamedTuple):
-    """What one stage may hold besides embedding and head."""
+    """Content of one stage besides embedding and head."""
 
     dense: int  # layers of the model's first kind
     rest: int = 0  # layers of its other kind; 0 in a model that has one
@@ -44,7 +44,7 @@ class Holding(NamedTuple):
 
     @property
     def layers(self) -> int:
-        """Layers, but for those for further tokens."""
+        """Number of layers, without the layers for further tokens."""
         return self.dense + self.rest
 
 
@@ -66,19 +66,19 @@ class HoldingPrices(NamedTuple):
     parts: Float[NumpyArray, "parts holdings stages"]
 
     def counts(self, name: str) -> Int[NumpyArray, " holdings"]:
-        """How much of something each holding has (holdings)."""
-        return np.array([int(getattr(each, name)) for each in self.holdings])
+        """Return one attribute of every holding (holdings)."""
+        return np.array([int(getattr(holding, name)) for holding in self.holdings])
 
     def costs(self, shares: Float[NumpyArray, "holdings stages"]) -> Costs:
         """Costs of a split: the share of each holding in each stage, 1 or in between."""
-        own = {
-            name: np.einsum("hs...,hs->s...", of_stages, shares)
-            for name, of_stages in self.seconds.items()
+        mixed = {
+            name: np.einsum("hs...,hs->s...", by_stage, shares)
+            for name, by_stage in self.seconds.items()
         }
-        behind = np.cumsum(self.counts("mtp") @ shares)[:-1]
-        transmit = self.transmit * (1 + self.mtp_layers * behind)
+        mtp_before = np.cumsum(self.counts("mtp") @ shares)[:-1]
+        transmit = self.transmit * (1 + self.mtp_layers * mtp_before)
         messages = {"latency": self.latency, "transmit": transmit}
-        return Costs(**own, **messages, pair_factor=self.pair_factor)
+        return Costs(**mixed, **messages, pair_factor=self.pair_factor)
 
     def layout(self, chosen: Chosen) -> PipelineLayout:
         """Write a split as a layout."""
@@ -88,7 +88,7 @@ class HoldingPrices(NamedTuple):
     def everywhere(self) -> Iterator[Costs]:
         """Yield the costs of every holding, as if all stages had it."""
         for place in range(len(self.holdings)):
-            yield Costs(**{name: of_stages[place] for name, of_stages in self.seconds.items()})
+            yield Costs(**{name: by_stage[place] for name, by_stage in self.seconds.items()})
 
 
 def dense_layers(model: Model) -> int:
@@ -105,9 +105,9 @@ def price_holdings(
     """Price every holding that some stage may have."""
     # `may_hold` says so of costs where every stage has that holding; one with more layers may not
     # where one with fewer may not.
-    price = _Pricing(workload, system, table)
-    found = list(price.holdings(may_hold))
-    costs, memory = [each[1] for each in found], [each[2] for each in found]
+    pricing = _Pricing(workload, system, table)
+    priced = list(pricing.holdings(may_hold))
+    costs, memory = [entry[1] for entry in priced], [entry[2] for entry in priced]
     fields = [
         name
         for name, value in vars(costs[0]).items()
@@ -120,30 +120,30 @@ def price_holdings(
         return array if array.ndim == 2 else np.broadcast_to(array, stages)
 
     def stacked(values: Sequence[object]) -> Float[NumpyArray, "holdings stages"]:
-        return np.stack([np.broadcast_to(np.asarray(each, float), stages) for each in values])
+        return np.stack([np.broadcast_to(np.asarray(value, float), stages) for value in values])
 
     none = Holding(0)  # the messages of a model without layers for further tokens
-    plain = price.of(none)[0]
+    plain = pricing.price(none)[0]
     return HoldingPrices(
-        tuple(each[0] for each in found),
-        {name: np.stack([by_stage(getattr(each, name)) for each in costs]) for name in fields},
+        tuple(entry[0] for entry in priced),
+        {name: np.stack([by_stage(getattr(item, name)) for item in costs]) for name in fields},
         plain.pair_factor,
         np.asarray(plain.latency, float),
         np.asarray(plain.transmit, float),
         int(workload.model.mtp_layers),
-        stacked([each.static for each in memory]),
-        stacked([each.version for each in memory]),
-        np.stack([stacked(sizes) for sizes in zip(*(each.parts for each in memory), strict=True)]),
+        stacked([sizes.static for sizes in memory]),
+        stacked([sizes.version for sizes in memory]),
+        np.stack([stacked(sizes) for sizes in zip(*(item.parts for item in memory), strict=True)]),
     )
 
 
 class _Pricing:
-    """Prices of a workload whose stages all hold the same."""
+    """Prices of a workload with the same holding on every stage."""
 
     def __init__(self, workload: Workload, system: System, table: ScheduleTable) -> None:
         self.workload, self.system, self.table = workload, system, table
         self.recomputed = 1.0 * recomputed_stages(workload, table)
-        self.most = workload.recomputation.layers
+        self.max_recomputed = workload.recomputation.layers
         self.dense = dense_layers(workload.model)
         self.rest = int(workload.model.layers) - self.dense
 
@@ -159,25 +159,25 @@ class _Pricing:
                 ways.append([Holding(dense, rest, mtp) for rest in range(1, self.rest + 1)])
             for way in ways:
                 for holding in way:
-                    costs, memory = self.of(holding)
+                    costs, memory = self.price(holding)
                     if holding.layers and not may_hold(costs):
                         break
                     yield holding, costs, memory
 
-    def of(self, holding: Holding) -> tuple[Costs, StageBytes]:
+    def price(self, holding: Holding) -> tuple[Costs, StageBytes]:
         """Seconds and bytes of every stage, if it had this holding."""
-        given, stages = (self.workload, self.table), self._stages(holding)
-        work = stage_work(*given, assigned=stages, offloads=has_host_link(self.system))
-        costs = with_factors(work_costs(work, self.system), *given)
-        return costs, stage_bytes(*given, stages)
+        arguments, stages = (self.workload, self.table), self._stages(holding)
+        work = stage_work(*arguments, assigned=stages, offloads=has_host_link(self.system))
+        costs = with_factors(work_costs(work, self.system), *arguments)
+        return costs, stage_bytes(*arguments, stages)
 
     def _stages(self, holding: Holding) -> Stages:
-        every = np.ones(self.table.num_stages)
-        recomputed = min(holding.layers, self.most) * self.recomputed
-        assigned = StageLayers(holding.layers * every, recomputed)
+        ones = np.ones(self.table.num_stages)
+        recomputed = min(holding.layers, self.max_recomputed) * self.recomputed
+        assigned = StageLayers(holding.layers * ones, recomputed)
         places = self.workload.worker_places
-        stages = stages_of(self.table, assigned, holding.mtp * every, places)
-        return stages._replace(before=(self.dense - holding.dense) * every)
+        stages = stages_of(self.table, assigned, holding.mtp * ones, places)
+        return stages._replace(before=(self.dense - holding.dense) * ones)
 
 
 Points = Int[NumpyArray, "points stages"]
@@ -187,7 +187,7 @@ Shares = Float[NumpyArray, "holdings stages"]
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """Splits as the place of each stage's holding among those that are priced."""
+    """Splits as an index of a priced holding for each stage."""
 
     prices: HoldingPrices  # of holdings
     may_hold: Bool[NumpyArray, "holdings stages"]  # which are not known to be too slow
@@ -206,7 +206,7 @@ class Splits:
         mtp = layout.count("m")
         if np.count_nonzero(mtp) > 1:
             return np.empty((0, self.stages), int)
-        return self._of_layers(layout.count("t")[None], (mtp > 0)[None])
+        return self._splits_with_layers(layout.count("t")[None], (mtp > 0)[None])
 
     def shares(self, chosen: Int[NumpyArray, " stages"]) -> Shares:
         """Write one split as shares of 0 and 1."""
@@ -215,24 +215,25 @@ class Splits:
     def rounded(self, shares: Shares) -> Found:
         """Round a mixture to a split (1 or none, stages)."""
         layers = whole_with_sum((self.prices.counts("layers") @ shares)[None])
-        return self._of_layers(layers, self._mtp(self.prices.counts("mtp") @ shares))
+        return self._splits_with_layers(layers, self._mtp(self.prices.counts("mtp") @ shares))
 
     def neighbours(self, chosen: Int[NumpyArray, " stages"]) -> Found:
         """List splits with one layer elsewhere, or with the layers for further tokens elsewhere."""
         layers, mtp = (self.prices.counts(name)[chosen] for name in ("layers", "mtp"))
         moved = layers + swaps(self.stages)
-        found = [self._of_layers(moved, np.broadcast_to(mtp > 0, moved.shape))]
+        splits = [self._splits_with_layers(moved, np.broadcast_to(mtp > 0, moved.shape))]
         if mtp.any():
             elsewhere = np.eye(self.stages, dtype=bool)
-            found.append(self._of_layers(np.broadcast_to(layers, elsewhere.shape), elsewhere))
-        return np.concatenate(found)
+            same_layers = np.broadcast_to(layers, elsewhere.shape)
+            splits.append(self._splits_with_layers(same_layers, elsewhere))
+        return np.concatenate(splits)
 
     def _mtp(self, shares: Float[NumpyArray, " stages"]) -> Bool[NumpyArray, "1 stages"]:
-        """Where the layers for further tokens are, if there are any."""
+        """Return the stage of the layers for further tokens, if there are any."""
         return ((np.arange(self.stages) == shares.argmax()) & (self.model.mtp_layers > 0))[None]
 
-    def _of_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Found:
-        """Find splits by their layers; leave out what is none, too slow, or does not fit."""
+    def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Found:
+        """Return the splits with these layers that are legal, fast enough and fit."""
         place = {holding: k for k, holding in enumerate(self.prices.holdings)}
         table = np.full((1 + int(self.model.layers), 1 + int(self.model.layers), 2), -1)
         for holding, k in place.items():
@@ -242,20 +243,19 @@ class Splits:
         legal = (layers >= 0).all(axis=1) & ~behind_mtp.any(axis=1)
         layers, mtp, before = layers[legal], mtp[legal], before[legal]
         dense = np.clip(dense_layers(self.model) - before, 0, layers)
-        found = table[dense, layers - dense, mtp.astype(int)]
-        legal = (found >= 0).all(axis=1)
-        found = found[legal]
+        splits = table[dense, layers - dense, mtp.astype(int)]
+        legal = (splits >= 0).all(axis=1)
+        splits = splits[legal]
         stages = np.arange(self.stages)
-        found = found[self.may_hold[found, stages].all(axis=1)]
-        return found[self._fit(found)]
+        splits = splits[self.may_hold[splits, stages].all(axis=1)]
+        return splits[self._fit(splits)]
 
     def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
-        """Whether every worker has room (points)."""
         if self.held is None:
             return np.ones(len(points), bool)
-        own = points, np.arange(self.stages)
-        static = self.held.static_bytes(self.prices.static[own], self.prices.version[own])
-        moving = self.held.activation_bytes(tuple(size[own] for size in self.prices.parts))
+        chosen = points, np.arange(self.stages)
+        static = self.held.static_bytes(self.prices.static[chosen], self.prices.version[chosen])
+        moving = self.held.activation_bytes(tuple(size[chosen] for size in self.prices.parts))
         fits: Bool[NumpyArray, " points"] = (static + moving).max(axis=1) <= self.capacity
         return fits
 
@@ -269,37 +269,37 @@ ENDS = {  # what Megatron counts as a layer: embedding, loss
 
 
 def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, PipelineLayout]:
-    """Splits by name, as far as the runtimes take so many layers on so many stages."""
+    """Return the splits of the runtimes by name, where these support the sizes."""
     # Megatron divides layers evenly, with embedding and loss counted as layers if asked
     # (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`); where that
     # does not come out even, it takes the layers of the first and the last worker by hand, so that
     # the others have the same. torchtitan counts both ends as a layer and gives what is left over
     # to the first stages. Layers for further tokens are on the last stage.
     layers, stages = int(workload.model.layers), table.num_stages
-    found = {name: _even(layers, stages, ends) for name, ends in ENDS.items()}
-    found["megatron, first and last set"] = _first_and_last(layers, table)
-    found["torchtitan"] = _torchtitan(layers, stages)
+    layers_by_name = {name: _even(layers, stages, ends) for name, ends in ENDS.items()}
+    layers_by_name["megatron, first and last set"] = _first_and_last(layers, table)
+    layers_by_name["torchtitan"] = _torchtitan(layers, stages)
     with contextlib.suppress(MismatchError):  # fewer layers than stages
         units = workload.embedding_units, workload.loss_units
-        found["by stage shares"] = stage_layers(workload.model, table, units).tolist()
+        layers_by_name["by stage shares"] = stage_layers(workload.model, table, units).tolist()
     mtp = [0] * (stages - 1) + [int(workload.model.mtp_layers)]
     return {
         name: PipelineLayout.with_layers(split, mtp)
-        for name, split in found.items()
+        for name, split in layers_by_name.items()
         if split is not None and min(split) >= 0
     }
 
 
 def _even(layers: int, stages: int, ends: tuple[int, int]) -> list[int] | None:
-    each, rest = divmod(layers + sum(ends), stages)
-    split = [each] * stages
+    per_stage, rest = divmod(layers + sum(ends), stages)
+    split = [per_stage] * stages
     split[0] -= ends[0]
     split[-1] -= ends[1]
     return None if rest else split
 
 
 def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
-    """The most even split with a number of its own on the first and on the last worker."""
+    """Return the most even split with separate counts on the first and last worker."""
     workers = table.num_workers
     several, rest = divmod(table.num_stages, workers)
     if rest or workers < 3 or layers % several:
@@ -317,8 +317,8 @@ def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
 def _torchtitan(layers: int, stages: int) -> list[int] | None:
     if stages == 1:
         return [layers]
-    each, more = divmod(layers + 2, stages)
-    split = [each + (stage < more) for stage in range(stages)]
+    per_stage, more = divmod(layers + 2, stages)
+    split = [per_stage + (stage < more) for stage in range(stages)]
     split[0] -= 1
     split[-1] -= 1
-    return split if each else None
+    return split if per_stage else None

@@ -35,9 +35,9 @@ Counts = Int[NumpyArray, " costs"]
 
 
 class Cut(NamedTuple):
-    """A path: no split is faster than `fixed` plus what it counts of each stage's holding."""
+    """Path of a run: a lower bound on the step time of any split."""
 
-    of_holding: Float[NumpyArray, "holdings stages"]  # seconds of what it counts on each stage
+    seconds: Float[NumpyArray, "holdings stages"]  # seconds of what it counts on each stage
     fixed: float  # of its messages [s]
 
 
@@ -45,7 +45,6 @@ class PathCuts:
     """Cuts from the runs of one program."""
 
     def __init__(self, program: Program, prices: HoldingPrices) -> None:
-        """Find what waits for each node, and the nodes of each worker."""
         self.program, self.prices = program, prices
         preds = np.asarray(program.preds)
         head, column = np.nonzero(preds != SOURCE)
@@ -54,19 +53,19 @@ class PathCuts:
         tail = preds[self.head, self.column]
         self.first = np.searchsorted(tail, np.arange(len(preds) + 1))  # of each node's edges
         worker = np.asarray(program.worker)
-        self.nodes_of = [np.flatnonzero(worker == each) for each in range(program.num_workers)]
-        self.known: set[bytes] = set()
+        self.worker_nodes = [np.flatnonzero(worker == k) for k in range(program.num_workers)]
+        self.seen: set[bytes] = set()
         self.cuts: list[Cut] = []
 
-    def of_run(self, run: HostRun, vector: Float[NumpyArray, " costs"]) -> list[Cut]:
-        """The critical path, and the longest path through each worker; only those that are new."""
-        found = []
+    def new_cuts(self, run: HostRun, vector: Float[NumpyArray, " costs"]) -> list[Cut]:
+        """Return cuts of the critical path and of the longest path through each worker, if new."""
+        new_cuts = []
         for counts in self._paths(run):
-            if (key := counts.tobytes()) not in self.known:
-                self.known.add(key)
-                found.append(self.of_counts(counts, vector))
-        self.cuts += found
-        return found
+            if (key := counts.tobytes()) not in self.seen:
+                self.seen.add(key)
+                new_cuts.append(self.price_path(counts, vector))
+        self.cuts += new_cuts
+        return new_cuts
 
     def lower_bounds(
         self, points: Int[NumpyArray, "points stages"], first: int = 0
@@ -75,23 +74,23 @@ class PathCuts:
         longest = np.zeros(len(points))
         stages = np.arange(points.shape[1])
         for cut in self.cuts[first:]:
-            np.maximum(longest, cut.fixed + cut.of_holding[points, stages].sum(axis=1), out=longest)
+            np.maximum(longest, cut.fixed + cut.seconds[points, stages].sum(axis=1), out=longest)
         return longest
 
     def _paths(self, run: HostRun) -> Iterator[Counts]:
         """Count (costs) how often the paths have each cost."""
         tails = longest_path.tails(run.preds, run.duration, run.lag)
         through = run.finish + tails
-        for nodes in (np.arange(1, len(through)), *self.nodes_of):
+        for nodes in (np.arange(1, len(through)), *self.worker_nodes):
             if len(nodes):
                 longest = int(nodes[through[nodes].argmax()])
-                ends = self._before(run, longest), self._behind(run, tails, longest)
+                ends = self._before(run, longest), self._costs_after(run, tails, longest)
                 yield self._counted([*ends[0], *ends[1]])
         index = np.asarray(self.program.duration_index)
-        for nodes in self.nodes_of:  # a worker's ops run one after the other
+        for nodes in self.worker_nodes:  # a worker's ops run one after the other
             if len(nodes):
                 first, last = int(nodes[0]), int(nodes[-1])
-                ends = self._before(run, first), self._behind(run, tails, last)
+                ends = self._before(run, first), self._costs_after(run, tails, last)
                 yield self._counted([*ends[0], *index[nodes[1:]].tolist(), *ends[1]])
 
     def _counted(self, spent: list[int]) -> Counts:
@@ -107,8 +106,10 @@ class PathCuts:
             node = int(run.preds[node, column])
         return spent
 
-    def _behind(self, run: HostRun, tails: Float[NumpyArray, " nodes"], node: int) -> list[int]:
-        """Costs on the longest path from the end of a node on."""
+    def _costs_after(
+        self, run: HostRun, tails: Float[NumpyArray, " nodes"], node: int
+    ) -> list[int]:
+        """List the costs on the longest path from the end of a node."""
         program, spent = self.program, []
         while tails[node] > 0:
             edges = slice(self.first[node], self.first[node + 1])
@@ -120,8 +121,8 @@ class PathCuts:
             spent += [int(program.duration_index[node]), int(program.lag_index[edge])]
         return spent
 
-    def of_counts(self, counts: Counts, vector: Float[NumpyArray, " costs"]) -> Cut:
-        """Price what a path counts under every holding."""
+    def price_path(self, counts: Counts, vector: Float[NumpyArray, " costs"]) -> Cut:
+        """Price the costs on a path under every holding."""
         layout, prices = self.program.layout, self.prices
         weights = counts.astype(float)
         pairs = weights[layout.first_pair : layout.first_link, None]
@@ -141,7 +142,7 @@ class PathCuts:
         return Cut(seconds, fixed + float(sent.sum()))
 
     def _shares_of_pairs(self, vector: Float[NumpyArray, " costs"]) -> Float[NumpyArray, "pairs 2"]:
-        """How much of its two ops a fused pair lasts at least, under any split (pairs, 2)."""
+        """Return the least share of each op in the time of its fused pair (pairs, 2)."""
         # max(F, B) + k min(F, B) is the larger of F + k B and B + k F where k <= 1: either is a
         # lower bound, and the one of the run is exact there. With k > 1 the sum is one.
         factor = self.prices.pair_factor
@@ -157,33 +158,35 @@ def in_sum(
     seconds: Float[NumpyArray, "holdings stages *microbatches"],
     times: Float[NumpyArray, "stages columns"],
 ) -> Float[NumpyArray, "holdings stages"]:
-    """Seconds (holdings, stages) that so many ops take in sum."""
+    """Return the total seconds of so many ops (holdings, stages)."""
     if seconds.ndim == times.ndim:
         return seconds * times.sum(axis=-1)
-    found: Float[NumpyArray, "holdings stages"] = (seconds * times).sum(axis=-1)
-    return found
+    total: Float[NumpyArray, "holdings stages"] = (seconds * times).sum(axis=-1)
+    return total
 
 
 def busy_of_stages(
     program: Program, pair_factor: float
 ) -> Callable[[Costs], Float[NumpyArray, " stages"]]:
-    """The least step time by the costs of each stage: its worker is busy so long (stages) [s]."""
+    """Return a function from costs to the least step time by each stage [s]."""
     layout = program.layout
     counts = op_counts(program).astype(float)
     pairs = counts[:, layout.first_pair : layout.first_link] * (1 + min(pair_factor, 1.0)) / 2
     for pair, times in zip(program.pair_index, pairs.T, strict=True):
         for position in pair.tolist():  # at least half of max + k min, both ways
             counts[:, position] += times
-    of_phases = counts[:, 1 : layout.first_pair].reshape(len(counts), len(TIMED), *layout.op_shape)
+    phase_counts = counts[:, 1 : layout.first_pair].reshape(
+        len(counts), len(TIMED), *layout.op_shape
+    )
 
     def busy(costs: Costs) -> Float[NumpyArray, " stages"]:
         total = np.zeros((len(counts), layout.num_stages))
         for place, phase in enumerate(TIMED):
             seconds = getattr(costs, PHASE_FIELDS[phase.name])
             if seconds is not None:
-                each = np.broadcast_to(seconds, layout.op_shape[: max(np.ndim(seconds), 1)])
-                times = of_phases[:, place]
-                total += (times * (each if each.ndim == 2 else each[:, None])).sum(axis=-1)
+                per_op = np.broadcast_to(seconds, layout.op_shape[: max(np.ndim(seconds), 1)])
+                times = phase_counts[:, place]
+                total += (times * (per_op if per_op.ndim == 2 else per_op[:, None])).sum(axis=-1)
         return total.max(axis=0)
 
     return busy
@@ -204,7 +207,6 @@ class SplitProgram:
     # Of a relaxation the point is a mixture of splits.
 
     def __init__(self, splits: Splits, *, unit: float, limit: float) -> None:
-        """Write down what a split is, and that it fits."""
         self.prices, model = splits.prices, splits.model
         self.may_hold = splits.may_hold.copy()
         stages = splits.stages
@@ -217,7 +219,9 @@ class SplitProgram:
         self.bound, self.gap = 0.0, 0.0
         self.point: Columns = np.zeros(columns)
         self.is_open, self.is_whole = True, False
-        self._known: list[tuple[Any, Float[NumpyArray, " rows"], Float[NumpyArray, " rows"]]] = []
+        self._constraints: list[
+            tuple[Any, Float[NumpyArray, " rows"], Float[NumpyArray, " rows"]]
+        ] = []
         on_stage = (self.stage == np.arange(stages)[:, None]) * 1.0
         self._add(on_stage, 1.0, 1.0)
         self._order(on_stage, layers)
@@ -228,7 +232,7 @@ class SplitProgram:
             self._limit_memory(splits.held, splits.capacity)
 
     def _order(self, on_stage: Matrix, layers: Int[NumpyArray, " holdings"]) -> None:
-        """Layers of the first kind stand before the others, those for further tokens behind all."""
+        """Put layers of the first kind before the others, and layers for further tokens last."""
         stages = len(on_stage)
         dense, rest = (self.prices.counts(name)[self.holding] > 0 for name in ("dense", "rest"))
         begun = np.eye(stages)  # whether the second kind has begun by the end of a stage
@@ -245,15 +249,15 @@ class SplitProgram:
         self.restrict(np.hstack([rows, middle]), low, high)
 
     def _limit_memory(self, held: HeldCounts, capacity: float) -> None:
-        """Keep what every worker holds at each moment that may be its peak below the capacity."""
-        prices, own = self.prices, (self.holding, self.stage)
+        """Keep the memory of every worker below the capacity at each possible peak."""
+        prices, columns = self.prices, (self.holding, self.stage)
         for copies, stashed, parts in zip(
             held.copies, held.stashed, held.parts.swapaxes(0, 1), strict=True
         ):
             lasting = (prices.static, copies), (prices.version, stashed)
-            static = sum((size[own] * counts[self.stage] for size, counts in lasting), 0.0)
+            static = sum((size[columns] * counts[self.stage] for size, counts in lasting), 0.0)
             moments = [
-                counts[self.stage].T * size[own]
+                counts[self.stage].T * size[columns]
                 for counts, size in zip(parts, prices.parts, strict=True)
             ]
             need = static + sum(moments[1:], start=moments[0])  # (moments, columns)
@@ -265,64 +269,64 @@ class SplitProgram:
 
         size = len(rows)
         whole = csr_array(np.hstack([rows, np.full((size, 1), time)]))
-        self._known.append((whole, np.full(size, low), np.full(size, high)))
+        self._constraints.append((whole, np.full(size, low), np.full(size, high)))
 
     def solve(self, seconds: float = math.inf) -> None:
-        """Choose the least time that the cuts leave, which is a bound of all, in so much time."""
+        """Minimise the time under the cuts within a time limit; the optimum is a lower bound."""
         from scipy.sparse import vstack
 
-        rows, low, high = zip(*self._known, strict=True)
-        of_time = np.append(np.zeros(len(self.point)), 1.0)
-        given = {
-            "c": of_time,
-            "integrality": (1 - of_time) * self.is_whole,
-            "bounds": (0 * of_time, np.append(np.ones(len(self.point)), self.limit / self.unit)),
+        rows, low, high = zip(*self._constraints, strict=True)
+        is_time = np.append(np.zeros(len(self.point)), 1.0)
+        arguments = {
+            "c": is_time,
+            "integrality": (1 - is_time) * self.is_whole,
+            "bounds": (0 * is_time, np.append(np.ones(len(self.point)), self.limit / self.unit)),
             "constraints": (vstack(rows), np.concatenate(low), np.concatenate(high)),
         }
-        found = solve_mixed(given, self.gap, seconds)
-        if found.x is not None:
-            self.point = found.x[:-1]
-        proven = found.mip_dual_bound if self.is_whole else found.fun
-        if found.status == _NOTHING_LEFT:
+        solution = solve_mixed(arguments, self.gap, seconds)
+        if solution.x is not None:
+            self.point = solution.x[:-1]
+        proven = solution.mip_dual_bound if self.is_whole else solution.fun
+        if solution.status == _NOTHING_LEFT:
             self.bound = self.limit
         elif proven is not None:
             bound = float(proven) * self.unit * (1 - SLACK)
             self.bound = max(self.bound, min(bound, self.limit))
-        self.is_open = self.bound < self.limit and found.x is not None
+        self.is_open = self.bound < self.limit and solution.x is not None
 
     def cut_path(self, cut: Cut) -> None:
-        """No split is faster than a path lasts."""
+        """Require that no split is faster than the path."""
         begun = np.zeros(self.may_hold.shape[1])
-        slope = np.append(cut.of_holding[self.holding, self.stage], begun)
+        slope = np.append(cut.seconds[self.holding, self.stage], begun)
         self.restrict(slope[None] / self.unit, -np.inf, -cut.fixed / self.unit, time=-1.0)
 
     @property
     def shares(self) -> Shares:
-        """The share of each holding in each stage that the solver chose: of a split 0 or 1."""
-        taken = self.point[: len(self.holding)]
-        found = np.zeros(self.may_hold.shape)
-        found[self.holding, self.stage] = (
-            np.round(taken) if self.is_whole else np.clip(taken, 0.0, 1.0)
+        """Share of each holding in each stage, as solved; whole numbers if a split is required."""
+        values = self.point[: len(self.holding)]
+        solved = np.zeros(self.may_hold.shape)
+        solved[self.holding, self.stage] = (
+            np.round(values) if self.is_whole else np.clip(values, 0.0, 1.0)
         )
-        return found
+        return solved
 
 
-def solve_mixed(given: Mapping[str, Any], gap: float, seconds: float) -> Any:
-    """Solve a mixed integer program, within so much time and so close to the best."""
-    # `given` are arguments of `scipy.optimize.milp`, bounds and constraints as tuples; returns what
-    # it returns.
+def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any:
+    """Solve a mixed integer program within a time limit, up to a relative gap."""
+    # Takes the arguments of `scipy.optimize.milp`, with bounds and constraints as tuples, and
+    # returns its result.
     from scipy.optimize import milp  # at first use: it takes a while
 
-    given = {**given, "options": {"mip_rel_gap": gap, "time_limit": _within(seconds, HERE)}}
-    found = milp(**given)
-    if found.status != _OUT_OF_TIME or seconds <= HERE:
-        return found
-    given["options"]["time_limit"] = _within(seconds, LONGEST)
-    return _solved_apart(given)
+    arguments = {**arguments, "options": {"mip_rel_gap": gap, "time_limit": _within(seconds, HERE)}}
+    solution = milp(**arguments)
+    if solution.status != _OUT_OF_TIME or seconds <= HERE:
+        return solution
+    arguments["options"]["time_limit"] = _within(seconds, LONGEST)
+    return _solved_apart(arguments)
 
 
-def _within(seconds: float, most: float) -> float:
-    return max(min(seconds, most), 0.01)
+def _within(seconds: float, limit: float) -> float:
+    return max(min(seconds, limit), 0.01)
 
 
 # without this package, whose import would take longer than many a program
@@ -332,14 +336,14 @@ _PROGRAM = (
 )
 
 
-def _solved_apart(given: Mapping[str, Any]) -> Any:
+def _solved_apart(arguments: Mapping[str, Any]) -> Any:
     """Solve in a process of its own, which ends with this call."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with process, if_interrupted(process.kill):
         try:
-            told, _ = process.communicate(pickle.dumps(given))
+            answer, _ = process.communicate(pickle.dumps(arguments))
         finally:
             process.kill()
-    return pickle.loads(told)
+    return pickle.loads(answer)

@@ -54,7 +54,7 @@ class Split(NamedTuple):
 
 
 class SplitSearch:
-    """Splits that were run, and what follows from them of all others."""
+    """Splits that were run, and a bound on all others."""
 
     def __init__(
         self,
@@ -66,52 +66,51 @@ class SplitSearch:
         memory_limit: bool,
         on_split: Callable[[], object],
     ) -> None:
-        """Take what is split, and where; `on_split` is called as results come."""
         check_usual(table, "the search of layers")
         self.table, self.system, self.links = table, system, links
         self.defaults = default_layouts(workload, table)
         self.workload = dataclasses.replace(workload, embedding_units=0, loss_units=0)
         self.capacity = float(system.memory_available) if memory_limit else math.inf
         self.on_split = on_split
-        self.known: dict[PipelineLayout, Split] = {}
+        self.splits_run: dict[PipelineLayout, Split] = {}
         self.bound = 0.0
         self.baselines: dict[str, Split] = {}
 
     def run(self, layout: PipelineLayout) -> Split:
         """Run a split as any other command does."""
-        if layout not in self.known:
+        if layout not in self.splits_run:
             workload = dataclasses.replace(self.workload, pipeline_layout=str(layout))
             costs = stage_costs(workload, self.system, self.table)
             step = evaluate(self.table, costs, link=self.links).step_time
             need = float(memory_bytes(workload, self.table).max())
             split = Split(layout, step, need, need <= float(self.system.memory_available))
-            self.known[layout] = split
+            self.splits_run[layout] = split
             self.on_split()
-        return self.known[layout]
+        return self.splits_run[layout]
 
     @property
     def best(self) -> Split | None:
-        """The fastest split so far that may be."""
-        legal = (each for each in self.known.values() if each.memory_bytes <= self.capacity)
-        return min(legal, key=lambda each: each.step_time, default=None)
+        """The fastest split so far that fits in memory."""
+        legal = (split for split in self.splits_run.values() if split.memory_bytes <= self.capacity)
+        return min(legal, key=lambda split: split.step_time, default=None)
 
     @property
     def limit(self) -> float:
-        """What a better split must undercut [s]."""
+        """Step time that a better split must undercut [s]."""
         return math.inf if self.best is None else self.best.step_time
 
     @property
     def is_optimal(self) -> bool:
-        """Whether no split is faster than the best one."""
+        """Return whether no split is faster than the best one."""
         return self.bound >= self.limit * (1 - 2 * SLACK)
 
     def search(self, seconds: float) -> str:
-        """Search for so long, or until no split is faster than the best; say what ended it."""
+        """Search until a split is optimal or time is up; return the reason for the end."""
         began = time.monotonic()
         until = {name: began + share * seconds for name, share in SHARES_OF_TIME.items()}
         for name, layout in self.defaults.items():
             self.baselines[name] = self.run(layout)
-        if not self.known:  # fewer layers than any runtime splits: one each, as far as they go
+        if not self.splits_run:  # fewer layers than any runtime splits: one each, as far as they go
             layers = np.arange(self.table.num_stages) < int(self.workload.model.layers)
             mtp = int(self.workload.model.mtp_layers) * np.eye(len(layers), dtype=int)[-1]
             self.run(PipelineLayout.with_layers(layers.astype(int).tolist(), mtp.tolist()))
@@ -124,8 +123,8 @@ class SplitSearch:
         return "time" if time.monotonic() - began >= seconds else "tolerance"
 
     def _prepare(self) -> None:
-        """Price what stages may hold, and learn from the splits that were run."""
-        even = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.known))))
+        """Price the possible holdings, and learn from the splits that were run."""
+        even = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
         costs = stage_costs(even, self.system, self.table)
         self.program = lower_and_price(self.table, costs, self.links)[0]
         busy = busy_of_stages(self.program, self.workload.pair_factor)
@@ -139,23 +138,23 @@ class SplitSearch:
         self.splits = Splits(
             self.prices, may_hold, self.workload.model, self.table.num_workers, held, self.capacity
         )
-        unit = min(each.step_time for each in self.known.values())
+        unit = min(run.step_time for run in self.splits_run.values())
         self.integer = SplitProgram(self.splits, unit=unit, limit=self.limit)
-        for split in self.known.values():
+        for split in self.splits_run.values():
             for chosen in self.splits.chosen(split.layout):
                 self._learn(self.splits.shares(chosen))
 
     def _learn(self, shares: Shares) -> tuple[float, bool]:
-        """Run a split or a mixture: its step time [s], and whether any of its paths is new."""
+        """Run a split or a mixture; return its step time [s], and whether a path is new."""
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
-        cuts = self.paths.of_run(run, vector)
+        cuts = self.paths.new_cuts(run, vector)
         for cut in cuts:
             self.integer.cut_path(cut)
         return float(run.finish.max()), bool(cuts)
 
     def _raise_bound(self, look: Callable[[], bool], until: float) -> None:
-        """Look at what the solver chooses, as long as that teaches something."""
+        """Run the solver's choices as long as they add paths."""
         program, goes_on = self.integer, True
         while goes_on and not self.is_optimal:
             program.solve(until - time.monotonic() if program.is_whole else math.inf)
@@ -166,7 +165,7 @@ class SplitSearch:
             program.limit = self.limit
 
     def _relax(self, until: float) -> Shares | None:
-        """Raise the bound by mixtures, with a second run at the centre of those so far."""
+        """Raise the bound by mixtures; also run the centre of the mixtures so far."""
         centre: Shares | None = None
         best: Shares | None = None
 
@@ -189,7 +188,7 @@ class SplitSearch:
         def look() -> bool:
             self.on_split()
             layout = self.prices.layout(program.shares.argmax(axis=0))
-            is_known = layout in self.known
+            is_known = layout in self.splits_run
             self.run(layout)
             is_new = self._learn(program.shares)[1] or not is_known
             was_exact = program.gap == 0
@@ -208,13 +207,13 @@ class SplitSearch:
             starts.append(self.splits.rounded(relaxed))
         for point in (point for points in starts for point in points):
             now = self.run(self.prices.layout(point)).step_time
-            while (found := self._better(point, now, until)) is not None:
-                point, now = found
+            while (faster := self._better(point, now, until)) is not None:
+                point, now = faster
 
     def _better(
         self, point: Int[NumpyArray, " stages"], now: float, until: float
     ) -> tuple[Int[NumpyArray, " stages"], float] | None:
-        """Find a neighbour that is faster than a split: what is not ruled out is run."""
+        """Return a neighbour that is faster than a split, running those not ruled out."""
         around = self.splits.neighbours(point)
         bounds, seen = np.zeros(len(around)), 0
         while len(around) and time.monotonic() < until:
@@ -304,24 +303,23 @@ def layers(
 
     def tell_split() -> None:
         best = search.best
-        found = "none fits" if best is None else f"best {best.step_time:.6g} s"
-        tell(len(search.known), None, f"splits, {found}")
+        progress = "none fits" if best is None else f"best {best.step_time:.6g} s"
+        tell(len(search.splits_run), None, f"splits, {progress}")
         if on_best is not None and best is not None:
-            on_best(_found(search, "interrupted"))
+            on_best(_current_result(search, "interrupted"))
 
     with jax.enable_x64(True), telling("partition", on_progress) as tell:
         search = SplitSearch(
             table, workload, system, links, memory_limit=not no_memory_limit, on_split=tell_split
         )
         stopped = search.search(math.inf if time_limit is None else time_limit)
-    return _found(search, stopped)
+    return _current_result(search, stopped)
 
 
-def _found(search: SplitSearch, stopped: str) -> Found[Partition]:
-    """Say what is known by now."""
+def _current_result(search: SplitSearch, stopped: str) -> Found[Partition]:
     best = search.best
     if best is None:
-        least = min(each.memory_bytes for each in search.known.values())
+        least = min(split.memory_bytes for split in search.splits_run.values())
         raise ValueError(
             f"nothing fits: the smallest need found is {least / 1e9:.1f} GB per accelerator; the "
             f"system has {search.capacity / 1e9:.1f} GB"
@@ -333,6 +331,6 @@ def _found(search: SplitSearch, stopped: str) -> Found[Partition]:
         value=best.step_time,
         lower_bound=min(search.bound, best.step_time),
         baselines={name: split.step_time for name, split in search.baselines.items()},
-        evaluated=len(search.known),
+        evaluated=len(search.splits_run),
         stopped=stopped,
     )

@@ -1,1 +1,1 @@
-"""What would make a step shorter: each remedy applied, and the run repeated."""
+"""Remedies that make a step shorter: each is applied, and the run repeated."""

@@ -45,7 +45,7 @@ MOST_OPS = 1 << 14  # stages times microbatches of tables that are tried
 
 
 def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tuple[str, Setup]]:
-    """Every other synchronous schedule of these on as many workers and microbatches."""
+    """Yield every other synchronous schedule with as many workers and microbatches."""
     # Without names those of the registry, but that take long to plan only where the table is small.
     if not setup.table.grammar.is_usual:
         return  # no other schedule has the same ops
@@ -62,17 +62,16 @@ def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tu
             if setup.schedule is not None and schedule[:2] == setup.schedule[:2]:
                 continue
             try:
-                found = setup.rebuilt(schedule, setup.table.num_microbatches)
-                found.run  # noqa: B018 - whether it runs
+                rebuilt = setup.rebuilt(schedule, setup.table.num_microbatches)
+                rebuilt.run  # noqa: B018 - whether it runs
             except ValueError:  # it does not exist for these numbers, or deadlocks over these links
                 continue
-            if not found.table.updates_within:
-                said = "".join(f", {k.replace('_', ' ')} {v}" for k, v in options.items())
-                yield f"schedule {name}{said}", _with_assumptions(setup, found)
+            if not rebuilt.table.updates_within:
+                option_text = "".join(f", {k.replace('_', ' ')} {v}" for k, v in options.items())
+                yield f"schedule {name}{option_text}", _with_assumptions(setup, rebuilt)
 
 
 def _with_assumptions(before: Setup, after: Setup) -> Setup:
-    """Say what another schedule takes for granted."""
     assumes = list(after.assumes)
     is_measured = after.source.workload is None
     if is_measured and after.table.num_stages != before.table.num_stages:
@@ -89,7 +88,7 @@ def _splits(setup: Setup) -> bool:
 
 
 def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """More, smaller microbatches of the same minibatch, or fewer and larger ones."""
+    """Yield setups with more, smaller microbatches of the minibatch, or fewer, larger ones."""
     count = setup.table.num_microbatches
     if setup.schedule is None or setup.costs.per_microbatch():
         return
@@ -101,15 +100,14 @@ def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
         if setup.source.workload is not None and setup.source.workload.minibatch % many:
             continue
         try:
-            found = _resized(setup, setup.schedule, many)
-            found.run  # noqa: B018 - whether it runs
+            resized = _resized(setup, setup.schedule, many)
+            resized.run  # noqa: B018 - whether it runs
         except ValueError:
             continue
-        yield f"{many} microbatches of {1 / times:g} times the size", found
+        yield f"{many} microbatches of {1 / times:g} times the size", resized
 
 
 def _resized(setup: Setup, schedule: Schedule, count: int) -> Setup:
-    """The same minibatch in so many microbatches."""
     size = setup.table.num_microbatches / count
     if setup.source.workload is not None:  # the model knows what a microbatch of that size takes
         return setup.rebuilt(schedule, count)
@@ -137,7 +135,7 @@ def repairs(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Whole layers on other stages where it is known how many these have; else all alike."""
+    """Yield setups with layers moved between stages, if these are known; else even stages."""
     if setup.layers:
         yield from _layers_moved(setup)
         return
@@ -183,8 +181,8 @@ def _with_layers(
         if factor != 1
     ]
     assumed = "a layer takes as long anywhere, its median now; activations go with layers"
-    found = dataclasses.replace(setup.scaled(*rules, assumes=(assumed,)), layers=tuple(layers))
-    return f"layers over stages: {','.join(map(str, layers))}", found
+    changed = dataclasses.replace(setup.scaled(*rules, assumes=(assumed,)), layers=tuple(layers))
+    return f"layers over stages: {','.join(map(str, layers))}", changed
 
 
 FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what is twice as fast, by part of a step
@@ -211,7 +209,7 @@ def hardware(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Workers that sit elsewhere on a machine of nodes, where the step waits for what they send."""
+    """Yield setups with other places of the workers, if the step waits for messages."""
     waits = sum(setup.parts[part] for part in ("messages", "blocking", "exchange"))
     # costs that were scaled by stage or worker are not known for other places
     if setup.source.placed is None or setup.rules or waits <= WORTH * setup.step_time:
@@ -219,12 +217,12 @@ def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
     placed = setup.source.placed(setup.table)
     if placed.nodes.max() in (0, len(placed.nodes) - 1):  # one node, or one for each worker
         return
-    given = places_on(setup.table, setup.source.places)
+    current_places = places_on(setup.table, setup.source.places)
     try:
-        found = PlacementSearch(placed, given, setup.links, seed=0).run(STEPS)
+        result = PlacementSearch(placed, current_places, setup.links, seed=0).run(STEPS)
     except ValueError:  # links under which places are not searched
         return
-    seats = tuple(found.best.places.tolist())
+    seats = tuple(result.best.places.tolist())
     yield (
         "places of workers",
         dataclasses.replace(
@@ -237,13 +235,13 @@ def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Another order of microbatches that differ."""
+    """Yield another order of unequal microbatches."""
     # a microbatch that changes the pipe meets each stage on another worker: not in its costs
     is_known = setup.table.num_pipes == 1 and setup.table.grammar.is_usual
     if setup.order or not is_known or not setup.costs.per_microbatch():
         return
-    found = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(STEPS)
-    order = tuple(found.best.order.tolist())
+    result = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(STEPS)
+    order = tuple(result.best.order.tolist())
     yield (
         "order of microbatches",
         dataclasses.replace(
@@ -256,21 +254,21 @@ def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """A better order of sends and receives, where these block each other."""
+    """Yield a better order of sends and receives, if these block each other."""
     if not setup.links.meets or setup.parts["blocking"] <= WORTH * setup.step_time:
         return
     # of early posts orders are searched; where the run posts as its rows go, it takes the best one
     links = dataclasses.replace(setup.links, posting=POSTINGS[0])
     try:
-        found = messages(setup.table, setup.costs, link=links, iterations=STEPS, time_limit=None)
+        result = messages(setup.table, setup.costs, link=links, iterations=STEPS, time_limit=None)
     except (ValueError, ScheduleError):  # links whose orders are not searched
         return
     yield (
         "order of messages",
         dataclasses.replace(
             setup,
-            table=found.best.table,
-            links=found.best.links if setup.links == links else setup.links,
+            table=result.best.table,
+            links=result.best.links if setup.links == links else setup.links,
             schedule=None,
             options={**setup.options, "order": str(STEPS)},
         ),
@@ -278,7 +276,7 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """More requests at once, where forwards wait for those of earlier microbatches: a ring."""
+    """Yield setups of a ring with more requests in flight."""
     # The rules then reach so much further back: 0F4 <- 3F0 in place of 0F3 <- 3F0.
     table, bare = setup.table, without_rules(setup.table)
     if not table.grammar.forward_only or bare is None or table.grammar.slices > 1:
@@ -298,32 +296,32 @@ def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
         except ScheduleError:  # of rows in another order these rules go round in a circle
             return
         options, assumes = {**setup.options, "rules": ""}, (*setup.assumes, room)
-        found = dataclasses.replace(setup, table=other, options=options, assumes=assumes)
-        yield f"{now + more} requests in flight in place of {now}", found
-        if found.step_time <= least:
+        changed = dataclasses.replace(setup, table=other, options=options, assumes=assumes)
+        yield f"{now + more} requests in flight in place of {now}", changed
+        if changed.step_time <= least:
             return
 
 
 def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Settings of a modelled workload: recomputation, sequence parallelism, ends of the model."""
+    """Yield other settings of a modelled workload: recomputation, sequence parallelism, ends."""
     workload = setup.source.workload
     if workload is None:
         return
-    for what, changes in _settings_of(workload):
+    for title, changes in _other_settings(workload):
         try:
             source = setup.source.with_workload(dataclasses.replace(workload, **changes))
             options: dict[str, str | None] = {
                 name: None if value is False else "" if value is True else str(value)
                 for name, value in changes.items()
             }
-            found = dataclasses.replace(setup, source=source, options={**setup.options, **options})
-            found.run  # noqa: B018 - whether it runs
+            other = dataclasses.replace(setup, source=source, options={**setup.options, **options})
+            other.run  # noqa: B018 - whether it runs
         except (ValueError, MismatchError):
             continue
-        yield what, found
+        yield title, other
 
 
-def _settings_of(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
+def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
     for recompute in ("none", "selective", "full"):
         if workload.recompute != recompute:
             yield f"recomputation {recompute}", {"recompute": recompute}
@@ -336,12 +334,12 @@ def _settings_of(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """The fastest schedule found of these stages in the memory that the run uses."""
+    """Yield the fastest schedule of these stages in the memory of the present run."""
     if setup.links.model not in LINKS_OF_SEARCH:
         return
     peak = activation_memory(setup.run).peak
     try:
-        found = optimize(
+        optimum = optimize(
             setup.table,
             setup.costs,
             memory_limit=np.maximum(peak, 1.0),
@@ -354,24 +352,24 @@ def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
         "order of ops, in the memory of now",
         dataclasses.replace(
             setup,
-            table=found.best.table,
+            table=optimum.best.table,
             schedule=None,
-            options={**setup.options, "optimise": ",".join(f"{each:g}" for each in peak)},
+            options={**setup.options, "optimise": ",".join(f"{limit:g}" for limit in peak)},
         ),
     )
 
 
 def layouts(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """The fastest split of a model's layers over the stages."""
+    """Yield the fastest split of the model's layers over the stages."""
     workload, system = setup.source.workload, setup.source.system
     if workload is None or system is None or workload.pipeline_layout:
         return
     try:
-        found = split_layers(setup.table, workload, system, link=setup.links, time_limit=SECONDS)
+        result = split_layers(setup.table, workload, system, link=setup.links, time_limit=SECONDS)
     except ValueError:
         return
-    layout = str(found.best.layout)
-    source = setup.source.with_workload(found.best.workload)
+    layout = str(result.best.layout)
+    source = setup.source.with_workload(result.best.workload)
     ends = dict.fromkeys(("embedding_units", "loss_units"))
     options = {**setup.options, **ends, "pipeline_layout": layout}
     what = f"layers over stages: {layout}"

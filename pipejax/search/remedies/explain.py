@@ -58,7 +58,7 @@ SMALLER_FIRST = (
     *(kind for kind in COMBINED[1:] if kind != "microbatches"),
 )
 SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
-ONE_OF = ("schedule", "microbatches", "layers", "in flight")  # of these only the best is told
+ONE_OF = ("schedule", "microbatches", "layers", "in flight")  # of these only the best is reported
 
 
 @short_repr
@@ -99,12 +99,12 @@ class Remedy(NamedTuple):
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
-    """Why a step takes so long, and what would make it shorter.
+    """Reasons for the length of a step, and remedies that make it shorter.
 
     Attributes:
-      run: as it is.
+      run: evaluation of the unchanged run.
       parts: of the step, which sum to it.
-      faults: what it is slow because of, by what the step would save without each.
+      faults: causes of lost time, by the time that the step would save without each.
       bottleneck: the first of them; where nothing is wrong, start and end of the pipeline.
       remedies: by what they save.
       memory: what workers need and have.
@@ -132,7 +132,7 @@ class Explanation:
 
     @property
     def step_time(self) -> float:
-        """As it is [s]."""
+        """Step time of the unchanged run [s]."""
         return self.run.step_time
 
 
@@ -191,7 +191,7 @@ def explain(
     else:
         assert isinstance(costs, Costs)
         source = MeasuredTimes(costs, table.num_stages)
-    schedule = _schedule_of(table, source)
+    schedule = _recognized_schedule(table, source)
     first = begin(table, Links.of(link), source, schedule, stage_layers)
     return explain_setup(
         first,
@@ -202,12 +202,12 @@ def explain(
     )
 
 
-def _schedule_of(table: ScheduleTable, source: Source) -> Schedule | None:
-    """The schedule that a table is, if it is the one of its name, planned for these times."""
+def _recognized_schedule(table: ScheduleTable, source: Source) -> Schedule | None:
+    """Return the named schedule planned for these times, if the table equals it."""
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     for options in changes.VARIANTS.get(table.name, ({},)) if table.name in REGISTRY else ():
         try:
-            schedule = planned(Schedule(table.name, options), size, source.of)
+            schedule = planned(Schedule(table.name, options), size, source.table_costs)
             if _is_same(schedule.built(size), table):
                 return schedule
         except ValueError:  # it does not exist for these numbers
@@ -215,22 +215,22 @@ def _schedule_of(table: ScheduleTable, source: Source) -> Schedule | None:
     return None
 
 
-def _is_same(one: ScheduleTable, other: ScheduleTable) -> bool:
-    """Whether two tables have the same cells in the same rows, which mean the same."""
-    pairs = zip((*one.cells, *one.partners), (*other.cells, *other.partners), strict=True)
-    same = one.grammar == other.grammar and np.array_equal(one.placement, other.placement)
-    return same and all(np.array_equal(own, its) for own, its in pairs)
+def _is_same(table: ScheduleTable, other: ScheduleTable) -> bool:
+    """Return whether two tables have the same rows and the same meaning."""
+    pairs = zip((*table.cells, *table.partners), (*other.cells, *other.partners), strict=True)
+    same = table.grammar == other.grammar and np.array_equal(table.placement, other.placement)
+    return same and all(np.array_equal(array, other_array) for array, other_array in pairs)
 
 
 def _limit(
-    given: float | Sequence[float] | None, first: Setup
+    memory_limit: float | Sequence[float] | None, first: Setup
 ) -> Float[NumpyArray, " workers"] | float | None:
-    if given is None:
+    if memory_limit is None:
         system = first.source.system
         return None if system is None else float(system.memory_available)
-    limit = np.asarray(given, float)
+    limit = np.asarray(memory_limit, float)
     if limit.shape not in ((), (first.table.num_workers,)) or not (limit > 0).all():
-        raise wrong("memory_limit", f"must be above 0, or so for each worker, got {given!r}")
+        raise wrong("memory_limit", f"must be above 0, or so for each worker, got {memory_limit!r}")
     return limit
 
 
@@ -248,23 +248,23 @@ def explain_setup(
     if schedules is not None or search:
         names = [named(name) for name in schedules] if schedules is not None else [*REGISTRY]
         kinds["schedule"] = functools.partial(changes.schedules, names=names)
-    found: list[Remedy] = []
+    remedies: list[Remedy] = []
     tried: dict[str, list[Remedy]] = {}
     with telling("explain", on_progress) as tell:
         for done, (kind, change) in enumerate(kinds.items()):
             tell(done, len(kinds) + 1, kind)
             tried[kind] = _tried(kind, change, first, first, memory)
-            found += _worth(kind, tried[kind], first, memory)
+            remedies += _worth(kind, tried[kind], first, memory)
         tell(len(kinds), len(kinds) + 1, "combined")
-        found += _combined(kinds, tried, found, first, memory)
-    found.sort(key=lambda remedy: -remedy.saves)
+        remedies += _combined(kinds, tried, remedies, first, memory)
+    remedies.sort(key=lambda remedy: -remedy.saves)
     faults = _faults(first, memory, tried["schedule"])
     return Explanation(
         run=first.run,
         parts=_named_parts(first),
         faults=faults,
         bottleneck=faults[0] if faults else _nothing_wrong(first),
-        remedies=found,
+        remedies=remedies,
         memory=memory,
         tolerated=_tolerated(first),
     )
@@ -275,15 +275,15 @@ SLOWEST = 1e6  # messages that may take so many times as long may take any time
 
 
 def _tolerated(first: Setup) -> float | None:
-    """How many times as long messages may take before the step is longer by the tolerance."""
+    """Return the factor on message times that lengthens the step by the tolerance."""
     program, vector = lower_and_price(first.table, first.costs, first.links)
     first_link = program.layout.first_link
     if not vector[first_link:].any():
         return None
 
-    def too_long(times: float) -> bool:
+    def too_long(factor: float) -> bool:
         slower = vector.copy()
-        slower[first_link:] *= times  # everything behind it is of messages
+        slower[first_link:] *= factor  # everything behind it is of messages
         return makespan_on_host(program, slower) > (1 + TOLERANCE) * first.step_time
 
     if not too_long(SLOWEST):
@@ -296,16 +296,16 @@ def _tolerated(first: Setup) -> float | None:
 
 
 def _named_parts(first: Setup) -> list[Part]:
-    """The parts of a step; what is of one worker or link says so."""
-    of: dict[str, str] = {}
+    """Return the parts of a step, with the worker or link of each."""
+    places: dict[str, str] = {}
     for fault in reversed(first.faults):
         if fault.kind == "imbalance" and fault.worker is not None:
             stage = "" if fault.stage is None else f", stage {fault.stage}"
-            of["imbalance"] = f"worker {fault.worker}{stage}"
+            places["imbalance"] = f"worker {fault.worker}{stage}"
         elif fault.link is not None:
-            of["messages"] = "workers {} and {}".format(*fault.link)
+            places["messages"] = "workers {} and {}".format(*fault.link)
     return [
-        part._replace(of=f"{part.of}: {of[part.name]}" if part.name in of else part.of)
+        part._replace(of=f"{part.of}: {places[part.name]}" if part.name in places else part.of)
         for part in first.step_parts
     ]
 
@@ -325,39 +325,40 @@ def _remedy(kind: str, what: str, setup: Setup, first: Setup, memory: Memory) ->
 
 
 def _tried(kind: str, change: Changes, now: Setup, first: Setup, memory: Memory) -> list[Remedy]:
-    """All remedies of a kind, on top of what was done to a setup before."""
+    """Apply every remedy of a kind to a setup, on top of earlier changes."""
     return [_remedy(kind, what, to, first, memory) for what, to in change(now)]
 
 
-def _worth(kind: str, each: Sequence[Remedy], first: Setup, memory: Memory) -> list[Remedy]:
-    """Those that save anything and fit, or that make a run fit; of alternatives the best."""
-    # And the best that needs no second pipe, which most runtimes have not.
+def _worth(kind: str, remedies: Sequence[Remedy], first: Setup, memory: Memory) -> list[Remedy]:
+    """Keep remedies that shorten the step or make it fit in memory; of alternatives, the best."""
+    # Also keep the best without a second pipe, which most runtimes do not support.
     least = changes.WORTH * first.step_time if memory.fits(first) else -math.inf
-    useful = [one for one in each if one.fits and one.saves > least]
+    useful = [remedy for remedy in remedies if remedy.fits and remedy.saves > least]
     if kind not in ONE_OF or not useful:
         return useful
     pipes = first.table.num_pipes
-    as_now = [one for one in useful if one.setup.table.num_pipes <= pipes]
-    best = [max(some, key=lambda one: one.saves) for some in (useful, as_now) if some]
+    as_now = [remedy for remedy in useful if remedy.setup.table.num_pipes <= pipes]
+    best = [max(group, key=lambda remedy: remedy.saves) for group in (useful, as_now) if group]
     return best if best[0] is not best[-1] else best[:1]
 
 
 def _combined(
     kinds: Mapping[str, Changes],
     tried: Mapping[str, Sequence[Remedy]],
-    found: Sequence[Remedy],
+    remedies: Sequence[Remedy],
     first: Setup,
     memory: Memory,
 ) -> list[Remedy]:
-    """Remedies together, as far as each adds something to those before it: the best of the ways."""
+    """Combine remedies in two orders; return the better combination, if it adds anything."""
     ways: list[tuple[str, ...]] = [COMBINED]
     # smaller microbatches may make room for a schedule that does not fit as it is
     worth = changes.WORTH * first.step_time
-    if any(not one.fits and one.saves > worth for one in tried["schedule"]):
+    if any(not remedy.fits and remedy.saves > worth for remedy in tried["schedule"]):
         ways.append(SMALLER_FIRST)
-    each = [_together({kind: kinds[kind] for kind in way}, tried, first, memory) for way in ways]
-    best = max((one for one in each if one), key=lambda one: one.saves, default=None)
-    best_single = max((one.saves for one in found), default=0.0)
+    orders = ({kind: kinds[kind] for kind in way} for way in ways)
+    combinations = filter(None, [_together(order, tried, first, memory) for order in orders])
+    best = max(combinations, key=lambda remedy: remedy.saves, default=None)
+    best_single = max((remedy.saves for remedy in remedies), default=0.0)
     return [best] if best is not None and best.saves > best_single * (1 + 1e-9) else []
 
 
@@ -367,22 +368,22 @@ def _together(
     first: Setup,
     memory: Memory,
 ) -> Remedy | None:
-    """One remedy of each kind on top of those before, in this order; None of fewer than two."""
-    now, said = first, list[str]()
+    """Apply the best remedy of each kind in this order; None if fewer than two help."""
+    now, titles = first, list[str]()
     for kind, change in way.items():
         # on top of nothing they were tried already
-        each = tried[kind] if now is first else _tried(kind, change, now, first, memory)
+        remedies = tried[kind] if now is first else _tried(kind, change, now, first, memory)
         least = now.step_time - changes.WORTH * first.step_time
-        better = [one for one in each if one.fits and one.step_time < least]
+        better = [remedy for remedy in remedies if remedy.fits and remedy.step_time < least]
         if better:
-            best = min(better, key=lambda one: one.step_time)
+            best = min(better, key=lambda remedy: remedy.step_time)
             now = best.setup
-            said.append(best.what)
-    return _remedy("combined", "; ".join(said), now, first, memory) if len(said) > 1 else None
+            titles.append(best.what)
+    return _remedy("combined", "; ".join(titles), now, first, memory) if len(titles) > 1 else None
 
 
 def _faults(first: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[Fault]:
-    """Causes, memory among them: one that does not suffice, or rules out a better schedule."""
+    """List the faults, with memory if it does not suffice or rules out a better schedule."""
     faults = list(first.faults)
     if memory.limit is not None and not memory.fits(first):
         needs, limit = memory.at_first, np.broadcast_to(memory.limit, first.run.workers)
@@ -393,11 +394,11 @@ def _faults(first: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[F
         )
         return [Fault("memory", 0.0, why, worker), *faults]
     if memory.limit is not None and schedules:
-        free = max(schedules, key=lambda one: one.saves)
-        best = max((one.saves for one in schedules if one.fits), default=0.0)
+        free = max(schedules, key=lambda remedy: remedy.saves)
+        best = max((remedy.saves for remedy in schedules if remedy.fits), default=0.0)
         more = free.saves - max(best, 0.0)
         if more > NEGLIGIBLE * first.step_time:
-            saved, beyond = (100 * each / first.step_time for each in (free.saves, more))
+            saved, beyond = (100 * seconds / first.step_time for seconds in (free.saves, more))
             why = (
                 f"memory rules out {free.what}, which needs {free.memory:.3g} times as much and "
                 f"would save {saved:.3g} % of the step, {beyond:.3g} % more than what fits"

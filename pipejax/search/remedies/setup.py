@@ -29,14 +29,14 @@ from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.bounds import lower_bound
-from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.problem import build_problem
 
 Needs = Float[NumpyArray, " workers"]
 
 
 @runtime_checkable
 class Source(Protocol):
-    """What gives the costs of any table: measured times, or a model on a system."""
+    """Source of the costs of any table: measured times, or a model on a system."""
 
     @property
     def workload(self) -> Workload | None:
@@ -46,7 +46,7 @@ class Source(Protocol):
     def system(self) -> System | None:
         """Likewise the machine."""
 
-    def of(self, table: ScheduleTable) -> Costs:
+    def table_costs(self, table: ScheduleTable) -> Costs:
         """Return the costs of a table."""
 
     def with_workload(self, workload: Workload) -> "Source":
@@ -54,11 +54,11 @@ class Source(Protocol):
 
     @property
     def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
-        """What gives the costs of a table by where its workers sit, on a machine of nodes."""
+        """Return a function from a table to its costs by place, on a machine of nodes."""
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where they sit; in order if nothing is said."""
+        """Place of each worker; empty for the order of the workers."""
 
     def with_places(self, places: tuple[int, ...]) -> "Source":
         """Let workers sit elsewhere, on a machine of nodes."""
@@ -75,17 +75,17 @@ class MeasuredTimes(NamedTuple):
     places: tuple[int, ...] = ()
     is_of_stages: bool = True
 
-    def of(self, table: ScheduleTable) -> Costs:
-        """Merge or divide the stages to those of a table."""
+    def table_costs(self, table: ScheduleTable) -> Costs:
+        """Merge or divide the stages to match a table."""
         return restaged_costs(self.costs, self.stages, table)
 
     def with_workload(self, workload: Workload) -> "MeasuredTimes":
-        """Stay as they are: there is no workload."""
+        """Return the same times: there is no workload."""
         del workload
         return self
 
     def with_places(self, places: tuple[int, ...]) -> "MeasuredTimes":
-        """Stay as they are: there is no machine."""
+        """Return the same times: there is no machine."""
         del places
         return self
 
@@ -96,7 +96,7 @@ class ModelTimes(NamedTuple):
     workload: Workload
     system: System
 
-    def of(self, table: ScheduleTable) -> Costs:
+    def table_costs(self, table: ScheduleTable) -> Costs:
         """Price a table."""
         return stage_costs(self.workload, self.system, table)
 
@@ -110,11 +110,11 @@ class ModelTimes(NamedTuple):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where they sit."""
+        """Place of each worker."""
         return tuple(self.workload.worker_places)
 
     def with_places(self, places: tuple[int, ...]) -> "ModelTimes":
-        """Let workers sit elsewhere."""
+        """Put the workers on other places."""
         return self.with_workload(dataclasses.replace(self.workload, worker_places=places))
 
 
@@ -128,13 +128,13 @@ class Schedule(NamedTuple):
     plan: Mapping[str, Any] = MappingProxyType({})
 
     def built(self, size: Mapping[str, int]) -> ScheduleTable:
-        """The table of so many workers and microbatches."""
+        """Build the table for these workers and microbatches."""
         return find(self.name).function(**size, **(self.plan or self.options))
 
     @property
     def pinned(self) -> dict[str, str | None]:
-        """Options of the command line that repeat the plan, whatever the times of the run are."""
-        return {PLANNED_AS.get(name, name): _written(each) for name, each in self.plan.items()}
+        """Options of the command line that reproduce the plan for any times."""
+        return {PLANNED_AS.get(name, name): _written(value) for name, value in self.plan.items()}
 
 
 # options of builders that the command line calls otherwise
@@ -142,9 +142,8 @@ PLANNED_AS = {"transfer": "planned_comm", "offload": "planned_offload", "load": 
 
 
 def _written(value: Any) -> str:
-    """Write the value of an option."""
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={each!r}" for key, each in value.items())
+        return ",".join(f"{key}={entry!r}" for key, entry in value.items())
     return ",".join(map(repr, value)) if isinstance(value, list) else str(value)
 
 
@@ -169,78 +168,78 @@ class Setup:
 
     def price(self, table: ScheduleTable) -> Costs:
         """Return the costs of a table, scaled, its microbatches in order."""
-        costs = scaled_costs(self.source.of(table), table, ",".join(self.rules) or None)
+        costs = scaled_costs(self.source.table_costs(table), table, ",".join(self.rules) or None)
         return in_order(costs, np.array(self.order)) if self.order else costs
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """Costs of its table [s]."""
+        """Costs of the table [s]."""
         return self.price(self.table)
 
     @functools.cached_property
     def run(self) -> Evaluation:
-        """Its run."""
+        """Evaluation of the table at these costs."""
         return evaluate(self.table, self.costs, link=self.links)
 
     @property
     def step_time(self) -> float:
-        """Its step time [s]."""
+        """Step time of the run [s]."""
         return self.run.step_time
 
     @functools.cached_property
     def step_parts(self) -> list[Part]:
-        """Where its seconds go."""
+        """Parts of the step time."""
         return step_parts(self.run)
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Where its seconds go, by name [s]."""
+        """Parts of the step time by name [s]."""
         return {part.name: part.seconds for part in self.step_parts}
 
     @functools.cached_property
     def faults(self) -> list[Fault]:
-        """What it is slow because of."""
+        """Faults of the run, which make it slow."""
         return find_faults(self.run, self.step_parts)
 
     @property
     def times(self) -> ComputeTimes:
-        """What its stages and workers compute [s]."""
+        """Compute times of stages and workers [s]."""
         return ComputeTimes.of(self.run)
 
     @functools.cached_property
     def bound(self) -> float:
-        """No schedule of these stages on these workers is shorter at these costs [s]."""
-        # Where the problem is none that `optimize` knows, the fullest worker's ops.
+        """Lower bound on the step time of any schedule of these stages and workers [s]."""
+        # the ops of the busiest worker, if `optimize` does not support the problem
         busy = float(self.run.busy.max())
         try:
-            every = float(self.table.num_stages * self.table.num_microbatches)
-            problem = pose(self.table, self.costs, every)
+            no_limit = float(self.table.num_stages * self.table.num_microbatches)
+            problem = build_problem(self.table, self.costs, no_limit)
         except (ValueError, MismatchError):
             return busy
         return max(busy, min(lower_bound(problem).value * problem.unit, self.step_time))
 
     def scaled(self, *rules: str, assumes: tuple[str, ...] = ()) -> "Setup":
-        """The same with costs that are scaled further."""
-        every = (*self.rules, *rules)
+        """Return the setup with further scaled costs."""
+        all_rules = (*self.rules, *rules)
         # the table stays as it is, where it was planned for times before
         pinned = self.schedule.pinned if self.schedule else {}
         return dataclasses.replace(
             self,
-            rules=every,
-            options={**self.options, **pinned, "scale": ",".join(every)},
+            rules=all_rules,
+            options={**self.options, **pinned, "scale": ",".join(all_rules)},
             assumes=(*self.assumes, *assumes),
         )
 
     def rebuilt(self, schedule: Schedule, num_microbatches: int) -> "Setup":
-        """The same with a table of another schedule or number of microbatches."""
-        # What was said of single stages is left out: it does not hold of others.
+        """Return the setup with another schedule or number of microbatches."""
+        # rules of single stages do not hold for the stages of another table
         rules = tuple(rule for rule in self.rules if "@" not in rule)
         bare = dataclasses.replace(self, rules=rules)
         size = {"num_workers": self.table.num_workers, "num_microbatches": num_microbatches}
         before = self.schedule or schedule
         schedule = planned(schedule, size, bare.price)
         table = schedule.built(size)
-        given = {name: _written(value) for name, value in schedule.options.items()}
+        schedule_options = {name: _written(value) for name, value in schedule.options.items()}
         options: dict[str, str | None] = {
             **self.options,
             **dict.fromkeys((*before.options, *before.pinned)),
@@ -248,7 +247,7 @@ class Setup:
             "schedule": schedule.name,
             "workers": str(table.num_workers),
             "microbatches": str(num_microbatches),
-            **given,
+            **schedule_options,
         }
         if "scale" in options:
             options["scale"] = ",".join(rules) or None
@@ -263,12 +262,12 @@ class Setup:
 
 
 def _restaged(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Layers of so many stages of the same model; none where one would lie in two of them."""
+    """Return the layers of other stages of the model; empty if a layer would be divided."""
     if not layers:
         return ()
-    found = shares_of_stages(len(layers), stages) @ np.array(layers)
-    whole = tuple(round(each) for each in found.tolist())
-    return whole if np.allclose(found, whole, rtol=0, atol=1e-9) else ()
+    layers_per_stage = shares_of_stages(len(layers), stages) @ np.array(layers)
+    whole = tuple(round(layer_count) for layer_count in layers_per_stage.tolist())
+    return whole if np.allclose(layers_per_stage, whole, rtol=0, atol=1e-9) else ()
 
 
 def planned(
@@ -286,19 +285,19 @@ def _checked(layers: Sequence[int] | None, table: ScheduleTable, source: Source)
         return ()
     if source.workload is not None:
         raise wrong("stage_layers", "go with measured times: a model has its own layers")
-    found = tuple(whole_number(each, "stage_layers") for each in layers)
-    if len(found) != table.num_stages:
+    counts = tuple(whole_number(count, "stage_layers") for count in layers)
+    if len(counts) != table.num_stages:
         raise MismatchError(
-            f"stage_layers has {len(found)} entries, the table has {table.num_stages} stages",
+            f"stage_layers has {len(counts)} entries, the table has {table.num_stages} stages",
             "stage_layers",
         )
-    return found
+    return counts
 
 
 @short_repr_of("limit begin")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Memory:
-    """What workers need, and what they have."""
+    """Memory needs and limits of the workers."""
 
     begin: Setup  # the setup in the beginning
     # what a worker may hold, in the unit of the needs; None if nothing says so
@@ -306,34 +305,34 @@ class Memory:
 
     @property
     def unit(self) -> str:
-        """Bytes of an accelerator where a model says them, else activations of the first table."""
+        """Bytes of an accelerator if there is a model, else activations of the first table."""
         return "activations" if self.begin.source.workload is None else "bytes"
 
     def text(self, amount: float) -> str:
-        """Write what is needed."""
+        """Write a need with its unit."""
         return f"{amount / 1e9:.1f} GB" if self.unit == "bytes" else f"{amount:.4g} activations"
 
     def needs(self, setup: Setup) -> Needs:
-        """What each worker needs at its peak: (workers)."""
+        """Return the peak need of each worker (workers)."""
         workload = setup.source.workload
         if workload is not None:
             return np.asarray(memory_bytes(workload, setup.table), float)
-        one = self.begin.table.worker_parts.max()  # of what a worker has of a microbatch
-        sizes = setup.size * setup.table.worker_parts / one
+        largest_part = self.begin.table.worker_parts.max()  # of what a worker has of a microbatch
+        sizes = setup.size * setup.table.worker_parts / largest_part
         return activation_memory(setup.run, sizes=sizes).peak
 
     @functools.cached_property
     def at_first(self) -> Needs:
-        """What is needed in the beginning."""
+        """Needs of the unchanged run."""
         return self.needs(self.begin)
 
     def fits(self, setup: Setup) -> bool:
-        """Whether a setup keeps the limit; without one, whether it needs no more than at first."""
+        """Return whether a setup keeps the limit, or without one the peak of the unchanged run."""
         limit = self.at_first.max() if self.limit is None else self.limit
         return bool((self.needs(setup) <= np.asarray(limit) * (1 + 1e-9)).all())
 
     def ratio(self, setup: Setup) -> float:
-        """What the fullest worker needs, against what it needed at first; 1 of nothing."""
+        """Return the need of the fullest worker over that of the unchanged run; 1 if both are 0."""
         needs, first = self.needs(setup).max(), self.at_first.max()
         return 1.0 if needs == first else float(needs / first)
 
@@ -348,7 +347,7 @@ def begin(
     """The setup that is to be explained, which must run as it is."""
     if schedule is not None:
         size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-        schedule = planned(schedule, size, source.of)
+        schedule = planned(schedule, size, source.table_costs)
     setup = Setup(table, links, source, schedule, layers=_checked(layers, table, source))
     if table.updates_within:
         raise ValueError(

@@ -30,9 +30,9 @@ from pipejax.search.schedule.neighbourhoods import search_neighbourhoods
 from pipejax.search.schedule.plan import (
     Optimum,
     Plan,
-    horizon_of,
     keeps_limits,
-    objective_of,
+    plan_objective,
+    search_horizon,
     table_keeps_limits,
     to_plan,
     to_table,
@@ -68,7 +68,7 @@ class AnytimeSearch:
     def __init__(
         self,
         problem: Problem,
-        given: ScheduleTable,
+        start_table: ScheduleTable,
         costs: Costs,
         links: Links,
         budget: Budget,
@@ -76,10 +76,9 @@ class AnytimeSearch:
         store: SolvedProblems | None,
         on_best: Callable[[Found[Optimum]], object],
     ) -> None:
-        """Start the clock; every better solution is told to `on_best`."""
-        self.problem, self.given, self.costs, self.links = problem, given, costs, links
+        self.problem, self.start_table, self.costs, self.links = problem, start_table, costs, links
         self.num_threads, self.store, self.on_best = num_threads, store, on_best
-        self.begun = self.told = self.saved = time.monotonic()
+        self.begun = self.last_report = self.saved = time.monotonic()
         self.budget = budget
         self.bound, self.bound_by = lower_bound(problem)
         self.plan: Plan | None = None
@@ -92,7 +91,7 @@ class AnytimeSearch:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the plan meets the bound."""
+        """Return whether the plan reaches the bound."""
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
     def run(self) -> Found[Optimum]:
@@ -155,11 +154,11 @@ class AnytimeSearch:
 
     def _baselines(self) -> None:
         """Begin at the best of the literature, however little effort is left."""
-        for name, other in baseline_tables(self.problem, self.given):
+        for name, other in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             keeps = table_keeps_limits(self.problem, other)
-            known, here = self.baselines.get(name), self._measure(other) if keeps else None
-            self.baselines[name] = min((t for t in (known, here) if t is not None), default=None)
+            before, here = self.baselines.get(name), self._measure(other) if keeps else None
+            self.baselines[name] = min((t for t in (before, here) if t is not None), default=None)
             self._offer(name, to_plan(self.problem, other))
             if keeps and not (other.offloads or other.is_fused.any()):
                 self._take(name, other)  # may be better by less than a unit
@@ -189,40 +188,39 @@ class AnytimeSearch:
         for stage in np.argsort(-simple, kind="stable").tolist():
             if self.is_closed or budget.is_over:
                 return
-            given = stage, self._horizon, budget, self.num_threads
-            self._raise_bound(relaxed_bound(self.problem, *given))
+            arguments = stage, self._horizon, budget, self.num_threads
+            self._raise_bound(relaxed_bound(self.problem, *arguments))
 
     def _neighbourhoods(self) -> None:
-        """Search parts of the plan anew."""
         if not self._has_parts or self.best is None:
             return
         share = "neighbourhoods" if self._offloads_parts else "few neighbourhoods"
-        given = self._share(share), self.num_threads
-        with closing(search_neighbourhoods(self.problem, self.best.best.table, *given)) as tables:
+        limits = self._share(share), self.num_threads
+        with closing(search_neighbourhoods(self.problem, self.best.best.table, *limits)) as tables:
             for table in tables:
                 self._take("neighbourhoods", table)
                 if self.is_closed:
                     return
 
     def _share(self, name: str) -> Budget:
-        return self.budget.part(self.budget.left * _SHARES[name])
+        return self.budget.part(self.budget.remaining * _SHARES[name])
 
     @property
     def _has_parts(self) -> bool:
-        """Whether parts of a plan are worth a search of their own."""
-        most = LARGE if self.problem.offload is None else LARGE_PARTS
-        return 3 * self.problem.worker.size <= most
+        """Return whether parts of a plan are worth a search of their own."""
+        largest = LARGE if self.problem.offload is None else LARGE_PARTS
+        return 3 * self.problem.worker.size <= largest
 
     @property
     def _offloads_parts(self) -> bool:
         return self._has_parts and self.problem.offload is not None
 
     def _brief_search(self) -> None:
-        """Search the whole, before its parts: what is small enough is closed at once."""
+        """Search the whole problem first: small problems are closed at once."""
         if self._offloads_parts:
-            left = self.budget.left
-            least = min(BRIEF_LEAST, left * _SHARES["most brief"])
-            self._search_for(self.budget.part(max(least, left * _SHARES["brief"])))
+            remaining = self.budget.remaining
+            least = min(BRIEF_LEAST, remaining * _SHARES["most brief"])
+            self._search_for(self.budget.part(max(least, remaining * _SHARES["brief"])))
         elif self._has_parts:  # proofs come sooner, and are lost where a search breaks off
             self._search_for(self._share("first"))
 
@@ -241,11 +239,11 @@ class AnytimeSearch:
         if self.plan is not None:
             model.hint(self.plan.moved(lambda starts: parts * starts))
         with closing(search(model, budget, self.num_threads)) as news:
-            for found in news:
-                self._raise_bound(-(-found.bound // parts))
-                if found.plan is not None:
-                    self._offer("search", found.plan, problem)
-                elif time.monotonic() > self.told + BETWEEN and self.best is not None:
+            for state in news:
+                self._raise_bound(-(-state.bound // parts))
+                if state.plan is not None:
+                    self._offer("search", state.plan, problem)
+                elif time.monotonic() > self.last_report + BETWEEN and self.best is not None:
                     best = self.best
                     self._tell(best.best.table, best.value, best.best.source)
 
@@ -260,13 +258,13 @@ class AnytimeSearch:
     def _horizon(self) -> int:
         """Horizon in units; a short span may take a longer one."""
         assert self.plan is not None
-        return horizon_of(self.problem, self.plan)
+        return search_horizon(self.problem, self.plan)
 
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> None:
         """Take a plan if it is better; it may come from the problem on another grid."""
         self.evaluated += 1
         problem = problem or self.problem
-        value = objective_of(problem, plan) * problem.unit
+        value = plan_objective(problem, plan) * problem.unit
         is_longer = self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9)
         # ops of no length hold nothing in the solver's model
         if is_longer or not keeps_limits(problem, plan):
@@ -275,12 +273,12 @@ class AnytimeSearch:
         self._take(source, to_table(problem, plan, f"optimized {source}"))
 
     def _take(self, source: str, table: ScheduleTable) -> None:
-        """Take a table that keeps the limits, if it is better; it is drawn as the given one."""
+        """Take a better table that keeps the limits, laid out like the start table."""
         self.evaluated += 1
-        slots, shares = self.given.slots, self.given.stage_shares
+        slots, shares = self.start_table.slots, self.start_table.stage_shares
         table = dataclasses.replace(table, slots=slots, stage_shares=shares)
         plan = to_plan(self.problem, table)  # as early as its rows allow
-        value = objective_of(self.problem, plan)
+        value = plan_objective(self.problem, plan)
         if self.plan is None or value < self.value:
             self.plan, self.value = plan, value
             self._raise_bound(self.bound)
@@ -290,10 +288,9 @@ class AnytimeSearch:
             self._tell(table, makespan, source)
 
     def _tell(self, table: ScheduleTable, makespan: float, source: str) -> None:
-        """Yield the best solution, after storing it."""
         self.best = self._solution(table, makespan, source)
         self._save()
-        self.told = time.monotonic()
+        self.last_report = time.monotonic()
         self.on_best(self.best)
 
     def _raise_bound(self, bound: int) -> None:
@@ -330,7 +327,6 @@ class AnytimeSearch:
         return float(per_worker + 4 * self.problem.num_stages) * self.problem.unit
 
     def _measure(self, table: ScheduleTable) -> float:
-        """The objective at the real costs [s]."""
         program, vector = lower_and_price(table, self.costs, self.links)
         run = run_on_host(program, vector)
         if self.problem.objective == "makespan":

@@ -50,7 +50,7 @@ class LowerBound(NamedTuple):
 def lower_bound(problem: Problem) -> LowerBound:
     """Return the best of the bounds by work and by memory, for the problem's objective."""
     way = paths(problem)
-    counts = np.bincount(problem.pipe_of, minlength=len(problem.placement))
+    counts = np.bincount(problem.microbatch_pipes, minlength=len(problem.placement))
     work = problem.forward + problem.gradient
     turn = problem.forward + np.minimum(problem.input_grad, problem.backward)
     best = LowerBound(0, "worker")
@@ -87,18 +87,18 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
     """Return how many (input, weight) gradients must be done before F of each microbatch."""
     # With i input and w weight gradients done, w <= i, the stage still holds at least what its
     # other microbatches take. F of microbatch k finds room where
-    # (k + 1) size - i (size - kept) - w kept <= limit.
+    # (k + 1) size - i (size - weight_size) - w weight_size <= limit.
     # So at least i0(k) = ceil(((k + 1) size - limit) / size) input gradients must be there (w = i),
     # and with exactly that many, w0(k) weight gradients.
-    size, kept = int(problem.sizes[stage]), int(problem.kept[stage])
+    size, weight_size = int(problem.sizes[stage]), int(problem.weight_sizes[stage])
     if not size:
         return [(0, 0)] * count
     order = []
     for k in range(count):
         over = (k + 1) * size - int(problem.limits[worker])
         inputs = max(0, -(-over // size))
-        rest = over - inputs * (size - kept)
-        order.append((inputs, max(0, -(-rest // kept)) if kept and inputs else 0))
+        rest = over - inputs * (size - weight_size)
+        order.append((inputs, max(0, -(-rest // weight_size)) if weight_size and inputs else 0))
     return order
 
 
@@ -139,7 +139,7 @@ class _Kind(NamedTuple):
     forward: int  # units of F
     input_grad: int  # units of I
     size: int  # parts of one
-    kept: int  # those that W needs
+    weight_size: int  # those that W needs
     weight_grad: int  # units of W; 0 where a whole backward may take its place
     turn: int  # least time from the start of F to the end of I [units]
     saves: int  # memory area that an offloaded one does not take, of size x turn
@@ -147,7 +147,7 @@ class _Kind(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """What a worker can hold, and has to."""
+    """Memory of a worker: its limit, and the least demand on it."""
 
     limit: int  # parts that whole activations can fill
     # memory area that they take if none leaves, and what is never filled [parts x units]
@@ -210,34 +210,34 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
 
 def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
     """Account for the memory of a worker, while activations are whole."""
-    # Ops of a worker run one at a time. So memory fills by one activation per F at most, and
-    # empties by one per I before the last one ends; the two do not overlap, for all F and I are in
-    # the window and the limit is never above all activations. And while a W runs, what it needs is
-    # not free for whole activations; one that runs behind the window costs nothing there. The
-    # losses add up, for the first are those of the time in which no W runs.
+    # Ops of a worker run one at a time. So memory fills by at most one activation per F, and is
+    # emptied by one per I before the last one ends. The two do not overlap: all F and I are in the
+    # window, and the limit is never above all activations. While a W runs, its memory is not free
+    # for whole activations; a W after the window costs nothing. Both losses add up, since the first
+    # counts only time without a W.
     kinds = list(_kinds(problem, way, worker))
     largest, room = max(k.size for k in kinds), int(problem.limits[worker])
     alike = min(k.size for k in kinds) == largest
 
     def whole(parts: int) -> int:
-        """Return what whole activations can fill of it."""
+        """Return the part that whole activations can fill."""
         return parts - parts % largest if alike else parts
 
     limit = whole(room)
     number = limit // largest
     unused = number * limit - largest * number * (number + 1) // 2
     unused *= min(k.forward for k in kinds) + min(k.input_grad for k in kinds)
-    beside = [max(0, limit - whole(room - k.kept)) for k in kinds]
-    behind = min(k.last for k in kinds) - min(k.step_end for k in kinds)
-    lost = sum(k.number * k.weight_grad * b for k, b in zip(kinds, beside, strict=True))
+    unusable = [max(0, limit - whole(room - k.weight_size)) for k in kinds]
+    after_window = min(k.last for k in kinds) - min(k.step_end for k in kinds)
+    lost = sum(k.number * k.weight_grad * b for k, b in zip(kinds, unusable, strict=True))
     demand = sum(k.number * k.size * k.turn for k in kinds)
-    return _Memory(limit, demand + unused + max(0, lost - max(beside) * behind), kinds)
+    return _Memory(limit, demand + unused + max(0, lost - max(unusable) * after_window), kinds)
 
 
 def _kinds(problem: Problem, way: Paths, worker: int) -> Iterator[_Kind]:
     span = problem.objective == "span"
     for pipe, stage in np.argwhere(problem.placement == worker).tolist():
-        count, size = int((problem.pipe_of == pipe).sum()), int(problem.sizes[stage])
+        count, size = int((problem.microbatch_pipes == pipe).sum()), int(problem.sizes[stage])
         forward, trip = int(problem.forward[stage]), int(way.trip[pipe, stage])
         least = int(min(problem.input_grad[stage], problem.backward[stage]))
         rest, weight = int(problem.gradient[stage]) - least, int(problem.weight_grad[stage])
@@ -254,7 +254,7 @@ def _kinds(problem: Problem, way: Paths, worker: int) -> Iterator[_Kind]:
                 forward=forward,
                 input_grad=least,
                 size=size,
-                kept=int(problem.kept[stage]),
+                weight_size=int(problem.weight_sizes[stage]),
                 weight_grad=weight if int(problem.backward[stage]) >= least + weight else 0,
                 turn=forward + trip + least,
                 saves=size * away,

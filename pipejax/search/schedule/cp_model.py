@@ -50,7 +50,6 @@ class ScheduleModel:
         *,
         in_order: bool = False,
     ) -> None:
-        """Build the model; `in_order` keeps microbatches in order where others may be better."""
         self.problem, self.horizon = problem, int(horizon)
         self.model = cp_model.CpModel()
         self.redundant = frozenset(redundant)
@@ -85,7 +84,7 @@ class ScheduleModel:
         yield from np.ndindex(self.problem.num_stages, self.problem.num_microbatches)
 
     def _pipe(self, microbatch: int) -> int:
-        return int(self.problem.pipe_of[microbatch])
+        return int(self.problem.microbatch_pipes[microbatch])
 
     def _worker(self, stage: int, microbatch: int) -> int:
         return int(self.problem.placement[self._pipe(microbatch), stage])
@@ -117,27 +116,30 @@ class ScheduleModel:
             model.add(self._input_end[key] == starts["I"] + split)
             model.add(self._gradient_end[key] == starts["W"] + weight)
         else:
-            one = self.whole[key] = model.new_bool_var(f"{stage}B{microbatch}")
-            lasts = split + (whole - split) * one
+            is_whole = self.whole[key] = model.new_bool_var(f"{stage}B{microbatch}")
+            duration = split + (whole - split) * is_whole
             size = model.new_int_var(min(split, whole), max(split, whole), "")
-            model.add(size == lasts)
+            model.add(size == duration)
             row.append(model.new_interval_var(starts["I"], size, self._input_end[key], ""))
-            row.append(model.new_optional_fixed_size_interval_var(starts["W"], weight, ~one, ""))
-            model.add(self._gradient_end[key] == starts["W"] + weight).only_enforce_if(~one)
-            model.add(self._gradient_end[key] == starts["W"]).only_enforce_if(one)
-            model.add(starts["W"] == self._input_end[key]).only_enforce_if(one)
+            row.append(
+                model.new_optional_fixed_size_interval_var(starts["W"], weight, ~is_whole, "")
+            )
+            model.add(self._gradient_end[key] == starts["W"] + weight).only_enforce_if(~is_whole)
+            model.add(self._gradient_end[key] == starts["W"]).only_enforce_if(is_whole)
+            model.add(starts["W"] == self._input_end[key]).only_enforce_if(is_whole)
         model.add(starts["W"] >= self._input_end[key])
 
     def _add_memory(self, stage: int, microbatch: int) -> None:
         """Add the memory that an activation takes on its worker, and when."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
-        size, kept = int(problem.sizes[stage]), int(problem.kept[stage])
+        size, weight_size = int(problem.sizes[stage]), int(problem.weight_sizes[stage])
         held = self._held[self._worker(stage, microbatch)]
         since = self.start["F"][stage, microbatch]
         if problem.offload is not None and problem.load is not None:
             since = self._add_offload(key, int(problem.offload[stage]), int(problem.load[stage]))
-        # two intervals from one start: what I frees, and what stays for W
-        for end, parts in ((self._input_end[key], size - kept), (self._gradient_end[key], kept)):
+        # two intervals from one start: the part that I frees, and the part that stays for W
+        ends = self._input_end[key], self._gradient_end[key]
+        for end, parts in zip(ends, (size - weight_size, weight_size), strict=True):
             if parts:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
@@ -203,10 +205,10 @@ class ScheduleModel:
         """Order each kind of op by microbatch, or the first forwards alone."""
         problem = self.problem
         for pipe, stage in np.ndindex(problem.placement.shape):
-            passing = np.flatnonzero(problem.pipe_of == pipe).tolist()
+            passing = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()
             letters = "FI" if self.in_order else "F" if stage == 0 else ""
-            for letter, (one, other) in itertools.product(letters, itertools.pairwise(passing)):
-                before, later = (stage, one), self.start[letter][stage, other]
+            for letter, (first, other) in itertools.product(letters, itertools.pairwise(passing)):
+                before, later = (stage, first), self.start[letter][stage, other]
                 self.model.add(later >= self.end(letter, before))
             if self.in_order:
                 self._add_order_of_weight_grads(stage, passing)
@@ -217,49 +219,51 @@ class ScheduleModel:
                 order = memory_order(problem, stage, worker, len(passing))
                 for microbatch, (inputs, _) in zip(passing, order, strict=True):
                     if inputs:
-                        made = self._input_end[stage, passing[inputs - 1]]
-                        self.model.add(self.start["F"][stage, microbatch] >= made)
+                        gradient_end = self._input_end[stage, passing[inputs - 1]]
+                        self.model.add(self.start["F"][stage, microbatch] >= gradient_end)
 
     def _add_order_of_weight_grads(self, stage: int, passing: list[int]) -> None:
-        """Order W of the microbatches whose backwards are split; the last one ends behind all."""
-        # `behind` is not before the end of any W so far: a whole backward hands it on.
-        behind: cp_model.LinearExprT = 0
+        """Order W of split backwards by microbatch; the last one ends after all."""
+        # `last_end` is not before the end of any W so far: a whole backward hands it on.
+        last_end: cp_model.LinearExprT = 0
         for microbatch in passing:
             key = stage, microbatch
-            ends, waits = self._gradient_end[key], self.start["W"][key] >= behind
+            ends, waits = self._gradient_end[key], self.start["W"][key] >= last_end
             if key not in self.whole:
                 self.model.add(waits)
-                behind = ends
+                last_end = ends
                 continue
             self.model.add(waits).only_enforce_if(~self.whole[key])
             until = self._time("")
             self.model.add(until >= ends)
-            self.model.add(until >= behind)
-            behind = until
+            self.model.add(until >= last_end)
+            last_end = until
 
     def _add_objective(self) -> None:
         problem, model, total = self.problem, self.model, self.objective
         work = problem.forward + problem.gradient
-        passing = [np.flatnonzero(problem.pipe_of == pipe) for pipe in np.unique(problem.pipe_of)]
+        pipes = problem.microbatch_pipes
+        passing = [np.flatnonzero(pipes == pipe) for pipe in np.unique(pipes)]
         # of each pipe: those that may be the first of all
-        first = [own[0] for own in passing]
+        first = [microbatches[0] for microbatches in passing]
         if not self.in_order:
             first = [*range(problem.num_microbatches)]
         for worker in range(problem.num_workers):
             here = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
             firsts = [self.start["F"][s, m] for s, m in here if m in first]
-            lasts = [(s, self._gradient_end[s, m]) for s, m in here if self._may_be_last(s, m)]
+            may_be_last = [(s, m) for s, m in here if self._may_be_last(s, m)]
+            last_gradients = [(s, self._gradient_end[s, m]) for s, m in may_be_last]
             busy = int(sum(work[s] for s, _ in here))
             if problem.objective == "span":
                 begin = self._time("")
                 model.add_min_equality(begin, firsts)
-                for _, end in lasts:
+                for _, end in last_gradients:
                     model.add(total >= end - begin)
                 if "loads" in self.redundant:
                     model.add(total >= busy)
                 continue
             updates = int(problem.update[sorted({s for s, _ in here})].sum())
-            for stage, end in lasts:
+            for stage, end in last_gradients:
                 model.add(total >= end + max(int(problem.step_end[stage]), updates))
             if "loads" in self.redundant and len(firsts) == 1:
                 model.add(total >= firsts[0] + busy + updates)
@@ -271,23 +275,24 @@ class ScheduleModel:
                 model.add(total >= self._input_end[stage, microbatch] + tail)
 
     def _may_be_last(self, stage: int, microbatch: int) -> bool:
-        """Whether the gradient may end behind all others of its stage and pipe."""
+        """Return whether the gradient may end after all others of its stage and pipe."""
         if not self.in_order or self.whole:
             return True
-        return bool((self.problem.pipe_of[microbatch + 1 :] != self._pipe(microbatch)).all())
+        later_pipes = self.problem.microbatch_pipes[microbatch + 1 :]
+        return bool((later_pipes != self._pipe(microbatch)).all())
 
     def _add_all_reduces(self) -> None:
         """Let a worker take part in one all-reduce at a time, in any order."""
         problem, model = self.problem, self.model
         taking: dict[int, list[Interval]] = {}
-        for stage, lasts in enumerate(problem.all_reduce.tolist()):
+        for stage, duration in enumerate(problem.all_reduce.tolist()):
             begin = self._time("")
             for microbatch in range(problem.num_microbatches):
                 model.add(begin >= self._gradient_end[stage, microbatch])
-            interval = model.new_fixed_size_interval_var(begin, lasts, "")
+            interval = model.new_fixed_size_interval_var(begin, duration, "")
             for worker in np.unique(problem.placement[:, stage]).tolist():
                 taking.setdefault(worker, []).append(interval)
-            self.model.add(self.objective >= begin + lasts + int(problem.update[stage]))
+            self.model.add(self.objective >= begin + duration + int(problem.update[stage]))
         for intervals in taking.values():
             model.add_no_overlap(intervals)
 
@@ -305,7 +310,7 @@ class ScheduleModel:
             model.add_hint(whole, bool(plan.whole[place]))
 
     def end(self, letter: str, key: Key) -> cp_model.LinearExprT:
-        """Return the end of an op; a whole backward ends where its I would."""
+        """Return the end of an op; I stands for a whole backward."""
         ends = {"I": self._input_end, "W": self._gradient_end}
         if letter in ends:
             return ends[letter][key]
@@ -316,13 +321,13 @@ class ScheduleModel:
         shape = self.problem.num_stages, self.problem.num_microbatches
         starts = {letter: np.full(shape, NEVER, np.int64) for letter in "FIWOL"}
         whole = np.zeros(shape, bool)
-        for place, one in self.whole.items():
-            whole[place] = value.boolean_value(one)
+        for place, is_whole in self.whole.items():
+            whole[place] = value.boolean_value(is_whole)
         for letter, variables in self.start.items():
             for place, variable in variables.items():
                 if letter not in "OL" or value.boolean_value(self.out[place]):
                     starts[letter][place] = value.value(variable)
-        return Plan.of(starts, whole)
+        return Plan.from_starts(starts, whole)
 
 
 class SolverState(NamedTuple):
@@ -361,8 +366,8 @@ def search(
     """Solve a model; stop when the iterator is closed."""
     solver = budget.new_solver(num_threads)
 
-    def progress(lasts: float) -> None:
-        budget.meter.under_way = SOLVER * lasts / num_threads
+    def progress(work_done: float) -> None:
+        budget.meter.under_way = SOLVER * work_done / num_threads
 
     def solve(tell: Callable[[SolverState], None]) -> None:
         solver.best_bound_callback = lambda bound: tell(
@@ -371,33 +376,33 @@ def search(
         listener = _Listener(model, tell, progress)
         status = budget.solve(solver, model.model, model.num_ops, listener=listener)
         over = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-        known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
-        bound = whole_bound(solver.best_objective_bound) if known else 0
+        has_bound = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
+        bound = whole_bound(solver.best_objective_bound) if has_bound else 0
         tell(SolverState(None, bound, over))
 
     return news_of([solve], solver.stop_search)
 
 
 def alone(problem: Problem, pipe: int, stage: int) -> Problem:
-    """Keep one stage; what is before and after it becomes two stages that take no time."""
+    """Keep one stage; stages of no time stand for the stages before and after it."""
     way = paths(problem)
-    count = int((problem.pipe_of == pipe).sum())
+    count = int((problem.microbatch_pipes == pipe).sum())
 
     def only(values: np.ndarray) -> np.ndarray:
         return np.array([0, int(values[stage]), 0])
 
-    before, between, after = (int(way_of[pipe, stage]) for way_of in way)
+    before, between, after = (int(way_times[pipe, stage]) for way_times in way)
     if problem.objective == "span":  # of the stage's own worker: what is around it does not count
         before = after = 0
-    names = (*OP_TIMES, *HOST_TIMES, *STEP_END_TIMES, "sizes", "kept")
-    given = {name: getattr(problem, name) for name in names}
-    kept: dict[str, Any] = {k: None if v is None else only(v) for k, v in given.items()}
+    names = (*OP_TIMES, *HOST_TIMES, *STEP_END_TIMES, "sizes", "weight_sizes")
+    fields = {name: getattr(problem, name) for name in names}
+    stage_fields: dict[str, Any] = {k: None if v is None else only(v) for k, v in fields.items()}
     lag = np.array([[[before, between]], [[after, 0]]])
     return dataclasses.replace(
         problem,
         placement=np.arange(3)[None],
-        pipe_of=np.zeros(count, np.int64),
-        **kept,
+        microbatch_pipes=np.zeros(count, np.int64),
+        **stage_fields,
         lag=lag,
         transmit=np.zeros_like(lag),
         host_links=(),
@@ -408,8 +413,8 @@ def alone(problem: Problem, pipe: int, stage: int) -> Problem:
 def relaxed_bound(
     problem: Problem, stage: int, horizon: int, budget: Budget, num_threads: int
 ) -> int:
-    """Bound the objective by what one stage alone needs."""
+    """Bound the objective by one stage alone."""
     bound = 0
-    for found in search(ScheduleModel(alone(problem, 0, stage), horizon), budget, num_threads):
-        bound = max(bound, found.bound)
+    for state in search(ScheduleModel(alone(problem, 0, stage), horizon), budget, num_threads):
+        bound = max(bound, state.bound)
     return bound

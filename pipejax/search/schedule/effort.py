@@ -21,65 +21,64 @@ BASELINE = 8e-5  # to make and run a schedule of the literature, for each op
 
 
 class Meter:
-    """Effort so far."""
+    """Counter of effort."""
 
     def __init__(self) -> None:
-        """Begin with nothing done."""
         self.done = self.under_way = 0.0
         self._lock = threading.Lock()
 
     def add(self, effort: float) -> None:
-        """Count what was done."""
+        """Add effort."""
         with self._lock:
             self.done += effort
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a search or a part of it may do."""
+    """Limits on effort and time of a search, or of a part of it."""
 
     meter: Meter  # what all parts have done
     end: float  # effort on the meter at which it is over
     until: float  # time at which it is over all the same, by `time.monotonic` [s]
 
     @classmethod
-    def of(cls, effort: float | None = None, seconds: float | None = None) -> "Budget":
-        """Begin with what may be done; None is no limit."""
+    def start(cls, effort: float | None = None, seconds: float | None = None) -> "Budget":
+        """Start a budget; None is no limit."""
         until = math.inf if seconds is None else time.monotonic() + seconds
         return cls(Meter(), math.inf if effort is None else effort, until)
 
     @property
     def spent(self) -> float:
-        """Effort so far, of all parts."""
+        """Total effort of all parts so far."""
         return self.meter.done + self.meter.under_way
 
     @property
-    def left(self) -> float:
-        """Effort that is left; seconds where effort has no limit."""
+    def remaining(self) -> float:
+        """Effort that remains; seconds where effort has no limit."""
         return self.end - self.spent if self.end < math.inf else self.until - time.monotonic()
 
     @property
     def is_late(self) -> bool:
-        """Whether its time is up."""
+        """Return whether the time is up."""
         return time.monotonic() >= self.until
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
-        return self.left <= 0 or self.is_late
+        """Return whether nothing remains."""
+        return self.remaining <= 0 or self.is_late
 
-    def part(self, most: float) -> "Budget":
-        """Return a part of what is left, in the measure of `left`."""
+    def part(self, limit: float) -> "Budget":
+        """Return a part of the budget, in the unit of `remaining`."""
         if self.end < math.inf:
-            return dataclasses.replace(self, end=min(self.end, self.spent + most))
-        return dataclasses.replace(self, until=min(self.until, time.monotonic() + most))
+            return dataclasses.replace(self, end=min(self.end, self.spent + limit))
+        return dataclasses.replace(self, until=min(self.until, time.monotonic() + limit))
 
     def spend(self, effort: float) -> None:
-        """Count what was done."""
+        """Add effort."""
         self.meter.add(effort)
 
-    def new_solver(self, num_threads: int, most: float = math.inf) -> cp_model.CpSolver:
-        """Return a solver that keeps the budget, and so much deterministic time."""
+    def new_solver(self, num_threads: int, limit: float = math.inf) -> cp_model.CpSolver:
+        """Return a solver within the budget and a limit of deterministic time."""
         # Probing and the search for symmetries cost more than they bring here: the order of
         # microbatches is fixed already (docs/optimize.md). So do linear relaxations, and
         # deterministic time hardly counts them.
@@ -87,8 +86,8 @@ class Budget:
         if self.until < math.inf:
             solver.parameters.max_time_in_seconds = max(self.until - time.monotonic(), 0.01)
         allowed = max(self.end - self.spent, 0.01) / SOLVER  # each thread has as much
-        if min(most, allowed) < math.inf:
-            solver.parameters.max_deterministic_time = min(most, allowed)
+        if min(limit, allowed) < math.inf:
+            solver.parameters.max_deterministic_time = min(limit, allowed)
         solver.parameters.num_workers = num_threads
         solver.parameters.linearization_level = 0
         solver.parameters.cp_model_probing_level = 0
@@ -102,13 +101,13 @@ class Budget:
         model: cp_model.CpModel,
         num_ops: int,
         *,
-        beside: int = 1,
+        num_parallel: int = 1,
         listener: cp_model.CpSolverSolutionCallback | None = None,
     ) -> cp_model.CpSolverStatus:
-        """Solve a model of so many ops and count it; `beside` solvers work at the same time."""
-        self.spend(LOAD * num_ops / beside)
+        """Solve a model of so many ops and count it; `num_parallel` solvers run at once."""
+        self.spend(LOAD * num_ops / num_parallel)
         status = solver.solve(model, listener)
         self.meter.under_way = 0.0
-        lasts = solver.response_proto.deterministic_time
-        self.spend(SOLVER * lasts / (beside * solver.parameters.num_workers))
+        solver_time = solver.response_proto.deterministic_time
+        self.spend(SOLVER * solver_time / (num_parallel * solver.parameters.num_workers))
         return status

@@ -38,7 +38,7 @@ from pipejax.search.schedule.plan import (
     NEVER,
     Plan,
     keeps_limits,
-    objective_of,
+    plan_objective,
     to_table,
 )
 from pipejax.search.schedule.problem import NAMES, Problem
@@ -59,7 +59,7 @@ OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
 
 
 class Start(NamedTuple):
-    """A plan and what made it."""
+    """A plan and its source."""
 
     source: str  # name
     plan: Plan  # starts within the limits
@@ -71,39 +71,40 @@ def is_pipe(problem: Problem) -> bool:
 
 
 def pipe_plans(problem: Problem) -> Iterator[Start]:
-    """Yield what heuristics for a pipe make of the problem's own times and limits."""
+    """Yield plans of the pipe heuristics for the times and limits of the problem."""
     by_span = problem.objective == "span"
     ops = zero_bubble_starts(_limited_pipe(problem), by_span=by_span)
-    yield Start("zero-bubble", plan_of(problem, ops))
+    yield Start("zero-bubble", to_plan_starts(problem, ops))
 
 
 def ada_offload_plan(problem: Problem) -> Plan:
-    """Return AdaOffload's plan of a pipe for the times, sizes and limits of each of its stages."""
+    """Return AdaOffload's plan of a pipe for the times and limits of each stage."""
     ops = ada_offload_starts(
         _limited_pipe(problem),
         offload=problem.offload,
         load=problem.load,
         host_links=problem.host_links,
     )
-    return plan_of(problem, ops)
+    return to_plan_starts(problem, ops)
 
 
 def _limited_pipe(problem: Problem) -> LimitedPipe:
     """Return the pipe of a problem with one stage on each worker, for heuristics."""
     there, back = (problem.lag + problem.transmit)[:, 0]
     names = "forward", "input_grad", "weight_grad", "sizes", "limits"
-    given = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
-    share = float((problem.kept / problem.sizes).max())
-    return LimitedPipe.of(problem.num_stages, problem.num_microbatches, weight_share=share, **given)
+    options = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
+    share = float((problem.weight_sizes / problem.sizes).max())
+    size = problem.num_stages, problem.num_microbatches
+    return LimitedPipe.of(*size, weight_share=share, **options)
 
 
-def plan_of(problem: Problem, ops: TimedOps) -> Plan:
-    """Return the starts of ops that have run."""
+def to_plan_starts(problem: Problem, ops: TimedOps) -> Plan:
+    """Return a plan with the starts of executed ops."""
     at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     for letter, starts in at.items():
         which = ops.phase == Phase[letter]
         starts[ops.stage[which], ops.microbatch[which]] = np.round(ops.start[which])
-    return Plan.of(at)
+    return Plan.from_starts(at)
 
 
 def greedy_plan(
@@ -123,17 +124,17 @@ def greedy_plan(
     patience = (Phase.F, Phase.I) if is_patient else ()
     rules = Rules(depth=(-(-trip // work) + extra).tolist(), patience=patience)
     goal = Goal(shorter_than, problem.objective == "span")
-    run = list_schedule(work_of(problem, limits), rules, goal)
-    return None if run is None else plan_of(problem, TimedOps.of(run.log))
+    run = list_schedule(list_work(problem, limits), rules, goal)
+    return None if run is None else to_plan_starts(problem, TimedOps.of(run.log))
 
 
 def one_by_one(problem: Problem) -> Plan:
-    """Run microbatch after microbatch, one op at a time: this fits wherever anything does."""
+    """Run one op at a time, microbatch by microbatch: this fits if any plan does."""
     # Activations go to the host where their worker has no room for all its stages of a microbatch.
     at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
-    hop, lasts = problem.lag + problem.transmit, {p.name: t for p, t in problem.times.items()}
+    hop, durations = problem.lag + problem.transmit, {p.name: t for p, t in problem.times.items()}
     now = 0
-    for microbatch, pipe in enumerate(problem.pipe_of.tolist()):
+    for microbatch, pipe in enumerate(problem.microbatch_pipes.tolist()):
         row = problem.placement[pipe]
         held = np.bincount(row, problem.sizes, problem.num_workers)
         goes = (held > problem.limits)[row]
@@ -142,27 +143,27 @@ def one_by_one(problem: Problem) -> Plan:
         for letters, stage, way in there + back[::-1]:
             for letter in letters:
                 at[letter][stage, microbatch] = now
-                now += int(lasts[letter][stage])
+                now += int(durations[letter][stage])
             now += int(hop[way, pipe].max(initial=0))
-    return Plan.of(at)
+    return Plan.from_starts(at)
 
 
-def work_of(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
-    """Return what a list scheduler is to run."""
+def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
+    """Return the input of the list scheduler."""
     return Work(
         placement=problem.placement.tolist(),
-        pipe_of=problem.pipe_of.tolist(),
+        pipe_of=problem.microbatch_pipes.tolist(),
         lasts={phase: problem.times[phase].tolist() for phase in SPLIT},
         lag=problem.lag.tolist(),
         transmit=problem.transmit.tolist(),
         sizes=problem.sizes.tolist(),
-        kept=problem.kept.tolist(),
+        kept=problem.weight_sizes.tolist(),
         limits=limits.tolist(),
     )
 
 
 def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Start]:
-    """Yield successively better greedy plans, all of them shorter than the best one so far."""
+    """Yield greedy plans, each shorter than the best one so far."""
     for extra, is_patient in itertools.product(EXTRA, (True, False)):
         if budget.is_over:
             return
@@ -170,15 +171,15 @@ def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Sta
             problem, problem.limits, extra=extra, is_patient=is_patient, shorter_than=best
         )
         budget.spend(LIST * 3 * problem.worker.size)
-        if plan is not None and (value := objective_of(problem, plan)) < best:
+        if plan is not None and (value := plan_objective(problem, plan)) < best:
             best = value
             yield Start("greedy", plan)
 
 
-def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
-    """Yield the given schedule and, for a plain pipe, those of the literature by name."""
+def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
+    """Yield the start table and, for a plain pipe, schedules of the literature by name."""
     # Builders take one time for all stages: the mean. AdaOffload plans for those of each too.
-    yield given.name, given
+    yield start.name, start
     if not is_pipe(problem):
         return
     size = {"num_workers": problem.num_workers, "num_microbatches": problem.num_microbatches}
@@ -199,10 +200,9 @@ def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[st
 
 
 def _options(problem: Problem) -> Mapping[str, Any]:
-    """Options of builders that keep the problem's limits."""
     return {
         "memory_limit": float((problem.limits / problem.sizes).min()),
-        "weight_share": float((problem.kept / problem.sizes).max()),
+        "weight_share": float((problem.weight_sizes / problem.sizes).max()),
         "host_links": problem.host_links,
     }
 
@@ -238,7 +238,7 @@ FEW = (3, 2)  # microbatches per worker that tell what many take: with less, mor
 
 
 class BlockDraw(NamedTuple):
-    """What says how a plan is made."""
+    """Parameters of a plan that is drawn at random."""
 
     waits: tuple[int, ...]  # of forwards, of gradients, and between legs [half ops]
     stretch: float  # of the interval
@@ -251,58 +251,58 @@ class BlockDraw(NamedTuple):
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Start]:
     """Yield successively better plans, until one is short enough."""
     best = FOREVER
-    counts = sorted({_few(problem, each) for each in FEW}, reverse=True)
+    counts = sorted({_few(problem, per_worker) for per_worker in FEW}, reverse=True)
     for number, count in enumerate(counts):
-        share = budget.part(budget.left / (len(counts) - number))
+        share = budget.part(budget.remaining / (len(counts) - number))
         for start in _starts_by_few(problem, count, share, enough, best):
-            best = objective_of(problem, start.plan)
+            best = plan_objective(problem, start.plan)
             yield start
 
 
 def _starts_by_few(
     problem: Problem, few: int, budget: Budget, enough: int, best: float
 ) -> Iterator[Start]:
-    """Yield plans that are better than the best; few microbatches say which draws are run whole."""
+    """Yield ever better plans; runs of few microbatches choose the draws for whole runs."""
     begun, on_whole = budget.spent, 0.0
     small = problem if few == problem.num_microbatches else problem.with_microbatches(few)
     search = BlockSearch(small, problem.num_microbatches - few)
     while best > enough and not search.is_stale and not budget.is_over:
-        drawn = search.draw()
-        plan = search.run(drawn)
+        block_draw = search.draw()
+        plan = search.run(block_draw)
         budget.spend(LIST * 3 * small.worker.size)
         if plan is None:
             continue
         if small is not problem:
             if 2 * on_whole > budget.spent - begun:
                 continue
-            plan = run_draw(problem, drawn, best)
+            plan = run_draw(problem, block_draw, best)
             effort = LIST * 3 * problem.worker.size
             budget.spend(effort)
             on_whole += effort
-        if plan is not None and (value := objective_of(problem, plan)) < best:
+        if plan is not None and (value := plan_objective(problem, plan)) < best:
             best = value
             yield Start("building block", plan)
 
 
-def _few(problem: Problem, each: int) -> int:
+def _few(problem: Problem, per_worker: int) -> int:
     """Return how many microbatches stand for all, which they do where there are many."""
-    few = each * problem.num_workers
+    few = per_worker * problem.num_workers
     return few if problem.num_microbatches > few + few // 2 else problem.num_microbatches
 
 
-def run_draw(problem: Problem, drawn: BlockDraw, shorter_than: float) -> Plan | None:
+def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
     """Run the workers in the order that a draw stands for."""
-    work = work_of(problem, problem.limits)
+    work = list_work(problem, problem.limits)
     step, legs = float(np.mean([work.lasts[phase] for phase in SPLIT])) / 2, num_legs(work)
-    waits = [step * number for number in drawn.waits]
-    given = Waits(waits[:legs], waits[legs : 2 * legs], waits[2 * legs :])
-    block = building_block(work, given, least_interval(work))
-    interval = drawn.stretch * least_interval(work, block)
-    block = building_block(work, given, interval)
-    order = Order(block, drawn.delay * interval, *drawn[3:])
+    waits = [step * number for number in block_draw.waits]
+    block_waits = Waits(waits[:legs], waits[legs : 2 * legs], waits[2 * legs :])
+    block = building_block(work, block_waits, least_interval(work))
+    interval = block_draw.stretch * least_interval(work, block)
+    block = building_block(work, block_waits, interval)
+    order = Order(block, block_draw.delay * interval, *block_draw[3:])
     goal = Goal(shorter_than, problem.objective == "span")
     run = list_schedule(work, Rules(order=order), goal)
-    return None if run is None else plan_of(problem, TimedOps.of(run.log))
+    return None if run is None else to_plan_starts(problem, TimedOps.of(run.log))
 
 
 def num_legs(work: Work) -> int:
@@ -313,25 +313,24 @@ def num_legs(work: Work) -> int:
 class BlockSearch:
     """Draws and the best of them."""
 
-    def __init__(self, problem: Problem, left_out: int) -> None:
-        """Prepare a problem that stands for one with more microbatches."""
-        self.problem, self.left_out, self.random = problem, left_out, random.Random(0)
-        work = work_of(problem, problem.limits)
+    def __init__(self, problem: Problem, num_dropped: int) -> None:
+        self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)
+        work = list_work(problem, problem.limits)
         self.legs, self.busiest = num_legs(work), least_interval(work)
         self.best = self.best_of_all = FOREVER  # since the last restart, and ever
         self.elite: list[BlockDraw] = []
-        self.moved = 0  # draws up to the last that was better since the restart
-        self.drawn = self.fruitful = 0  # draws, and those up to the last that was better
+        self.last_gain = 0  # draws up to the last that was better since the restart
+        self.num_draws = self.last_improving_draw = 0
 
     @property
     def is_stale(self) -> bool:
-        """Whether there is little hope in further draws."""
-        return self.drawn > STALE + 3 * self.fruitful
+        """Return whether further draws have little hope."""
+        return self.num_draws > STALE + 3 * self.last_improving_draw
 
     def draw(self) -> BlockDraw:
         """Draw all numbers, or some of a draw that was good."""
-        if self.drawn > self.moved + RESTART:  # one bad start must not decide
-            self.best, self.elite, self.moved = FOREVER, [], self.drawn
+        if self.num_draws > self.last_gain + RESTART:  # one bad start must not decide
+            self.best, self.elite, self.last_gain = FOREVER, [], self.num_draws
         choose = self.random.choice
         longest = choose(LONGEST)
         new = BlockDraw(
@@ -353,21 +352,22 @@ class BlockSearch:
         pairs = zip(old, new, strict=True)
         return tuple(b if self.random.random() < share else a for a, b in pairs)
 
-    def run(self, drawn: BlockDraw) -> Plan | None:
+    def run(self, block_draw: BlockDraw) -> Plan | None:
         """Run a draw; None where it is worse than the best one."""
-        self.drawn += 1
-        least = self.left_out * self.busiest
-        plan = run_draw(self.problem, drawn, self.best - least + 1)
+        self.num_draws += 1
+        least = self.num_dropped * self.busiest
+        plan = run_draw(self.problem, block_draw, self.best - least + 1)
         if plan is None:
             return None
-        value = objective_of(self.problem, plan) + self.left_out * max(self.busiest, _cycle(plan))
+        cycle = max(self.busiest, _cycle(plan))  # each further microbatch adds that
+        value = plan_objective(self.problem, plan) + self.num_dropped * cycle
         if value > self.best:
             return None
-        self.elite = [*self.elite[1 - ELITE :], drawn]
+        self.elite = [*self.elite[1 - ELITE :], block_draw]
         if value < self.best:
-            self.best, self.moved = value, self.drawn
+            self.best, self.last_gain = value, self.num_draws
         if value < self.best_of_all:
-            self.best_of_all, self.fruitful = value, self.drawn
+            self.best_of_all, self.last_improving_draw = value, self.num_draws
         return plan
 
 

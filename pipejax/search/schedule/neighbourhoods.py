@@ -30,10 +30,10 @@ from pipejax.search.schedule.plan import (
     PerOp,
     Plan,
     gradient_end,
-    horizon_of,
     input_grad_end,
     keeps_limits,
-    objective_of,
+    plan_objective,
+    search_horizon,
     to_plan,
     to_table,
 )
@@ -73,7 +73,6 @@ def _microbatches(
 def _workers(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """All ops of some workers in a row."""
     count = max(1, round(share * problem.num_workers))
     first = rng.integers(0, problem.num_workers - count + 1)
     free = (problem.worker >= first) & (problem.worker < first + count)
@@ -83,9 +82,9 @@ def _workers(
 def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) -> dict[str, Ops]:
     """All ops that start within some time, and offloads of all that is there."""
     end = int(gradient_end(problem, plan).max())
-    lasts = share * end
-    first = rng.uniform(-lasts / 3, end - 2 * lasts / 3)
-    free = {p: (at >= first) & (at <= first + lasts) for p, at in plan.starts.items()}
+    window = share * end
+    first = rng.uniform(-window / 3, end - 2 * window / 3)
+    free = {p: (at >= first) & (at <= first + window) for p, at in plan.starts.items()}
     return free | dict.fromkeys("OL", free["F"] | free["I"] | free["O"] | free["L"])
 
 
@@ -93,7 +92,7 @@ def _offloads(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
     """Offloads alone: all compute keeps its order."""
-    free = _some(plan, 2 * share, rng)
+    free = _random_ops(plan, 2 * share, rng)
     return dict.fromkeys("OL", free)
 
 
@@ -101,11 +100,11 @@ def _weight_grads(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
     """Weight gradients, and offloads of their activations."""
-    free = _some(plan, 2 * share, rng)
+    free = _random_ops(plan, 2 * share, rng)
     return dict.fromkeys("WOL", free)
 
 
-def _some(plan: Plan, share: float, rng: np.random.Generator) -> Ops:
+def _random_ops(plan: Plan, share: float, rng: np.random.Generator) -> Ops:
     return np.asarray(rng.random(plan.forward.shape) < share)
 
 
@@ -127,7 +126,7 @@ def draw(kind: str, problem: Problem, plan: Plan, share: float, rng: np.random.G
 def kept_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
     """Yield ops that are not free, in pairs: the first one ends before the other starts."""
     ends = _ends(problem, plan)
-    worker_of, group = problem.worker, np.arange(problem.num_workers)
+    worker_of_op, group = problem.worker, np.arange(problem.num_workers)
     for shared in problem.host_links:
         group[list(shared)] = min(shared)
     rows: dict[tuple[bool, int], list[tuple[int, int, Op]]] = {}
@@ -135,27 +134,26 @@ def kept_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, O
         # what takes no time holds nobody, and has no place in a row
         stands = ~free[letter] & (start != NEVER) & (ends[letter] > start)
         for stage, microbatch in np.argwhere(stands).tolist():
-            place, worker = (stage, microbatch), int(worker_of[stage, microbatch])
+            place, worker = (stage, microbatch), int(worker_of_op[stage, microbatch])
             row = (True, int(group[worker])) if letter in "OL" else (False, worker)
             op = int(start[place]), int(ends[letter][place]), (letter, place)
             rows.setdefault(row, []).append(op)
     for ops in rows.values():
-        yield from ((one[2], other[2]) for one, other in itertools.pairwise(sorted(ops)))
+        yield from ((first[2], second[2]) for first, second in itertools.pairwise(sorted(ops)))
 
 
 def order_of_microbatches(problem: Problem, plan: Plan) -> Iterator[tuple[Op, Op]]:
     """Yield ops of one kind on a stage in pairs: the first one ends before the other starts."""
     ends = _ends(problem, plan)
     for letter, stage in itertools.product("FIW", range(problem.num_stages)):
-        for pipe in np.unique(problem.pipe_of):
-            passing = np.flatnonzero(problem.pipe_of == pipe)
+        for pipe in np.unique(problem.microbatch_pipes):
+            passing = np.flatnonzero(problem.microbatch_pipes == pipe)
             order = np.lexsort((ends[letter][stage, passing], plan.starts[letter][stage, passing]))
             ops = ((letter, (stage, microbatch)) for microbatch in passing[order].tolist())
             yield from itertools.pairwise(ops)
 
 
 def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
-    """Return ends of all ops by phase letter."""
     return {
         "I": input_grad_end(problem, plan),
         "W": gradient_end(problem, plan),
@@ -164,34 +162,33 @@ def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
 
 
 class Merit(NamedTuple):
-    """How good a plan is, the more important first."""
+    """Quality of a plan, the more important number first."""
 
     objective: int  # units
     sum: int  # of the ends of all input gradients [units]
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan) -> "Merit":
+    def measure(cls, problem: Problem, plan: Plan) -> "Merit":
         """Measure a plan."""
-        return cls(objective_of(problem, plan), int(input_grad_end(problem, plan).sum()))
+        return cls(plan_objective(problem, plan), int(input_grad_end(problem, plan).sum()))
 
 
 class Arm:
-    """One way to make a step, and what came of it."""
+    """A kind of neighbourhood with its share of ops, and its gains so far."""
 
     def __init__(self, kind: str, goal: str, in_order: bool, share: float) -> None:
-        """Begin with nothing known."""
         self.kind, self.goal, self.in_order, self.share = kind, goal, in_order, share
         self.spent, self.gains = 0.0, 0
 
     @property
     def weight(self) -> float:
-        """Gains in its time so far; one that was not tried yet counts as a good one."""
+        """Gains per time so far; untried arms count as good ones."""
         return (self.gains + 1) / (self.spent + 2 * STEP)
 
-    def learn(self, spent: float, *, found: bool, ended: bool) -> None:
-        """Take in a step: whether it found something, and whether its search came to an end."""
+    def learn(self, spent: float, *, is_solved: bool, ended: bool) -> None:
+        """Update the arm after a step: whether it was solved, and whether its search ended."""
         self.spent += spent
-        self.gains += found
+        self.gains += is_solved
         share = self.share * GROWS if ended else self.share / GROWS
         self.share = min(1.0, max(LEAST_SHARE, share))
 
@@ -200,9 +197,8 @@ class NeighbourhoodSearch:
     """The search of one thread on its own grid."""
 
     def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
-        """Build the model, of which every step takes a copy."""
-        horizon = horizon_of(problem, plan)
-        self.problem, self.plan, self.merit = problem, plan, Merit.of(problem, plan)
+        horizon = search_horizon(problem, plan)
+        self.problem, self.plan, self.merit = problem, plan, Merit.measure(problem, plan)
         self._rng = np.random.default_rng(seed)
         self._base = ScheduleModel(problem, horizon)
         self._base.model.clear_objective()  # type: ignore[no-untyped-call]  # it has no types
@@ -215,27 +211,27 @@ class NeighbourhoodSearch:
         self._solver: cp_model.CpSolver | None = None
         self.idle = 0.0
 
-    def step(self, budget: Budget, beside: int = 1) -> bool:
+    def step(self, budget: Budget, num_parallel: int = 1) -> bool:
         """Search one neighbourhood; return whether the plan is better now."""
-        # `beside` searches make steps at the same time.
+        # `num_parallel` searches make steps at the same time.
         weights = np.array([arm.weight for arm in self._arms])
         arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
         free = draw(arm.kind, self.problem, self.plan, arm.share, self._rng)
         model = self._model(free, arm)
-        most = max(STEP, STEP_SHARE * self.idle)
-        solver = self._solver = budget.new_solver(1, most)
+        time_limit = max(STEP, STEP_SHARE * self.idle)
+        solver = self._solver = budget.new_solver(1, time_limit)
         solver.parameters.random_seed = int(self._rng.integers(2**31))
         solver.parameters.cp_model_presolve = False  # takes ten times as long as most steps
-        status = budget.solve(solver, model, self._base.num_ops, beside=beside)
-        found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        status = budget.solve(solver, model, self._base.num_ops, num_parallel=num_parallel)
+        is_solved = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         spent = solver.response_proto.deterministic_time
         self.idle += spent
-        arm.learn(spent, found=found, ended=found or status == cp_model.INFEASIBLE)
-        return found and self.take(self._base.plan(solver))
+        arm.learn(spent, is_solved=is_solved, ended=is_solved or status == cp_model.INFEASIBLE)
+        return is_solved and self.take(self._base.plan(solver))
 
     def take(self, plan: Plan) -> bool:
         """Take a plan if it is better; return whether it is."""
-        merit = Merit.of(self.problem, plan)
+        merit = Merit.measure(self.problem, plan)
         if merit >= self.merit:
             return False
         if merit.objective < self.merit.objective:
@@ -249,7 +245,7 @@ class NeighbourhoodSearch:
             self._solver.stop_search()
 
     def _model(self, free: Free, arm: Arm) -> cp_model.CpModel:
-        """Copy the model, keep what is not free, and ask for a better plan."""
+        """Copy the model, fix the other ops, and require a better plan."""
         base, model = self._base, self._base.model.clone()
         order = kept_order(self.problem, self.plan, free)
         if arm.in_order and not base.in_order:
@@ -277,14 +273,13 @@ class Best:
     """The best table of all threads, in a lock."""
 
     def __init__(self, problem: Problem, table: ScheduleTable, budget: Budget) -> None:
-        """Begin with a table."""
         self._lock, self._budget, self.since = threading.Lock(), budget, budget.spent
         self._problem, self.table = problem, table
-        self.objective = objective_of(problem, to_plan(problem, table))
+        self.objective = plan_objective(problem, to_plan(problem, table))
 
     def offer(self, table: ScheduleTable) -> bool:
         """Take a table if it is better; return whether it is."""
-        objective = objective_of(self._problem, to_plan(self._problem, table))
+        objective = plan_objective(self._problem, to_plan(self._problem, table))
         with self._lock:
             if objective >= self.objective:
                 return False
@@ -292,7 +287,7 @@ class Best:
             return True
 
 
-def grids_of(problem: Problem) -> list[Problem]:
+def search_grids(problem: Problem) -> list[Problem]:
     """Return the grids that are searched, coarse ones first; the last one is the problem's own."""
     # On a coarse grid a solver moves far in little time; what is lost by it, a fine one wins back.
     grids = {grid.unit: grid for grid in map(problem.coarser, PARTS)}
@@ -307,15 +302,15 @@ def search_neighbourhoods(
     # one finds is where the others go on, where they are behind. The search ends before its budget
     # where nothing was found for half of it.
     best, over, begun = Best(problem, start, budget), threading.Event(), budget.spent
-    grids, running = grids_of(problem), dict[int, NeighbourhoodSearch]()
+    grids, running = search_grids(problem), dict[int, NeighbourhoodSearch]()
 
     def is_over() -> bool:
         patience = max(PATIENCE, PATIENCE_SHARE * (best.since - begun))
         return over.is_set() or budget.is_over or budget.spent > best.since + patience
 
-    def visit(search: NeighbourhoodSearch, most: float, tell: Tell) -> None:
+    def visit(search: NeighbourhoodSearch, limit: float, tell: Tell) -> None:
         grid, seen = search.problem, best.table
-        while search.idle < most and not is_over():
+        while search.idle < limit and not is_over():
             if search.step(budget, num_threads) and keeps_limits(grid, search.plan):
                 table = to_table(grid, search.plan, "optimized neighbourhoods")
                 search.take(to_plan(grid, table))  # as early as its rows allow

@@ -15,7 +15,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.schedule.plan import Optimum
-from pipejax.search.schedule.problem import PerEntry, pose
+from pipejax.search.schedule.problem import PerEntry, build_problem
 from pipejax.search.schedule.store import SolvedProblems
 
 
@@ -82,13 +82,14 @@ def optimize(
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), offload=(offload, bool))
     links = Links.of(link)
     link_of_worker(links, table.num_workers)
-    problem = pose(table, costs, memory_limit, sizes, weight_share, offload, links, objective)
+    memory = memory_limit, sizes, weight_share
+    problem = build_problem(table, costs, *memory, offload, links, objective)
     limits = {"time_limit": (time_limit, " seconds")}
     if effort is not None:
         limits["effort"] = (effort, "")
-    for name, (most, unit) in limits.items():
-        if not (isinstance(most, int | float) and most > 0):
-            raise wrong(name, f"must be above 0{unit}, got {abbreviated(most)}")
+    for name, (limit, unit) in limits.items():
+        if not (isinstance(limit, int | float) and limit > 0):
+            raise wrong(name, f"must be above 0{unit}, got {abbreviated(limit)}")
     if num_threads is None:
         num_threads = 1 if effort is not None else os.cpu_count() or 1
     num_threads = whole_number(num_threads, "num_threads")
@@ -104,23 +105,23 @@ def optimize(
         raise ModuleNotFoundError(NO_SOLVER, name="ortools") from None
     with telling("optimize", on_progress) as tell:
 
-        def pass_on(found: Found[Optimum]) -> None:
-            spent = found.best.seconds if effort is None else found.best.effort
-            tell(spent, effort or time_limit, f"s, best {found.value:.6g} s, gap {found.gap:.1%}")
+        def pass_on(result: Found[Optimum]) -> None:
+            spent = result.best.seconds if effort is None else result.best.effort
+            tell(spent, effort or time_limit, f"s, best {result.value:.6g} s, gap {result.gap:.1%}")
             if on_best is not None:
-                on_best(found)
+                on_best(result)
 
-        budget = Budget.of(effort, time_limit)
+        budget = Budget.start(effort, time_limit)
         search = AnytimeSearch(problem, table, costs, links, budget, num_threads, store, pass_on)
-        found = search.run()
+        result = search.run()
     # one that ends before its limits has left nothing to find, or nothing on its grid of times
     stopped = "iterations"
-    if found.best.seconds >= ALMOST * time_limit:
+    if result.best.seconds >= ALMOST * time_limit:
         stopped = "time"
-    elif effort is not None and found.best.effort >= ALMOST * effort:
+    elif effort is not None and result.best.effort >= ALMOST * effort:
         stopped = "effort"
     return dataclasses.replace(
-        found, stopped="optimal" if found.best.status == "optimal" else stopped
+        result, stopped="optimal" if result.best.status == "optimal" else stopped
     )
 
 

@@ -28,7 +28,7 @@ PerOp = Int[NumpyArray, "stages microbatches"]
 @short_repr_of("table status bound_by source seconds effort offloaded rounding")
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """The best schedule known, and what is known of it. Times are seconds.
+    """The best known schedule, with its bound and effort. Times are seconds.
 
     Attributes:
       table: the schedule.
@@ -69,7 +69,7 @@ class Plan:
     load: PerOp  # start of L, or `NEVER`
 
     @classmethod
-    def of(cls, starts: Mapping[str, PerOp], whole: NumpyArray | None = None) -> "Plan":
+    def from_starts(cls, starts: Mapping[str, PerOp], whole: NumpyArray | None = None) -> "Plan":
         """Make a plan from the starts by phase letter; by default all is split and stays."""
         nowhere = np.full_like(starts["F"], NEVER)
         whole = np.zeros(nowhere.shape, bool) if whole is None else whole
@@ -85,7 +85,7 @@ class Plan:
     def moved(self, move: Callable[[PerOp], PerOp]) -> "Plan":
         """Return the plan with other starts; `NEVER` stays as it is."""
         moved = {p: np.where(at == NEVER, NEVER, move(at)) for p, at in self.starts.items()}
-        return Plan.of(moved, self.whole)
+        return Plan.from_starts(moved, self.whole)
 
     @property
     def offloaded(self) -> int:
@@ -95,17 +95,17 @@ class Plan:
 
 def gradient_end(problem: Problem, plan: Plan) -> PerOp:
     """Return when the whole gradient is ready: the end of W, or of B [units]."""
-    lasts = np.where(plan.whole, 0, problem.weight_grad[:, None])
-    return plan.weight_grad + lasts
+    durations = np.where(plan.whole, 0, problem.weight_grad[:, None])
+    return plan.weight_grad + durations
 
 
 def input_grad_end(problem: Problem, plan: Plan) -> PerOp:
     """Return when the input gradient is ready: the end of I, or of B [units]."""
-    lasts = np.where(plan.whole, problem.backward[:, None], problem.input_grad[:, None])
-    return plan.input_grad + lasts
+    durations = np.where(plan.whole, problem.backward[:, None], problem.input_grad[:, None])
+    return plan.input_grad + durations
 
 
-def objective_of(problem: Problem, plan: Plan) -> int:
+def plan_objective(problem: Problem, plan: Plan) -> int:
     """Return the objective [units]: the makespan, or the longest span of a worker."""
     end = gradient_end(problem, plan)
     if problem.objective == "span":
@@ -121,10 +121,10 @@ def objective_of(problem: Problem, plan: Plan) -> int:
     return int(max(after.max(), (row_end + holds @ problem.update).max()))
 
 
-def horizon_of(problem: Problem, plan: Plan) -> int:
-    """Return when all has ended in what may be better than a plan [units]."""
+def search_horizon(problem: Problem, plan: Plan) -> int:
+    """Return a time after the end of any better plan [units]."""
     if problem.objective == "makespan":
-        return objective_of(problem, plan)
+        return plan_objective(problem, plan)
     # a short span may begin late
     return 2 * int(gradient_end(problem, plan).max() + problem.step_end.max())
 
@@ -140,31 +140,31 @@ def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
 
 
 def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
-    """Make a table whose rows keep the limits whatever the times are."""
+    """Make a table whose rows keep the limits for any times."""
     rows = rows_from_starts(
         timed_ops(problem, plan),
         sizes=problem.sizes.astype(float),
         limits=problem.limits.astype(float),
-        weight_share=problem.kept / problem.sizes,
+        weight_share=problem.weight_sizes / problem.sizes,
         host_links=problem.host_links,
     )
     return ScheduleTable.from_rows(
-        rows, placement=problem.placement, pipe_of_microbatch=problem.pipe_of, name=name
+        rows, placement=problem.placement, pipe_of_microbatch=problem.microbatch_pipes, name=name
     )
 
 
 def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
-    """List the ops of a plan with their times as ranks, in which every op has a length."""
+    """List the ops of a plan with their times as ranks, so that every op has a length."""
     # Ops of no length, or of less than a unit, may share a moment. They are put in an order in
     # which they can run there, between what ends and what starts: gradients of forwards before that
     # moment come first, since they make room; then the microbatches that pass as a whole, one after
     # the other; then the others.
     split, out = ~plan.whole, plan.offload != NEVER
-    every = np.ones_like(split)
+    is_any = np.ones_like(split)
     turn = 2 * problem.num_stages  # the way of a microbatch: F by stage, then gradients back
     parts = []
     for phase, start, which, way, direction in (
-        (Phase.F, plan.forward, every, 0.0, 1),
+        (Phase.F, plan.forward, is_any, 0.0, 1),
         (Phase.O, plan.offload, out, 0.2, 1),
         (Phase.L, plan.load, out, turn - 0.2, -1),
         (Phase.I, plan.input_grad, split, turn, -1),
@@ -207,7 +207,7 @@ def reached_by(problem: Problem, table: ScheduleTable) -> int:
     # The run has all-reduces in the order that semantics.md says; plans have them as they get
     # ready.
     if problem.objective == "span" or not problem.step_end.any():
-        return objective_of(problem, to_plan(problem, table))
+        return plan_objective(problem, to_plan(problem, table))
     return round(float(_run(problem, table, step_end=True)[1].finish.max()))
 
 
@@ -217,17 +217,17 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
     start = run.start
     at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
     for letter, starts in at.items():
-        own = table.ops.take(table.ops.phase == Phase[letter])
-        node = program.node_of_cell.ravel()[own.cell]
-        starts[own.stage, own.microbatch] = np.round(start[node])
+        phase_ops = table.ops.take(table.ops.phase == Phase[letter])
+        node = program.node_of_cell.ravel()[phase_ops.cell]
+        starts[phase_ops.stage, phase_ops.microbatch] = np.round(start[node])
     whole = at["B"] != NEVER
     turn = np.where(whole, at["B"], at["I"])
     last = np.where(whole, at["B"] + problem.backward[:, None], at["W"])
-    return Plan.of({**at, "I": turn, "W": last}, whole)
+    return Plan.from_starts({**at, "I": turn, "W": last}, whole)
 
 
-def fault_of(problem: Problem, plan: Plan) -> str | None:
-    """Say which limit of the problem a plan does not keep, or that it may not offload."""
+def broken_limit(problem: Problem, plan: Plan) -> str | None:
+    """Return the first broken limit of a plan as a text, or None."""
     if plan.offloaded and problem.offload is None:
         return "its schedule offloads, which the problem does not allow"
     for worker, (peak, limit) in enumerate(zip(peaks(problem, plan), problem.limits, strict=True)):
@@ -238,14 +238,14 @@ def fault_of(problem: Problem, plan: Plan) -> str | None:
 
 def keeps_limits(problem: Problem, plan: Plan) -> bool:
     """Return whether a plan keeps the problem's limits, and offloads only where that may be."""
-    return fault_of(problem, plan) is None
+    return broken_limit(problem, plan) is None
 
 
 def table_keeps_limits(problem: Problem, table: ScheduleTable) -> bool:
     """Return whether the rows of a table keep the limits; at its own times where it offloads."""
     if table.offloads:
         return keeps_limits(problem, to_plan(problem, table))
-    sizes = np.stack([problem.sizes, problem.kept, problem.sizes])
+    sizes = np.stack([problem.sizes, problem.weight_sizes, problem.sizes])
     return bool((held_in_rows(table).peaks(sizes, problem.num_workers) <= problem.limits).all())
 
 
@@ -254,5 +254,5 @@ def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
     ops = timed_ops(problem, plan)
     recomputed = np.zeros(len(ops.phase), bool)
     held = HeldOps(ops.phase, ops.stage, ops.worker, recomputed, ops.start, ops.end)
-    sizes = np.stack([problem.sizes, problem.kept, problem.sizes])
+    sizes = np.stack([problem.sizes, problem.weight_sizes, problem.sizes])
     return HeldParts.of(held).peaks(sizes, problem.num_workers)

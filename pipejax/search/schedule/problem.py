@@ -45,7 +45,6 @@ class InfeasibleError(ArgumentError):
     """No schedule keeps the memory limit."""
 
     def __init__(self, text: str, argument: str = "") -> None:
-        """Keep the argument that the text names, if it names one."""
         super().__init__(argument, None, text)
 
 
@@ -54,7 +53,7 @@ class Problem:
     """A scheduling problem. Times are in whole units, rounded down; sizes in whole parts."""
 
     placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
-    pipe_of: Int[NumpyArray, " microbatches"]  # pipe of each microbatch
+    microbatch_pipes: Int[NumpyArray, " microbatches"]  # pipe of each microbatch
     forward: PerStage  # F
     input_grad: PerStage  # I
     weight_grad: PerStage  # W
@@ -68,7 +67,7 @@ class Problem:
     # workers that share a host link; the others have their own
     host_links: tuple[tuple[int, ...], ...]
     sizes: PerStage  # parts of an activation
-    kept: PerStage  # those that stay after I for W
+    weight_sizes: PerStage  # those that stay after I for W
     limits: Int[NumpyArray, " workers"]  # parts that a worker can hold
     # "makespan", or "span": the longest time between a worker's own first start and last end (as
     # when the synchronisation of the optimizer is dropped)
@@ -89,16 +88,16 @@ class Problem:
     @property
     def num_microbatches(self) -> int:
         """Number of microbatches over all pipes."""
-        return len(self.pipe_of)
+        return len(self.microbatch_pipes)
 
     @property
     def worker(self) -> Int[NumpyArray, "stages microbatches"]:
         """Worker (stages, microbatches) of each op."""
-        return self.placement[self.pipe_of].T
+        return self.placement[self.microbatch_pipes].T
 
     @property
     def queues(self) -> bool:
-        """Whether messages occupy their links."""
+        """Return whether messages occupy their links."""
         return bool(self.transmit.any())
 
     @property
@@ -114,12 +113,12 @@ class Problem:
     @property
     def times(self) -> Mapping[Phase, PerStage]:
         """Time of each op that is scheduled: (stages) units."""
-        given = {phase: getattr(self, name) for phase, name in NAMES.items()}
-        return {phase: 0 * self.forward if t is None else t for phase, t in given.items()}
+        by_phase = {phase: getattr(self, name) for phase, name in NAMES.items()}
+        return {phase: 0 * self.forward if t is None else t for phase, t in by_phase.items()}
 
     def with_microbatches(self, count: int) -> "Problem":
         """Return the same problem with fewer or more microbatches, on the pipes in turn."""
-        return dataclasses.replace(self, pipe_of=np.resize(self.pipe_of, count))
+        return dataclasses.replace(self, microbatch_pipes=np.resize(self.microbatch_pipes, count))
 
     def finer(self, parts: int) -> "Problem":
         """Return the same problem on a finer grid."""
@@ -138,7 +137,7 @@ class Problem:
         return dataclasses.replace(self, unit=self.unit * unit, **coarser)
 
     def content(self) -> dict[str, Any]:
-        """Return what determines the solution: all but the unit, which only scales it."""
+        """Return all fields that determine the solution: the unit only scales it."""
         fields = dataclasses.asdict(self)
         del fields["unit"], fields["exact"]
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
@@ -147,7 +146,7 @@ class Problem:
     def shape(self) -> str:
         """Short text, equal for problems whose plans have the same ops on the same workers."""
         content = self.content()
-        return _hash([content[name] for name in ("placement", "pipe_of", "objective")])[:8]
+        return _hash([content[name] for name in ("placement", "microbatch_pipes", "objective")])[:8]
 
     @property
     def key(self) -> str:
@@ -166,7 +165,7 @@ class Grid(NamedTuple):
     exact: bool  # whether every duration is a whole multiple of it
 
     def down(self, seconds: Float[NumpyArray, "..."]) -> Int[NumpyArray, "..."]:
-        """Count whole units: what is left over is dropped, so that no bound is too high."""
+        """Round down to whole units, so that no bound is too high."""
         units = np.asarray(seconds, float) / self.unit
         nearest = np.round(units)
         is_whole = np.isclose(units, nearest, rtol=_EQUAL, atol=_EQUAL)
@@ -180,20 +179,20 @@ def choose_grid(durations: Float[NumpyArray, " some"]) -> Grid:
         return Grid(1.0, True)
     decade = 10.0 ** math.ceil(math.log10(largest))
     shares = [float(d) / decade for d in durations if d > 0]
-    found = _whole_multiples(shares, 10**8)
-    if found is None:
+    multiples = _whole_multiples(shares, 10**8)
+    if multiples is None:
         return Grid(largest / COARSE, False)
-    _, common, scale = found
+    _, common, scale = multiples
     return Grid(decade * common / scale, True)
 
 
 def _whole_multiples(values: Sequence[float], finest: int) -> tuple[list[int], int, int] | None:
-    """Write values as whole multiples of one unit, common / scale, if there are not too many."""
-    given = [Fraction(value).limit_denominator(finest) for value in values]
-    if not all(math.isclose(f, v, rel_tol=_EQUAL) for f, v in zip(given, values, strict=True)):
+    """Write values as multiples of one unit, common / scale, unless the multiples are too large."""
+    fractions = [Fraction(value).limit_denominator(finest) for value in values]
+    if not all(math.isclose(f, v, rel_tol=_EQUAL) for f, v in zip(fractions, values, strict=True)):
         return None
-    scale = math.lcm(*(f.denominator for f in given))
-    whole = [int(f * scale) for f in given]
+    scale = math.lcm(*(f.denominator for f in fractions))
+    whole = [int(f * scale) for f in fractions]
     common = math.gcd(*whole)
     if max(whole) // common > FINEST:
         return None
@@ -206,9 +205,9 @@ def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
     # the largest limit: what keeps the limits in bytes keeps them in parts, so no bound is too
     # high, and what keeps them in parts exceeds them by rounding alone.
     values = [value / max(sizes) for value in (*sizes, *limits)]
-    found = _whole_multiples(values, 10**4)
-    if found is not None:
-        return found[0]
+    multiples = _whole_multiples(values, 10**4)
+    if multiples is not None:
+        return multiples[0]
     part = NEARLY * max(limits)
     return [
         *(math.floor(size / part) for size in sizes),
@@ -216,7 +215,7 @@ def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
     ]
 
 
-def pose(
+def build_problem(
     table: ScheduleTable,
     costs: Costs,
     memory_limit: PerEntry,
@@ -240,7 +239,7 @@ def pose(
     limits = _positive(memory_limit, table.num_workers, "memory_limit", "workers")
     _check_room(table, size, limits, offload)
     stages = table.num_stages
-    parts, kept, room = _parts(table, size, shares, limits, offload)
+    parts, weight_sizes, room = _parts(table, size, shares, limits, offload)
 
     def seconds(name: str, *shape: int) -> Float[NumpyArray, "..."]:
         return np.broadcast_to(np.asarray(getattr(costs, name), float), shape)
@@ -262,12 +261,12 @@ def pose(
     units["step_end"] = units.pop("all_reduce") + units["update"]
     return Problem(
         placement=np.array(table.placement, np.int64),
-        pipe_of=np.array(table.pipe_of_microbatch, np.int64),
+        microbatch_pipes=np.array(table.pipe_of_microbatch, np.int64),
         lag=grid.down(lag),
         transmit=grid.down(transmit),
         host_links=tuple(map(tuple, links.host_links)),
         sizes=parts,
-        kept=kept,
+        weight_sizes=weight_sizes,
         limits=room,
         objective=objective,
         unit=grid.unit,
@@ -277,7 +276,7 @@ def pose(
 
 
 def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
-    """The costs say all that is needed, and nothing else costs time."""
+    """Check that the costs are complete, and that nothing else costs time."""
     costs.check_values()
     costs.check_known((*SPLIT, Phase.B, *(HOST if offload else ())))
     costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
@@ -297,17 +296,17 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
 
 def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
     """Check that one microbatch alone fits, with all its stages on a worker if none can go out."""
-    needs = _of_one_microbatch(table, size, offload)
+    needs = _needs_of_one_microbatch(table, size, offload)
     for worker, (need, limit) in enumerate(zip(needs.tolist(), limits.tolist(), strict=True)):
         if need > limit * (1 + _EQUAL):
-            one, stages = "one activation", int((table.placement == worker).sum(axis=1).max())
+            demand, stages = "one activation", int((table.placement == worker).sum(axis=1).max())
             if not offload and stages > 1:
-                one += f" of each of its {stages} stages"
-            why = f"memory_limit {limit:g} of worker {worker} is below {one}, {need:g}"
+                demand += f" of each of its {stages} stages"
+            why = f"memory_limit {limit:g} of worker {worker} is below {demand}, {need:g}"
             raise InfeasibleError(f"{why}: infeasible", "memory_limit")
 
 
-def _of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
+def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
     """Return what a worker must hold for one microbatch: (workers), in the unit of the sizes."""
     # The gradients of a microbatch begin at its last stage, when all its forwards are done.
     needs = np.zeros((table.num_pipes, table.num_workers), size.dtype)
@@ -324,18 +323,18 @@ def _parts(
     # the same. Nor does rounding take away what fits exactly.
     counts = np.bincount(table.pipe_of_microbatch, minlength=table.num_pipes)
 
-    def of_all(size: NumpyArray) -> NumpyArray:
-        every = np.zeros(table.num_workers, size.dtype)
-        np.add.at(every, table.placement, counts[:, None] * size)
-        return every
+    def worker_totals(size: NumpyArray) -> NumpyArray:
+        totals = np.zeros(table.num_workers, size.dtype)
+        np.add.at(totals, table.placement, counts[:, None] * size)
+        return totals
 
-    useful = np.minimum(limits, of_all(size))
+    useful = np.minimum(limits, worker_totals(size))
     whole = np.array(common_parts([*size, *size * shares], [*useful]), np.int64)
-    parts, kept, room = np.split(whole, [len(size), 2 * len(size)])
+    parts, weight_sizes, room = np.split(whole, [len(size), 2 * len(size)])
     parts = np.maximum(parts, 1)  # what is next to nothing still counts
-    room = np.maximum(room, _of_one_microbatch(table, parts, offload))
-    is_ample = limits >= of_all(size) * (1 - _EQUAL)
-    return parts, kept, np.where(is_ample, of_all(parts), room)
+    room = np.maximum(room, _needs_of_one_microbatch(table, parts, offload))
+    is_ample = limits >= worker_totals(size) * (1 - _EQUAL)
+    return parts, weight_sizes, np.where(is_ample, worker_totals(parts), room)
 
 
 def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray, " entries"]:

@@ -30,7 +30,7 @@ from pipejax.base.provenance import code_hash
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import from_json
-from pipejax.search.schedule.plan import NEVER, Plan, fault_of, reached_by, to_plan
+from pipejax.search.schedule.plan import NEVER, Plan, broken_limit, reached_by, to_plan
 from pipejax.search.schedule.problem import HOST_TIMES, NAMES, TIMES, Problem
 
 Result = TypeVar("Result")
@@ -76,7 +76,7 @@ class Entry:
     def table(self) -> ScheduleTable:
         """The schedule, which keeps the limits and reaches the objective."""
         table = from_json(self.data["table"])
-        if fault := fault_of(self.problem, to_plan(self.problem, table)):
+        if fault := broken_limit(self.problem, to_plan(self.problem, table)):
             raise ValueError(fault)
         reached = reached_by(self.problem, table)
         if not self.proven_bound <= reached == self.objective:
@@ -89,7 +89,7 @@ def certify(
 ) -> dict[str, Any]:
     """Write a solution as a certificate; times are whole units of the problem."""
     times = {key: getattr(problem, name) for key, name in PRICES.items()}
-    memory = problem.sizes, problem.kept / problem.sizes, np.zeros_like(problem.sizes)
+    memory = problem.sizes, problem.weight_sizes / problem.sizes, np.zeros_like(problem.sizes)
     data = new_certificate(
         "optimum",
         table,
@@ -135,14 +135,15 @@ def read_entry(path: Path) -> Entry:
     costs, claim = data["costs"], data["claim"]
     fields = {name: costs["seconds"].get(key) for key, name in PRICES.items()}
     fields |= {"placement": data["table"]["placement"], "limits": claim["limits"]}
-    fields |= {"pipe_of": data["table"]["pipe_of_microbatch"], "sizes": costs["memory"]["sizes"]}
+    fields |= {"microbatch_pipes": data["table"]["pipe_of_microbatch"]}
+    fields |= {"sizes": costs["memory"]["sizes"]}
     arrays: dict[str, Any] = {
         name: None if value is None else np.array(value, np.int64) for name, value in fields.items()
     }
     shares = np.array(costs["memory"]["weight_share"])
     problem = Problem(
         **arrays | {"step_end": arrays.pop("all_reduce") + arrays["update"]},
-        kept=np.round(shares * arrays["sizes"]).astype(np.int64),
+        weight_sizes=np.round(shares * arrays["sizes"]).astype(np.int64),
         host_links=tuple(map(tuple, costs["links"]["host_links"])),
         objective=claim["objective"],
         unit=1.0,
@@ -164,7 +165,6 @@ class SolvedProblems:
     """A folder of solved problems, created by the first write."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        """Choose the folder: `default_folder()` if None."""
         self.path = default_folder() if path is None else Path(path)
         self._reported: set[Path] = set()
 
@@ -178,7 +178,7 @@ class SolvedProblems:
         """Keep the shorter schedule and the higher bound of this solution and the stored one."""
         # A folder that cannot be written is a `StoreWarning`: the answer does not depend on it.
         problem = dataclasses.replace(problem, unit=1.0, exact=True)
-        if fault := fault_of(problem, to_plan(problem, table)):
+        if fault := broken_limit(problem, to_plan(problem, table)):
             raise ValueError(fault)
         objective = reached_by(problem, table)
         if bound > objective:
@@ -220,8 +220,8 @@ class SolvedProblems:
         return self.path / f"{problem.key}.json"
 
     def _others(self, problem: Problem) -> dict[Path, Entry]:
-        own = self._file(problem)
-        paths = [path for path in self.path.glob(f"{problem.shape}-*.json") if path != own]
+        problem_path = self._file(problem)
+        paths = [path for path in self.path.glob(f"{problem.shape}-*.json") if path != problem_path]
         newest = sorted(paths, key=lambda path: (_time(path), path.name), reverse=True)
         entries = {path: self._try(path, read_entry) for path in newest[:MOST_READ]}
         return {path: entry for path, entry in entries.items() if entry is not None}
@@ -246,7 +246,6 @@ class SolvedProblems:
         return None
 
     def _warn(self, path: Path, reason: str) -> None:
-        """Warn about a file or the folder, once."""
         if path not in self._reported:
             line = reason.splitlines()[0]
             warnings.warn(f"store: {path} is not used: {line}", StoreWarning, stacklevel=3)
@@ -263,8 +262,8 @@ def _time(path: Path) -> float:
 
 def default_folder() -> Path:
     """Return the folder of the user's store."""
-    own = os.environ.get(CACHE)
-    return Path(own) if own else cache_folder("optimize")
+    user_path = os.environ.get(CACHE)
+    return Path(user_path) if user_path else cache_folder("optimize")
 
 
 def stretch(problem: Problem, other: Problem) -> Fraction | None:
@@ -289,16 +288,19 @@ def fits_in(problem: Problem, other: Problem) -> bool:
     here, there = problem.limits[problem.placement], other.limits[problem.placement]
     return all(
         bool((theirs[stage] * here <= ours[stage] * there).all())
-        for ours, theirs in ((problem.sizes, other.sizes), (problem.kept, other.kept))
+        for ours, theirs in (
+            (problem.sizes, other.sizes),
+            (problem.weight_sizes, other.weight_sizes),
+        )
     )
 
 
-def rows_keep_limits(plan_of: Problem, problem: Problem) -> bool:
+def rows_keep_limits(source: Problem, problem: Problem) -> bool:
     """Return whether rows made for one problem keep the limits of another for any times."""
-    hosts = plan_of.offload is None or (
-        problem.offload is not None and plan_of.host_links == problem.host_links
+    hosts = source.offload is None or (
+        problem.offload is not None and source.host_links == problem.host_links
     )
-    return hosts and fits_in(plan_of, problem)
+    return hosts and fits_in(source, problem)
 
 
 def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
@@ -313,16 +315,16 @@ def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
 
 
 def _shares_less(easier: Problem, problem: Problem) -> bool:
-    """Whether workers that share a host link in the easier problem do so in the other."""
+    """Return whether workers that share a host link in `easier` also share one in `problem`."""
     return problem.offload is None or all(
         any({*group} <= {*other} for other in problem.host_links) for group in easier.host_links
     )
 
 
-def reach(problem: Problem, plan_of: Problem, objective: int) -> Fraction | None:
+def reach(problem: Problem, source: Problem, objective: int) -> Fraction | None:
     """Return a guaranteed upper bound for a plan of another problem here, or None."""
-    longer = stretch(plan_of, problem)
-    return longer * objective if longer is not None and rows_keep_limits(plan_of, problem) else None
+    longer = stretch(source, problem)
+    return longer * objective if longer is not None and rows_keep_limits(source, problem) else None
 
 
 def distance(problem: Problem, other: Problem) -> float:
@@ -332,9 +334,9 @@ def distance(problem: Problem, other: Problem) -> float:
 
 def _proportions(problem: Problem) -> np.ndarray:
     work = float((problem.forward + problem.gradient).sum()) or 1.0
-    given = [getattr(problem, name) for name in (*TIMES, *HOST_TIMES)]
-    times = [np.ravel(np.zeros(problem.num_stages) if t is None else t) / work for t in given]
+    fields = [getattr(problem, name) for name in (*TIMES, *HOST_TIMES)]
+    times = [np.ravel(np.zeros(problem.num_stages) if t is None else t) / work for t in fields]
     limits = problem.limits[problem.placement]
     return np.concatenate(
-        [*times, *(np.ravel(part / limits) for part in (problem.sizes, problem.kept))]
+        [*times, *(np.ravel(part / limits) for part in (problem.sizes, problem.weight_sizes))]
     )

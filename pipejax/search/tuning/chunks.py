@@ -1,4 +1,4 @@
-"""Where to cut a prompt into chunks, so that its first token comes soonest.
+"""Search of the cut of a prompt into chunks whose first token comes soonest.
 
 Few chunks leave most workers idle while the first one passes and after the last one; many pay what
 any chunk costs. And as later tokens attend to more, chunks that last alike get smaller. For each
@@ -110,24 +110,24 @@ def chunks(
     counts = {"tokens": tokens, "num_workers": num_workers, "multiple": multiple}
     tokens, num_workers, multiple = (whole_number(v, name) for name, v in counts.items())
     _, seed = check_local_search(0, seed, time_limit)
-    most = -(-tokens // multiple)
-    if num_chunks is not None and whole_number(num_chunks, "num_chunks") > most:
+    max_chunks = -(-tokens // multiple)
+    if num_chunks is not None and whole_number(num_chunks, "num_chunks") > max_chunks:
         raise MismatchError(
-            f"num_chunks must be at most the multiples of {multiple} in {tokens} tokens, {most}, "
-            f"got {num_chunks}",
+            f"num_chunks must be at most the multiples of {multiple} in {tokens} tokens, "
+            f"{max_chunks}, got {num_chunks}",
             "num_chunks",
         )
-    given: dict[str, Any] = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
-    given["per_prefix_token"] = per_prefix_token
+    times: dict[str, Any] = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
+    times["per_prefix_token"] = per_prefix_token
     messages = {"latency": latency, "transmit_per_token": transmit_per_token}
-    search = _ChunkSearch(tokens, num_workers, multiple, given, messages, Links.of(link), seed)
-    asked = range(1, min(most, MOST_CHUNKS) + 1) if num_chunks is None else [num_chunks]
+    search = _ChunkSearch(tokens, num_workers, multiple, times, messages, Links.of(link), seed)
+    asked = range(1, min(max_chunks, MOST_CHUNKS) + 1) if num_chunks is None else [num_chunks]
     with telling("cut", on_progress) as tell:
-        for done, said in enumerate(search.run(asked, time_limit)):
-            tell(done, len(asked), said)
+        for done, best_text in enumerate(search.run(asked, time_limit)):
+            tell(done, len(asked), best_text)
             if on_best is not None:
-                on_best(search.found)
-    return search.found
+                on_best(search.result)
+    return search.result
 
 
 class _ChunkSearch:
@@ -138,15 +138,15 @@ class _ChunkSearch:
         tokens: int,
         num_workers: int,
         multiple: int,
-        given: dict[str, Any],
+        compute_times: dict[str, Any],
         messages: dict[str, float],
         links: Links,
         seed: int,
     ) -> None:
         self.tokens, self.num_workers, self.multiple = tokens, num_workers, multiple
-        self.times = checked_times(num_workers, **given)
-        self.latency, self.rate = (each[0] for each in checked_times(1, **messages))
-        self.given: dict[str, Any] = given | messages
+        self.times = checked_times(num_workers, **compute_times)
+        self.latency, self.rate = (times[0] for times in checked_times(1, **messages))
+        self.time_arguments: dict[str, Any] = compute_times | messages
         self.links, self.rng = links, np.random.default_rng(seed)
         self.evaluated, self.value = 0, np.inf
 
@@ -154,17 +154,17 @@ class _ChunkSearch:
         """Cut into so many chunks, the least bound first; yield the best value after each."""
         begun, is_late = time.monotonic(), False
         bounds = {count: self._bound(count) for count in asked}
-        for count in sorted(bounds, key=lambda each: (bounds[each], each)):
+        for count in sorted(bounds, key=lambda num_chunks: (bounds[num_chunks], num_chunks)):
             is_late = time_limit is not None and time.monotonic() > begun + time_limit
             if bounds[count] >= self.value * (1 - GAP) or (is_late and self.value < np.inf):
                 break
             self._cut(count)
-            self.found = self._result(bounds, "interrupted")
+            self.result = self._result(bounds, "interrupted")
             yield f"{self.value:.4g} s"
         bound, is_all = min(bounds.values()), self.value * (1 - 1e-12) <= min(bounds.values())
         is_near = bound >= self.value * (1 - GAP)
         stopped = "optimal" if is_all else "gap" if is_near else "time" if is_late else "iterations"
-        self.found = self._result(bounds, stopped)
+        self.result = self._result(bounds, stopped)
 
     def _result(self, bounds: Mapping[int, float], stopped: str) -> Found[PromptChunks]:
         """Return the best cut so far, with the bound of all numbers of chunks."""
@@ -202,14 +202,13 @@ class _ChunkSearch:
         return float(count * a + whole + g * prefixes + ends)
 
     def _cut(self, count: int) -> None:
-        """Find the best cut into so many chunks."""
         table = build(
             "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
         )
         self.program = lower(table, link=self.links)
         equal, alike = np.full(count, self.tokens / count), self._alike(count)
-        drawn = self.rng.normal(0, 0.3, (STARTS - 2, count))
-        starts = np.log([equal, alike, *alike * np.exp(drawn)])
+        noise = self.rng.normal(0, 0.3, (STARTS - 2, count))
+        starts = np.log([equal, alike, *alike * np.exp(noise)])
         if count > 1:
             starts = descend(self._value_and_grad, starts, steps=STEPS, rate=0.1).points
             self.evaluated += STARTS * (STEPS + 1)
@@ -222,9 +221,9 @@ class _ChunkSearch:
                 value,
                 dict(zip(("equal sizes", "equal times"), values[:2].tolist(), strict=True)),
             )
-            own = chunk_costs(sizes, self.num_workers, **self.given)
-            self.best = PromptChunks(tuple(map(int, sizes)), table, own)
-            self.value = evaluate(table, own, link=self.links).makespan
+            costs = chunk_costs(sizes, self.num_workers, **self.time_arguments)
+            self.best = PromptChunks(tuple(map(int, sizes)), table, costs)
+            self.value = evaluate(table, costs, link=self.links).makespan
 
     def _alike(self, count: int) -> Float[NumpyArray, " chunks"]:
         """Sizes of chunks that last alike, so long that the last one ends the prompt."""
@@ -233,14 +232,14 @@ class _ChunkSearch:
             return np.full(count, self.tokens / count)
 
         def sizes(seconds: float) -> Float[NumpyArray, " chunks"]:
-            found = np.zeros(count)
+            chunks = np.zeros(count)
             for chunk in range(count):
-                before = found.sum()
-                slope, lasts = b + c * before, max(seconds - g * before, 0.0)
+                before = chunks.sum()
+                slope, duration = b + c * before, max(seconds - g * before, 0.0)
                 # the stable root of c n^2 / 2 + (b + c p) n = lasts
-                root = slope + math.sqrt(slope**2 + 2 * c * lasts)
-                found[chunk] = max(2 * lasts / root if root > 0 else 0.0, TINY)
-            return found
+                root = slope + math.sqrt(slope**2 + 2 * c * duration)
+                chunks[chunk] = max(2 * duration / root if root > 0 else 0.0, TINY)
+            return chunks
 
         whole = b * self.tokens + c * self.tokens**2 / 2
         excess = lambda share: sizes(share * whole).sum() - self.tokens  # noqa: E731
@@ -258,18 +257,18 @@ class _ChunkSearch:
         # The engine says how a makespan grows with each time; what is left is how times grow with
         # sizes, of a chunk itself and of those behind it, and sizes with their logarithms.
         sizes, (_, b, c, g) = self._sizes(points), self.times
-        costs = chunk_costs(sizes, self.num_workers, **self.given)
+        costs = chunk_costs(sizes, self.num_workers, **self.time_arguments)
         values, counts = makespans_and_grad(self.program, costs, batch_size=len(sizes))
-        of_op, of_message = np.asarray(counts.forward), np.asarray(counts.transmit)
-        met = np.einsum("nsk,s->nk", of_op, c)
-        later = met * sizes + np.einsum("nsk,s->nk", of_op, g)
-        behind = np.cumsum(later[:, ::-1], axis=1)[:, ::-1] - later
-        slope = np.einsum("nsk,s->nk", of_op, b) + met * np.cumsum(sizes, axis=1) + behind
-        slope += self.rate * of_message.sum(axis=(1, 2, 3))
+        op_counts, message_counts = np.asarray(counts.forward), np.asarray(counts.transmit)
+        met = np.einsum("nsk,s->nk", op_counts, c)
+        later = met * sizes + np.einsum("nsk,s->nk", op_counts, g)
+        later_chunks = np.cumsum(later[:, ::-1], axis=1)[:, ::-1] - later
+        slope = np.einsum("nsk,s->nk", op_counts, b) + met * np.cumsum(sizes, axis=1) + later_chunks
+        slope += self.rate * message_counts.sum(axis=(1, 2, 3))
         shares = sizes / self.tokens
         slope = sizes * (slope - (shares * slope).sum(axis=1, keepdims=True))
-        taken = np.asarray(values)[:, None]
-        return np.asarray(values), slope / np.where(taken > 0, taken, 1.0)
+        seconds = np.asarray(values)[:, None]
+        return np.asarray(values), slope / np.where(seconds > 0, seconds, 1.0)
 
     def _whole(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
         """Round to multiples, of which each chunk has one or more; the last one ends the prompt."""
@@ -284,7 +283,7 @@ class _ChunkSearch:
 
     def _values(self, cuts: Cuts) -> Float[NumpyArray, " cuts"]:
         self.evaluated += len(cuts)
-        costs = chunk_costs(cuts.astype(float), self.num_workers, **self.given)
+        costs = chunk_costs(cuts.astype(float), self.num_workers, **self.time_arguments)
         return np.asarray(makespans(self.program, costs, batch_size=len(cuts)))
 
     def _moved(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:

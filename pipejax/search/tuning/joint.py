@@ -30,7 +30,7 @@ from pipejax.search.tuning.rounding import (
     swaps,
     whole_with_sum,
 )
-from pipejax.search.tuning.step_time_objective import Given, Pair, PerConfiguration, descend
+from pipejax.search.tuning.step_time_objective import Inputs, Pair, PerConfiguration, descend
 
 
 class NothingFitsError(ValueError):
@@ -41,32 +41,32 @@ NO_ROOM = 1e12  # stands for the step time of a setting that needs all the memor
 LANES = 16_384  # settings that are evaluated at once: few batches are compiled for
 
 
-def any_size(log_size: Array, given: Given) -> tuple[Pair, Number]:
+def any_size(log_size: Array, inputs: Inputs) -> tuple[Pair, Number]:
     """Relax the microbatch size by its logarithm."""
-    return given.pair, xp.exp(log_size[0])
+    return inputs.pair, xp.exp(log_size[0])
 
 
-def real_layers(variables: Array, given: Given) -> tuple[Pair, Number]:
+def real_layers(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
     """One layer for each stage, the rest by a softmax; recomputed as the even split is."""
     # At a given number of microbatches step time and memory are functions of layers that make sense
     # in between. Stages that hold embedding or head, or wait for messages, take fewer.
-    even, recomputed = given.pair.assigned
+    even, recomputed = inputs.pair.assigned
     layers = 1 + xp.softmax(variables) * (even.sum() - len(even))
     assigned = StageLayers(layers, layers * recomputed / even)
-    return given.pair._replace(assigned=assigned), given.size
+    return inputs.pair._replace(assigned=assigned), inputs.size
 
 
-def real_recompute(variables: Array, given: Given) -> tuple[Pair, Number]:
+def real_recompute(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
     """Any share of the layers of each stage recomputed: as few as memory allows."""
-    layers = given.pair.assigned.layers
+    layers = inputs.pair.assigned.layers
     assigned = StageLayers(layers, layers / (1 + xp.exp(-variables)))
-    return given.pair._replace(assigned=assigned), given.size
+    return inputs.pair._replace(assigned=assigned), inputs.size
 
 
 class _Part(NamedTuple):
-    """How one part is relaxed."""
+    """Relaxation of one part of the settings."""
 
-    relax: Callable[[Any, Given], tuple[Pair, Number]]  # what its variables mean
+    relax: Callable[[Any, Inputs], tuple[Pair, Number]]  # what its variables mean
     width: Callable[[int], int]  # stages -> number of its variables
     scale: float  # its step size against that of the others
     spread: float  # of its starts
@@ -86,12 +86,12 @@ class Jointly:
 
     parts: tuple[str, ...]  # names, in the order of `PARTS`
 
-    def __call__(self, variables: Array, given: Given) -> tuple[Pair, Number]:
+    def __call__(self, variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
         """The pair and the microbatch size that the variables stand for."""
-        for name, own in self.split(variables, given.pair.assigned.layers.shape[-1]).items():
-            pair, size = PARTS[name].relax(own * PARTS[name].scale, given)
-            given = given._replace(pair=pair, size=size)
-        return given.pair, given.size
+        for name, part in self.split(variables, inputs.pair.assigned.layers.shape[-1]).items():
+            pair, size = PARTS[name].relax(part * PARTS[name].scale, inputs)
+            inputs = inputs._replace(pair=pair, size=size)
+        return inputs.pair, inputs.size
 
     def split(self, variables: Any, stages: int) -> dict[str, Any]:
         """Cut (..., variables) into those of each part."""
@@ -128,7 +128,7 @@ class TunedJointly(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointProblem:
-    """What is tuned together, for which model and system."""
+    """Parts to tune together, for a model and a system."""
 
     problem: TuningProblem  # the model on the system under its schedule
     parts: tuple[str, ...]  # names, in the order of `PARTS`
@@ -152,8 +152,8 @@ class JointProblem:
             for at in np.array_split(rows, -(-len(rows) // LANES)):
                 part = settings.at(at)
                 layers = StageLayers(part.layers.astype(float), part.recomputed.astype(float))
-                given = self.problem.given(len(at), count, limited=False)
-                times[at], need[at] = objective.evaluate(layers, given)
+                inputs = self.problem.inputs(len(at), count, limited=False)
+                times[at], need[at] = objective.evaluate(layers, inputs)
         return times, need
 
     def times(self, settings: Settings) -> PerConfiguration:
@@ -243,23 +243,23 @@ def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> Tu
     counts = (joint.microbatches,) if joint.microbatches else family.few_microbatches
     first, lower, upper = _starts(joint, starts)
     objective = joint.problem.objective(relax, *counts)
-    given = joint.problem.given(starts, joint.microbatches or 1)
-    found = descend(
-        lambda points: objective.value_and_grad(points, given),
+    inputs = joint.problem.inputs(starts, joint.microbatches or 1)
+    minima = descend(
+        lambda points: objective.value_and_grad(points, inputs),
         first,
         steps=steps,
         rate=RATE,
         lower=lower,
         upper=upper,
     )
-    sizes, soft = _relaxed(joint, found.points[found.values.argsort()[:KEPT]])
+    sizes, soft = _relaxed(joint, minima.points[minima.values.argsort()[:KEPT]])
     evaluate = _Counted(joint)
     rounded = _rounded(joint, sizes, soft)
-    kept = rounded.at(_best(rounded, evaluate(rounded), of_sizes=len(joint.parts) > 1))
-    settings, times = improve_settings(joint, kept, evaluate)
+    shortlist = rounded.at(_best(rounded, evaluate(rounded), per_size=len(joint.parts) > 1))
+    settings, times = improve_settings(joint, shortlist, evaluate)
     best = StageLayers(*(stages[0] for stages in soft))
-    evaluated = evaluate.count + found.values.size * (steps + 1)
-    relaxed = found.values.min().item(), sizes[0].item(), best
+    evaluated = evaluate.count + minima.values.size * (steps + 1)
+    relaxed = minima.values.min().item(), sizes[0].item(), best
     return joint.pick(settings, times, evaluated, relaxed)
 
 
@@ -308,43 +308,42 @@ Sizes = Float[NumpyArray, " kept"]  # microbatch sizes
 def _relaxed(
     joint: JointProblem, points: Float[NumpyArray, "kept variables"]
 ) -> tuple[Sizes, StageLayers]:
-    """Read microbatch sizes and layers off relaxed points."""
-    given = joint.problem.given(len(points), joint.microbatches or 1, limited=False)
-    size, *layers = map(np.asarray, _read(points, given, relax=Jointly(joint.parts)))
+    inputs = joint.problem.inputs(len(points), joint.microbatches or 1, limited=False)
+    size, *layers = map(np.asarray, _read(points, inputs, relax=Jointly(joint.parts)))
     return size, StageLayers(*layers)
 
 
 @functools.partial(compiled, static_argnames="relax")
-def _read(points: Array, given: Given, *, relax: Jointly) -> tuple[Numbers, ...]:
-    def of_one(point: Array, given: Given) -> tuple[Numbers, ...]:
-        pair, size = relax(point, given)
+def _read(points: Array, inputs: Inputs, *, relax: Jointly) -> tuple[Numbers, ...]:
+    def read_point(point: Array, inputs: Inputs) -> tuple[Numbers, ...]:
+        pair, size = relax(point, inputs)
         return size + 0.0, pair.assigned.layers, pair.assigned.recomputed
 
-    return jax.vmap(of_one)(points, given)
+    return jax.vmap(read_point)(points, inputs)
 
 
 def _rounded(joint: JointProblem, sizes: Sizes, soft: StageLayers) -> Settings:
-    """Whole settings next to relaxed ones, and plain ones of which one fits if any does."""
-    even, found = joint.problem.pair.assigned, list[tuple[Any, ...]]()
+    """Round relaxed settings in several ways, and add plain ones: one fits if any setting does."""
+    even, candidates = joint.problem.pair.assigned, list[tuple[Any, ...]]()
     tunes_layers, recomputes = "layers" in joint.parts, "recompute" in joint.parts
     always = even.recomputed > 0
-    for kept, relaxed_size in enumerate(sizes.tolist()):
-        layers = np.asarray(soft.layers[kept])
-        share = soft.recomputed[kept] / layers
+    for rank, relaxed_size in enumerate(sizes.tolist()):
+        layers = np.asarray(soft.layers[rank])
+        share = soft.recomputed[rank] / layers
         near = [b for b in joint.sizes if b <= relaxed_size * (1 + 1e-9)][-1:]
         near += [b for b in joint.sizes if b > relaxed_size * (1 + 1e-9)][:1]
         wholes = np.asarray(even.layers, int)[None]
         if tunes_layers:
             wholes = whole_with_sum(layers[None])
-        if kept == 0 and tunes_layers:  # the best minimum is rounded in other ways, too
+        if rank == 0 and tunes_layers:  # the best minimum is rounded in other ways, too
             wholes = np.concatenate([wholes, wholes + swaps(wholes.shape[1])])
         for whole in wholes[wholes.min(axis=1) >= 1]:
             soft_ways = [np.ceil(share * whole - 1e-6), np.floor(share * whole), whole]
             ways = soft_ways if recomputes else [whole * always]
-            found += [(b, whole, way) for b in near for way in ways]
-        if kept == 0:
-            found += _plain(joint)
-    return _settings(found)
+            candidates += [(b, whole, way) for b in near for way in ways]
+        if rank == 0:
+            candidates += _plain(joint)
+    return _settings(candidates)
 
 
 def _plain(joint: JointProblem) -> list[tuple[Any, ...]]:
@@ -361,11 +360,11 @@ def _settings(rows: list[tuple[Any, ...]]) -> Settings:
 
 
 def _best(
-    settings: Settings, times: PerConfiguration, *, of_sizes: bool
+    settings: Settings, times: PerConfiguration, *, per_size: bool
 ) -> Int[NumpyArray, " settings"]:
-    """The best few settings: one of each size, if these differ."""
-    group = settings.size if of_sizes else np.arange(len(times))
-    order = np.lexsort((times, group))
+    """Return the best few settings: the best of each size, if `per_size`."""
+    group = settings.size if per_size else np.arange(len(times))
+    order = np.lexsort((times, group))  # by group, then time: the first of a group is its best
     first = order[np.unique(group[order], return_index=True)[1]]
     return first[times[first].argsort(kind="stable")][:KEPT_SETTINGS]
 
@@ -379,40 +378,40 @@ def improve_settings(
     always = joint.problem.pair.assigned.recomputed > 0
     recomputes = "recompute" in joint.parts
 
-    def settings_of(points: Points, owner: Int[NumpyArray, " points"]) -> Settings:
+    def moved_settings(points: Points, owner: Int[NumpyArray, " points"]) -> Settings:
         layers, recomputed = np.split(points, 2, axis=1)
-        of = settings.at(owner)
+        starts = settings.at(owner)
         recomputed = recomputed if recomputes else layers * always
-        return of._replace(layers=layers, recomputed=recomputed)
+        return starts._replace(layers=layers, recomputed=recomputed)
 
-    def times_of(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
-        found, times = settings_of(points, owner), np.full(len(points), np.inf)
-        layers, recomputed = found.layers, found.recomputed
+    def moved_times(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
+        moved, times = moved_settings(points, owner), np.full(len(points), np.inf)
+        layers, recomputed = moved.layers, moved.recomputed
         legal = (layers >= 1) & (recomputed >= 0) & (recomputed <= layers)
         at = np.flatnonzero(legal.all(axis=1))
         if len(at):
-            times[at] = evaluate(found.at(at))
+            times[at] = evaluate(moved.at(at))
         return times
 
     points = np.column_stack([settings.layers, settings.recomputed * recomputes])
     owner = np.arange(len(points))
-    points, times = improve(points, owner, _moves(joint, stages), times_of)
-    return settings_of(points, owner), times
+    points, times = improve(points, owner, _moves(joint, stages), moved_times)
+    return moved_settings(points, owner), times
 
 
 def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
     """Changes to a neighbour: of the layers of each stage, and of those recomputed."""
-    swap, one = swaps(stages), np.eye(stages, dtype=int)
-    more = np.concatenate([-one, one, swap])
-    found = [np.zeros((0, 2 * stages), int)]
+    swap, add_one = swaps(stages), np.eye(stages, dtype=int)
+    more = np.concatenate([-add_one, add_one, swap])
+    moves = [np.zeros((0, 2 * stages), int)]
     if "layers" in joint.parts:
-        found.append(np.hstack([swap, 0 * swap]))
+        moves.append(np.hstack([swap, 0 * swap]))
     if "recompute" in joint.parts:
-        found.append(np.hstack([0 * more, more]))
-    if len(found) > 2:  # where memory is short, what is recomputed changes with a layer
+        moves.append(np.hstack([0 * more, more]))
+    if len(moves) > 2:  # where memory is short, what is recomputed changes with a layer
         kinds = (swap, np.minimum(swap, 0), np.maximum(swap, 0))
-        found += [np.hstack([swap, own]) for own in kinds]
-    return np.concatenate(found)
+        moves += [np.hstack([swap, recomputed]) for recomputed in kinds]
+    return np.concatenate(moves)
 
 
 def search_jointly(joint: JointProblem) -> TunedJointly:

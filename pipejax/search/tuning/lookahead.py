@@ -1,4 +1,4 @@
-"""How far ahead of its use each worker gathers sharded weights, and how many stages at once.
+"""Search of how far ahead of its use each worker gathers weights, and how many stages at once.
 
 What one worker does is one of its ways: a row with UNSHARD and RESHARD cells. Of ways with the same
 residency and the same order on the lane only the one that gathers earliest is tried: to issue a
@@ -52,7 +52,7 @@ Limits = float | Sequence[float] | Float[NumpyArray, " workers"]
 
 @short_repr_of("lookahead residency peak")
 class Gathering(NamedTuple):
-    """How far ahead every worker gathers, and what that takes.
+    """Lookahead of every worker, and the memory that it takes.
 
     Attributes:
       table: with the cells, for `evaluate`.
@@ -71,15 +71,15 @@ class _Way(NamedTuple):
     """A row of one worker, with what made it."""
 
     ahead: int
-    most: int
+    residency: int
     row: list[Cell]
     peak: float
 
     @property
     def key(self) -> tuple[int, tuple[Cell, ...]]:
-        """What ways have in common of which that is best that gathers earliest."""
+        """Residency and lane order; lookaheads with equal keys are interchangeable."""
         on_lane = (cell for cell in self.row if cell[0].phase in (Phase.UNSHARD, Phase.REDUCE_GRAD))
-        return self.most, tuple(on_lane)
+        return self.residency, tuple(on_lane)
 
 
 def lookahead(
@@ -150,34 +150,34 @@ class LookaheadSearch(LocalSearch[Gathering]):
         sizes: Sizes = 1.0,
         lane: str = NETWORK,
     ) -> None:
-        """Start the clock, list the ways, and evaluate the baselines."""
         super().__init__(seed=0)
         costs.check_values()
         if lane == COMPUTING:
             raise ValueError(
                 "lane must be beside compute: in the row, no gather is ahead of its use"
             )
-        self._given, self._lane = (costs, links), lane
+        self._run_arguments, self._lane = (costs, links), lane
         self.table = without(on_lane(table, COMPUTING), SHARDING)
         stages, workers = self.table.num_stages, self.table.num_workers
         self._rows, self._ends = dense_rows(self.table), self.table.grammar.ends_backward
         self._sizes = _shaped("sizes", sizes, stages)
         limits = np.full(workers, np.inf) if limit is None else _shaped("limit", limit, workers)
-        self._every = _ways(self.table, self._sizes, limits)
-        self.ways = [_undominated(own) for own in self._every]
+        self._all_ways = _ways(self.table, self._sizes, limits)
+        self.ways = [_undominated(ways) for ways in self._all_ways]
         self._times: dict[tuple[int | None, ...], float] = {}
-        self.best = tuple(len(own) - 1 for own in self.ways)
+        self.best = tuple(len(ways) - 1 for ways in self.ways)
         self.value = self._makespan(self.best)
         usual = {
-            name: [_with_most(own, ahead) for own in self._every]
+            name: [_with_most(ways, ahead) for ways in self._all_ways]
             for name, ahead in (("no lookahead", 0), ("one ahead", 1))
         }
-        self.baselines = {name: self._time_of(each) for name, each in usual.items()}
+        self.baselines = {name: self._evaluate(combination) for name, combination in usual.items()}
         self.baselines |= {"PyTorch": self._pytorch(limits)}
-        self.plain = self._table_of(usual["no lookahead"])
-        for each in usual.values():
-            keys = [[way.key for way in own] for own in self.ways]
-            self._try(tuple(own.index(way.key) for own, way in zip(keys, each, strict=True)))
+        self.plain = self._build_table(usual["no lookahead"])
+        for combination in usual.values():
+            keys = [[way.key for way in ways] for ways in self.ways]
+            pairs = zip(keys, combination, strict=True)
+            self._try(tuple(own_keys.index(way.key) for own_keys, way in pairs))
         self.lower_bound = self._relaxed()
         self._turns = itertools.cycle(range(workers))
         self._unchanged = 0  # turns in which a worker found nothing better
@@ -197,22 +197,25 @@ class LookaheadSearch(LocalSearch[Gathering]):
 
     def best_so_far(self) -> tuple[Gathering, float]:
         """The best combination, with as little held as it can be without being slower."""
-        chosen = [own[k] for own, k in zip(self.ways, self.best, strict=True)]
-        value = self._time_of(chosen)
-        for worker, own in enumerate(self._every):
-            for way in sorted(own, key=lambda way: (way.peak, way.most, way.ahead)):
+        chosen = [worker_ways[k] for worker_ways, k in zip(self.ways, self.best, strict=True)]
+        value = self._evaluate(chosen)
+        for worker, worker_ways in enumerate(self._all_ways):
+            for way in sorted(worker_ways, key=lambda way: (way.peak, way.residency, way.ahead)):
                 if way == chosen[worker]:
                     break
                 trial = [*chosen[:worker], way, *chosen[worker + 1 :]]
-                if self._time_of(trial) <= value:
+                if self._evaluate(trial) <= value:
                     chosen = trial
                     break
-        table = self._table_of(chosen)
+        table = self._build_table(chosen)
         peak = gathered_peak(table, self._sizes)
-        ahead, most = (tuple(numbers) for numbers in zip(*(way[:2] for way in chosen), strict=True))
-        return Gathering(table, ahead, most, peak), evaluate(
-            table, self._given[0], link=self._given[1]
-        ).makespan
+        ahead, residency = (
+            tuple(way.ahead for way in chosen),
+            tuple(way.residency for way in chosen),
+        )
+        costs, links = self._run_arguments
+        makespan = evaluate(table, costs, link=links).makespan
+        return Gathering(table, ahead, residency, peak), makespan
 
     def _choose(self, worker: int) -> None:
         """Take the best way of a worker, beside those of the others."""
@@ -244,16 +247,16 @@ class LookaheadSearch(LocalSearch[Gathering]):
     def _makespan(self, ways: tuple[int | None, ...]) -> float:
         """Makespan [s] of some ways; that of an open one is its row without any cells."""
         if ways not in self._times:
-            own = [None if k is None else w[k] for w, k in zip(self.ways, ways, strict=True)]
-            self._times[ways] = self._time_of(own)
+            chosen = [None if k is None else w[k] for w, k in zip(self.ways, ways, strict=True)]
+            self._times[ways] = self._evaluate(chosen)
         return self._times[ways]
 
-    def _time_of(self, ways: Sequence[_Way | None]) -> float:
+    def _evaluate(self, ways: Sequence[_Way | None]) -> float:
         self.evaluated += 1
-        costs, links = self._given
-        return float(evaluate(self._table_of(ways), costs, link=links).makespan)
+        costs, links = self._run_arguments
+        return float(evaluate(self._build_table(ways), costs, link=links).makespan)
 
-    def _table_of(self, ways: Sequence[_Way | None]) -> ScheduleTable:
+    def _build_table(self, ways: Sequence[_Way | None]) -> ScheduleTable:
         rows = [
             bare if way is None else way.row for bare, way in zip(self._rows, ways, strict=True)
         ]
@@ -271,12 +274,12 @@ class LookaheadSearch(LocalSearch[Gathering]):
         )
         if (gathered_peak(ruled, self._sizes) > limits).any():
             return None
-        costs, links = self._given
+        costs, links = self._run_arguments
         return float(evaluate(ruled, costs, link=links).makespan)
 
     def _relaxed(self) -> float:
         """Makespan where each stage is gathered once, and reductions have a lane of their own."""
-        costs, links = self._given
+        costs, links = self._run_arguments
         compute = self.table.grammar.compute
         rows = [
             [*_gathers(row, compute), *with_reductions(row, True, self._ends)] for row in self._rows
@@ -302,35 +305,35 @@ def _ways(
     limits: Float[NumpyArray, " workers"],
 ) -> list[list[_Way]]:
     """List the different rows that each worker can have, by residency and lookahead."""
-    found = []
+    ways_by_worker = []
     for worker, row in enumerate(dense_rows(table)):
-        every = list(_ways_of(row, table.grammar, sizes))
-        own = [way for way in every if way.peak <= limits[worker] * (1 + ROUNDING)]
-        if not own:
-            least = min(way.peak for way in every)
+        all_ways = list(_worker_ways(row, table.grammar, sizes))
+        allowed = [way for way in all_ways if way.peak <= limits[worker] * (1 + ROUNDING)]
+        if not allowed:
+            least = min(way.peak for way in all_ways)
             raise InfeasibleError(
                 f"worker {worker} gathers {least:g} at once at least, the limit is "
                 f"{limits[worker]:g}"
             )
-        found.append(own)
-    return found
+        ways_by_worker.append(allowed)
+    return ways_by_worker
 
 
-def _ways_of(
+def _worker_ways(
     row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
 ) -> Iterator[_Way]:
     """List the different rows of a worker, by residency, then lookahead."""
     compute = grammar.compute
     stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
-    for most in range(max(map(len, stages)), len(set().union(*stages)) + 1):
+    for residency in range(max(map(len, stages)), len(set().union(*stages)) + 1):
         last: list[Cell] = []
         for ahead in range(len(row) + 1):
-            gathered = with_gathers(row, compute, Lookahead(ahead, most))
+            gathered = with_gathers(row, compute, Lookahead(ahead, residency))
             if gathered == last:  # every gather stands where it stands earliest
                 break
             last = gathered
             whole = with_reductions(gathered, True, grammar.ends_backward)
-            yield _Way(ahead, most, whole, _peak(gathered, sizes))
+            yield _Way(ahead, residency, whole, _peak(gathered, sizes))
 
 
 def _peak(row: Sequence[Cell], sizes: Float[NumpyArray, " stages"]) -> float:
@@ -343,21 +346,22 @@ def _peak(row: Sequence[Cell], sizes: Float[NumpyArray, " stages"]) -> float:
 
 
 def _undominated(ways: Sequence[_Way]) -> list[_Way]:
-    """Of ways with one order on the lane and one residency, keep that which gathers earliest."""
+    """Keep the earliest gathers among ways with the same lane order and residency."""
     return list({way.key: way for way in ways}.values())
 
 
 def _with_most(ways: Sequence[_Way], ahead: int) -> _Way:
-    """The way with most stages at once that looks so far ahead, or as far as it has an effect."""
-    most = max(way.most for way in ways)
+    """Return the way with the largest residency and at most this lookahead."""
+    largest = max(way.residency for way in ways)
     return max(
-        (way for way in ways if way.most == most and way.ahead <= ahead), key=lambda way: way.ahead
+        (way for way in ways if way.residency == largest and way.ahead <= ahead),
+        key=lambda way: way.ahead,
     )
 
 
-def _shaped(name: str, given: Sizes | Limits, count: int) -> Float[NumpyArray, " some"]:
+def _shaped(name: str, numbers: Sizes | Limits, count: int) -> Float[NumpyArray, " some"]:
     """Give numbers one axis, as long as there are stages or workers."""
-    values = as_floats(given, name)
+    values = as_floats(numbers, name)
     if values.shape not in ((), (count,)) or not (values >= 0).all():
-        raise wrong(name, f"must be a number of at least 0, or {count} of them, got {given!r}")
+        raise wrong(name, f"must be a number of at least 0, or {count} of them, got {numbers!r}")
     return np.broadcast_to(values, count)

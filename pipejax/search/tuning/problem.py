@@ -24,7 +24,7 @@ from pipejax.schedules.table.held_activations import HeldCounts, held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.tuning.step_time_objective import (
-    Given,
+    Inputs,
     Pair,
     Relax,
     StepTimeObjective,
@@ -52,11 +52,11 @@ class ScheduleFamily:
     def few_microbatches(self) -> tuple[int, ...]:
         """The fewest microbatches, and multiples of P up to a period: what a relaxation takes."""
         # Only those that the schedule exists for.
-        one = schedules.find(self.schedule).sizes
-        if one is not None:  # a table from a file: its own M alone
-            if self.refusal(one[1]):
-                raise ValueError(self.refusal(one[1]))
-            return (one[1],)
+        file_sizes = schedules.find(self.schedule).sizes
+        if file_sizes is not None:  # a table from a file: its own M alone
+            if self.refusal(file_sizes[1]):
+                raise ValueError(self.refusal(file_sizes[1]))
+            return (file_sizes[1],)
         few = [count for count in (1, 2) if not self.refusal(count)][:1]
         many = [times * self.num_workers for times in (1, 2, 4)]
         if self.refusal(many[-1]):
@@ -84,7 +84,7 @@ class ScheduleFamily:
 
     @functools.cached_property
     def held(self) -> Callable[[int], HeldCounts]:
-        """What the workers hold with M microbatches; moments are filled up with zeros."""
+        """Memory that the workers hold with M microbatches; moments are filled up with zeros."""
         # So few shapes are compiled for, however many M are evaluated.
 
         def make(num_microbatches: int) -> HeldCounts:
@@ -129,7 +129,7 @@ class TuningProblem:
     capacity: float  # memory limit, infinite for none [B]
 
     @classmethod
-    def of(
+    def from_workload(
         cls,
         family: ScheduleFamily,
         workload: Workload,
@@ -162,8 +162,8 @@ class TuningProblem:
         programs, held = map(self.family.program, counts), map(self.family.held, counts)
         return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax)
 
-    def given(self, size: int, num_microbatches: int = 1, *, limited: bool = True) -> Given:
-        """Fixed inputs of the step time, for a batch of so many configurations."""
+    def inputs(self, size: int, num_microbatches: int = 1, *, limited: bool = True) -> Inputs:
+        """Return the fixed inputs of the step time for a batch of configurations."""
         total = self.workload.minibatch
         if total % num_microbatches:
             raise ValueError(
@@ -171,21 +171,21 @@ class TuningProblem:
             )
         pair = jax.tree.map(lambda leaf: np.repeat(leaf[None], size, axis=0), self.pair)
         capacity = np.full(size, self.capacity if limited else np.inf)
-        return Given(pair, pair.minibatch / num_microbatches, capacity)
+        return Inputs(pair, pair.minibatch / num_microbatches, capacity)
 
     def evaluate(self, num_microbatches: int, assigned: StageLayers) -> tuple[float, float]:
         """Evaluate layers of each stage exactly: step time [s], and need [B]."""
         objective = self.objective(as_they_are, num_microbatches)
         layers = StageLayers(*(np.asarray(stages, float)[None] for stages in assigned))
         (step,), (need,) = objective.evaluate(
-            layers, self.given(1, num_microbatches, limited=False)
+            layers, self.inputs(1, num_microbatches, limited=False)
         )
         return float(step), float(need)
 
 
-def as_they_are(assigned: StageLayers, given: Given) -> tuple[Pair, Number]:
+def as_they_are(assigned: StageLayers, inputs: Inputs) -> tuple[Pair, Number]:
     """Layers of each stage as variables."""
-    return given.pair._replace(assigned=assigned), given.size
+    return inputs.pair._replace(assigned=assigned), inputs.size
 
 
 def _numbers(record: Any) -> Any:

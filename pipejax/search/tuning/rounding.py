@@ -25,8 +25,8 @@ def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
 
 def swaps(stages: int) -> Points:
     """Moves of one layer from one stage to another: (moves, stages) changes, each with sum 0."""
-    one = np.eye(stages, dtype=int)
-    moves = (one[None, :] - one[:, None]).reshape(-1, stages)
+    add_one = np.eye(stages, dtype=int)
+    moves = (add_one[None, :] - add_one[:, None]).reshape(-1, stages)
     return moves[moves.any(axis=1)]
 
 
@@ -41,10 +41,10 @@ def improve(
     active = np.arange(len(points)) if len(moves) else np.arange(0)  # one stage alone stays
     while len(active):
         around = (points[active, None] + moves).reshape(-1, points.shape[1])
-        found = evaluate(around, np.repeat(owner[active], len(moves)))
-        found = found.reshape(len(active), len(moves))
-        best = found.argmin(axis=1)
-        least, now = found[np.arange(len(active)), best], values[active]
+        neighbour_values = evaluate(around, np.repeat(owner[active], len(moves)))
+        neighbour_values = neighbour_values.reshape(len(active), len(moves))
+        best = neighbour_values.argmin(axis=1)
+        least, now = neighbour_values[np.arange(len(active)), best], values[active]
         # a gain within rounding is none, or two equal points could take turns for ever
         better = least < now - 1e-12 * np.where(np.isfinite(now), now, 0)
         active = active[better]
@@ -64,10 +64,10 @@ def compositions(total: int, parts: int) -> Points:
         raise TooManyError(
             f"{ways:.3g} ways to split {total} into {parts}: at most {MOST} are tried"
         )
-    found = np.arange(1, total - parts + 2)[:, None]
+    rows = np.arange(1, total - parts + 2)[:, None]
     for part in range(2, parts + 1):
-        rest = total - (parts - part) - found.sum(axis=1)  # what the next number may be at most
-        index = np.repeat(np.arange(len(found)), rest)
+        rest = total - (parts - part) - rows.sum(axis=1)  # what the next number may be at most
+        index = np.repeat(np.arange(len(rows)), rest)
         first = np.repeat(np.cumsum(rest) - rest, rest)
-        found = np.column_stack([found[index], np.arange(len(index)) - first + 1])
-    return found[found.sum(axis=1) == total]
+        rows = np.column_stack([rows[index], np.arange(len(index)) - first + 1])
+    return rows[rows.sum(axis=1) == total]

@@ -121,7 +121,7 @@ class Pair(NamedTuple):
     minibatch: Numbers  # sequences per step and pipeline
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """Inputs of the step time of one configuration besides its variables."""
 
     pair: Pair  # the model on the system
@@ -129,7 +129,7 @@ class Given(NamedTuple):
     capacity: Numbers  # memory limit, infinite for none [B]
 
 
-Relax = Callable[[Any, Given], tuple[Pair, Number]]
+Relax = Callable[[Any, Inputs], tuple[Pair, Number]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +139,8 @@ class _Prices:
     shape: PricingShape
     relax: Relax
 
-    def __call__(self, _: tuple[()], variables: Tree, given: Given) -> Costs:
-        pair, size = self.relax(variables, given)
+    def __call__(self, _: tuple[()], variables: Tree, inputs: Inputs) -> Costs:
+        pair, size = self.relax(variables, inputs)
         return costs_of_shape(self.shape, pair.model, pair.system, pair.assigned, size)
 
 
@@ -157,19 +157,19 @@ class _Values:
         self,
         shared: tuple[Array, tuple[HeldCounts, ...]],
         variables: Tree,
-        given: Given,
+        inputs: Inputs,
         *ends: Array,
     ) -> tuple[Array, Array]:
         nodes, held = shared
-        pair, size = self.relax(variables, given)
+        pair, size = self.relax(variables, inputs)
         workload = dataclasses.replace(self.shape.workload, model=pair.model)
         memory = stage_bytes(workload, self.shape.table, pair.assigned, size)
         weights = _weights(pair.minibatch / size, nodes)
-        peaks = xp.stack([each.activation_bytes(memory.parts) for each in held])
+        peaks = xp.stack([counts.activation_bytes(memory.parts) for counts in held])
         peak = (weights[:, None] * peaks).sum(axis=0)
         need = (held[0].static_bytes(memory.static, memory.version) + peak).max(axis=-1)
         # a descent is led back to where memory is enough
-        overrun = xp.maximum(need / given.capacity - 1, 0.0)
+        overrun = xp.maximum(need / inputs.capacity - 1, 0.0)
         return (weights * xp.stack(list(ends))).sum(axis=0) * (1 + OVERRUN * overrun), need
 
 
@@ -183,28 +183,32 @@ class StepTimeObjective:
     shape: PricingShape  # what prices are compiled for
     relax: Relax  # what the variables mean; a function of a module
 
-    def evaluate(self, variables: Tree, given: Given) -> tuple[PerConfiguration, PerConfiguration]:
+    def evaluate(
+        self, variables: Tree, inputs: Inputs
+    ) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
         size = size_of(variables)
         if size <= FEW:
-            costs, _ = priced_on_host(self._prices, (), variables, given)
+            costs, _ = priced_on_host(self._prices, (), variables, inputs)
             solved = [(self._makespans(program, costs, size), None) for program in self.programs]
-            of_all, _ = priced_on_host(self._values, self._shared, variables, given, solved)
-            return of_all
-        variables, given = filled((variables, given), size)
-        costs = priced(self._prices, (), variables, given)
+            results, _ = priced_on_host(self._values, self._shared, variables, inputs, solved)
+            return results
+        variables, inputs = filled((variables, inputs), size)
+        costs = priced(self._prices, (), variables, inputs)
         whole = size_of(variables)
         ends = tuple(
             makespans(program, costs, batch_size=whole, unroll=False) for program in self.programs
         )
-        value, need = priced(self._values, self._shared, variables, given, ends)
+        value, need = priced(self._values, self._shared, variables, inputs, ends)
         return np.asarray(value)[:size], np.asarray(need)[:size]
 
-    def value_and_grad(self, variables: Tree, given: Given) -> tuple[Float[Array, " batch"], Tree]:
+    def value_and_grad(
+        self, variables: Tree, inputs: Inputs
+    ) -> tuple[Float[Array, " batch"], Tree]:
         """Evaluate a batch, and the derivative with respect to the variables."""
         # Returns (batch) values, and derivatives like the variables.
         price = functools.partial(priced_on_host, slopes=True)
-        costs, moved = price(self._prices, (), variables, given)
+        costs, moved = price(self._prices, (), variables, inputs)
         size = size_of(variables)
         costs = filled(costs, size)
         solved = [
@@ -218,19 +222,22 @@ class StepTimeObjective:
         def value_alone(*arguments: Any) -> Array:
             return self._values(*arguments)[0]
 
-        value, slopes = price(value_alone, self._shared, variables, given, solved, moved)
+        value, slopes = price(value_alone, self._shared, variables, inputs, solved, moved)
         return value, _like(variables, slopes)
 
     def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
         """Makespans (batch) [s]: of a handful by the recurrence on the host."""
         if size > FEW_RUNS:
             costs = filled(costs, size)
-            found = makespans(program, costs, batch_size=size_of(costs), unroll=False)
-            return np.asarray(found)[:size]
+            ends = makespans(program, costs, batch_size=size_of(costs), unroll=False)
+            return np.asarray(ends)[:size]
         rows = (jax.tree.map(lambda leaf, k=k: leaf[k], costs) for k in range(size))
-        own = ((program_for(program, row), row) for row in rows)
+        programs = ((program_for(program, row), row) for row in rows)
         return np.array(
-            [makespan_on_host(each, np.asarray(cost_vector(each, row))) for each, row in own]
+            [
+                makespan_on_host(row_program, np.asarray(cost_vector(row_program, row)))
+                for row_program, row in programs
+            ]
         )
 
     @property
@@ -247,7 +254,6 @@ class StepTimeObjective:
 
 
 def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
-    """Slopes in the shape of the variables."""
     leaves, structure = jax.tree.flatten(variables)
     ends = np.cumsum([leaf[0].size for leaf in leaves]).tolist()
     parts = (slopes[:, low:high] for low, high in zip([0, *ends], ends, strict=False))
@@ -261,8 +267,8 @@ def _weights(count: Numbers, nodes: Float[Any, " programs"]) -> Any:
     if len(nodes) == 1:
         return np.ones(1)
     place = np.arange(len(nodes))
-    left = xp.clip(xp.sum(count >= nodes) - 1, 0, len(nodes) - 2)
+    lower = xp.clip(xp.sum(count >= nodes) - 1, 0, len(nodes) - 2)
     shares = (count - nodes[:-1]) / (nodes[1:] - nodes[:-1])
-    share = xp.where(place[:-1] == left, shares, 0.0).sum(axis=0)
-    behind = xp.where(place == left + 1, share, 0.0)
-    return xp.where(place == left, 1 - share, behind)
+    share = xp.where(place[:-1] == lower, shares, 0.0).sum(axis=0)
+    upper_weight = xp.where(place == lower + 1, share, 0.0)
+    return xp.where(place == lower, 1 - share, upper_weight)

@@ -38,7 +38,7 @@ NO_BASELINES: Mapping[str, float | None] = MappingProxyType({})
 
 
 class TuningTask(NamedTuple):
-    """What is tuned under which schedule; M where it is given."""
+    """Model, machine and schedule to tune, with M if it is fixed."""
 
     family: ScheduleFamily
     workload: Workload
@@ -50,7 +50,9 @@ class TuningTask(NamedTuple):
     def problem(self) -> TuningProblem:
         """The input of a method, under a fresh family: no method reuses another's programs."""
         family = dataclasses.replace(self.family)
-        return TuningProblem.of(family, self.workload, self.system, memory_limit=self.memory_limit)
+        return TuningProblem.from_workload(
+            family, self.workload, self.system, memory_limit=self.memory_limit
+        )
 
     def joint(self, what: str) -> JointProblem:
         """The problem of one part, or of several with commas between them."""
@@ -72,7 +74,7 @@ class FoundSetting(NamedTuple):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class TunedSetting:
-    """What makes a step the shortest.
+    """Setting with the shortest step.
 
     Attributes:
       over: what was tuned, with commas between.
@@ -193,10 +195,10 @@ def tune(
 
 
 def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of what is tuned, in the order of `PARTS`."""
+    """Return the names of the tuned parts in the order of `PARTS`."""
     check_types(over=(over, str, Sequence))
-    given = over.split(",") if isinstance(over, str) else over
-    names = [one_of(name, tuple(PARTS), "over") for name in given]
+    requested = over.split(",") if isinstance(over, str) else over
+    names = [one_of(name, tuple(PARTS), "over") for name in requested]
     if not names or len({*names}) < len(names):
         raise wrong("over", f"must name each part once, got {over!r}")
     return tuple(name for name in PARTS if name in names)
@@ -224,7 +226,6 @@ def _tune(
     tell_progress: OnProgress = to_nobody,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
 ) -> Found[TunedSetting]:
-    """Tune by one method."""
     reason = "as asked for"
     if method is None:
         method, reason = _choose_method(task, over)
@@ -253,7 +254,7 @@ def _tune(
             setting=result.setting,
             details=details,
         )
-        bound = result.lower_bound * (stopped != "interrupted")
+        bound = 0.0 if stopped == "interrupted" else result.lower_bound
         if bound >= result.step_time:
             stopped = "optimal"
         return Found(setting, result.step_time, bound, baselines, result.evaluated, stopped)
@@ -271,7 +272,7 @@ def _tune(
 
 
 def _choose_method(task: TuningTask, what: str) -> tuple[str, str]:
-    """Choose the method by the number of settings, and say why."""
+    """Choose the method by the number of settings; return it with the reason."""
     if what == "recompute" and task.family.is_planned:
         return "exhaustive", f"{task.family.schedule} is planned for each number of layers"
     settings, limit = count_settings(task.joint(what)), JOINT_MOST if "," in what else MOST
@@ -318,7 +319,6 @@ def _found_size(
 
 
 def _tune_recompute(task: TuningTask, way: str, what: str) -> FoundSetting:
-    """Tune the recomputed layers of each stage."""
     if task.family.is_planned:
         if way == "gradient":
             raise wrong("method", "is exhaustive where a schedule is planned for the times")
@@ -339,7 +339,7 @@ def _recompute_planned(task: TuningTask) -> FoundSetting:
 
 
 def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
-    """The step with so many recomputed layers on each stage, and the schedule planned for it."""
+    """Evaluate a step with this many recomputed layers per stage, and its planned schedule."""
     recompute = "full" if count else "none"
     workload = dataclasses.replace(task.workload, recompute=recompute, recompute_layers=count)
     anew = functools.partial(price, workload, task.system)
@@ -352,17 +352,16 @@ def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
 
 
 def _tune_parts(task: TuningTask, way: str, what: str) -> FoundSetting:
-    """Tune layers or recomputed layers, or several parts together."""
     joint = task.joint(what)
     for plain in plain_answers(joint):
-        task.tell(_found(task, plain))
+        task.tell(_found_setting(task, plain))
     if way == "exhaustive":
-        best = _found(task, search_jointly(joint))
+        best = _found_setting(task, search_jointly(joint))
         return best._replace(lower_bound=best.step_time)
-    return _found(task, tune_jointly(joint))
+    return _found_setting(task, tune_jointly(joint))
 
 
-def _found(task: TuningTask, tuned: TunedJointly) -> FoundSetting:
+def _found_setting(task: TuningTask, tuned: TunedJointly) -> FoundSetting:
     best = tuned.setting
     setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
     numbers = tuned.step_time, tuned.memory_bytes, tuned.evaluated
@@ -384,7 +383,6 @@ def _relaxed(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
 
 
 def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
-    """Step times of what one would set without tuning."""
     if what == "size" or "," in what:
         return {}
     problem = task.problem()
@@ -396,8 +394,8 @@ def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
     }[what]
     times: dict[str, float | None] = {}
     if task.family.is_planned:
-        most = int(even.layers.max())
-        answers = {"none": _planned_anew(task, 0), "full": _planned_anew(task, most)}
+        all_layers = int(even.layers.max())
+        answers = {"none": _planned_anew(task, 0), "full": _planned_anew(task, all_layers)}
         capacity = problem.capacity
         return {k: v.step_time if v.memory_bytes <= capacity else None for k, v in answers.items()}
     for name, assigned in settings.items():

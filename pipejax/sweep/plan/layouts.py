@@ -29,7 +29,7 @@ from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import check_usual
-from pipejax.sweep.plan.programs import ProgramShape, refusal, table_of
+from pipejax.sweep.plan.programs import ProgramShape, build_table, refusal
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
 ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].most or 0)))  # what replicas may split
@@ -92,16 +92,16 @@ class PlanRequest:
         return (*RECOMPUTE, *(name for name in chosen if name not in RECOMPUTE))
 
     def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
-        """Keep those of an axis's values that may be chosen."""
-        wanted = self.choices.get(axis)
-        return [value for value in values if wanted is None or value in wanted]
+        """Return the values of an axis that may be chosen."""
+        choices = self.choices.get(axis)
+        return [value for value in values if choices is None or value in choices]
 
 
 def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
-    found = tuple(schedules.named(name) for name in names)
-    if not found or len(set(found)) < len(found):
+    full_names = tuple(schedules.named(name) for name in names)
+    if not full_names or len(set(full_names)) < len(full_names):
         raise wrong("schedules", f"must be different names, got {', '.join(names) or 'none'}")
-    for name in found:
+    for name in full_names:
         if schedules.find(name).sizes is not None:
             raise ValueError(f"schedule {name} is one table: a plan takes schedules of any size")
         if schedules.find(name).planned:
@@ -114,7 +114,7 @@ def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
         check_usual(table, "a plan")
         if table.updates_within:
             raise ValueError(f"schedule {name} is asynchronous: a plan is of synchronous steps")
-    return found
+    return full_names
 
 
 def _known_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -160,9 +160,9 @@ class Layouts(NamedTuple):
     def __len__(self) -> int:
         return len(self.schedule)
 
-    def take(self, some: Bool[NumpyArray, " layouts"] | Column) -> "Layouts":
+    def take(self, rows: Bool[NumpyArray, " layouts"] | Column) -> "Layouts":
         """Keep some of them."""
-        return Layouts(*(column[some] for column in self))
+        return Layouts(*(column[rows] for column in self))
 
     @property
     def stages(self) -> Column:
@@ -173,26 +173,26 @@ class Layouts(NamedTuple):
     def idea(self) -> Column:
         """Number of the idea of each: equal where only the split of layers over stages differs."""
         # With one worker there is one schedule, whatever its name.
-        own = self._asdict()
-        del own["stages_per_worker"], own["edge_units"]
-        own["schedule"] = np.where(self.pipeline == 1, -1, self.schedule)
-        columns = np.stack([*own.values()], axis=1)
+        columns_by_name = self._asdict()
+        del columns_by_name["stages_per_worker"], columns_by_name["edge_units"]
+        columns_by_name["schedule"] = np.where(self.pipeline == 1, -1, self.schedule)
+        columns = np.stack([*columns_by_name.values()], axis=1)
         number: Column = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
         return number
 
     def described(self, request: PlanRequest, place: int) -> dict[str, Any]:
-        """Name what one layout is, as in rows of measured runs."""
-        found = {name: int(column[place]) for name, column in self._asdict().items()}
-        del found["edge_units"]
-        return found | {
-            "schedule": request.schedules[found["schedule"]],
-            "recompute": request.recomputations[found["recompute"]],
-            "sequence_parallel": found["tensor"] > 1,
+        """Return the fields of one layout, named as in rows of measured runs."""
+        fields = {name: int(column[place]) for name, column in self._asdict().items()}
+        del fields["edge_units"]
+        return fields | {
+            "schedule": request.schedules[fields["schedule"]],
+            "recompute": request.recomputations[fields["recompute"]],
+            "sequence_parallel": fields["tensor"] > 1,
             **self.split(place),
         }
 
     def split(self, place: int) -> dict[str, int]:
-        """Name what says how one layout splits layers over stages."""
+        """Return the settings that split the layers of one layout over stages."""
         units = int(self.edge_units[place])
         stages = int(self.stages_per_worker[place])
         return {"stages_per_worker": stages, "embedding_units": units, "loss_units": units}
@@ -200,39 +200,38 @@ class Layouts(NamedTuple):
 
 def enumerate_layouts(request: PlanRequest) -> Layouts:
     """List every legal layout."""
-    # Tensor parallelism stays inside a node and divides heads and MLP; t c d P is the number of
-    # accelerators; d b M is the minibatch; experts, whole or cut in t parts, are spread over
-    # divisors of t c d; a sequence is cut for context parallelism in 2 c parts of equal length,
-    # which balance the causal mask. Where a worker has several stages, layers (and edge units)
-    # divide evenly over all of them. Where the schedule does not exist for P or M, a layout is left
-    # out.
+    # Tensor parallelism stays inside a node and divides heads and MLP. t c d P is the number of
+    # accelerators, d b M the minibatch. Experts, whole or cut in t parts, are spread over divisors
+    # of t c d. Context parallelism cuts a sequence in 2 c equal parts, which balance the causal
+    # mask. Several stages on a worker share layers (and edge units) evenly. Layouts whose schedule
+    # does not exist for P or M are left out.
     rows = [
-        (*of_pipe, *degrees, size, request.minibatch // (degrees[-1] * size))
-        for of_pipe in _pipes(request)
-        for degrees in _degrees(request, of_pipe[1])
+        (*pipe, *degrees, size, request.minibatch // (degrees[-1] * size))
+        for pipe in _pipes(request)
+        for degrees in _degrees(request, pipe[1])
         for size in _sizes(request, degrees[-1])
     ]
     if not rows:
         raise ValueError(_why_none(request))
-    beside = [
+    settings = [
         (request.recomputations.index(recompute), zero, units)
         for recompute in request.allowed("recompute", _recomputations(request))
         for zero in request.allowed("zero", ZERO)
         for units in request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
     ]
-    base, more = np.array(rows, np.int64), np.array(beside, np.int64).reshape(-1, 3)
+    base, more = np.array(rows, np.int64), np.array(settings, np.int64).reshape(-1, 3)
     both = np.hstack([np.repeat(base, len(more), axis=0), np.tile(more, (len(base), 1))])
-    found = Layouts(*both.T)
-    found = found.take(_is_legal(request, found))
-    refusals = _refusals(request, found)
-    found = found.take(refusals == "")
-    if not len(found):
+    layouts = Layouts(*both.T)
+    layouts = layouts.take(_is_legal(request, layouts))
+    refusals = _refusals(request, layouts)
+    layouts = layouts.take(refusals == "")
+    if not len(layouts):
         raise ValueError(_why_none(request, *refusals[:1]))
-    return found.take(~_is_repeated(request, found))
+    return layouts.take(~_is_repeated(request, layouts))
 
 
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Whether schedule, stages and what replicas split go together (layouts)."""
+    """Return whether schedule, stages and the splits between replicas agree (layouts)."""
     layers = int(request.model.layers) + 2 * rows.edge_units
     is_even = (rows.stages_per_worker == 1) | (layers % rows.stages == 0)
     is_even |= "stages_per_worker" in request.choices
@@ -246,21 +245,21 @@ def _refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
     """Say why the schedule does not exist for P and M (layouts), nothing if it does."""
     columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
     sizes, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    told = [
+    reasons = [
         refusal(ProgramShape(request.schedules[place], workers, stages), microbatches)
         for place, workers, stages, microbatches in sizes.tolist()
     ]
-    return np.array(told, object)[which.ravel()]
+    return np.array(reasons, object)[which.ravel()]
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Whether edge units assign the same layers as none do (layouts)."""
+    """Return whether edge units assign the same layers as no edge units (layouts)."""
     repeated = np.zeros(len(rows), bool)
-    wanted = request.choices.get("edge_units", EDGE_UNITS)
-    if wanted != EDGE_UNITS:
+    units = request.choices.get("edge_units", EDGE_UNITS)
+    if units != EDGE_UNITS:
         return repeated
     for place, workers, stages in {*zip(*(column.tolist() for column in rows[:3]), strict=True)}:
-        table = table_of(ProgramShape(request.schedules[place], workers, stages), 2 * workers)
+        table = build_table(ProgramShape(request.schedules[place], workers, stages), 2 * workers)
         plain, shifted = (stage_layers(request.model, table, (u, u)) for u in EDGE_UNITS)
         same = (rows.schedule == place) & (rows.pipeline == workers)
         same &= rows.stages_per_worker == stages
@@ -271,25 +270,25 @@ def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layo
 
 def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
     """List (schedule, P, V) with at least a layer for every stage."""
-    found = []
-    most = int(request.model.layers)
+    pipes = []
+    num_layers = int(request.model.layers)
     for place, name in enumerate(request.schedules):
         for workers in request.allowed("pipeline", divisors(request.gpus)):
-            if workers > most:
+            if workers > num_layers:
                 continue
             several = "stages_per_worker" in schedules.find(name).options
-            limit = most // workers
+            limit = num_layers // workers
             if "stages_per_worker" not in request.choices:
                 limit = min(limit, MOST_STAGES)
-            every = range(2, limit + 1) if several else [_stages_of_worker(name)]
+            stage_counts = range(2, limit + 1) if several else [_stages_of_worker(name)]
             if several and workers == 1:
                 continue  # one worker has no neighbour: more stages change nothing
-            found += [
+            pipes += [
                 (place, workers, stages)
-                for stages in request.allowed("stages_per_worker", every)
-                if workers * stages <= most
+                for stages in request.allowed("stages_per_worker", stage_counts)
+                if workers * stages <= num_layers
             ]
-    return found
+    return pipes
 
 
 def _stages_of_worker(name: str) -> int:
@@ -298,10 +297,10 @@ def _stages_of_worker(name: str) -> int:
 
 
 def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
-    """List (t, c, e, etp, d) that use all accelerators with so many workers in a pipeline."""
+    """List (t, c, e, etp, d) that use all accelerators with this number of workers."""
     if request.gpus % workers:
         return []
-    rest, found = request.gpus // workers, []
+    rest, degrees = request.gpus // workers, []
     for tensor in request.allowed("tensor", divisors(rest)):
         if rest % tensor or not _splits_layer(request, tensor):
             continue
@@ -311,21 +310,21 @@ def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, in
             data = rest // tensor // context
             if data not in request.allowed("data", [data]):
                 continue
-            found += [
+            degrees += [
                 (tensor, context, expert, parts, data)
                 for parts in request.allowed("expert_tensor", _expert_parts(request, tensor))
                 for expert in request.allowed("expert", _expert_degrees(request, rest, parts))
             ]
-    return found
+    return degrees
 
 
 def _expert_parts(request: PlanRequest, tensor: int) -> list[int]:
-    """List parts of an expert: whole or as many as of a layer, unless others are asked for."""
+    """List the parts of an expert: 1 or t, unless others are requested."""
     moe = request.model.moe
     if moe is None:
         return [1]
     parts = divisors(tensor) if "expert_tensor" in request.choices else sorted({1, tensor})
-    return [each for each in parts if int(moe.expert_hidden) % each == 0]
+    return [part for part in parts if int(moe.expert_hidden) % part == 0]
 
 
 def _expert_degrees(request: PlanRequest, rest: int, parts: int) -> list[int]:
@@ -335,7 +334,7 @@ def _expert_degrees(request: PlanRequest, rest: int, parts: int) -> list[int]:
 
 
 def _splits_layer(request: PlanRequest, tensor: int) -> bool:
-    """Whether t accelerators can split a layer: they stay in a node unless t is asked for."""
+    """Return whether t accelerators can split a layer: within a node unless t is requested."""
     model = request.model
     inside = tensor <= request.system.gpus_per_node or "tensor" in request.choices
     parts = (model.heads, model.kv_heads, model.ffn_hidden)
@@ -343,7 +342,7 @@ def _splits_layer(request: PlanRequest, tensor: int) -> bool:
 
 
 def _splits_sequence(request: PlanRequest, context: int) -> bool:
-    """Whether c accelerators can split a sequence; short pieces only if c is asked for."""
+    """Return whether c accelerators can split a sequence; short pieces only if c is asked for."""
     sequence = int(request.model.sequence)
     if context == 1:
         return True
@@ -361,13 +360,13 @@ def _sizes(request: PlanRequest, data: int) -> list[int]:
 
 def _recomputations(request: PlanRequest) -> tuple[str, ...]:
     """Modes that differ: flash attention recomputes the scores anyway."""
-    known = request.recomputations
+    modes = request.recomputations
     again = "selective" if request.model.flash_attention else ""
-    return tuple(name for name in known if name != again)
+    return tuple(name for name in modes if name != again)
 
 
 def _asked(request: PlanRequest) -> str:
-    """Say what the degrees may be: those that are asked for, and how many fit in a node."""
+    """Return the allowed degrees as a text: the requested ones, or the size of a node."""
     names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
     asked = [
         f"{name} {' or '.join(map(str, request.choices[name]))}"
@@ -375,7 +374,7 @@ def _asked(request: PlanRequest) -> str:
         if name in request.choices
     ]
     inside = f"tensor at most {float(request.system.gpus_per_node):g}, as many as a node has"
-    return ", ".join(f"--{each} is asked for" for each in asked) or inside
+    return ", ".join(f"--{request_text} is asked for" for request_text in asked) or inside
 
 
 def _why_none(request: PlanRequest, refused: str = "") -> str:
@@ -387,13 +386,13 @@ def _why_none(request: PlanRequest, refused: str = "") -> str:
             f"no number of workers that divides {request.gpus}, with its stages, has at least one "
             f"of {int(request.model.layers)} layers for every stage"
         )
-    degrees = [each for pipe in pipes for each in _degrees(request, pipe[1])]
+    degrees = [degree for pipe in pipes for degree in _degrees(request, pipe[1])]
     if not degrees:
         return what + (
             "no degrees of tensor, context and data parallelism use all accelerators and divide "
             f"heads, MLP and sequence ({_asked(request)})"
         )
-    replicas = sorted({each[-1] for each in degrees})
+    replicas = sorted({degree[-1] for degree in degrees})
     if all(request.minibatch % data for data in replicas):
         return what + (
             f"a minibatch of {request.minibatch} is divided by none of the possible numbers of "

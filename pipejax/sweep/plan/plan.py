@@ -29,12 +29,12 @@ from pipejax.sweep.plan.result import (
     PlannedLayout,
     PlanResult,
     bounds_of_steps,
-    columns_of,
-    known_step_times,
-    reversals,
+    break_even_factors,
+    layout_columns,
     save_columns,
+    stored_step_times,
 )
-from pipejax.sweep.plan.search import Evaluator, Known, Rows, Times, estimate, workload_of
+from pipejax.sweep.plan.search import Estimates, Evaluator, Rows, Times, estimate, layout_workload
 
 RUNNERS_UP = 9
 LEAST_ERROR = 0.005  # of predictions: no table is met better than it was measured
@@ -142,35 +142,37 @@ def plan(
     earlier = None if out is None else _left_at(Path(out), request, resume, replace)
     with telling("plan", on_progress) as tell:
         layouts = enumerate_layouts(request)
-        known = estimate(request, layouts, tell)
-        if not known.fits.any():
-            raise ValueError(_nearest(request, layouts, known))
+        estimates = estimate(request, layouts, tell)
+        if not estimates.fits.any():
+            raise ValueError(_nearest(request, layouts, estimates))
         if earlier is not None:
-            known.step_time[:] = earlier
-        keep = _Keeper(request, layouts, known, tell, None if out is None else Path(out))
-        evaluator = Evaluator(request, layouts, known, keep.after_program)
+            estimates.step_time[:] = earlier
+        keep = _Keeper(request, layouts, estimates, tell, None if out is None else Path(out))
+        evaluator = Evaluator(request, layouts, estimates, keep.after_program)
         if exhaustive:
             evaluator.evaluate_all()
         by_row = evidence_by_row(request, layouts)
-        first, apart = _parted(by_row, known)
+        first, apart = _parted(by_row, estimates)
         best = evaluator.find_best(1 + runners_up, first)
         beyond = evaluator.find_best(OUTSIDE, apart)
         on_front = evaluator.find_front() if front else None
-    found = _told(evaluator, np.concatenate([best, beyond]), by_row)
-    order, ranked = _ranked(found[: len(best)])
+    planned = _planned_layouts(evaluator, np.concatenate([best, beyond]), by_row)
+    order, ranked = _ranked(planned[: len(best)])
+    pair = best[order[:2]]
+    factors = break_even_factors(request, layouts, pair) if len(pair) > 1 else ()
     result = PlanResult(
         best=ranked[0],
         runners_up=ranked[1:],
-        outside=tuple(found[len(best) :]),
-        reversals=reversals(request, layouts, best[order[:2]]) if len(order) > 1 else (),
+        outside=tuple(planned[len(best) :]),
+        break_even_factors=factors,
         enumerated=len(layouts),
-        fitting=int(known.fits.sum()),
-        evaluated=int((~np.isnan(known.step_time)).sum()),
+        fitting=int(estimates.fits.sum()),
+        evaluated=int((~np.isnan(estimates.step_time)).sum()),
         programs=evaluator.programs,
         seconds=time.perf_counter() - began,
         request=request,
         layouts=layouts,
-        known=known,
+        estimates=estimates,
         place=int(best[order[0]]),
         apart=apart,
         front=on_front,
@@ -188,7 +190,7 @@ def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> t
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
-    """Read step times that an earlier run left, if it is to be gone on with [s]."""
+    """Return the step times of an earlier run, if this one resumes it [s]."""
     if not os.path.lexists(out):
         return None
     if replace:
@@ -198,46 +200,46 @@ def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Ti
     if not resume:
         how = "it exists: go on with it by --resume, begin anew by --force, or give another --out"
         raise FileExistsError(errno.EEXIST, how, str(out))
-    return known_step_times(out, request)
+    return stored_step_times(out, request)
 
 
 class _Keeper:
-    """Tells how far the search is, and writes now and then what is known."""
+    """Progress reports of the search, and regular writes of its state."""
 
     def __init__(
         self,
         request: PlanRequest,
         layouts: Layouts,
-        known: Known,
+        estimates: Estimates,
         tell: OnProgress,
         out: Path | None,
     ) -> None:
-        self._given = request, layouts, known
+        self._state = request, layouts, estimates
         self._tell, self._out = tell, out
         self._saved = time.perf_counter()
 
     def after_program(self) -> None:
         """Tell, and write if the last time is long ago."""
-        known = self._given[2]
-        done = int((~np.isnan(known.step_time)).sum())
-        self._tell(done, int(known.fits.sum()), "layouts evaluated")
+        estimates = self._state[2]
+        done = int((~np.isnan(estimates.step_time)).sum())
+        self._tell(done, int(estimates.fits.sum()), "layouts evaluated")
         if self._out is None or self._out.suffix != ".zarr":
             return
         if time.perf_counter() - self._saved > PATIENCE:
-            save_columns(self._out, self._given[0], columns_of(*self._given), replace=True)
+            save_columns(self._out, self._state[0], layout_columns(*self._state), replace=True)
             self._saved = time.perf_counter()
 
 
 def evidence_by_row(request: PlanRequest, layouts: Layouts) -> list[Evidence | None]:
-    """What was measured of the regime of each layout; None where nothing was."""
-    known = known_evidence(request.system, request.stack)
-    regimes = regimes_of(request, layouts)
-    told = {regime: evidence_for(regime, known) for regime in {*regimes}}
-    return [told[regime] for regime in regimes]
+    """Return the measured evidence of each layout's regime; None if there is none."""
+    measured = known_evidence(request.system, request.stack)
+    regimes = layout_regimes(request, layouts)
+    evidence = {regime: evidence_for(regime, measured) for regime in {*regimes}}
+    return [evidence[regime] for regime in regimes]
 
 
-def regimes_of(request: PlanRequest, layouts: Layouts) -> list[Regime]:
-    """What the step time of each layout rests on."""
+def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
+    """Return the regime of each layout."""
     is_narrow = request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES
     far = layouts.expert > float(request.system.gpus_per_node)
     experts = np.where(request.model.moe is None, 0, 1 + far)
@@ -246,15 +248,15 @@ def regimes_of(request: PlanRequest, layouts: Layouts) -> list[Regime]:
 
 
 def _parted(
-    by_row: Sequence[Evidence | None], known: Known
+    by_row: Sequence[Evidence | None], estimates: Estimates
 ) -> tuple[Bool[NumpyArray, " layouts"], Bool[NumpyArray, " layouts"]]:
-    """Which layouts are ranked first, and which apart: those measured first where any fits."""
-    is_known = np.array([each is not None and each.is_enough for each in by_row])
-    first = is_known if (is_known & known.fits).any() else ~is_known
+    """Split layouts into those ranked first, measured ones if any fits, and those ranked apart."""
+    is_known = np.array([evidence is not None and evidence.is_enough for evidence in by_row])
+    first = is_known if (is_known & estimates.fits).any() else ~is_known
     return first, ~is_known & ~first
 
 
-def _told(
+def _planned_layouts(
     evaluator: Evaluator, rows: Rows, by_row: Sequence[Evidence | None]
 ) -> list[PlannedLayout]:
     reasons = bounds_of_steps(evaluator.request, evaluator.layouts, rows)
@@ -267,10 +269,10 @@ def _told(
 def _planned(
     evaluator: Evaluator, row: int, bound_by: str, evidence: Evidence | None
 ) -> PlannedLayout:
-    request, layouts, known = evaluator.request, evaluator.layouts, evaluator.known
-    step, need = float(known.step_time[row]), float(known.memory_bytes[row])
+    request, layouts, estimates = evaluator.request, evaluator.layouts, evaluator.estimates
+    step, need = float(estimates.step_time[row]), float(estimates.memory_bytes[row])
     known_bands = {} if evidence is None else bands(request.system, step)
-    widest = max(known_bands.items(), key=lambda each: float(each[0]), default=None)
+    widest = max(known_bands.items(), key=lambda pair: float(pair[0]), default=None)
     flop = model_flop(request.model, request.minibatch)
     peak = request.system.peak(request.shared.get("precision", "bf16"))
     return PlannedLayout(
@@ -283,13 +285,13 @@ def _planned(
         memory_bytes=need,
         memory_left=request.room - need,
         bound_by=bound_by,
-        regime=str(regimes_of(request, layouts.take(np.array([row])))[0]),
+        regime=str(layout_regimes(request, layouts.take(np.array([row])))[0]),
         evidence=evidence,
         also=tuple(
-            layouts.split(place) | {"step_time": float(known.step_time[place])}
+            layouts.split(place) | {"step_time": float(estimates.step_time[place])}
             for place in evaluator.others(row).tolist()
         ),
-        workload=workload_of(request, layouts, row),
+        workload=layout_workload(request, layouts, row),
     )
 
 
@@ -304,38 +306,38 @@ def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArra
     at = log[:, None] + spread[:, None] * NODES  # (layouts, nodes)
     beyond = (log[None, :, None] - at[:, None]) / spread[None, :, None]
     above = np.vectorize(math.erfc)(-beyond / math.sqrt(2)) / 2  # (layouts, others, nodes)
-    own = np.eye(len(log), dtype=bool)[..., None]
-    found = np.where(own, 1.0, above).prod(axis=1) @ WEIGHTS
-    return np.asarray(found / found.sum())
+    is_self = np.eye(len(log), dtype=bool)[..., None]
+    products = np.where(is_self, 1.0, above).prod(axis=1) @ WEIGHTS
+    return np.asarray(products / products.sum())
 
 
-def _ranked(found: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedLayout, ...]]:
+def _ranked(planned: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedLayout, ...]]:
     """Rank layouts by their chance to be the best, where errors of predictions are known."""
     # The mean absolute value of a normal error is sqrt(2 / pi) of its spread.
     # Returns the places that they had, and the layouts.
-    errors = [each.evidence.mean_error / 100 for each in found if each.evidence is not None]
-    if len(errors) < len(found):
-        return [*range(len(found))], tuple(found)
+    errors = [layout.evidence.mean_error / 100 for layout in planned if layout.evidence is not None]
+    if len(errors) < len(planned):
+        return [*range(len(planned))], tuple(planned)
     spreads = [math.sqrt(math.pi / 2) * max(error, LEAST_ERROR) for error in errors]
-    of_each = chances([each.step_time for each in found], spreads).tolist()
-    order = sorted(range(len(found)), key=lambda place: -of_each[place])
-    told = (dataclasses.replace(found[place], chance=of_each[place]) for place in order)
-    return order, tuple(told)
+    probabilities = chances([layout.step_time for layout in planned], spreads).tolist()
+    order = sorted(range(len(planned)), key=lambda place: -probabilities[place])
+    ranked = (dataclasses.replace(planned[place], chance=probabilities[place]) for place in order)
+    return order, tuple(ranked)
 
 
-def _nearest(request: PlanRequest, layouts: Layouts, known: Known) -> str:
-    """Say which layout comes nearest to the memory, and what it lacks."""
-    row = int(known.memory_bytes.argmin())
-    need, room = known.memory_bytes[row] / 1e9, request.room / 1e9
-    of = f"of {request.system.name}"
+def _nearest(request: PlanRequest, layouts: Layouts, estimates: Estimates) -> str:
+    """Name the layout nearest to the memory limit, and the missing bytes."""
+    row = int(estimates.memory_bytes.argmin())
+    need, room = estimates.memory_bytes[row] / 1e9, request.room / 1e9
+    owner = f"of {request.system.name}"
     if request.memory_limit is not None:
-        of = "of memory_limit"
+        owner = "of memory_limit"
     elif request.headroom:
-        of = f"that headroom {request.headroom:g} leaves {of}"
+        owner = f"that headroom {request.headroom:g} leaves {owner}"
     named = layouts.described(request, row).items()
     what = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named)
     return (
         f"none of {len(layouts)} layouts of {request.model.name} on {request.gpus} accelerators "
         f"fits the memory: the nearest ({what}) needs {need:.1f} GB per accelerator, "
-        f"{need - room:.1f} GB more than the {room:.1f} GB {of}"
+        f"{need - room:.1f} GB more than the {room:.1f} GB {owner}"
     )

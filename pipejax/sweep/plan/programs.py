@@ -40,7 +40,7 @@ Bound = Float[NumpyArray, " layouts"]
 
 
 class Pipe(NamedTuple):
-    """Facts of a table that bounds need, the same for any number of microbatches."""
+    """Properties of a table for bounds, the same for any number of microbatches."""
 
     placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
     whole: Bool[NumpyArray, " stages"]  # whether a stage has whole backwards, B
@@ -48,8 +48,8 @@ class Pipe(NamedTuple):
     again: Bool[NumpyArray, " stages"]  # whether all microbatches have R there
 
     @classmethod
-    def of(cls, table: ScheduleTable) -> "Pipe":
-        """Read it off a table."""
+    def from_table(cls, table: ScheduleTable) -> "Pipe":
+        """Read the properties of a table."""
 
         def count(phase: Phase) -> Int[NumpyArray, " stages"]:
             both = [cells.stage[cells.phase == phase] for cells in (table.cells, table.partners)]
@@ -87,20 +87,20 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
     if len(pipe.placement) > 1:
         return bound
     for worker in range(workers):
-        own = pipe.placement[0] == worker
-        busy = microbatches * times.work[:, own].sum(axis=1)
+        on_worker = pipe.placement[0] == worker
+        busy = microbatches * times.work[:, on_worker].sum(axis=1)
         # where a row may end with W, nothing but the end of the step is sure to follow
-        last = np.where(pipe.split, times.ending, after)[:, own].min(axis=1)
-        last = np.maximum(last, times.update[:, own].sum(axis=1))
-        bound = np.maximum(bound, way_in[:, own].min(axis=1) + busy + last)
+        last = np.where(pipe.split, times.ending, after)[:, on_worker].min(axis=1)
+        last = np.maximum(last, times.update[:, on_worker].sum(axis=1))
+        bound = np.maximum(bound, way_in[:, on_worker].min(axis=1) + busy + last)
     return bound
 
 
 def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
-    """Lay costs out as arrays of all layouts; a phase that may be whole or split takes the less."""
+    """Broadcast costs to all layouts; a phase that is whole or split takes the shorter time."""
     stages = pipe.placement.shape[1]
 
-    def of(name: str) -> PerStage:
+    def cost(name: str) -> PerStage:
         value = getattr(costs, name)
         return np.broadcast_to(np.asarray(0.0 if value is None else value, float), (count, stages))
 
@@ -112,7 +112,7 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
 
     crosses = pipe.placement[:, 1:] != pipe.placement[:, :-1]
     sent = [(message(k, "latency") + message(k, "transmit")) * crosses for k in (0, 1)]
-    halves = of("input_grad") + of("weight_grad")
+    halves = cost("input_grad") + cost("weight_grad")
 
     def least(whole: PerStage, split: PerStage) -> PerStage:
         return np.minimum(np.where(pipe.whole, whole, np.inf), np.where(pipe.split, split, np.inf))
@@ -120,12 +120,12 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     # a fused pair lasts max(F, B) + k min(F, B), which is (1 + k) / 2 of their sum or more
     factor = 1.0 if costs.pair_factor is None else np.min(np.asarray(costs.pair_factor))
     return _StageTimes(
-        forward=of("forward"),
-        back=least(of("backward"), of("input_grad")),
-        work=(of("forward") + least(of("backward"), halves)) * (1 + min(factor, 1.0)) / 2
-        + pipe.again * of("recompute"),
-        ending=of("all_reduce") + of("update"),
-        update=of("update"),
+        forward=cost("forward"),
+        back=least(cost("backward"), cost("input_grad")),
+        work=(cost("forward") + least(cost("backward"), halves)) * (1 + min(factor, 1.0)) / 2
+        + pipe.again * cost("recompute"),
+        ending=cost("all_reduce") + cost("update"),
+        update=cost("update"),
         there=sent[0].min(axis=1),
         home=sent[1].min(axis=1),
     )
@@ -153,7 +153,7 @@ class ProgramShape(NamedTuple):
         return 2 * self.stages * microbatches
 
 
-def table_of(shape: ProgramShape, microbatches: int) -> ScheduleTable:
+def build_table(shape: ProgramShape, microbatches: int) -> ScheduleTable:
     """Build the table for M microbatches; the latest are kept."""
     several = "stages_per_worker" in schedules.find(shape.schedule).options
     options = (("stages_per_worker", shape.stages_per_worker),) if several else ()
@@ -170,21 +170,21 @@ def refusal(shape: ProgramShape, microbatches: int) -> str:
     period = 4 * shape.workers
     few = min(microbatches, period + microbatches % period) if legal else microbatches
     try:
-        table_of(shape, few)
+        build_table(shape, few)
         return ""
     except MismatchError:
         pass
     try:  # the message names the M that was asked for
-        table_of(shape, microbatches)
+        build_table(shape, microbatches)
     except MismatchError as error:
         return str(error)
     return ""
 
 
 @functools.lru_cache(None)
-def pipe_of(shape: ProgramShape) -> Pipe:
-    """What all its tables have in common."""
-    return Pipe.of(table_of(shape, 2 * shape.workers))
+def table_pipe(shape: ProgramShape) -> Pipe:
+    """Return the common content of all tables of a program."""
+    return Pipe.from_table(build_table(shape, 2 * shape.workers))
 
 
 def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
@@ -199,7 +199,7 @@ def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
 
 @functools.lru_cache(HELD)
 def _held(shape: ProgramShape, microbatches: int) -> HeldCounts:
-    return held_counts(table_of(shape, microbatches))
+    return held_counts(build_table(shape, microbatches))
 
 
 def exact_times(
@@ -223,4 +223,4 @@ def exact_times(
 
 
 def _program(shape: ProgramShape, microbatches: int, links: Links) -> Program:
-    return lower(table_of(shape, microbatches), link=links, step_end=True)
+    return lower(build_table(shape, microbatches), link=links, step_end=True)

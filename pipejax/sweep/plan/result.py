@@ -1,4 +1,4 @@
-"""What a plan says: the best layouts, and all others as a table or a dataset."""
+"""Result of a plan: the best layouts, and all others as a table or a dataset."""
 
 import csv
 import dataclasses
@@ -21,20 +21,18 @@ from pipejax.costs.system.parts import FIELDS, number_of
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts, PlanRequest
-from pipejax.sweep.plan.programs import ProgramShape, exact_times, table_of
-from pipejax.sweep.plan.search import Known, Rows, groups_of, price, shape_of
+from pipejax.sweep.plan.programs import ProgramShape, build_table, exact_times
+from pipejax.sweep.plan.search import Estimates, Rows, price, program_shape, row_groups
 
-# What steps on other machines say of layouts: what bounds each, and what would turn two round.
+# Layouts on other machines: the resource that bounds each, and numbers at which two break even.
 #
-# What bounds a layout is the resource of the machine that takes the largest share of its step. A
-# step time is a sum of times on the critical path: a rate that grows by a little, or a latency
-# that does, changes it by the share of the path that this resource takes (Euler's identity). So
-# shares are differences of step times, and the compiled prices of all layouts serve every
-# machine.
+# A layout is bounded by the resource with the largest share of its step. A step time is a sum of
+# times on the critical path: a small change of a rate or latency changes it by the share of that
+# resource (Euler's identity). So shares are differences of step times, and the compiled prices of
+# all layouts serve every machine.
 #
-# What would have to hold for the runner-up to win is found by exact evaluations of both on
-# machines of which one number is smaller or larger: between the nearest two that disagree about
-# who is faster, further ones are tried.
+# Break-even factors are found by exact evaluations of both layouts on machines with one number
+# smaller or larger, and refined between the nearest two machines that disagree.
 
 STEP = 1e-4  # by which each resource is changed: far above rounding, and few paths change by it
 FURTHEST = 8.0  # factor up and down that is looked at
@@ -45,8 +43,8 @@ Factors = Mapping[str, Float[NumpyArray, " rows"]]
 
 
 @short_repr
-class Reversal(NamedTuple):
-    """One number of the machine at which the runner-up is no longer behind.
+class BreakEven(NamedTuple):
+    """A number of the machine at which the runner-up is as fast as the best layout.
 
     Attributes:
       number: its name, as in the system's file.
@@ -69,90 +67,93 @@ def scaled_systems(system: System, factors: Factors) -> System:
         path = tuple(key.name for key in where if hasattr(key, "name"))
         return leaf * named.get(path, np.ones(rows))
 
-    found: System = jax.tree_util.tree_map_with_path(scaled, system)
-    return found
+    systems: System = jax.tree_util.tree_map_with_path(scaled, system)
+    return systems
 
 
 def times_on(
     request: PlanRequest, layouts: Layouts, factors: Factors
 ) -> Float[NumpyArray, " rows"]:
     """Step times (rows) of layouts of one program, each on its own machine [s]."""
-    shape, count = shape_of(request, layouts, 0), int(layouts.microbatches[0])
+    shape, count = program_shape(request, layouts, 0), int(layouts.microbatches[0])
     costs = price(request, shape, layouts, scaled_systems(request.system, factors)).costs
     return exact_times(shape, count, costs, request.links)
 
 
 def bounds_of_steps(request: PlanRequest, layouts: Layouts, rows: Rows) -> list[str]:
     """Name the resource that bounds each of some layouts, as `sensitivity` does."""
-    found = [""] * len(rows)
-    some = layouts.take(rows)
-    for same in groups_of((*some[:3], some.microbatches)):
-        most = resource_shares_of(request, some.take(same)).argmax(axis=0)
-        for place, resource in zip(same.tolist(), most.tolist(), strict=True):
-            found[place] = RESOURCES[resource]
-    return found
+    names = [""] * len(rows)
+    selected = layouts.take(rows)
+    for same in row_groups((*selected[:3], selected.microbatches)):
+        largest = layout_resource_shares(request, selected.take(same)).argmax(axis=0)
+        for place, resource in zip(same.tolist(), largest.tolist(), strict=True):
+            names[place] = RESOURCES[resource]
+    return names
 
 
-def resource_shares_of(
+def layout_resource_shares(
     request: PlanRequest, layouts: Layouts
 ) -> Float[NumpyArray, "resources layouts"]:
     """Shares (resources, layouts) of the step that each resource takes, for one program."""
     machines = 1 + len(RESOURCES)  # as it is, and with a little more of each
     more = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
     factors = dict(zip(RESOURCES, np.repeat(more, len(layouts), axis=1), strict=True))
-    every = layouts.take(np.tile(np.arange(len(layouts)), machines))
-    times = times_on(request, every, factors).reshape(machines, -1)
+    repeated = layouts.take(np.tile(np.arange(len(layouts)), machines))
+    times = times_on(request, repeated, factors).reshape(machines, -1)
     power = np.array(list(POWER.values()))
     return power[:, None] * (times[1:] / times[0] - 1) / STEP
 
 
-def reversals(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[Reversal, ...]:
-    """Find, for the best layout and the runner-up, which numbers turn them round; nearest first."""
-    # None does where the runner-up is not behind.
+def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[BreakEven, ...]:
+    """List the machine numbers whose change makes the runner-up as fast; nearest factor first."""
+    # Empty if the runner-up is as fast as the best.
     pair = layouts.take(rows)
-    steps = np.log(np.geomspace(1, FURTHEST, POINTS))
-    found = []
-    both = _behind(request, pair, np.concatenate([-steps, steps]))
-    if both[0, 0] <= 0:
+    log_grid = np.log(np.geomspace(1, FURTHEST, POINTS))
+    lags = _runner_up_lag(request, pair, np.concatenate([-log_grid, log_grid]))
+    if lags[0, 0] <= 0:  # factor 1
         return ()
-    sides = {-1: both[:, :POINTS], 1: both[:, POINTS:]}
-    for place, name in enumerate(RESOURCES):
-        first = {
-            side: int(np.argmax(behind[place] <= 0))
-            for side, behind in sides.items()
-            if (behind[place] <= 0).any()
-        }
-        if first:
-            side = min(first, key=lambda each: first[each])
-            found.append((name, side * steps[first[side] - 1], side * steps[first[side]]))
-    told = [(name, _nearest(request, pair, name, *between)) for name, *between in found]
-    numbers = [
-        Reversal(name, factor, factor * float(number_of(request.system, name)))
-        for name, factor in told
-    ]
-    return tuple(sorted(numbers, key=lambda each: abs(np.log(each.factor))))
+    results = []
+    for name, down, up in zip(RESOURCES, lags[:, :POINTS], lags[:, POINTS:], strict=True):
+        brackets = [_first_sign_change(-log_grid, down), _first_sign_change(log_grid, up)]
+        nearest = min(filter(None, brackets), key=lambda ends: abs(ends[1]), default=None)
+        if nearest is not None:
+            factor = _refined_factor(request, pair, name, *nearest)
+            results.append(BreakEven(name, factor, factor * float(number_of(request.system, name))))
+    return tuple(sorted(results, key=lambda result: abs(np.log(result.factor))))
 
 
-def _nearest(request: PlanRequest, pair: Layouts, name: str, out: float, within: float) -> float:
-    """Find the factor nearest to 1, between two of which the second turns the layouts round."""
+def _first_sign_change(
+    logarithms: Float[NumpyArray, " factors"], lags: Float[NumpyArray, " factors"]
+) -> tuple[float, float] | None:
+    """Return the first factor without a lag and the one before it, as logarithms."""
+    if not (lags <= 0).any():
+        return None
+    first = int(np.argmax(lags <= 0))
+    return logarithms[first - 1], logarithms[first]
+
+
+def _refined_factor(
+    request: PlanRequest, pair: Layouts, name: str, with_lag: float, without: float
+) -> float:
+    """Narrow a bracket of logarithms; return its end without a lag as a factor."""
     for _ in range(ROUNDS):
-        tried = np.linspace(out, within, POINTS)
-        first = int(np.argmax(_behind(request, pair, tried, (name,))[0] <= 0))
-        out, within = tried[first - 1], tried[first]
-    return float(np.exp(within))
+        logarithms = np.linspace(with_lag, without, POINTS)
+        lags = _runner_up_lag(request, pair, logarithms, (name,))[0]
+        with_lag, without = _first_sign_change(logarithms, lags) or (with_lag, without)
+    return float(np.exp(without))
 
 
-def _behind(
+def _runner_up_lag(
     request: PlanRequest,
     pair: Layouts,
     logarithms: Float[NumpyArray, " factors"],
     names: tuple[str, ...] = RESOURCES,
 ) -> Float[NumpyArray, "names factors"]:
-    """How far the runner-up is behind where each number has each factor (names, factors) [s]."""
+    """Return how much slower the runner-up is with each factor on each number [s]."""
     count = len(names) * len(logarithms)
-    own = np.repeat(np.arange(len(names)), len(logarithms))
-    each = np.tile(np.exp(logarithms), len(names))
-    factors = {name: np.where(own == place, each, 1.0) for place, name in enumerate(names)}
+    number = np.repeat(np.arange(len(names)), len(logarithms))
+    factor = np.tile(np.exp(logarithms), len(names))
+    factors = {name: np.where(number == place, factor, 1.0) for place, name in enumerate(names)}
     times = [times_on(request, pair.take(np.full(count, row)), factors) for row in range(len(pair))]
     return (times[1] - times[0]).reshape(len(names), -1)
 
@@ -223,7 +224,7 @@ class PlannedLayout:
         """Its schedule."""
         names = ("schedule", "pipeline", "stages_per_worker")
         shape = ProgramShape(*(self.layout[name] for name in names))
-        return table_of(shape, self.layout["microbatches"])
+        return build_table(shape, self.layout["microbatches"])
 
 
 @short_repr_of("best runners_up outside enumerated fitting evaluated programs seconds")
@@ -236,8 +237,8 @@ class PlanResult:
         all where none was.
       runners_up: the next ones of them, by their chance to be the best.
       outside: the best of the others, whose step times are extrapolations.
-      reversals: numbers of the machine, each with the factor by which it alone would have to change
-        for the first runner-up to be no slower than the best; the nearest to 1 first.
+      break_even_factors: numbers of the machine, each with the factor on it alone that makes the
+        first runner-up as fast as the best; the nearest to 1 first.
       enumerated: legal layouts.
       fitting: those of them that the memory has room for.
       evaluated: those evaluated exactly; the others' lower bounds are beyond the runners-up.
@@ -255,7 +256,7 @@ class PlanResult:
     best: PlannedLayout
     runners_up: tuple[PlannedLayout, ...]
     outside: tuple[PlannedLayout, ...]
-    reversals: tuple[Reversal, ...]
+    break_even_factors: tuple[BreakEven, ...]
     enumerated: int
     fitting: int
     evaluated: int
@@ -263,7 +264,7 @@ class PlanResult:
     seconds: float
     request: PlanRequest
     layouts: Layouts
-    known: Known
+    estimates: Estimates
     place: int
     apart: Bool[NumpyArray, " layouts"]
     front: Bool[NumpyArray, " layouts"] | None = None
@@ -274,7 +275,7 @@ class PlanResult:
         Returns:
           (layouts) degrees, memory, lower bound and step time, NaN where it is not known.
         """
-        return columns_of(self.request, self.layouts, self.known)
+        return layout_columns(self.request, self.layouts, self.estimates)
 
     def save(self, path: str | Path, *, replace: bool = False) -> None:
         """Write all layouts as a CSV or, where the name ends in .zarr, a Zarr store.
@@ -289,12 +290,14 @@ class PlanResult:
         save_columns(Path(path), self.request, self.columns(), replace=replace)
 
 
-def columns_of(request: PlanRequest, layouts: Layouts, known: Known) -> dict[str, NumpyArray]:
+def layout_columns(
+    request: PlanRequest, layouts: Layouts, estimates: Estimates
+) -> dict[str, NumpyArray]:
     """All layouts by column, with names instead of numbers where there are names."""
     named: dict[str, NumpyArray] = dict(layouts._asdict())
     named["schedule"] = np.array(request.schedules)[layouts.schedule]
     named["recompute"] = np.array(request.recomputations)[layouts.recompute]
-    return named | known._asdict()
+    return named | estimates._asdict()
 
 
 def as_dataset(request: PlanRequest, columns: Mapping[str, NumpyArray]) -> "xr.Dataset":
@@ -333,18 +336,18 @@ def save_columns(
             rows.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
 
 
-def known_step_times(path: str | Path, request: PlanRequest) -> Float[NumpyArray, " layouts"]:
+def stored_step_times(path: str | Path, request: PlanRequest) -> Float[NumpyArray, " layouts"]:
     """Read the step times that an earlier run of the same request left (layouts) [s]."""
     import xarray as xr
 
     try:
-        with xr.open_zarr(path, chunks=None) as found:
-            attributes, times = dict(found.attrs), found["step_time"].values
+        with xr.open_zarr(path, chunks=None) as data:
+            attributes, times = dict(data.attrs), data["step_time"].values
     except (KeyError, ValueError, OSError) as error:
         raise ValueError(f"{path} is not the dataset of a plan: {error}") from None
-    own = {"request": as_text(request)} | provenance()
+    expected = {"request": as_text(request)} | provenance()
     for name in SAME:
-        if attributes.get(name) != own[name]:
+        if attributes.get(name) != expected[name]:
             what = "is of another request" if name == "request" else f"was begun by other {name}"
             raise ValueError(f"{path} {what}: give another --out, or --force to begin anew")
     return np.array(times, float)

@@ -32,18 +32,18 @@ from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts, PlanRequest
 from pipejax.sweep.plan.programs import (
     ProgramShape,
+    build_table,
     exact_times,
     held_in,
     lower_bounds,
-    pipe_of,
-    table_of,
+    table_pipe,
 )
 
 # Prices and memory of many layouts at once: one compilation serves all of them.
 #
-# Layouts with the same stages differ in numbers only: degrees, microbatch size, layers of each
-# stage. The axis of stages is filled up, the axis of layouts cut into chunks of one size: whatever
-# is searched has one shape, and compiling, which takes longer than all else, is done once.
+# Layouts with the same stages differ in numbers only: degrees, microbatch size, layers per stage.
+# The axis of stages is padded, and the axis of layouts cut into chunks of one size. So every
+# search has the same shapes, and compiles once: that takes longer than all else.
 
 LENGTH = 128  # stages are filled up to a multiple of it
 
@@ -55,23 +55,23 @@ class Priced(NamedTuple):
     memory: StageBytes  # (layouts, stages) bytes
 
 
-def workload_of(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
+def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
     """The workload of one layout, as any other command takes it."""
-    one = layouts.described(request, place)
-    is_default = request.model.moe is None or one["expert_tensor"] == one["tensor"]
+    layout = layouts.described(request, place)
+    is_default = request.model.moe is None or layout["expert_tensor"] == layout["tensor"]
     return Workload(
         request.model,
-        one["microbatch_size"] * one["microbatches"],
-        tensor_parallel=one["tensor"],
-        data_parallel=one["data"],
-        sequence_parallel=one["sequence_parallel"],
-        recompute=one["recompute"],
-        context_parallel=one["context"],
-        expert_parallel=one["expert"],
-        expert_tensor_parallel=0 if is_default else one["expert_tensor"],
-        zero=one["zero"],
-        embedding_units=one["embedding_units"],
-        loss_units=one["loss_units"],
+        layout["microbatch_size"] * layout["microbatches"],
+        tensor_parallel=layout["tensor"],
+        data_parallel=layout["data"],
+        sequence_parallel=layout["sequence_parallel"],
+        recompute=layout["recompute"],
+        context_parallel=layout["context"],
+        expert_parallel=layout["expert"],
+        expert_tensor_parallel=0 if is_default else layout["expert_tensor"],
+        zero=layout["zero"],
+        embedding_units=layout["embedding_units"],
+        loss_units=layout["loss_units"],
         **request.shared,
     )
 
@@ -96,9 +96,9 @@ def price(
     parts = []
     with jax.enable_x64(True):
         for mode in modes:
-            own = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
+            mode_numbers = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
             price_part = functools.partial(priced, _Layouts(request.recomputations[mode]), model)
-            parts.append(in_parts(price_part, own, PART))
+            parts.append(in_parts(price_part, mode_numbers, PART))
     order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
     return _cut(joined, shape.stages)
@@ -106,7 +106,7 @@ def price(
 
 @dataclasses.dataclass(frozen=True)
 class _Layouts:
-    """Prices of a layout on its system, for what a layer itself recomputes."""
+    """Prices of a layout on its system, for one mode of recomputation."""
 
     recompute: str
 
@@ -120,15 +120,14 @@ class _Layouts:
 
 
 def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
-    """The layouts as one whose numbers are columns."""
-    one = workload_of(request, layouts, 0).layout(_short_table(shape), 1.0)
+    first = layout_workload(request, layouts, 0).layout(_short_table(shape), 1.0)
     names = ("tensor", "context", "expert", "expert_tensor", "data", "zero", "microbatch_size")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
     columns["sequence_parallel"] = (layouts.tensor > 1).astype(float)
     columns["recompute_group"] = _whole_layers(request, layouts)[1]
-    every = dataclasses.replace(one, **columns)
-    found: Layout = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), every)
-    return found
+    all_layouts = dataclasses.replace(first, **columns)
+    numbers: Layout = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), all_layouts)
+    return numbers
 
 
 def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "two layouts"]:
@@ -140,11 +139,11 @@ def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "tw
 
 def _short_table(shape: ProgramShape) -> ScheduleTable:
     """A table of the shape: where stages lie does not depend on the microbatches."""
-    return table_of(shape, 2 * shape.workers)
+    return build_table(shape, 2 * shape.workers)
 
 
 def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stages:
-    """What the stages of each layout hold: (layouts, length), padded with empty stages."""
+    """Return the stages of each layout (layouts, length), padded with empty stages."""
     table = _short_table(shape)
     more = -shape.stages % LENGTH
     whole_layers = layouts.recompute * _whole_layers(request, layouts)[0]
@@ -154,13 +153,13 @@ def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stag
         return_index=True,
         return_inverse=True,
     )
-    found = []
+    by_kind = []
     for place in first.tolist():
-        workload = workload_of(request, layouts, place)
+        workload = layout_workload(request, layouts, place)
         stages = stages_of(table, assign_layers(workload, table))
-        found.append(jax.tree.map(functools.partial(_padded, more=more), stages))
-    each: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *found)
-    return each
+        by_kind.append(jax.tree.map(functools.partial(_padded, more=more), stages))
+    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *by_kind)
+    return by_layout
 
 
 def _padded(leaf: NumpyArray, more: int) -> Float[NumpyArray, "..."]:
@@ -186,7 +185,7 @@ Rows = Int[NumpyArray, " some"]
 
 
 @short_repr
-class Known(NamedTuple):
+class Estimates(NamedTuple):
     """Facts of every layout."""
 
     lower_bound: Times  # (layouts) of the step time [s]
@@ -195,7 +194,7 @@ class Known(NamedTuple):
     step_time: Times  # (layouts) exact, NaN where it was not evaluated [s]
 
 
-def groups_of(columns: tuple[Rows, ...]) -> list[Rows]:
+def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
     """Group rows that agree in all columns; the groups in the order of their first rows."""
     _, first, group = np.unique(
         np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
@@ -206,8 +205,8 @@ def groups_of(columns: tuple[Rows, ...]) -> list[Rows]:
     return [parts[k] for k in np.argsort(first, kind="stable")]
 
 
-def shape_of(request: PlanRequest, layouts: Layouts, row: int) -> ProgramShape:
-    """What makes the tables of a layout."""
+def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramShape:
+    """Return the parameters of the tables of a layout."""
     return ProgramShape(
         request.schedules[layouts.schedule[row]],
         int(layouts.pipeline[row]),
@@ -215,21 +214,21 @@ def shape_of(request: PlanRequest, layouts: Layouts, row: int) -> ProgramShape:
     )
 
 
-def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Known:
+def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estimates:
     """Price all layouts: bounds of their step times, and their memory."""
     bound, memory = np.empty((2, len(layouts)))
     done = 0
-    for rows in groups_of((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
-        own = layouts.take(rows)
-        shape = shape_of(request, own, 0)
-        priced = price(request, shape, own)
-        bound[rows] = lower_bounds(pipe_of(shape), priced.costs, own.microbatches)
-        for same in groups_of((own.microbatches,)):
-            memory[rows[same]] = _memory(shape, priced, same, int(own.microbatches[same[0]]))
+    for rows in row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
+        group = layouts.take(rows)
+        shape = program_shape(request, group, 0)
+        priced = price(request, shape, group)
+        bound[rows] = lower_bounds(table_pipe(shape), priced.costs, group.microbatches)
+        for same in row_groups((group.microbatches,)):
+            memory[rows[same]] = _memory(shape, priced, same, int(group.microbatches[same[0]]))
         done += len(rows)
         tell(done, len(layouts), "layouts priced")
     fits = memory <= request.room
-    return Known(bound, memory, fits, np.full(len(layouts), np.nan))
+    return Estimates(bound, memory, fits, np.full(len(layouts), np.nan))
 
 
 def _memory(
@@ -246,51 +245,55 @@ class Evaluator:
     """Fills in exact step times, program by program."""
 
     def __init__(
-        self, request: PlanRequest, layouts: Layouts, known: Known, tell: Callable[[], object]
+        self,
+        request: PlanRequest,
+        layouts: Layouts,
+        estimates: Estimates,
+        tell: Callable[[], object],
     ) -> None:
-        self.request, self.layouts, self.known, self.tell = request, layouts, known, tell
+        self.request, self.layouts, self.estimates, self.tell = request, layouts, estimates, tell
         self.programs = 0  # how many were evaluated
         self.idea = layouts.idea  # (layouts) number of the idea of each
-        self._of_program = groups_of((*layouts[:3], layouts.microbatches))
+        self._program_rows = row_groups((*layouts[:3], layouts.microbatches))
         self._program = np.empty(len(layouts), int)
-        for number, rows in enumerate(self._of_program):
+        for number, rows in enumerate(self._program_rows):
             self._program[rows] = number
 
-    def find_best(self, wanted: int, among: Bool[NumpyArray, " layouts"]) -> Rows:
+    def find_best(self, count: int, among: Bool[NumpyArray, " layouts"]) -> Rows:
         """Evaluate all that can stand for one of the best ideas; return these, shortest first."""
-        bound, times = self.known.lower_bound, self.known.step_time
-        rows = np.flatnonzero(self.known.fits & among)
-        limit = self._last_of_best(wanted, among)
+        bound, times = self.estimates.lower_bound, self.estimates.step_time
+        rows = np.flatnonzero(self.estimates.fits & among)
+        limit = self._last_of_best(count, among)
         for row in rows[np.argsort(bound[rows], kind="stable")].tolist():
             if bound[row] > limit:
                 break
             if np.isnan(times[row]):
                 self._evaluate(self._program[row], among & (bound <= limit))
-                limit = self._last_of_best(wanted, among)
+                limit = self._last_of_best(count, among)
         order = self._known_in_order(among)
         _, first = np.unique(self.idea[order], return_index=True)
-        return order[np.sort(first)][:wanted]
+        return order[np.sort(first)][:count]
 
     def others(self, row: int) -> Rows:
-        """Other splits of the layers of a layout, of those that were evaluated; shortest first."""
+        """Return other evaluated splits of the layers of a layout, the shortest first."""
         order = self._known_in_order(self.idea == self.idea[row])
         splits = np.stack([self.layouts.stages_per_worker, self.layouts.edge_units], axis=1)
         _, first = np.unique(splits[order], axis=0, return_index=True)
-        every = order[np.sort(first)]
-        return every[(splits[every] != splits[row]).any(axis=1)]
+        distinct = order[np.sort(first)]
+        return distinct[(splits[distinct] != splits[row]).any(axis=1)]
 
     def _known_in_order(self, among: Bool[NumpyArray, " layouts"]) -> Rows:
         """Those of some that were evaluated, by step time and memory."""
-        times = self.known.step_time
-        order = np.lexsort((self.known.memory_bytes, times))
+        times = self.estimates.step_time
+        order = np.lexsort((self.estimates.memory_bytes, times))
         return order[(among & ~np.isnan(times))[order]]
 
     def find_front(self) -> Bool[NumpyArray, " layouts"]:
         """Evaluate all that can be on the front of step time against memory; return (layouts)."""
-        memory, fits = self.known.memory_bytes, self.known.fits
+        memory, fits = self.estimates.memory_bytes, self.estimates.fits
         while True:
-            times = self.known.step_time
-            least = np.where(np.isnan(times), self.known.lower_bound * (1 - ROUNDING), times)
+            times = self.estimates.step_time
+            least = np.where(np.isnan(times), self.estimates.lower_bound * (1 - ROUNDING), times)
             order = np.flatnonzero(fits)
             order = order[np.lexsort((memory[order], least[order]))]
             # by step time: on the front is what needs less memory than all that are shorter
@@ -305,27 +308,27 @@ class Evaluator:
 
     def evaluate_all(self) -> None:
         """Evaluate all layouts that fit."""
-        for number in range(len(self._of_program)):
-            self._evaluate(number, self.known.fits)
+        for number in range(len(self._program_rows)):
+            self._evaluate(number, self.estimates.fits)
 
-    def _evaluate(self, number: int, wanted: Bool[NumpyArray, " layouts"]) -> None:
-        """Evaluate those layouts of a program that fit, are wanted and are not known yet."""
-        rows = self._of_program[number]
-        rows = rows[(self.known.fits & wanted & np.isnan(self.known.step_time))[rows]]
+    def _evaluate(self, number: int, selected: Bool[NumpyArray, " layouts"]) -> None:
+        """Evaluate the selected layouts of a program that fit and have no step time yet."""
+        rows = self._program_rows[number]
+        rows = rows[(self.estimates.fits & selected & np.isnan(self.estimates.step_time))[rows]]
         if not len(rows):
             return
-        own = self.layouts.take(rows)
-        shape, count = shape_of(self.request, own, 0), int(own.microbatches[0])
-        costs = price(self.request, shape, own).costs
-        self.known.step_time[rows] = exact_times(shape, count, costs, self.request.links)
+        layouts = self.layouts.take(rows)
+        shape, count = program_shape(self.request, layouts, 0), int(layouts.microbatches[0])
+        costs = price(self.request, shape, layouts).costs
+        self.estimates.step_time[rows] = exact_times(shape, count, costs, self.request.links)
         self.programs += 1
         self.tell()
 
-    def _last_of_best(self, wanted: int, among: Bool[NumpyArray, " layouts"]) -> float:
-        """What the bound of a better idea is below [s]; infinite where too few are known."""
-        rows = np.flatnonzero(among & ~np.isnan(self.known.step_time))
+    def _last_of_best(self, count: int, among: Bool[NumpyArray, " layouts"]) -> float:
+        """Return the limit on the bound of a better idea [s]; infinite if too few are evaluated."""
+        rows = np.flatnonzero(among & ~np.isnan(self.estimates.step_time))
         least = np.full(1 + self.idea.max(), np.inf)
-        np.minimum.at(least, self.idea[rows], self.known.step_time[rows])
-        if len(least) < wanted:
+        np.minimum.at(least, self.idea[rows], self.estimates.step_time[rows])
+        if len(least) < count:
             return np.inf
-        return float(np.partition(least, wanted - 1)[wanted - 1]) * (1 + ROUNDING)
+        return float(np.partition(least, count - 1)[count - 1]) * (1 + ROUNDING)
