@@ -3,24 +3,24 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-# what is kept here belongs to the targets: made again, it is replaced
+# output folders; targets overwrite them
 RESULTS := results
 FIGURES := figures/out
 SITE := site
 DEMO := demo
-# what PyTorch wrote, times that somebody measured, transfers as on NCCL
+# example: a schedule of PyTorch, measured times, transfers as on NCCL
 REAL := --table examples/schedule.csv --costs examples/measured.json --link rendezvous
-# of the fuzzer: files; tables against the event loop; all doors on one table and its costs
+# number of random examples of each fuzzer, and the fuzzers
 EXAMPLES ?= 100000
 FUZZ ?= tests/test_fuzz.py tests/test_fuzz_runs.py tests/test_one_meaning.py tests/test_certificates.py
-# processes of the tests
+# number of processes of the tests
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
-# the tests start many processes: what Python compiles is kept for all of them
+# the tests start many processes, which share Python's bytecode
 export PYTHONDONTWRITEBYTECODE :=
-# the command line holds no arrays, and names types of rooms that it imports later
+# packages whose types and shapes are checked at run time; the command line imports its types lazily
 TYPED := --jaxtyping-packages=pipejax.base,pipejax.schedules,pipejax.costs,pipejax.engine,pipejax.analysis,pipejax.search,pipejax.sweep,pipejax.training,pipejax.traces,pipejax.plots,pipejax.runtimes.table_writing,typecheck.check
-# what runs a second time, as users compile it and with the types in signatures executed
+# tests that also run as users compile, with run-time types
 SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.py links.py) \
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
@@ -36,14 +36,14 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-demo: $(READY)  ## a real schedule with measured costs: its numbers, a picture and a page in demo/
+demo: $(READY)  ## evaluate a real schedule with measured costs; picture and page in demo/
 	mkdir -p $(DEMO)
 	$(BIN)/pipejax evaluate $(REAL)
 	$(BIN)/pipejax show $(REAL) --force --out $(DEMO)/timeline.png
 	$(BIN)/pipejax show $(REAL) --force --out $(DEMO)/explorer.html
 	@echo "look at $(DEMO)/timeline.png, and open $(DEMO)/explorer.html in a browser"
 
-paper: $(READY)  ## repeat the tabular-schedule paper: fit, datasets, figures, Table I, claims (3 minutes, anew each time)
+paper: $(READY)  ## repeat the tabular-schedule paper: fit, datasets, figures, Table I, claims (3 minutes)
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.tabular.schedules --out $(RESULTS)/tabular_schedules.zarr
 	$(BIN)/python -m sweeps.tabular.schedule_tables --out $(RESULTS)/schedule_tables.zarr
@@ -64,11 +64,11 @@ optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; EFF
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.optpipe.claims --data $(RESULTS)
 
-# those that write a dataset by themselves; one more reads the grid of `make optpipe`, made where it is not there
+# findings with their own dataset; one more reads the grid of `make optpipe`
 FINDINGS := links regimes queues delays gradient_noise
 GRID := $(RESULTS)/optpipe_grid.zarr
 
-findings: $(READY)  ## what follows that nobody has published: datasets, figures, claims (4 minutes behind make optpipe)
+findings: $(READY)  ## our findings: datasets, figures, claims (4 minutes after make optpipe)
 	mkdir -p $(RESULTS)
 	set -e; for name in $(FINDINGS); do \
 		$(BIN)/python -m sweeps.findings.$$name --out $(RESULTS)/finding_$$name.zarr; done
@@ -84,28 +84,28 @@ sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, j
 	$(BIN)/python -m sweeps.design.jitter --out $(RESULTS)/jitter.zarr
 	$(BIN)/python -m sweeps.design.timelines --out $(RESULTS)/timelines.zarr
 
-fidelity: $(READY)  ## predict all measured tables: docs/accuracy.md with its figure; fails beyond a limit (ten minutes)
+fidelity: $(READY)  ## predict all measured tables and write docs/accuracy.md; fails beyond a limit (ten minutes)
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.published.fidelity --out $(RESULTS)/fidelity.zarr --page docs/accuracy.md; code=$$?; \
 	$(MAKE) figures && cp $(FIGURES)/accuracy.png docs/accuracy.png && exit $$code
 
-figures: $(READY)  ## draw the figures of all datasets that are there
+figures: $(READY)  ## draw the figures of all existing datasets
 	$(BIN)/python -m figures --data $(RESULTS) --out $(FIGURES)
 
-docs: $(READY)  ## the documentation in site/: pages, reference, gallery, examples that are run (a minute)
+docs: $(READY)  ## build the documentation in site/ and run its examples (a minute)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir $(SITE)
 	$(BIN)/python -m pages.links $(SITE)
 
-docs-serve: $(READY)  ## the same, at http://127.0.0.1:8000 while pages are edited; without what takes time
+docs-serve: $(READY)  ## serve it at http://127.0.0.1:8000 while you edit, without slow pages
 	NO_MKDOCS_2_WARNING=1 DOCS_WHOLE=false $(BIN)/python -m mkdocs serve
 
-quick: lint  ## lint, and the tests that compile nothing, solve nothing and start no process
+quick: lint  ## lint and fast tests: no compilation, no solver, no process
 	$(PYTEST) --quick tests
 
-test: lint  ## everything that must hold: lint, types, tests, doctests
+test: lint  ## lint, types, tests, doctests
 	$(MAKE) -j 2 types tests
 
-test-all: lint types  ## the same with what is slow, all of it with run-time types, and more examples
+test-all: lint types  ## all tests with slow ones, run-time types and more examples
 	$(PYTEST)
 	$(PYTEST) tests/papers
 	$(PYTEST) $(TYPED) tests
@@ -121,36 +121,36 @@ lint: $(READY)  ## ruff, format included
 types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
-tests: sample  ## tests and doctests, those of `make sample` first
+tests: sample  ## tests and doctests, after make sample
 	$(PYTEST) -m "not slow" $(addprefix --deselect=,$(SAMPLE))
 
-test-browser: $(READY)  ## the explorer's page in a browser (apt install chromium), its speed too: five minutes
+test-browser: $(READY)  ## test the explorer in a browser (apt install chromium; five minutes)
 	$(PYTEST) -n 0 tests/browser
 
-# PyTorch's wheel is large: it has an environment of its own
+# PyTorch has a separate environment, because its wheel is large
 RUNTIMES := .venv-runtimes
 $(RUNTIMES)/ready: pyproject.toml
 	$(PYTHON) -m venv $(RUNTIMES)
 	$(RUNTIMES)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' pytest
 	touch $@
 
-test-runtimes: $(RUNTIMES)/ready  ## tables in PyTorch's runtime: lowering, gradients, step times, traces (large download; twelve minutes)
+test-runtimes: $(RUNTIMES)/ready  ## test tables in PyTorch's runtime (large download; twelve minutes)
 	$(RUNTIMES)/bin/python -m pytest -q -c tests/runtimes/pytest.ini tests/runtimes
 
-explorer-pictures: $(READY)  ## the explorer's pictures in docs/assets, as a browser shows it (apt install chromium)
+explorer-pictures: $(READY)  ## draw the explorer's pictures in docs/assets (apt install chromium)
 	$(BIN)/python -m pages.explorer
 
-fuzz: $(READY)  ## files, tables, costs and certificates that nobody wrote, EXAMPLES=100000 of each (of one kind: FUZZ=tests/test_fuzz.py)
+fuzz: $(READY)  ## test EXAMPLES=100000 random files, tables, costs and certificates (one kind: FUZZ=tests/test_fuzz.py)
 	HYPOTHESIS_PROFILE=nightly EXAMPLES=$(EXAMPLES) $(PYTEST) $(FUZZ)
 
-sample: $(READY)  ## the engine as users compile it, and the types in signatures executed
+sample: $(READY)  ## test the engine as users compile it, with run-time types
 	XLA_FLAGS= $(PYTEST) -n 0 $(TYPED) $(SAMPLE)
 
-formulas: $(READY)  ## closed forms: published against exact ones, all schedules against the recurrence (five minutes)
+formulas: $(READY)  ## compare closed forms with published ones and with the recurrence (five minutes)
 	$(BIN)/python -m sweeps.published.forms
 	$(BIN)/python -m benchmarks.formulas
 
-bench: $(READY)  ## engine, sweep, tuning, training against what else there is; what constraints buy
+bench: $(READY)  ## benchmark engine, sweep, tuning, training and search
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
 	$(BIN)/python -m benchmarks.cold_start --out $(RESULTS)/benchmark_cold_start.json
@@ -163,13 +163,13 @@ bench: $(READY)  ## engine, sweep, tuning, training against what else there is; 
 	$(BIN)/python -m benchmarks.optimize --out $(RESULTS)/benchmark_optimize.json
 	$(BIN)/python -m benchmarks.optimize_plain --out $(RESULTS)/benchmark_optimize_plain.json
 
-format: $(READY)  ## let ruff put the code in shape
+format: $(READY)  ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock:  ## write requirements.lock anew (needs uv)
+lock:  ## rewrite requirements.lock (needs uv)
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
 		--fork-strategy fewest --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
 
-clean:  ## remove what can be made again
+clean:  ## remove generated files
 	rm -rf .venv $(RUNTIMES) $(RESULTS) $(FIGURES) $(SITE) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis

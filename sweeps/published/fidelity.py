@@ -158,11 +158,11 @@ def out_of_box(validations: Sequence[Validation], *reasons: str) -> Section:
         once = validation.by_configuration
         rows += judged(name, machines, time_errors(once), *table_limits(OUT_OF_BOX, name))
     text = (
-        "Step times of every table by the machine's file and the stack as they come with pipejax, "
-        "one row for each configuration. The A100's kernels and the host of all machines are "
-        "fitted to vTrain's rows, other rates are the data sheet's and what others measured of "
-        "kernels; "
-        "shares of stacks are published or counted. Tables without a limit are shown as they are."
+        "Step times of every table, predicted with the machine's file and the stack that come "
+        "with pipejax. Each configuration has one row. The A100's kernels and the host of all "
+        "machines are fitted to vTrain's rows. Other rates come from data sheets and from "
+        "measurements of kernels by others. Shares of stacks are published or counted. Some "
+        "tables have no limit."
     )
     return Section("Out of the box", text, tuple(rows), reasons)
 
@@ -194,10 +194,9 @@ def bridge(validations: Sequence[Validation]) -> Section:
             name = part.measured.system[0]
             rows += judged(kind, name, time_errors(part.by_configuration))
     text = (
-        "One row for each configuration: what several releases measured of it is their mean. "
-        "Dispatcher, overlap, graphs and recomputed modules are those of the recipes at the time "
-        "of each release; nothing is fitted. Releases of one framework differ by up to a factor of "
-        "two on one layout."
+        "Each configuration has one row, the mean over releases. Dispatcher, overlap, graphs and "
+        "recomputed modules follow the recipes of each release, and nothing is fitted. Releases "
+        "of one framework differ by up to a factor of two on one layout."
     )
     return Section("Megatron-Bridge, by kind of model", text, tuple(rows))
 
@@ -220,12 +219,11 @@ def nanotron() -> Section:
             rows += judged(NANOTRON, name + what, errors, PLAYBOOK[is_above])
     rows += judged(NANOTRON, "pipelines that a fault slowed, mended since", time_errors(slow))
     text = (
-        "Runs of nanotron on 8 to 512 H100 with the bandwidth that each job measured between its "
-        "nodes. Counted apart are pipelines that a fault of the framework slowed. Of the others "
-        "there are two kinds, told by the bandwidth that they measured within a node, 425 or 458 "
-        "GB/s. Where a size is left out, numbers of the machine are fitted to the other sizes of "
-        "the same kind: in slow jobs a hop between accelerators takes some 0.2 ms, also within a "
-        "node."
+        "Runs of nanotron on 8 to 512 H100, with the bandwidth that each job measured between its "
+        "nodes. Pipelines that a fault of the framework slowed are counted separately. The others "
+        "are of two kinds, with 425 or 458 GB/s measured within a node. If a size is left out, "
+        "numbers of the machine are fitted to the other sizes of the same kind. In slow jobs a "
+        "hop between accelerators takes some 0.2 ms, also within a node."
     )
     return Section(
         "The Hugging Face playbook's runs", text, tuple(rows), (out_of_memory(validation),)
@@ -282,8 +280,8 @@ def memory(validations: Sequence[Validation]) -> Section:
         if errors is not None:
             rows += judged(name, "all", errors, *table_limits(MEMORY, name))
     text = (
-        "Memory of the fullest accelerator, where a table says it: what was allocated, in "
-        "torchtitan's table what the allocator had reserved, which is more."
+        "Memory of the fullest accelerator, in tables that have it. It is allocated memory; in "
+        "torchtitan's table it is the reserved memory of the allocator, which is larger."
     )
     return Section("Memory", text, tuple(rows))
 
@@ -323,11 +321,11 @@ def calibrated(fits: Sequence[Fitted]) -> Section:
             share = f"{coverage:.1f} % of the rows left out of it"
             reasons.append(f"{runs}, {fit.what}: the 90 % band holds {share} (85 to 95 wanted).")
     text = (
-        "Numbers of the machine fitted to some rows (`pipejax calibrate`), then judged by rows "
-        "that the fit never saw: whole groups of hidden size, tensor parallelism and microbatch "
-        "size, whole model sizes, or all but eight rows. Random halves would flatter: rows of one "
-        "group are made of the same layer times. The last line fits all rows, with a factor for "
-        "the layer time of each shape."
+        "Numbers of the machine are fitted to some rows (`pipejax calibrate`) and judged by rows "
+        "that the fit never saw. Left out are whole groups of hidden size, tensor parallelism and "
+        "microbatch size, whole model sizes, or all but eight rows. Random halves would flatter, "
+        "because rows of one group share layer times. The last line fits all rows, with a factor "
+        "for the layer time of each shape."
     )
     return Section("Calibrated, on rows that were left out", text, tuple(rows), tuple(reasons))
 
@@ -399,9 +397,10 @@ def mlperf() -> Section:
         rows += judged("mlperf_h100", what, time_errors(others), Limit(8.0, EACH))
         reasons.append(f"{what}, by microbatches M: {by_microbatches(others)}.")
     text = (
-        "The line: cycle time and offset from the medians at the smallest and the largest number "
-        "of microbatches M predict those at every other M. From one model to the other: the "
-        "machine fitted to the runs of one, judged by those of the other."
+        "The line has a cycle time and an offset, from the medians at the smallest and the "
+        "largest number of microbatches M. It predicts the medians at every other M. From one "
+        "model to the other, the machine is fitted to the runs of one and judged by those of the "
+        "other."
     )
     return Section("MLPerf on H100", text, tuple(rows), tuple(reasons))
 
@@ -463,8 +462,8 @@ def simulators(validations: Sequence[Validation]) -> Section:
         rows += judged(table, "pipejax", time_errors(ours), Limit(time_errors(theirs).mape))
         rows += judged(table, name, time_errors(theirs))
     text = (
-        "Predictions that the authors of other simulators published, and those of pipejax on the "
-        "same rows. The limit is the other one's mean error."
+        "Predictions published by the authors of other simulators, and those of pipejax on the "
+        "same rows. The limit is the mean error of the other simulator."
     )
     return Section("Beside other simulators", text, tuple(rows))
 
