@@ -135,7 +135,9 @@ class _Transfers(NamedTuple):
         sources, targets = sources[apart], targets[apart]
         seconds = arrival[targets] - departure[sources]
         return cls(
-            *(field[sources] for field in (trace.step, trace.replica, trace.worker)),
+            trace.step[sources],
+            trace.replica[sources],
+            trace.worker[sources],
             trace.worker[targets],
             seconds,
         )

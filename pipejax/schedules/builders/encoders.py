@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.checks import MismatchError, positive
-from pipejax.schedules.builders.one_f_one_b import alternate, phase_ops
+from pipejax.schedules.builders.one_f_one_b import Ops, alternate, phase_ops
 from pipejax.schedules.cells.grammar import Edge, Grammar
 from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.table.slot_simulation import spread_rows
@@ -82,10 +82,7 @@ def encoders_1f1b(
             "num_workers",
         )
     stages, microbatches = _Stages(encoders, encoder_stages, model), range(num_microbatches)
-    rows = [
-        alternate(*(phase_ops(p, s, microbatches) for p in (F, B)), stages.num_following(s))
-        for s in range(num_workers)
-    ]
+    rows = [_alternating_ops(s, microbatches, stages.num_following(s)) for s in range(num_workers)]
     return spread_rows("encoders-1f1b", rows, slots, grammar=Grammar(graph=stages.graph))
 
 
@@ -149,6 +146,11 @@ def filled_encoders(
     )
 
 
+def _alternating_ops(stage: int, microbatches: range, warmup: int) -> Ops:
+    forwards, backwards = (phase_ops(phase, stage, microbatches) for phase in (F, B))
+    return alternate(forwards, backwards, warmup)
+
+
 class _Filling(NamedTuple):
     """Ops, their workers and times, and limits of what encoders hold."""
 
@@ -183,8 +185,7 @@ class _Filling(NamedTuple):
         queues = []
         for r in range(self.stages.model):
             s = first + r
-            passes = (phase_ops(phase, s, microbatches) for phase in (F, B))
-            model_ops = alternate(*passes, self.stages.num_following(s)).tolist()
+            model_ops = _alternating_ops(s, microbatches, self.stages.num_following(s)).tolist()
             here = [(m, e) for m in microbatches for e in range(first) if self.home[m][e] == r]
             encoder_ops = ([(int(phase), e, m) for m, e in here] for phase in (B, F))
             queues.append([q[::-1] for q in ([tuple(op) for op in model_ops], *encoder_ops)])

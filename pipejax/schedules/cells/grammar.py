@@ -360,7 +360,7 @@ class Grammar(PhaseLists[AnyPhase]):
     def unit_slots(self) -> Mapping[str, float]:
         """Durations of a drawing by letters: of a kind of its own 1, unless it says otherwise."""
         slots = {phase.name: phase.kind.slot for phase in self.own}
-        return UNIT_SLOTS | {name: 1 if slot is None else slot for name, slot in slots.items()}
+        return {**UNIT_SLOTS, **{name: 1 if s is None else s for name, s in slots.items()}}
 
     @functools.cached_property
     def lane_of(self) -> Int[NumpyArray, " codes"]:
