@@ -1,4 +1,4 @@
-"""What makes a schedule legal. A table runs these checks when it is made, in this order.
+"""Rules of legal schedules. A table runs these checks when it is made, in this order.
 
 The arrays of a table fit together, and what they name exists; every op is there once, on the
 worker of its stage; the rows can be executed; every gradient is applied, every version of the
@@ -207,15 +207,15 @@ def _check_ways(content: Content) -> None:
 
 
 def _check_needed(content: Content, rule: Rule) -> None:
-    """What an op waits for by a rule is there, where it would be of a stage that exists."""
+    """Check that every op has its producers, and every producer its consumers, by a rule."""
     used, where = {*content.used_phases}, content.where
     waits = rule.is_needed and rule.consumer in used
     waits &= not (content.grammar.forward_only and rule.consumer in UPDATES)
     answers = rule.is_answered and not used.isdisjoint(rule.producers)
     if not waits and not answers:
         return
-    made = np.maximum.reduce([where[phase] for phase in rule.producers])
-    if waits and (made == NOWHERE).any():  # else whatever waits finds one
+    producer = np.maximum.reduce([where[phase] for phase in rule.producers])
+    if waits and (producer == NOWHERE).any():  # else whatever waits finds one
         for waiting in waiting_by(content, rule):
             inside = (waiting.place != NOWHERE) & (waiting.microbatch != NOWHERE)
             lacking = inside & (find_producers(content, rule, waiting) == NOWHERE)
@@ -223,8 +223,8 @@ def _check_needed(content: Content, rule: Rule) -> None:
                 at = _op_at(content, rule.producers[0], waiting.place[k], waiting.microbatch[k])
                 raise _missing(content, *at, f"{content.text(waiting.consumer[k])} waits for it")
     if answers:
-        for place in np.argwhere((made != NOWHERE) & (where[rule.consumer] == NOWHERE)):
-            why = f"{content.text(made[tuple(place)])} needs it"
+        for place in np.argwhere((producer != NOWHERE) & (where[rule.consumer] == NOWHERE)):
+            why = f"{content.text(producer[tuple(place)])} needs it"
             raise _missing(content, *_op_at(content, rule.consumer, *place), why)
 
 

@@ -1,4 +1,4 @@
-"""What names a schedule: the one place that turns a text into a builder.
+"""Names of schedules: the one place that turns a text into a builder.
 
 A name is that of a built-in schedule, of a registered or installed one, FILE.py:FUNCTION, or the
 path of a table. Commands, sweeps and Python ask here, so each takes all of these. Own schedules

@@ -1,4 +1,4 @@
-"""What a cell of a schedule table can hold: ops, their phases and their text form.
+"""Contents of the cells of a schedule table: ops, their phases and their text form.
 
 Phases carry PyTorch's letters everywhere. The text of an op is stage, letter, microbatch, as in
 "2F0"; the text of a fused pair is "(0F8;7B0)OVERLAP_F_B". Printing and parsing are inverse.

@@ -1,4 +1,4 @@
-"""Where stages live: one row per pipe, one worker per stage.
+"""Placement of stages: one row per pipe, one worker per stage.
 
 A unidirectional schedule has one pipe. A bidirectional one (Chimera, DualPipe) has two that run
 against each other, or several such couples, each shifted round the workers; a microbatch belongs to

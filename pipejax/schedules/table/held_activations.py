@@ -1,4 +1,4 @@
-"""What the workers of a table hold in row order: activations in flight, or bytes.
+"""Holdings of the workers of a table in row order: activations in flight, or bytes.
 
 On one worker ops run one after the other, so what it holds does not depend on their durations, as
 long as none is 0: row order is a run in which each op takes one slot. Only offloads and loads run
