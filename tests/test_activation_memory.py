@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.costs.stage.stage_work import stage_bytes
-from pipejax.schedules.cells.memory_ledger import END, START, change_of
+from pipejax.schedules.cells.memory_ledger import END, START, held_change
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows, static_bytes
 
 THIRD = Fraction(1, 3)
@@ -64,14 +64,14 @@ def test_random_rows_say_what_the_run_says(case, seed):
 @pytest.mark.parametrize("life", ["FB", "FIW", "FOLB", "FOLIW"])
 def test_the_ledger_frees_what_it_takes(life):
     changes = [
-        change_of(pj.Phase[letter], moment, whole=7, for_w=3)
+        held_change(pj.Phase[letter], moment, whole=7, for_w=3)
         for letter in life
         for moment in (START, END)
     ]
     assert sum(changes) == 0
     assert max(np.cumsum(changes)) == 7
-    assert change_of(pj.Phase.I, END, whole=7, for_w=3) == -4
-    assert change_of(pj.Phase.SEND_F, END, whole=7, for_w=3) == 0
+    assert held_change(pj.Phase.I, END, whole=7, for_w=3) == -4
+    assert held_change(pj.Phase.SEND_F, END, whole=7, for_w=3) == 0
 
 
 def memory_of(row, costs, **options):

@@ -173,7 +173,7 @@ def test_bit_fields_hold_the_uses_of_every_path(bits):
     paths = {START: {(0,) * num_rows}, NO_OPERAND: set()}
     for op, (first, second) in enumerate(zip(ops.first, ops.second, strict=True)):
         over_second = with_uses(paths[second], row[ops.lag[op]])
-        paths[op] = with_uses(paths[first] | over_second, row[ops.own[op]])
+        paths[op] = with_uses(paths[first] | over_second, row[ops.duration[op]])
     for path in paths[ops.num_ops - 1]:
         beyond = np.array(path) - fields.least
         words = beyond @ fields.once.astype(np.int64)
@@ -448,7 +448,7 @@ def test_slots_are_reused_and_never_too_early(data, link):
     for k in range(ops.num_ops):
         value = max(state[first[k]], state[second[k]] + vector[ops.lag[k]])
         assert ops.slot[k] not in (first[k], second[k])
-        state[ops.slot[k]] = value + vector[ops.own[k]]
+        state[ops.slot[k]] = value + vector[ops.duration[k]]
     assert state[ops.slot[-1]] == pytest.approx(pj.evaluate(table, costs, link=link).makespan)
     long = pj.schedules.build("1f1b", num_workers=4, num_microbatches=64)
     assert binary_ops(pj.lower(long)).num_slots < 20

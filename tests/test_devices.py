@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pipejax.engine.batched.interpreter import spread_of
+from pipejax.engine.batched.interpreter import batch_sharding
 
 TESTS = Path(__file__).parent
 ON_SEVERAL = """
@@ -96,7 +96,7 @@ with jax.enable_x64(True):
 def test_layouts_that_make_no_sense_are_refused():
     mesh = Mesh(np.array(jax.devices()[:1]), "x")
     leaf = jax.device_put(np.ones((4, 4)), NamedSharding(mesh, PartitionSpec(None, "x")))
-    assert spread_of({"forward": leaf}) is None  # one device is no layout
+    assert batch_sharding({"forward": leaf}) is None  # one device is no layout
     code = """
 import jax, numpy as np, pipejax as pj
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P

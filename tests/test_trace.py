@@ -103,7 +103,7 @@ def test_links_and_messages_are_found(name, link):
     run, sent = drawn(table_of(name), link, transmit=0.2)
     found = replayed(run)
     assert found.links.model == link
-    told = found.told.is_told
+    told = found.link_estimate.is_told
     assert found.link_times[told] == pytest.approx(sent[told], rel=1e-9)
     assert found.worst_error <= 1e-9
     assert found.message_time == pytest.approx(0.2, rel=1e-9)
@@ -141,7 +141,7 @@ def test_messages_that_scatter_are_found_within_gaps():
         for _ in range(4)
     ]
     found = replayed(*[pj.evaluate(table, each, link=links) for each in costs], link=links)
-    assert found.told.is_told.all()
+    assert found.link_estimate.is_told.all()
     assert np.abs(found.link_times / sent.ravel() - 1).max() < 0.1
     assert found.mean_error < 0.002
 

@@ -32,7 +32,7 @@ Matrix = Float[Array, "outputs inputs"]
 Vector = Float[Array, " frontier"]
 Times = Float[Array, " batch"] | Float[NumpyArray, " batch"]
 
-_known: weakref.WeakKeyDictionary[Program, SteadyState] = weakref.WeakKeyDictionary()
+_steady_states: weakref.WeakKeyDictionary[Program, SteadyState] = weakref.WeakKeyDictionary()
 
 
 @in_float64
@@ -79,8 +79,8 @@ def extrapolated_makespans(
     costs.check_values()
     num_microbatches = whole_number(num_microbatches, "num_microbatches")
     steady = _steady_state(program)
-    more, left = divmod(num_microbatches - program.num_microbatches, steady.microbatches)
-    if left or more < 0:
+    more, remainder = divmod(num_microbatches - program.num_microbatches, steady.microbatches)
+    if remainder or more < 0:
         raise ValueError(
             f"num_microbatches={num_microbatches}: a period is for {steady.microbatches} "
             f"microbatches, so allowed are {program.num_microbatches}, "
@@ -91,7 +91,7 @@ def extrapolated_makespans(
     # in binary, the lowest bit first: no integer type of JAX holds all numbers
     width = -(-max(times).bit_length() // BITS) * BITS
     bits = np.array([[number >> bit & 1 for bit in range(width)] for number in times], bool)
-    return _of_batch(_last_end, program, costs, batch_size, pieces, steady.rest, bits)
+    return _map_batch(_last_end, program, costs, batch_size, pieces, steady.rest, bits)
 
 
 @in_float64
@@ -125,21 +125,21 @@ def cycle_time(program: Program, costs: Costs, *, batch_size: int | None = None)
     steady = _steady_state(program)
     pieces = [period.piece for period in steady.periods]
     microbatches = np.array([period.microbatches for period in steady.periods])
-    return _of_batch(_cycle_time, program, costs, batch_size, pieces, microbatches)
+    return _map_batch(_cycle_time, program, costs, batch_size, pieces, microbatches)
 
 
 def _steady_state(program: Program) -> SteadyState:
-    if program not in _known:
-        _known[program] = steady_state(program)
-    return _known[program]
+    if program not in _steady_states:
+        _steady_states[program] = steady_state(program)
+    return _steady_states[program]
 
 
-def _of_batch(
-    one: Callable[..., Float[Array, ""]],
+def _map_batch(
+    function: Callable[..., Float[Array, ""]],
     program: Program,
     costs: Costs,
     batch_size: int | None,
-    *given: Any,
+    *arguments: Any,
 ) -> Float[Array, " batch"]:
     """Map a function of node costs, and of what else is given, over a batch of costs."""
     leaves, size = batch_leaves(costs, program.layout, batch_size)
@@ -149,21 +149,21 @@ def _of_batch(
             "one entry per stage"
         )
     program = program_for(program, costs, batch_axes=1)
-    return jnp.broadcast_to(_mapped(one, program, leaves, *given), (size,))
+    return jnp.broadcast_to(_mapped(function, program, leaves, *arguments), (size,))
 
 
-@functools.partial(compiled, static_argnames="one")
+@functools.partial(compiled, static_argnames="function")
 def _mapped(
-    one: Callable[..., Float[Array, ""]], program: Program, leaves: Leaves, *given: Any
+    function: Callable[..., Float[Array, ""]], program: Program, leaves: Leaves, *arguments: Any
 ) -> Float[Array, " batch"]:
     """Map over the batch; a leaf that all share stays as it is."""
     shared = {name: leaf[0] for name, leaf in leaves.items() if len(leaf) == 1}
-    each = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
+    batched = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
 
-    def solve(own: Leaves) -> Float[Array, ""]:
-        return one(price(program, unchecked_costs({**shared, **own})), *given)
+    def solve(row: Leaves) -> Float[Array, ""]:
+        return function(price(program, unchecked_costs({**shared, **row})), *arguments)
 
-    return jax.vmap(solve)(each) if each else solve({})[None]
+    return jax.vmap(solve)(batched) if batched else solve({})[None]
 
 
 def _last_end(
@@ -191,8 +191,8 @@ def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     values = jnp.concatenate([unit, jnp.full((len(piece.nodes), size), -jnp.inf, unit.dtype)])
 
     def step(values: Array, inputs: tuple[Array, Array, Array, Array]) -> tuple[Array, None]:
-        place, before, own, lags = inputs
-        return values.at[place].set((values[before] + lags[:, None]).max(axis=0) + own), None
+        place, before, seconds, lags = inputs
+        return values.at[place].set((values[before] + lags[:, None]).max(axis=0) + seconds), None
 
     nodes = jnp.asarray(piece.nodes)
     places = size + jnp.arange(len(piece.nodes))
@@ -203,11 +203,11 @@ def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     return values[piece.outputs].at[ENDS_PLACE].set(ends)
 
 
-def _times(left: Matrix, right: Array) -> Array:
+def _times(first: Matrix, second: Array) -> Array:
     """Max-plus product of a matrix and a matrix or vector."""
-    if right.ndim == 1:
-        return (left + right[None, :]).max(axis=1)
-    return (left[:, :, None] + right[None, :, :]).max(axis=1)
+    if second.ndim == 1:
+        return (first + second[None, :]).max(axis=1)
+    return (first[:, :, None] + second[None, :, :]).max(axis=1)
 
 
 def _power(matrix: Matrix, exponent: Bool[Array, " bits"], vector: Vector) -> Vector:

@@ -18,7 +18,7 @@ from pipejax.base.trees import leaves, mapped
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.link_models import check_eager, settled
-from pipejax.engine.lowering.lower import lowered, sizes_of
+from pipejax.engine.lowering.lower import cost_sizes, lowered
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -52,7 +52,7 @@ def lower_and_price(
     table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
     """Lower a table, with all-reduce and update where they cost, and price it in float64."""
-    costs.check_shapes(*sizes_of(table))
+    costs.check_shapes(*cost_sizes(table))
     program = lowered(table, Links.of(link), ends_step(costs), costs)
     check_known(program, costs)
     program = by_microbatch(program) if costs.per_microbatch() else program
@@ -91,8 +91,8 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     evaluation then has nothing to compile here.
     """
     layout = program.layout
-    own = unchecked_costs({**vars(costs), "pair": None}) if layout.pairs_apart else costs
-    own.check_shapes(*layout.sizes)
+    op_costs = unchecked_costs({**vars(costs), "pair": None}) if layout.pairs_apart else costs
+    op_costs.check_shapes(*layout.sizes)
     check_known(program, costs)
     return checked_vector(program, costs)
 
@@ -146,21 +146,24 @@ def by_microbatch(program: Program) -> Program:
         return program
     new = dataclasses.replace(old, num_pairs=len(fused), per_microbatch=True)
     node, backward = fused.T
-    of_node, lasts = _microbatch_of_nodes(program), np.asarray(program.duration_index)
-    kind = lasts[node] - old.first_pair
-    both = np.stack([of_node[node], backward], axis=1)
-    duration = _spread(lasts, of_node, old, new)
+    node_microbatch, old_durations = (
+        _microbatch_of_nodes(program),
+        np.asarray(program.duration_index),
+    )
+    kind = old_durations[node] - old.first_pair
+    both = np.stack([node_microbatch[node], backward], axis=1)
+    duration = _spread(old_durations, node_microbatch, old, new)
     duration[node] = new.pair(np.arange(len(fused)))
     sent, lags = program.messages, np.asarray(program.lag_index)
-    of_edge = np.zeros(lags.shape, np.int64)
+    edge_microbatch = np.zeros(lags.shape, np.int64)
     late = np.flatnonzero(sent.lag_index != ZERO)
-    of_edge[tuple(message_edges(program, late))] = sent.microbatch[late]
+    edge_microbatch[tuple(message_edges(program, late))] = sent.microbatch[late]
     return dataclasses.replace(
         program,
         duration_index=duration.astype(np.int32),
-        lag_index=_spread(lags, of_edge, old, new).astype(np.int32),
+        lag_index=_spread(lags, edge_microbatch, old, new).astype(np.int32),
         pair_index=_spread(np.asarray(program.pair_index)[kind], both, old, new).astype(np.int32),
-        pair_stage=np.asarray(program.pair_stage)[kind] * new.columns + of_node[node],
+        pair_stage=np.asarray(program.pair_stage)[kind] * new.columns + node_microbatch[node],
         messages=sent._replace(lag_index=_spread(sent.lag_index, sent.microbatch, old, new)),
         layout=new,
     )
@@ -172,14 +175,14 @@ def _microbatch_of_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
     microbatch, worker, stage, node_of_cell = map(np.asarray, fields)
     row, slot = np.nonzero(node_of_cell != SOURCE)  # ops on lanes are of a row, and of no worker
     node = node_of_cell[row, slot]
-    meets = (microbatch[node] >= 0) & (stage[node] >= 0)
-    row, node = row[meets], node[meets]
+    has_stage = (microbatch[node] >= 0) & (stage[node] >= 0)
+    row, node = row[has_stage], node[has_stage]
     first = np.full((program.num_workers, program.layout.num_stages), program.num_microbatches)
     np.minimum.at(first, (row, stage[node]), microbatch[node])
-    behind = program.beside_cells[worker[program.beside_cells] >= 0]
-    found = microbatch.copy()
-    found[behind] = first[worker[behind], stage[behind]]
-    return found
+    updates = program.beside_cells[worker[program.beside_cells] >= 0]
+    node_microbatch = microbatch.copy()
+    node_microbatch[updates] = first[worker[updates], stage[updates]]
+    return node_microbatch
 
 
 def _spread(
@@ -188,10 +191,10 @@ def _spread(
     """Positions of ops and messages for a microbatch each; what has none reads the first."""
     place, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)
     op, link = place - 1, place - old.first_link
-    found = np.where(
+    positions = np.where(
         link >= 0, new.first_link + link * new.columns + column, 1 + op * new.columns + column
     )
-    return np.where(place == ZERO, ZERO, found)
+    return np.where(place == ZERO, ZERO, positions)
 
 
 def message_edges(program: Program, which: Int[NumpyArray, " some"]) -> Int[NumpyArray, "2 some"]:
@@ -208,8 +211,8 @@ def message_edges(program: Program, which: Int[NumpyArray, " some"]) -> Int[Nump
         return (head.astype(np.int64) * program.num_nodes + tail) * size + lag
 
     head, place = np.nonzero(lags != ZERO)
-    found = key(head, preds[head, place], lags[head, place])
-    order = np.argsort(found)
-    wanted = key(np.asarray(sent.consumer), leaves, np.asarray(sent.lag_index))
-    edge = order[np.searchsorted(found, wanted, sorter=order)]
+    edge_keys = key(head, preds[head, place], lags[head, place])
+    order = np.argsort(edge_keys)
+    message_keys = key(np.asarray(sent.consumer), leaves, np.asarray(sent.lag_index))
+    edge = order[np.searchsorted(edge_keys, message_keys, sorter=order)]
     return np.stack([head[edge], place[edge]])

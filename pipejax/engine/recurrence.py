@@ -179,7 +179,7 @@ def critical_path(
 
 @in_float64
 def slack(program: Program, costs: Costs, *, target: Target | None = None) -> Found:
-    """How much longer each node could take before the makespan, or a target, is exceeded.
+    """Compute how much longer each node could take within the makespan, or a target.
 
     Args:
       program: lowered schedule, in topological order.
@@ -216,8 +216,8 @@ def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, T
     """Finish times (nodes), and longest times (nodes) from there to the makespan [s]."""
 
     def step(tail: Times, row: Row) -> tuple[Times, None]:
-        v, before, own, lags = row
-        return tail.at[before].max(tail[v] + own + lags), None
+        v, before, seconds, lags = row
+        return tail.at[before].max(tail[v] + seconds + lags), None
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
     tail, _ = jax.lax.scan(step, jnp.zeros_like(duration), rows, reverse=True)
@@ -283,10 +283,10 @@ def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, "
 
     # Derivatives follow the choices: a choice has none of its own, and what it picks is linear.
     def step(finish: Times, row: Row) -> tuple[Times, Int[Array, ""]]:
-        v, before, own, lags = row
+        v, before, seconds, lags = row
         arrival = finish[before] + lags
         choice = jnp.argmax(arrival)
-        return finish.at[v].set(arrival[choice] + own), choice
+        return finish.at[v].set(arrival[choice] + seconds), choice
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
     return jax.lax.scan(step, jnp.zeros_like(duration), rows)

@@ -65,20 +65,20 @@ def steady_state(program: Program) -> SteadyState:
     # matched node by node, so the next period reads its inputs where this one left its outputs.
     # source: Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
     columns = _Columns(program)
-    chosen = sorted(_choose(columns, program.num_microbatches), key=lambda found: found.cut)
-    microbatches = math.lcm(*(found.microbatches for found in chosen))
+    chosen = sorted(_choose(columns, program.num_microbatches), key=lambda period: period.cut)
+    microbatches = math.lcm(*(period.microbatches for period in chosen))
     periods, at = [], 0
     before: Frontier = [SOURCE, ENDS]
-    for found in chosen:
-        first, second = columns.matched(found)
+    for period in chosen:
+        first, second = columns.matched(period)
         periods.append(
             Period(
-                columns.piece(at, found.cut, before, first),
-                columns.piece(found.cut, found.cut + found.length, first, second),
-                found.microbatches,
+                columns.piece(at, period.cut, before, first),
+                columns.piece(period.cut, period.cut + period.length, first, second),
+                period.microbatches,
             )
         )
-        at, before = found.cut, first
+        at, before = period.cut, first
     rest = columns.piece(at, columns.num_columns, before, [SOURCE, ENDS])
     return SteadyState(tuple(periods), rest, microbatches)
 
@@ -144,11 +144,11 @@ class _Columns:
         worker, slot = np.nonzero(cells != SOURCE)
         # NumPy keeps the last of several assignments: in reverse, the first cell of a node counts
         column[cells[worker, slot][::-1]] = slot[::-1]
-        found: list[int] = column.tolist()
-        found[SOURCE] = 0
+        columns: list[int] = column.tolist()
+        columns[SOURCE] = 0
         for node in range(1, program.num_nodes):
-            found[node] = max(found[node], *(found[before] for before in self.preds[node]))
-        return found
+            columns[node] = max(columns[node], *(columns[before] for before in self.preds[node]))
+        return columns
 
     def signature(self, column: int) -> Hashable:
         """Content and edges of a column, up to a shift of its microbatches."""
@@ -166,18 +166,18 @@ class _Columns:
             else ((), lag)
             for before, lag in zip(self.preds[node], self.lags[node], strict=True)
         ]
-        of_pair = self.backward.get(node)
-        behind = None if of_pair is None else of_pair[1] - self.microbatch[node]
-        return self.kind[node], self.durations[node], behind, tuple(edges)
+        pair_backward = self.backward.get(node)
+        shift = None if pair_backward is None else pair_backward[1] - self.microbatch[node]
+        return self.kind[node], self.durations[node], shift, tuple(edges)
 
     def work(self, node: int) -> list[Kind]:
-        """What a node does: a whole backward both of its halves, a fused pair a forward besides."""
+        """Return the kinds of work of a node: B counts as I and W, a fused pair also as F."""
         kind = self.kind[node]
-        own = [kind] if kind[0] != Phase.B else []
+        kinds = [kind] if kind[0] != Phase.B else []
         (phase, *rest), _ = self.backward.get(node, (kind, 0))
         if phase in INPUT_GRADS:
-            own += [(Phase.I, *rest), *[(Phase.W, *rest)] * (phase == Phase.B)]
-        return list(dict.fromkeys(own))
+            kinds += [(Phase.I, *rest), *[(Phase.W, *rest)] * (phase == Phase.B)]
+        return list(dict.fromkeys(kinds))
 
     def keys(self, column: int) -> list[Key]:
         return sorted((self.kind[node], self.microbatch[node]) for node in self.nodes[column])
@@ -191,15 +191,15 @@ class _Columns:
         )
         return [SOURCE, ENDS, *crossing]
 
-    def matched(self, found: _FoundPeriod) -> tuple[Frontier, Frontier]:
+    def matched(self, period: _FoundPeriod) -> tuple[Frontier, Frontier]:
         """Frontiers before and after a period, in the same order; empty if they differ."""
-        before, after = (self.frontier(cut) for cut in (found.cut, found.cut + found.length))
+        before, after = (self.frontier(cut) for cut in (period.cut, period.cut + period.length))
         place = {self._key(node): node for node in after}
         ordered = []
         # what has no microbatch of its own (source, last end) is its own successor
         for node in before:
             kind, microbatch = self._key(node)
-            later = place.get((kind, microbatch + found.shift), place.get((kind, microbatch)))
+            later = place.get((kind, microbatch + period.shift), place.get((kind, microbatch)))
             if later is None:
                 return [], []
             ordered.append(later)
@@ -230,11 +230,11 @@ def _backwards_of_pairs(program: Program) -> dict[int, Key]:
     node, microbatch = np.asarray(program.fused).T
     pair = np.asarray(program.duration_index)[node] - layout.first_pair
     phase, stage = layout.op_at(np.asarray(program.pair_index)[pair, 1])
-    pipe_of = np.zeros(program.num_microbatches, int)
+    pipes = np.zeros(program.num_microbatches, int)
     numbered = np.asarray(program.microbatch) != NO_MICROBATCH
-    pipe_of[np.asarray(program.microbatch)[numbered]] = np.asarray(program.pipe)[numbered]
+    pipes[np.asarray(program.microbatch)[numbered]] = np.asarray(program.pipe)[numbered]
     none = np.full_like(node, NO_WORKER)
-    kind = phase, stage, pipe_of[microbatch], np.asarray(program.worker)[node], none, none
+    kind = phase, stage, pipes[microbatch], np.asarray(program.worker)[node], none, none
     kinds = map(tuple, np.stack(kind, axis=1).tolist())
     return dict(zip(node.tolist(), zip(kinds, microbatch.tolist(), strict=True), strict=True))
 
@@ -252,20 +252,20 @@ def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
     }
     chosen: list[_FoundPeriod] = []
     covered: set[Kind] = set()
-    for found in _candidates(columns):
+    for period in _candidates(columns):
         held = Counter(
             kind
-            for column in range(found.cut, found.cut + found.length)
+            for column in range(period.cut, period.cut + period.length)
             for node in columns.nodes[column]
             for kind in columns.work(node)
         )
         # every microbatch has its own ops; updates, and the all-reduces before them, are for some
-        own = {kind: times for kind, times in held.items() if kind[0] not in STEP_END}
-        count = len({pipe for _, _, pipe, *_ in own}) * max(own.values(), default=0)
+        op_counts = {kind: times for kind, times in held.items() if kind[0] not in STEP_END}
+        count = len({pipe for _, _, pipe, *_ in op_counts}) * max(op_counts.values(), default=0)
         # what comes again by chance is short
-        is_steady = 2 * found.repeats * count >= num_microbatches
-        if is_steady and len(set(own.values())) == 1 and not covered & set(held):
-            chosen.append(found._replace(microbatches=count))
+        is_steady = 2 * period.repeats * count >= num_microbatches
+        if is_steady and len(set(op_counts.values())) == 1 and not covered & set(held):
+            chosen.append(period._replace(microbatches=count))
             covered |= set(held)
         if covered == kinds:
             return chosen
@@ -307,7 +307,7 @@ def _first_cut(columns: _Columns, first: int, end: int, length: int) -> Iterator
     if len(shifts) != 1 or min(shifts) < 1:
         return
     for cut in range(first, end - length + 1):
-        found = _FoundPeriod(cut, length, min(shifts), repeats=(end - first) // length + 1)
-        if columns.matched(found)[0]:
-            yield found
+        period = _FoundPeriod(cut, length, min(shifts), repeats=(end - first) // length + 1)
+        if columns.matched(period)[0]:
+            yield period
             return

@@ -1,4 +1,4 @@
-"""What makes a schedule legal. A table runs these checks when it is made, in this order.
+"""Rules of legal schedules. A table runs these checks when it is made, in this order.
 
 The arrays of a table fit together, and what they name exists; every op is there once, on the
 worker of its stage; the rows can be executed; every gradient is applied, every version of the
@@ -18,10 +18,10 @@ from pipejax.schedules.cells.dependencies import (
     FORWARD,
     consumers_by,
     find_dependencies,
+    find_producers,
     find_versions,
     last_before,
     order_of_cells,
-    producers_of,
     waiting_by,
 )
 from pipejax.schedules.cells.grammar import USUAL, Grammar, Rule, format_rule
@@ -109,16 +109,16 @@ def check_ranges(content: Content) -> None:
     last, part = divmod(content.num_microbatches, grammar.slices)
     if part:
         raise ScheduleError(f"microbatch {last} has {part} slices of {grammar.slices}")
-    pipe_of = content.pipe_of_microbatch.reshape(-1, grammar.slices)
-    for microbatch in np.flatnonzero((pipe_of != pipe_of[:, :1]).any(axis=1)):
+    slice_pipes = content.pipe_of_microbatch.reshape(-1, grammar.slices)
+    for microbatch in np.flatnonzero((slice_pipes != slice_pipes[:, :1]).any(axis=1)):
         raise ScheduleError(f"slices of microbatch {microbatch} are in several pipes")
 
 
 def check_workers(content: Content) -> None:
     """Every op stands on the worker of its stage, every microbatch keeps to one pipe."""
     sharded = np.isin(content.ops.phase, content.grammar.sharding)
-    of_workers = np.isin(content.ops.phase, content.grammar.of_workers)
-    ops, sharding = content.ops.take(~sharded & ~of_workers), content.ops.take(sharded)
+    is_worker_op = np.isin(content.ops.phase, content.grammar.of_workers)
+    ops, sharding = content.ops.take(~sharded & ~is_worker_op), content.ops.take(sharded)
     should = content.placement[ops.pipe, ops.stage]
     for k in np.flatnonzero(should != ops.cell // content.num_slots):
         where = (
@@ -140,22 +140,22 @@ def check_once(content: Content) -> None:
     grammar = content.grammar
     ops = content.ops.take(~np.isin(content.ops.phase, grammar.sharding))
     # an op is told by its stage, or by its worker where it is of none
-    of_workers = np.isin(ops.phase, grammar.of_workers)
-    place = np.where(of_workers, ops.cell // content.num_slots, ops.stage)
+    is_worker_op = np.isin(ops.phase, grammar.of_workers)
+    place = np.where(is_worker_op, ops.cell // content.num_slots, ops.stage)
     places = max(content.num_stages, content.num_workers)
     sizes = len(grammar.phases), places, content.num_microbatches
     key = np.ravel_multi_index((ops.phase, place, ops.microbatch), sizes)
     order = np.lexsort((ops.cell, key))
     for k in np.flatnonzero(np.diff(key[order]) == 0):
         (first, before), (worker, slot) = map(content.place, ops.cell[order[k : k + 2]])
-        place_of = (
+        where = (
             f"on worker {worker}: in slots {before} and {slot}"
             if first == worker
             else f"on worker {first} in slot {before} and on worker {worker} in slot {slot}"
         )
         op = Op(*(field[order[k]] for field in (ops.phase, ops.stage, ops.microbatch)))
         text = grammar.text((op._replace(phase=grammar.phases[op.phase]),))
-        raise ScheduleError(f"op {text} stands twice {place_of}", place=(worker, slot))
+        raise ScheduleError(f"op {text} stands twice {where}", place=(worker, slot))
 
 
 def check_complete(content: Content) -> None:
@@ -173,7 +173,7 @@ def check_complete(content: Content) -> None:
 
 
 def _check_ends(content: Content, rule: Rule) -> None:
-    """What a rule names exists, and something waits by it."""
+    """Check that the places in a rule exist, and that some op waits by it."""
     slices = content.grammar.slices
     text = f"rule {format_rule(rule, slices)}"
     for numbers, count, what, parts in (
@@ -187,8 +187,8 @@ def _check_ends(content: Content, rule: Rule) -> None:
     ):
         for number in numbers:
             if number is not None and number >= count:
-                known = f"{what} {format_number(number, parts)} is none: the last one is"
-                raise ScheduleError(f"{text}: {known} {format_number(count - 1, parts)}")
+                reason = f"{what} {format_number(number, parts)} is none: the last one is"
+                raise ScheduleError(f"{text}: {reason} {format_number(count - 1, parts)}")
     if not len(consumers_by(content, rule)[0]):
         raise ScheduleError(f"{text}: the table holds no op that waits by it")
 
@@ -196,10 +196,10 @@ def _check_ends(content: Content, rule: Rule) -> None:
 def _check_ways(content: Content) -> None:
     """Messages lead from stage to stage, along edges of the graph if there is one."""
     sent, graph = find_dependencies(content).messages(), content.grammar.graph
-    known = {frozenset(edge) for edge in graph}
+    edges = {frozenset(edge) for edge in graph}
     ends = np.stack([sent.from_stage, sent.to_stage])
     for source, target in np.unique(ends, axis=1).T.tolist():
-        if source == target or (graph and frozenset((source, target)) not in known):
+        if source == target or (graph and frozenset((source, target)) not in edges):
             cell = sent.consumer[(ends == [[source], [target]]).all(axis=0)][0]
             way = f"within stage {source}" if source == target else f"from stage {source}"
             why = "messages lead from stage to stage" + " along edges of the graph" * bool(graph)
@@ -207,24 +207,24 @@ def _check_ways(content: Content) -> None:
 
 
 def _check_needed(content: Content, rule: Rule) -> None:
-    """What an op waits for by a rule is there, where it would be of a stage that exists."""
+    """Check that every op has its producers, and every producer its consumers, by a rule."""
     used, where = {*content.used_phases}, content.where
     waits = rule.is_needed and rule.consumer in used
     waits &= not (content.grammar.forward_only and rule.consumer in UPDATES)
     answers = rule.is_answered and not used.isdisjoint(rule.producers)
     if not waits and not answers:
         return
-    made = np.maximum.reduce([where[phase] for phase in rule.producers])
-    if waits and (made == NOWHERE).any():  # else whatever waits finds one
+    producer = np.maximum.reduce([where[phase] for phase in rule.producers])
+    if waits and (producer == NOWHERE).any():  # else whatever waits finds one
         for waiting in waiting_by(content, rule):
             inside = (waiting.place != NOWHERE) & (waiting.microbatch != NOWHERE)
-            lacking = inside & (producers_of(content, rule, waiting) == NOWHERE)
+            lacking = inside & (find_producers(content, rule, waiting) == NOWHERE)
             for k in np.flatnonzero(lacking):
                 at = _op_at(content, rule.producers[0], waiting.place[k], waiting.microbatch[k])
                 raise _missing(content, *at, f"{content.text(waiting.consumer[k])} waits for it")
     if answers:
-        for place in np.argwhere((made != NOWHERE) & (where[rule.consumer] == NOWHERE)):
-            why = f"{content.text(made[tuple(place)])} needs it"
+        for place in np.argwhere((producer != NOWHERE) & (where[rule.consumer] == NOWHERE)):
+            why = f"{content.text(producer[tuple(place)])} needs it"
             raise _missing(content, *_op_at(content, rule.consumer, *place), why)
 
 
@@ -241,8 +241,8 @@ def _check_passes(content: Content) -> None:
     forwards = content.ops.take(content.ops.phase == Phase.F)
     if stages * microbatches > len(forwards.cell):  # before anything of that size is allocated
         present = set(zip(forwards.stage.tolist(), forwards.microbatch.tolist(), strict=True))
-        every = ((s, m) for m in range(microbatches) for s in range(stages))
-        first = next(place for place in every if place not in present)
+        places = ((s, m) for m in range(microbatches) for s in range(stages))
+        first = next(place for place in places if place not in present)
         raise _missing(content, *_op_at(content, Phase.F, *first), "there is no forward")
     if content.grammar.forward_only:
         backwards = np.isin(content.ops.phase, (*BACKWARDS, *UPDATES))
@@ -310,14 +310,14 @@ def check_updates(content: Content) -> None:
                 f"the table has a weight rule, {rule}, but no U cell updates weights"
             )
         return
-    versions, forward, own = find_versions(content), where[Phase.F], where[Phase.U]
+    versions, forward, updates = find_versions(content), where[Phase.F], where[Phase.U]
     gradient = content.last_of_backward
     for stage, microbatch in np.argwhere(versions.update_cell == NOWHERE):
-        of_run = f", run {microbatch % rule.runs}," if rule.runs > 1 else ""
-        reason = f"the gradient of {{op}} is never applied: no U of stage {stage}{of_run}"
+        run = f", run {microbatch % rule.runs}," if rule.runs > 1 else ""
+        reason = f"the gradient of {{op}} is never applied: no U of stage {stage}{run}"
         cell = gradient[stage, microbatch]
         raise _wrong(content, cell, f"{reason} stands after it", *WEIGHT_GRADS)
-    for cell in own[(own != NOWHERE) & (own != versions.update_cell)]:
+    for cell in updates[(updates != NOWHERE) & (updates != versions.update_cell)]:
         reason = "op {op} does not apply the gradient that it is named after"
         raise _wrong(content, cell, f"{reason}: an update before it has done so", Phase.U)
     for place in zip(*np.nonzero(versions.read > versions.newest), strict=True):
@@ -335,7 +335,7 @@ def check_updates(content: Content) -> None:
 
 
 def _reads_early(content: Content, newest: NumpyArray) -> Bool[NumpyArray, "stages microbatches"]:
-    """Where a forward of a round stands before an update of the rounds before it."""
+    """Return where a forward of a round stands before an update of the rounds before it."""
     if content.weights.runs == 1:
         return np.zeros_like(newest, bool)
     where = content.where
@@ -424,8 +424,8 @@ def check_slots(slots: Slots, grammar: Grammar = USUAL) -> None:
         )
     for letter, duration in slots.items():
         if letter not in grammar.unit_slots:
-            known = ", ".join(grammar.unit_slots)
-            raise ScheduleError(f"slots: unknown phase {letter!r}: known are {known}")
+            allowed = ", ".join(grammar.unit_slots)
+            raise ScheduleError(f"slots: unknown phase {letter!r}: known are {allowed}")
         if not are_positive([duration], 1):
             raise ScheduleError(
                 f"slots: {letter} must be a finite number above 0, got {duration!r}"

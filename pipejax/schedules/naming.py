@@ -1,4 +1,4 @@
-"""What names a schedule: the one place that turns a text into a builder.
+"""Names of schedules: the one place that turns a text into a builder.
 
 A name is that of a built-in schedule, of a registered or installed one, FILE.py:FUNCTION, or the
 path of a table. Commands, sweeps and Python ask here, so each takes all of these. Own schedules
@@ -76,10 +76,10 @@ class OwnFunction:
             return _from_text, (self.name, *self.file)
         return OwnFunction, (self.name, self.function)
 
-    def __call__(self, **given: Any) -> ScheduleTable:
+    def __call__(self, **arguments: Any) -> ScheduleTable:
         """Make a table of the size that is asked for."""
-        sizes = [whole_number(given.get(name), name, most=MAX_COUNT) for name in SIZES]
-        given |= dict(zip(SIZES, sizes, strict=True))
+        sizes = [whole_number(arguments.get(name), name, most=MAX_COUNT) for name in SIZES]
+        arguments |= dict(zip(SIZES, sizes, strict=True))
         check_size(Builder(self, ""), **dict(zip(SIZES, sizes, strict=True)))
         needed = [
             name
@@ -87,9 +87,9 @@ class OwnFunction:
             if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         ]
         for name in needed:
-            if name not in given:
+            if name not in arguments:
                 raise ValueError(f"{self.name} needs {name}, which has no default")
-        table = self._table(self._called(given))
+        table = self._table(self._called(arguments))
         microbatches = table.num_microbatches // table.grammar.slices
         if [table.num_workers, microbatches] != sizes:
             raise ValueError(
@@ -98,29 +98,29 @@ class OwnFunction:
             )
         return table
 
-    def _called(self, given: Mapping[str, Any]) -> Any:
+    def _called(self, arguments: Mapping[str, Any]) -> Any:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is for what the command prints
-                return self.function(**given)
+                return self.function(**arguments)
         except MemoryError:
             raise
         except ValueError as error:  # the schedule does not exist for these numbers
-            raise MismatchError(self._told(error)) from error
+            raise MismatchError(self._error_text(error)) from error
         except (Exception, SystemExit) as error:
-            raise ValueError(self._told(error)) from error
+            raise ValueError(self._error_text(error)) from error
 
-    def _told(self, error: BaseException) -> str:
-        own = inspect.getsourcefile(inspect.unwrap(self.function)) or ""
-        return f"{self.name}: {_told(error, self.file[0] or own)}"
+    def _error_text(self, error: BaseException) -> str:
+        source = inspect.getsourcefile(inspect.unwrap(self.function)) or ""
+        return f"{self.name}: {_error_text(error, self.file[0] or source)}"
 
-    def _table(self, made: Any) -> ScheduleTable:
-        if isinstance(made, ScheduleTable):
-            return made if made.name == self.name else replace(made, name=self.name)
-        if isinstance(made, str) or not isinstance(made, Sequence):
-            given = f"{abbreviated(made)} of type {type(made).__name__}"
-            raise ValueError(f"{self.name} must return a ScheduleTable or rows, got {given}")
+    def _table(self, value: Any) -> ScheduleTable:
+        if isinstance(value, ScheduleTable):
+            return value if value.name == self.name else replace(value, name=self.name)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            got = f"{abbreviated(value)} of type {type(value).__name__}"
+            raise ValueError(f"{self.name} must return a ScheduleTable or rows, got {got}")
         try:
-            return ScheduleTable.from_rows(made, name=self.name)
+            return ScheduleTable.from_rows(value, name=self.name)
         except ScheduleError as error:
             raise ScheduleError(f"{self.name}: {error.reason}", error.grid) from None
 
@@ -174,10 +174,10 @@ def register(name: str, function: Callable[..., Any]) -> None:
     if meant(name, BUILT_IN) is not None:
         raise ValueError(f"name {name!r} is that of a built-in schedule: give another")
     module = getattr(function, "__module__", "")
-    registered[name] = _of_function(OwnFunction(name, function), f"registered, {module}")
+    registered[name] = _function_builder(OwnFunction(name, function), f"registered, {module}")
 
 
-def _of_function(function: OwnFunction, source: str) -> Builder:
+def _function_builder(function: OwnFunction, source: str) -> Builder:
     text = function.file[1]
     if not text:
         with contextlib.suppress(OSError, TypeError):
@@ -208,24 +208,24 @@ def installed_builder(name: str) -> Builder:
         with contextlib.redirect_stdout(sys.stderr):
             function = point.load()
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{name}: entry point {point.value}: {_told(error, '')}") from error
-    return _of_function(OwnFunction(name, function), f"{package}{point.value}")
+        raise ValueError(f"{name}: entry point {point.value}: {_error_text(error, '')}") from error
+    return _function_builder(OwnFunction(name, function), f"{package}{point.value}")
 
 
 def builder_of_file(text: str) -> Builder:
     """Read FILE.py:FUNCTION."""
     path = text.rpartition(":")[0]
     content = importlib.util.decode_source(read_file(path))
-    return _of_function(_from_text(text, path, content), path)
+    return _function_builder(_from_text(text, path, content), path)
 
 
 def _from_text(name: str, path: str, text: str) -> OwnFunction:
-    module, wanted = _executed(path, text), name.rpartition(":")[2]
-    if not hasattr(module, wanted):
-        made = ((n, each) for n, each in vars(module).items() if inspect.isfunction(each))
-        known = [n for n, each in made if each.__module__ == module.__name__]
-        raise ValueError(f"{path}: {unknown('function', wanted, known)}")
-    return OwnFunction(name, getattr(module, wanted), (path, text))
+    module, function = _executed(path, text), name.rpartition(":")[2]
+    if not hasattr(module, function):
+        functions = ((n, value) for n, value in vars(module).items() if inspect.isfunction(value))
+        names = [n for n, value in functions if value.__module__ == module.__name__]
+        raise ValueError(f"{path}: {unknown('function', function, names)}")
+    return OwnFunction(name, getattr(module, function), (path, text))
 
 
 @functools.cache
@@ -240,7 +240,7 @@ def _executed(path: str, text: str) -> types.ModuleType:
             exec(compile(text, path, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        raise ValueError(f"{path}: {_told(error, path)}") from error
+        raise ValueError(f"{path}: {_error_text(error, path)}") from error
     finally:
         del sys.path[0]
     return module
@@ -261,7 +261,7 @@ def _read(path: str, repair: str | None, *_: int) -> Builder:
     return Builder(OneTable(path, table), path, sizes=sizes, legal=legal, content=content)
 
 
-def _told(error: BaseException, file: str) -> str:
+def _error_text(error: BaseException, file: str) -> str:
     """Say in one line what went wrong, and where in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [f for f in frames if f.filename == file]
@@ -308,7 +308,7 @@ def named(text: str) -> str:
       >>> named("GPipe")
       'gpipe'
     """
-    return _found(text)[0]
+    return _find(text)[0]
 
 
 def find(text: str, *, repair: str | None = None) -> Builder:
@@ -329,7 +329,7 @@ def find(text: str, *, repair: str | None = None) -> Builder:
       >>> find("hanayo").options
       ('waves',)
     """
-    return _found(text, repair)[1]
+    return _find(text, repair)[1]
 
 
 def listed(text: str, *, repair: str | None = None) -> list[str]:
@@ -352,11 +352,11 @@ def listed(text: str, *, repair: str | None = None) -> list[str]:
     """
     check_types(name=(text, str))
     if not is_folder(text):
-        return [_found(text, repair)[0]]
-    found = [str(path) for path in sorted(Path(text).iterdir()) if _is_table(path)]
-    if not found:
+        return [_find(text, repair)[0]]
+    paths = [str(path) for path in sorted(Path(text).iterdir()) if _is_table(path)]
+    if not paths:
         raise ValueError(f"{text} holds no table: no .csv file, and no .json that is one")
-    return [_found(path, repair)[0] for path in found]
+    return [_find(path, repair)[0] for path in paths]
 
 
 def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any) -> ScheduleTable:
@@ -386,12 +386,12 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
         worker 0  0F0  0F1   .   0B0  0F2  0B1   .   0B2
         worker 1   .   1F0  1B0  1F1  1B1  1F2  1B2   .
     """
-    name, builder = _found(name)
+    name, builder = _find(name)
     for option in options:
         if option not in builder.takes:
             raise ValueError(f"schedule {name} takes no {option}: {told_options(builder)}")
-    given = {"num_workers": num_workers, "num_microbatches": num_microbatches, **options}
-    return builder.function(**given)
+    arguments = {"num_workers": num_workers, "num_microbatches": num_microbatches, **options}
+    return builder.function(**arguments)
 
 
 def told_options(builder: Builder, form: Any = str) -> str:
@@ -402,16 +402,16 @@ def told_options(builder: Builder, form: Any = str) -> str:
 
 
 def is_folder(text: str) -> bool:
-    """Whether a text is that of a folder, and no name."""
+    """Return whether a text names a folder, and no schedule."""
     return meant(text, [*BUILT_IN, *registered]) is None and os.path.isdir(text)
 
 
-def _found(text: str, repair: str | None = None) -> tuple[str, Builder]:
+def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
     check_types(name=(text, str))
-    known = {**BUILT_IN, **registered}
-    name = meant(text, known)
+    builders = {**BUILT_IN, **registered}
+    name = meant(text, builders)
     if name is not None:
-        return name, known[name]
+        return name, builders[name]
     path = Path(text)
     if ".py:" in text:
         return text, builder_of_file(text)

@@ -81,8 +81,8 @@ class Builder(NamedTuple):
     @property
     def options(self) -> tuple[str, ...]:
         """Parameters beyond workers, microbatches and slots."""
-        known = {"num_workers", "num_microbatches", "slots"}
-        return tuple(name for name in self._parameters if name not in known)
+        common = {"num_workers", "num_microbatches", "slots"}
+        return tuple(name for name in self._parameters if name not in common)
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -91,8 +91,8 @@ class Builder(NamedTuple):
 
     @property
     def _parameters(self) -> list[str]:
-        given = inspect.signature(self.function).parameters.values()
-        return [p.name for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        parameters = inspect.signature(self.function).parameters.values()
+        return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 ANY, EVEN, PAIRED = "any P and M", "P and M even", "M at least 2P"
@@ -210,20 +210,20 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
 
     @functools.wraps(builder.function)
     def build(*arguments: Any, **options: Any) -> ScheduleTable:
-        given = signature.bind(*arguments, **options).arguments
-        for option, value in given.items():
+        bound = signature.bind(*arguments, **options).arguments
+        for option, value in bound.items():
             is_count = signature.parameters[option].annotation in (int, int | None)
             if is_count and value is not defaults[option]:
-                given[option] = whole_number(value, option, most=MAX_COUNT)
+                bound[option] = whole_number(value, option, most=MAX_COUNT)
             if signature.parameters[option].annotation is bool and not isinstance(value, bool):
                 raise wrong(option, f"must be true or false, got {value!r}", value)
-        if "slots" in given:
-            check_slots(given["slots"])
-            given["slots"] = {**defaults["slots"], **given["slots"]}
-        if given.get("stage_shares") is not None:
-            check_shares(given["stage_shares"], given["num_workers"])
-        check_size(builder, **defaults | given)
-        return builder.function(**given)
+        if "slots" in bound:
+            check_slots(bound["slots"])
+            bound["slots"] = {**defaults["slots"], **bound["slots"]}
+        if bound.get("stage_shares") is not None:
+            check_shares(bound["stage_shares"], bound["num_workers"])
+        check_size(builder, **defaults | bound)
+        return builder.function(**bound)
 
     return build
 
@@ -244,12 +244,12 @@ def check_size(
     builder: Builder, *, num_workers: int, num_microbatches: int, **options: Any
 ) -> None:
     """Refuse a table that cannot fit into memory: what fits but takes long is legal."""
-    given = options.get("stages_per_worker", builder.stages_per_worker)
-    own = given * 2 * options.get("waves", 0.5)  # stages of a worker
-    stages = num_workers * int(own)
+    stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
+    worker_stages = stages_per_worker * 2 * options.get("waves", 0.5)  # stages of a worker
+    stages = num_workers * int(worker_stages)
     passes = num_microbatches * (options.get("slices", 1) or num_workers)  # None: as workers
     # a row has a column for each of its ops, and for each step of a microbatch through all stages
-    cells = num_workers * 2 * max(int(own) * passes, stages)
+    cells = num_workers * 2 * max(int(worker_stages) * passes, stages)
     num_bytes = cells * BYTES_PER_CELL + 2 * stages * passes * builder.bytes_per_op
     what = f"{num_workers} workers with {stages} stages and {num_microbatches} microbatches need"
     check_fits(num_bytes, what)

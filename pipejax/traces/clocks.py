@@ -23,7 +23,7 @@ _EXACT = 5e-5  # what clocks of one machine and times in 32 bits differ by [s]
 
 @short_repr
 class Offset(NamedTuple):
-    """How far the clock of a worker is ahead of that of most others of its replica.
+    """Lead of the clock of a worker over most others of its replica.
 
     Attributes:
       replica: of the worker.
@@ -84,31 +84,34 @@ def aligned(
     sent = _Transfers.of(trace)
     for step in trace.steps if by_step else [NONE]:
         for replica in trace.replicas:
-            mine = trace.replica == replica
-            own = sent.replica == replica
+            on_replica = trace.replica == replica
+            is_sent = sent.replica == replica
             if by_step:
-                mine, own = mine & (trace.step == step), own & (sent.step == step)
-            workers = np.unique(trace.worker[mine])
-            found = _solved(sent.bounds(own, workers), always=always)
+                on_replica, is_sent = (
+                    on_replica & (trace.step == step),
+                    is_sent & (sent.step == step),
+                )
+            workers = np.unique(trace.worker[on_replica])
+            solutions = _solve_offsets(sent.bounds(is_sent, workers), always=always)
             for worker, (seconds, residual, is_corrected, why) in zip(
-                workers.tolist(), found, strict=True
+                workers.tolist(), solutions, strict=True
             ):
                 offsets.append(Offset(replica, worker, step, seconds, residual, is_corrected, why))
                 if is_corrected:
-                    shift[mine & (trace.worker == worker)] = seconds
+                    shift[on_replica & (trace.worker == worker)] = seconds
     start, end, left_out = (
         trace.start - shift,
         trace.end - shift,
-        (*trace.left_out, *_said(offsets)),
+        (*trace.left_out, *_dropped_clocks(offsets)),
     )
     return dataclasses.replace(trace, start=start, end=end, left_out=left_out), offsets
 
 
-def _said(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
+def _dropped_clocks(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
     for why in sorted({offset.why for offset in offsets if offset.why}):
-        of = [offset for offset in offsets if offset.why == why]
-        workers = ", ".join(map(str, sorted({offset.worker for offset in of})))
-        yield LeftOut(f"clock of worker {workers}", why, len(of))
+        group = [offset for offset in offsets if offset.why == why]
+        workers = ", ".join(map(str, sorted({offset.worker for offset in group})))
+        yield LeftOut(f"clock of worker {workers}", why, len(group))
 
 
 class _Transfers(NamedTuple):
@@ -127,12 +130,16 @@ class _Transfers(NamedTuple):
             ways, departure, arrival = OF_MESSAGES, trace.start, trace.end
         else:
             ways, departure, arrival = OF_OPS, trace.end, trace.start
-        made, taken = transfers(trace, ways)
-        apart = trace.worker[made] != trace.worker[taken]
-        made, taken = made[apart], taken[apart]
-        seconds = arrival[taken] - departure[made]
+        sources, targets = transfers(trace, ways)
+        apart = trace.worker[sources] != trace.worker[targets]
+        sources, targets = sources[apart], targets[apart]
+        seconds = arrival[targets] - departure[sources]
         return cls(
-            trace.step[made], trace.replica[made], trace.worker[made], trace.worker[taken], seconds
+            trace.step[sources],
+            trace.replica[sources],
+            trace.worker[sources],
+            trace.worker[targets],
+            seconds,
         )
 
     def bounds(
@@ -140,8 +147,8 @@ class _Transfers(NamedTuple):
     ) -> Float[NumpyArray, "workers workers"]:
         """Return how far the second clock can be ahead of the first, at most [s]."""
         size = len(workers)
-        most = np.full((size, size), math.inf)
-        np.fill_diagonal(most, 0.0)
+        upper = np.full((size, size), math.inf)
+        np.fill_diagonal(upper, 0.0)
         pair = np.searchsorted(workers, self.sender[which]) * size
         pair += np.searchsorted(workers, self.receiver[which])
         order = np.lexsort([self.seconds[which], self.step[which], pair])
@@ -151,40 +158,40 @@ class _Transfers(NamedTuple):
         )
         pair, seconds = pair[first], seconds[first]  # the quickest of each step
         for number in np.unique(pair):
-            most.flat[number] = np.quantile(seconds[pair == number], _RELIABLE, method="lower")
-        return most
+            upper.flat[number] = np.quantile(seconds[pair == number], _RELIABLE, method="lower")
+        return upper
 
 
-def _solved(
-    most: Float[NumpyArray, "workers workers"], *, always: bool
+def _solve_offsets(
+    bounds: Float[NumpyArray, "workers workers"], *, always: bool
 ) -> list[tuple[float, float, bool, str]]:
     """Offset, residual, whether it is to be corrected, and why it cannot be had."""
-    size = len(most)
+    size = len(bounds)
     for middle in range(size):  # over several workers bounds add up
-        most = np.minimum(most, most[:, middle, None] + most[None, middle])
-        np.fill_diagonal(most, 0.0)  # where bounds contradict each other, they would fall for ever
-    is_broken = (most < -_EXACT) | (most.T < -_EXACT)
+        bounds = np.minimum(bounds, bounds[:, middle, None] + bounds[None, middle])
+        np.fill_diagonal(bounds, 0.0)  # contradictory bounds would fall for ever
+    is_broken = (bounds < -_EXACT) | (bounds.T < -_EXACT)
     agrees = np.ones(size, bool)
     while (broken := (is_broken & agrees & agrees[:, None]).sum(axis=1)).any():
         agrees[size - 1 - broken[::-1].argmax()] = False  # of two the second
     first = int(agrees.argmax())
-    above, below = most[first].copy(), -most[:, first]
+    above, below = bounds[first].copy(), -bounds[:, first]
     is_known = np.isfinite(above) & np.isfinite(below)
     stays = np.arange(size) == first if always else agrees
-    is_wrong, kept = is_known & ~stays, np.flatnonzero(is_known & stays)
+    is_wrong, references = is_known & ~stays, np.flatnonzero(is_known & stays)
     offset = np.zeros(size)
     for worker in np.flatnonzero(is_wrong):  # beside those that stay, or are corrected already
-        above[worker] = (offset[kept] + most[kept, worker]).min()
-        below[worker] = (offset[kept] - most[worker, kept]).max()
+        above[worker] = (offset[references] + bounds[references, worker]).min()
+        below[worker] = (offset[references] - bounds[worker, references]).max()
         offset[worker] = (above[worker] + below[worker]) / 2
-        kept = np.append(kept, worker)
+        references = np.append(references, worker)
     return [
-        _told(float(above[worker]), float(below[worker]), bool(is_wrong[worker]))
+        _offset(float(above[worker]), float(below[worker]), bool(is_wrong[worker]))
         for worker in range(size)
     ]
 
 
-def _told(above: float, below: float, is_wrong: bool) -> tuple[float, float, bool, str]:
+def _offset(above: float, below: float, is_wrong: bool) -> tuple[float, float, bool, str]:
     ways = [way for way, bound in (("to", above), ("from", below)) if not math.isfinite(bound)]
     if ways:
         why = f"no messages lead {' and '.join(ways)} it, so its offset cannot be had"

@@ -39,7 +39,7 @@ class LeftOut:
 @short_repr_of("steps replicas workers stages")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
-    """What ran when in some steps of a run, an entry for each slice of time.
+    """Slices of time of some steps of a run, one entry each.
 
     Attributes:
       step: (slices) number of the training step, as the file has it.
@@ -112,18 +112,18 @@ class Trace:
 
     @property
     def workers(self) -> int:
-        """How many workers a pipeline has, those of which there is no slice too."""
+        """Number of workers of a pipeline, with those that have no slice."""
         return max(int(self.worker.max(initial=NONE)) + 1, self.known_workers)
 
     @property
     def stages(self) -> int:
-        """How many stages the model has."""
+        """Number of stages of the model."""
         return int(self.stage.max(initial=NONE)) + 1
 
     def is_of(self, names: Iterable[str]) -> Bool[NumpyArray, " slices"]:
-        """Which slices are of phases with these names."""
-        wanted = [k for k, name in enumerate(self.phases) if name in set(names)]
-        return np.isin(self.phase, wanted)
+        """Return which slices are of phases with these names."""
+        selected_phases = [k for k, name in enumerate(self.phases) if name in set(names)]
+        return np.isin(self.phase, selected_phases)
 
     def only(self, chosen: Bool[NumpyArray, " slices"]) -> "Trace":
         """Keep some slices."""
@@ -163,9 +163,11 @@ def transfers(trace: Trace, ways: Ways) -> tuple[Slices, Slices]:
     is_of_some = (trace.stage >= 0) & (trace.microbatch >= 0)
     pairs = []
     for make, take, move in ways:
-        made, taken = (np.flatnonzero(trace.is_of(names) & is_of_some) for names in (make, take))
-        behind = place[made] + move * microbatches
-        _, first, second = np.intersect1d(behind, place[taken], return_indices=True)
-        pairs.append((made[first], taken[second]))
-    made, taken = (np.concatenate(each) for each in zip(*pairs, strict=True))
-    return made, taken
+        producers, consumers = (
+            np.flatnonzero(trace.is_of(names) & is_of_some) for names in (make, take)
+        )
+        targets = place[producers] + move * microbatches
+        _, first, second = np.intersect1d(targets, place[consumers], return_indices=True)
+        pairs.append((producers[first], consumers[second]))
+    producers, consumers = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    return producers, consumers

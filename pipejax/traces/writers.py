@@ -52,41 +52,41 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
     check_types(analysis=(analysis, Analysis))
     pipelines, replayed, shares = analysis.pipelines, analysis.replay, analysis.attribution
     trace = pipelines.trace
-    slices = np.concatenate([one.slices for one in pipelines.pipelines])
+    slices = np.concatenate([pipeline.slices for pipeline in pipelines.pipelines])
     seen = {trace.phases[code] for code in np.unique(trace.phase[slices]).tolist()}
     phases = [name for name in OPS if name in seen]
-    code_of = np.array([phases.index(name) if name in seen else 0 for name in trace.phases])
-    steps = np.array(sorted({one.step for one in pipelines.pipelines}))
-    replicas = np.array(sorted({one.replica for one in pipelines.pipelines}))
+    phase_codes = np.array([phases.index(name) if name in seen else 0 for name in trace.phases])
+    steps = np.array(sorted({pipeline.step for pipeline in pipelines.pipelines}))
+    replicas = np.array(sorted({pipeline.replica for pipeline in pipelines.pipelines}))
     where = (
         np.searchsorted(steps, trace.step[slices]),
         np.searchsorted(replicas, trace.replica[slices]),
-        code_of[trace.phase[slices]],
+        phase_codes[trace.phase[slices]],
         trace.stage[slices],
         trace.microbatch[slices],
     )
     shape = (len(steps), len(replicas), len(phases), trace.stages, trace.microbatch.max() + 1)
-    of_ops = {
+    op_values = {
         "start": trace.start,
         "duration": trace.end - trace.start,
         "residual": replayed.residuals,
     }
     data: dict[str, tuple[object, ...]] = {}
-    for name, value in of_ops.items():
-        found = np.full(shape, np.nan)
-        found[where] = value[slices]
+    for name, value in op_values.items():
+        values = np.full(shape, np.nan)
+        values[where] = value[slices]
         dims = ("step", "replica", "phase", "stage", "microbatch")
-        data[name] = (dims, found, {"units": "s"})
-    rows = np.searchsorted(steps, [one.step for one in pipelines.pipelines])
-    columns = np.searchsorted(replicas, [one.replica for one in pipelines.pipelines])
+        data[name] = (dims, values, {"units": "s"})
+    rows = np.searchsorted(steps, [pipeline.step for pipeline in pipelines.pipelines])
+    columns = np.searchsorted(replicas, [pipeline.replica for pipeline in pipelines.pipelines])
     for name, value, unit in (("span", pipelines.spans, "s"), ("error", replayed.errors, "1")):
         table = np.full(shape[:2], np.nan)
         table[rows, columns] = value
         data[name] = (("step", "replica"), table, {"units": unit})
     for name, value in (("recorded", shares.recorded), ("replayed", shares.replayed)):
-        each = np.full(len(steps), np.nan)
-        each[np.searchsorted(steps, shares.steps)] = value
-        data[name] = ("step", each, {"units": "s"})
+        step_values = np.full(len(steps), np.nan)
+        step_values[np.searchsorted(steps, shares.steps)] = value
+        data[name] = ("step", step_values, {"units": "s"})
     data["saves"] = ("place", [share.saves for share in shares.shares], {"units": "s"})
     adds = [np.nan if share.adds is None else share.adds for share in shares.shares]
     data["adds"] = ("place", adds, {"units": "s"})
@@ -134,7 +134,7 @@ def costs_text(replayed: Replay) -> str:
 def _recorded(replayed: Replay) -> set[str]:
     """Phases of which an op ran by itself, in no fused pair."""
     trace, pipelines = replayed.pipelines.trace, replayed.pipelines.pipelines
-    slices = np.concatenate([one.slices for one in pipelines])
+    slices = np.concatenate([pipeline.slices for pipeline in pipelines])
     is_second = fused_with_last(trace, slices)
     alone = slices[~(is_second | np.append(is_second[1:], False))]
     return {trace.phases[code] for code in np.unique(trace.phase[alone]).tolist()}
@@ -170,32 +170,32 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
     """
     check_types(replayed=(replayed, Replay))
     trace, pipelines = replayed.pipelines.trace, replayed.pipelines.pipelines
-    steps = sorted({one.step for one in pipelines})
+    steps = sorted({pipeline.step for pipeline in pipelines})
     step = steps[0] if step is None else step
     if step not in steps:
         raise ValueError(f"step must be one of {', '.join(map(str, steps[:8]))}, .., got {step}")
     events: list[dict[str, Any]] = []
-    for one in (each for each in pipelines if each.step == step):
-        begin = trace.start[one.slices].min()
-        own = np.flatnonzero((trace.step == step) & (trace.replica == one.replica))
-        is_op = np.isin(own, one.slices)
+    for pipeline in (candidate for candidate in pipelines if candidate.step == step):
+        begin = trace.start[pipeline.slices].min()
+        slices = np.flatnonzero((trace.step == step) & (trace.replica == pipeline.replica))
+        is_op = np.isin(slices, pipeline.slices)
         for worker in range(trace.workers):
             for tid, title in ((2 * worker, "as it ran"), (2 * worker + 1, "replayed")):
-                events.append(_named(one.replica, tid, f"worker {worker} {title}"))
+                events.append(_named(pipeline.replica, tid, f"worker {worker} {title}"))
         events.append(
             {
                 "ph": "M",
                 "name": "process_name",
-                "pid": one.replica,
-                "args": {"name": f"replica {one.replica}, step {step}"},
+                "pid": pipeline.replica,
+                "args": {"name": f"replica {pipeline.replica}, step {step}"},
             }
         )
-        for at, replays in zip(own.tolist(), is_op.tolist(), strict=True):
+        for at, replays in zip(slices.tolist(), is_op.tolist(), strict=True):
             tid = 2 * int(trace.worker[at])
-            events.append(_slice(replayed, at, one.replica, tid, trace.start[at] - begin))
+            events.append(_slice(replayed, at, pipeline.replica, tid, trace.start[at] - begin))
             if replays:
                 start = trace.start[at] - begin - replayed.residuals[at]
-                events.append(_slice(replayed, at, one.replica, tid + 1, start))
+                events.append(_slice(replayed, at, pipeline.replica, tid + 1, start))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
@@ -250,24 +250,24 @@ def of_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
     whole_number(replicas, "replicas")
     if not runs or len(runs) % replicas:
         raise ValueError(f"runs must be a multiple of {replicas} replicas, got {len(runs)}")
-    parts = [_ops_of(run, *divmod(number, replicas)) for number, run in enumerate(runs)]
+    parts = [_run_ops(run, *divmod(number, replicas)) for number, run in enumerate(runs)]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Trace.of(columns, OPS, source=", ".join(dict.fromkeys(run.table.name for run in runs)))
 
 
-def _ops_of(run: Evaluation, step: int, replica: int) -> dict[str, NumpyArray]:
+def _run_ops(run: Evaluation, step: int, replica: int) -> dict[str, NumpyArray]:
     ops = run.table.ops
     position = {Phase[name]: k for k, name in enumerate(OPS)}
     code = np.array([position.get(Phase(phase), NONE) for phase in ops.phase.tolist()])
-    kept = code != NONE
-    cell = ops.cell[kept]
+    is_op = code != NONE
+    cell = ops.cell[is_op]
     return {
         "step": np.full(len(cell), step),
         "replica": np.full(len(cell), replica),
         "worker": cell // run.table.num_slots,
-        "stage": ops.stage[kept],
-        "phase": code[kept],
-        "microbatch": ops.microbatch[kept],
+        "stage": ops.stage[is_op],
+        "phase": code[is_op],
+        "microbatch": ops.microbatch[is_op],
         "start": run.start.ravel()[cell],
         "end": run.finish.ravel()[cell],
     }

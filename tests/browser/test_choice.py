@@ -151,7 +151,7 @@ def test_any_table_is_what_the_engine_says(offered, visit):
 
 def test_a_link_model_is_what_its_record_says(tmp_path, visit, monkeypatch):
     # a message holds its link for latency and transmit time, and arrives a latency later
-    store = LinkModel("queued", holds="message", behind="latency")
+    store = LinkModel("queued", occupancy="message", lag="latency")
     monkeypatch.setitem(LINK_MODELS, "queued", store)
     page, times = tmp_path / "page.html", TIMES[:2]
     lags = ["--latency", "0.1", "--transmit", "0.2"]

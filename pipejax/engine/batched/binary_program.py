@@ -44,14 +44,14 @@ class BinaryOps:
     first: Column  # (ops) op of the first operand, `START` or `NO_OPERAND`
     second: Column  # (ops) op of the second operand, `START` or `NO_OPERAND`
     lag: Column  # (ops) cost position of the lag from the second operand
-    own: Column  # (ops) cost position of the op's own duration
+    duration: Column  # (ops) cost position of the op's own duration
     slot: Column  # (ops) buffer slot of the result, never that of an operand
     num_slots: int  # slots, constant ones included
 
     @property
     def num_ops(self) -> int:
         """Number of ops."""
-        return len(self.own)
+        return len(self.duration)
 
     def operand_slots(self) -> tuple[Column, Column]:
         """Slots (ops) of the first and of the second operand of each op."""
@@ -90,7 +90,7 @@ def binary_ops(program: Program) -> BinaryOps:
     last_op = np.append(START, first_op + is_late + chain - 1)
     size = int(ops_of_node.sum())
     first, second = np.full(size, NO_OPERAND), np.full(size, NO_OPERAND)
-    lag, own = np.zeros((2, size), np.int64)
+    lag, duration = np.zeros((2, size), np.int64)
     head = first_op + is_late  # first op that is a maximum of predecessors
     waits = np.where(is_late, first_op, last_op[preds[:, 0]])
     first[head] = np.where(is_alone, NO_OPERAND, waits)
@@ -104,23 +104,23 @@ def binary_ops(program: Program) -> BinaryOps:
         second[at], lag[at] = last_op[preds[has, column]], lags[has, column]
         if column > 1:
             first[at] = at - 1
-    own[last_op[1:]] = np.asarray(program.duration_index)[1:]
+    duration[last_op[1:]] = np.asarray(program.duration_index)[1:]
     # the last end: the first sink's own end, then one op right behind each further sink, which
     # takes the last end so far first and that sink second
     ends = last_op[1:][follows] + 1
     first[ends] = np.append(last_op[1:][is_sink][:1], ends[:-1])[: len(ends)]
     second[ends] = ends - 1
     slot, num_slots = allocate(first, second, np.arange(size))
-    return BinaryOps(first, second, lag, own, slot, num_slots)
+    return BinaryOps(first, second, lag, duration, slot, num_slots)
 
 
 def _is_sink(
     preds: Int[NumpyArray, "nodes preds"], count: Int[NumpyArray, " nodes"], num_nodes: int
 ) -> Bool[NumpyArray, " nodes"]:
-    """Whether no node waits for a node, the source left out."""
-    awaited = np.zeros(num_nodes, bool)
-    awaited[preds[np.arange(preds.shape[1]) < count[:, None]]] = True
-    return ~awaited[1:]
+    """Return whether no node waits for a node, the source left out."""
+    has_successor = np.zeros(num_nodes, bool)
+    has_successor[preds[np.arange(preds.shape[1]) < count[:, None]]] = True
+    return ~has_successor[1:]
 
 
 def allocate(
@@ -164,9 +164,9 @@ def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
     height = np.where(is_new, 0, depth - low + (step < 0))
     # by height, what is taken stands right behind what was put; heights of 16 bits sort by radix
     order = np.argsort(height.astype(np.min_scalar_type(height.max(initial=0))), kind="stable")
-    taken = np.flatnonzero((step[order] < 0) & ~is_new[order])
+    reuses = np.flatnonzero((step[order] < 0) & ~is_new[order])
     before = np.arange(size, dtype=np.int32)  # op that had the slot before
-    before[op[order[taken]]] = op[order[taken - 1]]
+    before[op[order[reuses]]] = op[order[reuses - 1]]
     while True:  # until all point to the first that had it, twice as far each time
         earlier = before[before]
         if np.array_equal(earlier, before):
@@ -229,7 +229,7 @@ def width(rows: CostRows) -> int:
 def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
     """Encode a program as data."""
     row = rows.row_of_position
-    columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.own])
+    columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.duration])
     code = np.empty((bucket(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
     for field, column in zip(code.T, columns, strict=True):
         field[: ops.num_ops] = column
@@ -252,7 +252,7 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     # stays in cache, and cut into runs that a byte can count.
     # every op twice: with its own cost, then with its lag
     row = rows.row_of_position
-    used = np.concatenate([row[ops.own], row[ops.lag]])
+    used = np.concatenate([row[ops.duration], row[ops.lag]])
     stretch, place = np.divmod(np.tile(np.arange(ops.num_ops), 2), STRETCH)
     order = np.lexsort((used, stretch))
     order = order[used[order] != ZERO_ROW]
@@ -260,10 +260,10 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     uses = 2 * place + np.repeat([0, 1], ops.num_ops)
     # one row's uses at the end of a stretch and at the start of the next are no run
     runs = _runs(used[order] + len(rows.terms) * stretch[order])
-    of_stretch, runs[:, 0] = np.divmod(runs[:, 0], len(rows.terms))
+    run_stretch, runs[:, 0] = np.divmod(runs[:, 0], len(rows.terms))
     padded_ops = bucket(ops.num_ops, LEAST_OPS)
     stretches = -(-padded_ops // STRETCH)
-    starts = np.searchsorted(of_stretch, np.arange(stretches + 1))
+    starts = np.searchsorted(run_stretch, np.arange(stretches + 1))
     return BackwardProgram(
         uses=padded(uses[order, None], 2 * padded_ops)[:, 0],  # two costs of each op
         runs=padded(runs, bucket(len(runs), padded_ops)),

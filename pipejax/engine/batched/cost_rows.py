@@ -82,8 +82,8 @@ def batch_leaves(
     costs: Costs, layout: CostLayout, batch_size: int | None = None
 ) -> tuple[Leaves, int]:
     """Read a batch of costs: its leaves, N or 1 first, and N."""
-    given = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
-    shapes = tuple((name, np.shape(leaf)) for name, leaf in given.items())
+    fields = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
+    shapes = tuple((name, np.shape(leaf)) for name, leaf in fields.items())
     if batch_size is not None:
         batch_size = whole_number(batch_size, "batch_size")
     sizes = layout.sizes
@@ -96,9 +96,9 @@ def batch_leaves(
         raise
     if batch_size is None:
         _check_one_reading(shapes, size, sizes)
-    dtype = float_type(*given.values())
+    dtype = float_type(*fields.values())
     leaves: Leaves = {}
-    for name, leaf in given.items():
+    for name, leaf in fields.items():
         if isinstance(leaf, np.ndarray) and leaf.ndim and leaf.strides[0] == 0:
             leaf = leaf[:1]  # one value seen N times: keep one
         if not isinstance(leaf, jax.Array):
@@ -133,10 +133,10 @@ def _check_batched(costs: Costs, sizes: Sizes) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _check_one_reading(given: Shapes, size: int, sizes: Sizes) -> None:
+def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
     """Refuse a batch that could as well be one configuration, as `makespan` would read it."""
     # With a batch axis of 1 both say the same, unless an axis would be one of microbatches.
-    leaves = {name: np.broadcast_to(0.0, shape) for name, shape in given if shape}
+    leaves = {name: np.broadcast_to(0.0, shape) for name, shape in leaf_shapes if shape}
     differ = {
         name: leaf.shape
         for name, leaf in leaves.items()
@@ -150,8 +150,8 @@ def _check_one_reading(given: Shapes, size: int, sizes: Sizes) -> None:
         return
     name, shape = next(iter(differ.items()))
     axes = AXES_OF_MESSAGES if name in MESSAGE_FIELDS else AXES_OF_OPS
-    own = axes if differs_by_microbatch(name, leaves[name]) else axes[:-1][-len(shape) :]
-    entries = " x ".join(f"{n} {axis}" for n, axis in zip(shape, own, strict=True))
+    leaf_axes = axes if differs_by_microbatch(name, leaves[name]) else axes[:-1][-len(shape) :]
+    entries = " x ".join(f"{n} {axis}" for n, axis in zip(shape, leaf_axes, strict=True))
     raise wrong(
         name,
         f"has shape {shape}: a batch, or one entry for each of {entries}? Give batch_size={size} "
@@ -161,9 +161,9 @@ def _check_one_reading(given: Shapes, size: int, sizes: Sizes) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _batch_size(given: Shapes, batch_size: int | None) -> int:
+def _batch_size(leaf_shapes: Shapes, batch_size: int | None) -> int:
     """Find the length of the batch axis, which is the first of every leaf that is no scalar."""
-    shapes = {name: shape for name, shape in given if shape}
+    shapes = {name: shape for name, shape in leaf_shapes if shape}
     if batch_size is None:
         size = max((shape[0] for shape in shapes.values()), default=1)
     else:
@@ -224,21 +224,22 @@ def counts_of_ops(program: Program, leaves: Leaves, counts: Leaves) -> Leaves:
     """Pass counts of fused pairs on to the costs of their ops, and to the factor."""
     # A pair that is n times on the path counts n d(pair)/d(cost) times for each of its costs: the
     # reverse pass of `_pair_times` on the counts of pairs, added to the counts of ops alone.
-    own = dict(counts)
-    of_pairs = own.pop("pair", None)
-    if of_pairs is None:  # none is on a path
-        return own
+    op_counts = dict(counts)
+    pair_counts = op_counts.pop("pair", None)
+    if pair_counts is None:  # none is on a path
+        return op_counts
     read = [name for name in ("forward", "backward", "input_grad", "pair_factor") if name in leaves]
     traced = is_traced(leaves) or is_traced(counts)
-    with nullcontext() if traced else jax.core.eval_context(), known(of_pairs.dtype):
-        whole = {
-            name: jnp.broadcast_to(leaves[name], (len(of_pairs), *leaves[name].shape[1:]))
+    with nullcontext() if traced else jax.core.eval_context(), known(pair_counts.dtype):
+        batch = {
+            name: jnp.broadcast_to(leaves[name], (len(pair_counts), *leaves[name].shape[1:]))
             for name in read
         }
-        _, back = jax.vjp(lambda own: _pair_times(program, own), whole)
-        (more,) = back(jnp.asarray(of_pairs))
+        _, pull_back = jax.vjp(lambda costs: _pair_times(program, costs), batch)
+        (from_pairs,) = pull_back(jnp.asarray(pair_counts))
     xp: Any = jnp if traced else np
-    return own | {name: own.get(name, 0) + xp.asarray(value) for name, value in more.items()}
+    sums = {name: op_counts.get(name, 0) + xp.asarray(n) for name, n in from_pairs.items()}
+    return op_counts | sums
 
 
 def _pair_times(program: Program, leaves: Leaves) -> Any:
@@ -255,13 +256,13 @@ def _pair_times(program: Program, leaves: Leaves) -> Any:
         stage = stage if leaf.shape[1] > 1 else np.zeros_like(stage)
         return leaf[:, stage] if leaf.ndim == 2 else leaf[:, stage, microbatch]
 
-    def of(kind: Phase, position: Any) -> Any:
+    def op_times(kind: Phase, position: Any) -> Any:
         stage, microbatch = layout.op_at(position)[1], (position - 1) % layout.columns
         return entries(PHASE_FIELDS[kind.name], stage, microbatch)
 
     with known(leaves["pair_factor"].dtype):
-        kinds = [of(kind, backward) for kind in INPUT_GRADS if (phase == kind).any()]
-        of_backward = kinds[0] if len(kinds) == 1 else xp.where(phase == Phase.B, *kinds)
-        of_forward = np.divmod(np.asarray(program.pair_stage), layout.columns)
-        factor = entries("pair_factor", *of_forward)
-        return overlapped(of(Phase.F, forward), of_backward, factor, xp)
+        kinds = [op_times(kind, backward) for kind in INPUT_GRADS if (phase == kind).any()]
+        backward_times = kinds[0] if len(kinds) == 1 else xp.where(phase == Phase.B, *kinds)
+        forward_op = np.divmod(np.asarray(program.pair_stage), layout.columns)
+        factor = entries("pair_factor", *forward_op)
+        return overlapped(op_times(Phase.F, forward), backward_times, factor, xp)

@@ -66,7 +66,7 @@ def interpreted_makespans(
     threads = num_threads(len(program.code), max(map(len, pieces)))
     if threads <= 1:
         return run(pieces)
-    parts = side_by_side(run, pieces, threads, lambda _, found: found)
+    parts = side_by_side(run, pieces, threads, lambda _, result: result)
     values, counts = jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=-1), *parts)
     return jnp.asarray(values), counts
 
@@ -87,8 +87,8 @@ def side_by_side(
         first = min(low, size - part)  # parts are of one size, and the last has some once more
         cut = tuple(p[first : first + part] if len(p) > 1 else p for p in pieces)
         with jax.enable_x64(exact):
-            found = jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(cut))
-            return take(low, found)
+            results = jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(cut))
+            return take(low, results)
 
     places = range(0, size, part)
     return list(_pool().map(work, places) if threads > 1 else map(work, places))
@@ -150,16 +150,16 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
         choices = choices.reshape(len(choices), -1)
         return values.reshape(-1), call(backward_pass)(task.forward, backward, choices)
 
-    found = _in_blocks(solve, size=max(size, block), block=block)
-    cut: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], found)
-    return cut
+    solutions = _in_blocks(solve, size=max(size, block), block=block)
+    result: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], solutions)
+    return result
 
 
 def _run_by_level(program: LevelProgram, pieces: tuple[Array, ...]) -> Array:
     """Solve a batch in blocks: (batch) makespans [s]."""
-    size, most = max(map(len, pieces)), program.row_bytes // pieces[0].dtype.itemsize
-    blocks = -(-size // (MAX_TILES * most))
-    tiles = -(-size // (blocks * most))
+    size, max_lanes = max(map(len, pieces)), program.row_bytes // pieces[0].dtype.itemsize
+    blocks = -(-size // (MAX_TILES * max_lanes))
+    tiles = -(-size // (blocks * max_lanes))
     lanes = -(-size // (blocks * tiles * LEAST_LANES)) * LEAST_LANES
     block, pieces = _filled(pieces, (tiles, lanes))
     loops = as_single_xla_call(functools.partial(values_by_level, tiles=(tiles, lanes)))
@@ -209,16 +209,16 @@ def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, in
     bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # of an op, a configuration
     room = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8 // (bits * len(task.forward.code))
     if plain:
-        most = size if task.backward is None else min(size, room)
-        return 1, max(LANES, most // BITS * BITS)
+        max_lanes = size if task.backward is None else min(size, room)
+        return 1, max(LANES, max_lanes // BITS * BITS)
     tiles = MAX_TILES if task.backward is None else max(1, min(MAX_TILES, room // LANES))
     blocks = -(-size // (tiles * LANES))
     return -(-size // (blocks * LANES)), LANES
 
 
-def spread_of(leaves: Leaves) -> NamedSharding | None:
+def batch_sharding(leaves: Leaves) -> NamedSharding | None:
     """Find the devices that a batch of JAX arrays is laid out over."""
-    found: dict[NamedSharding, str] = {}
+    shardings: dict[NamedSharding, str] = {}
     for name, leaf in leaves.items():
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
             continue
@@ -230,10 +230,11 @@ def spread_of(leaves: Leaves) -> NamedSharding | None:
                 f"{name} lies on several devices as {layout}: a batch is cut along its "
                 "first axis and no other"
             )
-        found[NamedSharding(layout.mesh, PartitionSpec(first))] = name
-    if len(found) > 1:
-        raise ValueError(f"{' and '.join(found.values())} are laid out over devices in two ways")
-    return next(iter(found), None)
+        shardings[NamedSharding(layout.mesh, PartitionSpec(first))] = name
+    if len(shardings) > 1:
+        names = " and ".join(shardings.values())
+        raise ValueError(f"{names} are laid out over devices in two ways")
+    return next(iter(shardings), None)
 
 
 def spread_out(leaves: Leaves, size: int, least: int) -> tuple[Leaves, NamedSharding | None]:

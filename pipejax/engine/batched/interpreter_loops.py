@@ -137,8 +137,8 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
     """Fill in the cost rows of a tile, each a sum of two columns: (rows, lanes) [s]."""
 
     def step(r: Array, cost: Array) -> Array:
-        one, other = (take_row(columns, terms[r, k]) for k in range(2))
-        return put_row(cost, one + other, r)
+        first_term, second_term = (take_row(columns, terms[r, k]) for k in range(2))
+        return put_row(cost, first_term + second_term, r)
 
     return count_up(0, num_rows, step, cost)
 
@@ -149,50 +149,50 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
     # its write never mean the same row. An iteration runs a group of ops, as many as a byte has
     # bits.
     program, keep, temperature = task.forward, task.backward is not None, task.temperature
-    kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
+    weights = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
 
     def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        state, choices, kept = carry
+        state, choices, weights = carry
         for u in range(GROUP):
             k = g * Unsigned(GROUP) + Unsigned(u)
-            first, second, slot, lag, own = (program.code[k, c] for c in range(5))
-            one = take_row(state, first)
-            other = take_row(state, second) + take_row(cost, lag)
-            value, weight = _maximum(one, other, temperature)
+            first, second, slot, lag, duration = (program.code[k, c] for c in range(5))
+            first_value = take_row(state, first)
+            second_value = take_row(state, second) + take_row(cost, lag)
+            value, weight = _maximum(first_value, second_value, temperature)
             if keep:
-                # The last row of `kept` stays zero. Added to the index of the write it makes the
-                # write wait for `kept`, thus for the choice, which has read the state by then:
+                # The last row of `weights` stays zero. Added to the index of the write it makes the
+                # write wait for `weights`, thus for the choice, which has read the state by then:
                 # otherwise XLA might write first, and copy the state for the choice to read.
-                kept = put_row(kept, weight, Unsigned(u))
-                slot = slot + kept[GROUP, 0].astype(Unsigned)
-            state = put_row(state, value + take_row(cost, own), slot)
-        return state, _enter(choices, kept, g, t) if keep else choices, kept
+                weights = put_row(weights, weight, Unsigned(u))
+                slot = slot + weights[GROUP, 0].astype(Unsigned)
+            state = put_row(state, value + take_row(cost, duration), slot)
+        return state, _enter(choices, weights, g, t) if keep else choices, weights
 
-    state, choices, _ = count_up(0, program.num_groups, group, (state, choices, kept))
+    state, choices, _ = count_up(0, program.num_groups, group, (state, choices, weights))
     return state, choices
 
 
-def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
+def _enter(choices: Array, weights: Array, g: Array, t: Array) -> Array:
     """Store the choices of a group: exact ones as the bits of a byte."""
-    if kept.dtype == bool:
-        bits = [kept[u].astype(jnp.uint8) << u for u in range(GROUP)]
-        entered, first = functools.reduce(jax.lax.bitwise_or, bits)[None], g
+    if weights.dtype == bool:
+        bits = [weights[u].astype(jnp.uint8) << u for u in range(GROUP)]
+        rows, corner = functools.reduce(jax.lax.bitwise_or, bits)[None], g
     else:
-        entered, first = kept[:GROUP], g * Unsigned(GROUP)
-    return jax.lax.dynamic_update_slice(choices, entered[:, None], (first, t, Unsigned(0)))
+        rows, corner = weights[:GROUP], g * Unsigned(GROUP)
+    return jax.lax.dynamic_update_slice(choices, rows[:, None], (corner, t, Unsigned(0)))
 
 
-def _maximum(one: Array, other: Array, temperature: Array | float | None) -> tuple[Array, Array]:
+def _maximum(first: Array, second: Array, temperature: Array | float | None) -> tuple[Array, Array]:
     """Maximum (1, lanes) [s] of two operands, and the weight of the second."""
     # The second wins only if it is larger. Operands come in the order of a node's predecessors, so
     # over a chain of such maxima the first predecessor that attains the maximum wins, as in
     # `recurrence`.
     if temperature is None:
-        second_wins = other > one
-        return jax.lax.select(second_wins, other, one), second_wins
-    gap = other - one
-    smooth = jnp.maximum(one, other) + temperature * jnp.log1p(jnp.exp(-jnp.abs(gap) / temperature))
-    return smooth, jax.nn.sigmoid(gap / temperature)
+        second_wins = second > first
+        return jax.lax.select(second_wins, second, first), second_wins
+    gap = second - first
+    smooth = temperature * jnp.log1p(jnp.exp(-jnp.abs(gap) / temperature))
+    return jnp.maximum(first, second) + smooth, jax.nn.sigmoid(gap / temperature)
 
 
 # The backward pass. For exact maxima the critical path is a bit per configuration, eight to a byte;
@@ -272,7 +272,7 @@ def _path(
     def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         state, on_path, path = carry
         op = end - Unsigned(1) - k
-        one, other, slot = (program.code[op, c] for c in range(3))
+        first_slot, second_slot, slot = (program.code[op, c] for c in range(3))
         row = Unsigned(2) * (op - first)
         # a copy of its own: what is read of the state is read before it is written to
         path = put_row(path, take_row(state, slot), Unsigned(0))
@@ -283,8 +283,8 @@ def _path(
             share, rest = here * weight, here * (1 - weight)
         on_path = put_row(on_path, here, row)
         on_path = put_row(on_path, share, row + Unsigned(1))
-        state = put_row(state, take_row(state, other) + share, other)
-        state = put_row(state, take_row(state, one) + rest, one)
+        state = put_row(state, take_row(state, second_slot) + share, second_slot)
+        state = put_row(state, take_row(state, first_slot) + rest, first_slot)
         return put_row(state, jnp.zeros_like(here), slot), on_path, path
 
     path = jnp.zeros((2, on_path.shape[1]), on_path.dtype)

@@ -75,7 +75,7 @@ jax.tree_util.register_dataclass(LevelProgram)
 def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     """Encode a program as data, level by level; None where that takes too many ops more."""
     level = _levels(ops)
-    first, second, lag, own, levels = _with_copies(ops, level)
+    first, second, lag, duration, levels = _with_copies(ops, level)
     size = np.bincount(levels)
     size = np.append(size, np.zeros(len(size) % 2, int))  # levels go in pairs
     ends = np.append(0, np.cumsum(-(-size // STRIDE)))
@@ -88,7 +88,7 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     place = np.repeat(ends[:-1] * STRIDE, size) + rank
     slots = np.append(slot, [NEVER_SLOT, START_SLOT])  # of operands -2 and -1
     row = rows.row_of_position
-    columns = (slots[first], slots[second], slot, row[lag], row[own])
+    columns = (slots[first], slots[second], slot, row[lag], row[duration])
     code = np.empty((bucket(ends[-1] * STRIDE, LEAST_OPS), len(columns)), Unsigned)
     # padding writes max(0, -inf) to a slot that no op reads
     code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
@@ -109,8 +109,8 @@ def _levels(ops: BinaryOps) -> Ops:
     """Count the ops of the longest chain before each op (ops)."""
     # the constants, operands -1 and -2, are the last entries; they are before level 0
     level = [0] * ops.num_ops + [-1, -1]
-    for op, (one, other) in enumerate(zip(ops.first.tolist(), ops.second.tolist(), strict=True)):
-        level[op] = max(level[one], level[other]) + 1
+    for op, (first, second) in enumerate(zip(ops.first.tolist(), ops.second.tolist(), strict=True)):
+        level[op] = max(level[first], level[second]) + 1
     return np.array(level[:-2], np.int64)
 
 
@@ -134,7 +134,7 @@ def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
         np.append(operands[0], copied),
         np.append(operands[1], np.full(len(copied), NO_OPERAND)),
         np.append(ops.lag, free),
-        np.append(ops.own, free),
+        np.append(ops.duration, free),
         np.append(level, level[copied] + 1),
     )
 
@@ -176,9 +176,9 @@ def _pair(
     even, odd = buffers
     level = pair * Unsigned(2)
     # a level's strides are those from the end of the one before up to its own end
-    before, between, behind = (program.ends[level + Unsigned(k)] for k in range(3))
-    even = _level(program, cost, (before, between), odd, even)
-    odd = _level(program, cost, (between, behind), even, odd)
+    start, middle, end = (program.ends[level + Unsigned(k)] for k in range(3))
+    even = _level(program, cost, (start, middle), odd, even)
+    odd = _level(program, cost, (middle, end), even, odd)
     return even, odd
 
 
@@ -190,12 +190,13 @@ def _level(
     def stride(k: Array, written: Array) -> Array:
         for u in range(STRIDE):
             op = k * Unsigned(STRIDE) + Unsigned(u)
-            first, second, slot, lag, own = (program.code[op, c] for c in range(5))
-            one = take_row(read, first)
-            other = take_row(read, second) + take_row(cost, lag)
+            first, second, slot, lag, duration = (program.code[op, c] for c in range(5))
+            first_value = take_row(read, first)
+            second_value = take_row(read, second) + take_row(cost, lag)
             # at a tie the first operand, as everywhere
-            value = jax.lax.select(other > one, other, one) + take_row(cost, own)
-            written = put_row(written, value, slot)
+            second_wins = second_value > first_value
+            value = jax.lax.select(second_wins, second_value, first_value)
+            written = put_row(written, value + take_row(cost, duration), slot)
         return written
 
     return count_up(*strides, stride, written)

@@ -47,8 +47,8 @@ from pipejax.engine.batched.interpreter import (
     LANES,
     Counts,
     Pieces,
+    batch_sharding,
     interpreted_makespans,
-    spread_of,
     spread_out,
 )
 from pipejax.engine.batched.levels import LevelProgram, level_program
@@ -249,15 +249,15 @@ def makespans_and_grad(
     return _whole(values, size), unchecked_costs(gradient)
 
 
-def _whole(found: Any, size: int, trailing: tuple[int, ...] = ()) -> Any:
+def _whole(result: Any, size: int, trailing: tuple[int, ...] = ()) -> Any:
     """Write a result out for the whole batch, where all configurations share it."""
-    if is_traced(found):
-        return jnp.broadcast_to(found, (size, *trailing))
-    if found.shape != (size, *trailing):
-        xp: Any = jnp if isinstance(found, jax.Array) else np
-        with jax.core.eval_context(), known(found.dtype):
-            found = xp.broadcast_to(found, (size, *trailing))
-    return handed_over(found)
+    if is_traced(result):
+        return jnp.broadcast_to(result, (size, *trailing))
+    if result.shape != (size, *trailing):
+        xp: Any = jnp if isinstance(result, jax.Array) else np
+        with jax.core.eval_context(), known(result.dtype):
+            result = xp.broadcast_to(result, (size, *trailing))
+    return handed_over(result)
 
 
 def _prepare(
@@ -304,8 +304,8 @@ def _plan(program: Program, costs: Costs) -> _Plan:
     shapes = tuple(None if leaf is None else np.shape(leaf)[1:] for leaf in vars(costs).values())
     plans = _plans.setdefault(program, {})
     if shapes not in plans:
-        known = next(iter(plans.values()), None)
-        ops = binary_ops(program) if known is None else known.ops
+        other_plan = next(iter(plans.values()), None)
+        ops = binary_ops(program) if other_plan is None else other_plan.ops
         plans[shapes] = _Plan(ops, cost_rows(program, costs))
     return plans[shapes]
 
@@ -389,9 +389,9 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
             return jnp.broadcast_to(leaf, (axis_size, size, *trailing)).reshape(-1, *trailing)
 
         flattened = {name: flat(leaf, is_batched[name]) for name, leaf in leaves.items()}
-        found = _solve(problem, flattened, with_counts=with_counts)
+        solution = _solve(problem, flattened, with_counts=with_counts)
         result: tuple[Array, Leaves] = jax.tree.map(
-            lambda leaf: jnp.asarray(leaf).reshape(axis_size, size, *leaf.shape[1:]), found
+            lambda leaf: jnp.asarray(leaf).reshape(axis_size, size, *leaf.shape[1:]), solution
         )
         return result, jax.tree.map(lambda _: True, result)
 
@@ -406,7 +406,7 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     is_large = size * plan.ops.num_ops >= WORTH_LEVELS
     by_level = not with_counts and problem.temperature is None and is_large
     by_level = by_level and jax.default_backend() == "cpu"
-    found: list[tuple[Values, Counts | None]] = []
+    solved: list[tuple[Values, Counts | None]] = []
     results = len(plan.rows.terms) if with_counts else 0
     for part, count, over in _parts(leaves, size, problem.max_bytes, results):
         counts: Counts | None = None
@@ -421,8 +421,8 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
         if counts is not None:
             counts = _on_host(counts)[:, :count]
         # what has the right size already spares JAX an operation
-        found.append((values if len(values) == count else values[:count], counts))
-    values, counts = found[0] if len(found) == 1 else jax.tree.map(_joined, *found)
+        solved.append((values if len(values) == count else values[:count], counts))
+    values, counts = solved[0] if len(solved) == 1 else jax.tree.map(_joined, *solved)
     return values, _by_leaf(plan.rows, counts, leaves)
 
 
@@ -436,7 +436,7 @@ def _parts(
 ) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
     """Cut costs into parts of at most `max_bytes`, each with its size."""
     # A batch that is laid out over several devices stays whole.
-    over = spread_of(leaves)
+    over = batch_sharding(leaves)
     if over is not None:
         yield leaves, size, over
         return
@@ -493,13 +493,13 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | Non
 
 def _by_leaf(rows: CostRows, counts: Counts | None, leaves: Leaves) -> Leaves:
     """Return the counts of each leaf: a batch axis first, then the shape of the leaf."""
-    found: Leaves = {}
+    leaf_counts: Leaves = {}
     low = 1
     if counts is None:
-        return found
+        return leaf_counts
     for name, entries in rows.fields:
         leaf, columns = leaves[name], counts[low : low + entries].T
         columns = columns.astype(leaf.dtype, copy=False)
-        found[name] = columns.reshape(len(columns), *leaf.shape[1:])
+        leaf_counts[name] = columns.reshape(len(columns), *leaf.shape[1:])
         low += entries
-    return found
+    return leaf_counts

@@ -77,8 +77,8 @@ def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None 
     whole = -(-size // at_once) * at_once
     rows = np.minimum(np.arange(whole), size - 1).reshape(-1, at_once)
     parts = [
-        jax.tree.map(np.asarray, function(jax.tree.map(lambda leaf, own=own: leaf[own], batch)))
-        for own in rows
+        jax.tree.map(np.asarray, function(jax.tree.map(lambda leaf, k=part: leaf[k], batch)))
+        for part in rows
     ]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *parts)
 
@@ -107,9 +107,9 @@ def pulled(
     *,
     quickly: bool = False,
 ) -> tuple[Tree, Tree]:
-    """What it returns for each, and the slopes like `at` of its sum weighted by counts."""
-    found: tuple[Tree, Tree] = _compiled(_pulled, quickly)(price_one, shared, at, rows, counts)
-    return found
+    """Return the prices, and the slopes like `at` of their sum weighted by counts."""
+    result: tuple[Tree, Tree] = _compiled(_pulled, quickly)(price_one, shared, at, rows, counts)
+    return result
 
 
 @functools.cache
@@ -121,14 +121,14 @@ def _compiled(function: Callable[..., Tree], quickly: bool) -> Callable[..., Tre
 def _priced(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, times: tuple[Array, ...]
 ) -> Tree:
-    def of_one(at: Tree, row: Tree, times: tuple[Array, ...]) -> Tree:
+    def price_row(at: Tree, row: Tree, times: tuple[Array, ...]) -> Tree:
         return price_one(shared, at, row, *times)
 
-    return jax.vmap(of_one)(at, rows, times)
+    return jax.vmap(price_row)(at, rows, times)
 
 
 def _pulled(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:
-    def of_one(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
+    def value_and_slopes(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
         def price(at: Tree) -> Tree:
             return jax.tree.map(jnp.asarray, price_one(shared, at, row))
 
@@ -136,7 +136,7 @@ def _pulled(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tre
         weights = jax.tree.map(lambda count, cost: count.astype(cost.dtype), counts, value)
         return value, back(weights)[0]
 
-    return jax.vmap(of_one)(at, rows, counts)
+    return jax.vmap(value_and_slopes)(at, rows, counts)
 
 
 def priced_on_host(
@@ -166,27 +166,27 @@ def priced_on_host(
         for time, counts in solved
     ]
     row = jax.tree.map(many_of, rows)
-    found = price_one(shared, jax.tree.unflatten(structure, lifted), row, *times)
+    prices = price_one(shared, jax.tree.unflatten(structure, lifted), row, *times)
 
     def whole(part: NumpyArray) -> NumpyArray:
         return np.broadcast_to(part, (size, *part.shape[1:]))
 
-    def slopes_of(leaf: Any) -> NumpyArray:
+    def full_slopes(leaf: Any) -> NumpyArray:
         part = leaf.slopes.get(AT) if isinstance(leaf, Many) else None
         return whole(np.zeros((1, ends[-1], *np.shape(leaf))) if part is None else part)
 
-    values = jax.tree.map(lambda leaf: whole(values_of(leaf)), found)
-    return values, jax.tree.map(slopes_of, found) if slopes else None
+    values = jax.tree.map(lambda leaf: whole(values_of(leaf)), prices)
+    return values, jax.tree.map(full_slopes, prices) if slopes else None
 
 
 def _sums_along(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]:
-    """How far the ends of critical paths move [s], if costs so often on them move."""
-    found = np.zeros(())
+    """Return how far the ends of critical paths move [s] if the costs on them move."""
+    sums = np.zeros(())
     for name, move in vars(moved).items():
         if move is not None:
             count = np.asarray(getattr(counts, name))[:, None]
-            found = found + (count * move).reshape(*move.shape[:2], -1).sum(axis=-1)
-    return found
+            sums = sums + (count * move).reshape(*move.shape[:2], -1).sum(axis=-1)
+    return sums
 
 
 def programs_of_batch(
@@ -204,8 +204,8 @@ def programs_of_batch(
     )
     arrays: Costs = jax.tree.map(np.atleast_1d, costs)
     for number, row in enumerate(first.tolist()):
-        one = jax.tree.map(lambda leaf, row=row: leaf[min(row, len(leaf) - 1)], arrays)
-        program = settled(lower(table, link=links, costs=one))
+        row_costs = jax.tree.map(lambda leaf, row=row: leaf[min(row, len(leaf) - 1)], arrays)
+        program = settled(lower(table, link=links, costs=row_costs))
         yield program, None if len(first) == 1 else np.flatnonzero(kind.ravel() == number)
 
 
@@ -245,15 +245,15 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     ops = ops[is_op[ops]]
     messages = np.lexsort((sent.microbatch, sent.stage, sent.phase))
     width, message_width = _width(len(ops)), _width(len(messages))
-    own = np.zeros(program.num_nodes, np.int64)
-    own[ops] = 1 + np.arange(len(ops))
+    duration_index = np.zeros(program.num_nodes, np.int64)
+    duration_index[ops] = 1 + np.arange(len(ops))
     lag = np.zeros(program.preds.shape, np.int64)
     pieces: list[Float[NumpyArray, " width"]] = []
     column = 1 + width + np.arange(len(messages))
     carrier = np.asarray(sent.carrier)[messages]
     is_node, is_late = carrier != SOURCE, np.asarray(sent.lag_index)[messages] != ZERO
     if np.any(is_node):
-        own[carrier[is_node]] = column[is_node]
+        duration_index[carrier[is_node]] = column[is_node]
         pieces.append(_filled(duration[carrier], message_width))
         column = column + message_width
     if np.any(is_late):  # it delays an edge
@@ -262,11 +262,12 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
         late = np.zeros(len(messages))
         late[is_late] = delay[*edge]
         pieces.append(_filled(late, message_width))
-    numbered = dataclasses.replace(program, duration_index=own, lag_index=lag)
-    binary, rows = binary_ops(numbered), _rows(own, lag, width + len(pieces) * message_width)
+    numbered = dataclasses.replace(program, duration_index=duration_index, lag_index=lag)
+    binary, num_columns = binary_ops(numbered), width + len(pieces) * message_width
+    rows = _rows(duration_index, lag, num_columns)
     return PerOpCosts(
         task=Task(forward_program(binary, rows), backward_program(binary, rows)),
-        duration_index=own,
+        duration_index=duration_index,
         lag_index=lag,
         ops=ops,
         messages=messages,
@@ -284,9 +285,9 @@ def _filled(values: NumpyArray, width: int, rest: int = 0) -> NumpyArray:
     return np.pad(values, (0, width - len(values)), constant_values=rest)
 
 
-def _rows(own: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:
+def _rows(duration_index: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:
     """One row for every column that is read."""
-    used = np.union1d(ZERO, np.append(own, lag))
+    used = np.union1d(ZERO, np.append(duration_index, lag))
     row_of_position = np.zeros(1 + num_columns, np.int32)
     row_of_position[used] = np.arange(len(used))
     return CostRows(row_of_position, np.outer(used, [1, 0]), (("own", num_columns),))

@@ -57,8 +57,8 @@ def unrolled_with_counts(
     """Build the same with counts of each column of the costs on the critical path."""
     # None where it would take long to compile. Words are as wide as costs; where these would be too
     # many, they have 64 bits, which takes a fifth longer and compiles faster.
-    some = (bit_fields(ops, rows, bits) for bits in sorted({8 * dtype.itemsize, 64}))
-    few = (f for f in some if ops.num_ops * (1 + f.once.shape[1]) <= MAX_WITH_COUNTS)
+    candidates = (bit_fields(ops, rows, bits) for bits in sorted({8 * dtype.itemsize, 64}))
+    few = (f for f in candidates if ops.num_ops * (1 + f.once.shape[1]) <= MAX_WITH_COUNTS)
     if (fields := next(few, None)) is None:
         return None
     options = cpu_options(**IN_ONE_PIECE)
@@ -70,8 +70,8 @@ def unrolled_with_counts(
         size = max(map(len, pieces))
         values, counts = np.empty(size, dtype), np.empty((rows.num_columns, size), dtype)
 
-        def take(low: int, found: list[NumpyArray]) -> None:
-            makespans, *columns = found
+        def take(low: int, results: list[NumpyArray]) -> None:
+            makespans, *columns = results
             values[low : low + len(makespans)] = makespans
             for column, uses in enumerate(columns, 1):
                 counts[column, low : low + len(uses)] = uses
@@ -97,11 +97,11 @@ def _with_counts(
     def solve(entries: list[Array]) -> list[Array]:
         makespan, second_wins = _forward(code, rows.sums(entries))
         uses = _uses(_words(code, second_wins, fields), fields, dtype)
-        of_column = [jnp.zeros((), dtype)] * rows.num_columns
+        column_counts = [jnp.zeros((), dtype)] * rows.num_columns
         for row, pair in enumerate(rows.terms.tolist()):
             for column in filter(None, pair):  # column 0 is no cost
-                of_column[column] += uses[row]
-        return [makespan, *of_column[1:]]
+                column_counts[column] += uses[row]
+        return [makespan, *column_counts[1:]]
 
     entries = [jnp.broadcast_to(column, (size,)) for piece in pieces for column in piece.T]
     return _at_once(solve, entries)
@@ -109,24 +109,24 @@ def _with_counts(
 
 def _code(ops: BinaryOps, rows: CostRows) -> Code:
     row = rows.row_of_position
-    code: Code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.own]], axis=1).tolist()
+    code: Code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.duration]], axis=1).tolist()
     return code
 
 
 def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
     """Makespan [s], and of each op with two operands whether it waited for the second."""
     values, second_wins = {START: jnp.zeros_like(cost[ZERO_ROW])}, {}
-    for op, (first, second, lag, own) in enumerate(code):
+    for op, (first, second, lag, duration) in enumerate(code):
         if second == NO_OPERAND:
             value = values[first]
         else:
             value = _plus(values[second], lag, cost)
             if first != NO_OPERAND:
-                one, other = jnp.broadcast_arrays(values[first], value)
+                first_value, second_value = jnp.broadcast_arrays(values[first], value)
                 # cheaper than a maximum that looks for NaN
-                second_wins[op] = other > one
-                value = jax.lax.select(second_wins[op], other, one)
-        values[op] = _plus(value, own, cost)
+                second_wins[op] = second_value > first_value
+                value = jax.lax.select(second_wins[op], second_value, first_value)
+        values[op] = _plus(value, duration, cost)
     return values[len(code) - 1], second_wins
 
 
@@ -138,14 +138,14 @@ def _plus(value: Array, row: int, cost: list[Array]) -> Array:
 def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
     """Fit the uses of every row, as many as any path may have, into words of so many bits."""
     code, num_rows = _code(ops, rows), len(rows.terms)
-    one = np.eye(num_rows, dtype=np.int64)
-    one[ZERO_ROW] = 0
-    low, high = {START: one[ZERO_ROW]}, {START: one[ZERO_ROW]}
-    for op, (first, second, lag, own) in enumerate(code):
+    unit = np.eye(num_rows, dtype=np.int64)
+    unit[ZERO_ROW] = 0
+    low, high = {START: unit[ZERO_ROW]}, {START: unit[ZERO_ROW]}
+    for op, (first, second, lag, duration) in enumerate(code):
         ways = [(first, ZERO_ROW), (second, lag)]
         for ends, extreme in ((low, np.minimum), (high, np.maximum)):
-            found = [ends[operand] + one[row] for operand, row in ways if operand != NO_OPERAND]
-            ends[op] = functools.reduce(extreme, found) + one[own]
+            extremes = [ends[operand] + unit[row] for operand, row in ways if operand != NO_OPERAND]
+            ends[op] = functools.reduce(extreme, extremes) + unit[duration]
     least = low[len(code) - 1]
     places: dict[int, tuple[int, int, int]] = {}
     word = bit = 0
@@ -167,23 +167,24 @@ def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list
     # Those of the path over first operands alone are known. An op's words say how far they are from
     # these, and change only where an op waits for its second operand.
     once, num_words = fields.once, fields.once.shape[1]
-    known = {START: once[ZERO_ROW]}
-    apart = {START: [jnp.zeros((), once.dtype)] * num_words}
-    for op, (first, second, lag, own) in enumerate(code):
+    base_words = {START: once[ZERO_ROW]}
+    differences = {START: [jnp.zeros((), once.dtype)] * num_words}
+    for op, (first, second, lag, duration) in enumerate(code):
         if second == NO_OPERAND:
-            base, found = known[first], apart[first]
+            base, words = base_words[first], differences[first]
         else:
-            base, found = known[second] + once[lag], apart[second]
+            base, words = base_words[second] + once[lag], differences[second]
         if op in second_wins:
-            gaps, base = base - known[first], known[first]
-            found = [
-                jax.lax.select(second_wins[op], jax.lax.add(other, gap) if gap else other, one)
-                for one, other, gap in zip(apart[first], found, gaps, strict=True)
+            gaps, base = base - base_words[first], base_words[first]
+            words = [
+                jax.lax.select(second_wins[op], jax.lax.add(word, gap) if gap else word, first_word)
+                for first_word, word, gap in zip(differences[first], words, gaps, strict=True)
             ]
-        known[op], apart[op] = base + once[own], found
+        base_words[op], differences[op] = base + once[duration], words
     last = len(code) - 1
     least = (fields.least[:, None].astype(once.dtype) * once).sum(axis=0, dtype=once.dtype)
-    return [word + more for word, more in zip(apart[last], known[last] - least, strict=True)]
+    pairs = zip(differences[last], base_words[last] - least, strict=True)
+    return [word + more for word, more in pairs]
 
 
 def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]:

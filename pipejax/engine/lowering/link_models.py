@@ -24,7 +24,7 @@ from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import Dependencies
 from pipejax.schedules.cells.ops import WAIT_SEND, Phase
 from pipejax.schedules.table.communication_cells import RunOrder, insert_transfers
-from pipejax.schedules.table.links import LINK_MODELS, Links, shared_links_of
+from pipejax.schedules.table.links import LINK_MODELS, Links, find_shared_links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 Which = Bool[NumpyArray, " messages"]
@@ -42,51 +42,57 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
     # 3. from the ops before its cells, where both ends are posted by program;
     # 4. into the op that consumes the message;
     # 5. into the op that a blocking message, or a wait for a SEND, holds up.
-    # Returns the messages with what carries each, and how much later it arrives.
-    links, num_workers, found = builder.links, builder.table.num_workers, order.messages
-    known = list(LINK_MODELS.values())
-    follows = np.where(sent.eager, list(LINK_MODELS).index(EAGER), order.models)
-    carried = np.array([bool(model.holds) for model in known])[follows]
-    meets = _meet(follows)
-    blocks = np.array([model.blocks for model in known])[follows]
-    holds, behind = (
-        _positions(builder.layout, found, follows, costs)
-        for costs in ([model.holds for model in known], [model.behind for model in known])
+    # Returns the messages with the node that carries each, and the lag of its arrival.
+    links, num_workers, messages = builder.links, builder.table.num_workers, order.messages
+    models = list(LINK_MODELS.values())
+    model_index = np.where(sent.eager, list(LINK_MODELS).index(EAGER), order.models)
+    has_node = np.array([bool(model.occupancy) for model in models])[model_index]
+    is_transfer = _is_transfer(model_index)
+    blocks = np.array([model.blocks for model in models])[model_index]
+    occupancy, lags = (
+        _positions(builder.layout, messages, model_index, costs)
+        for costs in ([model.occupancy for model in models], [model.lag for model in models])
     )
     nodes = np.full_like(sent.producer, SOURCE)
-    nodes[carried] = builder.add_nodes(
-        duration=holds[carried],
-        phase=sent.phase[carried],
-        stage=sent.stage[carried],
-        microbatch=sent.microbatch[carried],
-        pipe=found.pipe[carried],
-        sender=sent.sender[carried],
-        receiver=sent.receiver[carried],
+    nodes[has_node] = builder.add_nodes(
+        duration=occupancy[has_node],
+        phase=sent.phase[has_node],
+        stage=sent.stage[has_node],
+        microbatch=sent.microbatch[has_node],
+        pipe=messages.pipe[has_node],
+        sender=sent.sender[has_node],
+        receiver=sent.receiver[has_node],
     )
-    builder.add_edges(sent.producer[carried], nodes[carried], ZERO)
-    ends = _line_up(builder, found, sent, nodes, meets)
-    alone = carried & ~meets & ~_share(builder, found, sent, nodes)
-    builder.add_chains(nodes[alone], (sent.sender * num_workers + sent.receiver)[alone])
+    builder.add_edges(sent.producer[has_node], nodes[has_node], ZERO)
+    table, ends = _line_up(builder, messages, sent, nodes, is_transfer)
+    is_alone = has_node & ~is_transfer & ~_share(builder, messages, sent, nodes)
+    builder.add_chains(nodes[is_alone], (sent.sender * num_workers + sent.receiver)[is_alone])
     if links.posting == "program":
-        _post(builder, *ends, nodes[meets])
-    builder.add_edges(np.where(carried, nodes, sent.producer), sent.consumer, behind)
+        _post(builder, table, ends, nodes[is_transfer])
+    builder.add_edges(np.where(has_node, nodes, sent.producer), sent.consumer, lags)
     _hold_next(builder, sent, nodes, blocks)
-    _hold_rows(builder, sent, nodes, meets)
-    return sent._replace(carrier=nodes, lag_index=behind)
+    _hold_rows(builder, sent, nodes, is_transfer)
+    return sent._replace(carrier=nodes, lag_index=lags)
 
 
-def _positions(layout: CostLayout, found: Dependencies, follows: Nodes, costs: list[str]) -> Nodes:
+def _positions(
+    layout: CostLayout, messages: Dependencies, model_index: Nodes, costs: list[str]
+) -> Nodes:
     """Positions (messages) of a cost of each message; `costs` names it by model, "" for none."""
-    positions = np.full_like(follows, ZERO)
+    positions = np.full_like(model_index, ZERO)
     for model, cost in enumerate(costs):
-        which = follows == model
+        which = model_index == model
         if cost and which.any():
-            positions[which] = layout.link(cost, found.take(which))
+            positions[which] = layout.link(cost, messages.take(which))
     return positions
 
 
 def _line_up(
-    builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nodes: Nodes, meets: Which
+    builder: ProgramBuilder,
+    messages: Dependencies,
+    sent: MessageTable,
+    nodes: Nodes,
+    is_transfer: Which,
 ) -> tuple[ScheduleTable, Int[NumpyArray, "2 transfers"]]:
     """Let transfers have their turns in the queues of both workers: SEND and RECV are one."""
     table, links = builder.table, builder.links
@@ -94,16 +100,17 @@ def _line_up(
         table = insert_transfers(table, link=links)
     ends = np.zeros((2, 0), int)
     if table.has_communication:
-        ends = _cells(table, found, sent)[:, meets]
+        ends = _cells(table, messages, sent)[:, is_transfer]
         ranks = ends % table.num_slots
-    elif meets.any():
-        ranks = np.tile(_ranks_by_end(builder, found, sent)[: len(nodes)][meets], (2, 1))
+    elif is_transfer.any():
+        ranks = _ranks_by_end(builder, messages, sent)[: len(nodes)][is_transfer]
+        ranks = np.tile(ranks, (2, 1))
     else:
         return table, ends
     order = np.argsort(ranks.ravel(), kind="stable")
-    of_queue = sent.sender, sent.receiver, found.direction
-    key = queue_keys(links.queues, *(field[meets] for field in of_queue))
-    builder.add_chains(np.tile(nodes[meets], 2)[order], key.ravel()[order])
+    queue_fields = sent.sender, sent.receiver, messages.direction
+    key = queue_keys(links.queues, *(field[is_transfer] for field in queue_fields))
+    builder.add_chains(np.tile(nodes[is_transfer], 2)[order], key.ravel()[order])
     return table, ends
 
 
@@ -121,22 +128,22 @@ def _post(
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
     """Let transfers wait until the rows reach their cells, SEND and RECV: then both are posted."""
-    own, theirs = (
-        row_order(each, builder.links.executed(each.grammar)) for each in (builder.table, table)
-    )
-    executed = builder.node_of_cell.ravel()[own]
+    orders = [row_order(t, builder.links.executed(t.grammar)) for t in (builder.table, table)]
+    executed = builder.node_of_cell.ravel()[orders[0]]
     for cells in ends:
-        before = op_before(table, theirs, cells)
+        before = op_before(table, orders[1], cells)
         late = before != NOWHERE
         builder.add_edges(executed[before[late]], nodes[late], ZERO)
 
 
-def _hold_rows(builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, meets: Which) -> None:
+def _hold_rows(
+    builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, is_transfer: Which
+) -> None:
     """Let waits for a SEND end with its transfer; what is buffered or queued is not waited for."""
     where = builder.table.where
     for send, wait in zip((Phase.SEND_F, Phase.SEND_B), WAIT_SEND, strict=True):
         cell = where[wait][sent.stage, sent.microbatch]
-        held = meets & (sent.phase == send) & (cell != NOWHERE)
+        held = is_transfer & (sent.phase == send) & (cell != NOWHERE)
         builder.add_edges(nodes[held], builder.node_of_cell.ravel()[cell[held]], ZERO)
 
 
@@ -155,7 +162,7 @@ def queue_keys(
 
 
 def _cells(
-    table: ScheduleTable, found: Dependencies, sent: MessageTable
+    table: ScheduleTable, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, "2 messages"]:
     """Cells (2, messages) of the SEND and of the RECV of each message."""
     is_forward, where = sent.phase == Phase.SEND_F, table.where
@@ -166,29 +173,32 @@ def _cells(
                 where[Phase[f"{side}_F"]][stage, sent.microbatch],
                 where[Phase[f"{side}_B"]][stage, sent.microbatch],
             )
-            for side, stage in (("SEND", sent.stage), ("RECV", found.to_stage))
+            for side, stage in (("SEND", sent.stage), ("RECV", messages.to_stage))
         ]
     )
 
 
 def _ranks_by_end(
-    builder: ProgramBuilder, found: Dependencies, sent: MessageTable
+    builder: ProgramBuilder, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, " users"]:
-    """Ranks of all messages, and of the all-reduces behind them, by the end of what makes them."""
+    """Rank all messages, then the all-reduces, by the ends of their producers."""
     # The ends are those of the message-free run with unit slots; ties go by producing worker, stage
-    # and microbatch, all-reduces last. What a message waits for ends no later there, so queues in
-    # this order cannot deadlock.
+    # and microbatch, all-reduces last. The inputs of a message end no later there, so queues in
+    # this order cannot deadlock. argsort of an order is the rank of each entry: order 2 0 1 means
+    # that entry 2 comes first, and gives the ranks 1 2 0.
     reductions, none = builder.reductions, np.full(len(builder.reductions.node), -1)
     keys = (
         np.append(sent.microbatch, none),
         np.append(sent.stage, np.arange(len(none))),
         np.append(sent.sender, none + 1 + builder.table.num_workers),
-        np.append(builder.unit_ends[found.producer], reductions.end),
+        np.append(builder.unit_ends[messages.producer], reductions.end),
     )
     return np.argsort(np.lexsort(keys))
 
 
-def _share(builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nodes: Nodes) -> Which:
+def _share(
+    builder: ProgramBuilder, messages: Dependencies, sent: MessageTable, nodes: Nodes
+) -> Which:
     """Let a group of shared links carry one message or all-reduce at a time."""
     # What has no node, a message under `delay`, uses no link. Returns (messages) whether a group
     # carries a message.
@@ -203,10 +213,10 @@ def _share(builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nod
     carried = np.append(nodes, builder.reductions.node)
     uses = _users(builder, sent)
     user, sender, receiver = uses[:, carried[uses[0]] != SOURCE]
-    which, group = shared_links_of(builder.links, builder.table.num_workers, sender, receiver)
+    which, group = find_shared_links(builder.links, builder.table.num_workers, sender, receiver)
     user = user[which]
     is_shared[user[user < len(nodes)]] = True
-    rank = _ranks_by_end(builder, found, sent)
+    rank = _ranks_by_end(builder, messages, sent)
     group, user = np.unique(np.stack([group, user]), axis=1)
     order = np.argsort(rank[user], kind="stable")
     builder.add_chains(carried[user[order]], group[order])
@@ -214,31 +224,20 @@ def _share(builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nod
 
 
 def _users(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 uses"]:
-    """List which message or all-reduce uses which link: (3, uses) its number, sender, receiver."""
+    """List the uses of links: (3, uses) number of the message or all-reduce, sender, receiver."""
     # An all-reduce uses the links between all workers that take part in it.
-    reductions = builder.reductions
-    of_copy = reductions.of_copy
-    # copies of one all-reduce, each with each other
-    one, other = np.nonzero(
-        (of_copy[:, None] == of_copy) & (reductions.worker[:, None] != reductions.worker)
-    )
-    return np.concatenate(
-        [
-            np.stack([np.arange(len(sent.sender)), sent.sender, sent.receiver]),
-            np.stack(
-                [
-                    len(sent.sender) + of_copy[one],
-                    reductions.worker[one],
-                    reductions.worker[other],
-                ]
-            ),
-        ],
-        axis=1,
-    )
+    reduction, worker = builder.reductions.reduction, builder.reductions.worker
+    # pairs of copies that take part in one all-reduce on two workers
+    is_pair = (reduction[:, None] == reduction) & (worker[:, None] != worker)
+    first, second = np.nonzero(is_pair)
+    count = len(sent.sender)
+    message_uses = np.stack([np.arange(count), sent.sender, sent.receiver])
+    reduction_uses = np.stack([count + reduction[first], worker[first], worker[second]])
+    return np.concatenate([message_uses, reduction_uses], axis=1)
 
 
 def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes:
-    """Find what is smaller than `Links.eager_below`, if it says anything."""
+    """Return which messages are smaller than `Links.eager_below`, as bytes; empty without one."""
     if not links.eager_below:
         return b""
     if costs is None:
@@ -248,8 +247,8 @@ def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) ->
             "follows from their transmit times, got costs=None",
         )
     smaller = below_threshold(costs.transmit, links.eager_below, 0)[0]
-    found: bytes = np.broadcast_to(smaller, _shape_of_messages(table)).tobytes()
-    return found
+    mask: bytes = np.broadcast_to(smaller, _shape_of_messages(table)).tobytes()
+    return mask
 
 
 def eager_messages(table: ScheduleTable, order: RunOrder, smaller: bytes) -> Which:
@@ -260,7 +259,7 @@ def eager_messages(table: ScheduleTable, order: RunOrder, smaller: bytes) -> Whi
     is_smaller = np.frombuffer(smaller, bool).reshape(_shape_of_messages(table))
     boundary = sent.boundary(table.grammar.graph)
     place = sent.direction, sent.pipe, boundary, sent.microbatch
-    return _meet(order.models) & is_smaller[place]
+    return _is_transfer(order.models) & is_smaller[place]
 
 
 def _shape_of_messages(table: ScheduleTable) -> tuple[int, int, int, int]:
@@ -268,7 +267,7 @@ def _shape_of_messages(table: ScheduleTable) -> tuple[int, int, int, int]:
     return 2, table.num_pipes, boundaries, table.num_microbatches
 
 
-def _meet(models: Nodes) -> Which:
+def _is_transfer(models: Nodes) -> Which:
     return np.array([model.meets for model in LINK_MODELS.values()])[models]
 
 
@@ -300,11 +299,13 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     )
     layout = program.layout
     shape = 2, layout.num_pipes, layout.num_boundaries, layout.num_microbatches
-    # of a batch: a message that the program buffers must be smaller in every configuration, one
-    # that it does not buffer in none
-    some, every = (np.broadcast_to(x, shape)[place] for x in (smaller.any(0), smaller.all(0)))
-    meets = _meet(links.models_of(program.num_workers, sent.sender, sent.receiver))
-    wrong = np.flatnonzero(meets & np.where(sent.eager, ~every, some))
+    # a message that the program buffers must be smaller in every configuration of a batch; one
+    # that it does not buffer, in none
+    any_below = np.broadcast_to(smaller.any(0), shape)[place]
+    all_below = np.broadcast_to(smaller.all(0), shape)[place]
+    models = links.message_models(program.num_workers, sent.sender, sent.receiver)
+    is_transfer = _is_transfer(models)
+    wrong = np.flatnonzero(is_transfer & np.where(sent.eager, ~all_below, any_below))
     if len(wrong):
         send = sent.cells(int(wrong[0]))[0]
         is_eager = sent.eager[wrong[0]]

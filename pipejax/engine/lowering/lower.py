@@ -84,12 +84,12 @@ def lower(
     )
     links = Links.of(link)
     if links.eager_below and costs is not None:
-        costs.check_shapes(*sizes_of(table))
+        costs.check_shapes(*cost_sizes(table))
     return lowered(table, links, step_end, costs)
 
 
-def sizes_of(table: ScheduleTable) -> Sizes:
-    """What the axes of costs have in a table, as `Costs.check_shapes` takes it."""
+def cost_sizes(table: ScheduleTable) -> Sizes:
+    """Return the lengths of the axes of costs of a table, for `Costs.check_shapes`."""
     boundaries = len(table.grammar.edges(table.num_stages))
     places = tuple((phase.kind.time, table.num_workers) for phase in table.grammar.of_workers)
     return table.num_stages, table.num_pipes, table.num_microbatches, boundaries, places
@@ -161,7 +161,7 @@ def _add_rows(
 
 
 def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
-    found, cells = builder.table.dependencies, order.host
+    edges, cells = builder.table.dependencies, order.host
     if not len(cells):
         return
     builder.add_cells(cells, duration=builder.durations(cells))
@@ -169,8 +169,8 @@ def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
     tail, head = order.host_edges
     builder.add_edges(nodes[tail], nodes[head], ZERO)
     # what stands in the row itself need not be said, and messages come later
-    waits = np.isin(found.producer, cells) & ~found.crosses
-    builder.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
+    waits = np.isin(edges.producer, cells) & ~edges.crosses
+    builder.add_edges(nodes[edges.producer[waits]], nodes[edges.consumer[waits]], ZERO)
 
 
 def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
@@ -198,28 +198,28 @@ def _add_waits(builder: ProgramBuilder) -> None:
     table, grammar, nodes = builder.table, builder.table.grammar, builder.node_of_cell.ravel()
     if grammar.is_usual:
         return
-    found, queue = table.dependencies, _queues(table)
+    edges, queue = table.dependencies, _queues(table)
     # a queue is in order already, messages come later, and host links have said what waits there
-    of_host = np.isin(table.phase.ravel(), grammar.host)
-    waits = (queue[found.producer] != queue[found.consumer]) & ~found.crosses
-    waits &= ~of_host[found.producer] & (nodes[found.producer] != nodes[found.consumer])
-    builder.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
+    is_host_op = np.isin(table.phase.ravel(), grammar.host)
+    waits = (queue[edges.producer] != queue[edges.consumer]) & ~edges.crosses
+    waits &= ~is_host_op[edges.producer] & (nodes[edges.producer] != nodes[edges.consumer])
+    builder.add_edges(nodes[edges.producer[waits]], nodes[edges.consumer[waits]], ZERO)
 
 
-def _messages(builder: ProgramBuilder, found: Dependencies, eager: Which) -> MessageTable:
-    producer = builder.node_of_cell.ravel()[found.producer]
+def _messages(builder: ProgramBuilder, messages: Dependencies, eager: Which) -> MessageTable:
+    producer = builder.node_of_cell.ravel()[messages.producer]
     return MessageTable(
         producer=producer,
         carrier=np.full_like(producer, SOURCE),
-        consumer=builder.node_of_cell.ravel()[found.consumer],
+        consumer=builder.node_of_cell.ravel()[messages.consumer],
         lag_index=np.full_like(producer, ZERO),
-        phase=np.where(found.direction == BACKWARD, Phase.SEND_B, Phase.SEND_F),
-        direction=found.direction,
-        boundary=found.boundary(builder.layout.graph),
-        stage=found.from_stage,
-        microbatch=found.microbatch,
-        sender=found.producer // builder.table.num_slots,
-        receiver=found.consumer // builder.table.num_slots,
+        phase=np.where(messages.direction == BACKWARD, Phase.SEND_B, Phase.SEND_F),
+        direction=messages.direction,
+        boundary=messages.boundary(builder.layout.graph),
+        stage=messages.from_stage,
+        microbatch=messages.microbatch,
+        sender=messages.producer // builder.table.num_slots,
+        receiver=messages.consumer // builder.table.num_slots,
         eager=eager,
     )
 
@@ -256,15 +256,17 @@ def add_step_end(builder: ProgramBuilder) -> None:
         return  # no op ends a backward
     copies = copies[np.lexsort((place[place >= 0], copies[:, 0]))]
     worker, stage = copies.T
-    stages, of_copy = np.unique(stage, return_inverse=True)
+    stages, reduction = np.unique(stage, return_inverse=True)
     reductions = builder.add_nodes(
         duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
     )
     last = worker * table.num_slots + place[worker, stage]
-    builder.add_edges(builder.node_of_cell.ravel()[last], reductions[of_copy], ZERO)
-    reduced, beside = _reduced_beside(table, worker, stage)
-    builder.add_edges(builder.node_of_cell.ravel()[reduced], reductions[of_copy[beside]], ZERO)
-    _take_part(builder, reductions, of_copy, last, (reduced, of_copy[beside]))
+    builder.add_edges(builder.node_of_cell.ravel()[last], reductions[reduction], ZERO)
+    reduced, reduced_copy = _reduced_beside(table, worker, stage)
+    builder.add_edges(
+        builder.node_of_cell.ravel()[reduced], reductions[reduction[reduced_copy]], ZERO
+    )
+    _take_part(builder, reductions, reduction, last, (reduced, reduction[reduced_copy]))
     row_end = builder.row_ends()
     updates = builder.add_nodes(
         duration=layout.op(Phase.U, stage),
@@ -275,7 +277,7 @@ def add_step_end(builder: ProgramBuilder) -> None:
     is_first = np.append(True, worker[1:] != worker[:-1])
     before = np.where(is_first, row_end[worker], np.roll(updates, 1))
     builder.add_edges(before, updates, ZERO)
-    builder.add_edges(reductions[of_copy], updates, ZERO)
+    builder.add_edges(reductions[reduction], updates, ZERO)
 
 
 def _reduced_beside(
@@ -293,20 +295,20 @@ def _reduced_beside(
 def _take_part(
     builder: ProgramBuilder,
     reductions: Int[NumpyArray, " reductions"],
-    of_copy: Int[NumpyArray, " copies"],
+    reduction: Int[NumpyArray, " copies"],
     last: Int[NumpyArray, " copies"],
     reduced: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
     """Let each worker take part in one all-reduce at a time; reductions go by stage."""
-    # A copy takes part in the all-reduce `of_copy`; `last` is the cell of its last gradient. Cells
-    # that reduce gradients beside compute are `reduced`, with the all-reduce that waits for each.
+    # A copy of a stage takes part in the all-reduce `reduction`; `last` is the cell of its last
+    # gradient. `reduced`: cells that reduce gradients beside compute, and the all-reduce of each.
     worker = last // builder.table.num_slots
     alone = len(np.unique(worker)) == len(worker)
     if alone and not builder.links.shared_links:
         return  # nothing to order: the run that orders is saved
     end = np.zeros(len(reductions))
-    np.maximum.at(end, of_copy, builder.unit_ends[last])
+    np.maximum.at(end, reduction, builder.unit_ends[last])
     np.maximum.at(end, reduced[1], builder.unit_ends[reduced[0]])
-    builder.reductions = Reductions(reductions, end, of_copy, worker)
-    order = np.lexsort((of_copy, end[of_copy]))
-    builder.add_chains(reductions[of_copy[order]], worker[order])
+    builder.reductions = Reductions(reductions, end, reduction, worker)
+    order = np.lexsort((reduction, end[reduction]))
+    builder.add_chains(reductions[reduction[order]], worker[order])

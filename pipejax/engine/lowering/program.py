@@ -73,22 +73,22 @@ class CostLayout:
 
     @property
     def sizes(self) -> Sizes:
-        """What the axes of costs have."""
+        """Lengths of the axes of costs."""
         places = tuple((p.kind.time, self.num_workers) for p in self.own if p.kind.of == WORKER)
         microbatches = self.num_microbatches
         return self.num_stages, self.num_pipes, microbatches, self.num_boundaries, places
 
     def places_of(self, phase: AnyPhase) -> int:
-        """How many places the times of a phase have: stages, or workers."""
+        """Number of places that a phase has times for: stages, or workers."""
         return self.num_workers if phase.kind.of == WORKER else self.num_stages
 
     @functools.cached_property
     def _first_op(self) -> Int[NumpyArray, " codes"]:
         """Position (codes) of the first time of each phase, by its code; 0 of one without."""
         places = [self.places_of(phase) * self.columns for phase in self.timed]
-        found = np.zeros(max(self.timed) + 1, np.int64)
-        found[list(self.timed)] = 1 + np.cumsum([0, *places[:-1]])
-        return found
+        first_positions = np.zeros(max(self.timed) + 1, np.int64)
+        first_positions[list(self.timed)] = 1 + np.cumsum([0, *places[:-1]])
+        return first_positions
 
     @property
     def columns(self) -> int:
@@ -116,7 +116,7 @@ class CostLayout:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What each position costs: a phase letter, "pair", "latency", "transmit", "message"."""
+        """Cost at each position: a phase letter, "pair", "latency", "transmit" or "message"."""
         ops = tuple(
             phase.name for phase in self.timed for _ in range(math.prod(self.shape_of(phase)))
         )
@@ -195,7 +195,7 @@ class MessageTable(NamedTuple):
 @short_repr_of("name num_workers num_microbatches num_nodes max_preds links messages")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """What every node waits for, and where its costs stand; nodes are in topological order.
+    """Predecessors of every node and the positions of its costs, in topological order.
 
     Costs are not part of it: the same program is priced with any number of cost vectors.
     Padding, if there is any, has the source as predecessor and the constant 0 as cost.
@@ -265,9 +265,9 @@ class Program:
     @property
     def beside_cells(self) -> Int[NumpyArray, " some"]:
         """Nodes of all-reduces and updates that have no cell, in topological order."""
-        beside = np.isin(self.phase, STEP_END)
-        beside[np.ravel(self.node_of_cell)] = False
-        return np.flatnonzero(beside)
+        is_step_end = np.isin(self.phase, STEP_END)
+        is_step_end[np.ravel(self.node_of_cell)] = False
+        return np.flatnonzero(is_step_end)
 
     @property
     def max_preds(self) -> int:

@@ -30,7 +30,7 @@ class Reductions(NamedTuple):
 
     node: Int[NumpyArray, " reductions"]  # node; they go by stage
     end: Float[NumpyArray, " reductions"]  # of the last gradient [unit slots]
-    of_copy: Int[NumpyArray, " copies"]  # all-reduce in which a copy of a stage takes part
+    reduction: Int[NumpyArray, " copies"]  # all-reduce in which a copy of a stage takes part
     worker: Int[NumpyArray, " copies"]  # worker that holds the copy
 
 
@@ -84,15 +84,14 @@ class ProgramBuilder:
     def _open_together(
         self, nodes: Int[NumpyArray, " some"], cells: Int[NumpyArray, " some"]
     ) -> None:
-        """Let what workers do together start when all of them have reached it."""
-        # A gate that takes no time waits for all that any of these nodes waits for, and they for
-        # it.
+        """Let the cells of one op on all workers start when all workers have reached it."""
+        # A gate of no duration waits for the predecessors of all these nodes, and they wait for it.
         assert self.table.op_of_cell is not None
         _, first, group = np.unique(
             self.table.op_of_cell[cells], return_index=True, return_inverse=True
         )
-        of = {name: getattr(self.table.cells, name).ravel()[cells[first]] for name in _OF_GATES}
-        gates = self.add_nodes(duration=np.full(len(first), ZERO), **of)
+        fields = {name: getattr(self.table.cells, name).ravel()[cells[first]] for name in _OF_GATES}
+        gates = self.add_nodes(duration=np.full(len(first), ZERO), **fields)
         self.add_edges(gates[group], nodes, ZERO)
         self._gates |= dict(zip(nodes.tolist(), gates[group].tolist(), strict=True))
 
@@ -101,8 +100,8 @@ class ProgramBuilder:
         table = self.table
         phase, place = table.phase.ravel()[cells], table.stage.ravel()[cells]
         if table.grammar.of_workers:
-            of_worker = np.isin(phase, table.grammar.of_workers)
-            place = np.where(of_worker, cells // table.num_slots, place)
+            is_worker_op = np.isin(phase, table.grammar.of_workers)
+            place = np.where(is_worker_op, cells // table.num_slots, place)
         return self.layout.op(phase, place)
 
     def _column(self, name: str) -> Int[NumpyArray, " nodes"]:
@@ -228,10 +227,11 @@ class ProgramBuilder:
             else:
                 names.append(f"{op} (worker {sender} to {receiver})")
         links = self.links
-        scope = f" with one queue per {links.queues}" * links.meets
-        scope += " and posting by program" * (links.posting == "program")
-        scope += f"{' and' if scope else ' with'} shared links" * bool(links.shared_links)
-        # an all-reduce has no row to mark; what it waits for has one
+        scope = f" with one queue per {links.queues}" if links.meets else ""
+        scope += " and posting by program" if links.posting == "program" else ""
+        if links.shared_links:
+            scope += f"{' and' if scope else ' with'} shared links"
+        # an all-reduce has no row to mark; the op that it waits for has one
         phase, stage, microbatch, pipe, worker, sender, _ = next(
             node for node in nodes if self.table.grammar.phases[node[0]].kind.in_cells
         )

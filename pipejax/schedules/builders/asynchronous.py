@@ -15,7 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MismatchError, one_of, whole_number
-from pipejax.schedules.builders.one_f_one_b import Ops, alternate, ops_of
+from pipejax.schedules.builders.one_f_one_b import Ops, alternate, phase_ops
 from pipejax.schedules.cells.cells import NEWEST, WeightRule
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, Phase, Slots
 from pipejax.schedules.table.slot_simulation import draw, spread, spread_rows
@@ -122,8 +122,8 @@ def _run_ahead(forward: Starts) -> Starts:
     workers = len(forward)
     stage, microbatch = np.indices((workers, forward.shape[1]))
     before = 2 * (workers - stage) - 1  # slots from the first forward to the first backward
-    behind = before + 2 * (microbatch - before) + 1
-    early = stage + np.where(microbatch < before, microbatch, behind)
+    in_turn = before + 2 * (microbatch - before) + 1
+    early = stage + np.where(microbatch < before, microbatch, in_turn)
     return np.where(microbatch < workers, early, forward)
 
 
@@ -173,10 +173,12 @@ def local_sgd(
         worker 0  0F0  0F1   .    .   0B0  0U0   .    .   0B1  0U1  0F2   .    .    .   0B2  0U2
         worker 1   .   1F0  1B0  1U0  1F1   .   1B1  1U1   .    .    .   1F2  1B2  1U2   .    .
     """
-    own = num_workers if runs is None else whole_number(runs, "runs")
-    rule = WeightRule(runs=own, local_steps=local_steps)
-    every = range(num_microbatches)
-    rounds = [every[m : m + rule.round_size] for m in every[:: rule.round_size]]
+    num_runs = num_workers if runs is None else whole_number(runs, "runs")
+    rule = WeightRule(runs=num_runs, local_steps=local_steps)
+    all_microbatches = range(num_microbatches)
+    rounds = [
+        all_microbatches[m : m + rule.round_size] for m in all_microbatches[:: rule.round_size]
+    ]
     rows = [
         np.concatenate([_round(stage, microbatches, num_workers, rule) for microbatches in rounds])
         for stage in range(num_workers)
@@ -186,7 +188,7 @@ def local_sgd(
 
 def _round(stage: int, microbatches: range, workers: int, rule: WeightRule) -> Ops:
     """1F1B in which no more microbatches are in flight than there are runs."""
-    forwards, backwards = (ops_of(p, stage, microbatches) for p in (Phase.F, Phase.B))
+    forwards, backwards = (phase_ops(p, stage, microbatches) for p in (Phase.F, Phase.B))
     row = alternate(forwards, backwards, min(workers - stage, rule.runs) - 1)
     # a U right behind every B
     row = np.repeat(row, 1 + (row[:, 0] == Phase.B), axis=0)

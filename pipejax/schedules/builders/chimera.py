@@ -17,7 +17,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, NumpyArray
 from pipejax.base.checks import MismatchError, whole_number
-from pipejax.schedules.builders.one_f_one_b import Ops, check_even, ops_of
+from pipejax.schedules.builders.one_f_one_b import Ops, check_even, phase_ops
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
@@ -107,9 +107,11 @@ def _bidirectional(
             f"({microbatches}), got {pipes}",
             "pipes",
         )
-    most = workers if in_flight is None else whole_number(in_flight, "in_flight")
-    pipe_of = [m % pipes for m in range(microbatches)]
-    return _admitted(name, bidirectional(workers, pipes), pipe_of, most, shares, slots)
+    max_in_flight = workers if in_flight is None else whole_number(in_flight, "in_flight")
+    microbatch_pipes = [m % pipes for m in range(microbatches)]
+    return _admitted(
+        name, bidirectional(workers, pipes), microbatch_pipes, max_in_flight, shares, slots
+    )
 
 
 def hanayo(
@@ -133,7 +135,7 @@ def hanayo(
 def _admitted(
     name: str,
     placement: Placement,
-    pipe_of: Sequence[int],
+    microbatch_pipes: Sequence[int],
     in_flight: int,
     shares: Sequence[float],
     slots: Slots,
@@ -141,12 +143,12 @@ def _admitted(
     """Order the ops of a placement in slots; a pipe admits so many microbatches, as 1F1B does."""
     check_slots(slots)
     pipes, stages = placement.shape
-    lasts = {phase: [slots[phase.name] * n for n in shares] for phase in (Phase.F, Phase.B)}
-    work = Work.of(placement, pipe_of, lasts)
+    durations = {phase: [slots[phase.name] * n for n in shares] for phase in (Phase.F, Phase.B)}
+    work = Work.of(placement, microbatch_pipes, durations)
     run = list_schedule(work, Rules([[in_flight, *[NO_LIMIT] * (stages - 1)]] * pipes))
     assert run is not None  # memory has no limit
     return spread_rows(
-        name, run.rows(), slots, placement, pipe_of_microbatch=pipe_of, stage_shares=shares
+        name, run.rows(), slots, placement, pipe_of_microbatch=microbatch_pipes, stage_shares=shares
     )
 
 
@@ -187,8 +189,8 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
         row[is_forward], row[~is_forward] = forwards, backwards
         rows.append(row[row[:, 2] < num_microbatches])
     placement = np.concatenate([zigzag(num_workers), num_workers - 1 - zigzag(num_workers)])
-    pipe_of = [m % 2 for m in range(num_microbatches)]
-    return spread_rows("bitpipe", rows, slots, placement, pipe_of_microbatch=pipe_of)
+    microbatch_pipes = [m % 2 for m in range(num_microbatches)]
+    return spread_rows("bitpipe", rows, slots, placement, pipe_of_microbatch=microbatch_pipes)
 
 
 def _visits(workers: int, worker: int) -> NumpyArray:
@@ -199,14 +201,14 @@ def _visits(workers: int, worker: int) -> NumpyArray:
     near = worker // half
     far, alone = 1 - near, (half - worker if near == 0 else worker - half + 1)
     rest = half - alone
-    found = [(near, DOWN, k) for k in range(alone)]
+    visits = [(near, DOWN, k) for k in range(alone)]
     for k in range(rest):
-        found += [(far, DOWN, k), (near, DOWN, alone + k)]
+        visits += [(far, DOWN, k), (near, DOWN, alone + k)]
     for k in range(alone):
-        found += [(far, DOWN, rest + k), (far, UP, k)]
+        visits += [(far, DOWN, rest + k), (far, UP, k)]
     for k in range(rest):
-        found += [(near, UP, k), (far, UP, alone + k)]
-    return np.array([*found, *((near, UP, rest + k) for k in range(alone))], np.int32)
+        visits += [(near, UP, k), (far, UP, alone + k)]
+    return np.array([*visits, *((near, UP, rest + k) for k in range(alone))], np.int32)
 
 
 def _ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, units: int) -> Ops:
@@ -215,14 +217,14 @@ def _ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, units: int
     down = np.where(pipe == 0, worker, workers - 1 - worker)
     stage = np.where(leg == DOWN, down, 2 * workers - 1 - down)
     microbatch = np.add.outer(workers * np.arange(units), 2 * place + pipe).ravel()
-    return ops_of(phase, np.tile(stage, units), microbatch)
+    return phase_ops(phase, np.tile(stage, units), microbatch)
 
 
 def _turns(workers: int, worker: int, units: int) -> Bool[NumpyArray, " row"]:
     """Return for each op of a row if it is a forward."""
     # A unit warms up, alternates and runs empty; the next one warms up before its last backwards.
     warmup = workers + workers // 2 + min(worker, workers - 1 - worker)
-    left = 2 * workers - warmup
-    between = "B" * (warmup - left + 1) + "F" + "FB" * (left - 1) + "F" * (warmup - left)
-    row = "F" * warmup + ("FB" * left + between) * (units - 1) + "FB" * left + "B" * warmup
+    steady = 2 * workers - warmup
+    between = "B" * (warmup - steady + 1) + "F" + "FB" * (steady - 1) + "F" * (warmup - steady)
+    row = "F" * warmup + ("FB" * steady + between) * (units - 1) + "FB" * steady + "B" * warmup
     return np.array(list(row)) == "F"

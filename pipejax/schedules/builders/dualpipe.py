@@ -54,8 +54,8 @@ def dualpipe(
     Options:
       slots: slot durations of F, B, I and W; a fused pair takes F + B.
     """
-    rows, placement, pipe_of = two_pipes("dualpipe", num_workers, num_microbatches)
-    return spread_rows("dualpipe", rows, slots, placement, pipe_of_microbatch=pipe_of)
+    rows, placement, microbatch_pipes = two_pipes("dualpipe", num_workers, num_microbatches)
+    return spread_rows("dualpipe", rows, slots, placement, pipe_of_microbatch=microbatch_pipes)
 
 
 def two_pipes(name: str, num_workers: int, num_microbatches: int) -> tuple[Rows, Placement, Pipes]:
@@ -66,8 +66,10 @@ def two_pipes(name: str, num_workers: int, num_microbatches: int) -> tuple[Rows,
     for worker in range(num_workers):
         # direction 0 of the upper half is the up pipe
         pipes = (0, 1) if worker < num_workers // 2 else (1, 0)
-        own = [range(pipe, num_microbatches, 2) for pipe in pipes]
-        rows.append(_row(num_workers // 2, min(worker, num_workers - 1 - worker), own))
+        pipe_microbatches = [range(pipe, num_microbatches, 2) for pipe in pipes]
+        rows.append(
+            _row(num_workers // 2, min(worker, num_workers - 1 - worker), pipe_microbatches)
+        )
     return rows, bidirectional(num_workers), [m % 2 for m in range(num_microbatches)]
 
 
@@ -88,8 +90,8 @@ def dualpipe_v(
 def one_pipe(name: str, num_workers: int, num_microbatches: int) -> Rows:
     """Cells of DualPipeV by worker."""
     _check_microbatches(name, num_workers, num_microbatches, 1)
-    own = [range(num_microbatches)] * 2
-    return [_row(num_workers, worker, own) for worker in range(num_workers)]
+    microbatches = [range(num_microbatches)] * 2
+    return [_row(num_workers, worker, microbatches) for worker in range(num_workers)]
 
 
 def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -> None:
@@ -105,7 +107,9 @@ def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArra
     """Cells of a worker: phase, stage and microbatch of an op, and of its partner or of none."""
     # Stage `worker` belongs to direction 0 and its mirror image to 1, each with its microbatches.
     stages = worker, 2 * half - 1 - worker
-    coming = {(phase, way): iter(own) for phase in (F, B) for way, own in enumerate(microbatches)}
+    coming = {
+        (phase, way): iter(numbers) for phase in (F, B) for way, numbers in enumerate(microbatches)
+    }
     waiting: deque[tuple[int, int]] = deque()
 
     def op(phase: Phase, way: int) -> tuple[int, int, int]:
@@ -230,7 +234,7 @@ def combined_1f1b(
     turns = Turns.of(num_workers, num_microbatches, stages_per_worker, group_size)
     rows = []
     for r in range(num_workers):
-        warmup = 2 * (num_workers - r - 1) + turns.of_others + 1
+        warmup = 2 * (num_workers - r - 1) + turns.turns_before_last + 1
         cells = _paired(turns.forwards(r), turns.backwards(Phase.B, r), warmup)
         rows.append(woven(cells, COMBINED, COMBINED_ORDERS))
     placement = looped(num_workers, stages_per_worker)
@@ -252,10 +256,10 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     the network dispatches and combines in turn.
     """
     name = "braided-dualpipe"
-    rows, placement, pipe_of = two_pipes(name, num_workers, num_microbatches)
+    rows, placement, microbatch_pipes = two_pipes(name, num_workers, num_microbatches)
     cells = [woven(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
     size = cells, UNIT_SLOTS, placement
-    return spread_rows(name, *size, pipe_of_microbatch=pipe_of, grammar=SPLIT)
+    return spread_rows(name, *size, pipe_of_microbatch=microbatch_pipes, grammar=SPLIT)
 
 
 def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable:
@@ -277,9 +281,9 @@ def woven(cells: Iterable[Sequence[Sequence[int]]], grammar: Grammar, orders: Or
         phases: [(int(grammar.by_letters[x]), 0 if x[0] == "F" else -1) for x in order.split()]
         for phases, order in orders.items()
     }
-    found = [
+    parts = [
         (code, *cell[which][1:])
         for cell in cells
         for code, which in codes[tuple(Phase(op[0]) for op in cell)]
     ]
-    return np.array(found, np.int32)
+    return np.array(parts, np.int32)

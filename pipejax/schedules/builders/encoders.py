@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.checks import MismatchError, positive
-from pipejax.schedules.builders.one_f_one_b import alternate, ops_of
+from pipejax.schedules.builders.one_f_one_b import Ops, alternate, phase_ops
 from pipejax.schedules.cells.grammar import Edge, Grammar
 from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.table.slot_simulation import spread_rows
@@ -32,12 +32,12 @@ class _Stages(NamedTuple):
     """Stages of encoders, one after the other, and behind them those of the model."""
 
     encoders: int  # how many there are
-    each: int  # stages of one
+    per_encoder: int  # stages of one
     model: int  # stages of the model
 
     @property
     def first(self) -> int:
-        return self.encoders * self.each
+        return self.encoders * self.per_encoder
 
     @property
     def total(self) -> int:
@@ -46,14 +46,14 @@ class _Stages(NamedTuple):
     @property
     def graph(self) -> list[Edge]:
         """Edges: from a stage to the next, from the last of every encoder to the model."""
-        ends = range(self.each - 1, self.first, self.each)
+        ends = range(self.per_encoder - 1, self.first, self.per_encoder)
         return [(s, self.first if s in ends else s + 1) for s in range(self.total - 1)]
 
-    def behind(self, stage: int) -> int:
-        """How many stages follow on a stage."""
+    def num_following(self, stage: int) -> int:
+        """Return the number of stages after a stage."""
         if stage >= self.first:
             return self.total - 1 - stage
-        return self.each - 1 - stage % self.each + self.model
+        return self.per_encoder - 1 - stage % self.per_encoder + self.model
 
 
 def encoders_1f1b(
@@ -81,11 +81,8 @@ def encoders_1f1b(
             f"encoders, got {num_workers}",
             "num_workers",
         )
-    stages, every = _Stages(encoders, encoder_stages, model), range(num_microbatches)
-    rows = [
-        alternate(ops_of(F, s, every), ops_of(B, s, every), stages.behind(s))
-        for s in range(num_workers)
-    ]
+    stages, microbatches = _Stages(encoders, encoder_stages, model), range(num_microbatches)
+    rows = [_alternating_ops(s, microbatches, stages.num_following(s)) for s in range(num_workers)]
     return spread_rows("encoders-1f1b", rows, slots, grammar=Grammar(graph=stages.graph))
 
 
@@ -120,7 +117,7 @@ def filled_encoders(
             "encoder_stages",
         )
     copies = num_workers // encoder_stages
-    most = num_microbatches if held is None else held
+    max_held = num_microbatches if held is None else held
     if held is not None and held < encoder_stages:
         raise MismatchError(
             f"held must be at least encoder_stages ({encoder_stages}), or the model's pipe cannot "
@@ -129,24 +126,29 @@ def filled_encoders(
         )
     stages = _Stages(encoders, encoder_stages, num_workers)
     # the last workers wait longest for the model, so the first microbatches are theirs
-    pipe_of = [copies - 1 - m % copies for m in range(num_microbatches)]
+    microbatch_pipes = [copies - 1 - m % copies for m in range(num_microbatches)]
     first = np.arange(num_workers).reshape(copies, encoder_stages)
     model = np.tile(np.arange(num_workers), (copies, 1))
     placement = np.concatenate([*[first] * encoders, model], axis=1).astype(np.int32)
     part = positive(encoder_share, "encoder_share")
     shares = np.array([part] * stages.first + [1.0] * num_workers)
-    lasts = [{p: slots[p.name] * share for p in (F, B)} for share in shares.tolist()]
-    filling = _Filling(stages, placement[pipe_of].tolist(), lasts, most * copies)
-    rows = min((filling.rows(order) for order in ORDERS), key=lambda found: found[1])[0]
+    durations = [{p: slots[p.name] * share for p in (F, B)} for share in shares.tolist()]
+    filling = _Filling(stages, placement[microbatch_pipes].tolist(), durations, max_held * copies)
+    rows = min((filling.rows(order) for order in ORDERS), key=lambda run: run[1])[0]
     return spread_rows(
         "filled-encoders",
         [np.array(row, np.int32) for row in rows],
         slots,
         placement,
-        pipe_of_microbatch=pipe_of,
+        pipe_of_microbatch=microbatch_pipes,
         stage_shares=(shares / shares.mean()).tolist(),
         grammar=Grammar(graph=stages.graph),
     )
+
+
+def _alternating_ops(stage: int, microbatches: range, warmup: int) -> Ops:
+    forwards, backwards = (phase_ops(phase, stage, microbatches) for phase in (F, B))
+    return alternate(forwards, backwards, warmup)
 
 
 class _Filling(NamedTuple):
@@ -154,7 +156,7 @@ class _Filling(NamedTuple):
 
     stages: _Stages  # of encoders and model
     home: list[list[int]]  # (microbatches, stages) worker of each op
-    lasts: Sequence[Mapping[Phase, float]]  # by stage, then by phase, in slots
+    durations: Sequence[Mapping[Phase, float]]  # by stage, then by phase, in slots
     apart: int  # microbatches from one that an encoder takes to the one whose backward comes before
 
     def rows(self, order: Sequence[int]) -> tuple[list[Queue], float]:
@@ -167,30 +169,30 @@ class _Filling(NamedTuple):
         while True:
             for w in stale:
                 heads = ((rank, q[-1]) for rank, q in zip(order, queues[w], strict=True) if q)
-                can = ((self._start(op, free[w], end), rank) for rank, op in heads)
-                best[w] = min(((*each, w) for each in can), default=NONE)
+                candidates = ((self._start(op, free[w], end), rank) for rank, op in heads)
+                best[w] = min(((*candidate, w) for candidate in candidates), default=NONE)
             start, rank, w = min(best)
             if start == FOREVER:
                 return rows, max(free)
             op = queues[w][order.index(rank)].pop()
             rows[w].append(op)
-            free[w] = end[op] = start + self.lasts[op[1]][Phase(op[0])]
+            free[w] = end[op] = start + self.durations[op[1]][Phase(op[0])]
             stale = {w, *self._waiting(op)}
 
     def _queues(self) -> list[list[Queue]]:
-        """Of each worker, last op first: of the model, backwards and forwards of encoders."""
-        first, every = self.stages.first, range(len(self.home))
+        """Queues of each worker, last op first: model, encoder backwards, encoder forwards."""
+        first, microbatches = self.stages.first, range(len(self.home))
         queues = []
         for r in range(self.stages.model):
             s = first + r
-            own = alternate(ops_of(F, s, every), ops_of(B, s, every), self.stages.behind(s))
-            here = [(m, e) for m in every for e in range(first) if self.home[m][e] == r]
-            beside = ([(int(phase), e, m) for m, e in here] for phase in (B, F))
-            queues.append([q[::-1] for q in ([tuple(op) for op in own.tolist()], *beside)])
+            model_ops = _alternating_ops(s, microbatches, self.stages.num_following(s)).tolist()
+            here = [(m, e) for m in microbatches for e in range(first) if self.home[m][e] == r]
+            encoder_ops = ([(int(phase), e, m) for m, e in here] for phase in (B, F))
+            queues.append([q[::-1] for q in ([tuple(op) for op in model_ops], *encoder_ops)])
         return queues
 
     def _start(self, op: Key, free: float, end: Mapping[Key, float]) -> float:
-        """When an op can start on a worker that is free from then on; never, as things stand."""
+        """Return the start of an op on a worker; `FOREVER` if an input is missing."""
         phase, stage, m = op
         ends = 1 if phase == F else 0
         waits = [(phase, pair[1 - ends], m) for pair in self.stages.graph if pair[ends] == stage]
@@ -198,7 +200,7 @@ class _Filling(NamedTuple):
             waits.append((int(F), stage, m))
         elif not waits and m >= self.apart:
             waits.append((int(B), stage, m - self.apart))
-        return max([free, *(end.get(each, FOREVER) for each in waits)])
+        return max([free, *(end.get(producer, FOREVER) for producer in waits)])
 
     def _waiting(self, op: Key) -> Iterator[int]:
         phase, stage, m = op

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, number, share
-from pipejax.schedules.builders.zero_bubble import drawn, pipe_of_slots, planned
+from pipejax.schedules.builders.zero_bubble import draw_rows, pipe_of_slots, planned
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts
 from pipejax.schedules.cells.ops import SPLIT, UNIT_SLOTS, Op, Phase, Slots
 from pipejax.schedules.cells.placement import looped
@@ -33,34 +33,34 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 class HostLink:
-    """What a host link does when: (start, end) of its transfers, in order."""
+    """Transfers of a host link: (start, end), in order."""
 
     def __init__(self) -> None:
         self.busy: list[tuple[Time, Time]] = []
 
-    def earliest(self, after: Time, lasts: Time) -> Time:
+    def earliest(self, after: Time, duration: Time) -> Time:
         """Start of the first gap of this length, not before a moment."""
         place = bisect_left(self.busy, (after, after))
         if place and self.busy[place - 1][1] > after:
             after = self.busy[place - 1][1]
         for start, end in self.busy[place:]:
-            if after + lasts <= start:
+            if after + duration <= start:
                 break
             after = end
         return after
 
-    def latest(self, before: Time, lasts: Time) -> Time:
+    def latest(self, before: Time, duration: Time) -> Time:
         """Start of the last gap of this length that ends by a moment."""
         place = bisect_left(self.busy, (before, before))
         for start, end in reversed(self.busy[:place]):
-            if end <= before - lasts:
+            if end <= before - duration:
                 break
             before = min(before, start)
-        return before - lasts
+        return before - duration
 
-    def hold(self, start: Time, lasts: Time) -> None:
+    def hold(self, start: Time, duration: Time) -> None:
         """Transfer from a start on."""
-        insort(self.busy, (start, start + lasts))
+        insort(self.busy, (start, start + duration))
 
 
 def run_rows(work: Work, rows: Sequence[Sequence[Op]]) -> TimedOps:
@@ -81,7 +81,7 @@ def run_rows(work: Work, rows: Sequence[Sequence[Op]]) -> TimedOps:
 
 def with_offloads(
     ops: TimedOps,
-    wanted: Iterable[tuple[int, int]],
+    candidates: Iterable[tuple[int, int]],
     offload: Sequence[float],
     load: Sequence[float],
     host_links: Sequence[Sequence[int]] = (),
@@ -93,22 +93,22 @@ def with_offloads(
     links: dict[int, HostLink] = {}
     same = ROUNDING * float(np.max(ops.end, initial=0.0))
     added = []
-    for stage, microbatch in wanted:
-        worker, _, made = at[Phase.F, stage, microbatch]
-        _, needed, _ = at[Phase.I, stage, microbatch]
+    for stage, microbatch in candidates:
+        worker, _, forward_end = at[Phase.F, stage, microbatch]
+        _, backward_start, _ = at[Phase.I, stage, microbatch]
         link = links.setdefault(first.get(worker, worker), HostLink())
         there, back = offload[stage], load[stage]
-        leaves, returns = link.earliest(made, there), link.latest(needed, back)
+        leaves, returns = link.earliest(forward_end, there), link.latest(backward_start, back)
         if leaves + there <= returns + same:
             link.hold(leaves, there)
             link.hold(returns, back)
             added.append((Phase.O, stage, microbatch, worker, leaves, leaves + there))
             added.append((Phase.L, stage, microbatch, worker, returns, returns + back))
-    of_link = TimedOps.of(added)
-    return TimedOps(*map(np.concatenate, zip(ops, of_link, strict=True)))
+    transfers = TimedOps.of(added)
+    return TimedOps(*map(np.concatenate, zip(ops, transfers, strict=True)))
 
 
-def peaks_of(ops: TimedOps, weight_share: float) -> Float[NumpyArray, " workers"]:
+def activation_peaks(ops: TimedOps, weight_share: float) -> Float[NumpyArray, " workers"]:
     """Most activations that each worker holds: (workers) activations."""
     stages = int(ops.stage.max(initial=-1)) + 1
     # times that differ by the rounding of sums are one moment
@@ -160,7 +160,7 @@ def pipe_offload(
       [0, 12, 24]
     """
     part = share(offload_share, "offload_share")
-    kept = share(weight_share, "weight_share")
+    kept_share = share(weight_share, "weight_share")
     group = num_workers if group_size is None else group_size
     if not 1 <= group <= num_workers:
         raise MismatchError(
@@ -172,22 +172,22 @@ def pipe_offload(
     size = num_workers, stages_per_worker, num_microbatches, group
     rows = [_row(worker, *size) for worker in range(num_workers)]
     placement = looped(num_workers, stages_per_worker)
-    lasts = {phase: [slots[phase.name]] * stages for phase in SPLIT}
+    durations = {phase: [slots[phase.name]] * stages for phase in SPLIT}
     hop = number(transfer, "transfer")
-    ops = run_rows(Work.of(placement, [0] * num_microbatches, lasts, hop), rows)
+    ops = run_rows(Work.of(placement, [0] * num_microbatches, durations, hop), rows)
     if offload is not None:
         there = per_entry(offload, stages, "offload").tolist()
         back = there if load is None else per_entry(load, stages, "load").tolist()
-        wanted = _longest_held(num_workers, num_microbatches, stages_per_worker * part)
-        ops = with_offloads(ops, wanted, there, back, host_links)
+        candidates = _longest_held(num_workers, num_microbatches, stages_per_worker * part)
+        ops = with_offloads(ops, candidates, there, back, host_links)
     cells = rows_from_starts(
         ops,
         sizes=np.ones(stages),
-        limits=peaks_of(ops, kept),
-        weight_share=kept,
+        limits=activation_peaks(ops, kept_share),
+        weight_share=kept_share,
         host_links=host_links,
     )
-    return drawn("pipe-offload", cells, slots, host_links, placement)
+    return draw_rows("pipe-offload", cells, slots, host_links, placement)
 
 
 def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -> list[Op]:

@@ -15,7 +15,7 @@ Column = Int[NumpyArray, " ops"]
 Ops = Int[NumpyArray, "ops 3"]  # phase, stage, microbatch
 
 
-def ops_of(phase: AnyPhase, stage: Index | Column, microbatches: Column | range) -> Ops:
+def phase_ops(phase: AnyPhase, stage: Index | Column, microbatches: Column | range) -> Ops:
     """Return the ops of a phase on a stage, or on one stage each."""
     microbatch = np.asarray(microbatches)
     ops = np.empty((len(microbatch), 3), np.int32)
@@ -56,7 +56,7 @@ def _one_f_one_b(
     """One stage per worker; worker r warms up with `per_hop` forwards per worker after it."""
     rows = []
     for r in range(workers):
-        forwards, backwards = (ops_of(p, r, range(microbatches)) for p in (Phase.F, Phase.B))
+        forwards, backwards = (phase_ops(p, r, range(microbatches)) for p in (Phase.F, Phase.B))
         rows.append(alternate(forwards, backwards, per_hop * (workers - r - 1)))
     return spread_rows(name, rows, slots)
 
@@ -67,7 +67,7 @@ class Turns(NamedTuple):
     loop: Column  # (turns) of its stages, from the first of forwards or the last of backwards
     microbatch: Column  # (turns) microbatch
     num_workers: int  # P
-    of_others: int  # turns of a group of microbatches before that of the last stage
+    turns_before_last: int  # turns of a group of microbatches before that of the last stage
 
     @classmethod
     def of(
@@ -79,23 +79,23 @@ class Turns(NamedTuple):
     ) -> "Turns":
         """Let groups of so many microbatches pass, the last may be smaller."""
         # Without a size they have P, or are larger and as equal as can be.
-        every, stages = np.arange(num_microbatches), range(stages_per_worker)
+        microbatches, stages = np.arange(num_microbatches), range(stages_per_worker)
         if group_size is None:
-            groups = np.array_split(every, max(1, num_microbatches // num_workers))
+            groups = np.array_split(microbatches, max(1, num_microbatches // num_workers))
         else:
-            groups = np.split(every, range(group_size, num_microbatches, group_size))
+            groups = np.split(microbatches, range(group_size, num_microbatches, group_size))
         loop = np.concatenate([np.repeat(stages, len(group)) for group in groups])
         turn = np.concatenate([np.tile(group, stages_per_worker) for group in groups])
         return cls(loop, turn, num_workers, (stages_per_worker - 1) * len(groups[0]))
 
     def forwards(self, worker: int) -> Ops:
         """Return the forwards of a worker in order."""
-        return ops_of(Phase.F, self.loop * self.num_workers + worker, self.microbatch)
+        return phase_ops(Phase.F, self.loop * self.num_workers + worker, self.microbatch)
 
     def backwards(self, phase: Phase, worker: int) -> Ops:
         """Return the backwards of a worker in order."""
         loop = int(self.loop.max()) - self.loop
-        return ops_of(phase, loop * self.num_workers + worker, self.microbatch)
+        return phase_ops(phase, loop * self.num_workers + worker, self.microbatch)
 
 
 def interleaved_1f1b(
@@ -130,7 +130,7 @@ def interleaved_1f1b(
     rows = []
     for r in range(num_workers):
         forwards, backwards = turns.forwards(r), turns.backwards(Phase.B, r)
-        warmup = 2 * (num_workers - r - 1) + turns.of_others + extra_warmup
+        warmup = 2 * (num_workers - r - 1) + turns.turns_before_last + extra_warmup
         rows.append(alternate(forwards, backwards, warmup))
     return spread_rows("interleaved-1f1b", rows, slots, looped(num_workers, stages_per_worker))
 
@@ -225,7 +225,7 @@ def _breadth_first(
     back = there[::-1] if reverse else there
     turns = [(Phase.F, s, there) for s in stages] + [(Phase.B, s, back) for s in reversed(stages)]
     rows = [
-        np.concatenate([ops_of(phase, stage + r, order) for phase, stage, order in turns])
+        np.concatenate([phase_ops(phase, stage + r, order) for phase, stage, order in turns])
         for r in range(workers)
     ]
     return spread_rows(name, rows, slots, looped(workers, stages_per_worker))

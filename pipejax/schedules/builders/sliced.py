@@ -13,7 +13,7 @@ from pipejax.schedules.builders.one_f_one_b import (
     Turns,
     alternate,
     check_stages_per_worker,
-    ops_of,
+    phase_ops,
 )
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
@@ -107,8 +107,8 @@ def chunked_prefill(
       slices: K, chunks of a prompt.
       slots: slot duration of F of a chunk.
     """
-    every = range(num_microbatches * slices)
-    rows = [ops_of(Phase.F, r, every) for r in range(num_workers)]
+    chunks = range(num_microbatches * slices)
+    rows = [phase_ops(Phase.F, r, chunks) for r in range(num_workers)]
     grammar = Grammar(slices=slices, forward_only=True)
     return spread_rows("chunked-prefill", rows, slots, grammar=grammar)
 
@@ -116,9 +116,9 @@ def chunked_prefill(
 def _both(turns: Turns, worker: int, num_microbatches: int, slices: int) -> list[Ops]:
     """Forwards and backwards of a worker, microbatch by microbatch: back in the reverse order."""
     first = slices * np.arange(num_microbatches)
-    found = []
+    passes = []
     for phase, step in ((Phase.F, 1), (Phase.B, -1)):
         stage = np.tile(turns.loop[::step], num_microbatches) * turns.num_workers + worker
         number = np.add.outer(first, turns.microbatch[::step]).ravel()
-        found.append(ops_of(phase, stage, number))
-    return found
+        passes.append(phase_ops(phase, stage, number))
+    return passes

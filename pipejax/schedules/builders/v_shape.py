@@ -169,7 +169,7 @@ def zb_v(
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
     """
-    given = number(transfer, "transfer"), share(weight_share, "weight_share")
+    numbers = number(transfer, "transfer"), share(weight_share, "weight_share")
     whole = 2.0 * num_workers
     limit = whole if memory_limit is None else number(memory_limit, "memory_limit")
     if limit * (1 + ROUNDING) < 2:
@@ -180,7 +180,7 @@ def zb_v(
     if limit == whole and _is_published(slots, transfer):
         return _repeated("zb-v", num_microbatches, ZB_V, [limit] * num_workers, slots)
     unit = _work(num_microbatches, [limit] * num_workers)
-    run = shortest_run(_timed(unit, slots, *given), _blocks(unit))
+    run = shortest_run(_timed(unit, slots, *numbers), _blocks(unit))
     assert run is not None  # of the blocks at least one keeps the limit
     return spread_rows("zb-v", run.rows(), slots, zigzag(num_workers))
 
@@ -200,11 +200,11 @@ def _blocks(work: Work) -> list[BuildingBlock]:
 def _timed(work: Work, slots: Slots, transfer: float, weight_share: float) -> Work:
     """Let ops last as long as their slots, and messages between workers as long as one takes."""
     stages = len(work.sizes)
-    lasts = {phase: [slots[phase.name]] * stages for phase in SPLIT}
+    times = {phase: [slots[phase.name]] * stages for phase in SPLIT}
     return Work.of(
         np.array(work.placement),
         work.pipe_of,
-        lasts,
+        times,
         transfer,
         sizes=work.sizes,
         kept=[weight_share] * stages,
@@ -247,7 +247,7 @@ def _planned(
 
 
 def _is_published(slots: Slots, transfer: float) -> bool:
-    """Whether ops last as long, and messages take no time."""
+    """Return whether all ops last equally long, and messages take no time."""
     return not transfer and len({slots[phase.name] for phase in SPLIT}) == 1
 
 
@@ -258,9 +258,9 @@ def _span(table: ScheduleTable, transfer: float) -> float:
     duration = durations(table).ravel()
     sent = np.flatnonzero(tail // table.num_slots != head // table.num_slots)
     message = duration.size + np.arange(len(sent))
-    before, behind = np.append(tail, message), np.append(head, head[sent])
-    behind[sent] = message
-    start, finish = run_edges(before, behind, np.append(duration, np.full(len(sent), transfer)))
+    tails, heads = np.append(tail, message), np.append(head, head[sent])
+    heads[sent] = message
+    start, finish = run_edges(tails, heads, np.append(duration, np.full(len(sent), transfer)))
     held = table.phase.ravel() != Phase.IDLE
     ops = np.flatnonzero(held)
     worker = ops // table.num_slots
@@ -293,5 +293,5 @@ def _work(microbatches: int, limits: Sequence[float]) -> Work:
     """All ops on a V placement, each of one slot, without messages; W frees an activation."""
     placement = zigzag(len(limits))
     ones = [1] * placement.shape[1]
-    lasts = dict.fromkeys(SPLIT, ones)
-    return Work.of(placement, [0] * microbatches, lasts, sizes=ones, kept=ones, limits=limits)
+    times = dict.fromkeys(SPLIT, ones)
+    return Work.of(placement, [0] * microbatches, times, sizes=ones, kept=ones, limits=limits)

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import one_of
-from pipejax.schedules.builders.one_f_one_b import Ops, one_f_one_b, ops_of
+from pipejax.schedules.builders.one_f_one_b import Ops, one_f_one_b, phase_ops
 from pipejax.schedules.builders.v_shape import v_half
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import (
@@ -111,17 +111,17 @@ def _with_vocabulary(
     interval = durations(table)[0].sum() / table.num_microbatches
     later = reductions * interval
     due, ended = start + later * (table.phase != Phase.F), finish.ravel()
-    made, back = (ended[table.where[phase][-1]] for phase in (Phase.F, gradient))
+    forward_end, backward_end = (ended[table.where[phase][-1]] for phase in (Phase.F, gradient))
     if overlap:  # as there, where the last stage goes back at once
-        made = made + (back - start.ravel()[table.where[gradient][-1]])
+        forward_end = forward_end + (backward_end - start.ravel()[table.where[gradient][-1]])
     rows = []
     for w in range(table.num_workers):
         # at one moment exchanges and passes stand before ops, T before S where it makes room
-        passes = {"X": (made, 0), "S": (made, 2), "Y": (made, 4)}
-        passes |= {"T": (made + interval, 1), "Z": (made + interval, 3)}
+        passes = {"X": (forward_end, 0), "S": (forward_end, 2), "Y": (forward_end, 4)}
+        passes |= {"T": (forward_end + interval, 1), "Z": (forward_end + interval, 3)}
         if reductions == 1:
-            own = ended[table.last_of_backward[table.placement[0] == w]].max(axis=0)
-            passes |= {} if overlap else {"T": (own + later, 4)}
+            last_backward = ended[table.last_of_backward[table.placement[0] == w]].max(axis=0)
+            passes |= {} if overlap else {"T": (last_backward + later, 4)}
             del passes["Z"]
         codes = {grammar.by_letters[x]: place for x, place in passes.items()}
         rows.append(_merged(table, w, due[w], codes))
@@ -132,11 +132,11 @@ def _merged(
     table: ScheduleTable, worker: int, due: Float[NumpyArray, " slots"], passes: Passes
 ) -> Ops:
     """Order the ops of a worker and its passes by the time at which each is due."""
-    own = np.flatnonzero(table.phase[worker])
-    ops = [np.stack([each[worker, own] for each in table.cells[:3]], axis=1)]
-    moments = [np.stack([due[own], np.full(len(own), len(Phase))])]
+    slots = np.flatnonzero(table.phase[worker])
+    ops = [np.stack([field[worker, slots] for field in table.cells[:3]], axis=1)]
+    moments = [np.stack([due[slots], np.full(len(slots), len(Phase))])]
     for code, (at, rank) in passes.items():
-        ops.append(ops_of(code, NO_STAGE, range(len(at))))
+        ops.append(phase_ops(code, NO_STAGE, range(len(at))))
         moments.append(np.stack([at, np.full(len(at), rank)]))
     time, rank = np.concatenate(moments, axis=1)
     return np.concatenate(ops)[np.lexsort((rank, time))]

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import number
-from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_stages_per_worker, ops_of
+from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_stages_per_worker, phase_ops
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import SPLIT, UNIT_SLOTS, Cell, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, looped
@@ -28,8 +28,8 @@ def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
 
     Worker r holds P - r whole activations and, of r more, what their weight gradients need.
     """
-    behind = range(num_workers)
-    return _table("zb-h1", [num_workers - r for r in behind], behind, num_microbatches, slots)
+    delays = range(num_workers)
+    return _table("zb-h1", [num_workers - r for r in delays], delays, num_microbatches, slots)
 
 
 def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
@@ -40,26 +40,26 @@ def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
     it updates its weights.
     """
     warmup = [2 * (num_workers - r) - 1 for r in range(num_workers)]
-    behind = range(0, 2 * num_workers, 2)
-    return _table("zb-h2", warmup, behind, num_microbatches, slots)
+    delays = range(0, 2 * num_workers, 2)
+    return _table("zb-h2", warmup, delays, num_microbatches, slots)
 
 
 def _table(
-    name: str, warmup: list[int], behind: range, microbatches: int, slots: Slots
+    name: str, warmup: list[int], delays: range, microbatches: int, slots: Slots
 ) -> ScheduleTable:
     """One stage per worker: forwards of the warm-up, weight gradients so far behind."""
     rows = []
     for r, count in enumerate(warmup):
-        forwards, grads, weights = (ops_of(phase, r, range(microbatches)) for phase in SPLIT)
-        rows.append(_in_turn(forwards, grads, weights, count, behind[r]))
+        forwards, grads, weights = (phase_ops(phase, r, range(microbatches)) for phase in SPLIT)
+        rows.append(_in_turn(forwards, grads, weights, count, delays[r]))
     return spread_rows(name, rows, slots)
 
 
-def _in_turn(forwards: Ops, grads: Ops, weights: Ops, warmup: int, behind: int) -> NumpyArray:
+def _in_turn(forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int) -> NumpyArray:
     """Order the ops of a worker: turn k is I number k, W number k - behind, F number k + warmup."""
     # Forwards before turn 0 are the warm-up; weight gradients behind the last turn end the row.
     k = np.arange(len(forwards))
-    turns = np.concatenate([k, k + behind, k - warmup])
+    turns = np.concatenate([k, k + delay, k - warmup])
     ops = np.concatenate([grads, weights, forwards])
     return ops[np.lexsort((np.repeat(range(3), len(k)), turns))]
 
@@ -84,7 +84,7 @@ def interleaved_zb(
     rows = []
     for r in range(num_workers):
         grads, weights = (turns.backwards(phase, r) for phase in (Phase.I, Phase.W))
-        warmup = num_workers - r + turns.of_others
+        warmup = num_workers - r + turns.turns_before_last
         rows.append(_in_turn(turns.forwards(r), grads, weights, warmup, r))
     return spread_rows("interleaved-zb", rows, slots, looped(num_workers, stages_per_worker))
 
@@ -165,8 +165,8 @@ def pipe_of_slots(
     limit = num_microbatches if memory_limit is None else number(memory_limit, "memory_limit")
     times = {"forward": slots["F"], "input_grad": slots["I"], "weight_grad": slots["W"]}
     there = number(transfer, "transfer")
-    given = {**times, "limits": limit, "there": there, "weight_share": weight_share}
-    return LimitedPipe.of(num_workers, num_microbatches, **given)
+    fields = {**times, "limits": limit, "there": there, "weight_share": weight_share}
+    return LimitedPipe.of(num_workers, num_microbatches, **fields)
 
 
 def planned(
@@ -184,10 +184,10 @@ def planned(
         weight_share=pipe.weight_share,
         host_links=host_links,
     )
-    return drawn(name, rows, slots, host_links)
+    return draw_rows(name, rows, slots, host_links)
 
 
-def drawn(
+def draw_rows(
     name: str,
     rows: Sequence[Sequence[Cell]],
     slots: Slots,

@@ -24,7 +24,7 @@ from pipejax.schedules.cells.ops import UPDATES, WEIGHT_GRADS, AnyPhase, Cell, O
 
 @dataclasses.dataclass(frozen=True)
 class WeightRule:
-    """Which of the weights that are there a forward reads.
+    """Rule for the version of the weights that a forward reads.
 
     Attributes:
       behind: None for the newest of its stage when it runs, as PipeDream does. A number holds
@@ -134,11 +134,11 @@ class Content:
     @functools.cached_property
     def ops(self) -> HeldCells:
         """All ops, fused pairs included."""
-        found = []
+        parts = []
         for cells in (self.cells, self.partners):
             held = np.flatnonzero(cells.phase)
-            found.append((held, *(field.ravel()[held] for field in cells)))
-        return HeldCells(*(np.concatenate(column) for column in zip(*found, strict=True)))
+            parts.append((held, *(field.ravel()[held] for field in cells)))
+        return HeldCells(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     @functools.cached_property
     def used_phases(self) -> tuple[AnyPhase, ...]:
@@ -157,11 +157,11 @@ class Content:
         """Pipe (microbatches) of each microbatch."""
         grammar, count = self.grammar, self.num_microbatches
         # of kinds of its own some microbatches may have none that computes
-        told = np.isin(self.ops.phase, grammar.numbered if grammar.own else grammar.compute)
-        ops = self.ops.take(told & (self.ops.microbatch < count))
-        pipe_of = np.zeros(count, np.int32)
-        pipe_of[ops.microbatch] = ops.pipe
-        return pipe_of
+        has_pipe = np.isin(self.ops.phase, grammar.numbered if grammar.own else grammar.compute)
+        ops = self.ops.take(has_pipe & (self.ops.microbatch < count))
+        pipes = np.zeros(count, np.int32)
+        pipes[ops.microbatch] = ops.pipe
+        return pipes
 
     @functools.cached_property
     def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
@@ -172,10 +172,10 @@ class Content:
         where = dict.fromkeys(numbered, np.broadcast_to(NOWHERE, shape))
         where |= dict.fromkeys(of_workers, np.broadcast_to(NOWHERE, (self.num_workers, shape[1])))
         for phase in set(np.unique(self.ops.phase).tolist()) & set(numbered):
-            own = self.ops.take(self.ops.phase == phase)
-            place = own.cell // self.num_slots if phase in of_workers else own.stage
+            ops = self.ops.take(self.ops.phase == phase)
+            place = ops.cell // self.num_slots if phase in of_workers else ops.stage
             where[phase] = np.full(where[phase].shape, NOWHERE)
-            where[phase][place, own.microbatch] = own.cell
+            where[phase][place, ops.microbatch] = ops.cell
         return where
 
     @functools.cached_property
@@ -183,12 +183,14 @@ class Content:
         """The first of the cells that are one op with each (cells); None where all are alone."""
         if not self.grammar.together:
             return None
-        found = np.arange(self.cells.phase.size)
+        first_cells = np.arange(self.cells.phase.size)
         for phase in self.grammar.together:
             cells = self.where[phase]
             shared = np.where(cells == NOWHERE, cells.max(axis=0) + 1, cells).min(axis=0)
-            found[cells[cells != NOWHERE]] = np.broadcast_to(shared, cells.shape)[cells != NOWHERE]
-        return found
+            first_cells[cells[cells != NOWHERE]] = np.broadcast_to(shared, cells.shape)[
+                cells != NOWHERE
+            ]
+        return first_cells
 
     @functools.cached_property
     def updates(self) -> Int[NumpyArray, " cells"]:
@@ -248,7 +250,7 @@ class Content:
 
 
 def lay_out(
-    rows: Sequence[Sequence[Cell]], member: int, pipe_of: Int[NumpyArray, " microbatches"]
+    rows: Sequence[Sequence[Cell]], member: int, microbatch_pipes: Int[NumpyArray, " microbatches"]
 ) -> Cells:
     """Return the first or the second op of every cell as arrays (workers, slots)."""
     shape = (len(rows), max((len(row) for row in rows), default=0))
@@ -259,6 +261,6 @@ def lay_out(
             ops = np.array([row[slot][member] for slot in slots], np.int64)
             for field, values in zip(cells[:3], ops.T, strict=True):
                 field[worker, slots] = values
-    known = (cells.microbatch >= 0) & (cells.microbatch < len(pipe_of))
-    cells.pipe[known] = pipe_of[cells.microbatch[known]]
+    has_pipe = (cells.microbatch >= 0) & (cells.microbatch < len(microbatch_pipes))
+    cells.pipe[has_pipe] = microbatch_pipes[cells.microbatch[has_pipe]]
     return cells

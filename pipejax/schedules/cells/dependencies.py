@@ -52,10 +52,10 @@ class Dependencies(NamedTuple):
 def find_dependencies(content: Content) -> Dependencies:
     """Apply the rules of its grammar to every op of a schedule."""
     used, rules = {*content.used_phases}, content.grammar.all_rules
-    met = [r for r in rules if r.consumer in used and not used.isdisjoint(r.producers)]
-    found = [each for rule in met or rules[:1] for each in _edges_of(content, rule)]
-    found += [_edges_of_stages(content, *rule) for rule in content.grammar.stage_rules]
-    edges = Dependencies(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    active_rules = [r for r in rules if r.consumer in used and not used.isdisjoint(r.producers)]
+    parts = [part for rule in active_rules or rules[:1] for part in _rule_edges(content, rule)]
+    parts += [_edges_of_stages(content, *rule) for rule in content.grammar.stage_rules]
+    edges = Dependencies(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     if not content.grammar.rules:
         return edges
     first = np.unique(np.stack(edges), axis=1, return_index=True)[1]  # two rules may say the same
@@ -88,8 +88,8 @@ def waiting_by(content: Content, rule: Rule) -> Iterator[Waiting]:
     place, microbatch = consumers_by(content, rule)
     consumer = content.where[rule.consumer][place, microbatch]
     for source in _places(content, rule, place, consumer):
-        for of in _microbatches(content, rule, microbatch):
-            yield Waiting(consumer, place, source, of)
+        for producer_microbatch in _microbatches(content, rule, microbatch):
+            yield Waiting(consumer, place, source, producer_microbatch)
 
 
 def _places(
@@ -105,7 +105,7 @@ def _places(
         ends = np.array(content.grammar.graph)[:, :: -rule.stage_offset]  # producer, consumer
         by_stage = [ends[ends[:, 1] == stage, 0] for stage in range(num_stages)]
         for k in range(max(map(len, by_stage))):
-            kth = np.array([each[k] if k < len(each) else NOWHERE for each in by_stage])
+            kth = np.array([sources[k] if k < len(sources) else NOWHERE for sources in by_stage])
             yield kth[place]
     else:
         source = place + rule.stage_offset
@@ -114,9 +114,9 @@ def _places(
 
 def _microbatches(content: Content, rule: Rule, microbatch: NumpyArray) -> Iterator[NumpyArray]:
     """Microbatches (ops) that the producers of some ops may have; -1 where an op has none."""
-    if rule.of_all:
-        for each in range(content.num_microbatches):
-            yield np.full_like(microbatch, each)
+    if rule.waits_for_all:
+        for number in range(content.num_microbatches):
+            yield np.full_like(microbatch, number)
     elif rule.producer_microbatch is not None:
         yield np.full_like(microbatch, rule.producer_microbatch)
     elif rule.slice_offset:
@@ -128,20 +128,20 @@ def _microbatches(content: Content, rule: Rule, microbatch: NumpyArray) -> Itera
         yield microbatch
 
 
-def producers_of(content: Content, rule: Rule, waiting: Waiting) -> Int[NumpyArray, " ops"]:
+def find_producers(content: Content, rule: Rule, waiting: Waiting) -> Int[NumpyArray, " ops"]:
     """Cell (ops) of the producer of each waiting op, or `NOWHERE`."""
     inside = (waiting.place != NOWHERE) & (waiting.microbatch != NOWHERE)
-    found = np.full_like(waiting.consumer, NOWHERE)
+    cells = np.full_like(waiting.consumer, NOWHERE)
     at = waiting.place[inside], waiting.microbatch[inside]
     for phase in rule.producers:
-        found[inside] = np.maximum(found[inside], content.where[phase][at])
-    return found
+        cells[inside] = np.maximum(cells[inside], content.where[phase][at])
+    return cells
 
 
-def _edges_of(content: Content, rule: Rule) -> Iterator[tuple[NumpyArray, ...]]:
+def _rule_edges(content: Content, rule: Rule) -> Iterator[tuple[NumpyArray, ...]]:
     """The fields of `Dependencies` for what waits by a rule."""
     for waiting in waiting_by(content, rule):
-        producer = producers_of(content, rule, waiting)
+        producer = find_producers(content, rule, waiting)
         there = producer != NOWHERE
         producer, waiting = producer[there], Waiting(*(field[there] for field in waiting))
         crosses = producer // content.num_slots != waiting.consumer // content.num_slots
@@ -176,20 +176,24 @@ def last_before(
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage
     order = np.lexsort((ops.cell, copy))
     ops, copy = ops.take(order), copy[order]
-    made = np.where(np.isin(ops.phase, producers), np.arange(len(copy)), NOWHERE)
-    made = np.maximum.accumulate(np.append(NOWHERE, made))[:-1]  # the one before, not itself
-    before = np.where(made >= np.searchsorted(copy, copy), ops.cell[made], NOWHERE)
+    last_producer = np.where(np.isin(ops.phase, producers), np.arange(len(copy)), NOWHERE)
+    last_producer = np.maximum.accumulate(np.append(NOWHERE, last_producer))[
+        :-1
+    ]  # the one before, not itself
+    before = np.where(
+        last_producer >= np.searchsorted(copy, copy), ops.cell[last_producer], NOWHERE
+    )
     waits = np.isin(ops.phase, consumers)
     return ops.take(waits), before[waits]
 
 
 def _directions(waiting: Waiting, graph: Sequence[Edge]) -> Int[NumpyArray, " edges"]:
     """Direction of each edge (edges): `FORWARD` along the graph, or to a stage of higher number."""
-    found = np.where(waiting.place > waiting.to_stage, BACKWARD, FORWARD)
+    directions = np.where(waiting.place > waiting.to_stage, BACKWARD, FORWARD)
     for source, target in graph:
         for direction, ends in ((FORWARD, (source, target)), (BACKWARD, (target, source))):
-            found[(waiting.place == ends[0]) & (waiting.to_stage == ends[1])] = direction
-    return found
+            directions[(waiting.place == ends[0]) & (waiting.to_stage == ends[1])] = direction
+    return directions
 
 
 def order_of_cells(
@@ -264,8 +268,8 @@ def find_versions(content: Content) -> Versions:
     cells = np.append(events.cell[is_update], NOWHERE)
     nth = by_microbatch(gradient, before)  # in all groups: the update that comes next
     update_cell = cells[np.where(applied < updates, nth, -1)]
-    behind = content.weights.behind
-    read = newest if behind is None else np.maximum(applied - behind, 0)
+    delay = content.weights.behind
+    read = newest if delay is None else np.maximum(applied - delay, 0)
     return Versions(newest, read, applied, updates, update_cell)
 
 
@@ -278,16 +282,16 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     slot = events.cell % content.num_slots
     is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, WEIGHT_GRADS)
     # All versions of all groups stand in one array, a group's versions side by side: version 0,
-    # which is there from the start, then one for each of its updates. `made` is the slot of the
+    # which is there from the start, then one for each of its updates. `creation` is the slot of the
     # update that makes a version, `unread` the slot behind which nothing needs it any more: the
     # later of the update that replaces it and the last backward that reads it.
     groups, group = np.unique(copy_and_run, return_inverse=True)
     updates = np.bincount(group, weights=is_update, minlength=len(groups)).astype(np.int64)
     first = np.cumsum(updates + 1) - (updates + 1)  # version 0 of each group, among all versions
-    made = np.full(len(groups) + updates.sum(), -1)
-    is_first = np.isin(np.arange(len(made)), first)
-    made[~is_first] = slot[is_update]
-    unread = np.append(made[1:], content.num_slots)
+    creation = np.full(len(groups) + updates.sum(), -1)
+    is_first = np.isin(np.arange(len(creation)), first)
+    creation[~is_first] = slot[is_update]
+    unread = np.append(creation[1:], content.num_slots)
     unread[first[1:] - 1] = content.num_slots  # the newest of a group stays
     stage, microbatch = events.stage[is_gradient], events.microbatch[is_gradient]
     reads = first[group[is_gradient]] + versions.read[stage, microbatch]
@@ -298,7 +302,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     copy = np.repeat(groups // content.weights.runs, updates + 1)
     # at one moment the versions that go are counted before those that come
     moments = content.num_slots + 2
-    moment = np.concatenate([copy * moments + unread + 1, copy * moments + made + 1])
+    moment = np.concatenate([copy * moments + unread + 1, copy * moments + creation + 1])
     change = np.repeat([-1, 1], len(copy))
     order = np.argsort(moment, kind="stable")
     held = np.zeros(content.num_workers * content.num_stages, np.int64)

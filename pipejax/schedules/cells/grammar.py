@@ -63,7 +63,7 @@ class Rule(NamedTuple):
       consumer_microbatch: the only microbatch whose ops wait.
       producer_microbatch: the microbatch waited for.
       slice_offset: slice of the producer minus slice of the consumer.
-      of_all: whether it waits for all microbatches.
+      waits_for_all: whether it waits for all microbatches.
     """
 
     consumer: Phase
@@ -76,7 +76,7 @@ class Rule(NamedTuple):
     consumer_microbatch: int | None = None
     producer_microbatch: int | None = None
     slice_offset: int = 0
-    of_all: bool = False
+    waits_for_all: bool = False
     is_answered: bool = False
 
 
@@ -130,21 +130,22 @@ def parse_rule(text: str, phases: Mapping[str, AnyPhase], slices: int = 1) -> Ru
             "'Fa <- Fc@-1 [message]', 'Bc@last <- Fc@last', 'U <- W (all)', 'F <- F (slice -1)'"
         )
     fields = match.groups()
-    waits, made = (_read_end(end, text, phases, slices) for end in (fields[:5], fields[5:10]))
+    ends = fields[:5], fields[5:10]
+    consumer, producer = (_read_end(end, text, phases, slices) for end in ends)
     which = fields[10] or ""
     rule = Rule(
-        waits.phase,
-        (made.phase,),
-        made.offset,
+        consumer.phase,
+        (producer.phase,),
+        producer.offset,
         sends=fields[11] is not None,
-        consumer_stage=waits.stage,
-        producer_stage=made.stage,
-        consumer_microbatch=waits.microbatch,
-        producer_microbatch=made.microbatch,
+        consumer_stage=consumer.stage,
+        producer_stage=producer.stage,
+        consumer_microbatch=consumer.microbatch,
+        producer_microbatch=producer.microbatch,
         slice_offset=int(which.removeprefix("slice ")) if which.startswith("slice") else 0,
-        of_all=which == "all",
+        waits_for_all=which == "all",
     )
-    if reason := _senseless(rule, waits, made):
+    if reason := _rule_error(rule, consumer, producer):
         raise ValueError(f"{text!r} is not a rule: {reason}")
     return rule
 
@@ -166,20 +167,20 @@ def _read_end(
     return _End(phase, at, number, offset)
 
 
-def _senseless(rule: Rule, waits: _End, made: _End) -> str:
+def _rule_error(rule: Rule, consumer: _End, producer: _End) -> str:
     """Say why there is nothing that a rule could mean; nothing if there is."""
-    for phase, stage in ((waits.phase, waits.stage), (made.phase, made.stage)):
+    for phase, stage in ((consumer.phase, consumer.stage), (producer.phase, producer.stage)):
         if phase.kind.of == STAGE:
             return f"{phase.name} is of a stage as a whole, and rules are of microbatches"
-        if phase.kind.of == WORKER and (stage is not None or made.offset):
+        if phase.kind.of == WORKER and (stage is not None or producer.offset):
             return f"{phase.name} is of a worker, and of no stage"
-    if waits.offset:
+    if consumer.offset:
         return "the producer says how many stages it is away"
-    if WORKER == waits.phase.kind.of != made.phase.kind.of and made.stage is None:
-        return f"say at which stage, as {made.phase.name}@last"
-    if rule.sends and WORKER in (waits.phase.kind.of, made.phase.kind.of):
+    if WORKER == consumer.phase.kind.of != producer.phase.kind.of and producer.stage is None:
+        return f"say at which stage, as {producer.phase.name}@last"
+    if rule.sends and WORKER in (consumer.phase.kind.of, producer.phase.kind.of):
         return "messages lead from stages to stages"
-    if made.microbatch is not None and (rule.of_all or rule.slice_offset):
+    if producer.microbatch is not None and (rule.waits_for_all or rule.slice_offset):
         return "it says twice which microbatch is waited for"
     return ""
 
@@ -193,17 +194,18 @@ def format_rule(rule: Rule, slices: int = 1) -> str:
         place = "@last" if stage == LAST else f"@{offset:+d}" if offset else ""
         return f"{at}{phase.name}{number}{place}"
 
-    which = " (all)" if rule.of_all else ""
+    which = " (all)" if rule.waits_for_all else ""
     which += f" (slice {rule.slice_offset:+d})" if rule.slice_offset else ""
-    waits = end(rule.consumer, rule.consumer_stage, rule.consumer_microbatch, 0)
-    made = end(rule.producers[0], rule.producer_stage, rule.producer_microbatch, rule.stage_offset)
-    return f"{waits} <- {made}{which}" + " [message]" * rule.sends
+    which += " [message]" if rule.sends else ""
+    place = rule.producer_stage, rule.producer_microbatch, rule.stage_offset
+    consumer = end(rule.consumer, rule.consumer_stage, rule.consumer_microbatch, 0)
+    return f"{consumer} <- {end(rule.producers[0], *place)}{which}"
 
 
 @short_repr_of("letters rules slices forward_only graph lanes")
 @dataclasses.dataclass(frozen=True)
 class Grammar(PhaseLists[AnyPhase]):
-    """What the ops of a table are and what they wait for, beside the usual ones.
+    """Kinds of ops in a table, and their dependencies, beyond the usual ones.
 
     Attributes:
       kinds: kinds of ops by their letters, which hold no digits.
@@ -252,20 +254,20 @@ class Grammar(PhaseLists[AnyPhase]):
                 raise wrong("items", f"{name} must be a number of at least 0, got {share!r}", share)
         check_types(forward_only=(self.forward_only, bool), graph=(self.graph, Sequence))
         whole_number(self.slices, "slices")
-        own = tuple(
+        own_phases = tuple(
             OwnPhase(len(Phase) + k, *_checked_kind(letters, kind, self.parts))
             for k, (letters, kind) in enumerate(self.kinds.items())
         )
         moved = _checked_lanes(self.lanes)
-        mine = {int(phase): phase for phase in (*moved, *own)}  # by code
-        codes = range(len(Phase) + len(own))
-        phases = tuple(mine.get(code) or Phase(code) for code in codes)
-        for name, value in (("own", own), ("moved", moved), ("phases", phases)):
+        by_code = {int(phase): phase for phase in (*moved, *own_phases)}  # by code
+        codes = range(len(Phase) + len(own_phases))
+        phases = tuple(by_code.get(code) or Phase(code) for code in codes)
+        for name, value in (("own", own_phases), ("moved", moved), ("phases", phases)):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "known", phases[1:])  # without idle cells
-        of_workers = {phase.kind.time for phase in self.of_workers}
-        others = {phase.kind.time for phase in self.timed if phase not in self.of_workers}
-        for time in of_workers & others:
+        worker_times = {phase.kind.time for phase in self.of_workers}
+        stage_times = {phase.kind.time for phase in self.timed if phase not in self.of_workers}
+        for time in worker_times & stage_times:
             raise wrong("kinds", f"{time} is a cost of workers and of stages: give two names", time)
         rules = tuple(
             parse_rule(rule, self.by_letters, self.slices) if isinstance(rule, str) else rule
@@ -273,7 +275,7 @@ class Grammar(PhaseLists[AnyPhase]):
         )
         object.__setattr__(self, "graph", _checked_graph(self.graph, rules))
         object.__setattr__(self, "lanes", {phase.name: phase.kind.lane for phase in moved})
-        object.__setattr__(self, "kinds", {phase.name: phase.kind for phase in own})
+        object.__setattr__(self, "kinds", {phase.name: phase.kind for phase in own_phases})
         object.__setattr__(self, "items", dict(self.items))
         object.__setattr__(self, "rules", rules)
 
@@ -282,15 +284,15 @@ class Grammar(PhaseLists[AnyPhase]):
     moved: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        given = self.rules, self.slices, self.forward_only, self.graph
-        return hash((tuple(self.kinds), tuple(self.lanes), *given))
+        fields = self.rules, self.slices, self.forward_only, self.graph
+        return hash((tuple(self.kinds), tuple(self.lanes), *fields))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields that make it."""
         if self.is_usual:
             return _usual, ()  # there is one
-        given = (dict(self.kinds), self.texts, dict(self.items))
-        return Grammar, (*given, self.slices, self.forward_only, self.graph, dict(self.lanes))
+        fields = (dict(self.kinds), self.texts, dict(self.items))
+        return Grammar, (*fields, self.slices, self.forward_only, self.graph, dict(self.lanes))
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -304,17 +306,17 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def is_usual(self) -> bool:
-        """Whether it is that of the literature, with nothing of its own."""
+        """Return whether this is the grammar of the literature, with nothing added."""
         return self == USUAL
 
     @functools.cached_property
     def has_usual_messages(self) -> bool:
-        """Whether messages are those of the literature, which SEND and RECV cells carry."""
+        """Return whether SEND and RECV cells carry the messages, as in the literature."""
         return dataclasses.replace(self, lanes={}) == USUAL
 
     @functools.cached_property
     def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
-        """What waits for the last op of its stage before it in the row that is on a lane."""
+        """Consumers of the last op of their stage before them on a lane, with its phase."""
         by_producer = (
             (self.compute, Phase.UNSHARD),
             ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),
@@ -328,13 +330,14 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @property
     def unusual(self) -> str:
-        """What first tells it from the usual one, in words; "" of that."""
-        own = [f"kind {letters} ({kind.name})" for letters, kind in self.kinds.items()]
-        own += [f"rule {text}" for text in self.texts]
-        own += [f"microbatches in {self.slices} slices"] * (self.slices > 1)
-        own += ["a graph of stages"] * bool(self.graph) + ["no backward"] * self.forward_only
-        own += [f"{letters} on lane {lane}" for letters, lane in self.lanes.items()]
-        return own[0] if own else ""
+        """First difference from the usual grammar, in words; "" if there is none."""
+        differences = [f"kind {letters} ({kind.name})" for letters, kind in self.kinds.items()]
+        differences += [f"rule {text}" for text in self.texts]
+        differences += [f"microbatches in {self.slices} slices"] if self.slices > 1 else []
+        differences += ["a graph of stages"] if self.graph else []
+        differences += ["no backward"] if self.forward_only else []
+        differences += [f"{letters} on lane {lane}" for letters, lane in self.lanes.items()]
+        return differences[0] if differences else ""
 
     @property
     def parts(self) -> Mapping[str, int]:
@@ -343,29 +346,29 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def beside(self) -> Mapping[str, tuple[AnyPhase, ...]]:
-        """What runs in order on a lane beside compute, by lane; host links have their own rules."""
+        """Phases on each lane beside compute, by lane; host links have their own rules."""
         timed = (phase.kind.lane for phase in self.in_cells if phase.kind.time)
         lanes = (lane for lane in dict.fromkeys(timed) if lane not in (COMPUTING, HOST_LINK))
         return {lane: self.on_lane(lane, *OWNERS) for lane in lanes}
 
     @functools.cached_property
     def off_row(self) -> tuple[AnyPhase, ...]:
-        """What runs in order on any of these lanes."""
+        """Phases on any of these lanes."""
         return tuple(phase for phases in self.beside.values() for phase in phases)
 
     @functools.cached_property
     def unit_slots(self) -> Mapping[str, float]:
         """Durations of a drawing by letters: of a kind of its own 1, unless it says otherwise."""
-        own = {phase.name: 1 if (slot := phase.kind.slot) is None else slot for phase in self.own}
-        return {**UNIT_SLOTS, **own}
+        slots = {phase.name: phase.kind.slot for phase in self.own}
+        return {**UNIT_SLOTS, **{name: 1 if s is None else s for name, s in slots.items()}}
 
     @functools.cached_property
     def lane_of(self) -> Int[NumpyArray, " codes"]:
-        """Which queue of its worker an op stands in (codes): 0 is the row."""
-        found = np.zeros(len(self.phases), int)
+        """Number (codes) of the lane of each phase: 0 is the row."""
+        numbers = np.zeros(len(self.phases), int)
         for number, phases in enumerate(self.beside.values(), 1):
-            found[list(phases)] = number
-        return found
+            numbers[list(phases)] = number
+        return numbers
 
     def edges(self, num_stages: int) -> tuple[Edge, ...]:
         """Stages that lead to each other: those of the graph, or of a chain."""
@@ -406,8 +409,8 @@ def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[OwnPhase, ...]:
     for letters, lane in lanes.items():
         one_of(letters, tuple(movable), "lanes")
         if not isinstance(lane, str) or not lane or lane in (COMPUTING, HOST_LINK):
-            known = "a lane beside compute and host, as 'net'"
-            raise wrong("lanes", f"{letters} must be on {known}, got {lane!r}", lane)
+            allowed = "a lane beside compute and host, as 'net'"
+            raise wrong("lanes", f"{letters} must be on {allowed}, got {lane!r}", lane)
     return tuple(
         OwnPhase(int(phase), letters, phase.kind._replace(lane=lanes[letters]))
         for letters, phase in movable.items()
@@ -439,16 +442,16 @@ def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[st
         if not isinstance(colour, str) or not re.fullmatch("#[0-9A-Fa-f]{6}", colour):
             raise wrong("kinds", f"{letters}: a colour is as #A6D4F5, got {colour!r}", colour)
 
-    def numbered(taken: Mapping[Any, int]) -> dict[int, int]:
-        """What is taken by the number of its part, where it is given by name."""
+    def numbered(changes: Mapping[Any, int]) -> dict[int, int]:
+        """Key changes by the number of their part; `changes` may give its name."""
         by_name = {number: name for name, number in parts.items()}
-        found = {}
-        for part, change in taken.items():
+        by_number = {}
+        for part, change in changes.items():
             name = one_of(by_name.get(part, part), tuple(parts), f"item of {letters}")
             if type(change) is not int:
                 raise wrong("kinds", f"{letters}: takes whole numbers of {name}, got {change!r}")
-            found[parts[name]] = change
-        return found
+            by_number[parts[name]] = change
+        return by_number
 
     return letters, kind._replace(at_start=numbered(kind.at_start), at_end=numbered(kind.at_end))
 

@@ -70,7 +70,7 @@ RECOMPUTED: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = {
 }
 
 
-def change_of(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
+def held_change(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
     """Change of what a worker holds from that moment on, where nothing is recomputed."""
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
     entries = (entry for entry in ledger_of([phase]).get(phase, ()) if entry.moment == moment)
@@ -78,7 +78,7 @@ def change_of(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
 
 
 def is_in_ledger(content: Content) -> Bool[NumpyArray, " ops"]:
-    """Whether each op of a table takes or frees memory (ops)."""
+    """Return whether each op of a table takes or frees memory (ops)."""
     return np.isin(content.ops.phase, list(ledger_of(content.grammar.known)))
 
 
@@ -91,7 +91,7 @@ def with_items(
 
 
 def is_recomputed(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
-    """Whether an op brings back what a forward does not leave (stages, microbatches)."""
+    """Return whether an op recomputes the activation (stages, microbatches)."""
     again = [content.where[phase] != NOWHERE for phase in content.grammar.recomputing]
     return np.logical_or.reduce(again)
 
@@ -155,20 +155,21 @@ class HeldParts(NamedTuple):
         ledger: Mapping[AnyPhase, tuple[LedgerEntry, ...]],
         items: tuple[float, ...],
     ) -> "HeldParts":
-        found: list[tuple[NumpyArray, ...]] = []
+        changes: list[tuple[NumpyArray, ...]] = []
         for phase, entries in ledger.items():
-            own = HeldOps(*(field[ops.phase == phase] for field in ops))
-            left = np.where(own.recomputed, CHECKPOINT, WHOLE)
+            phase_ops = HeldOps(*(field[ops.phase == phase] for field in ops))
+            stays = np.where(phase_ops.recomputed, CHECKPOINT, WHOLE)  # what F leaves
             for entry in entries:
-                parts = left if entry.part == LEFT_BY_F else np.full_like(left, entry.part)
-                at = own.end if entry.moment == END else own.start
-                found.append((own.worker, at, parts, own.stage, np.full_like(left, entry.change)))
-        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+                parts = stays if entry.part == LEFT_BY_F else np.full_like(stays, entry.part)
+                at = phase_ops.end if entry.moment == END else phase_ops.start
+                change = np.full_like(stays, entry.change)
+                changes.append((phase_ops.worker, at, parts, phase_ops.stage, change))
+        columns = [np.concatenate(column) for column in zip(*changes, strict=True)]
         order = np.lexsort((columns[1], columns[0]))
         worker, time, part, stage, change = (column[order] for column in columns)
         goes_on = (worker[1:] == worker[:-1]) & (time[1:] == time[:-1])
-        settled = np.append(~goes_on, True)[: len(order)]
-        return cls(worker, time, part, stage, change, settled, items)
+        is_last_at_time = np.append(~goes_on, True)[: len(order)]
+        return cls(worker, time, part, stage, change, is_last_at_time, items)
 
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
         """Return what the worker holds after each settled change, (levels) in the unit of sizes."""
@@ -179,10 +180,10 @@ class HeldParts(NamedTuple):
         ends = [len(size)]
         if len(np.unique(size)) > MANY_SIZES:  # each is of one worker or of few
             ends = [*np.flatnonzero(np.diff(self.worker)) + 1, len(size)]
-        for own in (slice(*pair) for pair in itertools.pairwise([0, *ends])):
-            for value in np.unique(size[own]):
-                counts = np.cumsum(np.where(size[own] == value, self.change[own], 0))
-                held[own] += value * (counts - np.append(0, counts)[first[own] - own.start])
+        for part in (slice(*pair) for pair in itertools.pairwise([0, *ends])):
+            for value in np.unique(size[part]):
+                counts = np.cumsum(np.where(size[part] == value, self.change[part], 0))
+                held[part] += value * (counts - np.append(0, counts)[first[part] - part.start])
         return held[self.settled]
 
     def peaks(

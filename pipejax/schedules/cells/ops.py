@@ -1,4 +1,4 @@
-"""What a cell of a schedule table can hold: ops, their phases and their text form.
+"""Contents of the cells of a schedule table: ops, their phases and their text form.
 
 Phases carry PyTorch's letters everywhere. The text of an op is stage, letter, microbatch, as in
 "2F0"; the text of a fused pair is "(0F8;7B0)OVERLAP_F_B". Printing and parsing are inverse.
@@ -56,7 +56,7 @@ class Phase(enum.IntEnum):
 
     @property
     def kind(self) -> "OpKind":
-        """What tells it from the others; not of an idle cell."""
+        """Record of its kind; an idle cell has none."""
         return KINDS[self]
 
 
@@ -108,7 +108,7 @@ LEFT_BY_F = -1  # the whole, or the checkpoint where the activation is recompute
 
 @short_repr_of("name time lane of")
 class OpKind(NamedTuple):
-    """What tells one kind of op from the others: lists of kinds are made from these records.
+    """Properties of one kind of op; lists of kinds are made from these records.
 
     What a kind waits for is not here, but in the rules of `cells.grammar`.
 
@@ -208,92 +208,94 @@ class PhaseLists(Generic[SomePhase]):
     def __init__(self, known: Iterable[SomePhase]) -> None:
         self.known = tuple(known)
 
-    def on_lane(self, lane: str, *of: str, timed: bool = True) -> tuple[SomePhase, ...]:
+    def on_lane(self, lane: str, *scopes: str, timed: bool = True) -> tuple[SomePhase, ...]:
         """List what runs on a lane and belongs to one of these, with a time or without."""
         return tuple(
             phase
             for phase in self.in_cells
-            if phase.kind.lane == lane and phase.kind.of in of and bool(phase.kind.time) == timed
+            if phase.kind.lane == lane
+            and phase.kind.of in scopes
+            and bool(phase.kind.time) == timed
         )
 
     @functools.cached_property
     def in_cells(self) -> tuple[SomePhase, ...]:
-        """What a cell can hold."""
+        """Phases that a cell can hold."""
         return tuple(phase for phase in self.known if phase.kind.in_cells)
 
     @functools.cached_property
     def by_letters(self) -> Mapping[str, SomePhase]:
-        """What a cell can hold by its letters."""
+        """Phases that a cell can hold, by their letters."""
         return MappingProxyType({phase.name: phase for phase in self.in_cells})
 
     @functools.cached_property
     def compute(self) -> tuple[SomePhase, ...]:
-        """What a worker computes of a microbatch on a stage."""
+        """Phases that a worker computes, of a microbatch on a stage."""
         return self.on_lane(COMPUTING, MICROBATCH)
 
     @functools.cached_property
     def row_ops(self) -> tuple[SomePhase, ...]:
-        """What a worker computes, without what serves a stage as a whole."""
+        """Phases that a worker computes, without those that serve a stage as a whole."""
         return self.on_lane(COMPUTING, MICROBATCH, COPY, WORKER)
 
     @functools.cached_property
     def busy(self) -> tuple[SomePhase, ...]:
-        """What keeps a worker busy."""
+        """Phases that keep a worker busy."""
         return self.on_lane(COMPUTING, *OWNERS)
 
     @functools.cached_property
     def sharding(self) -> tuple[SomePhase, ...]:
-        """What serves a stage as a whole, and has no microbatch."""
+        """Phases that serve a stage as a whole, and have no microbatch."""
         return tuple(phase for phase in self.in_cells if phase.kind.of == STAGE)
 
     @functools.cached_property
     def numbered(self) -> tuple[SomePhase, ...]:
-        """What has a microbatch."""
+        """Phases that have a microbatch."""
         return tuple(phase for phase in self.in_cells if phase.kind.of != STAGE)
 
     @functools.cached_property
     def of_workers(self) -> tuple[SomePhase, ...]:
-        """What is of a worker, and of no stage."""
+        """Phases that belong to a worker, and to no stage."""
         return tuple(phase for phase in self.in_cells if phase.kind.of == WORKER)
 
     @functools.cached_property
     def together(self) -> tuple[SomePhase, ...]:
-        """What the cells of all workers do as one."""
+        """Phases whose cells on all workers are one op."""
         return tuple(phase for phase in self.in_cells if phase.kind.together)
 
     @functools.cached_property
     def host(self) -> tuple[SomePhase, ...]:
-        """What runs on host links."""
+        """Phases that run on host links."""
         return self.on_lane(HOST_LINK, MICROBATCH)
 
     @functools.cached_property
     def messages(self) -> tuple[SomePhase, ...]:
-        """What sends and receives, as link models say."""
+        """Phases that send and receive; link models give their meaning."""
         return self.on_lane(NETWORK, MICROBATCH, timed=False)
 
     @functools.cached_property
     def timed(self) -> tuple[SomePhase, ...]:
-        """What has a time."""
+        """Phases that have a time."""
         return tuple(phase for phase in self.known if phase.kind.time)
 
     @functools.cached_property
     def waits(self) -> tuple[SomePhase, ...]:
-        """What does nothing but wait."""
+        """Phases that only wait."""
         return tuple(phase for phase in self.known if phase.kind.awaited)
 
     @functools.cached_property
     def wait_send(self) -> tuple[SomePhase, ...]:
-        """What waits for messages, under some link models alone."""
+        """Phases that wait for messages, under some link models only."""
         return tuple(phase for phase in self.waits if phase.kind.awaited in self.messages)
 
     @functools.cached_property
     def executed(self) -> tuple[SomePhase, ...]:
-        """What a worker executes in row order under every link model."""
+        """Phases that a worker executes in row order under every link model."""
         return (*self.busy, *(phase for phase in self.waits if phase not in self.wait_send))
 
     @functools.cached_property
     def ends_backward(self) -> tuple[SomePhase, ...]:
-        """What ends a backward: it frees what W needs, or all where W needs nothing."""
+        """Phases that end a backward: they free what W needs, or all if W needs nothing."""
 
         def frees(kind: OpKind) -> bool:
             for_w = kind.at_end.get(FOR_W, 0)
@@ -303,7 +305,7 @@ class PhaseLists(Generic[SomePhase]):
 
     @functools.cached_property
     def recomputing(self) -> tuple[SomePhase, ...]:
-        """What makes a whole activation from the checkpoint that its forward left of it."""
+        """Phases that recompute an activation from the checkpoint that its forward left."""
         takes = (phase for phase in self.known if phase.kind.at_start.get(CHECKPOINT, 0) < 0)
         return tuple(phase for phase in takes if phase.kind.of == MICROBATCH)
 
@@ -364,9 +366,9 @@ _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 @functools.lru_cache
 def _op_form(letters: tuple[str, ...], slices: int) -> re.Pattern[str]:
     """Stage, letters, microbatch, slice and lane of an op; longer letters before their parts."""
-    known = "|".join(sorted(letters, key=len, reverse=True))
+    alternatives = "|".join(sorted(letters, key=len, reverse=True))
     part = r"(?:([0-9]{1,9})\.([0-9]{1,9}))?" if slices > 1 else r"([0-9]{0,9})(?:\.([0-9]{1,9}))?"
-    return re.compile(rf"([0-9]{{0,9}})({known}){part}(?:@(\w+))?")
+    return re.compile(rf"([0-9]{{0,9}})({alternatives}){part}(?:@(\w+))?")
 
 
 def parse_op(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Op:
@@ -392,8 +394,8 @@ def parse_op(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1
     if lane not in (None, kind.lane):
         raise ValueError(f"{plain!r} is not an op: {letters} is on lane {kind.lane}")
     if part and int(part) >= slices:
-        known = f"slices are 0 to {slices - 1}" if slices > 1 else "the table has no slices"
-        raise ValueError(f"{plain!r} is not an op: {known}")
+        allowed = f"slices are 0 to {slices - 1}" if slices > 1 else "the table has no slices"
+        raise ValueError(f"{plain!r} is not an op: {allowed}")
     number = int(microbatch) * slices + int(part or 0) if microbatch else NO_MICROBATCH
     phase = cast(Phase, phases[letters])
     return Op(phase, int(stage) if stage else NO_STAGE, number)
@@ -407,7 +409,7 @@ def parse_cell(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int =
     pair = _PAIR.fullmatch(text)
     if pair is None:
         return (parse_op(text, phases, slices),)
-    forward, backward = (parse_op(each, phases, slices) for each in pair.groups())
+    forward, backward = (parse_op(part, phases, slices) for part in pair.groups())
     if forward.phase is not Phase.F or backward.phase not in INPUT_GRADS:
         raise ValueError(f"{text!r} is not a fused pair: expected (F;B) or (F;I), forward first")
     return forward, backward

@@ -1,4 +1,4 @@
-"""Where stages live: one row per pipe, one worker per stage.
+"""Placement of stages: one row per pipe, one worker per stage.
 
 A unidirectional schedule has one pipe. A bidirectional one (Chimera, DualPipe) has two that run
 against each other, or several such couples, each shifted round the workers; a microbatch belongs to
@@ -65,21 +65,21 @@ def infer(
     num_microbatches = 1 + max(microbatch for _, microbatch in seen)
     if num_stages * num_microbatches > len(seen):
         raise _missing(seen, num_stages, num_microbatches)
-    worker_of = np.empty((num_microbatches, num_stages), np.int32)
+    stage_workers = np.empty((num_microbatches, num_stages), np.int32)
     for (stage, microbatch), (_, worker, _) in seen.items():
-        worker_of[microbatch, stage] = worker
-    kinds, at, pipe_of = np.unique(worker_of, axis=0, return_index=True, return_inverse=True)
+        stage_workers[microbatch, stage] = worker
+    kinds, at, numbers = np.unique(stage_workers, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(at)  # pipes are numbered as microbatches meet them
-    pipes, pipe_of = kinds[order], np.argsort(order)[pipe_of.ravel()].astype(np.int32)
+    pipes, microbatch_pipes = kinds[order], np.argsort(order)[numbers.ravel()].astype(np.int32)
     if len(pipes) == 1:
-        return pipes, pipe_of
+        return pipes, microbatch_pipes
     # of an odd number, or one that does not divide the workers, one is too many for two
     count = len(pipes) if len(rows) % len(pipes) == len(pipes) % 2 == 0 else 2
     legal = couples(pipes[0], len(rows), count).tolist()
     for pipe in pipes.tolist():
         if pipe not in legal:
-            microbatch = int(np.flatnonzero((worker_of == pipe).all(axis=1))[0])
-            stage = int(np.nonzero(worker_of[microbatch] != pipes[0])[0][0])
+            microbatch = int(np.flatnonzero((stage_workers == pipe).all(axis=1))[0])
+            stage = int(np.nonzero(stage_workers[microbatch] != pipes[0])[0][0])
             op, worker, slot = seen[stage, microbatch]
             raise ScheduleError(
                 f"op {op} is on worker {worker}, but stage {stage} of microbatch 0 is on worker "
@@ -87,7 +87,7 @@ def infer(
                 "other, or as many as there are such couples of pipes, shifted round the workers",
                 place=(worker, slot),
             )
-    return pipes, pipe_of
+    return pipes, microbatch_pipes
 
 
 def _missing(

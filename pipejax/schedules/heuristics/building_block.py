@@ -55,14 +55,14 @@ def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
     # Where nothing is free for long enough, an op stays where its input arrives: the list scheduler
     # puts in order what overlaps.
     period = interval * len(work.placement)
-    taken: list[list[tuple[float, float]]] = [[] for _ in work.limits]
+    busy_times: list[list[tuple[float, float]]] = [[] for _ in work.limits]
     starts = {phase: np.zeros_like(work.placement, float) for phase in (*SPLIT, Phase.B)}
 
     def put(phase: Phase, pipe: int, stage: int, earliest: float) -> float:
-        lasts, others = float(work.lasts[phase][stage]), taken[work.placement[pipe][stage]]
-        starts[phase][pipe, stage] = start = _first_free(others, earliest, lasts, period)
-        others.append((start, lasts))
-        return start + lasts
+        duration, others = float(work.lasts[phase][stage]), busy_times[work.placement[pipe][stage]]
+        starts[phase][pipe, stage] = start = _first_free(others, earliest, duration, period)
+        others.append((start, duration))
+        return start + duration
 
     for pipe in range(len(work.placement)):
         now = 0.0
@@ -99,19 +99,19 @@ def _way(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase, int, floa
 
 
 def _first_free(
-    taken: Sequence[tuple[float, float]], start: float, lasts: float, period: float
+    busy_times: Sequence[tuple[float, float]], start: float, duration: float, period: float
 ) -> float:
     """Return the first time from the start on at which no repetition of another op is met."""
     now, same = start, ROUNDING * period
-    for _ in range(2 * len(taken) + 2):  # each is met twice at most, whatever is rounded
+    for _ in range(2 * len(busy_times) + 2):  # each is met twice at most, whatever is rounded
         if now >= start + period:
             break
-        for place, length in taken:
+        for place, length in busy_times:
             since = (now - place) % period  # the last repetition of the other began
             if since < length - same:
                 now += length - since
                 break
-            if since + lasts > period + same:
+            if since + duration > period + same:
                 now += period - since + length
                 break
         else:
@@ -122,10 +122,10 @@ def _first_free(
 def _turns(work: Work) -> list[float]:
     """Number the microbatches (microbatches) so that those of several pipes take turns."""
     pipes, count = len(work.placement), len(work.pipe_of)
-    of_pipe = np.bincount(work.pipe_of, minlength=pipes).tolist()
+    pipe_counts = np.bincount(work.pipe_of, minlength=pipes).tolist()
     passed, turns = [0] * pipes, []
     for pipe in work.pipe_of:
-        turns.append((passed[pipe] + pipe / pipes) * count / of_pipe[pipe])
+        turns.append((passed[pipe] + pipe / pipes) * count / pipe_counts[pipe])
         passed[pipe] += 1
     return turns
 
@@ -133,10 +133,10 @@ def _turns(work: Work) -> list[float]:
 def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
     """Return how often microbatches may come for the work of all, and for a block's memory."""
     busy, held = (np.zeros(len(work.limits)) for _ in range(2))
-    lasts = np.sum([work.lasts[phase] for phase in COMPUTE if phase in work.lasts], axis=0)
+    stage_times = np.sum([work.lasts[phase] for phase in COMPUTE if phase in work.lasts], axis=0)
     shares = np.bincount(work.pipe_of, minlength=len(work.placement)) / len(work.pipe_of)
     for pipe, row in enumerate(work.placement):
-        np.add.at(busy, row, shares[pipe] * lasts)
+        np.add.at(busy, row, shares[pipe] * stage_times)
         if block is not None:
             end = np.add(block.starts[work.gradient][pipe], work.lasts[work.gradient])
             stays = end - np.array(block.starts[Phase.F][pipe])
@@ -185,7 +185,7 @@ class RowOrder:
 
     @property
     def fits(self) -> bool:
-        """Whether the rows keep the limits where every weight gradient follows its I."""
+        """Return whether the rows keep the limits if every weight gradient follows its I."""
         return _keep_limits(self.rows, self.work)
 
     def urgency(self, op: Op) -> float:
@@ -194,7 +194,7 @@ class RowOrder:
 
     def begin(self, op: Op, worker: int) -> None:
         """Take note of an op that starts."""
-        self.busy[worker] += self._lasts(op)
+        self.busy[worker] += self._duration(op)
         if op.phase is not Phase.W:
             self.begun.add(op)
             self.level[worker] += _takes(self.work, op)
@@ -237,14 +237,14 @@ class RowOrder:
             self.first[worker] = now - self.busy[worker]  # it never waits before it is asked
 
     def _would_be_longest(self, worker: int, wait: Time) -> bool:
-        """Whether no other worker has been idle for as long as this one if it waits."""
+        """Return whether no other worker has idled as long as this one if it waits."""
         if not self.order.late or wait == FOREVER:
             return False
         spare = self.order.spare[worker] if self.order.spare else 0
         return wait > max(spare, *self.idle) - self.idle[worker] + self.same
 
     def _ends_in(self, op: Op, wait: Time, late: tuple[Phase, ...]) -> bool:
-        return op.phase in late or self._lasts(op) <= wait + self.same
+        return op.phase in late or self._duration(op) <= wait + self.same
 
     def _ahead(
         self, worker: int, ready: Iterator[Op], wait: Time, late: tuple[Phase, ...]
@@ -261,7 +261,7 @@ class RowOrder:
         return None
 
     def _leaves_room(self, op: Op, worker: int) -> bool:
-        """Whether an op fits, and so do all those before it in the order when it has run."""
+        """Return whether an op fits, and after it all ops that precede it in the order."""
         if op.phase is not Phase.F:
             return True
         if not self._fits(op, worker):
@@ -279,18 +279,21 @@ class RowOrder:
         takes = self.work.sizes[op.stage] if op.phase is Phase.F else 0
         return self.timeline.held[worker] + takes <= self.work.limits[worker]
 
-    def _lasts(self, op: Op) -> Time:
+    def _duration(self, op: Op) -> Time:
         return self.work.lasts[op.phase][op.stage]
 
 
 def keeps_limits(work: Work, block: BuildingBlock) -> bool:
-    """Whether a block can run in its order: its rows keep the limits if W follows every I."""
+    """Return whether the rows of a block keep the limits if W follows every I."""
     return _keep_limits(_rows(work, block)[0], work)
 
 
 def _keep_limits(rows: list[list[Op]], work: Work) -> bool:
     levels = (accumulate(_takes(work, op) for op in row) for row in rows)
-    return all(max(own, default=0) <= most for own, most in zip(levels, work.limits, strict=True))
+    return all(
+        max(row_levels, default=0) <= limit
+        for row_levels, limit in zip(levels, work.limits, strict=True)
+    )
 
 
 def _takes(work: Work, op: Op) -> Time:

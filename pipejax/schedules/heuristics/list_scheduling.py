@@ -64,11 +64,15 @@ class _ListScheduler:
         # what can start, by worker and kind: of one kind the least entry is the most urgent
         self.ready: list[list[list[Waiting]]] = [[[] for _ in range(3)] for _ in workers]
         self.entering = [
-            deque(Op(F, 0, m) for m, own in enumerate(work.pipe_of) if own == pipe)
+            deque(
+                Op(F, 0, m)
+                for m, microbatch_pipe in enumerate(work.pipe_of)
+                if microbatch_pipe == pipe
+            )
             for pipe in range(len(work.placement))
         ]
         self.coming: list[list[Time]] = [[] for _ in workers]  # of what a W must not delay
-        self.pipe_of, self.depth = work.pipe_of, rules.depth
+        self.microbatch_pipes, self.depth = work.pipe_of, rules.depth
         self.done = self.timeline.done[F], self.timeline.done[work.gradient]
         self.running: list[Op | None] = [None for _ in workers]
         self.events: list[tuple[Time, int, Op, bool]] = []
@@ -82,17 +86,17 @@ class _ListScheduler:
         if Phase.O in work.lasts:
             self.trip = _round_trips(work)
             self.period = max(map(sum, zip(*(work.lasts[p] for p in SPLIT), strict=True)))
-        lasts = [last for times in work.lasts.values() for last in times]
+        durations = [duration for times in work.lasts.values() for duration in times]
         # sums of floats are rounded: times closer than this are one moment
-        is_whole = all(isinstance(last, int) for last in lasts)
-        shortest = min((last for last in lasts if last), default=0)
+        is_whole = all(isinstance(duration, int) for duration in durations)
+        shortest = min((duration for duration in durations if duration), default=0)
         self.same = 0 if is_whole else ROUNDING * shortest
-        given = rules.order
-        self.order = None if given is None else RowOrder(work, given, self.timeline, self.same)
-        self.left: list[Time] = [0 for _ in workers]  # work that has not begun
+        order = rules.order
+        self.order = None if order is None else RowOrder(work, order, self.timeline, self.same)
+        self.remaining: list[Time] = [0 for _ in workers]  # work that has not begun
         for pipe in work.pipe_of:
             for stage, worker in enumerate(work.placement[pipe]):
-                self.left[worker] += sum(work.lasts[p][stage] for p in KIND if p in work.lasts)
+                self.remaining[worker] += sum(work.lasts[p][stage] for p in KIND if p in work.lasts)
         self.is_late = False
         self.latest = [FOREVER if goal.by_span else goal.shorter_than for _ in workers]
 
@@ -147,16 +151,16 @@ class _ListScheduler:
             entering = self.entering[self.work.pipe_of[op.microbatch]]
             if entering:
                 self.arrive(entering.popleft())
-        for made, arrival in self.timeline.start(op, now):
-            self.push(arrival, made, False)
-            if made[0] in self.rules.patience:
-                heapq.heappush(self.coming[self.timeline.worker(made)], arrival)
+        for next_op, arrival in self.timeline.start(op, now):
+            self.push(arrival, next_op, False)
+            if next_op[0] in self.rules.patience:
+                heapq.heappush(self.coming[self.timeline.worker(next_op)], arrival)
         end = self.timeline.clock[worker]
         self.push(end, op, True)
-        self.left[worker] -= end - now
+        self.remaining[worker] -= end - now
         if self.goal.by_span and self.latest[worker] == FOREVER:
             self.latest[worker] = now + self.goal.shorter_than
-        if end + self.left[worker] >= self.latest[worker]:
+        if end + self.remaining[worker] >= self.latest[worker]:
             self.is_late = True
 
     def finish(self, op: Op) -> Sequence[int]:
@@ -178,7 +182,7 @@ class _ListScheduler:
             return self.order.choose(worker, now, ready, weights[0][2] if weights else None)
         if gradients and gradients[0][0] not in self.away[worker]:
             return gradients[0][2]
-        weight, forward = weights[0][2] if weights else None, self.wanted(worker)
+        weight, forward = weights[0][2] if weights else None, self.next_forward(worker)
         if forward is not None and self.fits(forward, worker):
             return forward
         if weight is None or forward is not None or not self.rules.patience:
@@ -189,7 +193,7 @@ class _ListScheduler:
         end = now + self.work.lasts[W][weight.stage]
         return weight if not coming or end <= coming[0] + self.same else None
 
-    def wanted(self, worker: int) -> Op | None:
+    def next_forward(self, worker: int) -> Op | None:
         """Return the forward that a worker takes if there is memory."""
         waiting = self.ready[worker][FORWARD]
         if not waiting or self.may_enter(waiting[0][2]):
@@ -198,25 +202,25 @@ class _ListScheduler:
         return min(entering, default=(0, 0, None))[2]
 
     def may_enter(self, op: Op) -> bool:
-        """Whether a forward is not too far ahead of the gradients of its stage."""
+        """Return whether a forward is not too far ahead of the gradients of its stage."""
         _, stage, microbatch = op
-        pipe = self.pipe_of[microbatch]
+        pipe = self.microbatch_pipes[microbatch]
         forwards, gradients = self.done
         ahead = forwards[pipe][stage] - gradients[pipe][stage]
         return ahead < self.depth[pipe][stage]
 
     def fits(self, forward: Op, worker: int) -> bool:
-        """Whether there is memory for a forward and for what returns soon."""
+        """Return whether memory suffices for a forward and for the activations that return soon."""
         size = self.work.sizes[forward.stage]
         away = self.away[worker]
         soon = sum(self.is_due(worker, microbatch) for microbatch in away) if away else 0
         return self.timeline.held[worker] + (1 + soon) * size <= self.work.limits[worker]
 
     def is_due(self, worker: int, microbatch: int) -> bool:
-        """Whether few gradients are left before the one that needs an activation."""
+        """Return whether few gradients remain before the one that needs an activation."""
         gradients = self.timeline.done[I][0]
-        of_next = self.rules.by_next and worker + 1 < len(gradients)
-        return microbatch - gradients[worker + of_next] < self.rules.due
+        by_next_stage = self.rules.by_next and worker + 1 < len(gradients)
+        return microbatch - gradients[worker + by_next_stage] < self.rules.due
 
     def use_host_link(self, worker: int, now: Time) -> None:
         """Start a transfer to or from the host if one is needed and the link is free."""
@@ -239,7 +243,7 @@ class _ListScheduler:
         # Either the next gradient needs room, since its activation is away: then it goes at any
         # price. Or a forward asks for room that no weight gradient makes: then it goes if it pays.
         is_stuck = self.timeline.done[I][0][worker] in self.away[worker]
-        forward, weights = self.wanted(worker), self.ready[worker][WEIGHT]
+        forward, weights = self.next_forward(worker), self.ready[worker][WEIGHT]
         asks = forward is not None and not weights and not self.fits(forward, worker)
         youngest = self.youngest(worker) if is_stuck or asks else None
         if youngest is None or not (is_stuck or self.pays(worker, youngest)):
@@ -259,11 +263,11 @@ class _ListScheduler:
         return None
 
     def pays(self, worker: int, microbatch: int) -> bool:
-        """Whether an activation can go and return before its gradient."""
-        lasts = self.work.lasts
+        """Return whether an activation can go and return before its gradient."""
+        durations = self.work.lasts
         done = self.timeline.done[I][0][worker]
         away = (microbatch - done) * self.period + (self.trip[worker] if not done else 0)
-        return away >= lasts[Phase.O][worker] + lasts[Phase.L][worker]
+        return away >= durations[Phase.O][worker] + durations[Phase.L][worker]
 
     def transfer(self, op: Op, now: Time) -> None:
         if op.phase is Phase.O:

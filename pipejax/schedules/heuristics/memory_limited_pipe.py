@@ -39,18 +39,18 @@ class LimitedPipe(NamedTuple):
         num_microbatches: int,
         *,
         weight_share: float = WEIGHT_SHARE,
-        **given: Numbers,
+        **numbers: Numbers,
     ) -> "LimitedPipe":
         """Check the numbers; a single one stands for every stage or boundary."""
         # Messages take no time, or back as long as there, and activations have size 1, where
         # nothing else is given.
-        stages, there = whole_number(num_stages, "num_workers"), given.get("there", 0.0)
-        given = {"there": there, "back": there, "sizes": 1.0, **given}
-        entries = dict.fromkeys(given, stages) | {"there": stages - 1, "back": stages - 1}
+        stages, there = whole_number(num_stages, "num_workers"), numbers.get("there", 0.0)
+        numbers = {"there": there, "back": there, "sizes": 1.0, **numbers}
+        entries = dict.fromkeys(numbers, stages) | {"there": stages - 1, "back": stages - 1}
         pipe = cls(
             num_microbatches=whole_number(num_microbatches, "num_microbatches"),
             weight_share=share(weight_share, "weight_share"),
-            **{name: per_entry(value, entries[name], name) for name, value in given.items()},
+            **{name: per_entry(value, entries[name], name) for name, value in numbers.items()},
         )
         for worker, (limit, size) in enumerate(zip(pipe.limits, pipe.sizes, strict=True)):
             if limit * (1 + ROUNDING) < size:
@@ -137,7 +137,7 @@ def ada_offload_starts(
         ]
         runs += [list_schedule(timed, rule) for rule in rules]
     ops = (TimedOps.of(run.log) for run in runs if run is not None)
-    return min(ops, key=lambda found: float(found.end.max()))
+    return min(ops, key=lambda plan: float(plan.end.max()))
 
 
 # Memory-limited zero-bubble schedules by heuristic, after Qi et al. (arXiv:2401.10241, 3.1).
@@ -168,15 +168,15 @@ ALL_RULES = tuple(RoundRules(*bits) for bits in itertools.product((True, False),
 
 def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
     """Plan a pipe with the backward split, under its memory limits."""
-    found = [_Rounds(pipe, rules).run() for rules in ALL_RULES]
+    plans = [_Rounds(pipe, rules).run() for rules in ALL_RULES]
     if (pipe.limits < pipe.num_stages * pipe.sizes).any():
-        found.append(ada_offload_starts(pipe))
+        plans.append(ada_offload_starts(pipe))
 
     def lengths(ops: TimedOps) -> tuple[float, ...]:
         both = float(ops.spans(int(ops.worker.max()) + 1).max()), float(ops.end.max())
         return both if by_span else both[::-1]  # the one to minimise first
 
-    return min(found, key=lengths)
+    return min(plans, key=lengths)
 
 
 class _Rounds:
@@ -188,7 +188,7 @@ class _Rounds:
         self.timeline = Timeline(work)
         self.clock, self.held, self.limit = self.timeline.clock, self.timeline.held, work.limits
         self.done = {phase: rows[0] for phase, rows in self.timeline.done.items()}
-        self.lasts, self.sizes, self.kept = work.lasts, work.sizes, work.kept
+        self.durations, self.sizes, self.weight_sizes = work.lasts, work.sizes, work.kept
         self.back = work.lag[1][0]
         self.idle: list[Time] = [0 for _ in self.stages]  # since the first op
         self.same = ROUNDING * float(
@@ -211,15 +211,15 @@ class _Rounds:
         """Number of weight gradients to run before another forward fits; None if none suffice."""
         over = self.held[stage] + self.sizes[stage] - self.limit[stage]
         for count in range(self.pending(stage) + 1):
-            if over - count * self.kept[stage] <= 0:
+            if over - count * self.weight_sizes[stage] <= 0:
                 return count
         return None
 
     def fill(self, stage: int, phase: Phase) -> None:
         """Run weight gradients while the next op of a phase waits for its input."""
         arrival = self.timeline.arrival[Op(phase, stage, self.done[phase][stage])]
-        lasts = self.lasts[W][stage]
-        while self.pending(stage) and self.clock[stage] + lasts <= arrival + self.same:
+        duration = self.durations[W][stage]
+        while self.pending(stage) and self.clock[stage] + duration <= arrival + self.same:
             self.put(W, stage)
         gap = arrival - self.clock[stage]
         if self.pending(stage) and gap > self.same:
@@ -241,19 +241,19 @@ class _Rounds:
     def forwards_before_gradient(self) -> list[int]:
         extra = [0 for _ in self.stages]
         last = len(self.stages) - 1
-        gradient = self.clock[last] + self.lasts[I][last]
+        gradient = self.clock[last] + self.durations[I][last]
         for stage in reversed(self.stages[:-1]):
             arrival, clock = gradient + self.back[stage], self.clock[stage]
-            lasts, takes = self.lasts[F][stage], self.sizes[stage]
+            duration, takes = self.durations[F][stage], self.sizes[stage]
             held = self.held[stage]
-            late = lasts if self.rules.waits_before_gradient else self.same
+            late = duration if self.rules.waits_before_gradient else self.same
             while (
                 extra[stage] + 1 < self.total
                 and held + takes <= self.limit[stage]
-                and clock + late <= arrival + (self.same if late == lasts else 0.0)
+                and clock + late <= arrival + (self.same if late == duration else 0.0)
             ):
-                extra[stage], clock, held = extra[stage] + 1, clock + lasts, held + takes
-            gradient = max(clock, arrival) + self.lasts[I][stage]
+                extra[stage], clock, held = extra[stage] + 1, clock + duration, held + takes
+            gradient = max(clock, arrival) + self.durations[I][stage]
         for stage in self.stages[1:]:  # a stage is not ahead of the one before it
             while extra[stage] > extra[stage - 1] or (
                 0 < extra[stage] == extra[stage - 1] and extra[stage] + 1 < self.total
@@ -262,17 +262,20 @@ class _Rounds:
         return extra
 
     def is_late(self, stage: int) -> bool:
-        """Whether a forward would make the stage late for the gradient of the next stage."""
+        """Return whether a forward would make the stage late for the gradient of the next one."""
         if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
             return False
         after = stage + 1
         gradient = (
-            self.clock[after] + self.lasts[F][after] + self.lasts[I][after] + self.back[stage]
+            self.clock[after]
+            + self.durations[F][after]
+            + self.durations[I][after]
+            + self.back[stage]
         )
         if self.clock[stage] >= gradient:
             return True
         weights = self.weights_for_room(stage) or 0
-        ready = self.clock[stage] + self.lasts[F][stage] + weights * self.lasts[W][stage]
+        ready = self.clock[stage] + self.durations[F][stage] + weights * self.durations[W][stage]
         return ready > gradient + self.same and (
             gradient - self.clock[stage] <= max(self.idle) - self.idle[stage]
         )

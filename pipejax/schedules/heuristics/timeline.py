@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.schedules.cells.memory_ledger import END, START, WEIGHT_SHARE, change_of
+from pipejax.schedules.cells.memory_ledger import END, START, WEIGHT_SHARE, held_change
 from pipejax.schedules.cells.ops import HOST, INPUT_GRADS, SPLIT, Cell, Op, Phase
 from pipejax.schedules.cells.placement import Placement
 from pipejax.schedules.table.host_links import aligned
@@ -38,8 +38,8 @@ class Work(NamedTuple):
     def of(
         cls,
         placement: Placement,
-        pipe_of: Sequence[int],
-        lasts: Mapping[Phase, Sequence[Time]],
+        microbatch_pipes: Sequence[int],
+        durations: Mapping[Phase, Sequence[Time]],
         transfer: Time = 0,
         **memory: Sequence[Time],
     ) -> "Work":
@@ -50,8 +50,8 @@ class Work(NamedTuple):
         unlimited = {"sizes": none, "kept": none, "limits": limits}
         return cls(
             placement.tolist(),
-            pipe_of,
-            lasts,
+            microbatch_pipes,
+            durations,
             lag=[lag.tolist()] * 2,
             transmit=np.zeros((2, *lag.shape), int).tolist(),
             **{**unlimited, **memory},
@@ -106,22 +106,22 @@ class Timeline:
         """Start an op: return the ops whose inputs it makes, and when these arrive."""
         phase, stage, microbatch = op
         pipe = self.work.pipe_of[microbatch]
-        worker, lasts, takes, _, makes = self._steps[phase][pipe][stage]
-        end = now + lasts
+        worker, duration, takes, _, makes = self._steps[phase][pipe][stage]
+        end = now + duration
         self.log.append((phase, stage, microbatch, worker, now, end))
         self.done[phase][pipe][stage] += 1
         self.held[worker] += takes
         if phase not in HOST:
             self.clock[worker] = end
-        made = []
+        outputs = []
         for phase_made, stage_made, link, transmit, lag in makes:
             there = end
             if transmit:  # a link carries one message at a time
                 there = self._links[link] = max(end, self._links.get(link, 0)) + transmit
             op_made = Op(phase_made, stage_made, microbatch)
             arrival = self.arrival[op_made] = there + lag
-            made.append((op_made, arrival))
-        return made
+            outputs.append((op_made, arrival))
+        return outputs
 
     def end(self, op: Op) -> int:
         """Free what an op releases at its end; return its worker."""
@@ -137,22 +137,22 @@ class Timeline:
         return rows
 
     def _step(self, phase: Phase, pipe: int, stage: int) -> _Step:
-        """What an op does; what waits for it are the rules of `cells.dependencies`."""
+        """Return the effects of an op, by the rules of `cells.dependencies`."""
         work, row = self.work, self.work.placement[pipe]
         gradient, last = work.gradient, len(row) - 1
         makes: list[tuple[Phase, int, tuple[int, int], Time, Time]] = []
-        for by, made, at in (
+        for producer, output, target in (
             (Phase.F, gradient if stage == last else Phase.F, min(stage + 1, last)),
             (gradient, gradient, stage - 1),
             (Phase.I, Phase.W, stage),
         ):
-            if by is phase and at >= 0:
-                way, boundary = int(at < stage), min(stage, at)
+            if producer is phase and target >= 0:
+                way, boundary = int(target < stage), min(stage, target)
                 times = (kind[way][pipe][boundary] for kind in (work.transmit, work.lag))
-                link = row[stage], row[at]
-                makes.append((made, at, link, *(times if at != stage else (0, 0))))
+                link = row[stage], row[target]
+                makes.append((output, target, link, *(times if target != stage else (0, 0))))
         size = {"whole": work.sizes[stage], "for_w": work.kept[stage]}
-        takes, frees = (change_of(phase, moment, **size) for moment in (START, END))
+        takes, frees = (held_change(phase, moment, **size) for moment in (START, END))
         return _Step(row[stage], work.lasts[phase][stage], takes, frees, makes)
 
 
@@ -209,15 +209,15 @@ def rows_from_starts(
     # the oldest offloads as it takes.
     for code in np.unique(ops.phase).tolist():
         if code not in KNOWN:
-            known = ", ".join(phase.name for phase in KNOWN)
-            raise ValueError(f"no rows are made from starts of {Phase(code).name}: only of {known}")
+            names = ", ".join(phase.name for phase in KNOWN)
+            raise ValueError(f"no rows are made from starts of {Phase(code).name}: only of {names}")
     size = np.asarray(sizes, float)
-    kept = size * weight_share
+    weight_sizes = size * weight_share
     rows = []
     for worker, limit in enumerate(limits):
-        mine = TimedOps(*(field[ops.worker == worker] for field in ops))
-        row = TimedOps(*(field[_row_order(mine)] for field in mine))
-        rows.append(_with_waits(row, size, kept, float(limit)))
+        worker_ops = TimedOps(*(field[ops.worker == worker] for field in ops))
+        row = TimedOps(*(field[_row_order(worker_ops)] for field in worker_ops))
+        rows.append(_with_waits(row, size, weight_sizes, float(limit)))
     start = {
         Op(Phase(code), stage, microbatch): time
         for code, stage, microbatch, time in zip(
@@ -259,26 +259,26 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
     return np.lexsort((ops.phase == Phase.L, ops.end, ops.start, on_link, place))
 
 
-def _levels(row: TimedOps, taken: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
+def _levels(row: TimedOps, sizes: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
     """Memory (ops) taken by all ops that start no later; at a tie, a load comes last."""
     start = row.start + _tolerance(row) * (row.phase == Phase.L)
     order = np.argsort(start, kind="stable")
-    levels = np.empty_like(taken)
-    levels[order] = np.cumsum(taken[order])
+    levels = np.empty_like(sizes)
+    levels[order] = np.cumsum(sizes[order])
     return levels
 
 
 def _with_waits(
     row: TimedOps,
     sizes: Float[NumpyArray, " stages"],
-    kept: Float[NumpyArray, " stages"],
+    weight_sizes: Float[NumpyArray, " stages"],
     limit: float,
 ) -> list[Cell]:
     """Cells of a row, with a WAIT_O wherever only an offload makes room."""
-    size, rest = sizes[row.stage], kept[row.stage]
+    size, rest = sizes[row.stage], weight_sizes[row.stage]
     frees = np.select([row.phase == Phase.I, row.phase == Phase.W], [size - rest, rest], size)
     level = _levels(row, np.where(np.isin(row.phase, (Phase.F, Phase.L)), size, 0.0))
-    most = limit * (1 + ROUNDING)
+    max_level = limit * (1 + ROUNDING)
     free = 0.0  # by the gradients so far
     offloads: list[Op] = []
     offloaded, ends = [0.0], [0.0]  # by the first k offloads, until when
@@ -296,7 +296,7 @@ def _with_waits(
             enough = (
                 k
                 for k in range(certain, len(offloaded))
-                if held - free - offloaded[k] <= most and ends[k] <= start
+                if held - free - offloaded[k] <= max_level and ends[k] <= start
             )
             needed = next(enough, None)
             _check_room(needed is not None, op, limit)
@@ -308,7 +308,7 @@ def _with_waits(
             offloaded.append(offloaded[-1] + takes)
             ends.append(end)
         elif op.phase is Phase.L:
-            _check_room(held - free - offloaded[-1] <= most, op, limit)
+            _check_room(held - free - offloaded[-1] <= max_level, op, limit)
             before_load[stage, microbatch] = len(offloads)
         else:
             free += gives

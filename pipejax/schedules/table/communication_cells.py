@@ -74,18 +74,18 @@ def with_waits(row: Sequence[Cell]) -> list[Cell]:
     # That of an activation stands behind the backward of its microbatch, which shows that the
     # message has arrived; that of a gradient at the end of the row. So no wait delays anything.
     held = {op for cell in row for op in cell}
-    found: list[Cell] = []
+    cells: list[Cell] = []
     pending: dict[Op, None] = {}
     for cell in row:
-        found.append(cell)
+        cells.append(cell)
         for op in cell:
             if op.phase in _WAIT_OF:
                 pending[op._replace(phase=_WAIT_OF[op.phase])] = None
             wait = op._replace(phase=Phase.WAIT_SEND_F)
             if op.phase in INPUT_GRADS and wait in pending and wait not in held:
-                found.append((wait,))
+                cells.append((wait,))
                 del pending[wait]
-    return found + [(wait,) for wait in pending if wait not in held]
+    return cells + [(wait,) for wait in pending if wait not in held]
 
 
 Order = Int[NumpyArray, " transfers"]
@@ -94,8 +94,8 @@ Order = Int[NumpyArray, " transfers"]
 def messages_of(table: ScheduleTable) -> Dependencies:
     """Return the messages between workers, in the order in which producers stand in their rows."""
     # Those of one op go with activations first, then by the stage that they go to.
-    found = table.dependencies.messages()
-    return found.take(np.lexsort((found.to_stage, found.direction, found.producer)))
+    messages = table.dependencies.messages()
+    return messages.take(np.lexsort((messages.to_stage, messages.direction, messages.producer)))
 
 
 class RunOrder(NamedTuple):
@@ -113,15 +113,15 @@ def run_order(table: ScheduleTable, links: Links) -> RunOrder:
     sent = messages_of(table)
     ends = sent.producer // table.num_slots, sent.consumer // table.num_slots
     none = np.zeros(0, int)
-    found = RunOrder(
+    order = RunOrder(
         executed=row_order(table, links.executed(table.grammar)),
         host=row_order(table, table.grammar.host) if table.offloads else none,
         host_edges=host_edges(table, links) if table.offloads else (none, none),
         messages=sent,
-        models=links.models_of(table.num_workers, *ends),
+        models=links.message_models(table.num_workers, *ends),
     )
     check_host_links(table, links)
-    return found
+    return order
 
 
 def without_transfers(table: ScheduleTable) -> ScheduleTable:
@@ -141,7 +141,7 @@ def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
     # The messages of an op follow it at once, however late their consumers are. Of the links only
     # shared host links matter, since ops wait for them.
     rounds = _in_rounds(without_transfers(table), Links.of(link))
-    return np.array([transfer for _, behind in rounds for transfer in behind], int)
+    return np.array([transfer for _, transfers in rounds for transfer in transfers], int)
 
 
 def _in_rounds(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
@@ -156,7 +156,7 @@ def _in_rounds(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]
     for transfer, producer in enumerate(messages_of(bare).producer.tolist()):
         sends.setdefault(producer, []).append(transfer)
     on_host = set(row_order(bare, HOST).tolist())
-    left = [row[::-1] for row in _held_cells(bare)]
+    remaining = [row[::-1] for row in _held_cells(bare)]
     has_run = [False] * bare.phase.size
     steps: list[tuple[int, list[int]]] = []
     issued: list[int] = []  # and has not run yet
@@ -164,8 +164,8 @@ def _in_rounds(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]
     def can_run(cell: int) -> bool:
         return all(has_run[before] for before in waits_for.get(cell, ()))
 
-    while any(left):
-        for row in filter(None, left):
+    while any(remaining):
+        for row in filter(None, remaining):
             if not can_run(row[-1]) and row[-1] not in on_host:
                 continue
             issued.append(row.pop())
@@ -269,16 +269,16 @@ def _rows(
     waits_for: dict[int, set[int]] = {}
     for transfer, consumer in enumerate(sent.consumer.tolist()):
         waits_for.setdefault(consumer, set()).add(transfer)
-    for last, behind in steps:
+    for last, transfers in steps:
         worker = last // bare.num_slots
         while next_op[worker] <= place[last]:
             cell = cells[worker][next_op[worker]]
             if waits_for.get(cell):
-                early, late = sends[behind[0]], sends[min(waits_for[cell])]
+                early, late = sends[transfers[0]], sends[min(waits_for[cell])]
                 raise ValueError(f"order: {early} stands before {late}, which it waits for")
             rows[worker].append(held[worker][next_op[worker]])
             next_op[worker] += 1
-        for transfer in behind:
+        for transfer in transfers:
             consumer, send = int(sent.consumer[transfer]), sends[transfer]
             rows[worker].append((send,))
             rows[consumer // bare.num_slots].append((receive_of(send),))

@@ -1,4 +1,4 @@
-"""What the workers of a table hold in row order: activations in flight, or bytes.
+"""Holdings of the workers of a table in row order: activations in flight, or bytes.
 
 On one worker ops run one after the other, so what it holds does not depend on their durations, as
 long as none is 0: row order is a run in which each op takes one slot. Only offloads and loads run
@@ -151,13 +151,15 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
     column = held.part * stages + held.stage % stages
     moments = []
     for worker in range(table.num_workers):
-        mine = held.worker == worker
-        own, place = np.unique(column[mine], return_inverse=True)  # few of all columns
-        changes = np.zeros((len(place), len(own)), int)
-        changes[np.arange(len(place)), place] = held.change[mine]
-        peaks = _undominated(np.cumsum(changes, axis=0)[held.settled[mine]])
+        on_worker = held.worker == worker
+        worker_columns, place = np.unique(
+            column[on_worker], return_inverse=True
+        )  # few of all columns
+        changes = np.zeros((len(place), len(worker_columns)), int)
+        changes[np.arange(len(place)), place] = held.change[on_worker]
+        peaks = _undominated(np.cumsum(changes, axis=0)[held.settled[on_worker]])
         moments.append(np.zeros((len(peaks), count * stages), int))
-        moments[-1][:, own] = peaks
+        moments[-1][:, worker_columns] = peaks
     parts = np.zeros((table.num_workers, count * stages, max(map(len, moments))), int)
     for worker, counts in enumerate(moments):
         parts[worker, :, : len(counts)] = counts.T

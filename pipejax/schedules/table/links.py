@@ -38,48 +38,48 @@ def checked_pair(pair: Any, where: str) -> Pair:
     return sender, receiver
 
 
-def checked_pair_links(given: Any, known: Sequence[str]) -> Checked:
+def checked_pair_links(pair_links: Any, model_names: Sequence[str]) -> Checked:
     """Return pairs with the link models that they follow, sorted: one record for one meaning."""
-    items = list(given.items()) if isinstance(given, Mapping) else given
+    items = list(pair_links.items()) if isinstance(pair_links, Mapping) else pair_links
     if isinstance(items, str) or not isinstance(items, Sequence):
-        raise wrong("pair_links", f"must be as {{(0, 1): 'rendezvous'}}, got {given!r}")
-    found: dict[Pair, str] = {}
+        raise wrong("pair_links", f"must be as {{(0, 1): 'rendezvous'}}, got {pair_links!r}")
+    models: dict[Pair, str] = {}
     for item in items:
         if isinstance(item, str) or not isinstance(item, Sequence) or len(item) != 2:
             raise wrong("pair_links:", f"a pair and its link model are needed, got {item!r}")
         pair = checked_pair(item[0], "pair_links")
-        if pair in found:
+        if pair in models:
             raise wrong("pair_links", f"names the pair {pair} twice")
-        found[pair] = known_as(item[1], known, "link model")
-    return tuple(sorted(found.items()))
+        models[pair] = known_as(item[1], model_names, "link model")
+    return tuple(sorted(models.items()))
 
 
 def models_of_pairs(
     pair_links: Checked,
     default: int,
-    known: Sequence[str],
+    model_names: Sequence[str],
     num_workers: int,
     ends: tuple[Int[NumpyArray, " messages"], Int[NumpyArray, " messages"]],
 ) -> Int[NumpyArray, " messages"]:
     """Find the link model that each message follows, by sender and receiver."""
     # A pair stands for both directions, unless the other one is named too.
-    follows = np.full((num_workers, num_workers), default)
+    model_index = np.full((num_workers, num_workers), default)
     named = dict(pair_links)
     largest = max((worker for pair in named for worker in pair), default=-1)
     if largest >= num_workers:
         raise wrong("pair_links", f"names worker {largest}: workers are 0 to {num_workers - 1}")
     for (sender, receiver), model in named.items():
-        follows[sender, receiver] = known.index(model)
+        model_index[sender, receiver] = model_names.index(model)
         if (receiver, sender) not in named:
-            follows[receiver, sender] = known.index(model)
-    return follows[ends]
+            model_index[receiver, sender] = model_names.index(model)
+    return model_index[ends]
 
 
 def parse_pair_links(text: str, where: str) -> Checked:
     """Read link models of pairs of workers, as 0-1=rendezvous,1-2=queued."""
-    found = [_TEXT.fullmatch(part) for part in text.split(",")]
-    items = [(int(a), int(b), model) for a, b, model in (m.groups() for m in found if m)]
-    if len(items) < len(found):
+    matches = [_TEXT.fullmatch(part) for part in text.split(",")]
+    items = [(int(a), int(b), model) for a, b, model in (m.groups() for m in matches if m)]
+    if len(items) < len(matches):
         raise ValueError(
             f"{where}: expected pairs of workers and link models, as 0-1=rendezvous,1-2=queued, "
             f"got {text!r}"
@@ -98,8 +98,8 @@ class LinkModel:
 
     name: str  # of the model
     # duration for which a message occupies its link: "transmit", "message" or ""
-    holds: str
-    behind: str  # how much later it arrives than it leaves its link: "message", "latency" or ""
+    occupancy: str
+    lag: str  # how much later it arrives than it leaves its link: "message", "latency" or ""
     blocks: bool = False  # whether the next op of the sender waits until the message has left
     meets: bool = False  # SEND and RECV are one transfer in the queues of both workers
 
@@ -108,14 +108,14 @@ class LinkModel:
 LINK_MODELS: dict[str, LinkModel] = {
     model.name: model
     for model in (
-        LinkModel("delay", holds="", behind="message"),
-        LinkModel("queued", holds="transmit", behind="latency"),
-        LinkModel("blocking", holds="transmit", behind="latency", blocks=True),
-        LinkModel("rendezvous", holds="message", behind="", meets=True),
+        LinkModel("delay", occupancy="", lag="message"),
+        LinkModel("queued", occupancy="transmit", lag="latency"),
+        LinkModel("blocking", occupancy="transmit", lag="latency", blocks=True),
+        LinkModel("rendezvous", occupancy="message", lag="", meets=True),
     )
 }
 LINKS = tuple(LINK_MODELS)
-CARRIED = tuple(model.name for model in LINK_MODELS.values() if model.holds)
+CARRIED = tuple(model.name for model in LINK_MODELS.values() if model.occupancy)
 MEETING = tuple(model.name for model in LINK_MODELS.values() if model.meets)
 QUEUES = ("worker", "pair", "direction")
 POSTINGS = ("early", "program")
@@ -128,7 +128,7 @@ PairGroups = Sequence[Sequence[Sequence[int]]]
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """How messages and offloads travel.
+    """Behaviour of messages and offloads on their links.
 
     Wherever a function takes `link`, the name of a link model stands for this record with that
     model and the defaults of all else.
@@ -170,12 +170,12 @@ class Links:
     eager_below: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, known, kind in (
+        for name, allowed, kind in (
             ("model", tuple(LINK_MODELS), "link model"),
             ("queues", QUEUES, "queue scope"),
             ("posting", POSTINGS, "posting"),
         ):
-            object.__setattr__(self, name, known_as(getattr(self, name), known, kind))
+            object.__setattr__(self, name, known_as(getattr(self, name), allowed, kind))
         object.__setattr__(self, "host_links", _checked_groups(self.host_links))
         object.__setattr__(self, "shared_links", _checked_pairs(self.shared_links))
         object.__setattr__(
@@ -204,8 +204,8 @@ class Links:
     @property
     def named_pairs(self) -> tuple[tuple[Pair, str], ...]:
         """Pairs of workers that are named, sorted, with their link models."""
-        found: Any = self.pair_links  # as they were checked
-        return tuple(found)
+        pairs: Any = self.pair_links  # as they were checked
+        return tuple(pairs)
 
     @property
     def models(self) -> frozenset[str]:
@@ -214,29 +214,29 @@ class Links:
 
     @property
     def meets(self) -> bool:
-        """Whether messages of any pair meet in a rendezvous."""
+        """Return whether messages of any pair meet in a rendezvous."""
         return any(LINK_MODELS[model].meets for model in self.models)
 
     @property
     def carries(self) -> bool:
-        """Whether messages of any pair use a resource."""
-        return any(LINK_MODELS[model].holds for model in self.models)
+        """Return whether messages of any pair use a resource."""
+        return any(LINK_MODELS[model].occupancy for model in self.models)
 
     @property
     def text(self) -> str:
         """The link models, as queued (0-1=rendezvous)."""
         return self.model + f" ({format_pair_links(self.named_pairs)})" * bool(self.pair_links)
 
-    def models_of(
+    def message_models(
         self,
         num_workers: int,
         sender: Int[NumpyArray, " messages"],
         receiver: Int[NumpyArray, " messages"],
     ) -> Int[NumpyArray, " messages"]:
         """Find the link model of each message: (messages) positions in `LINK_MODELS`."""
-        known, ends = tuple(LINK_MODELS), (sender, receiver)
-        default = known.index(self.model)
-        return models_of_pairs(self.named_pairs, default, known, num_workers, ends)
+        model_names, ends = tuple(LINK_MODELS), (sender, receiver)
+        default = model_names.index(self.model)
+        return models_of_pairs(self.named_pairs, default, model_names, num_workers, ends)
 
     @property
     def shared_groups(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -261,12 +261,12 @@ class Links:
 
     def with_model(self, model: str) -> "Links":
         """The same machine under another link model, without what that one does not know."""
-        found = Links(model, self.queues, self.host_links, pair_links=self.pair_links)
-        if found.meets:
-            found = dataclasses.replace(found, posting=self.posting, eager_below=self.eager_below)
-        if found.carries:
-            found = dataclasses.replace(found, shared_links=self.shared_links)
-        return found
+        links = Links(model, self.queues, self.host_links, pair_links=self.pair_links)
+        if links.meets:
+            links = dataclasses.replace(links, posting=self.posting, eager_below=self.eager_below)
+        if links.carries:
+            links = dataclasses.replace(links, shared_links=self.shared_links)
+        return links
 
     @property
     def without_messages(self) -> "Links":
@@ -282,19 +282,19 @@ class Links:
 
 def _checked_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
     named: set[int] = set()
-    found = []
+    result = []
     form = "host_links", "((0, 1), (2, 3))"
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
             raise wrong("host_links", "has an empty group: a group is the workers of one link")
-        found.append(tuple(whole_number(w, "host_links: a worker", least=0) for w in group))
-        for worker in found[-1]:
+        result.append(tuple(whole_number(w, "host_links: a worker", least=0) for w in group))
+        for worker in result[-1]:
             if worker in named:
                 raise wrong(
                     "host_links", f"names worker {worker} twice: each worker has one host link"
                 )
             named.add(worker)
-    return tuple(found)
+    return tuple(result)
 
 
 def _checked_pairs(groups: str | PairGroups) -> str | PairGroups:
@@ -302,16 +302,16 @@ def _checked_pairs(groups: str | PairGroups) -> str | PairGroups:
         if groups.strip().casefold() == PAIRS:
             return PAIRS
         raise wrong("shared_links", f"are {PAIRS!r} or groups of pairs of workers, got {groups!r}")
-    found = []
+    result = []
     form = "shared_links", "(((0, 1), (1, 0)),)"
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
             raise wrong("shared_links", "has an empty group: a group is the pairs of one link")
-        found.append(tuple(checked_pair(pair, "shared_links") for pair in group))
-        if len(set(found[-1])) < len(group):
-            twice = next(pair for pair in found[-1] if found[-1].count(pair) > 1)
+        result.append(tuple(checked_pair(pair, "shared_links") for pair in group))
+        if len(set(result[-1])) < len(group):
+            twice = next(pair for pair in result[-1] if result[-1].count(pair) > 1)
             raise wrong("shared_links", f"names the pair {twice} twice in one group")
-    return tuple(found)
+    return tuple(result)
 
 
 def parse_pairs(text: str, where: str) -> str | tuple[tuple[tuple[int, int], ...], ...]:
@@ -359,7 +359,7 @@ def parse_groups(text: str, where: str) -> tuple[tuple[int, ...], ...]:
 Found = Int[NumpyArray, " found"]
 
 
-def shared_links_of(
+def find_shared_links(
     links: Links,
     num_workers: int,
     sender: Int[NumpyArray, " uses"],

@@ -83,12 +83,12 @@ def insert_sharding(
     check_types(defer_reduce_grad_wait=(defer_reduce_grad_wait, bool))
     counted = one_of(counted, COUNTED, "counted")
     bare = without(on_lane(table, COMPUTING), SHARDING)
-    ahead = _of_workers(lookahead, table.num_workers, "lookahead", 0)
-    most = [max(table.num_stages, 1)] * table.num_workers
+    ahead = _per_worker(lookahead, table.num_workers, "lookahead", 0)
+    max_stages = [max(table.num_stages, 1)] * table.num_workers
     if residency is not None:
-        most = _of_workers(residency, table.num_workers, "residency", 1)
+        max_stages = _per_worker(residency, table.num_workers, "residency", 1)
     compute, rows = bare.grammar.compute, []
-    for row, before, held in zip(dense_rows(bare), ahead, most, strict=True):
+    for row, before, held in zip(dense_rows(bare), ahead, max_stages, strict=True):
         gathered = with_gathers(row, compute, Lookahead(before, held, counted))
         ends = bare.grammar.ends_backward
         rows.append(with_reductions(gathered, defer_reduce_grad_wait, ends))
@@ -109,32 +109,32 @@ def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
     return [[cell for cell in row if cell] for row in table.rows()]
 
 
-def _of_workers(given: EachWorker, num_workers: int, name: str, least: int) -> list[int]:
-    if isinstance(given, int | np.integer):
-        return [whole_number(given, name, least=least)] * num_workers
-    each = [whole_number(number, name, least=least) for number in given]
-    if len(each) != num_workers:
-        raise wrong(name, f"needs a number for each of the {num_workers} workers, got {given!r}")
-    return each
+def _per_worker(value: EachWorker, num_workers: int, name: str, least: int) -> list[int]:
+    if isinstance(value, int | np.integer):
+        return [whole_number(value, name, least=least)] * num_workers
+    numbers = [whole_number(number, name, least=least) for number in value]
+    if len(numbers) != num_workers:
+        raise wrong(name, f"needs a number for each of the {num_workers} workers, got {value!r}")
+    return numbers
 
 
 def with_gathers(row: Sequence[Cell], compute: Sequence[AnyPhase], how: Lookahead) -> list[Cell]:
     """Gather the stages that the next ops need, and drop those that they do not."""
-    found: list[Cell] = []
+    cells: list[Cell] = []
     active: list[int] = []
     coming = _Coming(row, compute, how)
     for k, cell in enumerate(row):
         updated = [op.stage for op in cell if op.phase == Phase.U]
         if coming.stages[k]:
-            kept, wanted = coming.kept(k), coming.wanted(k)
-            found += [(Op(Phase.RESHARD, stage),) for stage in active if stage not in kept]
-            found += [(Op(Phase.UNSHARD, stage),) for stage in wanted if stage not in active]
-            active = [stage for stage in active if stage in kept]
-            active += [stage for stage in wanted if stage not in active]
-        found += [(Op(Phase.RESHARD, stage),) for stage in updated if stage in active]
+            resident, next_stages = coming.resident_stages(k), coming.gathered_stages(k)
+            cells += [(Op(Phase.RESHARD, stage),) for stage in active if stage not in resident]
+            cells += [(Op(Phase.UNSHARD, stage),) for stage in next_stages if stage not in active]
+            active = [stage for stage in active if stage in resident]
+            active += [stage for stage in next_stages if stage not in active]
+        cells += [(Op(Phase.RESHARD, stage),) for stage in updated if stage in active]
         active = [stage for stage in active if stage not in updated]
-        found.append(cell)
-    return found + [(Op(Phase.RESHARD, stage),) for stage in active]
+        cells.append(cell)
+    return cells + [(Op(Phase.RESHARD, stage),) for stage in active]
 
 
 class _Coming:
@@ -145,23 +145,23 @@ class _Coming:
         self.stages = [
             list(dict.fromkeys(op.stage for op in cell if op.phase in compute)) for cell in row
         ]
-        most = max(map(len, self.stages), default=0)
-        if most > how.most:
+        max_needed = max(map(len, self.stages), default=0)
+        if max_needed > how.most:
             raise ValueError(
-                f"residency must be at least {most}, got {how.most}: a fused pair needs both of "
-                "its stages"
+                f"residency must be at least {max_needed}, got {how.most}: a fused pair needs both "
+                "of its stages"
             )
-        self._left = [0] * len(row)  # different stages from here to the end
+        self._stages_to_come = [0] * len(row)  # different stages from here to the end
         to_come: set[int] = set()
         for k in reversed(range(len(row))):
             to_come.update(self.stages[k])
-            self._left[k] = len(to_come)
+            self._stages_to_come[k] = len(to_come)
 
-    def kept(self, first: int) -> list[int]:
+    def resident_stages(self, first: int) -> list[int]:
         """Those that come next, as many as may be there at once."""
         return self._next(first, self._how.most, len(self._row))
 
-    def wanted(self, first: int) -> list[int]:
+    def gathered_stages(self, first: int) -> list[int]:
         """Those to gather now."""
         if self._how.counted == STAGES:
             count = min(self._how.ahead + 1, self._how.most)
@@ -170,19 +170,19 @@ class _Coming:
 
     def _next(self, first: int, count: int, uses: int) -> list[int]:
         """The first stages of so many uses that come next; none behind an update of its own."""
-        found: dict[int, None] = {}
+        stages: dict[int, None] = {}
         updated: set[int] = set()
         for k in range(first, len(self._row)):
-            cell, own = self._row[k], self.stages[k]
+            cell, cell_stages = self._row[k], self.stages[k]
             updated |= {op.stage for op in cell if op.phase == Phase.U}
-            more = [stage for stage in own if stage not in found and stage not in updated]
-            if found and self._how.counted == USES and len(found) + len(more) > count:
+            more = [stage for stage in cell_stages if stage not in stages and stage not in updated]
+            if stages and self._how.counted == USES and len(stages) + len(more) > count:
                 break
-            found |= dict.fromkeys(more)
-            uses -= bool(own)
-            if not uses or len(found) >= min(count, self._left[first]):
+            stages |= dict.fromkeys(more)
+            uses -= bool(cell_stages)
+            if not uses or len(stages) >= min(count, self._stages_to_come[first]):
                 break
-        return list(found)
+        return list(stages)
 
 
 def with_reductions(
@@ -191,20 +191,20 @@ def with_reductions(
     """Reduce the gradients of each stage behind its last backward, at most one at a time."""
     # Where ops of the row update weights, that is the last one before each update.
     last = set(_last_gradients(row, ends))
-    found: list[Cell] = []
+    cells: list[Cell] = []
     pending: list[Cell] = []
     for k, cell in enumerate(row):
         waits = {(Op(Phase.WAIT_REDUCE_GRAD, op.stage),) for op in cell if op.phase == Phase.U}
-        found += [wait for wait in pending if wait in waits]
+        cells += [wait for wait in pending if wait in waits]
         pending = [wait for wait in pending if wait not in waits]
-        found.append(cell)
+        cells.append(cell)
         for op in cell:
             if (k, op) in last:
                 wait = (Op(Phase.WAIT_REDUCE_GRAD, op.stage),)
-                found += [*pending, (Op(Phase.REDUCE_GRAD, op.stage),)]
+                cells += [*pending, (Op(Phase.REDUCE_GRAD, op.stage),)]
                 pending = [wait] if deferred else []
-                found += [] if deferred else [wait]
-    return found + pending
+                cells += [] if deferred else [wait]
+    return cells + pending
 
 
 def _last_gradients(row: Sequence[Cell], ends: Sequence[AnyPhase]) -> Iterator[tuple[int, Op]]:

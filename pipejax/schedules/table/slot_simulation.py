@@ -136,10 +136,10 @@ def spread_rows(
         for field, column in zip(cells, (phase, stage, microbatch, pipe), strict=True):
             field[is_held] = column
     shares = stage_shares or (1.0,) * placement.shape[1]
-    drawn = {**grammar.unit_slots, **slots}
-    given = _Rows(compact, partners, placement, drawn, shares, weights, grammar)
+    slot_lengths = {**grammar.unit_slots, **slots}
+    compact_rows = _Rows(compact, partners, placement, slot_lengths, shares, weights, grammar)
     try:
-        moved = (compact, partners) if grammar.off_row else _moved(given)
+        moved = (compact, partners) if grammar.off_row else _moved(compact_rows)
     except CycleError:  # the table itself says where
         moved = compact, partners
     return ScheduleTable(*moved, placement, name, slots, stage_shares, weights, grammar)
@@ -148,7 +148,7 @@ def spread_rows(
 def columns(
     worker: Int[NumpyArray, " ops"],
     start: Num[NumpyArray, " ops"],
-    lasts: Bool[NumpyArray, " ops"],
+    has_duration: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " ops"]:
     """Return the column of each op in a drawing with idle slots: (ops) columns."""
     # A column is one slot where all starts are whole numbers and not far apart; otherwise there is
@@ -164,15 +164,15 @@ def columns(
     num_moments = int(moment.max()) + 1
     # how many ops without a duration the row has had at this moment
     key = worker * num_moments + moment
-    before = np.cumsum(~lasts) - ~lasts
+    before = np.cumsum(~has_duration) - ~has_duration
     first = np.append(True, key[1:] != key[:-1])
     rank = before - np.maximum.accumulate(np.where(first, before, 0))
     instant = np.zeros(num_moments, np.int64)  # columns for them
-    np.maximum.at(instant, moment[~lasts], rank[~lasts] + 1)
-    last = int(moment[lasts].max(initial=-1))
+    np.maximum.at(instant, moment[~has_duration], rank[~has_duration] + 1)
+    last = int(moment[has_duration].max(initial=-1))
     width = instant + (np.arange(num_moments) <= last)
     offset = np.cumsum(width) - width
-    column = offset[moment] + np.where(lasts, instant[moment], rank)
+    column = offset[moment] + np.where(has_duration, instant[moment], rank)
     return column.astype(np.int64)
 
 

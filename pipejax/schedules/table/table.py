@@ -152,12 +152,14 @@ class ScheduleTable(Content, Drawn):
         if pipe_of_microbatch is None:
             last = max((op.microbatch for row in cells for cell in row for op in cell), default=-1)
             pipe_of_microbatch = np.zeros(last + 1, np.int32)
-        pipe_of = _whole(pipe_of_microbatch, "pipe_of_microbatch")
-        if pipe_of.ndim != 1:
-            raise ScheduleError(f"pipe_of_microbatch has shape (microbatches), got {pipe_of.shape}")
+        microbatch_pipes = _whole(pipe_of_microbatch, "pipe_of_microbatch")
+        if microbatch_pipes.ndim != 1:
+            raise ScheduleError(
+                f"pipe_of_microbatch has shape (microbatches), got {microbatch_pipes.shape}"
+            )
         return cls(
-            cells=lay_out(cells, 0, pipe_of),
-            partners=lay_out(cells, 1, pipe_of),
+            cells=lay_out(cells, 0, microbatch_pipes),
+            partners=lay_out(cells, 1, microbatch_pipes),
             placement=np.array(_whole(placement, "placement")),
             name=name,
             slots=slots,
@@ -205,22 +207,22 @@ class ScheduleTable(Content, Drawn):
 
     @property
     def is_fused(self) -> Bool[NumpyArray, "workers slots"]:
-        """Where a slot holds a forward and a backward that run as one."""
+        """Slots (workers, slots) that hold a forward and a backward run as one op."""
         return self.partners.phase != Phase.IDLE
 
     @property
     def has_communication(self) -> bool:
-        """Whether the rows hold SEND and RECV cells."""
+        """Return whether the rows hold SEND and RECV cells."""
         return not {*self.used_phases}.isdisjoint(MESSAGES)
 
     @property
     def offloads(self) -> bool:
-        """Whether O cells offload activations to the host."""
+        """Return whether O cells offload activations to the host."""
         return not {*self.used_phases}.isdisjoint(self.grammar.host)
 
     @property
     def updates_within(self) -> bool:
-        """Whether U cells update weights before the end of the table: it is asynchronous."""
+        """Return whether U cells update weights before the end of the table: it is asynchronous."""
         return len(self.updates) > 0
 
     def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
@@ -241,8 +243,10 @@ class ScheduleTable(Content, Drawn):
           >>> table.with_rows([[(), *next(table.rows())]]).num_slots
           3
         """
-        given = _parse_rows(rows, self.grammar)
-        cells, partners = (lay_out(given, member, self.pipe_of_microbatch) for member in (0, 1))
+        parsed_rows = _parse_rows(rows, self.grammar)
+        cells, partners = (
+            lay_out(parsed_rows, member, self.pipe_of_microbatch) for member in (0, 1)
+        )
         weights = self.weights if np.isin(cells.phase, UPDATES).any() else NEWEST
         return dataclasses.replace(self, cells=cells, partners=partners, weights=weights)
 
@@ -290,8 +294,8 @@ class ScheduleTable(Content, Drawn):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields alone; cached results are recomputed."""
-        given = (self.cells, self.partners, self.placement, self.name, dict(self.slots))
-        return ScheduleTable, (*given, self.stage_shares, self.weights, self.grammar)
+        fields = (self.cells, self.partners, self.placement, self.name, dict(self.slots))
+        return ScheduleTable, (*fields, self.stage_shares, self.weights, self.grammar)
 
     def __str__(self) -> str:
         return format_grid([[self.grammar.text(cell) for cell in row] for row in self.rows()])

@@ -50,19 +50,21 @@ _FIELDS: Mapping[str, Any] = {  # of a kind, and what it may be in JSON
 
 
 def grammar_data(grammar: Grammar) -> dict[str, Any]:
-    """What a table has of its own, for JSON; nothing of a usual one."""
+    """Return the kinds and rules of a table's own, for JSON; empty for a usual table."""
     if grammar.is_usual:
         return {}
     parts = {part: name for name, part in grammar.parts.items()}
     kinds = []
     for phase in grammar.own:
-        given = phase.kind._asdict() | {
+        values = phase.kind._asdict() | {
             moment: {parts[part]: change for part, change in getattr(phase.kind, moment).items()}
             for moment in ("at_start", "at_end")
         }
-        said = {name: given[name] for name in _FIELDS if given.get(name) not in (None, {}, False)}
-        kinds.append({"letters": phase.name, **said})
-    found = {
+        entry = {
+            name: values[name] for name in _FIELDS if values.get(name) not in (None, {}, False)
+        }
+        kinds.append({"letters": phase.name, **entry})
+    data = {
         "kinds": kinds,
         "rules": list(grammar.texts),
         "items": dict(grammar.items),
@@ -72,37 +74,37 @@ def grammar_data(grammar: Grammar) -> dict[str, Any]:
         "lanes": dict(grammar.lanes),
     }
     usual = {"slices": 1, "forward_only": False}
-    return {name: value for name, value in found.items() if value not in ([], {}, usual.get(name))}
+    return {name: value for name, value in data.items() if value not in ([], {}, usual.get(name))}
 
 
 def grammar_of(data: Mapping[str, Any]) -> Grammar:
     """Read what a table in JSON has of its own."""
-    given = {name: data[name] for name in GRAMMAR if name in data}
-    if not given:
+    fields = {name: data[name] for name in GRAMMAR if name in data}
+    if not fields:
         return USUAL
     try:
-        for name, value in given.items():
+        for name, value in fields.items():
             fits, form = _GRAMMAR_FORMS[name]
             if not fits(value):
                 raise ValueError(f"{name} must be {form}, got {value!r}")
-        entries = [_kind(entry) for entry in given.pop("kinds", [])]
+        entries = [_kind(entry) for entry in fields.pop("kinds", [])]
         kinds = dict(entries)
         if len(kinds) < len(entries):
             raise ValueError(f"letters of kinds stand once each, got {[k for k, _ in entries]}")
-        graph = [tuple(edge) for edge in given.pop("graph", [])]
-        return Grammar(kinds=kinds, graph=graph, **given)
+        graph = [tuple(edge) for edge in fields.pop("graph", [])]
+        return Grammar(kinds=kinds, graph=graph, **fields)
     except ValueError as error:
         raise ScheduleError(f"the table's own kinds and rules: {error}") from None
 
 
 _GRAMMAR_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "kinds": (lambda value: _is_list_of(value, dict), "a list of objects"),
-    "rules": (lambda value: _is_list_of(value, str), "a list of texts"),
+    "kinds": (lambda value: _is_list(value, dict), "a list of objects"),
+    "rules": (lambda value: _is_list(value, str), "a list of texts"),
     "items": (lambda value: isinstance(value, dict), "an object of numbers"),
     "slices": (lambda value: type(value) is int, "a whole number"),
     "forward_only": (lambda value: isinstance(value, bool), "true or false"),
     "graph": (
-        lambda value: _is_list_of(value, list) and all(len(edge) == 2 for edge in value),
+        lambda value: _is_list(value, list) and all(len(edge) == 2 for edge in value),
         "a list of pairs of stages",
     ),
     "lanes": (lambda value: isinstance(value, dict), "an object of lanes by letters"),
@@ -134,7 +136,7 @@ class LossWarning(Notice):
 
 
 class RepairNotice(Notice):
-    """What was repaired in a table, or that nothing was."""
+    """Notice of a repair of a table, or that there was nothing to repair."""
 
 
 class ReadingNotice(Notice):
@@ -201,7 +203,7 @@ def text_for(table: ScheduleTable, path: Path) -> str:
 def to_csv(table: ScheduleTable) -> str:
     r"""Return a table in PyTorch's CSV form: idle slots are empty cells; warn of what is lost."""
     check_usual(table, "a CSV")
-    text = _csv_of(table)
+    text = _to_csv(table)
     if lost := _lost(table, text):
         warnings.warn(
             f"a CSV does not hold the {lost} of {table.name}: reading it gives another table, "
@@ -213,11 +215,11 @@ def to_csv(table: ScheduleTable) -> str:
 
 
 def is_csv(table: ScheduleTable) -> bool:
-    """Whether a CSV holds all of a table."""
-    return table.grammar.is_usual and not _lost(table, _csv_of(table))
+    """Return whether a CSV holds all of a table."""
+    return table.grammar.is_usual and not _lost(table, _to_csv(table))
 
 
-def _csv_of(table: ScheduleTable) -> str:
+def _to_csv(table: ScheduleTable) -> str:
     text = io.StringIO()
     # PyTorch refuses idle cells beside SEND and RECV; they say nothing but to offloads
     dense = table.has_communication and not table.offloads
@@ -239,11 +241,11 @@ _UNSTATED = {  # fields that reading a CSV may give another value
 def _lost(table: ScheduleTable, text: str) -> str:
     """Name what reading a CSV does not give back."""
     try:
-        read, own = _as_data(_from_csv(text, table.name)), _as_data(table)
+        read, data = _as_data(_from_csv(text, table.name)), _as_data(table)
     except ScheduleError:  # neither one worker for each stage nor two that mirror each other
         return "placement"
     return " and ".join(
-        words for name, words in _UNSTATED.items() if read.get(name) != own.get(name)
+        words for name, words in _UNSTATED.items() if read.get(name) != data.get(name)
     )
 
 
@@ -277,8 +279,8 @@ def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
         rows.pop()
     if repair is not None:
         mended = repaired(rows) or rows
-        told = f"{repair}: {changes(rows, mended) or 'nothing to repair'}"
-        warnings.warn(f"{name}: {told}", RepairNotice, stacklevel=3)
+        message = f"{repair}: {changes(rows, mended) or 'nothing to repair'}"
+        warnings.warn(f"{name}: {message}", RepairNotice, stacklevel=3)
         return ScheduleTable.from_rows(mended, name=name)
     try:
         return ScheduleTable.from_rows(rows, name=name)
@@ -318,15 +320,15 @@ def _from_json(text: str) -> ScheduleTable:
 
 def from_json(data: Mapping[str, Any]) -> ScheduleTable:
     """Make a table of what `to_json` wrote, once its form is checked."""
-    given = {name: data[name] for name in FIELDS}
+    fields = {name: data[name] for name in FIELDS}
     weights = _weights(data.get("weights", {}))
-    return ScheduleTable.from_rows(**given, weights=weights, grammar=grammar_of(data))
+    return ScheduleTable.from_rows(**fields, weights=weights, grammar=grammar_of(data))
 
 
 def _weights(rule: Any) -> WeightRule:
-    known = [field.name for field in dataclasses.fields(WeightRule)]
-    if not isinstance(rule, dict) or not set(rule) <= set(known):
-        raise ScheduleError(f"weights: expected an object with {', '.join(known)}, got {rule!r}")
+    names = [field.name for field in dataclasses.fields(WeightRule)]
+    if not isinstance(rule, dict) or not set(rule) <= set(names):
+        raise ScheduleError(f"weights: expected an object with {', '.join(names)}, got {rule!r}")
     try:
         return WeightRule(**rule)
     except ValueError as error:
@@ -353,27 +355,27 @@ def check_json(data: Mapping[str, Any]) -> None:
         raise ScheduleError(f"name must have at most {LONGEST} characters, got {given}")
 
 
-def _is_list_of(value: Any, *kinds: type) -> bool:
+def _is_list(value: Any, *kinds: type) -> bool:
     return isinstance(value, list) and all(
         isinstance(entry, kinds) and not isinstance(entry, bool) for entry in value
     )
 
 
-def _are_lists_of(value: Any, kind: type) -> bool:
-    return _is_list_of(value, list) and all(_is_list_of(row, kind) for row in value)
+def _are_lists(value: Any, kind: type) -> bool:
+    return _is_list(value, list) and all(_is_list(row, kind) for row in value)
 
 
 _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str), "a text"),
-    "rows": (lambda value: _are_lists_of(value, str), "lists of texts"),
+    "rows": (lambda value: _are_lists(value, str), "lists of texts"),
     "placement": (
-        lambda value: _are_lists_of(value, int) and len({len(row) for row in value}) <= 1,
+        lambda value: _are_lists(value, int) and len({len(row) for row in value}) <= 1,
         "lists of whole numbers of one length",
     ),
-    "pipe_of_microbatch": (lambda value: _is_list_of(value, int), "a list of whole numbers"),
-    "stage_shares": (lambda value: _is_list_of(value, int, float), "a list of numbers"),
+    "pipe_of_microbatch": (lambda value: _is_list(value, int), "a list of whole numbers"),
+    "stage_shares": (lambda value: _is_list(value, int, float), "a list of numbers"),
     "slots": (
-        lambda value: isinstance(value, dict) and _is_list_of([*value.values()], int, float),
+        lambda value: isinstance(value, dict) and _is_list([*value.values()], int, float),
         "numbers by phase letter",
     ),
 }
@@ -399,12 +401,12 @@ def repaired(rows: Texts) -> list[list[str]] | None:
     """Return the cells with the forwards of the last rank counted from 0; None for other tables."""
     *before, last = rows
     rank = len(before)
-    found = [_ops(row) for row in rows]
-    if any(ops is None or {op.stage for op in ops} != {r} for r, ops in enumerate(found)):
+    rank_ops = [_ops(row) for row in rows]
+    if any(ops is None or {op.stage for op in ops} != {r} for r, ops in enumerate(rank_ops)):
         return None
-    own = [op for op in found[-1] or () if op.phase not in SHARDING]
-    turns = [(Op(Phase.F, rank, m + 1), Op(Phase.B, rank, m)) for m in range(len(own) // 2)]
-    if own != [op for turn in turns for op in turn]:
+    last_ops = [op for op in rank_ops[-1] or () if op.phase not in SHARDING]
+    turns = [(Op(Phase.F, rank, m + 1), Op(Phase.B, rank, m)) for m in range(len(last_ops) // 2)]
+    if last_ops != [op for turn in turns for op in turn]:
         return None
     return [list(row) for row in before] + [[_lower(text) for text in last]]
 
@@ -428,8 +430,8 @@ def _ops(row: Sequence[str]) -> list[Op] | None:
         cells = [cell for cell in map(parse_cell, row) if cell]
     except ValueError:
         return None
-    known = Phase.F, Phase.B, *SHARDING
-    is_plain = all(len(cell) == 1 and cell[0].phase in known for cell in cells)
+    phases = Phase.F, Phase.B, *SHARDING
+    is_plain = all(len(cell) == 1 and cell[0].phase in phases for cell in cells)
     return [cell[0] for cell in cells] if is_plain else None
 
 

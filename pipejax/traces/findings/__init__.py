@@ -1,1 +1,1 @@
-"""What follows from a replayed trace."""
+"""Findings from a replayed trace."""

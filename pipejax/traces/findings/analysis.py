@@ -20,20 +20,20 @@ from pipejax.traces.findings.new_deal import (
     OF_RANK,
     NewDeal,
     deal_anew,
+    round_work,
     share_of_replica,
-    work_of,
 )
 from pipejax.traces.findings.op_times import OpTimes, costs_of, op_times
-from pipejax.traces.findings.suspects import Suspect, stand_out, suspects
+from pipejax.traces.findings.suspects import Suspect, is_outlier, suspects
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, pipelines_of, registered
 from pipejax.traces.replaying.replay import Replay, replay
 
 
-def setup_of(replayed: Replay, stage_layers: Sequence[int] | None = None) -> Setup:
-    """The table that ran most, at the mean times of its ops and messages, over its links."""
-    table, known = replayed.pipelines.table, registered(replayed.pipelines.table)
-    schedule = None if known is None else Schedule(*known)
+def begin_setup(replayed: Replay, stage_layers: Sequence[int] | None = None) -> Setup:
+    """Set up the table that ran most, at the mean times of its ops and messages, over its links."""
+    table, match = replayed.pipelines.table, registered(replayed.pipelines.table)
+    schedule = None if match is None else Schedule(*match)
     if schedule is not None:
         table = dataclasses.replace(table, name=schedule.name)
     source = MeasuredTimes(costs_of(replayed), table.num_stages)
@@ -77,7 +77,7 @@ def advise(
     """
     check_types(replayed=(replayed, Replay))
     return explain_setup(
-        setup_of(replayed, stage_layers),
+        begin_setup(replayed, stage_layers),
         None,
         schedules=schedules,
         search=search,
@@ -159,13 +159,13 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     if len(recorded) < LEAST:
         raise ValueError(f"a forecast needs {LEAST} steps at least, there are {len(recorded)}")
     half = len(recorded) // 2
-    odd = stand_out(recorded[:half]) | stand_out(recorded[:half] / replayed[:half])
+    odd = is_outlier(recorded[:half]) | is_outlier(recorded[:half] / replayed[:half])
     odd &= 2 * odd.sum() < half
-    kept = np.flatnonzero(~odd)
+    regular = np.flatnonzero(~odd)
     # what the model does not explain is taken to go on as it was
-    steps = replayed[kept] * (recorded[kept].sum() / replayed[kept].sum())
-    quantile = float(stdtrit(len(kept) - 1, (1 + confidence) / 2))  # of Student's t
-    reach = quantile * np.sqrt(1 + 1 / len(kept))
+    steps = replayed[regular] * (recorded[regular].sum() / replayed[regular].sum())
+    quantile = float(stdtrit(len(regular) - 1, (1 + confidence) / 2))  # of Student's t
+    reach = quantile * np.sqrt(1 + 1 / len(regular))
     middle, width = float(steps.mean()), float(steps.std(ddof=1) * reach)
     later, predicted = recorded[half:], float(np.median(steps))
     inside = (later >= middle - width) & (later <= middle + width)
@@ -234,16 +234,16 @@ class Analysis:
 
     @property
     def left_out(self) -> Sequence[LeftOut]:
-        """What is not used of the files."""
+        """Parts of the files that are not used."""
         return self.pipelines.left_out
 
     @property
     def schedule(self) -> str | None:
         """The registered schedule that ran, with its options; None if it is none of them."""
-        known = registered(self.pipelines.table)
-        if known is None:
+        match = registered(self.pipelines.table)
+        if match is None:
             return None
-        name, options = known
+        name, options = match
         return ", ".join([name, *(f"{k.replace('_', ' ')} {v}" for k, v in options.items())])
 
     @property
@@ -337,7 +337,7 @@ def analyse(
         advice = advise(replayed, stage_layers=stage_layers, schedules=schedules, search=search)
         tell(4, len(PARTS), PARTS[4])
         # a deal of long steps takes a search of its own
-        is_short = work_of(replayed) <= MOST_WORK
+        is_short = round_work(replayed) <= MOST_WORK
         is_of_data = is_short and share_of_replica(replayed) < OF_RANK
         dealt = deal_anew(replayed) if is_of_data else None
     return Analysis(

@@ -1,4 +1,4 @@
-"""Who makes the step long: each worker, stage, phase, replica, microbatch and link put right alone.
+"""Cost of each worker, stage, phase, replica, microbatch and link, each put right alone.
 
 What an op should take is the mean of its kind, of all stages, replicas, steps and microbatches
 alike; what a message or a collective should take is the median of its kind, for these have long
@@ -17,11 +17,11 @@ from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.longest_path import run_in_place
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.readers.parts import scope_of
+from pipejax.traces.readers.parts import collective_scope
 from pipejax.traces.record import NONE
-from pipejax.traces.replaying.messages import name_of
+from pipejax.traces.replaying.messages import link_name
 from pipejax.traces.replaying.replay import Replay
-from pipejax.traces.replaying.step_graph import rests_of, step_graph
+from pipejax.traces.replaying.step_graph import find_rests, step_graph
 
 Times = Float[NumpyArray, "runs nodes"]
 
@@ -33,7 +33,7 @@ MOST_PLACES = 512  # workers of all replicas, up to which each is put right alon
 
 @short_repr
 class Share(NamedTuple):
-    """What one place, or one kind of op, does to the step.
+    """Effect of one place, or one kind of op, on the step.
 
     Attributes:
       of: worker, stage, phase, replica, place (a worker of a replica), microbatch or link.
@@ -122,23 +122,23 @@ def attribute(
         ideal = _Ideal.as_in([_JobSteps(against, part) for part in _whole_steps(against)], jobs)
     with telling("attribute", on_progress) as tell:
         masks = [job.masks() for job in jobs]
-        names = list(dict.fromkeys(key for each in masks for key in each))
+        names = list(dict.fromkeys(key for mask in masks for key in mask))
         names.sort(key=lambda name: name[0] not in ALONE)  # those stand in one pass
         as_run = [job.graph.finish(job.duration).max(axis=1) for job in jobs]
         best = [job.graph.finish(job.ideal(ideal)).max(axis=1) for job in jobs]
         parts = [
-            job.put_right(mask, names, ideal, own, alike, tell)
-            for job, mask, own, alike in zip(jobs, masks, as_run, best, strict=True)
+            job.put_right(mask, names, ideal, run_times, alike, tell)
+            for job, mask, run_times, alike in zip(jobs, masks, as_run, best, strict=True)
         ]
-    saves, adds = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+    saves, adds = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
     shares = [
         Share(
             *name,
-            saves=float(own.mean()),
+            saves=float(saved.mean()),
             adds=float(added.mean()) if name[0] in ALONE else None,
-            by_step=own,
+            by_step=saved,
         )
-        for name, own, added in zip(names, saves, adds, strict=True)
+        for name, saved, added in zip(names, saves, adds, strict=True)
     ]
     return Attribution(
         steps=[step for job in jobs for step in job.steps],
@@ -150,8 +150,8 @@ def attribute(
     )
 
 
-def _check_same_stages(one: Replay, other: Replay) -> None:
-    stages = [each.pipelines.table.num_stages for each in (one, other)]
+def _check_same_stages(replayed: Replay, other: Replay) -> None:
+    stages = [run.pipelines.table.num_stages for run in (replayed, other)]
     if stages[0] != stages[1]:
         raise MismatchError(f"the other run has {stages[1]} stages, this one {stages[0]}")
 
@@ -159,14 +159,14 @@ def _check_same_stages(one: Replay, other: Replay) -> None:
 def _whole_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
     """Positions of the pipelines of steps that have all replicas, by tables that replicas run."""
     pipelines = replayed.pipelines.pipelines
-    replicas = sorted({one.replica for one in pipelines})
+    replicas = sorted({pipeline.replica for pipeline in pipelines})
     by_step: dict[int, dict[int, int]] = {}
-    for k, one in enumerate(pipelines):
-        by_step.setdefault(one.step, {})[one.replica] = k
+    for k, pipeline in enumerate(pipelines):
+        by_step.setdefault(pipeline.step, {})[pipeline.replica] = k
     alike: dict[tuple[int, ...], dict[int, Sequence[int]]] = {}
-    for step, of_replica in by_step.items():
-        if len(of_replica) == len(replicas):
-            members = [of_replica[replica] for replica in replicas]
+    for step, by_replica in by_step.items():
+        if len(by_replica) == len(replicas):
+            members = [by_replica[replica] for replica in replicas]
             tables = tuple(pipelines[k].table for k in members)
             alike.setdefault(tables, {})[step] = members
     if not alike:
@@ -178,22 +178,22 @@ class _JobSteps:
     def __init__(self, replayed: Replay, members: Mapping[int, Sequence[int]]) -> None:
         pipelines, trace = replayed.pipelines, replayed.pipelines.trace
         self.steps, self.replayed = list(members), replayed
-        every = [[pipelines.pipelines[k] for k in own] for own in members.values()]
-        tables = [pipelines.tables[one.table] for one in every[0]]
-        self.replicas = [one.replica for one in every[0]]
-        self.rests = rests_of(pipelines, every)
+        step_pipelines = [[pipelines.pipelines[k] for k in places] for places in members.values()]
+        tables = [pipelines.tables[pipeline.table] for pipeline in step_pipelines[0]]
+        self.replicas = [pipeline.replica for pipeline in step_pipelines[0]]
+        self.rests = find_rests(pipelines, step_pipelines)
         self.graph = step_graph(tables, replayed.links, self.rests.places)
-        graph, shape = self.graph, (len(every), len(self.graph.preds))
+        graph, shape = self.graph, (len(step_pipelines), len(self.graph.preds))
         # (steps, nodes) the slice that each node was in each step
         self.slice = np.full(shape, NONE)
         for replica in range(len(tables)):
-            mine = np.flatnonzero((graph.replica == replica) & (graph.op != NONE))
-            slices = np.stack([own[replica].slices for own in every])
-            self.slice[:, mine] = slices[:, graph.op[mine]]
+            op_nodes = np.flatnonzero((graph.replica == replica) & (graph.op != NONE))
+            slices = np.stack([step[replica].slices for step in step_pipelines])
+            self.slice[:, op_nodes] = slices[:, graph.op[op_nodes]]
         other = np.flatnonzero(graph.rest != NONE)
         self.slice[:, other] = self.rests.slices[:, graph.rest[other]]
-        lasts = np.append(trace.end - trace.start, 0.0)  # the last is of what did not run
-        self.duration = lasts[self.slice]
+        durations = np.append(trace.end - trace.start, 0.0)  # the last is of what did not run
+        self.duration = durations[self.slice]
         self.duration[:, other] = self.rests.seconds[:, graph.rest[other]]
         sent = np.flatnonzero(graph.link != NONE)
         self.duration[:, sent] = replayed.link_times[graph.link[sent]]
@@ -211,15 +211,15 @@ class _JobSteps:
     def stage(self) -> Int[NumpyArray, " nodes"]:
         return np.append(self.replayed.pipelines.trace.stage, NONE)[self.slice.max(axis=0)]
 
-    def seconds_of(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
-        """What all slices of a phase took, or those of a stage [s]."""
-        mine = self.kind == code
+    def kind_seconds(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
+        """Return the times of all slices of a phase, or those of a stage [s]."""
+        nodes = self.kind == code
         if stage is not None:
-            mine = mine & (self.stage == stage)
-        return self.duration[:, mine][self.slice[:, mine] != NONE]
+            nodes = nodes & (self.stage == stage)
+        return self.duration[:, nodes][self.slice[:, nodes] != NONE]
 
     def ideal(self, means: "_Ideal") -> Times:
-        """What every node should take (steps, nodes) [s]."""
+        """Return the normal time of every node (steps, nodes) [s]."""
         should = means.ops[self.kind, self.stage] * (self.duration if means.are_factors else 1.0)
         sent = self.graph.link != NONE
         should[..., sent] = means.links[self.graph.link[sent]]
@@ -235,20 +235,20 @@ class _JobSteps:
         best: Float[NumpyArray, " steps"],
         tell: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """What steps save with the nodes of each name put right; lose with them alone as run."""
-        own, count = self.duration.T, len(self.steps)
+        """Run steps with the nodes of each name put right, then with them alone as recorded."""
+        durations, count = self.duration.T, len(self.steps)
         ideal = self.ideal(means).T
         saves, adds = (np.zeros((len(names), count)) for _ in range(2))
-        at_once = max(1, MOST_NUMBERS // own.size)  # names whose steps run side by side
+        at_once = max(1, MOST_NUMBERS // durations.size)  # names whose steps run side by side
         for first in range(0, len(names), at_once):
-            some = names[first : first + at_once]
-            tell(first, len(names), " ".join(some[0]))
-            is_alone = any(of in ALONE for of, _ in some)
-            both = ((ideal, saves, own), (own, adds, ideal))
+            batch = names[first : first + at_once]
+            tell(first, len(names), " ".join(batch[0]))
+            is_alone = any(kind in ALONE for kind, _ in batch)
+            both = ((ideal, saves, durations), (durations, adds, ideal))
             for put, into, rest in both if is_alone else both[:1]:
                 # (nodes, names, steps): of each name its nodes as `put`, all others as `rest`
-                times = np.repeat(rest[:, None], len(some), axis=1)
-                for place, name in enumerate(some):
+                times = np.repeat(rest[:, None], len(batch), axis=1)
+                for place, name in enumerate(batch):
                     if name in masks:
                         times[masks[name], place] = put[masks[name]]
                 run_in_place(self.graph.preds, times.reshape(len(times), -1))
@@ -256,31 +256,32 @@ class _JobSteps:
         return as_run - saves, adds - best
 
     def masks(self) -> Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]]:
-        """Which nodes are of each worker, stage, phase, replica, microbatch and link."""
+        """Select the nodes of each worker, stage, phase, replica, microbatch and link."""
         trace, graph = self.replayed.pipelines.trace, self.graph
         first = self.slice.max(axis=0)
         is_slice = first != NONE
         fields = {"worker": trace.worker, "stage": trace.stage, "microbatch": trace.microbatch}
-        found: dict[tuple[str, str], Bool[NumpyArray, " nodes"]] = {}
-        for of, field in fields.items():
+        by_name: dict[tuple[str, str], Bool[NumpyArray, " nodes"]] = {}
+        for kind, field in fields.items():
             value = np.append(field, NONE)[first]
-            for each in np.unique(value[is_slice & (value != NONE)]).tolist():
-                found[of, str(each)] = value == each
+            for number in np.unique(value[is_slice & (value != NONE)]).tolist():
+                by_name[kind, str(number)] = value == number
         worker = np.append(trace.worker, NONE)[first]
         several = len(self.replicas) > 1
         each_place = several and len(self.replicas) * trace.workers <= MOST_PLACES
         for place, replica in enumerate(self.replicas):
-            mine = (graph.replica == place) & is_slice
+            on_replica = (graph.replica == place) & is_slice
             if several:
-                found["replica", str(replica)] = mine
-            for own in np.unique(worker[mine]).tolist() if each_place else ():
-                found["place", f"worker {own} of replica {replica}"] = mine & (worker == own)
+                by_name["replica", str(replica)] = on_replica
+            for member in np.unique(worker[on_replica]).tolist() if each_place else ():
+                name = f"worker {member} of replica {replica}"
+                by_name["place", name] = on_replica & (worker == member)
         for code in np.unique(self.kind[is_slice]).tolist():
-            found["phase", trace.phases[code]] = self.kind == code
+            by_name["phase", trace.phases[code]] = self.kind == code
         boundaries = self.replayed.pipelines.table.num_stages - 1
         for link in np.unique(graph.link[graph.link != NONE]).tolist():
-            found["link", name_of(link, boundaries)] = graph.link == link
-        return found
+            by_name["link", link_name(link, boundaries)] = graph.link == link
+        return by_name
 
 
 class _Ideal(NamedTuple):
@@ -296,12 +297,13 @@ class _Ideal(NamedTuple):
         """The mean of a kind over all steps, stages, microbatches; the median of what is sent."""
         replayed = jobs[0].replayed
         trace = replayed.pipelines.trace
-        found = np.zeros((len(trace.phases), trace.stages + 1))
+        means = np.zeros((len(trace.phases), trace.stages + 1))
         for code, name in enumerate(trace.phases):
-            seconds = np.concatenate([job.seconds_of(code) for job in jobs])
+            seconds = np.concatenate([job.kind_seconds(code) for job in jobs])
             if len(seconds):
-                found[code] = seconds.mean() if scope_of(name) is None else np.median(seconds)
-        return cls(found, np.full_like(replayed.link_times, replayed.message_time))
+                is_collective = collective_scope(name) is not None
+                means[code] = np.median(seconds) if is_collective else seconds.mean()
+        return cls(means, np.full_like(replayed.link_times, replayed.message_time))
 
     @classmethod
     def as_in(cls, others: Sequence["_JobSteps"], jobs: Sequence["_JobSteps"]) -> "_Ideal":
@@ -319,10 +321,10 @@ class _Ideal(NamedTuple):
             elif name == WHOLE and name not in there:
                 theirs = [*HALVES]
             for stage in stages:
-                own = sum(_mean(jobs, each, stage) for each in ours)
-                other = sum(_mean(others, each, stage) for each in theirs)
-                if own > 0 and other > 0:
-                    factors[code, stage] = other / own
+                here = sum(_mean(jobs, phase, stage) for phase in ours)
+                other = sum(_mean(others, phase, stage) for phase in theirs)
+                if here > 0 and other > 0:
+                    factors[code, stage] = other / here
         step = float(np.concatenate([job.recorded for job in others]).mean())
         return cls(factors, others[0].replayed.link_times, are_factors=True, step=step)
 
@@ -333,5 +335,5 @@ def _mean(jobs: Sequence[_JobSteps], name: str, stage: int | None = None) -> flo
     if name not in phases:
         return 0.0
     code = phases.index(name)
-    seconds = np.concatenate([job.seconds_of(code, stage) for job in jobs])
+    seconds = np.concatenate([job.kind_seconds(code, stage) for job in jobs])
     return float(seconds.mean()) if len(seconds) else 0.0

@@ -1,4 +1,4 @@
-"""What another deal of the data would bring: microbatches that differ, shared out anew."""
+"""Gain from another deal of the data: microbatches that differ, redistributed."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -81,17 +81,17 @@ def deal_anew(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
     """
     check_types(replayed=(replayed, Replay))
     pipelines = replayed.pipelines
-    every = _whole_steps(replayed)
+    all_steps = _whole_steps(replayed)
     # as many steps as the search has time for, spread evenly
-    apart = -(-len(every) // max(1, int(MOST_WORK / work_of(replayed))))
-    whole = {step: every[step] for step in list(every)[:: max(1, apart)]}
+    apart = -(-len(all_steps) // max(1, int(MOST_WORK / round_work(replayed))))
+    whole = {step: all_steps[step] for step in list(all_steps)[:: max(1, apart)]}
     replicas = max(map(len, whole.values()), default=0)
     if replicas < 2 or pipelines.table.num_pipes > 1:
         return None
-    costs = [_costs(replayed, own) for own in whole.values()]
-    if not all(each.per_microbatch() for each in costs):
+    costs = [_costs(replayed, members) for members in whole.values()]
+    if not all(cost.per_microbatch() for cost in costs):
         return None
-    found = deals(
+    best_deals = deals(
         pipelines.table,
         costs,
         replicas=replicas,
@@ -102,19 +102,19 @@ def deal_anew(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
     )
     return NewDeal(
         list(whole),
-        np.array([each.baselines["given"] for each in found]),
-        np.array([each.value for each in found]),
-        np.array([each.lower_bound for each in found]),
-        np.stack([each.best.order for each in found]),
+        np.array([deal.baselines["given"] for deal in best_deals]),
+        np.array([deal.value for deal in best_deals]),
+        np.array([deal.lower_bound for deal in best_deals]),
+        np.stack([deal.best.order for deal in best_deals]),
         share_of_replica(replayed),
     )
 
 
-def work_of(replayed: Replay) -> float:
+def round_work(replayed: Replay) -> float:
     """Count the ops that a round of the search runs for one step."""
     # It pairs a quarter of the replicas, and runs the (2 M)^2 exchanges of every pair.
     pipelines = replayed.pipelines.pipelines
-    replicas = len({one.replica for one in pipelines})
+    replicas = len({pipeline.replica for pipeline in pipelines})
     ops = len(pipelines[0].slices)
     return float(replicas * replayed.pipelines.table.num_microbatches**2 * ops)
 
@@ -134,9 +134,11 @@ def share_of_replica(replayed: Replay) -> float:
     whole = _whole_steps(replayed).values()
     if not whole:
         return 0.0
-    every = PipelineOps.of(replayed.pipelines.trace, [one for own in whole for one in own])
+    ops = PipelineOps.of(
+        replayed.pipelines.trace, [pipeline for step in whole for pipeline in step]
+    )
     count = replayed.pipelines.table.num_microbatches
-    totals = np.bincount(every.run * count + every.microbatch, every.seconds)
+    totals = np.bincount(ops.run * count + ops.microbatch, ops.seconds)
     totals = totals.reshape(len(whole), -1, count)
     within = float(totals.var(axis=(0, 2)).mean())
     # replicas whose data is alike differ by chance, too: by the variance of a mean of so many
@@ -148,11 +150,11 @@ def share_of_replica(replayed: Replay) -> float:
 def _whole_steps(replayed: Replay) -> Mapping[int, Sequence[Pipeline]]:
     """Pipelines of the steps that have all replicas, in the order of most."""
     by_step: dict[int, list[Pipeline]] = {}
-    for one in replayed.pipelines.pipelines:
-        by_step.setdefault(one.step, []).append(one)
+    for pipeline in replayed.pipelines.pipelines:
+        by_step.setdefault(pipeline.step, []).append(pipeline)
     replicas = max(map(len, by_step.values()))
     return {
-        step: own
-        for step, own in sorted(by_step.items())
-        if len(own) == replicas and not any(one.table for one in own)
+        step: members
+        for step, members in sorted(by_step.items())
+        if len(members) == replicas and not any(pipeline.table for pipeline in members)
     }

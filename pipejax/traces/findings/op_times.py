@@ -1,4 +1,4 @@
-"""What ops, messages and collectives took, and what workers did between ops."""
+"""Times of ops, messages and collectives, and of the gaps between ops."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from pipejax.traces.record import MESSAGES, NONE, OPS
 from pipejax.traces.replaying.messages import (
     TakenMessages,
     by_link,
-    ends_of,
-    name_of,
+    link_ends,
+    link_name,
     simple_evidence,
     telling,
 )
@@ -102,28 +102,30 @@ def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
         for code, name in enumerate(trace.phases)
         if name not in (*OPS, *MESSAGES)  # how long messages last says who waited
     ]
-    for kind, name, every in slices:
-        stages, workers = trace.stage[every], trace.worker[every]
+    for kind, name, indices in slices:
+        stages, workers = trace.stage[indices], trace.worker[indices]
         for stage, worker in sorted({*zip(stages.tolist(), workers.tolist(), strict=True)}):
-            own = every[(stages == stage) & (workers == worker)]
-            yield _row(kind, name, stage, worker, trace.end[own] - trace.start[own])
+            rows = indices[(stages == stage) & (workers == worker)]
+            yield _row(kind, name, stage, worker, trace.end[rows] - trace.start[rows])
 
 
 def _messages(pipelines: Pipelines, evidence: Sequence[TakenMessages]) -> Iterator[OpTimes]:
     boundaries, placement = pipelines.table.num_stages - 1, pipelines.table.placement[0]
-    for link, one in enumerate(by_link(evidence, 2 * boundaries)):
-        own = telling(*one)
-        if len(own):
-            _, target = ends_of(link, boundaries)
-            yield _row("message", name_of(link, boundaries), target, int(placement[target]), own)
+    for link, link_evidence in enumerate(by_link(evidence, 2 * boundaries)):
+        seconds = telling(*link_evidence)
+        if len(seconds):
+            _, target = link_ends(link, boundaries)
+            yield _row(
+                "message", link_name(link, boundaries), target, int(placement[target]), seconds
+            )
 
 
 def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
     trace = pipelines.trace
     for worker in range(trace.workers):
         parts = []
-        for one in pipelines.pipelines:
-            cells = cell_slices(trace, one.slices)
+        for pipeline in pipelines.pipelines:
+            cells = cell_slices(trace, pipeline.slices)
             row = cells[trace.worker[cells] == worker]
             parts.append(np.maximum(trace.start[row[1:]] - trace.end[row[:-1]], 0.0))
         seconds = np.concatenate(parts)
@@ -167,17 +169,17 @@ def fields_of(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]
     """Mean times of ops as fields of costs, by stage or by stage and microbatch [s]."""
     # Where ops of a kind never ran, it is what other kinds say, or the mean of all.
     fields, size = {}, math.prod(shape)
-    for kind, own in ops.by_kind():
+    for kind, kind_ops in ops.by_kind():
         name = PHASE_FIELDS.get(kind, kind)
-        place = np.ravel_multi_index((own.stage, own.microbatch)[: len(shape)], shape)
+        place = np.ravel_multi_index((kind_ops.stage, kind_ops.microbatch)[: len(shape)], shape)
         count = np.bincount(place, minlength=size)
-        total = np.bincount(place, own.seconds, minlength=size)
+        total = np.bincount(place, kind_ops.seconds, minlength=size)
         means = np.where(count > 0, total / np.maximum(count, 1), np.nan)
         fields[name] = means.reshape(shape)
-    return _of_all_stages(fields)
+    return _fill_stages(fields)
 
 
-def _of_all_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:
+def _fill_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:
     """Put in what a stage never ran: B is I + W, I and W are half of B; else the mean of stages."""
     if {"backward", "input_grad", "weight_grad"} <= times.keys():
         whole, i, w = (times[name] for name in ("backward", "input_grad", "weight_grad"))

@@ -1,4 +1,4 @@
-"""Who is slow in a measured run: workers, stages, links, microbatches and steps beside the others.
+"""Slow workers, stages, links, microbatches and steps of a measured run.
 
 Each is held against the median of the others of its kind. What all stages, or all microbatches,
 have in common is taken off first, so a slow worker makes no microbatch slow. A suspect takes 1.1
@@ -16,7 +16,7 @@ from pipejax.base.display import ResultList, short_repr
 from pipejax.base.medians import DEVIATION, medians_of_others
 from pipejax.traces.clocks import Offset
 from pipejax.traces.record import NONE, OPS
-from pipejax.traces.replaying.messages import FIRST, by_link, ends_of, simple_evidence
+from pipejax.traces.replaying.messages import FIRST, by_link, link_ends, simple_evidence
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines
 from pipejax.traces.replaying.replay import Replay
 
@@ -75,8 +75,8 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
       [('worker', '2', 1.3), ('stage', '2', 1.3)]
     """
     check_types(replayed=(replayed, Replay), offsets=(offsets, Sequence))
-    work = _MicrobatchTimes.of(replayed.pipelines)
-    wrong = {(one.replica, one.worker) for one in offsets if one.is_corrected}
+    work = _MicrobatchTimes.measure(replayed.pipelines)
+    wrong = {(offset.replica, offset.worker) for offset in offsets if offset.is_corrected}
     workers = list(work.workers())
     kinds = (
         work.replicas(),
@@ -86,23 +86,23 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
         _links(replayed.pipelines, wrong, work.op),
         _steps(replayed.pipelines, work.op),
     )
-    found = [one for kind in kinds for one in sorted(kind, key=_longest)[:LISTED]]
-    return ResultList([*list(_clocks(offsets))[:LISTED], *sorted(found, key=_longest)])
+    results = [suspect for kind in kinds for suspect in sorted(kind, key=_by_seconds)[:LISTED]]
+    return ResultList([*list(_clocks(offsets))[:LISTED], *sorted(results, key=_by_seconds)])
 
 
-def _longest(one: Suspect) -> float:
-    return -one.seconds
+def _by_seconds(suspect: Suspect) -> float:
+    return -suspect.seconds
 
 
-def _beside(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
+def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
     """Median of the others; how far above it each is; and by how many standard errors."""
     size = len(values)
     if size < 2:
         return values, np.zeros(size), np.zeros(size)
     middle, spread = medians_of_others(values), np.zeros(size)
-    for each in np.unique(middle):  # three at most
-        mine = middle == each
-        spread[mine] = DEVIATION * medians_of_others(np.abs(values - each))[mine]
+    for median in np.unique(middle):  # three at most
+        is_same = middle == median
+        spread[is_same] = DEVIATION * medians_of_others(np.abs(values - median))[is_same]
     above = values - middle
     z = above / np.sqrt(spread**2 + np.square(errors) + EXACT**2)
     return middle, above, z
@@ -110,17 +110,17 @@ def _beside(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
 
 def _notable(values: Logs, errors: Logs | float) -> Iterator[tuple[int, float, float, float]]:
     """Position, usual size, ratio and z of what is above the others; values are logarithms."""
-    middle, above, z = _beside(values, errors)
+    middle, above, z = _compare_others(values, errors)
     for k in np.flatnonzero((above > np.log(NOTABLE)) & (z > CERTAIN)).tolist():
         yield k, float(np.exp(middle[k])), float(np.exp(above[k])), float(z[k])
 
 
-def stand_out(seconds: Logs) -> Bool[NumpyArray, " things"]:
-    """Which of some times would be suspect beside the others."""
-    found = np.zeros(len(seconds), bool)
+def is_outlier(seconds: Logs) -> Bool[NumpyArray, " things"]:
+    """Return which of some times would be suspect among the others."""
+    result = np.zeros(len(seconds), bool)
     for k, *_ in _notable(np.log(np.maximum(seconds, 1e-12)), 0.0):
-        found[k] = True
-    return found
+        result[k] = True
+    return result
 
 
 class _MicrobatchTimes(NamedTuple):
@@ -133,31 +133,31 @@ class _MicrobatchTimes(NamedTuple):
     # of a microbatch in the quicker stages, beyond their own
     common: Float[NumpyArray, "runs microbatches"]
     # logs of microbatches that all other stages take as usual
-    own: Float[NumpyArray, "runs stages microbatches"]
+    stage_logs: Float[NumpyArray, "runs stages microbatches"]
     noise: float  # standard deviation of these, of the median of their stage
     op: float  # median op [s]
 
     @classmethod
-    def of(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
+    def measure(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
         """Add up the ops of each microbatch in each stage."""
         trace, runs = pipelines.trace, pipelines.pipelines
         shape = pipelines.table.num_stages, pipelines.table.num_microbatches
         ops = PipelineOps.of(trace, runs)
-        lasts = _taken_apart(ops, trace.stages)
+        durations = _split_pairs(ops, trace.stages)
         place = ops.stage, ops.microbatch
         seconds = np.zeros((len(runs), *shape))
-        np.add.at(seconds, (ops.run, *place), lasts)
+        np.add.at(seconds, (ops.run, *place), durations)
         worker = np.full(shape, NONE)
         worker[place] = trace.worker[ops.slices]
         logs = np.log(np.maximum(seconds, 1e-12))
         beyond = logs - np.median(logs, axis=(0, 2), keepdims=True)
         # an op that was interrupted makes no microbatch slow
         common = np.quantile(beyond, 0.25, axis=1, method="lower")
-        step, replica = (np.array([getattr(one, of) for one in runs]) for of in ("step", "replica"))
-        own = logs - common[:, None]
-        off = own - np.median(own, axis=(0, 2), keepdims=True)
-        noise = float(DEVIATION * np.median(np.abs(off)))
-        return cls(step, replica, worker, logs, common, own, noise, float(np.median(lasts)))
+        step, replica = np.array([(run.step, run.replica) for run in runs]).T
+        stage_logs = logs - common[:, None]
+        off = stage_logs - np.median(stage_logs, axis=(0, 2), keepdims=True)
+        noise, usual = float(DEVIATION * np.median(np.abs(off))), float(np.median(durations))
+        return cls(step, replica, worker, logs, common, stage_logs, noise, usual)
 
     def _error(self, count: int) -> float:
         return OF_MEDIAN * self.noise / np.sqrt(count)
@@ -165,8 +165,8 @@ class _MicrobatchTimes(NamedTuple):
     def stages(self, workers: Sequence[Suspect]) -> Iterator[Suspect]:
         """Stages that are slow in all replicas; not where all stages of their worker are."""
         runs, microbatches = self.common.shape
-        values = np.median(self.own, axis=(0, 2))
-        named = {one.name for one in workers}
+        values = np.median(self.stage_logs, axis=(0, 2))
+        named = {suspect.name for suspect in workers}
         for k, usual, ratio, z in _notable(values, self._error(runs * microbatches)):
             on = np.unique(self.worker[k]).tolist()
             is_alone = all((self.worker == worker).any(axis=1).sum() == 1 for worker in on)
@@ -192,15 +192,15 @@ class _MicrobatchTimes(NamedTuple):
     def workers(self) -> Iterator[Suspect]:
         """Workers, of each replica, that are slow in all of their stages."""
         replicas = np.unique(self.replica)
-        usual_of_stage = np.median(self.own, axis=(0, 2))
+        usual_of_stage = np.median(self.stage_logs, axis=(0, 2))
         # beside the same stages of other replicas; without any, beside the other stages
-        own = self.own - usual_of_stage[:, None] if len(replicas) > 1 else self.own
+        logs = self.stage_logs - usual_of_stage[:, None] if len(replicas) > 1 else self.stage_logs
         names, values, counts = [], [], []
         for replica in replicas.tolist():
-            mine = own[self.replica == replica]
+            replica_logs = logs[self.replica == replica]
             for worker in np.unique(self.worker).tolist():
                 on = self.worker == worker
-                rows = [mine[:, k, on[k]] for k in np.flatnonzero(on.any(axis=1))]
+                rows = [replica_logs[:, k, on[k]] for k in np.flatnonzero(on.any(axis=1))]
                 names.append((worker, replica))
                 values.append(min(float(np.median(row)) for row in rows))
                 counts.append(min(row.size for row in rows))
@@ -229,30 +229,30 @@ class _MicrobatchTimes(NamedTuple):
         several = len(np.unique(self.replica)) > 1
         for k, _, ratio, z in _notable(rest.ravel(), self._error(1)):
             run, microbatch = divmod(k, count)
-            of = f" of replica {self.replica[run]}" if several else ""
+            suffix = f" of replica {self.replica[run]}" if several else ""
             seconds = float(np.exp(self.logs[run, :, microbatch]).sum()) * (1 - 1 / ratio)
             why = f"takes {ratio:.3g} times the others in most stages"
-            name = f"{microbatch}{of} in step {self.step[run]}"
+            name = f"{microbatch}{suffix} in step {self.step[run]}"
             yield Suspect("microbatch", name, seconds, ratio, z, why)
 
 
-def _taken_apart(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
+def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
     """Split times of fused pairs [s]: each op alone, times the slowdown of the pair."""
     # So that ops are quicker as a pair makes no stage quick, nor those slow that have fewer pairs.
-    lasts, first = ops.seconds.copy(), ops.is_first
+    seconds, first = ops.seconds.copy(), ops.is_first
     if not first.any():
-        return lasts
+        return seconds
     is_alone, kind = ~(first | ops.is_second), ops.phase * stages + ops.stage
-    alone = _medians(lasts[is_alone], kind[is_alone], len(OPS) * stages).reshape(-1, stages)
+    alone = _medians(seconds[is_alone], kind[is_alone], len(OPS) * stages).reshape(-1, stages)
     whole, *parts = map(OPS.index, "BIW")
     _fill_in(alone[whole], alone[parts].sum(axis=0))
     for row in alone:  # the first F of a step is alone, and its last backward
-        _fill_in(row, np.full(stages, np.median(lasts[first]) / 2))
-    usual = _medians(lasts[first], ops.stage[first], stages)  # by the stage of the forward
-    more = lasts[first] / usual[ops.stage[first]]
-    for mine in (first, ops.is_second):
-        lasts[mine] = alone.flat[kind[mine]] * more
-    return lasts
+        _fill_in(row, np.full(stages, np.median(seconds[first]) / 2))
+    usual = _medians(seconds[first], ops.stage[first], stages)  # by the stage of the forward
+    more = seconds[first] / usual[ops.stage[first]]
+    for is_half in (first, ops.is_second):
+        seconds[is_half] = alone.flat[kind[is_half]] * more
+    return seconds
 
 
 def _fill_in(row: Float[NumpyArray, " stages"], like: Float[NumpyArray, " stages"]) -> None:
@@ -266,10 +266,10 @@ def _fill_in(row: Float[NumpyArray, " stages"], like: Float[NumpyArray, " stages
 def _medians(
     values: Float[NumpyArray, " some"], group: Int[NumpyArray, " some"], groups: int
 ) -> Float[NumpyArray, " groups"]:
-    order, found = np.argsort(group, kind="stable"), np.full(groups, np.nan)
+    order, medians = np.argsort(group, kind="stable"), np.full(groups, np.nan)
     for part in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        found[group[part[0]]] = np.median(values[part])
-    return found
+        medians[group[part[0]]] = np.median(values[part])
+    return medians
 
 
 def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iterator[Suspect]:
@@ -282,7 +282,7 @@ def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iter
     for link, (took, strength) in enumerate(by_link(simple_evidence(pipelines), 2 * boundaries)):
         if not len(took):  # both stages are on one worker
             continue
-        source, target = placement[[*ends_of(link, boundaries)]].tolist()
+        source, target = placement[[*link_ends(link, boundaries)]].tolist()
         for ends in ((source, target), (source, target, link)):  # all messages, and one boundary
             times.setdefault(ends, []).append(took)
             if (strength >= FIRST).any():
@@ -304,10 +304,10 @@ def _links(pipelines: Pipelines, wrong: set[tuple[int, int]], op: float) -> Iter
 def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
     """Steps that take longer than others, and those that begin later after the one before."""
     trace, runs = pipelines.trace, pipelines.pipelines
-    steps, of = np.unique([one.step for one in runs], return_inverse=True)
+    steps, place = np.unique([run.step for run in runs], return_inverse=True)
     begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
-    np.minimum.at(begin, of, [trace.start[one.slices].min() for one in runs])
-    np.maximum.at(end, of, [trace.end[one.slices].max() for one in runs])
+    np.minimum.at(begin, place, [trace.start[run.slices].min() for run in runs])
+    np.maximum.at(end, place, [trace.end[run.slices].max() for run in runs])
     for k, usual, ratio, z in _notable(np.log(np.maximum(end - begin, 1e-12)), 0.0):
         why = f"takes {ratio:.3g} times the median step"
         yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why)
@@ -315,7 +315,7 @@ def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
     gaps = (begin[1:] - end[:-1])[goes_on] / op
     if (gaps < -1).any():  # every step has a clock of its own
         return
-    _, above, errors = _beside(gaps, LATE)
+    _, above, errors = _compare_others(gaps, LATE)
     for k in np.flatnonzero((above > 1) & (errors > CERTAIN)).tolist():
         late, name = float(above[k]) * op, str(steps[1:][goes_on][k])
         why = "begins later after the step before than others do"
@@ -324,10 +324,12 @@ def _steps(pipelines: Pipelines, op: float) -> Iterator[Suspect]:
 
 def _clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
     """Clocks of which a message would have arrived before it was sent."""
-    several = len({one.replica for one in offsets}) > 1
-    for one in sorted(offsets, key=lambda one: -abs(one.seconds)):
-        if one.is_corrected and one.step == NONE:  # where every step has a zero, none is wrong
-            of = f" of replica {one.replica}" if several else ""
-            z = abs(one.seconds) / max(one.residual, EXACT * abs(one.seconds), 1e-12)
-            why = f"is ahead of the others, or behind; known to {1e3 * one.residual:.3g} ms"
-            yield Suspect("clock", f"{one.worker}{of}", one.seconds, None, z, why)
+    several = len({offset.replica for offset in offsets}) > 1
+    for offset in sorted(offsets, key=lambda offset: -abs(offset.seconds)):
+        if (
+            offset.is_corrected and offset.step == NONE
+        ):  # where every step has a zero, none is wrong
+            suffix = f" of replica {offset.replica}" if several else ""
+            z = abs(offset.seconds) / max(offset.residual, EXACT * abs(offset.seconds), 1e-12)
+            why = f"is ahead of the others, or behind; known to {1e3 * offset.residual:.3g} ms"
+            yield Suspect("clock", f"{offset.worker}{suffix}", offset.seconds, None, z, why)

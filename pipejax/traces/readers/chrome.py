@@ -17,7 +17,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
-from pipejax.traces.readers.event_rows import Cell, Rows, cell_of, read_rows
+from pipejax.traces.readers.event_rows import Cell, Rows, parse_label, read_rows
 from pipejax.traces.readers.parts import Columns, check_phases, nothing
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
@@ -53,18 +53,20 @@ def number_steps(ranks: Sequence[RankSlices]) -> tuple[list[Int[NumpyArray, " sl
     # the first.
     if any(rank.marks for rank in ranks):
         return [_by_marks(rank) for rank in ranks], BY_MARKS
-    found = [_by_first_op(rank) for rank in ranks]
-    often = Counter(len(begin) for _, begin in found)
-    most = max(often, key=lambda count: (often[count], count))
-    others = next(begin for _, begin in found if len(begin) == most)
+    by_rank = [_by_first_op(rank) for rank in ranks]
+    often = Counter(len(begin) for _, begin in by_rank)
+    usual_count = max(often, key=lambda count: (often[count], count))
+    others = next(begin for _, begin in by_rank if len(begin) == usual_count)
     numbers = [
-        np.arange(most) if len(begin) == most else _beside(begin, others, is_cut=rank.is_cut)
-        for rank, (_, begin) in zip(ranks, found, strict=True)
+        np.arange(usual_count)
+        if len(begin) == usual_count
+        else _align_steps(begin, others, is_cut=rank.is_cut)
+        for rank, (_, begin) in zip(ranks, by_rank, strict=True)
     ]
-    earliest = min(int(own.min()) for own in numbers if own is not None)
+    earliest = min(int(rank_steps.min()) for rank_steps in numbers if rank_steps is not None)
     return [
-        np.full(len(step), OUTSIDE) if own is None else (own - earliest)[step]
-        for own, (step, _) in zip(numbers, found, strict=True)
+        np.full(len(step), OUTSIDE) if rank_steps is None else (rank_steps - earliest)[step]
+        for rank_steps, (step, _) in zip(numbers, by_rank, strict=True)
     ], BY_TIME
 
 
@@ -92,19 +94,19 @@ def _by_first_op(
     return step - int(step.min()), begin
 
 
-def _beside(
+def _align_steps(
     begin: Float[NumpyArray, " steps"], others: Float[NumpyArray, " others"], *, is_cut: bool
 ) -> Int[NumpyArray, " steps"] | None:
     """Number steps as those of others that begin nearest, on beyond them; None if unsure."""
-    known, before = np.flatnonzero(~np.isnan(begin)), int(np.isnan(others).sum())
+    present, before = np.flatnonzero(~np.isnan(begin)), int(np.isnan(others).sum())
     others = others[before:]
-    if not len(known) or not len(others):
+    if not len(present) or not len(others):
         return None
     apart = float(np.median(np.diff(others))) if len(others) > 1 else np.inf
-    inside = np.clip(begin[known], others[0], others[-1])
-    nearest = np.interp(inside, others, np.arange(len(others))) + (begin[known] - inside) / apart
+    inside = np.clip(begin[present], others[0], others[-1])
+    nearest = np.interp(inside, others, np.arange(len(others))) + (begin[present] - inside) / apart
     number = before + np.rint(nearest).astype(np.int64)
-    number = np.append(np.repeat(number[0] - 1, known[0]), number)
+    number = np.append(np.repeat(number[0] - 1, present[0]), number)
     agrees = number[0] == 0 or (number[-1] == before + len(others) - 1 and not is_cut)
     return number if agrees else None
 
@@ -120,15 +122,15 @@ def read_chrome(paths: Sequence[Path], sizes: RunSizes, tell: Tell) -> Trace:
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
     files = [(path, *read_rows(path, names, tell, left_out)) for path in paths]
-    ranks = _of_one_clock(files, left_out)
+    ranks = _merge_files(files, left_out)
     if not ranks:
         return nothing(left_out)
-    cells = [cell_of(name) for name in names]
+    cells = [parse_label(name) for name in names]
     merged = _on_kernels([rows for _, rows in sorted(ranks.items())], cells, left_out)
     is_ours = any(rows.is_ours for rows in ranks.values())
-    known = max(rows.world for rows in ranks.values())
-    inferred = check_ranks(ranks, known, 0 if is_ours else sizes.world, left_out)
-    world = sizes.world or max(known, 1 + max(ranks))
+    world_size = max(rows.world for rows in ranks.values())
+    inferred = check_ranks(ranks, world_size, 0 if is_ours else sizes.world, left_out)
+    world = sizes.world or max(world_size, 1 + max(ranks))
     steps, why_outside = number_steps([_in_time(rows, cells) for rows in merged])
     for rows, step in zip(merged, steps, strict=True):
         if count := int(np.sum(step == OUTSIDE)):
@@ -148,24 +150,24 @@ def read_chrome(paths: Sequence[Path], sizes: RunSizes, tell: Tell) -> Trace:
         is_op & (columns["stage"] == NONE), columns["worker"], columns["stage"]
     )
     check_phases(columns, phases)
-    known = columns["step"] != OUTSIDE
-    columns = {key: values[known] for key, values in columns.items()}
+    is_inside = columns["step"] != OUTSIDE
+    columns = {key: values[is_inside] for key, values in columns.items()}
     return Trace.of(columns, phases, left_out, known_workers=workers, inferred=(*inferred,))
 
 
-def _of_one_clock(
+def _merge_files(
     files: Sequence[tuple[Path, list[Rows], int | None]], left_out: list[LeftOut]
 ) -> dict[int, Rows]:
     """Put the files of each rank together, on the clock of the first that has a zero."""
     zeros = [zero for _, rows, zero in files if rows and zero is not None]
     first = min(zeros, default=None)
     ranks: dict[int, Rows] = {}
-    for path, found, zero in files:
-        if found and first is not None and zero is None:
+    for path, file_rows, zero in files:
+        if file_rows and first is not None and zero is None:
             why = "it has no baseTimeNanoseconds, so its clock is not that of the other files"
             left_out.append(LeftOut(str(path), why))
             continue
-        for rows in found:
+        for rows in file_rows:
             later = 0.0 if zero is None or first is None else (zero - first) / _NANOSECONDS
             moved = _later(rows, later)
             ranks[rows.rank] = _both(ranks[rows.rank], moved) if rows.rank in ranks else moved
@@ -185,20 +187,20 @@ def _later(rows: Rows, by: float) -> Rows:
     )
 
 
-def _both(one: Rows, other: Rows) -> Rows:
-    start = np.concatenate([one.start, other.start])
+def _both(first: Rows, second: Rows) -> Rows:
+    start = np.concatenate([first.start, second.start])
     order = np.argsort(start, kind="stable")
     return Rows(
-        one.rank,
-        max(one.world, other.world),
-        label=np.concatenate([one.label, other.label])[order],
+        first.rank,
+        max(first.world, second.world),
+        label=np.concatenate([first.label, second.label])[order],
         start=start[order],
-        end=np.concatenate([one.end, other.end])[order],
-        receives=np.concatenate([one.receives, other.receives], axis=1),
-        kernels=np.concatenate([one.kernels, other.kernels], axis=1),
-        marks=[*one.marks, *other.marks],
-        is_cut=one.is_cut or other.is_cut,
-        is_ours=one.is_ours or other.is_ours,
+        end=np.concatenate([first.end, second.end])[order],
+        receives=np.concatenate([first.receives, second.receives], axis=1),
+        kernels=np.concatenate([first.kernels, second.kernels], axis=1),
+        marks=[*first.marks, *second.marks],
+        is_cut=first.is_cut or second.is_cut,
+        is_ours=first.is_ours or second.is_ours,
     )
 
 
@@ -226,8 +228,8 @@ def _timed(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
     are_ops = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
     receive = np.array([phase.startswith("RECV_") for phase in firsts], bool)
     launch, start, end, stream = rows.kernels
-    own = np.flatnonzero(are_ops[rows.label])
-    owner, inside = _launched_in(rows, own, launch)
+    ops = np.flatnonzero(are_ops[rows.label])
+    owner, inside = _launched_in(rows, ops, launch)
     if not inside.any():
         return None
     streams, place = np.unique(stream[inside], return_inverse=True)
@@ -236,15 +238,15 @@ def _timed(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
     begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
     np.minimum.at(begin, owner[inside], start[inside])
     np.maximum.at(finish, owner[inside], end[inside])
-    kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[own].tolist()]
-    idle = np.isinf(begin[own])
+    kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[ops].tolist()]
+    idle = np.isinf(begin[ops])
     if {*itertools.compress(kinds, idle)} & {*itertools.compress(kinds, ~idle)}:
         return None
     # what launches nothing is done when the host is, and the kernels before it are
-    done = np.maximum.accumulate(np.where(idle, rows.end[own], finish[own]))
-    begin[own[idle]] = finish[own[idle]] = done[idle]
+    done = np.maximum.accumulate(np.where(idle, rows.end[ops], finish[ops]))
+    begin[ops[idle]] = finish[ops[idle]] = done[idle]
     on = dataclasses.replace(rows, start=rows.start.copy(), end=rows.end.copy())
-    on.start[own], on.end[own] = begin[own], finish[own]
+    on.start[ops], on.end[ops] = begin[ops], finish[ops]
     owner, inside = _launched_in(rows, np.flatnonzero(receive[rows.label]), launch)
     np.maximum.at(on.end, owner[inside], end[inside])
     order = np.argsort(on.start, kind="stable")
@@ -252,14 +254,14 @@ def _timed(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
 
 
 def _launched_in(
-    rows: Rows, own: Int[NumpyArray, " own"], launch: Float[NumpyArray, " kernels"]
+    rows: Rows, slices: Int[NumpyArray, " own"], launch: Float[NumpyArray, " kernels"]
 ) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
     """Find the slice of the host that launched each kernel, if any did."""
     # Whatever thread did: that of the slice waits meanwhile.
-    if not len(own):
+    if not len(slices):
         return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
-    at = np.searchsorted(rows.start[own], launch, "right") - 1
-    owner = own[at]
+    at = np.searchsorted(rows.start[slices], launch, "right") - 1
+    owner = slices[at]
     return owner, (at >= 0) & (launch <= rows.end[owner])
 
 
@@ -294,12 +296,12 @@ def _expanded(
         for place, cell in enumerate(cells)
         for phase, stage, microbatch in cell
     ]
-    of_label = np.array(parts, np.int64).reshape(-1, 4)
-    first = np.searchsorted(of_label[:, 0], np.arange(len(cells) + 1))
+    label_ops = np.array(parts, np.int64).reshape(-1, 4)
+    first = np.searchsorted(label_ops[:, 0], np.arange(len(cells) + 1))
     counts = np.diff(first)[rows.label]
     slices = np.repeat(np.arange(len(rows.label)), counts)
     turn = np.arange(len(slices)) - np.repeat(np.cumsum(counts) - counts, counts)
-    named = of_label[first[rows.label[slices]] + turn]
+    named = label_ops[first[rows.label[slices]] + turn]
     return {
         "step": step[slices],
         "phase": named[:, 1],
@@ -314,12 +316,12 @@ def _without_waits(
     rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell]
 ) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"]]:
     """Start and end of each slice: of a RECV until it is there, of an op from then on."""
-    label_of = {part: place for place, cell in enumerate(cells) for part in cell}
+    labels = {part: place for place, cell in enumerate(cells) for part in cell}
     wait_for = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
     for place, cell in enumerate(cells):
         for turn, (phase, stage, microbatch) in enumerate(cell):
             received = _RECEIVED.get(phase, ""), stage, microbatch
-            wait_for[place, turn] = label_of.get(received, NONE)
+            wait_for[place, turn] = labels.get(received, NONE)
     firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
     is_receive = np.array([phase.startswith("RECV_") for phase, _, _ in firsts], bool)
     is_holder = is_receive | np.array([stage == NONE for _, stage, _ in firsts], bool)
@@ -330,18 +332,18 @@ def _without_waits(
     at = np.searchsorted(start[holders], begun, "right") - 1
     inside = (at >= 0) & (begun <= rows.end[holders][at]) if len(holders) else at >= 0
     owner, arrived = holders[at[inside]], arrived[inside]
-    of_receive = is_receive[rows.label[owner]]
-    np.maximum.at(end, owner[of_receive], arrived[of_receive])
-    np.maximum.at(wait, owner[~of_receive], arrived[~of_receive])
+    owner_receives = is_receive[rows.label[owner]]
+    np.maximum.at(end, owner[owner_receives], arrived[owner_receives])
+    np.maximum.at(wait, owner[~owner_receives], arrived[~owner_receives])
     receives = np.flatnonzero(is_receive[rows.label])
     key = (step - OUTSIDE) * len(cells)
     keys, group = np.unique((key + rows.label)[receives], return_inverse=True)
     there = np.full(len(keys), -np.inf)
     np.maximum.at(there, group, end[receives])
-    for wanted in wait_for[rows.label].T:
-        at = np.searchsorted(keys, key + wanted)
-        is_found = (wanted != NONE) & (at < len(keys))
-        is_found[is_found] = keys[at[is_found]] == (key + wanted)[is_found]
+    for label in wait_for[rows.label].T:
+        at = np.searchsorted(keys, key + label)
+        is_found = (label != NONE) & (at < len(keys))
+        is_found[is_found] = keys[at[is_found]] == (key + label)[is_found]
         wait[is_found] = np.maximum(wait[is_found], there[at[is_found]])
     return np.where((wait > start) & (wait <= end), wait, start), end
 
@@ -352,14 +354,14 @@ def _places(
     """Replica and worker of each rank, told by its ops; and how many workers there are."""
     # A pipeline runs every op once: an op that so many ranks ran has so many replicas. Ranks are
     # dealt to replicas in turn, or worker by worker.
-    ranks = [each.rank for each in rows]
+    ranks = [rank_rows.rank for rank_rows in rows]
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OF_OP), strict=True)}
         for part in parts
     ]
-    count = Counter(op for own in ops for op in own if op[2] >= 0)
+    count = Counter(op for rank_ops in ops for op in rank_ops if op[2] >= 0)
     replicas = max(count.values(), default=1)
-    if replicas == 1 or world % replicas or any(each.is_ours for each in rows):
+    if replicas == 1 or world % replicas or any(rank_rows.is_ours for rank_rows in rows):
         return [(0, rank) for rank in ranks], world
     workers = world // replicas
     deals = [
@@ -368,7 +370,9 @@ def _places(
     ]
     can_be = []
     for deal in deals[: 1 + (deals[0] != deals[1])]:
-        ran = Counter((r, op) for (r, _), own in zip(deal, ops, strict=True) for op in own)
+        ran = Counter(
+            (r, op) for (r, _), rank_ops in zip(deal, ops, strict=True) for op in rank_ops
+        )
         can_be += [deal] * (max(ran.values()) == 1)
     if len(can_be) != 1:
         why = f"{replicas} replicas run the same ops, and {len(can_be)} deals of ranks can be"

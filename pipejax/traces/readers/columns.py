@@ -11,14 +11,14 @@ from pipejax.base.checks import MOST_LISTED, known_as, one_of, wrong
 from pipejax.traces.readers.parts import (
     Columns,
     check_phases,
-    group_of,
     nothing,
+    number_groups,
     positions,
     sound,
     with_split_backwards,
 )
 from pipejax.traces.readers.readings import KINDS, RunSizes, complete
-from pipejax.traces.readers.sources import CutError, Tell, delimiter_of, lines
+from pipejax.traces.readers.sources import CutError, Tell, find_delimiter, lines
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
 
 # Messages that do not say of which microbatch they are: told by the order of the ops.
@@ -39,79 +39,83 @@ def matched(
     # order; where it has one for each op, those that no op needs are left out; where it has more,
     # each op takes the first that can be its own; where it has fewer, none can be told.
     stays, left_out = np.ones(len(columns["start"]), bool), []
-    group = group_of(*(columns[name] for name in ("step", "replica", "worker")))
+    group = number_groups(*(columns[name] for name in ("step", "replica", "worker")))
     for name in MESSAGES:
         if name not in phases:
             continue
-        untold = np.flatnonzero(
+        unmatched = np.flatnonzero(
             (columns["phase"] == phases.index(name)) & (columns["microbatch"] == NONE)
         )
-        ops, is_needed = _ops_of(name, columns, phases)
-        op_of = _op_of(name, columns, group, untold, ops, is_needed)
+        ops, is_needed = _message_ops(name, columns, phases)
+        message_op = _match_ops(name, columns, group, unmatched, ops, is_needed)
         for key in ("stage", "microbatch"):
-            columns[key][untold[op_of >= 0]] = columns[key][op_of[op_of >= 0]]
-        stays[untold[op_of < 0]] = False
+            columns[key][unmatched[message_op >= 0]] = columns[key][message_op[message_op >= 0]]
+        stays[unmatched[message_op < 0]] = False
         for code, why in _WHY.items():
-            if count := int(np.sum(op_of == code)):
+            if count := int(np.sum(message_op == code)):
                 left_out.append(LeftOut(name, why, count))
     return columns, stays, left_out
 
 
-_EXTRA, _UNTOLD = -1, -2
+_EXTRA, _UNMATCHED = -1, -2
 _WHY = {
     _EXTRA: "no op of its worker needs this message: a call without one",
-    _UNTOLD: "which microbatch it is of cannot be told: its worker's messages and ops do not match",
+    _UNMATCHED: (
+        "which microbatch it is of cannot be told: its worker's messages and ops do not match"
+    ),
 }
 
 
-def _ops_of(
+def _message_ops(
     name: str, columns: Columns, phases: tuple[str, ...]
 ) -> tuple[Int[NumpyArray, " ops"], Bool[NumpyArray, " ops"]]:
     """Ops at this worker's end of messages, and which of them need one."""
-    wanted = [phases.index(op) for op in ("F" if name.endswith("F") else "BI") if op in phases]
-    ops = np.flatnonzero(np.isin(columns["phase"], wanted) & (columns["stage"] >= 0))
+    codes = [phases.index(op) for op in ("F" if name.endswith("F") else "BI") if op in phases]
+    ops = np.flatnonzero(np.isin(columns["phase"], codes) & (columns["stage"] >= 0))
     stage, worker = columns["stage"][ops], columns["worker"][ops]
-    worker_of = np.full(int(stage.max(initial=0)) + 1, NONE)
-    worker_of[stage] = worker
+    stage_workers = np.full(int(stage.max(initial=0)) + 1, NONE)
+    stage_workers[stage] = worker
     other = stage + _STEP_TO[name]
-    inside = (other >= 0) & (other < len(worker_of))
-    at_other = worker_of[np.where(inside, other, 0)]
+    inside = (other >= 0) & (other < len(stage_workers))
+    at_other = stage_workers[np.where(inside, other, 0)]
     return ops, inside & (at_other != worker) & (at_other != NONE)
 
 
-def _op_of(
+def _match_ops(
     name: str,
     columns: Columns,
     group: Int[NumpyArray, " slices"],
-    untold: Int[NumpyArray, " messages"],
+    unmatched: Int[NumpyArray, " messages"],
     ops: Int[NumpyArray, " ops"],
     is_needed: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " messages"]:
     """Op of each message, or why it has none."""
     size, is_send = int(group.max(initial=0)) + 1, name.startswith("SEND")
-    found = np.full(len(untold), _EXTRA)
-    have = np.bincount(group[untold], minlength=size)
-    own = np.bincount(group[ops], minlength=size)
-    needed = np.bincount(group[ops[is_needed]], minlength=size)
-    found[have[group[untold]] < needed[group[untold]]] = _UNTOLD
+    result = np.full(len(unmatched), _EXTRA)
+    message_count = np.bincount(group[unmatched], minlength=size)
+    op_count = np.bincount(group[ops], minlength=size)
+    needed_count = np.bincount(group[ops[is_needed]], minlength=size)
+    result[message_count[group[unmatched]] < needed_count[group[unmatched]]] = _UNMATCHED
     time = columns["end" if is_send else "start"]
-    by_need = (have == needed) & (have > 0)
-    by_call = (have == own) & (have > needed)
+    by_need = (message_count == needed_count) & (message_count > 0)
+    by_call = (message_count == op_count) & (message_count > needed_count)
     for chosen, candidates in ((by_need, ops[is_needed]), (by_call, ops)):
-        rows = np.flatnonzero(chosen[group[untold]])
-        taken = candidates[chosen[group[candidates]]]
-        rows = rows[np.lexsort([rows, columns["start"][untold[rows]], group[untold[rows]]])]
-        found[rows] = taken[np.lexsort([taken, time[taken], group[taken]])]
+        rows = np.flatnonzero(chosen[group[unmatched]])
+        assigned_ops = candidates[chosen[group[candidates]]]
+        rows = rows[np.lexsort([rows, columns["start"][unmatched[rows]], group[unmatched[rows]]])]
+        result[rows] = assigned_ops[
+            np.lexsort([assigned_ops, time[assigned_ops], group[assigned_ops]])
+        ]
     needs = np.zeros(len(group), bool)
     needs[ops[is_needed]] = True
-    found[(found >= 0) & ~needs[found]] = _EXTRA
-    for number in np.flatnonzero((have > needed) & ~by_call & (needed > 0)):
-        rows = np.flatnonzero(group[untold] == number)
-        rows = rows[np.argsort(columns["start"][untold[rows]], kind="stable")]
-        mine = ops[is_needed & (group[ops] == number)]
-        mine = mine[np.argsort(time[mine], kind="stable")]
-        found[rows] = _first_that_can(columns, untold[rows], mine, is_send=is_send)
-    return found
+    result[(result >= 0) & ~needs[result]] = _EXTRA
+    for number in np.flatnonzero((message_count > needed_count) & ~by_call & (needed_count > 0)):
+        rows = np.flatnonzero(group[unmatched] == number)
+        rows = rows[np.argsort(columns["start"][unmatched[rows]], kind="stable")]
+        worker_ops = ops[is_needed & (group[ops] == number)]
+        worker_ops = worker_ops[np.argsort(time[worker_ops], kind="stable")]
+        result[rows] = _first_that_can(columns, unmatched[rows], worker_ops, is_send=is_send)
+    return result
 
 
 def _first_that_can(
@@ -122,7 +126,7 @@ def _first_that_can(
     is_send: bool,
 ) -> Int[NumpyArray, " messages"]:
     """Op of each message of one worker: a send after its op, a receive before it, in order."""
-    found, at = np.full(len(messages), _EXTRA), 0
+    result, at = np.full(len(messages), _EXTRA), 0
     if not is_send:  # from the end on, time runs backwards
         messages, ops = messages[::-1], ops[::-1]
     for op in ops:
@@ -133,10 +137,10 @@ def _first_that_can(
         ):
             at += 1
         if at == len(messages):
-            return np.full(len(messages), _UNTOLD)
-        found[at] = op
+            return np.full(len(messages), _UNMATCHED)
+        result[at] = op
         at += 1
-    return found if is_send else found[::-1]
+    return result if is_send else result[::-1]
 
 
 # what a column is, and what files call it. `chunk` counts the stages of a worker
@@ -164,16 +168,16 @@ Found = dict[str, tuple[str, float]]  # by role: the column, and the seconds of 
 
 
 def read_columns(
-    paths: Sequence[Path], given: Mapping[str, str], sizes: RunSizes, tell: Tell
+    paths: Sequence[Path], column_names: Mapping[str, str], sizes: RunSizes, tell: Tell
 ) -> Trace:
     """Read files of columns."""
-    for role in given:
+    for role in column_names:
         known_as(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []
     left_out: list[LeftOut] = []
     for number, path in enumerate(paths):
         try:
-            for batch in _batches(path, given, tell, left_out):
+            for batch in _batches(path, column_names, tell, left_out):
                 batches.append(batch | {"file": np.full(len(batch["start"]), number)})
         except (ValueError, OSError) as error:
             left_out.append(LeftOut(str(path), str(error)))
@@ -181,7 +185,7 @@ def read_columns(
         return nothing(left_out)
     roles = {role for batch in batches for role in batch}
     names = sorted({str(name) for batch in batches for name in np.unique(batch["phase"])})
-    position, phases = positions(names, {given[op]: op for op in OPS if op in given})
+    position, phases = positions(names, {column_names[op]: op for op in OPS if op in column_names})
     rows = {
         role: np.concatenate(
             [batch.get(role, np.full(len(batch["start"]), np.nan)) for batch in batches]
@@ -199,34 +203,34 @@ def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
     if len(paths) == 1:
         return
     times = ("start", "duration", "end")
-    group = group_of(*(rows[role] for role in NAMES if role in rows and role not in times))
+    group = number_groups(*(rows[role] for role in NAMES if role in rows and role not in times))
     first = np.full(int(group.max(initial=0)) + 1, -1)
     first[group[::-1]] = np.arange(len(group))[::-1]
     first = first[group]
     differs = (file != file[first]) & (rows["start"] != rows["start"][first])
     for row in np.flatnonzero(differs & (rows.get("microbatch", np.zeros(len(file))) >= 0))[:1]:
-        one, other = paths[int(file[first[row]])], paths[int(file[row])]
+        earlier, later = paths[int(file[first[row]])], paths[int(file[row])]
         where = [f"{k} {rows[k][row]:.0f}" for k in ("step", "replica", "worker") if k in rows]
-        told = f"{one} and {other} both tell of {', '.join(where)}"
-        raise wrong("files", f"must be of one run: {told}")
+        message = f"{earlier} and {later} both tell of {', '.join(where)}"
+        raise wrong("files", f"must be of one run: {message}")
 
 
 def _coded(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
-    own, place = np.unique(names, return_inverse=True)
-    return np.array([position[str(name)] for name in own], np.int64)[place]
+    distinct, place = np.unique(names, return_inverse=True)
+    return np.array([position[str(name)] for name in distinct], np.int64)[place]
 
 
 def _batches(
-    path: Path, given: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
+    path: Path, column_names: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
 ) -> Iterator[Columns]:
     """Yield rows of a file: times in seconds, numbers as floats, NaN where a cell is none."""
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
-    of_file = _of_parquet if is_parquet else _of_csv
-    for found, cells in of_file(path, given, tell, left_out):
+    read_file = _read_parquet if is_parquet else _read_csv
+    for roles, cells in read_file(path, column_names, tell, left_out):
         batch = {
             role: _names(cells[name]) if role == "phase" else _numbers(cells[name]) * unit
-            for role, (name, unit) in found.items()
+            for role, (name, unit) in roles.items()
         }
         if "end" not in batch:
             batch["end"] = batch["start"] + batch.pop("duration")
@@ -234,8 +238,8 @@ def _batches(
         yield batch
 
 
-def _of_parquet(
-    path: Path, given: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
+def _read_parquet(
+    path: Path, column_names: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
 ) -> Iterator[tuple[Found, Columns]]:
     try:
         import pyarrow
@@ -248,8 +252,8 @@ def _of_parquet(
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         left_out.append(LeftOut(str(path), f"it is no sound Parquet: {_first_line(error)}"))
         return
-    found = roles_of(path, header, given)
-    names = [name for name, _ in found.values()]
+    roles = find_roles(path, header, column_names)
+    names = [name for name, _ in roles.values()]
     for group in range(groups):
         try:
             table = file.read_row_group(group, columns=names)
@@ -258,19 +262,19 @@ def _of_parquet(
             why = f"its row group {group} is damaged: {_first_line(error)}"
             left_out.append(LeftOut(str(path), why))
             continue
-        yield found, cells
+        yield roles, cells
     tell(path.stat().st_size)
 
 
-def _of_csv(
-    path: Path, given: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
+def _read_csv(
+    path: Path, column_names: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
 ) -> Iterator[tuple[Found, Columns]]:
     text = lines(path, tell)
     first = next(text, "")
-    delimiter = delimiter_of(first) or ","
+    delimiter = find_delimiter(first) or ","
     header = [cell.strip() for cell in next(csv.reader([first], delimiter=delimiter))]
-    found, odd = roles_of(path, header, given), 0
-    place = {name: header.index(name) for name, _ in found.values()}
+    roles, odd = find_roles(path, header, column_names), 0
+    place = {name: header.index(name) for name, _ in roles.values()}
     rows: list[list[str]] = []
     reader = csv.reader(_sound_text(text, path, left_out), delimiter=delimiter)
     while True:
@@ -280,7 +284,7 @@ def _of_csv(
             odd += 1
             continue
         if rows and (row is None or len(rows) == _BATCH):
-            yield found, {n: np.array([row[k] for row in rows], object) for n, k in place.items()}
+            yield roles, {n: np.array([row[k] for row in rows], object) for n, k in place.items()}
             rows = []
         if row is None:
             break
@@ -305,18 +309,18 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def roles_of(path: Path, header: Sequence[str], given: Mapping[str, str]) -> Found:
+def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str]) -> Found:
     """Tell which column is what, and the unit of those that hold times."""
     lowered = {_without_unit(name)[0]: name for name in reversed(header)}
-    unit = given.get(UNIT)
+    unit = column_names.get(UNIT)
     if unit is not None:
         unit = one_of(unit, SECONDS, f"columns: {UNIT}")
-    found = {}
-    names = dict(given)
+    roles = {}
+    names = dict(column_names)
     if {"gmc", "stage"} <= lowered.keys() and not {"worker", "stage"} & names.keys():
         names["worker"] = lowered["stage"]  # the public jobs call the worker a stage
-    for role, known in NAMES.items():
-        name = names.get(role) or next((lowered[k] for k in known if k in lowered), None)
+    for role, aliases in NAMES.items():
+        name = names.get(role) or next((lowered[k] for k in aliases if k in lowered), None)
         if name is None:
             continue
         if name not in header:
@@ -324,12 +328,12 @@ def roles_of(path: Path, header: Sequence[str], given: Mapping[str, str]) -> Fou
                 f"columns: {role}", f"must be one of {', '.join(header)} in {path}, got {name!r}"
             )
         is_time = role in ("start", "end", "duration")
-        found[role] = name, SECONDS[unit or _without_unit(name)[1]] if is_time else 1.0
-    if "end" in found:
-        found.pop("duration", None)
-    lacks = [role for role in ("phase", "start") if role not in found]
-    lacks += [] if {"end", "duration"} & found.keys() else ["end or duration"]
-    lacks += [] if {"worker", "stage"} & found.keys() else ["worker or stage"]
+        roles[role] = name, SECONDS[unit or _without_unit(name)[1]] if is_time else 1.0
+    if "end" in roles:
+        roles.pop("duration", None)
+    lacks = [role for role in ("phase", "start") if role not in roles]
+    lacks += [] if {"end", "duration"} & roles.keys() else ["end or duration"]
+    lacks += [] if {"worker", "stage"} & roles.keys() else ["worker or stage"]
     if lacks:
         named = [name for name in header if name]
         listed = ", ".join([*named[:MOST_LISTED], *["..."] * (len(named) > MOST_LISTED)])
@@ -337,7 +341,7 @@ def roles_of(path: Path, header: Sequence[str], given: Mapping[str, str]) -> Fou
             "columns",
             f"must say which column of {path} is {', '.join(lacks)}: it has {listed}",
         )
-    return found
+    return roles
 
 
 def _without_unit(name: str) -> tuple[str, str]:
@@ -402,9 +406,9 @@ def _trace(
     columns.pop("chunk", None)
     passes = (kind < 0) | (columns["microbatch"] >= 0)
     columns = {name: values[passes] for name, values in columns.items()}
-    of_none = (kind[passes] < 0) & (columns["stage"] == NONE)
-    columns["microbatch"][of_none] = NONE  # the public jobs number their garbage collections
-    columns, stays, untold = matched(columns, phases)
+    is_unplaced = (kind[passes] < 0) & (columns["stage"] == NONE)
+    columns["microbatch"][is_unplaced] = NONE  # the public jobs number their garbage collections
+    columns, stays, unmatched = matched(columns, phases)
     columns = {name: values[stays] for name, values in columns.items()}
     columns["phase"], phases = with_split_backwards(columns, phases)
     workers = sizes.world // (int(columns["replica"].max(initial=0)) + 1)
@@ -415,7 +419,7 @@ def _trace(
     return Trace.of(
         columns,
         phases,
-        [*left_out, *faults, *untold],
+        [*left_out, *faults, *unmatched],
         known_workers=workers,
         inferred=(*inferred,),
     )
@@ -427,7 +431,7 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     rows = np.lexsort([columns[name] for name in ("start", "worker", "step", "replica")])
     rows = rows[kind[columns["phase"][rows]] != NONE]
     start, end, stage, worker = (columns[key][rows] for key in ("start", "end", "stage", "worker"))
-    pipeline = group_of(columns["replica"][rows], columns["step"][rows])
+    pipeline = number_groups(columns["replica"][rows], columns["step"][rows])
     gap = np.append(0.0, start[1:] - end[:-1])
     gap[1:][(worker[1:] != worker[:-1]) | (pipeline[1:] != pipeline[:-1])] = 0.0
     backs = np.flatnonzero(

@@ -15,7 +15,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, parse_cell, receive_of
 from pipejax.traces.readers.parts import sound
-from pipejax.traces.readers.rank_lists import rank_of
+from pipejax.traces.readers.rank_lists import file_rank
 from pipejax.traces.readers.sources import CutError, Tell, texts
 from pipejax.traces.record import NONE, LeftOut
 
@@ -30,7 +30,7 @@ _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 _SINGLE = re.compile(r"(Forward|Backward) (\d{1,9})")
 
 
-def cell_of(label: str) -> Cell:
+def parse_label(label: str) -> Cell:
     """Return the ops of a label, nothing for one that is none.
 
     Example:
@@ -45,10 +45,8 @@ def cell_of(label: str) -> Cell:
         return ((single[1][0], NONE, int(single[2])),)
     label = label.removeprefix(PYTORCH)
     pair = _PAIR.fullmatch(label)
-    found = [_CELL.fullmatch(text) for text in (pair.groups() if pair else (label,))]
-    return tuple(
-        (cell[2], int(cell[1]), int(cell[3] or NONE)) for cell in found if cell is not None
-    )
+    ops = [_CELL.fullmatch(text) for text in (pair.groups() if pair else (label,))]
+    return tuple((cell[2], int(cell[1]), int(cell[3] or NONE)) for cell in ops if cell is not None)
 
 
 BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
@@ -77,9 +75,9 @@ class _TextWindow:
         """Drop what is before the place and read on, to double the rest at least."""
         held = [self.text[self.at :]]
         size = before = len(held[0])
-        wanted = max(2 * size, 2**16)
+        target = max(2 * size, 2**16)
         try:
-            while size < wanted:
+            while size < target:
                 held.append(next(self.pieces))
                 size += len(held[-1])
         except StopIteration:
@@ -96,14 +94,14 @@ class _TextWindow:
             if self.at < len(self.text) or not self.more():
                 return self.text[self.at : self.at + 1]
 
-    def find(self, wanted: "re.Pattern[str]") -> bool:
+    def find(self, pattern: "re.Pattern[str]") -> bool:
         """Go to the next place that looks so; False if there is none."""
         self.at += 1
-        while not (found := wanted.search(self.text, self.at)):
+        while not (match := pattern.search(self.text, self.at)):
             self.at = max(self.at, len(self.text) - _TAIL)
             if not self.more():
                 return False
-        self.at = found.start()
+        self.at = match.start()
         return True
 
     def value(self) -> Any:
@@ -165,8 +163,8 @@ def _listed(window: _TextWindow, faults: "Counter[str]") -> Iterator[Event]:
         text, at = window.text, window.at
         try:
             while True:  # as long as all is well, without a call
-                found = _BETWEEN.match(text, at)
-                value, at = _scan(text, found.end())  # type: ignore[union-attr]  # "" matches
+                match = _BETWEEN.match(text, at)
+                value, at = _scan(text, match.end())  # type: ignore[union-attr]  # "" matches
                 if at == len(text):  # behind an event there is always something
                     break
                 window.at = at
@@ -221,8 +219,8 @@ class Rows:
     is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
 
 
-class _KeptEvents:
-    """What of a file is kept, a number for each slice."""
+class _EventCollector:
+    """Events of a file that are used, with a number for each slice."""
 
     def __init__(self, names: dict[str, int]) -> None:
         self.names, self.count = names, 0
@@ -249,7 +247,7 @@ class _KeptEvents:
             self._take_kernel(event, is_launch=category != _KERNEL)
             return
         is_ours = not name.startswith(_KEPT)
-        if is_ours and (category not in _OWN or not cell_of(name)):
+        if is_ours and (category not in _OWN or not parse_label(name)):
             self.unread.update([name] * (category == COMPUTING))
             return
         if name not in self.meant:
@@ -284,16 +282,18 @@ class _KeptEvents:
             self.kernels[3].append(_whole(args.get("stream", event.get("tid"))))
 
     def launched(self) -> Float[NumpyArray, "4 kernels"]:
-        """When each kernel was launched, its start and end [us], and its stream."""
+        """Launch, start and end of each kernel [us], and its stream."""
         number, start, length, stream = map(np.array, self.kernels)
         by_number, called = map(np.array, self.launches)
         order = np.argsort(by_number, kind="stable")
         at = np.searchsorted(by_number[order], number)
-        known = at < len(order)
-        known[known] = by_number[order][at[known]] == number[known]
-        launch = called[order][at[known]]
-        found = np.stack([launch, start[known], (start + length)[known], stream[known]])
-        return found[:, np.isfinite(found).all(axis=0) & (found[2] >= found[1])]
+        is_launched = at < len(order)
+        is_launched[is_launched] = by_number[order][at[is_launched]] == number[is_launched]
+        launch = called[order][at[is_launched]]
+        kernels = np.stack(
+            [launch, start[is_launched], (start + length)[is_launched], stream[is_launched]]
+        )
+        return kernels[:, np.isfinite(kernels).all(axis=0) & (kernels[2] >= kernels[1])]
 
     def _meaning(self, name: str) -> tuple[int, int]:
         """Kind and number of a label; below 0 for one that is none of a pipeline."""
@@ -301,7 +301,7 @@ class _KeptEvents:
             name, kind = RECEIVES[0], _RECEIVE  # peers and tags make many
         elif name.startswith(STEP):
             kind = _MARK
-        elif cell_of(name):
+        elif parse_label(name):
             kind = _SLICE
         else:
             return _SLICE, -1
@@ -329,40 +329,42 @@ def read_rows(
     """Read what a file holds of a pipeline, and the time of its zero [ns], None if it says none."""
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
-    kept = _KeptEvents(names)
+    collector = _EventCollector(names)
     for event in events(texts(path, tell), header, faults):
-        kept.take(event)
+        collector.take(event)
     for why, count in faults.items():
         left_out.append(LeftOut(f"parts of {path}", why, count))
-    if not np.isin(kept.kind, (_SLICE, _OURS)).any():
-        why = f"none of its {kept.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
+    if not np.isin(collector.kind, (_SLICE, _OURS)).any():
+        why = (
+            f"none of its {collector.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
+        )
         left_out.append(LeftOut(str(path), why))
         return [], None
-    columns = {name: np.array(getattr(kept, name), of) for name, of in _COLUMNS.items()}
-    passes, found = sound(
+    columns = {name: np.array(getattr(collector, name), dtype) for name, dtype in _COLUMNS.items()}
+    passes, dropped = sound(
         [
             (~np.isfinite(columns["start"] + columns["length"]), "its time is no finite number"),
             (columns["length"] < 0, "it ends before it starts"),
         ],
         f"slices of {path}",
     )
-    left_out += found
+    left_out += dropped
     columns = {name: values[passes] for name, values in columns.items()}
     if np.any(columns["kind"] == _OURS):
-        if kept.unread:
-            name, count = kept.unread.most_common(1)[0][0], kept.unread.total()
+        if collector.unread:
+            name, count = collector.unread.most_common(1)[0][0], collector.unread.total()
             raise wrong(
                 "files", f"must have phases by known names: {count} ops of {path} are as {name!r}"
             )
-        return _ours(columns, kept, names), None
+        return _ours(columns, collector, names), None
     rank, world = _rank(header, path)
     if rank is None:
         left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
         return [], None
     zero = header.get("baseTimeNanoseconds")
     is_cut = any(why != BROKEN for why in faults)
-    rows = _rows_of(columns, rank, world, names)
-    rows = dataclasses.replace(rows, is_cut=is_cut, kernels=kept.launched())
+    rows = _rank_rows(columns, rank, world, names)
+    rows = dataclasses.replace(rows, is_cut=is_cut, kernels=collector.launched())
     return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
@@ -370,25 +372,25 @@ def _rank(header: Mapping[str, Any], path: Path) -> tuple[int | None, int]:
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, world = info.get("rank"), info.get("world_size")
-    rank = rank if type(rank) is int and rank >= 0 else rank_of(path)
+    rank = rank if type(rank) is int and rank >= 0 else file_rank(path)
     return rank, world if type(world) is int and 0 < world < 10**6 else 0
 
 
-def _rows_of(
+def _rank_rows(
     columns: Mapping[str, NumpyArray], rank: int, world: int, names: Mapping[str, int]
 ) -> Rows:
     """Sort the slices of a rank by what they are."""
     columns = dict(columns) | {"end": columns["start"] + columns["length"]}
-    of = {kind: columns["kind"] == kind for kind in range(_OURS)}
+    masks = {kind: columns["kind"] == kind for kind in range(_OURS)}
     text = {number: name for name, number in names.items()}
     marks = [
         (int(number), start, end)
         for label, start, end in zip(
-            *(columns[k][of[_MARK]].tolist() for k in ("label", "start", "end")), strict=True
+            *(columns[k][masks[_MARK]].tolist() for k in ("label", "start", "end")), strict=True
         )
         if (number := text[label].removeprefix(STEP)).isdecimal() and len(number) < 10
     ]
-    slices = np.flatnonzero(of[_SLICE])
+    slices = np.flatnonzero(masks[_SLICE])
     # what stands twice in a trace is once in the run: else it would begin a step
     key = np.stack([columns[k][slices] for k in ("start", "end", "label")])
     slices = slices[np.unique(key, axis=1, return_index=True)[1]]
@@ -398,20 +400,20 @@ def _rows_of(
         label=columns["label"][slices],
         start=columns["start"][slices],
         end=columns["end"][slices],
-        receives=np.stack([columns[k][of[_RECEIVE]] for k in ("start", "end")]),
+        receives=np.stack([columns[k][masks[_RECEIVE]] for k in ("start", "end")]),
         kernels=np.zeros((4, 0)),
         marks=marks,
     )
 
 
 def _ours(
-    columns: Mapping[str, NumpyArray], kept: _KeptEvents, names: dict[str, int]
+    columns: Mapping[str, NumpyArray], collector: _EventCollector, names: dict[str, int]
 ) -> list[Rows]:
     """Part one of our own exports into its workers; a message is seen by both its ends."""
     label = columns["label"].copy()
     tracks = zip(columns["process"].tolist(), columns["thread"].tolist(), strict=True)
     text = {number: name for name, number in names.items()}
-    receives = np.array([track in kept.receiving for track in tracks], bool)
+    receives = np.array([track in collector.receiving for track in tracks], bool)
     for number in np.unique(label[receives]):
         cell = parse_cell(text[number])
         if len(cell) == 1 and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
@@ -419,9 +421,11 @@ def _ours(
             label[receives & (label == number)] = names.setdefault(name, len(names))
     moved = dict(columns) | {"label": label, "kind": np.full(len(label), _SLICE)}
     workers = np.unique(columns["process"])
-    found = []
+    by_worker = []
     for worker in workers[(workers >= 0) & (workers < 10**6)]:
-        mine = {name: values[columns["process"] == worker] for name, values in moved.items()}
-        rows = _rows_of(mine, int(worker), len(workers), names)
-        found.append(dataclasses.replace(rows, is_ours=True))
-    return found
+        worker_columns = {
+            name: values[columns["process"] == worker] for name, values in moved.items()
+        }
+        rows = _rank_rows(worker_columns, int(worker), len(workers), names)
+        by_worker.append(dataclasses.replace(rows, is_ours=True))
+    return by_worker

@@ -12,7 +12,7 @@ from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace
 Columns = dict[str, NumpyArray]  # by the names of the arrays of a Trace
 
 
-def group_of(*keys: NumpyArray) -> Int[NumpyArray, " rows"]:
+def number_groups(*keys: NumpyArray) -> Int[NumpyArray, " rows"]:
     """Number the rows by their keys: equal keys, equal number, ascending as the keys are."""
     number = np.zeros(len(keys[0]), np.int64)
     for key in keys:
@@ -118,7 +118,7 @@ SCOPES: tuple[tuple[str, str], ...] = (
 _PHASE_OF = {name: phase for phase, names in _NAMES.items() for name in names.split()}
 
 
-def phase_of(name: str) -> str:
+def phase_name(name: str) -> str:
     """Return the phase that a name means, or the name.
 
     Example:
@@ -129,15 +129,15 @@ def phase_of(name: str) -> str:
 
 
 def positions(
-    names: Iterable[str], given: Mapping[str, str]
+    names: Iterable[str], phase_names: Mapping[str, str]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the position of the phase that each name means, by what the user says too."""
-    meant = {name: given.get(name) or phase_of(name) for name in names}
+    meant = {name: phase_names.get(name) or phase_name(name) for name in names}
     phases = tuple(dict.fromkeys(meant.values()))
     return {name: phases.index(phase) for name, phase in meant.items()}, phases
 
 
-def scope_of(phase: str) -> str | None:
+def collective_scope(phase: str) -> str | None:
     """Return the scope of a collective of this name; None if it is no collective."""
     return next((scope for part, scope in SCOPES if part in phase.lower()), None)
 
@@ -148,7 +148,7 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
     # there are as many as forwards: a collective has no microbatch.
     count = np.bincount(columns["phase"], minlength=len(phases))
     for code, name in enumerate(phases):
-        if name in Phase.__members__ or not count[code] or scope_of(name):
+        if name in Phase.__members__ or not count[code] or collective_scope(name):
             continue
         is_phase = columns["phase"] == code
         numbers = [columns[key][is_phase] >= 0 for key in ("stage", "microbatch") if key in columns]
@@ -174,6 +174,6 @@ def with_split_backwards(
     phases = (*phases, *{"I"}.difference(phases))
     keys = [columns[name] for name in ("step", "replica", "stage", "microbatch")]
     _, key = np.unique(np.stack(keys), axis=1, return_inverse=True)
-    of_w, of_b = (code == phases.index(name) for name in "WB")
-    is_split = of_b & np.isin(key, key[of_w])
+    is_w, is_b = (code == phases.index(name) for name in "WB")
+    is_split = is_b & np.isin(key, key[is_w])
     return np.where(is_split, phases.index("I"), code), phases

@@ -42,58 +42,58 @@ class _Series(NamedTuple):
 
 
 def read_rank_lists(
-    paths: Sequence[Path], of_sizes: Sequence[Path], given: RunSizes, tell: Tell
+    paths: Sequence[Path], size_paths: Sequence[Path], arguments: RunSizes, tell: Tell
 ) -> Trace:
-    """Read the files of all ranks; `of_sizes` are files beside them that say how many there are."""
+    """Read the files of all ranks; the files of `size_paths` state the sizes of the run."""
     left_out: list[LeftOut] = []
     if not paths:
         unused = "sizes of a run without its ranks"
-        return nothing(LeftOut(str(path), unused) for path in of_sizes)
-    sizes = _sizes(of_sizes, tell, left_out)
-    sizes = RunSizes(*(said or read for said, read in zip(given, sizes, strict=True)))
-    of_rank: dict[int, dict[str, Any]] = {}
+        return nothing(LeftOut(str(path), unused) for path in size_paths)
+    sizes = _sizes(size_paths, tell, left_out)
+    sizes = RunSizes(*(argument or read for argument, read in zip(arguments, sizes, strict=True)))
+    by_rank: dict[int, dict[str, Any]] = {}
     for path in paths:
-        rank, data = rank_of(path), _object(path, tell, left_out)
+        rank, data = file_rank(path), _object(path, tell, left_out)
         if data is None:
             continue
-        if rank is None or rank in of_rank:
+        if rank is None or rank in by_rank:
             why = "its name says no rank" if rank is None else f"another file is of rank {rank}"
             left_out.append(LeftOut(str(path), why))
             continue
-        of_rank[rank] = data
-    named = [rank for path in paths if (rank := rank_of(path)) is not None]
-    workers = given.world or sizes.workers or max(named, default=-1) + 1
-    inferred = check_ranks(of_rank, sizes.workers, given.world, left_out)
+        by_rank[rank] = data
+    named = [rank for path in paths if (rank := file_rank(path)) is not None]
+    workers = arguments.world or sizes.workers or max(named, default=-1) + 1
+    inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out)
     series = [
         entry
-        for rank, data in of_rank.items()
-        for entry in _series_of(rank, data, left_out)
+        for rank, data in by_rank.items()
+        for entry in _rank_series(rank, data, left_out)
         if rank < workers
     ]
     return _trace(series, sizes._replace(workers=workers), left_out, inferred)
 
 
 def check_ranks(
-    found: Collection[int], known: int, accepted: int, left_out: list[LeftOut]
+    ranks: Collection[int], stated: int, accepted: int, left_out: list[LeftOut]
 ) -> list[str]:
     """Check that every rank has a sound file, and note if no file says how many there are."""
-    world = accepted or max(known, max(found, default=-1) + 1)
-    missing = (rank for rank in range(world) if rank not in found)
-    some = [str(rank) for rank in itertools.islice(missing, MOST_LISTED)]
-    count = world - sum(rank < world for rank in found)
-    listed = ", ".join(some) + ", ..." * (count > len(some))
-    if some and found and not accepted:
+    world = accepted or max(stated, max(ranks, default=-1) + 1)
+    missing = (rank for rank in range(world) if rank not in ranks)
+    numbers = [str(rank) for rank in itertools.islice(missing, MOST_LISTED)]
+    count = world - sum(rank < world for rank in ranks)
+    listed = ", ".join(numbers) + ", ..." * (count > len(numbers))
+    if numbers and ranks and not accepted:
         why = f"of {world} there is no sound file of {count}: rank {listed}"
         raise wrong("files", f"must be of all ranks: {why}; --world {world} accepts what is there")
-    if some:
+    if numbers:
         left_out.append(LeftOut(f"rank {listed}", "there is no sound file of it", count))
-    return [] if accepted or known else [f"ranks: {world}, as the files; --world says more"]
+    return [] if accepted or stated else [f"ranks: {world}, as the files; --world says more"]
 
 
-def rank_of(path: Path) -> int | None:
+def file_rank(path: Path) -> int | None:
     """Return the rank that stands in the name of a file."""
-    found = _RANK.findall(path.name.casefold())
-    return int(found[-1]) if found else None
+    numbers = _RANK.findall(path.name.casefold())
+    return int(numbers[-1]) if numbers else None
 
 
 def _object(path: Path, tell: Tell, left_out: list[LeftOut]) -> dict[str, Any] | None:
@@ -111,11 +111,11 @@ def _object(path: Path, tell: Tell, left_out: list[LeftOut]) -> dict[str, Any] |
 
 
 def _whole_steps(text: str) -> dict[str, Any]:
-    found = {}
+    steps = {}
     for begin in _STEP.finditer(text):
         with contextlib.suppress(ValueError, RecursionError):
-            found[begin[1]] = json.JSONDecoder().raw_decode(text, begin.end())[0]
-    return found
+            steps[begin[1]] = json.JSONDecoder().raw_decode(text, begin.end())[0]
+    return steps
 
 
 def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> RunSizes:
@@ -123,25 +123,25 @@ def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> RunSiz
     for path in paths:
         data |= _object(path, tell, left_out) or {}
     names = ("pp_size",), ("vp_size", "vpp_size"), ("num_mbs", "micro_batches")
-    given = [next((data[k] for k in keys if k in data), None) for keys in names]
-    odd = [value for value in given if value is not None and not _is_count(value)]
+    values = [next((data[k] for k in keys if k in data), None) for keys in names]
+    odd = [value for value in values if value is not None and not _is_count(value)]
     if odd:
         left_out.append(LeftOut(str(paths[-1]), f"a size must be a whole number, got {odd[0]!r}"))
-    return RunSizes(*(int(value or 0) if _is_count(value) else 0 for value in given))
+    return RunSizes(*(int(value or 0) if _is_count(value) else 0 for value in values))
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < _MOST
 
 
-def _series_of(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[_Series]:
+def _rank_series(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[_Series]:
     """Yield the lists of a rank, those of a step that is damaged not."""
     for step, entry in data.items():
         if not (step.isascii() and step.isdigit() and len(step) < 10 and isinstance(entry, dict)):
             why = "it is no step with its lists"
             left_out.append(LeftOut(f"{step[:20]!r} of rank {rank}", why))
             continue
-        found = []
+        series = []
         for code, name in enumerate(_SERIES):
             lists = [
                 entry.get(f"{name}_{key}") or [] for key in ("start", "end", "minibatch", "chunk")
@@ -152,9 +152,9 @@ def _series_of(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> I
                 left_out.append(LeftOut(f"step {step} of rank {rank}", why))
                 break
             microbatch, chunk = (v if len(v) == len(start) else [] for v in (microbatch, chunk))
-            found.append(_Series(int(step), rank, code, start, end, microbatch, chunk))
+            series.append(_Series(int(step), rank, code, start, end, microbatch, chunk))
         else:
-            yield from found
+            yield from series
 
 
 def _trace(
@@ -166,9 +166,9 @@ def _trace(
     columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     finite = np.isfinite(columns["start"]) & np.isfinite(columns["end"])
     # a list that says nothing of its ops says -2
-    told = {key: bool((columns[key] != _UNSAID).all()) for key in ("microbatch", "chunk")}
-    is_sound = [columns[key] >= 0 for key, is_told in told.items() if is_told]
-    for key in [key for key, is_told in told.items() if not is_told]:
+    has_numbers = {key: bool((columns[key] != _UNSAID).all()) for key in ("microbatch", "chunk")}
+    is_sound = [columns[key] >= 0 for key, has_all in has_numbers.items() if has_all]
+    for key in [key for key, has_all in has_numbers.items() if not has_all]:
         del columns[key]
     passes, faults = sound(
         [
@@ -188,7 +188,7 @@ def _trace(
         {key: values[is_op] for key, values in columns.items()},
         sound([(~is_op, "it is one op too many")], "ops")[1],
     )
-    if told["microbatch"] and is_op.any():
+    if has_numbers["microbatch"] and is_op.any():
         columns["microbatch"] -= columns["microbatch"].min()  # some count from 1
     columns["phase"], phases = with_split_backwards(columns, _PHASES)
     return Trace.of(

@@ -89,19 +89,19 @@ def read(
             whole_number(count, label)
     sizes = RunSizes(0, *(count or 0 for count in counts))
     check_types(files=(files, str, Path, list, tuple))
-    given = [files] if isinstance(files, str | Path) else files
-    paths = _paths(given)
+    entries = [files] if isinstance(files, str | Path) else files
+    paths = _paths(entries)
     if not paths:
-        where = f" in {', '.join(map(str, given))}" if given else ""
+        where = f" in {', '.join(map(str, entries))}" if entries else ""
         raise wrong("files", f"must hold a trace: there is no file{where}")
-    forms = {path: sources.form_of(path) for path in paths}
-    of_form: dict[str, list[Path]] = {}
+    forms = {path: sources.find_form(path) for path in paths}
+    by_form: dict[str, list[Path]] = {}
     if sources.RANK_LISTS in {form for form, _ in forms.values()}:  # their sizes lie beside them
-        beside = {path.parent / "config.json" for path in paths} - {*paths}
-        forms |= {path: sources.form_of(path) for path in sorted(beside) if path.is_file()}
+        size_files = {path.parent / "config.json" for path in paths} - {*paths}
+        forms |= {path: sources.find_form(path) for path in sorted(size_files) if path.is_file()}
         paths = [*forms]
     for path, (form, _) in forms.items():
-        of_form.setdefault(form, []).append(path)
+        by_form.setdefault(form, []).append(path)
     total, done = sum(path.stat().st_size for path in paths), 0
     with telling("read", on_progress) as to:
 
@@ -110,13 +110,13 @@ def read(
             done += num_bytes
             to(done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
-        tables = [*of_form.get(sources.PARQUET, []), *of_form.get(sources.CSV, [])]
-        lists, of_chrome = of_form.get(sources.RANK_LISTS, []), of_form.get(sources.CHROME, [])
+        tables = [*by_form.get(sources.PARQUET, []), *by_form.get(sources.CSV, [])]
+        lists, chrome_paths = by_form.get(sources.RANK_LISTS, []), by_form.get(sources.CHROME, [])
         parts = [
             in_columns.read_columns(tables, names, sizes, tell),
-            rank_lists.read_rank_lists(lists, of_form.get(sources.SIZES, []), sizes, tell),
-            chrome.read_chrome(of_chrome, sizes, tell),
-            nothing(refused(path) for path in of_form.get(sources.LOG, [])),
+            rank_lists.read_rank_lists(lists, by_form.get(sources.SIZES, []), sizes, tell),
+            chrome.read_chrome(chrome_paths, sizes, tell),
+            nothing(refused(path) for path in by_form.get(sources.LOG, [])),
             nothing(LeftOut(str(path), why) for path, (_, why) in forms.items() if why),
         ]
     trace = joined(parts, _spoken(paths))
@@ -127,13 +127,13 @@ def read(
 
 def _paths(files: Sequence[str | Path]) -> list[Path]:
     """Files that are given, and those of folders that are."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for path in map(Path, files):
         if path.is_dir():
-            found += sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
+            paths += sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
         else:
-            found.append(path)
-    return list(dict.fromkeys(found))
+            paths.append(path)
+    return list(dict.fromkeys(paths))
 
 
 def _spoken(paths: Sequence[Path]) -> str:

@@ -16,7 +16,7 @@ from pipejax.base.checks import wrong
 from pipejax.schedules.builders.one_f_one_b import Turns
 from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.clocks import aligned
-from pipejax.traces.readers.parts import Columns, group_of, turn_in
+from pipejax.traces.readers.parts import Columns, number_groups, turn_in
 from pipejax.traces.record import NONE, OF_OPS, Trace, Ways, transfers
 
 KINDS = {"F": 0, "B": 1, "W": 2, "I": 3}
@@ -61,7 +61,7 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
     if not lacks or not len(rows):
         columns.update({name: np.full(len(kind), NONE) for name in lacks})
         return []
-    doubled = group_of(kind[rows], *(values[rows] for values in columns.values()))
+    doubled = number_groups(kind[rows], *(values[rows] for values in columns.values()))
     _, first, again = np.unique(doubled, return_index=True, return_inverse=True)
     ops = {name: values[rows[first]] for name, values in columns.items()}
     ops["kind"] = kind[rows[first]]
@@ -106,7 +106,7 @@ def _why_not(what: str, tried: Sequence[_Reading], possible: Sequence[_Reading])
 
 def _put_others_into_steps(columns: Columns, kind: NumpyArray) -> None:
     """Give what is no op the step of the op that began before it on its worker."""
-    place = group_of(columns["replica"], columns["worker"])
+    place = number_groups(columns["replica"], columns["worker"])
     for number in np.unique(place):
         row = np.flatnonzero(place == number)
         row = row[np.argsort(columns["start"][row], kind="stable")]
@@ -121,10 +121,10 @@ def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
     # Whole backwards and those for the input take turns; then the k-th W is that of the k-th I.
     is_split, kind = ops["kind"] == KINDS["I"], ops["kind"] % 2
     names = ("replica", "step", "worker", "stage", "chunk", "microbatch")
-    place = group_of(*(ops[name] for name in names if name in ops))
+    place = number_groups(*(ops[name] for name in names if name in ops))
     is_weight = ops["kind"] == KINDS["W"]
     is_numbered = "microbatch" in ops and not {"stage", "chunk"}.isdisjoint(ops)
-    group = group_of(place, kind, is_weight)
+    group = number_groups(place, kind, is_weight)
     turn = turn_in(group, ops["start"], ops["end"])
     halves, weights = (
         rows[np.lexsort([turn[rows], place[rows]])]
@@ -143,7 +143,7 @@ def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
 def _readings(ops: Columns, lacks: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
     """Yield all readings that fit the counts."""
     turn, total = _turns(ops)
-    lane = group_of(ops["replica"], ops["worker" if "worker" in ops else "stage"])
+    lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
     lane = lane[rows]
     possible = [0]
@@ -207,7 +207,7 @@ def _places(
 
 def _are_weights_alike(columns: Columns) -> bool:
     """Return whether weight gradients of two stages of a worker can be of either."""
-    group = group_of(*(columns[name] for name in ("replica", "step", "worker", "microbatch")))
+    group = number_groups(*(columns[name] for name in ("replica", "step", "worker", "microbatch")))
     ready, first = np.full((2, int(group.max()) + 1), [[-np.inf], [np.inf]])
     is_back, is_weight = (_KIND_OF[columns["kind"]] == k for k in (KINDS["B"], KINDS["W"]))
     np.maximum.at(ready, group[is_back], columns["end"][is_back])
@@ -251,7 +251,7 @@ def _orders(
 def _registered(columns: Columns, stages: int, count: int, workers: int) -> Iterator[_Reading]:
     """Yield the order of every registered schedule whose rows have these phases."""
     rows = np.lexsort([columns[key] for key in ("kind", "end", "start", "worker")])
-    pipeline = group_of(columns["replica"], columns["step"])[rows]
+    pipeline = number_groups(columns["replica"], columns["step"])[rows]
     runs = [rows[pipeline == number] for number in range(int(pipeline.max()) + 1)]
     names = [name for name in ("worker", "kind", "microbatch") if name in columns]
     ran = columns | {"kind": _KIND_OF[columns["kind"]]}
@@ -315,7 +315,7 @@ def _consistent(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading
 
 def _early(trace: Trace) -> float:
     """Return by how much an op starts too early [s]; infinite where ops lack or come twice."""
-    pipeline, kind = group_of(trace.replica, trace.step), _KIND_OF[trace.phase]
+    pipeline, kind = number_groups(trace.replica, trace.step), _KIND_OF[trace.phase]
     count = np.bincount(pipeline)
     usual = count == Counter(count.tolist()).most_common(1)[0][0]
     op = np.stack([pipeline, kind, trace.stage, trace.microbatch])[:, usual[pipeline] & (kind < 2)]
@@ -326,9 +326,9 @@ def _early(trace: Trace) -> float:
         [trace.end, trace.start, trace.step * trace.has_step_clocks, trace.worker, trace.replica]
     )
     start, end = trace.start[rows], trace.end[rows]
-    lane = group_of(trace.replica, trace.worker, trace.step * trace.has_step_clocks)[rows]
+    lane = number_groups(trace.replica, trace.worker, trace.step * trace.has_step_clocks)[rows]
     is_next = lane[1:] == lane[:-1]
     is_next &= (start[1:] != start[:-1]) | (end[1:] != end[:-1])  # a pair runs at once
-    made, taken = transfers(trace, _WAYS)
-    late = [(end[:-1] - start[1:])[is_next], trace.end[made] - trace.start[taken]]
+    producers, consumers = transfers(trace, _WAYS)
+    late = [(end[:-1] - start[1:])[is_next], trace.end[producers] - trace.start[consumers]]
     return float(np.concatenate(late).max(initial=0.0))

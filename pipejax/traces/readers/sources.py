@@ -43,11 +43,11 @@ def unpacked(path: Path, tell: Tell) -> Iterator[bytes]:
                     engine = zlib.decompressobj(_ANY_GZIP)
                 before = engine.copy()
                 try:
-                    found = engine.decompress(piece, _MOST)
+                    content = engine.decompress(piece, _MOST)
                 except zlib.error as error:
                     yield from _up_to_the_fault(before, piece)
                     raise CutError(f"gzip cannot be unpacked any further: {error}") from None
-                yield found
+                yield content
                 piece = engine.unused_data if engine.eof else engine.unconsumed_tail
             piece = file.read(_PIECE)
     if is_packed and not engine.eof:
@@ -81,25 +81,25 @@ def lines(path: Path, tell: Tell) -> Iterator[str]:
         yield held
 
 
-def head_of(path: Path) -> bytes:
+def read_head(path: Path) -> bytes:
     """Return the first bytes of a file, through gzip."""
-    found = b""
+    head = b""
     try:
         for piece in unpacked(path, lambda _: None):
-            found += piece
-            if len(found) >= HEAD:
+            head += piece
+            if len(head) >= HEAD:
                 break
     except CutError:
         pass  # what could be read tells the form; the reader of that form says where it ends
-    return found[:HEAD]
+    return head[:HEAD]
 
 
-def form_of(path: Path) -> tuple[str, str]:
+def find_form(path: Path) -> tuple[str, str]:
     """Tell the form of a file, and for OTHER what it seems to be."""
     if not path.is_file():
         path.stat()
         raise wrong("files", f"must be files or folders; {path} is neither")
-    head = head_of(path)
+    head = read_head(path)
     if head.startswith(b"PAR1"):
         return PARQUET, ""
     text = head.decode("utf-8-sig", "replace")
@@ -112,7 +112,7 @@ def form_of(path: Path) -> tuple[str, str]:
         return _form_of_json(text, is_array=begin == "[")
     if _TIMER.search(text):
         return LOG, ""
-    return (CSV, "") if delimiter_of(text.split("\n", 1)[0]) else (OTHER, "no trace in its text")
+    return (CSV, "") if find_delimiter(text.split("\n", 1)[0]) else (OTHER, "no trace in its text")
 
 
 def _form_of_json(text: str, *, is_array: bool) -> tuple[str, str]:
@@ -123,7 +123,7 @@ def _form_of_json(text: str, *, is_array: bool) -> tuple[str, str]:
     return (SIZES, "") if '"pp_size"' in text else (OTHER, "JSON without slices of time")
 
 
-def delimiter_of(header: str) -> str | None:
+def find_delimiter(header: str) -> str | None:
     """Return what parts the cells of a header; None where it has fewer than three."""
     best = max(_DELIMITERS, key=header.count)
     return best if header.count(best) >= 2 else None

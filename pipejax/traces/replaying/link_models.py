@@ -80,31 +80,31 @@ def judge(
     candidates: Sequence[Links],
     predicted: Predictions,
     noise: float | None,
-    taken: Links | None = None,
+    preferred: Links | None = None,
 ) -> LinkIdentification:
     """Rank candidates by what they leave of measured step times (runs) [s]."""
     # The best is the one that leaves least, unless another one is taken already.
-    left = _squares(measured, predicted)
-    if not np.isfinite(left).any():
+    squares = _squares(measured, predicted)
+    if not np.isfinite(squares).any():
         raise ValueError(
             "every candidate is a deadlock in one of the runs: their tables cannot run"
         )
-    simplest = int(np.argmin(left > left.min() + SAME))  # of equals, as they stand
-    best = simplest if taken is None else candidates.index(taken)
-    level = noise or max(LEAST_NOISE, math.sqrt(left[best] / len(measured)))
-    excess = (left - left[best]) / level**2
+    simplest = int(np.argmin(squares > squares.min() + SAME))  # of equals, as they stand
+    best = simplest if preferred is None else candidates.index(preferred)
+    level = noise or max(LEAST_NOISE, math.sqrt(squares[best] / len(measured)))
+    excess = (squares - squares[best]) / level**2
     same = np.abs(predicted / predicted[best] - 1).max(axis=1, initial=0.0) < SAME
-    order = np.argsort(left, kind="stable").tolist()
+    order = np.argsort(squares, kind="stable").tolist()
     order = [best, *(k for k in order if k != best)]
     verdicts = np.select(
-        [np.arange(len(left)) == best, np.isinf(left), same, excess < DECIDES],
+        [np.arange(len(squares)) == best, np.isinf(squares), same, excess < DECIDES],
         ["best", "deadlock", "same", "close"],
         "worse",
     ).tolist()
     fits = tuple(
         LinkFit(
             candidates[k],
-            math.sqrt(left[k] / len(measured)),
+            math.sqrt(squares[k] / len(measured)),
             float(excess[k]),
             verdicts[k],
             predicted[k],
@@ -115,7 +115,7 @@ def judge(
     # chi-square of the best: three standard deviations above its mean are too many
     freedom = len(measured)
     limit = freedom + 3 * math.sqrt(2 * freedom)
-    explains = bool(left[best] / level**2 <= limit)
+    explains = bool(squares[best] / level**2 <= limit)
     return LinkIdentification(candidates[best], not alike, explains, level, fits, alike)
 
 

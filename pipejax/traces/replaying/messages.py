@@ -1,4 +1,4 @@
-"""What messages took: what ops that waited for them say.
+"""Message times, from the ops that waited for the messages.
 
 Nobody recorded when a message was sent, or arrived. But it could be sent when all that it waits for
 under a link model had ended, its producer and the messages before it, and it was there when an op
@@ -31,9 +31,9 @@ class TableRuns:
     ops: Int[NumpyArray, " ops"]  # nodes that are ops
     slices: Int[NumpyArray, "runs ops"]  # where these are in the trace
 
-    def some(self, most: int) -> "TableRuns":
-        """So many of them that they have so many nodes at most, one at least, spread evenly."""
-        apart = -(-self.members.size * len(self.graph.preds) // most)
+    def sample(self, max_nodes: int) -> "TableRuns":
+        """Select runs, spread evenly, of at most so many nodes together; one at least."""
+        apart = -(-self.members.size * len(self.graph.preds) // max_nodes)
         return dataclasses.replace(self, members=self.members[::apart], slices=self.slices[::apart])
 
     def replayed(
@@ -53,7 +53,7 @@ class TableRuns:
 
 def table_runs(pipelines: Pipelines, links: Links) -> Iterator[TableRuns]:
     """All pipelines of a trace, table by table; ValueError where one deadlocks."""
-    number = np.array([one.table for one in pipelines.pipelines])
+    number = np.array([pipeline.table for pipeline in pipelines.pipelines])
     for table, cells in enumerate(pipelines.tables):
         graph = step_graph([cells], links)
         members = np.flatnonzero(number == table)
@@ -102,8 +102,8 @@ class Messages:
         taker, message = runs.ops[row], preds[runs.ops][row, column]
         order = np.argsort(self.graph.link[message], kind="stable")
         self.taker, self.message = taker[order], message[order]
-        beside = preds[self.taker]
-        self.beside = np.where(beside == self.message[:, None], SOURCE, beside)
+        others = preds[self.taker]
+        self.others = np.where(others == self.message[:, None], SOURCE, others)
         self.latest = np.full(shape, np.inf)
         np.minimum.at(self.latest, self.message, self.start[self.taker])
         # messages that wait for as many others, one behind the other, are known at once
@@ -117,7 +117,7 @@ class Messages:
         self.idle = self.rounding + (np.quantile(later, USUAL) if len(later) else 0.0)
 
     def ended(self, times: LinkTimes) -> Ends:
-        """When ops ended, and messages that take so long or were taken before (nodes, runs) [s]."""
+        """Return ends (nodes, runs) [s] of ops and of messages, which take `times` at most."""
         end, graph = self.end.copy(), self.graph
         for level in self.levels:
             ready = end[graph.preds[level]].max(axis=1)
@@ -125,35 +125,36 @@ class Messages:
         return end
 
     def evidence(self, end: Ends) -> TakenMessages:
-        """What ops say of messages, if what these waited for had ended so [s]."""
-        preds, taken = self.graph.preds, self.start[self.taker]
+        """Return observed times of messages [s] and their strength, given when nodes ended."""
+        preds, start = self.graph.preds, self.start[self.taker]
         ready = end[preds[self.message]].max(axis=1)
-        free = end[self.beside].max(axis=1)
-        is_first = (self.beside == SOURCE).all(axis=1, keepdims=True)
+        free = end[self.others].max(axis=1)
+        is_first = (self.others == SOURCE).all(axis=1, keepdims=True)
         strength = np.select(
-            [np.broadcast_to(is_first, ready.shape), ready > free, taken - free > self.idle],
+            [np.broadcast_to(is_first, ready.shape), ready > free, start - free > self.idle],
             [FIRST, WAITED, IDLE],
             THERE,
         )
-        seconds = taken - ready
+        seconds = start - ready
         seconds[np.abs(seconds) < self.rounding] = 0.0
         return TakenMessages(self.graph.link[self.message], seconds, strength)
 
 
 def simple_evidence(pipelines: Pipelines) -> list[TakenMessages]:
-    """What ops say of messages, as if none waited for another."""
-    return [one.evidence(one.end) for one in map(Messages, table_runs(pipelines, Links()))]
+    """Return the evidence on message times as if no message waited for another."""
+    runs = map(Messages, table_runs(pipelines, Links()))
+    return [messages.evidence(messages.end) for messages in runs]
 
 
-def ends_of(link: int, boundaries: int) -> tuple[int, int]:
+def link_ends(link: int, boundaries: int) -> tuple[int, int]:
     """The stages that a link leads from and to."""
     direction, boundary = divmod(link, boundaries)
     return boundary + direction, boundary + 1 - direction
 
 
-def name_of(link: int, boundaries: int) -> str:
-    """What a link is called."""
-    return "stage {} to {}".format(*ends_of(link, boundaries))
+def link_name(link: int, boundaries: int) -> str:
+    """Return the name of a link."""
+    return "stage {} to {}".format(*link_ends(link, boundaries))
 
 
 class LinkEstimate(NamedTuple):
@@ -161,19 +162,19 @@ class LinkEstimate(NamedTuple):
 
     times: LinkTimes  # [s]; without evidence the usual time, if it can be as long
     is_told: Bool[NumpyArray, " links"]  # whether anything waited for one of its messages
-    most: LinkTimes  # (links) a message took no longer [s]; infinite where none was sent
+    upper: LinkTimes  # (links) a message took no longer [s]; infinite where none was sent
     # share of messages that were taken before they could be sent
     early: Float[NumpyArray, " links"]
 
 
 def by_link(evidence: Sequence[TakenMessages], links: int) -> Iterator[tuple[Seconds, Strength]]:
-    """What is said of the messages of every link, of all tables."""
+    """Yield the evidence on the messages of every link, from all tables."""
     for link in range(links):
-        own = [slice(*np.searchsorted(one.link, (link, link + 1))) for one in evidence]
-        both = [*zip(evidence, own, strict=True)]
+        rows_by_table = [slice(*np.searchsorted(part.link, (link, link + 1))) for part in evidence]
+        both = [*zip(evidence, rows_by_table, strict=True)]
         yield (
-            np.concatenate([one.seconds[rows].ravel() for one, rows in both]),
-            np.concatenate([one.strength[rows].ravel() for one, rows in both]),
+            np.concatenate([part.seconds[rows].ravel() for part, rows in both]),
+            np.concatenate([part.strength[rows].ravel() for part, rows in both]),
         )
 
 
@@ -181,33 +182,34 @@ def telling(seconds: Seconds, strength: Strength) -> Seconds:
     """Select the times that determine a link best [s]; none if nothing does."""
     # Of receivers that were only idle at the end, that of the quickest message: all others say that
     # it took no longer.
-    for most in (WAITED, FIRST):
-        if (strength == most).any():
-            return seconds[strength == most]
+    for level in (WAITED, FIRST):
+        if (strength == level).any():
+            return seconds[strength == level]
     quickest = np.argsort(seconds, kind="stable")[:1]
     return seconds[quickest][strength[quickest] == IDLE]
 
 
 def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) -> LinkEstimate:
-    """What links take, by the average of what tells it."""
-    each = [*by_link(evidence, links)]
-    waited = np.concatenate([[], *(seconds[strength == WAITED] for seconds, strength in each)])
+    """Estimate the message time of each link, by an average of its best evidence."""
+    evidences = [*by_link(evidence, links)]
+    waited = np.concatenate([[], *(seconds[strength == WAITED] for seconds, strength in evidences)])
     usual = average(waited) if len(waited) else 0.0
-    told = [telling(*one) for one in each]
-    most = np.array([seconds.min(initial=np.inf) for seconds, _ in each])
+    telling_times = [telling(*link) for link in evidences]
+    upper = np.array([seconds.min(initial=np.inf) for seconds, _ in evidences])
     times = [
-        average(own) if len(own) else min(usual, at) for own, at in zip(told, most, strict=True)
+        average(sample) if len(sample) else min(usual, at)
+        for sample, at in zip(telling_times, upper, strict=True)
     ]
-    is_told = np.array([len(own) > 0 for own in told], bool)
-    early = np.array([(seconds < 0).mean() if len(seconds) else 0.0 for seconds, _ in each])
-    return LinkEstimate(np.maximum(times, 0.0), is_told, np.maximum(most, 0.0), early)
+    is_told = np.array([len(sample) > 0 for sample in telling_times], bool)
+    early = np.array([(seconds < 0).mean() if len(seconds) else 0.0 for seconds, _ in evidences])
+    return LinkEstimate(np.maximum(times, 0.0), is_told, np.maximum(upper, 0.0), early)
 
 
 def link_times(messages: Sequence[Messages], links: int) -> Iterator[LinkTimes]:
     """Times of a message by link [s]: such as explain when all were taken, and simpler ones."""
     # The simpler ones are as if none waited for another. The median is of messages that differ; the
     # lower quartile where many stood behind others that this link model does not know of.
-    alone = [one.evidence(one.end) for one in messages]
+    alone = [part.evidence(part.end) for part in messages]
     for average in (median, _lower_quartile):
         times = estimate(alone, links, average).times
         yield _settled(messages, times, average)
@@ -218,7 +220,7 @@ def _settled(messages: Sequence[Messages], times: LinkTimes, average: Average) -
     """Ends of messages from their times, and times from ends, by turns."""
     for _ in range(ROUNDS):
         before = times
-        evidence = [one.evidence(one.ended(before)) for one in messages]
+        evidence = [part.evidence(part.ended(before)) for part in messages]
         times = estimate(evidence, len(before), average).times
         if np.allclose(times, before, rtol=1e-9, atol=0.0):
             break

@@ -76,7 +76,7 @@ class Pipelines:
     @property
     def odd_steps(self) -> list[int]:
         """Steps in which a replica ran in another order than most."""
-        return sorted({one.step for one in self.pipelines if one.table})
+        return sorted({pipeline.step for pipeline in self.pipelines if pipeline.table})
 
     @property
     def spans(self) -> NumpyArray:
@@ -84,13 +84,13 @@ class Pipelines:
         start, end = self.trace.start, self.trace.end
         return np.array([end[p.slices].max() - start[p.slices].min() for p in self.pipelines])
 
-    def starts(self, one: Pipeline) -> Float[NumpyArray, "workers slots"]:
+    def starts(self, pipeline: Pipeline) -> Float[NumpyArray, "workers slots"]:
         """Recorded start of every cell of a pipeline's table, from the first; NaN of none [s]."""
-        first = cell_slices(self.trace, one.slices)
-        cells = self.tables[one.table].cells.phase
-        found = np.full(cells.shape, np.nan)
-        found[cells != Phase.IDLE] = self.trace.start[first] - self.trace.start[first].min()
-        return found
+        first = cell_slices(self.trace, pipeline.slices)
+        cells = self.tables[pipeline.table].cells.phase
+        result = np.full(cells.shape, np.nan)
+        result[cells != Phase.IDLE] = self.trace.start[first] - self.trace.start[first].min()
+        return result
 
 
 def pipelines_of(trace: Trace) -> Pipelines:
@@ -118,29 +118,33 @@ def pipelines_of(trace: Trace) -> Pipelines:
     members, sooner = dict(_members(trace)), _sooner(trace)
     if not members:
         raise MismatchError(f"{trace.source or 'the trace'} holds no F, B, I or W of any stage")
-    whole = [own for own in members.values() if not _missing(trace, own)] or [*members.values()]
+    whole = [slices for slices in members.values() if not _missing(trace, slices)] or [
+        *members.values()
+    ]
     usual = Counter(map(len, whole)).most_common(1)[0][0]
-    known: dict[bytes, int | str] = {}
+    table_numbers: dict[bytes, int | str] = {}
     tables: list[ScheduleTable] = []
-    found: list[Pipeline] = []
+    pipelines: list[Pipeline] = []
     for (step, replica), slices in members.items():
-        where = _unsound(trace, slices, usual) or _table_of(trace, slices, known, tables)
+        where = _unsound(trace, slices, usual) or _table_number(
+            trace, slices, table_numbers, tables
+        )
         if isinstance(where, int):
             where = _too_early(trace, slices, sooner) or where
         if isinstance(where, int):
-            found.append(Pipeline(step, replica, where, slices))
+            pipelines.append(Pipeline(step, replica, where, slices))
         else:
             left_out.append(LeftOut(f"step {step}, replica {replica}", where))
-    if not found:
+    if not pipelines:
         source = trace.source or "the trace"
-        before = "".join(f"; {each.what}: {each.why}" for each in trace.left_out[:MOST_SAID])
+        before = "".join(f"; {part.what}: {part.why}" for part in trace.left_out[:MOST_SAID])
         raise MismatchError(f"no pipeline of {source} can be: {left_out[-1].why}{before}")
-    by_use = [k for k, _ in Counter(one.table for one in found).most_common()]
+    by_use = [k for k, _ in Counter(pipeline.table for pipeline in pipelines).most_common()]
     number = {old: new for new, old in enumerate(by_use)}
     return Pipelines(
         trace,
         tuple(tables[k] for k in by_use),
-        tuple(one._replace(table=number[one.table]) for one in found),
+        tuple(pipeline._replace(table=number[pipeline.table]) for pipeline in pipelines),
         tuple(left_out),
     )
 
@@ -154,9 +158,9 @@ def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:
     ops = ops[np.lexsort([key[ops] for key in keys])]
     step, replica = trace.step[ops], trace.replica[ops]
     first = np.flatnonzero(np.diff(step, prepend=step[:1] - 1) | np.diff(replica, prepend=-2) != 0)
-    for own in np.split(ops, first[1:]):
-        if len(own):
-            yield (int(trace.step[own[0]]), int(trace.replica[own[0]])), OpSlices(own)
+    for slices in np.split(ops, first[1:]):
+        if len(slices):
+            yield (int(trace.step[slices[0]]), int(trace.replica[slices[0]])), OpSlices(slices)
 
 
 def _missing(trace: Trace, slices: Slices) -> list[int]:
@@ -164,7 +168,7 @@ def _missing(trace: Trace, slices: Slices) -> list[int]:
 
 
 def _unsound(trace: Trace, slices: Slices, usual: int) -> str | None:
-    """What is wrong with the slices of a pipeline by themselves."""
+    """Return the fault of the slices of a pipeline by themselves; None without one."""
     missing = _missing(trace, slices)
     if missing:
         return f"worker {missing[0]} is missing"
@@ -178,12 +182,11 @@ def _unsound(trace: Trace, slices: Slices, usual: int) -> str | None:
     over = end[:-1] - start[1:] > OVERLAP * shorter
     over &= (worker[1:] == worker[:-1]) & ~alone[1:]
     if over.any():
-        one, other = slices[over.argmax()], slices[over.argmax() + 1]
-        is_doubled = _name(trace, other) == _name(trace, one) or len(trace.steps) == 1
-        hint = ": are steps or replicas not told apart?" * is_doubled
-        return (
-            f"{_name(trace, other)} starts while {_name(trace, one)} runs on the same worker{hint}"
-        )
+        first, second = slices[over.argmax()], slices[over.argmax() + 1]
+        names = _name(trace, second), _name(trace, first)
+        is_doubled = names[0] == names[1] or len(trace.steps) == 1
+        hint = ": are steps or replicas not told apart?" if is_doubled else ""
+        return f"{names[0]} starts while {names[1]} runs on the same worker{hint}"
     return None
 
 
@@ -191,24 +194,24 @@ def _name(trace: Trace, at: int) -> str:
     return f"{trace.stage[at]}{trace.phases[trace.phase[at]]}{trace.microbatch[at]}"
 
 
-def _table_of(
-    trace: Trace, slices: Slices, known: dict[bytes, int | str], tables: list[ScheduleTable]
+def _table_number(
+    trace: Trace, slices: Slices, table_numbers: dict[bytes, int | str], tables: list[ScheduleTable]
 ) -> int | str:
     """Position of the table of a pipeline, a new one if need be; or what is wrong with it."""
     fused = fused_with_last(trace, slices)
     keys = (trace.worker, trace.phase, trace.stage, trace.microbatch)
     key = np.stack([*(x[slices] for x in keys), fused]).tobytes()
-    if key not in known:
+    if key not in table_numbers:
         try:
             tables.append(ScheduleTable.from_rows(_rows(trace, slices, fused), name="trace"))
-            known[key] = len(tables) - 1
+            table_numbers[key] = len(tables) - 1
         except ScheduleError as error:
-            known[key] = f"no order that can run: {error.reason}"
-    return known[key]
+            table_numbers[key] = f"no order that can run: {error.reason}"
+    return table_numbers[key]
 
 
 def fused_with_last(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
-    """Whether each op runs as one with that before it: (ops)."""
+    """Return whether each op runs as one with the op before it: (ops)."""
     start, end, worker = (x[slices] for x in (trace.start, trace.end, trace.worker))
     same = (start[1:] == start[:-1]) & (end[1:] == end[:-1]) & (worker[1:] == worker[:-1])
     return np.append(False, same & (end[1:] > start[1:]))
@@ -234,10 +237,10 @@ class PipelineOps(NamedTuple):
     @classmethod
     def of(cls, trace: Trace, members: Sequence[Pipeline]) -> "PipelineOps":
         """Look up ops of pipelines."""
-        slices = np.concatenate([one.slices for one in members])
+        slices = np.concatenate([member.slices for member in members])
         is_second = fused_with_last(trace, slices)
         return cls(
-            np.repeat(np.arange(len(members)), [len(one.slices) for one in members]),
+            np.repeat(np.arange(len(members)), [len(member.slices) for member in members]),
             slices,
             trace.stage[slices],
             trace.microbatch[slices],
@@ -251,9 +254,9 @@ class PipelineOps(NamedTuple):
         """Yield ops of each phase that run alone, then fused pairs by their forward."""
         is_alone = ~(self.is_first | self.is_second)
         kinds = [(name, is_alone & (self.phase == k)) for k, name in enumerate(OPS)]
-        for name, mine in [*kinds, ("pair", self.is_first)]:
-            if mine.any():
-                yield name, PipelineOps(*(each[mine] for each in self))
+        for name, is_kind in [*kinds, ("pair", self.is_first)]:
+            if is_kind.any():
+                yield name, PipelineOps(*(column[is_kind] for column in self))
 
 
 def _ranks(trace: Trace) -> Slices:
@@ -278,11 +281,11 @@ def _rows(
 
 
 def _sooner(trace: Trace) -> Float[NumpyArray, " slices"]:
-    """How long before its input is there every op starts (slices) [s]; -inf without any."""
-    made, taken = transfers(trace, OF_OPS)
-    found = np.full(len(trace), -np.inf)
-    found[taken] = trace.end[made] - trace.start[taken]
-    return found
+    """Return how long before its input every op starts (slices) [s]; -inf without input."""
+    producers, consumers = transfers(trace, OF_OPS)
+    lead = np.full(len(trace), -np.inf)
+    lead[consumers] = trace.end[producers] - trace.start[consumers]
+    return lead
 
 
 def _too_early(trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"]) -> str | None:
@@ -304,11 +307,11 @@ def _held_waits(
     """Return the evidence that slices begin before the waits of their ops; empty without it."""
     # An offset of two clocks cancels in the sum of the quickest message each way, which thus cannot
     # be below 0. On a worker whose slices hold their waits each begins where the one before ended.
-    made, taken = transfers(trace, OF_OPS)
-    inside = np.isin(made, slices) & np.isin(taken, slices)
+    producers, consumers = transfers(trace, OF_OPS)
+    inside = np.isin(producers, slices) & np.isin(consumers, slices)
     quickest = np.full((trace.workers, trace.workers), np.inf)
-    ends = trace.worker[made[inside]], trace.worker[taken[inside]]
-    np.minimum.at(quickest, ends, -sooner[taken[inside]])
+    ends = trace.worker[producers[inside]], trace.worker[consumers[inside]]
+    np.minimum.at(quickest, ends, -sooner[consumers[inside]])
     is_contradictory = (quickest + quickest.T < -slack).any(axis=1)
     follows = np.diff(trace.worker[slices]) == 0
     idle = (trace.start[slices[1:]] - trace.end[slices[:-1]])[follows]
@@ -346,9 +349,9 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
     check_types(table=(table, ScheduleTable))
     slices = table.grammar.slices
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
-    every = {"stages_per_worker": table.num_stages // table.num_workers, "slices": slices}
+    possible = {"stages_per_worker": table.num_stages // table.num_workers, "slices": slices}
     for name, builder in REGISTRY.items():
-        options = {name: every[name] for name in every if name in builder.options}
+        options = {name: possible[name] for name in possible if name in builder.options}
         if builder.planned:
             continue
         try:

@@ -24,9 +24,9 @@ from pipejax.traces.replaying.messages import (
     TableRuns,
     TakenMessages,
     estimate,
+    link_name,
     link_times,
     median,
-    name_of,
     table_runs,
 )
 from pipejax.traces.replaying.pipelines import Pipelines
@@ -75,64 +75,64 @@ class Replay:
     @functools.cached_property
     def by_step(self) -> Mapping[int, float]:
         """Mean absolute error of the pipelines of each step."""
-        steps = np.array([one.step for one in self.pipelines.pipelines])
+        steps = np.array([pipeline.step for pipeline in self.pipelines.pipelines])
         errors = np.abs(self.errors)
         return {int(step): float(errors[steps == step].mean()) for step in np.unique(steps)}
 
     @property
     def fits(self) -> Mapping[str, float]:
         """Mean absolute error of every link model that can be, by what it is called."""
-        spans, found = self.pipelines.spans, {} if self.identified is None else self.identified.fits
-        return {called(fit.links): float(np.abs(fit.predicted / spans - 1).mean()) for fit in found}
+        spans, tried = self.pipelines.spans, () if self.identified is None else self.identified.fits
+        return {called(fit.links): float(np.abs(fit.predicted / spans - 1).mean()) for fit in tried}
 
     @property
     def alike(self) -> list[str]:
         """Link models that were tried and that these pipelines do not tell from this one."""
-        return [] if self.identified is None else [called(one) for one in self.identified.alike]
+        return [] if self.identified is None else [called(links) for links in self.identified.alike]
 
     @functools.cached_property
     def evidence(self) -> Sequence[TakenMessages]:
-        """What ops say of messages under these links, by table."""
-        every = map(Messages, table_runs(self.pipelines, self.links))
-        return [one.evidence(one.ended(self.link_times)) for one in every]
+        """Evidence of ops on messages under these links, by table."""
+        tables = map(Messages, table_runs(self.pipelines, self.links))
+        return [messages.evidence(messages.ended(self.link_times)) for messages in tables]
 
     @functools.cached_property
-    def told(self) -> LinkEstimate:
-        """Which links anything waited for, and what messages took at most."""
+    def link_estimate(self) -> LinkEstimate:
+        """Estimate of the message time of each link, with an upper bound."""
         return estimate(self.evidence, len(self.link_times), median)
 
     @property
     def untold(self) -> Mapping[str, float]:
         """Links for whose messages nothing waited, and what one took at most [s]."""
-        told, boundaries = self.told, self.pipelines.table.num_stages - 1
-        links = np.flatnonzero(~told.is_told & np.isfinite(told.most))
-        return {name_of(link, boundaries): float(told.most[link]) for link in links.tolist()}
+        upper, boundaries = self.link_estimate.upper, self.pipelines.table.num_stages - 1
+        links = np.flatnonzero(~self.link_estimate.is_told & np.isfinite(upper)).tolist()
+        return {link_name(link, boundaries): float(upper[link]) for link in links}
 
     @functools.cached_property
     def residuals(self) -> Float[NumpyArray, " slices"]:
-        """How much later than in the replay every op started (slices) [s]; 0 of what is no op.
+        """Delay of the start of every op against the replay (slices) [s]; 0 for other slices.
 
         Both are counted from the first start of the pipeline.
         """
-        trace, found = self.pipelines.trace, np.zeros(len(self.pipelines.trace))
+        trace, result = self.pipelines.trace, np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             start, _ = runs.replayed(self.link_times[None])
-            own = trace.start[runs.slices]
-            found[runs.slices] = own - own.min(axis=1, keepdims=True) - start[0]
-        return found
+            recorded = trace.start[runs.slices]
+            result[runs.slices] = recorded - recorded.min(axis=1, keepdims=True) - start[0]
+        return result
 
     @functools.cached_property
     def stalls(self) -> Float[NumpyArray, " slices"]:
-        """How long after all that it waits for every op started (slices) [s]; 0 of what is no op.
+        """Delay of the start of every op after all its inputs (slices) [s]; 0 for other slices.
 
         What it waits for is taken as recorded: so nothing that came before is counted again.
         """
-        found = np.zeros(len(self.pipelines.trace))
+        result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             messages = Messages(runs)
             ready = messages.ended(self.link_times)[runs.graph.preds[runs.ops]].max(axis=1)
-            found[runs.slices] = np.maximum(messages.start[runs.ops] - ready, 0.0).T
-        return found
+            result[runs.slices] = np.maximum(messages.start[runs.ops] - ready, 0.0).T
+        return result
 
 
 def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
@@ -158,7 +158,7 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
     """
     check_types(pipelines=(pipelines, Pipelines))
     candidates = [Links()] if pipelines.table.num_workers == 1 else single_models()
-    found: list[Replay] = []
+    results: list[Replay] = []
     impossible: list[Replay] = []  # ops would have taken messages before they could be sent
     for links in candidates if link is None else [Links.of(link)]:
         try:
@@ -168,25 +168,25 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
                 raise
             continue
         times, early = _best_times(pipelines, runs)
-        one = Replay(pipelines, links, times, _errors(pipelines, runs, times[None])[0])
-        (impossible if early > EARLY else found).append(one)
-    found = found or impossible
+        result = Replay(pipelines, links, times, _errors(pipelines, runs, times[None])[0])
+        (impossible if early > EARLY else results).append(result)
+    results = results or impossible
     # the simplest comes first: another has to be better than rounding
-    best = min(found, key=lambda one: round(one.mean_error, 9))
+    best = min(results, key=lambda result: round(result.mean_error, 9))
     spans = pipelines.spans
-    predicted = spans * (1 + np.stack([one.errors for one in found]))
+    predicted = spans * (1 + np.stack([result.errors for result in results]))
     # a step that nothing explains, as the first of a run, says nothing of links
     noise = max(LEAST_NOISE, DEVIATION * float(np.median(np.abs(best.errors))))
-    candidates = [one.links for one in found]
+    candidates = [result.links for result in results]
     identified = judge(spans, candidates, predicted, noise, best.links)
     if noise > UNEXPLAINED:
-        best = next(one for one in found if one.links in (best.links, *identified.alike))
+        best = next(result for result in results if result.links in (best.links, *identified.alike))
         identified = judge(spans, candidates, predicted, noise, best.links)
     return dataclasses.replace(best, identified=identified)
 
 
 def called(links: Links) -> str:
-    """What a link model is called."""
+    """Return the name of a link model."""
     if not links.meets:
         return links.model
     posted = [f"posting {links.posting}"] if links.posting != Links().posting else []
@@ -197,14 +197,14 @@ def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTi
     """Times of messages that explain some of the pipelines best (links) [s]."""
     # And the share of messages that were taken before they could be sent, of the link with the
     # most.
-    some = [one.some(MOST_NODES) for one in runs]
+    samples = [run.sample(MOST_NODES) for run in runs]
     links = 2 * (pipelines.table.num_stages - 1)
-    messages = [Messages(one) for one in some]
+    messages = [Messages(sample) for sample in samples]
     ways = np.stack([*link_times(messages, links)])
-    errors = np.abs(_errors(pipelines, some, ways))
-    known = ~np.isnan(errors[0])
-    best = ways[np.argmin(errors[:, known].mean(axis=1).round(9))]
-    evidence = [one.evidence(one.ended(best)) for one in messages]
+    errors = np.abs(_errors(pipelines, samples, ways))
+    is_valid = ~np.isnan(errors[0])
+    best = ways[np.argmin(errors[:, is_valid].mean(axis=1).round(9))]
+    evidence = [part.evidence(part.ended(best)) for part in messages]
     return best, float(estimate(evidence, links, median).early.max(initial=0.0))
 
 
@@ -212,8 +212,8 @@ def _errors(
     pipelines: Pipelines, runs: Sequence[TableRuns], ways: Float[NumpyArray, "ways links"]
 ) -> Float[NumpyArray, "ways pipelines"]:
     """Replayed over recorded span of the pipelines in these runs, minus 1; NaN of others."""
-    found = np.full((len(ways), len(pipelines.pipelines)), np.nan)
-    for one in runs:
-        _, spans = one.replayed(ways)
-        found[:, one.members] = spans / pipelines.spans[one.members] - 1
-    return found
+    errors = np.full((len(ways), len(pipelines.pipelines)), np.nan)
+    for run in runs:
+        _, spans = run.replayed(ways)
+        errors[:, run.members] = spans / pipelines.spans[run.members] - 1
+    return errors

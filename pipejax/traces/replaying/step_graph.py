@@ -1,4 +1,4 @@
-"""What waits for what in a step of a whole job: pipelines side by side, and what surrounds them.
+"""Graph of a step of a whole job: pipelines side by side, and the slices around them.
 
 The ops and messages of each replica are its table's program, as the engine lowers it for a link
 model. What else a worker runs stands in its row where it ran: collectives end together, as long
@@ -17,7 +17,7 @@ from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
 from pipejax.schedules.cells.ops import MESSAGES as TRANSFERS
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.readers.parts import scope_of
+from pipejax.traces.readers.parts import collective_scope
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
 from pipejax.traces.replaying.pipelines import (
     CellCount,
@@ -40,7 +40,7 @@ class Rest(NamedTuple):
     replica: int  # position of its replica
     worker: int
     after: CellCount  # how many cells of the worker's row stand before it
-    beside: bool  # whether it runs beside ops, and blocks only what follows it among its kind
+    is_beside: bool  # whether it runs beside ops, and blocks only what follows it among its kind
     group: int  # number of those that end together; -1 of one that ends alone
 
 
@@ -70,8 +70,8 @@ class _Edges:
         self.size = 1
 
     def add(self, count: int, **labels: Nodes | int) -> Nodes:
-        for name, known in self.labels.items():
-            known.append(np.broadcast_to(labels.get(name, NONE), count))
+        for name, parts in self.labels.items():
+            parts.append(np.broadcast_to(labels.get(name, NONE), count))
         self.size += count
         return np.arange(self.size - count, self.size)
 
@@ -88,12 +88,12 @@ class _Edges:
         by_head, column, shape = lay_out_edges(self.size, number[head])
         preds = np.zeros(shape, np.int64)
         preds[number[head][by_head], column] = number[tail][by_head]
-        labels = {name: np.concatenate(known)[order] for name, known in self.labels.items()}
+        labels = {name: np.concatenate(parts)[order] for name, parts in self.labels.items()}
         return StepGraph(preds, **labels)
 
 
 def op_of_nodes(program: Program, table: ScheduleTable) -> Nodes:
-    """Which op each node is (nodes): its position among those of all rows, one behind the other."""
+    """Return the op of each node (nodes): its position in all rows, one after the other."""
     ops = (op for row in table.rows() for cell in row for op in cell if op.phase.name in OPS)
     position = {(int(op.phase), op.stage, op.microbatch): k for k, op in enumerate(ops)}
     fields = (program.phase, program.stage, program.microbatch)
@@ -119,14 +119,14 @@ def _add_pipeline(edges: _Edges, table: ScheduleTable, program: Program, replica
     """Add the ops and messages of a replica; return the node of each cell, by row."""
     op = op_of_nodes(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
-    link = np.where(is_message, _links_of(program, np.asarray(program.duration_index)), NONE)
+    link = np.where(is_message, _node_links(program, np.asarray(program.duration_index)), NONE)
     op[is_message] = NONE
     node = np.append(
         SOURCE, edges.add(program.num_nodes - 1, replica=replica, op=op[1:], link=link[1:])
     )
     head, column = np.nonzero((program.preds != SOURCE) | (program.lag_index > 0))
     tail = np.asarray(program.preds)[head, column]
-    lag = _links_of(program, np.asarray(program.lag_index)[head, column])
+    lag = _node_links(program, np.asarray(program.lag_index)[head, column])
     waits = lag != NONE  # a message that uses no resource is a node between both ends
     edges.join(node[tail[~waits]], node[head[~waits]])
     between = edges.add(int(waits.sum()), replica=replica, link=lag[waits])
@@ -135,7 +135,7 @@ def _add_pipeline(edges: _Edges, table: ScheduleTable, program: Program, replica
     return [node[row[row != SOURCE]] for row in np.asarray(program.node_of_cell)]
 
 
-def _links_of(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
+def _node_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
     """The link whose message time stands at positions of the cost vector, or -1."""
     layout = program.layout
     _, pipes, boundaries, columns = layout.link_shape
@@ -155,16 +155,16 @@ def _add_rests(edges: _Edges, rows: Sequence[Sequence[Row]], rests: Sequence[Res
         node = int(edges.add(1, replica=rest.replica, rest=place)[0])
         row = rows[rest.replica][rest.worker]
         before = [int(row[rest.after - 1])] if rest.after else []
-        lane = (rest.replica, rest.worker, rest.beside)
+        lane = (rest.replica, rest.worker, rest.is_beside)
         for other in (lane, (*lane[:2], False)):
             if other in last and last[other][0] <= rest.after:
                 before.append(last[other][1])
         gate = groups.get(rest.group, node)  # the last member of a collective opens it for all
-        for each in before or [SOURCE]:
-            edges.join(each, gate)
+        for tail in before or [SOURCE]:
+            edges.join(tail, gate)
         if gate != node:
             edges.join(gate, node)
-        if not rest.beside and rest.after < len(row):
+        if not rest.is_beside and rest.after < len(row):
             edges.join(node, int(row[rest.after]))
         last[lane] = rest.after, node
 
@@ -182,7 +182,7 @@ class Rests(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """Which slice it is, in every step."""
+    """Identity of a slice in every step."""
 
     replica: int
     worker: int
@@ -190,35 +190,35 @@ class _Key(NamedTuple):
     occurrence: int
 
 
-def rests_of(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> Rests:
+def find_rests(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> Rests:
     """Find what steps have beside ops and messages, whose replicas run the same tables."""
     trace = pipelines.trace
     by_row = _by_row(trace)
-    found: dict[_Key, dict[int, int]] = {}
+    slices_by_key: dict[_Key, dict[int, int]] = {}
     placed: dict[_Key, list[tuple[CellCount, bool, float]]] = {}
     for number, replicas in enumerate(steps):
-        begin = min(trace.start[one.slices].min() for one in replicas)
-        for place, one in enumerate(replicas):
-            cells = cell_slices(trace, one.slices)
+        begin = min(trace.start[pipeline.slices].min() for pipeline in replicas)
+        for place, pipeline in enumerate(replicas):
+            cells = cell_slices(trace, pipeline.slices)
             row = trace.worker[cells]
             for worker in range(trace.workers):
-                own, count = CellSlices(cells[row == worker]), dict[str, int]()
-                for at in by_row.get((one.step, one.replica, worker), ()):
+                row_cells, count = CellSlices(cells[row == worker]), dict[str, int]()
+                for at in by_row.get((pipeline.step, pipeline.replica, worker), ()):
                     name = trace.phases[trace.phase[at]]
                     key = _Key(place, worker, name, count.setdefault(name, 0))
                     count[name] += 1
-                    found.setdefault(key, {})[number] = int(at)
-                    where = _place(trace, own, int(at))
+                    slices_by_key.setdefault(key, {})[number] = int(at)
+                    where = _place(trace, row_cells, int(at))
                     placed.setdefault(key, []).append((*where, trace.start[at] - begin))
     rests = sorted(_placed(placed), key=lambda pair: pair[1])
     numbers = dict(_groups([key for key, _ in rests], trace.workers))
     slices = np.full((len(steps), len(rests)), NONE)
     for column, (key, _) in enumerate(rests):
-        for step, at in found[key].items():
+        for step, at in slices_by_key[key].items():
             slices[step, column] = at
     places = tuple(
-        Rest(key.phase, key.occurrence, key.replica, key.worker, after, beside, numbers[key])
-        for key, (_, _, after, beside, _) in rests
+        Rest(key.phase, key.occurrence, key.replica, key.worker, after, is_beside, numbers[key])
+        for key, (_, _, after, is_beside, _) in rests
     )
     return Rests(places, slices, _seconds(trace, places, slices))
 
@@ -246,10 +246,10 @@ def _place(trace: Trace, cells: CellSlices, at: int) -> tuple[CellCount, bool]:
 def _placed(
     placed: Mapping[_Key, Sequence[tuple[CellCount, bool, float]]],
 ) -> Iterator[tuple[_Key, tuple[int, int, CellCount, bool, float]]]:
-    """Where every slice stands in most steps: replica, worker, after, beside, and when."""
+    """Yield the usual place of every slice: replica, worker, after, beside, and time."""
     for key, where in placed.items():
-        after, beside, when = zip(*where, strict=True)
-        is_beside = 2 * sum(beside) > len(beside)
+        after, flags, when = zip(*where, strict=True)
+        is_beside = 2 * sum(flags) > len(flags)
         usual = CellCount(int(np.median(after)))
         yield key, (key.replica, key.worker, usual, is_beside, float(np.median(when)))
 
@@ -258,7 +258,7 @@ def _groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Key, int]]:
     """Number of the collective that every slice is of; -1 of none, and of one that is alone."""
     members: dict[tuple[object, ...], list[_Key]] = {}
     for key in keys:
-        scope = scope_of(key.phase)
+        scope = collective_scope(key.phase)
         is_end = key.worker in (0, workers - 1)
         where = {
             "replicas": (key.worker,),
@@ -269,20 +269,20 @@ def _groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Key, int]]:
             yield key, NONE
         else:
             members.setdefault((key.phase, key.occurrence, *where), []).append(key)
-    for number, every in enumerate(members.values()):
-        for key in every:
-            yield key, number if len(every) > 1 else NONE
+    for number, group in enumerate(members.values()):
+        for key in group:
+            yield key, number if len(group) > 1 else NONE
 
 
 def _seconds(
     trace: Trace, places: Sequence[Rest], slices: Int[NumpyArray, "steps rests"]
 ) -> Float[NumpyArray, "steps rests"]:
-    """What every slice takes (steps, rests) [s]; 0 where a step has none."""
+    """Return the duration of every slice (steps, rests) [s]; 0 in a step without it."""
     start = np.append(trace.start, -np.inf)[slices]
     end = np.append(trace.end, -np.inf)[slices]
     group = np.array([rest.group for rest in places], int)
     for number in np.unique(group[group != NONE]):
-        mine = group == number
-        start[:, mine] = start[:, mine].max(axis=1, keepdims=True)
+        is_member = group == number
+        start[:, is_member] = start[:, is_member].max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
         return np.where(slices == NONE, 0.0, np.maximum(end - start, 0.0))
