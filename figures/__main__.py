@@ -58,7 +58,7 @@ from figures.tabular import (
     run_time,
     schedule_tables,
 )
-from pipejax.files import check_writable, drafted, write_file
+from pipejax.files import atomic_write, check_writable, write_file
 from pipejax.plots import style
 
 PIPEDREAM: Mapping[str, ModuleType] = {
@@ -198,7 +198,7 @@ def _draw(stores: list[str], data: Path, out: Path) -> list[str]:
             for fault in faults(figure):
                 print(f"{label}: {fault}", file=sys.stderr)
             for suffix, metadata in SUFFIXES.items():
-                with drafted(out / f"{label}.{suffix}") as draft:
+                with atomic_write(out / f"{label}.{suffix}") as draft:
                     figure.savefig(draft, metadata=dict(metadata))
             captions[label] = figure_caption(figure)
             plt.close(figure)

@@ -1,11 +1,11 @@
-"""What is read and written beside tables, costs, models and systems."""
+"""Files beside tables, costs, models and systems."""
 
 from pipejax.analysis.formula.formula import read_formula as read_formula
 from pipejax.analysis.runs.chrome_trace import chrome_trace as chrome_trace
 from pipejax.base.files import (
+    atomic_write as atomic_write,
     check_writable as check_writable,
     checksum as checksum,
-    drafted as drafted,
     write_file as write_file,
 )
 from pipejax.base.provenance import (

@@ -1,4 +1,4 @@
-"""What functions return, by the room that it comes from."""
+"""Records that functions return, by room."""
 
 from pipejax.analysis.comparison.comparison import Comparison as Comparison
 from pipejax.analysis.formula.family import Family as Family

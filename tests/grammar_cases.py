@@ -92,7 +92,7 @@ class Drawn:
     def often(self, chance):
         return self.rng.random() < chance
 
-    def one_of(self, values):
+    def resolve_choice(self, values):
         return values[self.rng.integers(len(values))]
 
 
@@ -112,25 +112,31 @@ def _graph(d):
 def _kinds(d):
     """Kinds by letters, with the items that they take and free."""
     count = d.rng.integers(2, 7) if d.mode == "own" else d.rng.integers(0, 5)
-    items = d.one_of([{}, {"kv": 0.5}, {"kv": 0.25, "weights": 2.0}])
+    items = d.resolve_choice([{}, {"kv": 0.5}, {"kv": 0.25, "weights": 2.0}])
     parts = ["activation", "for_w", "checkpoint", *items]
     kinds = {}
     for letters in d.rng.permutation(LETTERS)[:count].tolist():
         first = d.mode == "own" and not kinds  # says which microbatches there are
-        of = "microbatch" if first else d.one_of(OWNERS)
+        of = "microbatch" if first else d.resolve_choice(OWNERS)
         lanes = LANES + ["host"] * (of == "microbatch")
-        kind = {"letters": letters, "of": of, "lane": "compute" if first else d.one_of(lanes)}
+        kind = {
+            "letters": letters,
+            "of": of,
+            "lane": "compute" if first else d.resolve_choice(lanes),
+        }
         if d.often(0.8):
             kind["time"] = f"of {letters}"
         if of == "worker" and d.often(0.6):
             kind["together"] = True
         if of == "microbatch" and d.often(0.2):
-            kind["time"] = d.one_of(["forward", "shared"])
+            kind["time"] = d.resolve_choice(["forward", "shared"])
         if d.often(0.3):
             kind["slot"] = int(d.rng.integers(1, 4))
         for moment in ("at_start", "at_end"):
             if d.often(0.3):
-                kind[moment] = {d.one_of(parts): int(d.rng.integers(-2, 3)) for _ in range(2)}
+                kind[moment] = {
+                    d.resolve_choice(parts): int(d.rng.integers(-2, 3)) for _ in range(2)
+                }
         kinds[letters] = kind
     return kinds, items
 
@@ -144,7 +150,7 @@ def _end(d, letters, of, fixed):
     if of == "worker":
         return letters + number
     places = [f"{letters}@first", f"{letters}@last", f"{d.rng.integers(d.stages)}{letters}{number}"]
-    return d.one_of(places)
+    return d.resolve_choice(places)
 
 
 def _rule(d, grammar, consumer, producer):
@@ -154,14 +160,14 @@ def _rule(d, grammar, consumer, producer):
     slices = [f" (slice {k:+d})" for k in (-1, 1)] * (d.slices > 1)
     if consumer == producer:  # along the stages or the slices
         ways = slices + ["@-1", "@-1", "@+1", "@-2"][: 3 if d.graph else 4] * (made != "worker")
-        which = d.one_of(ways or [""])
+        which = d.resolve_choice(ways or [""])
     elif made != "worker" and (waits == "worker" or d.often(0.1)):
         producer, which = _end(d, producer, made, 1.0), ""
     else:
         ways = [""] * 4 + ["@-1", "@+1"] * 2 + [] if d.graph else ["@+2"]
-        which = d.one_of(ways) if "worker" not in (made, waits) else ""
-        which += d.one_of([""] * 7 + [" (all)"]) if not which else ""
-        which += d.one_of(slices) if slices and not which and d.often(0.3) else ""
+        which = d.resolve_choice(ways) if "worker" not in (made, waits) else ""
+        which += d.resolve_choice([""] * 7 + [" (all)"]) if not which else ""
+        which += d.resolve_choice(slices) if slices and not which and d.often(0.3) else ""
     sends = "worker" not in (made, waits) and "@" in which + producer and d.often(0.7)
     return f"{text} <- {producer}{which}{' [message]' * bool(sends)}"
 
@@ -176,11 +182,11 @@ def _rules(d, grammar):
     for letters in own:
         before = [k for k in order if order[k] < order[letters]]
         behind = [k for k in order if order[k] > order[letters]]
-        pairs += [(letters, d.one_of(before)) for _ in range(d.rng.integers(3)) if before]
-        pairs += [(d.one_of(behind), letters) for _ in range(d.rng.integers(2)) if behind]
+        pairs += [(letters, d.resolve_choice(before)) for _ in range(d.rng.integers(3)) if before]
+        pairs += [(d.resolve_choice(behind), letters) for _ in range(d.rng.integers(2)) if behind]
         pairs += [(letters, letters)] * d.often(0.5)
     if len(order) > 1 and d.often(0.1):  # perhaps a circle
-        pairs.append((d.one_of([*order]), d.one_of([*order])))
+        pairs.append((d.resolve_choice([*order]), d.resolve_choice([*order])))
     return [_rule(d, grammar, *pair) for pair in pairs]
 
 
@@ -188,7 +194,11 @@ def _rules(d, grammar):
 def _ops(d, kinds):
     """Ops: (letters, stage or worker, microbatch); some kinds are not everywhere."""
     everywhere = [(s, m) for s in range(d.stages) for m in range(d.microbatches)]
-    shares = d.one_of([0.0, 0.5, 1.0]), d.one_of([0.0, 0.3]), d.one_of([0.0, 0.3])
+    shares = (
+        d.resolve_choice([0.0, 0.5, 1.0]),
+        d.resolve_choice([0.0, 0.3]),
+        d.resolve_choice([0.0, 0.3]),
+    )
     found = []
     for s, m in everywhere if d.mode != "own" else []:
         splits, recomputes, offloads = map(d.often, shares)
@@ -200,7 +210,7 @@ def _ops(d, kinds):
         if kind["of"] == "worker":
             names = [f"worker {w}" for w in range(d.workers)]
             places = [(name, m) for name in names for m in range(d.microbatches)]
-        share, only_last = d.one_of([1.0, 1.0, 1.0, 0.7]), d.often(0.2)
+        share, only_last = d.resolve_choice([1.0, 1.0, 1.0, 0.7]), d.often(0.2)
         if d.mode == "own" and number == 0:
             share, only_last = 1.0, False
         there = [(p, m) for p, m in places if not only_last or p == places[-1][0]]
@@ -235,11 +245,11 @@ def _rows(d, grammar, table, home, fuses):
         ready = [key for key in groups if waits[key] <= done]
         if not ready:
             return None
-        key = d.one_of(ready)
+        key = d.resolve_choice(ready)
         cells = [[op] for op in groups[key]]
         partners = [o for o in ready if o[0] in ("B", "I") and home(o) == home(cells[0][0])]
         if fuses and key[0] == "F" and partners and d.often(0.6):
-            cells[0].append(d.one_of(partners))
+            cells[0].append(d.resolve_choice(partners))
         for cell in cells:
             rows[home(cell[0])].append(_text(cell, d.slices))
             done |= {*cell}
@@ -267,7 +277,9 @@ def _with_stages(d, grammar, placement, rows):
         for s in held if gathers else []:
             _gather(d, grammar, row, s)
         for _ in range(d.rng.integers(3) if held and d.often(0.3) else 0):
-            row.insert(d.rng.integers(len(row) + 1), f"{d.one_of(held)}{d.one_of(letters)}")
+            row.insert(
+                d.rng.integers(len(row) + 1), f"{d.resolve_choice(held)}{d.resolve_choice(letters)}"
+            )
         for place in sorted(d.rng.integers(0, len(row) + 1, d.rng.integers(0, 3)), reverse=True):
             row.insert(int(place), "")
 
@@ -298,7 +310,7 @@ def _gather(d, grammar, row, stage):
 
 def _spoil(d, rows):
     """Swap two cells, take one away, put one twice, or move one to another row."""
-    row = d.one_of(rows)
+    row = d.resolve_choice(rows)
     if not row:
         return
     k, j = d.rng.integers(len(row), size=2).tolist()
@@ -308,7 +320,7 @@ def _spoil(d, rows):
         case 1:
             row.insert(j, row[k])
         case 2:
-            d.one_of(rows).append(row.pop(k))
+            d.resolve_choice(rows).append(row.pop(k))
         case _:
             row[k], row[j] = row[j], row[k]
 
@@ -331,9 +343,9 @@ def _table(d, pipes):
     data = {"format": "pipejax-table", "version": 1, "name": "random", "slots": {}}
     data |= {"stage_shares": [], "kinds": [*kinds.values()], "items": items, "slices": d.slices}
     data |= {"forward_only": d.mode == "forward", "graph": d.graph}
-    moved = ["UNSHARD", "REDUCE_GRAD"][: d.rng.integers(1, 3)][:: d.one_of([1, -1])]
+    moved = ["UNSHARD", "REDUCE_GRAD"][: d.rng.integers(1, 3)][:: d.resolve_choice([1, -1])]
     data["lanes"] = (
-        {k: d.one_of(["net", "dma"]) for k in moved if d.often(0.8)} if d.often(0.4) else {}
+        {k: d.resolve_choice(["net", "dma"]) for k in moved if d.often(0.8)} if d.often(0.4) else {}
     )
     data["placement"], data["pipe_of_microbatch"] = _placement(d, pipes)
     table = Table(d.stages, d.microbatches, dict.fromkeys(_ops(d, kinds)))
@@ -360,7 +372,7 @@ def _table(d, pipes):
         if rows is not None:
             break
         rules = rules[:-1]
-    spoils = d.one_of([0] * 6 + [1, 2])
+    spoils = d.resolve_choice([0] * 6 + [1, 2])
     if d.mode == "usual" and is_order and not spoils and d.slices == 1 and d.often(0.2):
         rows = [strategies.with_updates(d.rng, row) for row in rows]
     _with_stages(d, grammar, data["placement"], rows)

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from pipejax.base.progress import news_of
+from pipejax.base.progress import merge_progress
 
 
 def test_news_of_all_jobs_come_in_their_order():
     def job(first):
         return lambda tell: [tell(first + k) for k in range(5)]
 
-    told = list(news_of([job(0), job(100)], stop=lambda: None))
+    told = list(merge_progress([job(0), job(100)], stop=lambda: None))
     assert sorted(told) == [*range(5), *range(100, 105)]
     assert [news for news in told if news < 100] == [*range(5)]
 
@@ -25,7 +25,7 @@ def test_a_job_goes_on_when_the_next_news_is_asked_for():
             made.append(number)
             tell(number)
 
-    news = news_of([job], stop=lambda: None)
+    news = merge_progress([job], stop=lambda: None)
     for number in range(3):
         assert next(news) == number
         time.sleep(0.05)  # in which it could do more
@@ -40,7 +40,7 @@ def test_an_error_of_a_job_is_raised_and_ends_the_others():
         tell(1)
         raise ValueError("no such thing")
 
-    news = news_of([fails, lambda tell: over.wait()], over.set)
+    news = merge_progress([fails, lambda tell: over.wait()], over.set)
     assert next(news) == 1
     with pytest.raises(ValueError, match="no such thing"):
         next(news)
@@ -59,7 +59,7 @@ def test_closing_stops_what_begins_late_too():
         if len(stops) == 3:
             begun.set()
 
-    news = news_of([job], stop)
+    news = merge_progress([job], stop)
     assert next(news) == "begun"
     news.close()
     assert len(stops) >= 3

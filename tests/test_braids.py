@@ -20,7 +20,7 @@ BACKWARD = {"Bm": "Bc", "Bd": "Bm", "Ba": "Bd"}
 SPLIT = {"Im": "Bc", "Wm": "Im", "Bd": "Im", "Ia": "Bd", "Wa": "Ia"}
 
 
-def waits_of(last, within, ends="Ba"):
+def to_waits(last, within, ends="Ba"):
     """What ops of stages up to `last` wait for, if a backward has these rules and this end."""
     within = {**FORWARD, **within}
 
@@ -92,7 +92,7 @@ def test_combined_runs_as_the_event_loop(stages):
         for microbatches in (1, 5, 8):
             table = built("combined-1f1b", workers, microbatches, stages_per_worker=stages)
             times = {letters: float(rng.integers(0, 20)) / 8 for letters in TIMES}
-            waits = waits_of(workers * stages - 1, BACKWARD)
+            waits = to_waits(workers * stages - 1, BACKWARD)
             assert_runs(table, costs_of(times, 0.25), waits)
 
 
@@ -124,7 +124,7 @@ def test_dualpipe_is_braided_pair_by_pair(name, sizes):
             cells = [[(op.phase.name, op.stage, op.microbatch) for op in c] for c in plain if c]
             assert by_lane(row) == braided(cells, SPLIT_ORDERS)
         times = {letters: float(rng.integers(0, 20)) / 8 for letters in (*TIMES, *HALVES)}
-        waits = waits_of(table.num_stages - 1, SPLIT, "Ia")
+        waits = to_waits(table.num_stages - 1, SPLIT, "Ia")
         used = {letters: times[letters] for letters in table.grammar.letters}
         found = assert_runs(table, costs_of(used, 0.25), waits)
         assert found.peak_in_flight.tolist() == pj.schedules.peak_in_flight(fused).tolist()

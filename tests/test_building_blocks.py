@@ -12,7 +12,7 @@ from pipejax.schedules.heuristics.building_block import (
     Waits,
     building_block,
     least_interval,
-    legs_of,
+    number_legs,
 )
 from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Timeline, Work
@@ -53,7 +53,7 @@ def test_ops_of_a_block_begin_where_their_input_has_arrived(drawn, data):
     block = building_block(work, waits, data.draw(st.sampled_from([1.0, 2.5])) * 99)
     for pipe, row in enumerate(work.placement):
         forward, gradient = (block.starts[phase][pipe] for phase in (F, I))
-        legs = legs_of(row)
+        legs = number_legs(row)
         for stage in range(len(row) - 1):
             takes = [
                 work.lag[way][pipe][stage] + work.transmit[way][pipe][stage]
@@ -101,10 +101,10 @@ def test_a_worker_runs_ahead_only_where_the_rest_still_finds_room(workers):
 
 
 def test_a_leg_ends_where_a_worker_comes_again():
-    assert legs_of([0, 1, 2, 2, 1, 0]) == [0, 0, 0, 1, 1, 1]
-    assert legs_of([0, 1, 0, 1]) == [0, 0, 1, 1]
-    assert legs_of([0, 0, 1]) == [0, 1, 1]
-    assert legs_of([3, 2, 1, 0]) == [0, 0, 0, 0]
+    assert number_legs([0, 1, 2, 2, 1, 0]) == [0, 0, 0, 1, 1, 1]
+    assert number_legs([0, 1, 0, 1]) == [0, 0, 1, 1]
+    assert number_legs([0, 0, 1]) == [0, 1, 1]
+    assert number_legs([3, 2, 1, 0]) == [0, 0, 0, 0]
 
 
 def test_ops_of_a_block_leave_room_for_its_repetitions():

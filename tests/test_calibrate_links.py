@@ -12,7 +12,7 @@ from pipejax.cli.app import run
 from pipejax.costs.layers.collectives import collective_time
 from pipejax.costs.measured.measured_rows import KINDS, MESSAGE, read_collectives
 from pipejax.costs.model.layout import Group
-from pipejax.costs.system.parts import number_of
+from pipejax.costs.system.parts import system_number
 from pipejax.costs.system.system import DATA
 
 NCCL = DATA / "collectives" / "nccl_all_reduce_a100.csv"
@@ -66,7 +66,7 @@ def test_the_numbers_that_made_the_times_are_found(machine, tmp_path):
     for each in found.parameters:
         assert each.identified
         assert each.value == pytest.approx(TRUE[each.name], rel=0.01), each.name
-        assert number_of(found.system, each.name) == each.value
+        assert system_number(found.system, each.name) == each.value
     assert found.fit.rows == len(rows.seconds)
     assert found.fit.mape < 0.1
 
@@ -87,7 +87,7 @@ def test_nccls_table_is_met_within_two_percent():
     assert found.fit.mape < 2
     # a100.json was fitted to these rows before
     for each in found.parameters:
-        known = float(number_of(pj.load_system("a100"), each.name))
+        known = float(system_number(pj.load_system("a100"), each.name))
         assert each.value == pytest.approx(known, rel=0.03), each.name
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.base.data_files import load_json
-from pipejax.costs.system.parts import FIELDS, number_of, written_with
+from pipejax.costs.system.parts import FIELDS, system_number, written_with
 from pipejax.costs.system.system import data_file
 from pipejax.search.calibration.parameters import (
     FITTED,
@@ -30,7 +30,7 @@ def test_every_prior_is_of_a_number():
 
 @pytest.mark.parametrize("name", sorted(PRIORS))
 def test_a_number_is_put_where_it_is_read(a100, name):
-    assert number_of(a100.with_number(name, 0.25), name) == 0.25
+    assert system_number(a100.with_number(name, 0.25), name) == 0.25
 
 
 @pytest.mark.parametrize(

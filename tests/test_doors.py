@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import pipejax as pj
-from pipejax.base.checks import MismatchError, known_as, one_of, unknown, wrong
+from pipejax.base.checks import MismatchError, resolve_choice, resolve_name, unknown, wrong
 from pipejax.base.progress import Notice, notices_as_lines
 from pipejax.cli.options.given import GivenOptions
 from pipejax.cli.options.values import declared
@@ -44,17 +44,17 @@ def test_names_fold_case(answer):
 
 def test_the_nearest_name_is_proposed():
     known = ("delay", "queued", "Blocking")
-    assert known_as("blocking", known, "link model") == "Blocking"
+    assert resolve_name("blocking", known, "link model") == "Blocking"
     with pytest.raises(ValueError, match=r"unknown link model 'blokcing': .*; did you mean Block"):
-        known_as("blokcing", known, "link model")
+        resolve_name("blokcing", known, "link model")
     with pytest.raises(ValueError, match=r"got 'queue'; did you mean queued[?]$"):
-        one_of("queue", known, "link")
+        resolve_choice("queue", known, "link")
     with pytest.raises(ValueError, match=r"did you mean zb-h1 or zb-v[?]$"):  # all of that word
-        one_of("ZB", ("zbx", "zb-h1", "zb-v"), "schedule")
+        resolve_choice("ZB", ("zbx", "zb-h1", "zb-v"), "schedule")
     with pytest.raises(ValueError, match=r"got 'xyz'$"):  # nothing is near
-        one_of("xyz", known, "link")
+        resolve_choice("xyz", known, "link")
     with pytest.raises(ValueError, match=r"got None$"):
-        one_of(None, known, "link")
+        resolve_choice(None, known, "link")
 
 
 def torch_1f1b(workers, microbatches, *, reduces):

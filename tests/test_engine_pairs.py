@@ -73,7 +73,7 @@ def with_counts(name, program, costs):
     return values
 
 
-def remembered(name, program, costs):
+def cached_method(name, program, costs):
     """A second call, after other costs of these shapes and other link models of this table."""
     for link in LINKS:
         pj.lower(table(name), link=pj.Links(*link))
@@ -87,7 +87,7 @@ WAYS = {  # how it is done, and which constants of the engine are other ones
     "in parts": (lambda _, p, c: pj.makespans(p, c, unroll=False, max_bytes=40_000), {}),
     "in threads": (interpreted, {"interpreter.MIN_WORK": 1, "interpreter.os.cpu_count": lambda: 3}),
     "counted": (with_counts, {}),
-    "remembered": (remembered, {}),
+    "cached_method": (cached_method, {}),
 }
 COMPILED = {  # for each program or shape anew
     "unrolled": (lambda _, p, c: pj.makespans(p, c, unroll=True), {}),

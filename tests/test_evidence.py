@@ -12,10 +12,10 @@ from pipejax.analysis.step.evidence import (
     Evidence,
     Regime,
     as_numbers,
-    evidence_of,
     evidence_of_tables,
     from_numbers,
     known_evidence,
+    summarize_evidence,
 )
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.system.system import DATA, Band, CalibrationRecord
@@ -35,7 +35,7 @@ def test_the_file_says_what_the_tables_say():
 
 def test_runs_of_one_configuration_count_once():
     rows = read_rows(DATA / "measured" / "llm_foundry_h100.csv").take(np.array([0, 0, 1]))
-    (found,) = evidence_of(rows, np.array([0.1, 0.3, -0.4]), 8.0)
+    (found,) = summarize_evidence(rows, np.array([0.1, 0.3, -0.4]), 8.0)
     assert found[:2] == (SPLIT, 2)
     assert found.mean_error == pytest.approx(100 * (0.2 + 0.4) / 2)
     (again,) = from_numbers(as_numbers([found]))

@@ -10,7 +10,7 @@ from test_longest_paths import graphs
 
 import pipejax as pj
 from pipejax.base import longest_path
-from pipejax.base.incremental_path import IncrementalPath, waits_of
+from pipejax.base.incremental_path import IncrementalPath, to_waits
 from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.engine.pricing import price
 from pipejax.schedules.cells.ops import format_cell
@@ -46,7 +46,7 @@ def test_any_changes_of_a_graph_and_back(graph, seed):
             waits = {}
             for node in nodes:
                 others = rng.permutation(len(preds))[: rng.integers(0, 3)].tolist()
-                waits[node] = waits_of((v, float(rng.random())) for v in others if v != node)
+                waits[node] = to_waits((v, float(rng.random())) for v in others if v != node)
             try:
                 path.change(waits=waits)
             except CycleError:

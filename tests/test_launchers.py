@@ -143,7 +143,7 @@ def test_layers_that_are_not_spread_evenly_are_named():
     model = dataclasses.replace(LLAMA, layers=30)
     megatron, torchtitan, deepspeed = told(model=model, zero=3, data_parallel=2)
     layout = megatron.options["pipeline-model-parallel-layout"]
-    assert pj.costing.PipelineLayout.of(layout).count("t").tolist() == [7, 8, 8, 7]
+    assert pj.costing.PipelineLayout.parse(layout).count("t").tolist() == [7, 8, 8, 7]
     assert layout in shlex.split(megatron.text)
     names = torchtitan.options["parallelism.module_fqns_per_model_part"]
     assert [len(each) for each in names] == [8, 8, 8, 9]

@@ -182,7 +182,7 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     assert code == 0
     found = json.loads(out.read_text())
     told = found["best"]
-    layout = pj.costing.PipelineLayout.of(told["pipeline_layout"])
+    layout = pj.costing.PipelineLayout.parse(told["pipeline_layout"])
     assert f"--pipeline-model-parallel-layout '{layout}'" in shown
     assert json.dumps(told["module_fqns_per_model_part"]) in shown
     assert found["launch"]["Megatron-LM"]["options"]["pipeline-model-parallel-layout"] == str(
@@ -227,4 +227,4 @@ def test_fewer_layers_than_any_runtime_splits():
 
 def test_layers_for_further_tokens_are_of_no_torchtitan_pipeline():
     with pytest.raises(ValueError, match="torchtitan"):
-        pj.costing.PipelineLayout.of("Et|mL").module_fqns()
+        pj.costing.PipelineLayout.parse("Et|mL").module_fqns()

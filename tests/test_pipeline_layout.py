@@ -42,7 +42,7 @@ PUBLISHED = {  # from Megatron-LM's documentation, help and tests
 
 @pytest.mark.parametrize("text", PUBLISHED)
 def test_published_strings(text):
-    assert pj.costing.PipelineLayout.of(text).stages == PUBLISHED[text] == written_out(text)
+    assert pj.costing.PipelineLayout.parse(text).stages == PUBLISHED[text] == written_out(text)
 
 
 BLOCKS = st.lists(st.text("EtmL", max_size=6), min_size=1, max_size=4)
@@ -54,7 +54,7 @@ STAGES = st.lists(st.tuples(BLOCKS, st.integers(1, 5)), min_size=1, max_size=4).
 @given(STAGES)
 def test_what_is_written_is_read_again(stages):
     text = str(pj.costing.PipelineLayout(stages))
-    assert pj.costing.PipelineLayout.of(text).stages == stages == written_out(text)
+    assert pj.costing.PipelineLayout.parse(text).stages == stages == written_out(text)
     assert len(text) <= len("|".join(stages))
 
 
@@ -66,9 +66,9 @@ TEXTS = st.recursive(
 
 @given(TEXTS)
 def test_what_is_read_is_written_alike(text):
-    layout = pj.costing.PipelineLayout.of(text)
+    layout = pj.costing.PipelineLayout.parse(text)
     assert layout.stages == written_out(text)
-    assert pj.costing.PipelineLayout.of(str(layout)) == layout
+    assert pj.costing.PipelineLayout.parse(str(layout)) == layout
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_is_read_is_written_alike(text):
 )
 def test_what_is_no_layout_says_where(text, why):
     with pytest.raises(ValueError, match=why):
-        pj.costing.PipelineLayout.of(text)
+        pj.costing.PipelineLayout.parse(text)
 
 
 FOUR = ("Et", "t", "t", "tL")
@@ -113,10 +113,10 @@ IN_LISTS = {
 
 @pytest.mark.parametrize("text", IN_LISTS)
 def test_lists_are_layouts(text):
-    assert pj.costing.PipelineLayout.of(text).stages == IN_LISTS[text]
+    assert pj.costing.PipelineLayout.parse(text).stages == IN_LISTS[text]
     if text[0] == "[" and "*" not in text and "[[e" not in text:
         content = json.loads(text.replace("'", '"'))
-        assert pj.costing.PipelineLayout.of(content).stages == IN_LISTS[text]
+        assert pj.costing.PipelineLayout.parse(content).stages == IN_LISTS[text]
         workload = pj.Workload(DENSE, minibatch=8, pipeline_layout=content)
         assert workload == pj.Workload(DENSE, minibatch=8, pipeline_layout="|".join(IN_LISTS[text]))
 
@@ -144,7 +144,7 @@ def test_lists_are_layouts(text):
 )
 def test_what_is_no_list_says_where(content, why):
     with pytest.raises(ValueError, match=why):
-        pj.costing.PipelineLayout.of(content)
+        pj.costing.PipelineLayout.parse(content)
 
 
 def test_heads_of_further_tokens_may_be_named():
@@ -351,7 +351,9 @@ def test_one_compilation_serves_all_layouts():
     from pipejax.costs.model.workload import PricingShape
 
     shapes = {
-        PricingShape.of(pj.Workload(SPARSE, 8, pipeline_layout=text, **SHARED), TABLE).workload
+        PricingShape.from_workload(
+            pj.Workload(SPARSE, 8, pipeline_layout=text, **SHARED), TABLE
+        ).workload
         for text in ("Et*15|t*15|t*16|t*15mL", "E|t*31|t*30|mL", "")
     }
     assert len(shapes) == 1

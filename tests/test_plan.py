@@ -20,7 +20,7 @@ from pipejax.cli.commands import plan as plan_command
 from pipejax.cli.options.given import command_line, config_text, written_as
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.workload_fields import RECOMPUTE
-from pipejax.costs.system.parts import number_of
+from pipejax.costs.system.parts import system_number
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.sweep.plan.layouts import Layouts, PlanRequest, enumerate_layouts
 from pipejax.sweep.plan.programs import (
@@ -35,7 +35,7 @@ from pipejax.sweep.plan.result import break_even_factors, layout_resource_shares
 from pipejax.sweep.plan.search import layout_workload, program_shape
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
-H100_NUMBERS = {name: float(number_of(H100, name)) for name in RESOURCES}
+H100_NUMBERS = {name: float(system_number(H100, name)) for name in RESOURCES}
 FEW = {
     "tensor": (2, 4),
     "microbatch_size": (1, 2),

@@ -12,7 +12,7 @@ from justhtml import JustHTML
 from public_names import PARTS, public
 
 import pipejax as pj
-from pipejax.base.display import WHOLE, ResultList, record_html, short_repr_of
+from pipejax.base.display import WHOLE, ResultList, record_html, with_short_repr
 
 HOSTILE = "<script>alert('&\"')</script>\x00\u2028" * 100
 
@@ -168,7 +168,7 @@ def test_what_comes_first_is_what_matters(filler):
 
 
 def test_a_table_shows_what_a_record_says_what_it_means_and_what_else_there_is():
-    @short_repr_of("largest name")
+    @with_short_repr("largest name")
     @dataclasses.dataclass
     class Record:
         """A record.

@@ -8,7 +8,7 @@ import pytest
 import pipejax as pj
 from pipejax.analysis.step.step_time import StepTimes
 from pipejax.costs.measured.rows_file import read_rows
-from pipejax.costs.system.parts import number_of
+from pipejax.costs.system.parts import system_number
 
 HEADER = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,schedule,"
 LAYOUTS = ((1, 2, 1, 2, 8), (2, 1, 2, 1, 4), (8, 2, 4, 1, 24), (2, 4, 4, 2, 64))
@@ -44,7 +44,9 @@ def times(rows):
 
 @pytest.fixture(scope="module")
 def at(system):
-    return np.array([float(number_of(system, name)) or 1e-4 for name in NAMES.split()] + [1.0, 1.0])
+    return np.array(
+        [float(system_number(system, name)) or 1e-4 for name in NAMES.split()] + [1.0, 1.0]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,7 @@ def test_a_model_at_all_places(name, given):
     places = np.array(
         [np.arange(8), np.roll(np.arange(8), 1), *(rng.permutation(8) for _ in range(4))]
     )
-    batch = placed.of(places)
+    batch = placed.batch(places)
     for k, order in enumerate(places.tolist()):
         own_places = {**MODEL, **given, "worker_places": order}
         there = pj.Workload(model, **own_places)

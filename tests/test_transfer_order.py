@@ -437,7 +437,7 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
     assert run(["tune", "messages", "--table", str(path), *TIMES, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["baselines"]["own"] is None
-    assert result["waits_of"] == "by producer"
+    assert result["to_waits"] == "by producer"
     assert (result["gain"], result["own_order"]) == (None, "cells")
     assert run(["tune", "messages", "--table", str(path), *TIMES]) == 0
     assert "its own order of SEND and RECV cells deadlocks" in capsys.readouterr().out

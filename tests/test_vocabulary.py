@@ -29,7 +29,7 @@ def costs_of(table, times, hop=0.0):
     return pj.Costs(**usual, transmit=hop, others=own)
 
 
-def waits_of(stages, variant, gradient):
+def to_waits(stages, variant, gradient):
     """Who waits for whom in either variant, as figure 8 of the paper draws it."""
     within = {"S": "X", "Y": "S", "T": "Y", "Z": "T"}
     last = {1: "Z", 2: "Y"}[variant]
@@ -62,7 +62,7 @@ def test_runs_as_the_event_loop(base, variant):
             table = built(base, workers, microbatches, variant=variant, overlap=overlap)
             letters = "FBSTXYZ" if gradient == "B" else "FIWSTXYZ"
             used = {each: rng.integers(1, 20) / 8 for each in letters}
-            waits = waits_of(table.num_stages, variant, gradient)
+            waits = to_waits(table.num_stages, variant, gradient)
             assert_runs(table, costs_of(table, used, 0.25), waits)
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pipejax.base.files import DRAFT, draft_folder, drafted, locked, write_file
+from pipejax.base.files import DRAFT, atomic_write, draft_folder, locked, write_file
 from pipejax.cli.app import run
 
 
@@ -22,7 +22,7 @@ def test_what_ends_early_leaves_what_was_there(tmp_path, error, there):
         path.mkdir()
         (path / "old").write_text("old")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(error), drafted(path) as draft:  # noqa: PT012
+    with pytest.raises(error), atomic_write(path) as draft:  # noqa: PT012
         draft.write_text("half")
         raise error
     assert sorted(tmp_path.rglob("*")) == before
@@ -32,7 +32,7 @@ def test_what_ends_early_leaves_what_was_there(tmp_path, error, there):
 def test_files_and_folders_are_replaced_as_a_whole(tmp_path):
     path = tmp_path / "x[1].zarr"
     for content in ("old", "new"):
-        with drafted(path) as draft:
+        with atomic_write(path) as draft:
             assert draft.name == path.name  # writers look at the suffix
             draft.mkdir()
             (draft / content).write_text(content)

@@ -13,7 +13,7 @@ from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.data_files import load_json
-from pipejax.base.display import ResultDict, short_repr_of
+from pipejax.base.display import ResultDict, with_short_repr
 from pipejax.base.files import checksum
 from pipejax.checker.claims import Discrepancy
 from pipejax.checker.verify import CheckedBound, Verdict, check
@@ -30,9 +30,9 @@ SIZES = ("sizes", "weight_share", "checkpoints")
 AT_WORK = "at_work"  # beside them, where B, I or W recompute by themselves
 
 # the checker imports nothing, so its records get their looks here
-short_repr_of("ok makespan problems bounds")(Verdict)
-short_repr_of("")(Discrepancy)
-short_repr_of("")(CheckedBound)
+with_short_repr("ok makespan problems bounds")(Verdict)
+with_short_repr("")(Discrepancy)
+with_short_repr("")(CheckedBound)
 
 Limits = Sequence[float] | Float[NumpyArray, " workers"]
 
@@ -176,7 +176,7 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
     table, costs, layout = evaluation.table, evaluation.costs, evaluation.program.layout
     values = {phase.name: costs.time(phase) for phase in layout.timed}
     shapes: dict[str, tuple[int, ...]] = {
-        phase.name: (layout.places_of(phase),) for phase in layout.timed
+        phase.name: (layout.num_places(phase),) for phase in layout.timed
     }
     shapes |= dict.fromkeys(("pair", "pair_factor"), (table.num_stages,))
     shapes |= dict.fromkeys(MESSAGE_FIELDS, layout.link_shape[:3])

@@ -44,16 +44,16 @@ def wrong(where: str, text: str, value: Any = None) -> ArgumentError:
     return ArgumentError(re.split("[ :[]", where, maxsplit=1)[0], value, f"{where} {text}")
 
 
-def whole_number(value: Any, where: str, *, least: int = 1, most: int | None = None) -> int:
-    """Check that a value is a whole number of at least `least` and at most `most`."""
+def whole_number(value: Any, where: str, *, minimum: int = 1, maximum: int | None = None) -> int:
+    """Check that a value is a whole number of at least `minimum` and at most `maximum`."""
     try:
-        count = least - 1 if isinstance(value, bool | np.bool_) else operator.index(value)
+        count = minimum - 1 if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
-        count = least - 1
-    if count < least:
-        raise wrong(where, f"must be a whole number of at least {least}, got {value!r}", value)
-    if most is not None and count > most:
-        raise wrong(where, f"must be at most {most}, got {value}", value)
+        count = minimum - 1
+    if count < minimum:
+        raise wrong(where, f"must be a whole number of at least {minimum}, got {value!r}", value)
+    if maximum is not None and count > maximum:
+        raise wrong(where, f"must be at most {maximum}, got {value}", value)
     return count
 
 
@@ -63,13 +63,13 @@ def divisors(total: int) -> list[int]:
     return small + [total // d for d in reversed(small) if d * d != total]
 
 
-def legal_divisors(total: int, given: int) -> str:
-    """Say which numbers divide `total`, or which are nearest to `given` where there are many."""
-    found = divisors(total)
-    if len(found) <= MOST_LISTED:
-        return f"legal are {', '.join(map(str, found))}"
-    below = max(d for d in found if d <= given)
-    near = sorted({below, min((d for d in found if d >= given), default=below)})
+def legal_divisors(total: int, value: int) -> str:
+    """Say which numbers divide `total`, or which are nearest to `value` where there are many."""
+    legal = divisors(total)
+    if len(legal) <= MOST_LISTED:
+        return f"legal are {', '.join(map(str, legal))}"
+    below = max(d for d in legal if d <= value)
+    near = sorted({below, min((d for d in legal if d >= value), default=below)})
     return f"the nearest that do are {' and '.join(map(str, near))}"
 
 
@@ -166,18 +166,20 @@ def positive(value: Any, where: str) -> float:
     return float(value)
 
 
-def meant(value: Any, known: Collection[Any]) -> Any:
-    """Return the one of the known values that is meant, or None; case does not matter."""
+def match_name(value: Any, valid_names: Collection[Any]) -> Any:
+    """Return the valid name that a value stands for, or None; case does not matter."""
     if isinstance(value, str):
-        alike = [name for name in known if str(name).casefold() == value.casefold()]
-        return value if value in alike else alike[0] if len(alike) == 1 else None
-    return value if value in tuple(known) else None
+        matches = [name for name in valid_names if str(name).casefold() == value.casefold()]
+        return value if value in matches else matches[0] if len(matches) == 1 else None
+    return value if value in tuple(valid_names) else None
 
 
-def unknown(kind: str, value: Any, known: Collection[Any], more: str = "") -> UnknownNameError:
-    """Return the error that says which names are known, and which one is nearest to the value."""
-    listed = ", ".join(map(_shown, known)) or "none"
-    text = f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, known)}"
+def unknown(
+    kind: str, value: Any, valid_names: Collection[Any], more: str = ""
+) -> UnknownNameError:
+    """Return the error that lists the valid names and the nearest one."""
+    listed = ", ".join(map(_shown, valid_names)) or "none"
+    text = f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, valid_names)}"
     return UnknownNameError(kind.partition(" ")[0], value, text)
 
 
@@ -186,30 +188,32 @@ def _shown(name: Any) -> str:
     return str(name) or repr(name)
 
 
-def nearest(value: Any, known: Collection[Any]) -> str:
-    """Ask whether names that begin with this word are meant, or else the nearest, if it is near."""
-    folded, begin = {str(name).casefold(): name for name in known}, str(value).casefold()
+def nearest(value: Any, valid_names: Collection[Any]) -> str:
+    """Suggest names that begin with this word, or else the nearest, if it is near."""
+    folded, begin = {str(name).casefold(): name for name in valid_names}, str(value).casefold()
     near = [name for name in folded if begin and name.startswith((f"{begin}-", f"{begin}_"))]
     if not 0 < len(near) <= MOST_LISTED:
         near = difflib.get_close_matches(begin, folded, n=1)
     return f"; did you mean {' or '.join(str(folded[name]) for name in near)}?" if near else ""
 
 
-def known_as(value: Any, known: Collection[Any], kind: str, more: str = "") -> Any:
-    """Return the known name that is meant, such as a schedule's or a model's."""
-    found = meant(value, known)
-    if found is None:
-        raise unknown(kind, value, known, more)
-    return found
+def resolve_name(value: Any, valid_names: Collection[Any], kind: str, more: str = "") -> Any:
+    """Return the valid name that a value stands for, such as a schedule's or a model's."""
+    name = match_name(value, valid_names)
+    if name is None:
+        raise unknown(kind, value, valid_names, more)
+    return name
 
 
-def one_of(value: Any, known: Collection[Any], where: str) -> Any:
-    """Return the one of the known values that an argument, option or key means."""
-    found = meant(value, known)
-    if found is None:
-        listed = ", ".join(map(_shown, known))
-        raise wrong(where, f"must be one of {listed}, got {value!r}{nearest(value, known)}", value)
-    return found
+def resolve_choice(value: Any, valid_values: Collection[Any], where: str) -> Any:
+    """Return the valid value that an argument, option or key stands for."""
+    match = match_name(value, valid_values)
+    if match is None:
+        listed = ", ".join(map(_shown, valid_values))
+        raise wrong(
+            where, f"must be one of {listed}, got {value!r}{nearest(value, valid_values)}", value
+        )
+    return match
 
 
 def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
@@ -217,15 +221,17 @@ def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
     # Tracers pass: costs and workloads are trees whose leaves are traced, not they themselves.
     for name, (value, *kinds) in arguments.items():
         if not isinstance(value, tuple(kinds)):
-            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-            given = f"{abbreviated(value)} of type {type(value).__name__}"
-            raise TypeError(f"{name} must be of type {wanted}, got {given}")
+            type_names = " or ".join(
+                "None" if kind is type(None) else kind.__name__ for kind in kinds
+            )
+            received = f"{abbreviated(value)} of type {type(value).__name__}"
+            raise TypeError(f"{name} must be of type {type_names}, got {received}")
 
 
 def check_local_search(iterations: Any, seed: Any, time_limit: Any) -> tuple[int, int]:
     """Check how long a search goes on and what it draws from; return iterations and seed."""
     is_limit = isinstance(time_limit, int | float) and time_limit >= 0
     if time_limit is not None and not is_limit:
-        given = abbreviated(time_limit)
-        raise wrong("time_limit", f"must be at least 0, or None for no limit, got {given}")
-    return whole_number(iterations, "iterations", least=0), whole_number(seed, "seed", least=0)
+        received = abbreviated(time_limit)
+        raise wrong("time_limit", f"must be at least 0, or None for no limit, got {received}")
+    return whole_number(iterations, "iterations", minimum=0), whole_number(seed, "seed", minimum=0)

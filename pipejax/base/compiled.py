@@ -57,7 +57,7 @@ jax_on_demand.with_jax(
 
 
 def seconds_compiling(since: float) -> float:
-    """What was spent on compiling from a moment of `time.perf_counter` on [s], in this process."""
+    """Return the seconds that this process has compiled since a moment of `time.perf_counter`."""
     return sum(duration for began, duration in _compilations.spent if began >= since)
 
 
@@ -69,9 +69,9 @@ def compiled(function: Callable[..., Any], **options: Any) -> "Wrapped":
     return run
 
 
-def _maps(own: Path = Path("/proc/self/maps")) -> int | None:
+def _maps(maps_file: Path = Path("/proc/self/maps")) -> int | None:
     """Memory maps of this process; None where the system does not tell."""
     try:
-        return own.read_bytes().count(b"\n")
+        return maps_file.read_bytes().count(b"\n")
     except OSError:
         return None

@@ -70,14 +70,14 @@ def parse_json(text: str) -> Any:
     """Read JSON, and refuse duplicate keys and numbers that are not finite."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        section = dict(pairs)
+        if len(section) < len(pairs):
             (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
             raise ValueError(f"key {twice!r} stands twice")
         for key, value in pairs:
             if not _is_finite(value):
                 raise ValueError(f"{key} must be finite, got {value!r}")
-        return found
+        return section
 
     try:
         return json.loads(text, object_pairs_hook=unique)
@@ -113,13 +113,13 @@ def quantity(
     }
     if name in section:
         raise ValueError(f"{where}: key {name!r} has no unit: expected {', '.join(units)}")
-    given = [key for key in section if key in units]
-    if not given and default is not None:
+    keys = [key for key in section if key in units]
+    if not keys and default is not None:
         return default
-    if len(given) != 1:
-        state = f"has {' and '.join(given)}" if given else "is missing"
+    if len(keys) != 1:
+        state = f"has {' and '.join(keys)}" if keys else "is missing"
         raise ValueError(f"{where}: {name} {state}: expected one of {', '.join(units)}")
-    return to_si(number(section[given[0]], f"{where}: {given[0]}"), units[given[0]])
+    return to_si(number(section[keys[0]], f"{where}: {keys[0]}"), units[keys[0]])
 
 
 def to_si(value: float, factor: float) -> float:
@@ -135,8 +135,8 @@ def read_quantity(text: str, dimension: str, where: str) -> float | None:
     units = WRITTEN[dimension]
     if unit not in units:
         if bits := _BITS.fullmatch(unit):
-            told = f"bits per second are not known: divide by 8 and give {bits[1]}B/s"
-            raise ValueError(f"{where} {text!r}: {told}")
+            reason = f"bits per second are not known: divide by 8 and give {bits[1]}B/s"
+            raise ValueError(f"{where} {text!r}: {reason}")
         raise ValueError(f"{where} {text!r}: {unknown('unit', unit, units)}")
     try:
         plain = value.isascii() and "_" not in value
@@ -149,17 +149,17 @@ def read_quantity(text: str, dimension: str, where: str) -> float | None:
 
 def _split(text: str) -> tuple[str, str]:
     """Split a text into what may be a number, and letters behind it."""
-    found = _UNIT.search(text)
-    if found is None or not any(letter.isdigit() for letter in text):
+    unit = _UNIT.search(text)
+    if unit is None or not any(letter.isdigit() for letter in text):
         return text, ""  # as nan and inf are
-    return text[: found.start()].strip(), found[0]
+    return text[: unit.start()].strip(), unit[0]
 
 
-def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:
+def check_keys(section: Any, dimensions: Mapping[str, str], where: str) -> None:
     """Refuse keys that nothing reads."""
     legal = [
         f"{key}_{unit}" if dimension else key
-        for key, dimension in known.items()
+        for key, dimension in dimensions.items()
         for unit, (kind, _) in (UNITS.items() if dimension else [("", ("", 1.0))])
         if kind == dimension
     ]
@@ -167,7 +167,7 @@ def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:
         raise ValueError(f"{where} must be an object with the keys {', '.join(legal)}")
     for key in section:
         # a quantity without a unit is refused by its reader, which says what is missing
-        if key not in legal and not known.get(key):
+        if key not in legal and not dimensions.get(key):
             raise ValueError(f"{where}: {unknown('key', key, legal)}")
 
 
@@ -190,28 +190,28 @@ def read_lines(path: Path) -> list[list[str]]:
 
 
 def read_each(
-    path: Path, known: Collection[str], read: Callable[[int, dict[str, str]], Row]
+    path: Path, columns: Collection[str], read: Callable[[int, dict[str, str]], Row]
 ) -> list[Row]:
     """Read every row of a CSV file by its number, from 1, and its cells that are not empty."""
-    found = []
-    for place, cells in enumerate(_cells(path, known), 1):
+    rows = []
+    for place, cells in enumerate(_cells(path, columns), 1):
         try:
-            found.append(read(place, cells))
+            rows.append(read(place, cells))
         except ValueError as error:
             reason = getattr(error, "reason", error)  # a ScheduleError keeps its table apart
             raise ValueError(f"{path}, row {place}: {reason}") from None
-    return found
+    return rows
 
 
-def _cells(path: Path, known: Collection[str]) -> list[dict[str, str]]:
+def _cells(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
     """Cells that are not empty, by row and column."""
     lines = read_lines(path)
     if len(lines) < 2:
         raise ValueError(f"{path} has no rows: give a header and a row for each run")
     header, *rows = lines
     for name in header:
-        if name not in known:
-            raise ValueError(f"{path}: {unknown('column', name, known)}")
+        if name not in columns:
+            raise ValueError(f"{path}: {unknown('column', name, columns)}")
         if header.count(name) > 1:
             raise ValueError(f"{path}: column {name} stands twice")
     for place, row in enumerate(rows, 1):
@@ -222,10 +222,10 @@ def _cells(path: Path, known: Collection[str]) -> list[dict[str, str]]:
     return [{k: v for k, v in zip(header, row, strict=True) if v} for row in rows]
 
 
-def whole_cell(text: str, name: str, least: int, most: int) -> int:
+def whole_cell(text: str, name: str, minimum: int, maximum: int) -> int:
     """Read a whole number."""
     value = int(text) if text.isascii() and text.isdigit() else text
-    return whole_number(value, name, least=least, most=most)
+    return whole_number(value, name, minimum=minimum, maximum=maximum)
 
 
 def relative_variance(cells: Mapping[str, str], mean: float) -> float:

@@ -1,4 +1,4 @@
-"""How results show themselves: a short `repr`, and in notebooks tables in HTML and pictures.
+"""Views of results: a short `repr`, and in notebooks tables in HTML and pictures.
 
 What a record says of itself is a list of names of fields and properties, the most important ones
 first; without one it is the first field, and all that differ from their defaults. `repr` shows as
@@ -34,10 +34,10 @@ Item = TypeVar("Item")
 
 def short_repr(record: type[Record]) -> type[Record]:
     """Give a dataclass or a named tuple a `repr` of the form `Name(field=value, ...)`."""
-    return short_repr_of("")(record)
+    return with_short_repr("")(record)
 
 
-def short_repr_of(names: str) -> Callable[[type[Record]], type[Record]]:
+def with_short_repr(names: str) -> Callable[[type[Record]], type[Record]]:
     """Give a class a `repr` of some fields and properties: names with spaces between."""
 
     def decorate(record: type[Record]) -> type[Record]:
@@ -107,7 +107,7 @@ def _fitting(start: str, texts: Iterator[str], cut: str, end: str) -> str:
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a field has its default; numbers by value, since unpickling makes new objects."""
+    """Return whether a field has its default; numbers by value: unpickling makes new objects."""
     is_plain = isinstance(default, float | int | str) or hasattr(default, "_says")
     return value is default or (is_plain and repr(value) == repr(default))
 
@@ -132,20 +132,20 @@ def abbreviated(value: Any) -> str:
 
 def record_html(record: Any) -> str:
     """Return a record as a table: what it says of itself, and the names of the rest."""
-    said = dict(facts(record))
+    values = dict(facts(record))
     meaning = _meanings(type(record))
-    rest = ", ".join(name for name in meaning if name not in said)
-    return facts_html(type(record).__name__, said.items(), meaning, rest)
+    rest = ", ".join(name for name in meaning if name not in values)
+    return facts_html(type(record).__name__, values.items(), meaning, rest)
 
 
 def facts_html(
-    title: str, said: Iterable[tuple[str, Any]], meaning: Mapping[str, str] = {}, rest: str = ""
+    title: str, values: Iterable[tuple[str, Any]], meaning: Mapping[str, str] = {}, rest: str = ""
 ) -> str:
     """Return names and values as a table; what a name means shows when the mouse is on it."""
     rows = [
         f'<tr><th style="{_CELL}" title="{_escaped(meaning.get(name, ""))}">{_escaped(name)}</th>'
         f'<td style="{_CELL}">{_value(value)}</td></tr>'
-        for name, value in said
+        for name, value in values
     ]
     if rest:
         rows.append(
@@ -161,13 +161,13 @@ def list_html(records: Collection[Any]) -> str:
         return _table("", [_row("td", [_value([*records])])])
     if not records:
         return _table("none", [])
-    said = [
+    listed = [
         record if isinstance(record, Mapping) else dict(facts(record))
         for record in [*records][:ENTRIES]
     ]
-    names = list(dict.fromkeys(name for each in said for name in each))
+    names = list(dict.fromkeys(name for values in listed for name in values))
     rows = [_row("th", map(_escaped, names))]
-    rows += [_row("td", (_value(each.get(name, "")) for name in names)) for each in said]
+    rows += [_row("td", (_value(values.get(name, "")) for name in names)) for values in listed]
     if len(records) > ENTRIES:
         rows.append(_row("td", [f"... {len(records)} in all"]))
     return _table(type(next(iter(records))).__name__, rows)
@@ -242,8 +242,8 @@ def _meanings(record: type[Any]) -> dict[str, str]:
     listed = listed.partition("\n\n")[0]
     fields = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", listed, re.MULTILINE)
     properties = (
-        (name, (inspect.getdoc(each) or "").partition("\n")[0])
-        for name, each in inspect.getmembers(record, lambda each: isinstance(each, property))
+        (name, (inspect.getdoc(member) or "").partition("\n")[0])
+        for name, member in inspect.getmembers(record, lambda member: isinstance(member, property))
         if not name.startswith("_")
     )
     return {name: " ".join(text.split()) for name, text in (*fields, *properties)}

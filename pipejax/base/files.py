@@ -24,7 +24,9 @@ CACHE = "PIPEJAX_CACHE"  # variable of the environment that says where
 
 
 @contextlib.contextmanager
-def drafted(path: str | Path, *, replace: bool = True, is_locked: bool = False) -> Iterator[Path]:
+def atomic_write(
+    path: str | Path, *, replace: bool = True, is_locked: bool = False
+) -> Iterator[Path]:
     """Yield a path for a draft of a file or folder, which moves to `path` at the end of the block.
 
     If the block ends early, `path` stays as it was. The draft has the same name, for writers
@@ -34,16 +36,16 @@ def drafted(path: str | Path, *, replace: bool = True, is_locked: bool = False) 
     """
     path, to_stream = Path(path), is_stream(path)
     # a link goes on to point where it points; a pipe or a terminal cannot be replaced
-    beside = Path(tempfile.gettempdir(), path.name) if to_stream else Path(os.path.realpath(path))
-    with name_in_errors(path), draft_folder(beside, is_locked=is_locked) as folder:
+    target = Path(tempfile.gettempdir(), path.name) if to_stream else Path(os.path.realpath(path))
+    with name_in_errors(path), draft_folder(target, is_locked=is_locked) as folder:
         draft = folder / path.name
         yield draft
         if to_stream:
             path.write_bytes(draft.read_bytes())
-        elif not replace and os.path.lexists(beside):
+        elif not replace and os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, "it has come to exist meanwhile", str(path))
         else:
-            _move(draft, beside, folder)
+            _move(draft, target, folder)
 
 
 def _move(draft: Path, path: Path, folder: Path) -> None:
@@ -83,7 +85,7 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 
 def is_stream(path: str | Path) -> bool:
-    """Whether a path is a pipe, a terminal or another device of characters."""
+    """Return whether a path is a pipe, a terminal or another device of characters."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -92,7 +94,7 @@ def is_stream(path: str | Path) -> bool:
 
 
 def check_writable(path: str | Path) -> None:
-    """Find out now whether `drafted` can write a file or folder, by writing a little beside it.
+    """Check that `atomic_write` can write a file or folder, by writing a little beside it.
 
     Only trying tells: a superuser may write where no permission says so, and a full disk or
     `/proc` has no permission at all. Nothing of it stays; what is there is not touched.
@@ -105,14 +107,14 @@ def check_writable(path: str | Path) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         os.stat(path)  # a name that is too long, a link that leads to itself
-    beside = Path(os.path.realpath(path))
-    if not beside.parent.is_dir():
-        why = f"there is no folder {beside.parent if path.is_symlink() else path.parent}"
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        why = f"there is no folder {target.parent if path.is_symlink() else path.parent}"
         raise FileNotFoundError(errno.ENOENT, why, str(path))
-    if beside.exists() and not beside.is_file() and not beside.is_dir():
+    if target.exists() and not target.is_file() and not target.is_dir():
         raise OSError(errno.EINVAL, "it is neither a file nor a pipe", str(path))
-    with name_in_errors(path), draft_folder(beside) as folder:
-        (folder / beside.name).write_bytes(bytes(PROBED))
+    with name_in_errors(path), draft_folder(target) as folder:
+        (folder / target.name).write_bytes(bytes(PROBED))
 
 
 @contextlib.contextmanager
@@ -120,8 +122,8 @@ def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
     """Make a folder for drafts beside `path`, and remove it with all that is left in it."""
     name = os.fsdecode(os.fsencode(path.name)[:LONGEST])
     prefix = f".{name}{DRAFT}"
-    for left in path.parent.glob(f"{glob.escape(prefix)}*") if is_locked else ():
-        shutil.rmtree(left, ignore_errors=True)
+    for stale in path.parent.glob(f"{glob.escape(prefix)}*") if is_locked else ():
+        shutil.rmtree(stale, ignore_errors=True)
     with name_in_errors(path):  # say which file cannot be written, not which draft
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
@@ -134,34 +136,34 @@ def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
 
 def write_file(path: str | Path, content: bytes | str, *, is_locked: bool = False) -> None:
     """Write a file atomically and flush it to disk; text as UTF-8, line ends unchanged."""
-    with drafted(path, is_locked=is_locked) as draft:
+    with atomic_write(path, is_locked=is_locked) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def read_file(path: str | Path) -> bytes:
-    """Read a file that is given to us: all of it, but no more than this machine could work with."""
-    found = os.stat(path)
+    """Read a whole file, but no more than this machine could work with."""
+    status = os.stat(path)
     # /dev/stdin and <(...) lead to pipes that have no name
-    if stat.S_ISFIFO(found.st_mode) and os.path.exists(os.path.realpath(path)):
+    if stat.S_ISFIFO(status.st_mode) and os.path.exists(os.path.realpath(path)):
         raise ValueError(f"{path}: a named pipe may never end: give a file, or /dev/stdin")
-    size, most = found.st_size, memory() // BYTES_PER_CHARACTER
-    if size <= most:
+    size, maximum = status.st_size, memory() // BYTES_PER_CHARACTER
+    if size <= maximum:
         with open(path, "rb") as file:
-            content = file.read(most + 1)
-        if len(content) <= most:
+            content = file.read(maximum + 1)
+        if len(content) <= maximum:
             return content
         size = len(content)
     raise ValueError(
         f"{path}: it has {size / 1e6:,.0f} MB or more, a machine with {memory() / 1e9:,.1f} GB "
-        f"of memory can work with {most / 1e6:,.0f} MB"
+        f"of memory can work with {maximum / 1e6:,.0f} MB"
     )
 
 
 def cache_folder(part: str) -> Path:
     """Return the folder of a part of what is kept for the user between runs."""
-    own = os.environ.get(CACHE)
-    if own:
-        return Path(own) / part
+    chosen = os.environ.get(CACHE)
+    if chosen:
+        return Path(chosen) / part
     from platformdirs import user_cache_path  # an extra
 
     return user_cache_path("pipejax", appauthor=False) / part

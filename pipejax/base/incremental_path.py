@@ -30,7 +30,7 @@ SOURCE = 0
 
 
 class Awaited(NamedTuple):
-    """What a node waits for."""
+    """Predecessors that a node waits for, with lags."""
 
     preds: tuple[int, ...]  # nodes; the source alone where there is none
     lags: tuple[float, ...]  # delay from each
@@ -45,7 +45,7 @@ class LongestAround(NamedTuple):
 
 
 class _Before(NamedTuple):
-    """What a change has changed, as it was before, in order."""
+    """State before a change, in the order of the changes."""
 
     finish: list[tuple[int, float]]
     duration: list[tuple[int, float]]
@@ -64,7 +64,7 @@ class IncrementalPath:
         self.duration: list[float] = duration.tolist()  # duration of every node
         # what every node waits for
         self.waits = [
-            waits_of(zip(*edges, strict=True))
+            to_waits(zip(*edges, strict=True))
             for edges in zip(preds.tolist(), lags.tolist(), strict=True)
         ]
         self._after: list[list[int]] = [[] for _ in self.finish]
@@ -108,8 +108,8 @@ class IncrementalPath:
         return self._order
 
     @property
-    def behind(self) -> Sequence[Sequence[int]]:
-        """Which nodes wait for each node; those that wait for the source are not listed."""
+    def successors(self) -> Sequence[Sequence[int]]:
+        """Return the nodes that wait for each node; waits for the source are not listed."""
         return self._after
 
     def longest_around(self) -> LongestAround:
@@ -121,12 +121,12 @@ class IncrementalPath:
             preds[place, : len(waits.preds)] = [number[before] for before in waits.preds]
             lag[place, : len(waits.lags)] = waits.lags
         duration, finish = np.array(self.duration)[self._order], np.array(self.finish)[self._order]
-        found = (
+        lengths = (
             start_times(preds, finish, lag),
             tails(preds, duration, lag),
             longest_without(preds, duration, lag),
         )
-        return LongestAround(*(times[number].tolist() for times in found))
+        return LongestAround(*(times[number].tolist() for times in lengths))
 
     def undo(self) -> None:
         """Take the last change back."""
@@ -147,7 +147,7 @@ class IncrementalPath:
     def _run(self, first: Iterable[int], changed: list[tuple[int, float]]) -> int:
         """Run nodes again, and all behind them whose finish time changes."""
         finish, duration, waits, after = self.finish, self.duration, self.waits, self._after
-        order, place, of = self._order, self._place, self.finish.__getitem__
+        order, place, finish_time = self._order, self._place, self.finish.__getitem__
         flags, count = bytearray(len(order)), 0
         for node in first:
             flags[place[node]] = 1
@@ -155,13 +155,13 @@ class IncrementalPath:
         while at >= 0:
             node = order[at]
             preds, lags = waits[node]
-            end = max(map(operator.add, map(of, preds), lags)) + duration[node]
+            end = max(map(operator.add, map(finish_time, preds), lags)) + duration[node]
             count += 1
             if end != finish[node]:
                 changed.append((node, finish[node]))
                 finish[node] = end
-                for behind in after[node]:
-                    flags[place[behind]] = 1
+                for successor in after[node]:
+                    flags[place[successor]] = 1
             at = flags.find(1, at + 1)
         return count
 
@@ -171,31 +171,33 @@ class IncrementalPath:
             old = self.waits[node]
             before.waits.append((node, old))
             if old.preds != new.preds:
-                kept = waits_of(edge for edge in zip(*old, strict=True) if edge[0] in new.preds)
-                self._set_waits(node, kept)
+                remaining = to_waits(
+                    edge for edge in zip(*old, strict=True) if edge[0] in new.preds
+                )
+                self._set_waits(node, remaining)
         for node, new in waits.items():
             missing = set(new.preds) - set(self.waits[node].preds)
             for edge in zip(*new, strict=True):
                 if edge[0] in missing:
                     if self._place[edge[0]] > self._place[node]:
                         self._put_before(edge[0], node, before.order)
-                    self._set_waits(node, waits_of((*zip(*self.waits[node], strict=True), edge)))
+                    self._set_waits(node, to_waits((*zip(*self.waits[node], strict=True), edge)))
             self._set_waits(node, new)
 
     def _set_waits(self, node: int, waits: Awaited) -> None:
         if waits.preds == self.waits[node].preds:  # other lags alone
             self.waits[node] = waits
             return
-        for one in self.waits[node].preds:
-            if one != SOURCE:
-                self._after[one].remove(node)
-                if not self._after[one]:
-                    self._ends.add(one)
+        for pred in self.waits[node].preds:
+            if pred != SOURCE:
+                self._after[pred].remove(node)
+                if not self._after[pred]:
+                    self._ends.add(pred)
         self.waits[node] = waits
-        for one in waits.preds:
-            if one != SOURCE:
-                self._after[one].append(node)
-                self._ends.discard(one)
+        for pred in waits.preds:
+            if pred != SOURCE:
+                self._after[pred].append(node)
+                self._ends.discard(pred)
 
     def _put_before(self, first: int, second: int, journal: list[tuple[int, list[int]]]) -> None:
         """Change the order so that one node comes before another that has been before it."""
@@ -228,8 +230,8 @@ class IncrementalPath:
             self._place[node] = place
 
 
-def waits_of(edges: Iterable[tuple[int, float]]) -> Awaited:
+def to_waits(edges: Iterable[tuple[int, float]]) -> Awaited:
     """Make what a node waits for from edges, each a node and a lag; unused ones are left out."""
-    kept = [edge for edge in edges if edge[0] != SOURCE or edge[1] > 0] or [(SOURCE, 0.0)]
-    preds, lags = zip(*kept, strict=True)
+    used = [edge for edge in edges if edge[0] != SOURCE or edge[1] > 0] or [(SOURCE, 0.0)]
+    preds, lags = zip(*used, strict=True)
     return Awaited(preds, lags)

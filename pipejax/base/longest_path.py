@@ -42,18 +42,18 @@ def lay_out_edges(
 def finish_times(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
     """Earliest finish time (nodes) of every node, in the unit of duration and lag."""
     finish: list[Any] = [0] * len(duration)
-    of = finish.__getitem__
+    finish_time = finish.__getitem__
     # column by column to Python's numbers, and its own loop over them: a node costs half a
     # microsecond, one call of NumPy two
     waits = zip(*preds.T.tolist(), strict=True)
     if lag is None:
-        for node, (before, own) in enumerate(zip(waits, duration.tolist(), strict=True)):
-            finish[node] = max(map(of, before)) + own
+        for node, (before, seconds) in enumerate(zip(waits, duration.tolist(), strict=True)):
+            finish[node] = max(map(finish_time, before)) + seconds
     else:
         lags = zip(*lag.T.tolist(), strict=True)
         edges = zip(waits, lags, duration.tolist(), strict=True)
-        for node, (before, between, own) in enumerate(edges):
-            finish[node] = max(map(operator.add, map(of, before), between)) + own
+        for node, (before, between, seconds) in enumerate(edges):
+            finish[node] = max(map(operator.add, map(finish_time, before), between)) + seconds
     # whole numbers stay what they are, however large
     return np.array(finish, duration.dtype if duration.dtype.kind in "iO" else float)
 
@@ -107,9 +107,9 @@ def finish_times_of_many(
     flat = finish.reshape(-1)
     # one row of positions in it for each node: by predecessor, then by graph
     waits = np.ascontiguousarray(preds.transpose(1, 2, 0)) * count + np.arange(count)
-    for end, before, lasts in zip(finish, waits, np.ascontiguousarray(duration.T), strict=True):
+    for end, before, seconds in zip(finish, waits, np.ascontiguousarray(duration.T), strict=True):
         np.maximum.reduce(flat.take(before), axis=0, out=end)
-        end += lasts
+        end += seconds
     return finish.T
 
 
@@ -208,8 +208,8 @@ def tails(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
         zip(*lags[back].T.tolist(), strict=True),
         strict=True,
     )
-    for node, own, waits, between in edges:
-        after = tail[node] + own
+    for node, seconds, waits, between in edges:
+        after = tail[node] + seconds
         for before, delay in zip(waits, between, strict=True):
             if after + delay > tail[before]:
                 tail[before] = after + delay
@@ -252,7 +252,7 @@ def _next_open(following: list[int], place: int) -> int:
 
 
 def slack(preds: Preds, duration: Times, lag: Lags, target: float | None = None) -> Times:
-    """How much longer each node could take before makespan or target is exceeded: slack (nodes)."""
+    """Return how much longer each node could take before makespan or target is exceeded (nodes)."""
     finish = finish_times(preds, duration, lag)
     until = finish.max() if target is None else target
     return until - finish - tails(preds, duration, lag)
@@ -285,14 +285,14 @@ def topological_order(
                 others[successor] -= 1
             else:
                 order.append(successor)
-    found, blocked = np.array(order, int), np.ones(num_nodes, bool)
-    blocked[found] = False
+    ordered, blocked = np.array(order, int), np.ones(num_nodes, bool)
+    blocked[ordered] = False
     _check_complete(blocked, tail, head)
-    return found
+    return ordered
 
 
 def _goes_by_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
-    """Whether waves are wide, and a table of successors is not empty for the most part."""
+    """Return whether waves are wide, and a table of successors would be well filled."""
     return width >= WIDE and num_nodes * int(np.bincount(tail).max(initial=0)) <= 4 * len(tail)
 
 

@@ -1,4 +1,4 @@
-"""What this machine holds, and which options its XLA compiler knows."""
+"""Memory of this machine, and the options that its XLA compiler knows."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ LEAST = 1 << 18  # bytes that every process has: no limit need be read
 Options = dict[str, int | bool]
 
 
-def memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+def memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
     """Bytes that this process can have: of the machine, its container and its own limits."""
     limits = [sys.maxsize]
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not everywhere
@@ -25,13 +25,13 @@ def memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> in
             for soft, _ in map(resource.getrlimit, (resource.RLIMIT_AS, resource.RLIMIT_DATA))
             if soft != resource.RLIM_INFINITY
         ]
-    return min(limits + list(_container_limits(cgroups, own)))
+    return min(limits + list(_container_limits(cgroups, membership)))
 
 
-def _container_limits(cgroups: Path, own: Path) -> Iterator[int]:
+def _container_limits(cgroups: Path, membership: Path) -> Iterator[int]:
     """Limits of the control groups that hold this process, of either version."""
     with contextlib.suppress(OSError):
-        for line in own.read_text().splitlines():
+        for line in membership.read_text().splitlines():
             _, controllers, name = line.split(":", 2)
             if controllers not in ("", "memory"):
                 continue
@@ -59,15 +59,15 @@ def cpu_options(**options: int | bool) -> Options:
 
     if jax.default_backend() != "cpu":
         return {}
-    said = os.environ.get("XLA_FLAGS", "")
+    flags = os.environ.get("XLA_FLAGS", "")
     return {
-        name: value for name, value in options.items() if name not in said and _knows(name, value)
+        name: value for name, value in options.items() if name not in flags and _knows(name, value)
     }
 
 
 @functools.cache
 def _knows(name: str, value: int | bool) -> bool:
-    """Whether XLA knows an option; another version may not."""
+    """Return whether XLA knows an option; another version may not."""
     import jax
 
     try:

@@ -22,34 +22,34 @@ Slopes = Mapping[str, NumpyArray]
 Function = Callable[[Any, Any], Any]
 
 
-def _operation(function: Function, slopes_of: Any = None) -> Callable[[Any, Any], "Many"]:
-    """An operator; without `slopes_of` its result has none."""
+def _operation(function: Function, slope_rule: Any = None) -> Callable[[Any, Any], "Many"]:
+    """An operator; without `slope_rule` its result has none."""
 
-    def of(one: Any, other: Any) -> "Many":
-        return _binary(function, one, other, slopes_of)
+    def apply(first: Any, second: Any) -> "Many":
+        return _binary(function, first, second, slope_rule)
 
-    return of
+    return apply
 
 
 def _reversed(operation: Callable[[Any, Any], "Many"]) -> Callable[[Any, Any], "Many"]:
-    def of(one: "Many", other: Any) -> "Many":
-        return operation(_lifted(other), one)
+    def apply(first: "Many", second: Any) -> "Many":
+        return operation(_lifted(second), first)
 
-    return of
-
-
-def _product(one: Any, other: Any) -> "Many":
-    one, other = _lifted(one), _lifted(other)
-    if _is_nothing(one) or _is_nothing(other):
-        return _nothing(one, other)
-    return _binary(operator.mul, one, other, lambda a, b, c: (b, a))
+    return apply
 
 
-def _quotient(one: Any, other: Any) -> "Many":
-    one, other = _lifted(one), _lifted(other)
-    if _is_nothing(one):
-        return _nothing(one, other)
-    return _binary(operator.truediv, one, other, lambda a, b, c: (1 / b, -c / b))
+def _product(first: Any, second: Any) -> "Many":
+    first, second = _lifted(first), _lifted(second)
+    if _is_nothing(first) or _is_nothing(second):
+        return _nothing(first, second)
+    return _binary(operator.mul, first, second, lambda a, b, c: (b, a))
+
+
+def _quotient(first: Any, second: Any) -> "Many":
+    first, second = _lifted(first), _lifted(second)
+    if _is_nothing(first):
+        return _nothing(first, second)
+    return _binary(operator.truediv, first, second, lambda a, b, c: (1 / b, -c / b))
 
 
 class Many:
@@ -119,11 +119,11 @@ class Many:
     @property
     def T(self) -> "Many":
         """The axes of one configuration's array in reverse."""
-        behind = range(self.ndim, 0, -1)
+        reversed_axes = range(self.ndim, 0, -1)
         return _mapped(
             self,
             lambda part, front: part.transpose(
-                *range(len(front)), *[k + len(front) - 1 for k in behind]
+                *range(len(front)), *[k + len(front) - 1 for k in reversed_axes]
             ),
         )
 
@@ -136,9 +136,11 @@ class Many:
         return self.reshape(-1)
 
     def reshape(self, *shape: Any) -> "Many":
-        """The same numbers in another shape."""
-        wanted = np.empty(self.shape).reshape(*shape).shape
-        return _mapped(self, lambda part, front: part.reshape(*part.shape[: len(front)], *wanted))
+        """Return the same numbers in another shape."""
+        new_shape = np.empty(self.shape).reshape(*shape).shape
+        return _mapped(
+            self, lambda part, front: part.reshape(*part.shape[: len(front)], *new_shape)
+        )
 
     def sum(self, axis: int | None = None) -> "Many":
         """Sum over an axis, or over all."""
@@ -155,12 +157,12 @@ class Many:
         return Many(value, {n: (weight * part).sum(axis=-1) for n, part in self.slopes.items()})
 
 
-def many_of(leaf: NumpyArray) -> Any:
+def to_many(leaf: NumpyArray) -> Any:
     """Numbers (batch, ...) of configurations: those of one where all are the same."""
     return Many(leaf) if (leaf != leaf[:1]).any() else leaf[0]
 
 
-def values_of(leaf: Any) -> NumpyArray:
+def many_values(leaf: Any) -> NumpyArray:
     """Values (batch, ...), or (1, ...) where all configurations share them."""
     return leaf.value if isinstance(leaf, Many) else np.asarray(leaf)[None]
 
@@ -181,18 +183,18 @@ def _behind(axis: int, front: Front) -> int:
     return axis if axis < 0 else axis + len(front)
 
 
-def _lifted(given: Any) -> Many:
-    return given if isinstance(given, Many) else Many(np.asarray(given)[None])
+def _lifted(numbers: Any) -> Many:
+    return numbers if isinstance(numbers, Many) else Many(np.asarray(numbers)[None])
 
 
 def _is_nothing(many: Many) -> bool:
-    """Whether an array is 0 everywhere, for all configurations and whatever moves."""
+    """Return whether an array is 0 everywhere, for all configurations and without slopes."""
     return len(many.value) == 1 and not many.slopes and not many.value.any()
 
 
-def _nothing(one: Many, other: Many) -> Many:
-    """What 0 times anything is, or 0 by anything: it no longer depends on what that is."""
-    return Many(np.zeros((1, *np.broadcast_shapes(one.shape, other.shape))))
+def _nothing(first: Many, second: Many) -> Many:
+    """Return 0 times anything, or 0 by anything: it has no slopes."""
+    return Many(np.zeros((1, *np.broadcast_shapes(first.shape, second.shape))))
 
 
 def _padded(part: NumpyArray, front: int, ndim: int) -> NumpyArray:
@@ -201,21 +203,21 @@ def _padded(part: NumpyArray, front: int, ndim: int) -> NumpyArray:
     return part.reshape(*part.shape[:front], *[1] * missing, *part.shape[front:])
 
 
-def _binary(function: Function, one: Any, other: Any, slopes_of: Any, least: int = 0) -> Many:
-    """A function of two arrays of at least so many axes."""
-    pair = _lifted(one), _lifted(other)
-    ndim = max(least, *(each.ndim for each in pair))
-    values = [_padded(each.value, 1, ndim) for each in pair]
+def _binary(function: Function, first: Any, second: Any, slope_rule: Any, least: int = 0) -> Many:
+    """Apply a function to two arrays of at least so many axes."""
+    pair = _lifted(first), _lifted(second)
+    ndim = max(least, *(operand.ndim for operand in pair))
+    values = [_padded(operand.value, 1, ndim) for operand in pair]
     result = np.asarray(function(*values))
-    if slopes_of is None or not (pair[0].slopes or pair[1].slopes):
+    if slope_rule is None or not (pair[0].slopes or pair[1].slopes):
         return Many(result)
     slopes: dict[str, NumpyArray] = {}
-    for each, weight in zip(pair, slopes_of(*values, result), strict=True):
+    for operand, weight in zip(pair, slope_rule(*values, result), strict=True):
         # one axis more: that of the numbers of the input
         by = weight[:, None] if np.ndim(weight) else weight
-        for name, part in each.slopes.items():
-            own = by * _padded(part, 2, ndim)
-            slopes[name] = slopes[name] + own if name in slopes else own
+        for name, part in operand.slopes.items():
+            slope = by * _padded(part, 2, ndim)
+            slopes[name] = slopes[name] + slope if name in slopes else slope
     return Many(result, _spread(slopes, result.shape[1:]))
 
 
@@ -228,31 +230,31 @@ def _spread(slopes: dict[str, NumpyArray], shape: tuple[int, ...]) -> Slopes:
 
 
 def _unary(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Any:
-    def of(many: Many) -> Many:
+    def apply(many: Many) -> Many:
         value = function(many.value)
         if not many.slopes:
             return Many(value)
         by = slope(many.value, value)[:, None]
         return Many(value, {name: by * part for name, part in many.slopes.items()})
 
-    return of
+    return apply
 
 
-def _chosen(by: Any, one: Any, other: Any) -> Many:
-    """Entries of one array where something holds, else of another."""
+def _chosen(by: Any, first: Any, second: Any) -> Many:
+    """Take entries of one array where a condition holds, else of another."""
     by = _lifted(by)
-    ndim = max(by.ndim, np.ndim(one), np.ndim(other))
+    ndim = max(by.ndim, np.ndim(first), np.ndim(second))
     here = _padded(by.value, 1, ndim)
     weights = (here, ~here)
-    return _binary(lambda a, b: np.where(here, a, b), one, other, lambda a, b, c: weights, ndim)
+    return _binary(lambda a, b: np.where(here, a, b), first, second, lambda a, b, c: weights, ndim)
 
 
-def _larger(one: Any, other: Any) -> Many:
-    return _binary(np.maximum, one, other, lambda a, b, c: _shares(a > b, a == b))
+def _larger(first: Any, second: Any) -> Many:
+    return _binary(np.maximum, first, second, lambda a, b, c: _shares(a > b, a == b))
 
 
-def _smaller(one: Any, other: Any) -> Many:
-    return _binary(np.minimum, one, other, lambda a, b, c: _shares(a < b, a == b))
+def _smaller(first: Any, second: Any) -> Many:
+    return _binary(np.minimum, first, second, lambda a, b, c: _shares(a < b, a == b))
 
 
 def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
@@ -264,8 +266,8 @@ def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
 def _together(function: Callable[..., NumpyArray]) -> Any:
     """A function that puts several arrays together along an axis."""
 
-    def of(given: Sequence[Any], axis: int = 0) -> Many:
-        parts = [_lifted(each) for each in given]
+    def of(arrays_given: Sequence[Any], axis: int = 0) -> Many:
+        parts = [_lifted(each) for each in arrays_given]
 
         def put(arrays: Sequence[NumpyArray], front: Front) -> NumpyArray:
             size = max(map(len, arrays))
@@ -299,8 +301,8 @@ def _split(many: Many, ends: Sequence[int]) -> list[Many]:
     """Cut along the first axis; what of a part all configurations share is kept once."""
     pieces = [many[low:high] for low, high in zip([0, *ends], [*ends, len(many)], strict=True)]
     return [
-        Many(_once(each.value), {n: _once(s) for n, s in each.slopes.items() if s.any()})
-        for each in pieces
+        Many(_once(piece.value), {n: _once(s) for n, s in piece.slopes.items() if s.any()})
+        for piece in pieces
     ]
 
 

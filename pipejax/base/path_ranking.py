@@ -23,7 +23,7 @@ SOURCE = 0
 
 
 class Kinds(NamedTuple):
-    """What nodes and edges add to the kind of a path."""
+    """Share of nodes and edges in the kind of a path."""
 
     nodes: list[int]  # (nodes) whole numbers of any size
     edges: list[list[int]]  # (nodes, max_preds) of the edge from each predecessor
@@ -85,12 +85,12 @@ class PathRanking:
 
     def _longest_kinds(self, kinds: Kinds) -> list[int]:
         """Kind of the longest path to every node, and to the end."""
-        found = [0] * len(self._preds)
+        kinds_to = [0] * len(self._preds)
         for node, column in enumerate(self._first[:-1].tolist()):
             if node != SOURCE:
-                before = found[self._preds[node, column]]
-                found[node] = before + kinds.edges[node][column] + kinds.nodes[node]
-        return [*found, found[self._ends[self._first[-1]]]]
+                before = kinds_to[self._preds[node, column]]
+                kinds_to[node] = before + kinds.edges[node][column] + kinds.nodes[node]
+        return [*kinds_to, kinds_to[self._ends[self._first[-1]]]]
 
     def _before(self, node: int, column: int) -> int:
         return int((self._ends if node == self._end else self._preds[node])[column])
@@ -100,7 +100,7 @@ class PathRanking:
         return np.flatnonzero(is_edge).tolist()
 
     def _found(self, node: int) -> list[_PathTo]:
-        """Paths to a node that are known; the first always is."""
+        """Return the known paths to a node; the longest always is."""
         if node not in self._paths:
             kind = 0 if self._kinds is None else self._kind_of_longest[node]
             longest = _PathTo(float(self._longest[node]), int(self._first[node]), 0, kind)
@@ -141,9 +141,9 @@ class PathRanking:
 
     def _enter(self, node: int, column: int, rank: int) -> None:
         """Make a path to the node before, and the edge, a candidate, if there is that path."""
-        found = self._found(self._before(node, column))
-        if rank < len(found):
-            length = found[rank].length
+        paths = self._found(self._before(node, column))
+        if rank < len(paths):
+            length = paths[rank].length
             if node != self._end:
                 length = length + float(self._lag[node, column]) + float(self._duration[node])
             heapq.heappush(self._candidates[node], (-length, column, rank))

@@ -1,4 +1,4 @@
-"""How points of a sweep are printed: heads with units, and numbers under them."""
+"""Printed points of a sweep: heads with units, and numbers under them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,8 +24,8 @@ def words(name: str) -> str:
 Scale = tuple[float, str]
 
 
-def scale_of(units: Mapping[str, str], name: str, values: Sequence[Any]) -> Scale:
-    """Find what the numbers of an axis or a measure are divided by, and the unit they then have."""
+def display_scale(units: Mapping[str, str], name: str, values: Sequence[Any]) -> Scale:
+    """Return the divisor of the numbers of an axis or a measure, and the unit of the quotient."""
     if name == "bubble_ratio":
         return 0.01, "%"
     unit = units.get(name, "")
@@ -57,5 +57,5 @@ def span(name: str, values: list[Any], scale: Scale, count: int) -> str:
 
 def named(units: Mapping[str, str], name: str, value: Any) -> str:
     """An axis and its value, with the unit."""
-    scale = scale_of(units, name, [value])
+    scale = display_scale(units, name, [value])
     return f"{words(name)} {cell(name, value, scale)} {scale[1]}".rstrip()

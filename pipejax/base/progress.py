@@ -84,8 +84,8 @@ class _Bar:
 
     def _show(self) -> None:
         done, total, text = self._last
-        of = "" if total is None else f" of {total:.9g}"
-        line = f"{self._what}: {done:.9g}{of}, {time.monotonic() - self._begun:.0f} s"
+        of_total = "" if total is None else f" of {total:.9g}"
+        line = f"{self._what}: {done:.9g}{of_total}, {time.monotonic() - self._begun:.0f} s"
         line += f", {text}" if text else ""
         bar = "" if total is None else f'<progress value="{done}" max="{total}"></progress> '
         picture = {"text/plain": line, "text/html": f"<div>{bar}{html.escape(line)}</div>"}
@@ -108,9 +108,9 @@ def if_interrupted(action: Action) -> Iterator[None]:
 
 
 def act() -> str | None:
-    """Do all of it, the innermost first; return what the first of them has to say."""
-    said = [action() for action in reversed(_actions.copy())]
-    return next(filter(None, said), None)
+    """Run all actions, the innermost first; return the first message of theirs."""
+    messages = [action() for action in reversed(_actions.copy())]
+    return next(filter(None, messages), None)
 
 
 class Notice(UserWarning):
@@ -131,30 +131,30 @@ def notices_as_lines() -> Iterator[None]:
         yield
 
 
-def news_of(
+def merge_progress(
     jobs: Sequence[Callable[[Callable[[News], None]], None]], stop: Callable[[], None]
 ) -> Generator[News, None, None]:
-    """Run jobs side by side and yield what they tell, until all have ended."""
+    """Run jobs side by side and yield their news, until all have ended."""
     # Each job is given the function that it tells its news with; it goes on when the caller asks
     # for the next one, so that what it does does not depend on how fast they are taken. An error of
     # a job is raised here. When the iterator is closed, stop is called again and again until the
     # jobs have ended.
-    told: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
-    told, over = queue.SimpleQueue(), threading.Event()
+    reports: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
+    reports, over = queue.SimpleQueue(), threading.Event()
 
     def tell(news: News) -> None:
         if not over.is_set():
-            told.put((news, taken := threading.Event()))
-            while not (taken.wait(0.05) or over.is_set()):
+            reports.put((news, is_read := threading.Event()))
+            while not (is_read.wait(0.05) or over.is_set()):
                 pass
 
     def run(job: Callable[[Callable[[News], None]], None]) -> None:
         try:
             job(tell)
         except BaseException as error:  # the caller's thread has to hear of it
-            told.put(error)
+            reports.put(error)
         finally:
-            told.put(None)
+            reports.put(None)
 
     threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
     for thread in threads:
@@ -162,15 +162,15 @@ def news_of(
     running = len(threads)
     try:
         while running:
-            one = told.get()
-            if isinstance(one, BaseException):
-                raise one
-            if one is None:
+            report = reports.get()
+            if isinstance(report, BaseException):
+                raise report
+            if report is None:
                 running -= 1
             else:
-                news, taken = one
+                news, is_read = report
                 yield news
-                taken.set()
+                is_read.set()
     finally:
         over.set()
         while any(thread.is_alive() for thread in threads):

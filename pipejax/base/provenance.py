@@ -1,4 +1,4 @@
-"""Where a result comes from: version, commit and code, for the attributes of datasets."""
+"""Origin of a result: version, commit and code, for the attributes of datasets."""
 
 import functools
 import hashlib
@@ -32,12 +32,12 @@ def provenance() -> dict[str, str]:
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a folder is a Zarr store that was written here: its attributes say so."""
+    """Return whether a folder is a Zarr store that was written here: its attributes say so."""
     try:
-        found = json.loads((path / ATTRIBUTES).read_bytes())
+        attributes = json.loads((path / ATTRIBUTES).read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and "pipejax" in found
+    return isinstance(attributes, dict) and "pipejax" in attributes
 
 
 def _commit() -> str:
@@ -59,9 +59,9 @@ def _git(*arguments: str) -> str | None:
 @functools.cache
 def code_hash(folder: Path = PACKAGE) -> str:
     """Hash of all modules in a folder that affect results: equal hashes give equal numbers."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder)
         if name.parts[0] not in SHOWN:
-            found.update(str(name).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(str(name).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -20,7 +20,7 @@ class _Node(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """How records of one type are taken apart and put together."""
+    """Functions that take apart records of one type and put them together."""
 
     apart: Callable[[Any], tuple[Names, tuple[Tree, ...], Any]]
     together: Callable[[Any, Iterable[Tree]], Any]
@@ -43,7 +43,7 @@ def register(
       together: makes a record of a form and its parts.
     """
     if apart is None or together is None:
-        _kinds[kind] = _of_dataclass(kind)
+        _kinds[kind] = _dataclass_record(kind)
         jax_on_demand.with_jax(lambda: jax.tree_util.register_dataclass(kind))
         return
     _kinds[kind] = _Record(apart, together)
@@ -60,7 +60,7 @@ def register(
     )
 
 
-def _of_dataclass(kind: type) -> _Record:
+def _dataclass_record(kind: type) -> _Record:
     fields = dataclasses.fields(kind)
     fixed = tuple(field.name for field in fields if field.metadata.get("static"))
     names = tuple(field.name for field in fields if field.name not in fixed)
@@ -125,25 +125,25 @@ def _walk(tree: Tree, name: Any) -> Iterator[tuple[str, Any]]:
     if node is None:
         yield str(name), tree
         return
-    for own, part in zip(node.names, node.parts, strict=True):
-        yield from _walk(part, own)
+    for part_name, part in zip(node.names, node.parts, strict=True):
+        yield from _walk(part, part_name)
 
 
 def _map(function: Callable[..., Any], tree: Tree, others: tuple[Tree, ...]) -> Tree:
     node = _node(tree)
     if node is None:
         return function(tree, *others)
-    beside = [_parts_like(node, other) for other in others]
+    other_parts = [_parts_like(node, other) for other in others]
     return node.together(
         [
-            _map(function, part, tuple(parts[k] for parts in beside))
+            _map(function, part, tuple(parts[k] for parts in other_parts))
             for k, part in enumerate(node.parts)
         ]
     )
 
 
 def _parts_like(node: _Node, other: Tree) -> tuple[Tree, ...]:
-    found = _node(other)
-    if found is None or found.names != node.names:
+    other_node = _node(other)
+    if other_node is None or other_node.names != node.names:
         raise ValueError(f"trees differ: one has the parts {node.names}, another is {other!r}")
-    return found.parts
+    return other_node.parts

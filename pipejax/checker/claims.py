@@ -135,7 +135,7 @@ def _changes(op: Op, run: Run, memory: Prices) -> tuple[dict[str, float], dict[s
 
 
 class Tolerance(NamedTuple):
-    """How much numbers of a claim may differ from the derived ones."""
+    """Largest difference of the numbers of a claim from the derived ones."""
 
     time: float
     memory: float

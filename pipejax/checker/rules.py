@@ -65,7 +65,7 @@ class TableRule(NamedTuple):
 
 
 class TableRules:
-    """What a table adds to the usual kinds and rules; its kinds by letters."""
+    """Kinds, by letters, and rules that a table adds to the usual ones."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         """Read the keys of a table that speak of them."""
@@ -175,7 +175,7 @@ class TableRules:
         return "host" if letters in ("O", "L") else "compute"
 
     def has_other_lane(self, letters: str, other: str) -> bool:
-        """Whether ops of one worker are on two lanes; a host link counts as compute."""
+        """Return whether ops of one worker are on two lanes; a host link counts as compute."""
         lanes = {"compute" if lane == "host" else lane for lane in map(self.lane, (letters, other))}
         return len(lanes) == 2
 
@@ -187,20 +187,20 @@ class TableRules:
         return [cell for cell, is_needed in needs if is_needed and cell in self.lanes]
 
     def is_counted(self, letters: str) -> bool:
-        """Whether ops of some letters are compute of a microbatch."""
+        """Return whether ops of some letters are compute of a microbatch."""
         return self.lane(letters) == "compute" and self.scope(letters) == "microbatch"
 
     def is_row_op(self, letters: str) -> bool:
-        """Whether an op counts in its row, as sharding cells and waits do not."""
+        """Return whether an op counts in its row: sharding cells and waits do not."""
         added = letters in self.kinds and self.scope(letters) != "stage"
         return letters in tuple("FBIWRU") or added
 
     def is_collective(self, letters: str) -> bool:
-        """Whether the cells of all workers are one op."""
+        """Return whether the cells of all workers are one op."""
         return letters in self.kinds and bool(self.kinds[letters]["together"])
 
     def is_gradient(self, letters: str) -> bool:
-        """Whether an op frees an activation, or the part that W needs."""
+        """Return whether an op frees an activation, or the part that W needs."""
         if letters not in self.kinds:
             return letters in ("B", "W")
         freed = self.kinds[letters]["at_end"]
@@ -246,7 +246,7 @@ class TableRules:
                 yield from (("I", stage, microbatch + 1), ("B", stage, microbatch + 1))
 
     def is_consumer(self, rule: TableRule, op: Op, num_stages: int) -> bool:
-        """Whether an op waits by a rule."""
+        """Return whether an op waits by a rule."""
         end = rule.consumer
         stage = num_stages - 1 if end.stage == "last" else end.stage
         is_place = stage in (None, op[1]) and end.microbatch in (None, op[2])

@@ -322,7 +322,7 @@ class Run:
         return events + [e for e in self.end if e[0] == "U" and e[2] == worker]
 
     def is_span_op(self, event: Event) -> bool:
-        """Whether a span may begin or end with an event."""
+        """Return whether a span may begin or end with an event."""
         letters = self.letters(event)
         if letters in SHARDING + WAIT_SEND:
             return False

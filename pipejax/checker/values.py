@@ -30,28 +30,28 @@ def require(condition: object, where: str, allowed: str, value: Any) -> None:
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Whether a value is a whole number of at least so much; True and False are none."""
+    """Return whether a value is a whole number of at least so much; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 10**300
 
 
 def is_real(value: Any) -> bool:
-    """Whether a value is a finite number."""
+    """Return whether a value is a finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and -LARGEST < value < LARGEST
 
 
 def is_time(value: Any) -> bool:
-    """Whether a value is a finite number of at least 0."""
+    """Return whether a value is a finite number of at least 0."""
     return is_real(value) and value >= 0
 
 
 def is_share(value: Any) -> bool:
-    """Whether a value is a number from 0 to 1."""
+    """Return whether a value is a number from 0 to 1."""
     return is_time(value) and value <= 1
 
 
 def is_list(value: Any, check: Callable[[Any], bool]) -> bool:
-    """Whether a value is a list whose entries all pass a check."""
+    """Return whether a value is a list whose entries all pass a check."""
     return isinstance(value, list) and all(map(check, value))
 
 

@@ -66,7 +66,7 @@ class CheckedBound(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a certificate is worth.
+    """Result of checking a certificate.
 
     Attributes:
       makespan: as derived, in `unit`; None where the schedule cannot run.
@@ -84,7 +84,7 @@ class Verdict(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether all claims hold."""
+        """Return whether all claims hold."""
         return not self.problems
 
 

@@ -260,7 +260,7 @@ class Costs:
         if by_worker:
             slices = table.grammar.slices
             undivided = (*MESSAGE_FIELDS, *DIMENSIONLESS)
-            whole = {phase.kind.time for phase in table.grammar.of_workers}
+            whole = {phase.kind.time for phase in table.grammar.worker_phases}
             times |= {
                 name: value * (1 / slices if name in whole else table.worker_parts / slices)
                 for name, value in times.items()
@@ -413,8 +413,10 @@ def unknown_cost(name: str) -> UnknownNameError:
     """Return the error of a name that is no cost; of a letter or a word of files, which it is."""
     if name not in _CALLED:
         return unknown("cost", name, FIELDS)
-    meant = _CALLED[name]
-    return UnknownNameError("cost", name, f"unknown cost {name!r}: here it is {meant}=, in seconds")
+    argument = _CALLED[name]
+    return UnknownNameError(
+        "cost", name, f"unknown cost {name!r}: here it is {argument}=, in seconds"
+    )
 
 
 # optional times, 0 by default

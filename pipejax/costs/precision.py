@@ -30,7 +30,7 @@ def is_traced(*trees: Any) -> bool:
     return is_loaded() and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves(trees))
 
 
-def known(dtype: np.dtype | type) -> AbstractContextManager[Any]:
+def accept_type(dtype: np.dtype | type) -> AbstractContextManager[Any]:
     """Return a context in which JAX accepts a type, whatever its default."""
     return jax.enable_x64(_has_float64() or dtype == np.float64)
 
@@ -44,7 +44,7 @@ def float_type(*values: Any) -> np.dtype:
     # Numbers: float32 where all arrays among them are float32 or smaller, else float64; Python's
     # numbers take the type of the arrays beside them, and alone they are float64. Tracers: JAX's.
     if is_traced(values):
-        with known(np.float32):
+        with accept_type(np.float32):
             return np.dtype(jnp.promote_types(jnp.result_type(float, *values), np.float32))
     return _number_type(frozenset(map(_kind, values)))
 
@@ -70,7 +70,7 @@ def _plain_numbers() -> Iterator[None]:
     if not is_loaded():
         yield
         return
-    with jax.core.eval_context(), known(np.float64):
+    with jax.core.eval_context(), accept_type(np.float64):
         yield
 
 
@@ -86,7 +86,7 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
             exact = {name: _exact(option) for name, option in options.items()}
             result = function(*map(_exact, arguments), **exact)
         check_finite(result, (arguments, options))
-        return handed_over(result)
+        return to_output_dtype(result)
 
     return run
 
@@ -109,7 +109,7 @@ def _is_real(leaf: Any) -> bool:
     )
 
 
-def handed_over(tree: Any) -> Any:
+def to_output_dtype(tree: Any) -> Any:
     """Turn JAX's float64 arrays into NumPy's, where JAX itself would cut them to float32."""
     if _has_float64():
         return tree

@@ -206,7 +206,7 @@ def parse_stragglers(text: str, where: str) -> dict[int, float]:
 def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> None:
     """Refuse workers that a table does not have."""
     for worker in workers:
-        if whole_number(worker, f"{where}: a worker", least=0) >= table.num_workers:
+        if whole_number(worker, f"{where}: a worker", minimum=0) >= table.num_workers:
             raise MismatchError(
                 f"{where}: there is no worker {worker}, the table has {table.num_workers}"
             )

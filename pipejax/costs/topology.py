@@ -203,7 +203,7 @@ class PlacedCosts(NamedTuple):
         rows = [level[:, moves], *([near, ends] if self.by_sharing else [])]
         return np.concatenate(rows, axis=1).astype(np.int8)
 
-    def of(self, places: Places) -> Costs:
+    def batch(self, places: Places) -> Costs:
         """Costs of placements, for `makespans`: the batch axis comes first."""
         level, (near, ends) = self._boundaries(places), self._near(places)
         direction, pipe, boundary = np.ogrid[:2, : level.shape[1], : level.shape[2]]
@@ -220,7 +220,7 @@ class PlacedCosts(NamedTuple):
 
     def at(self, places: Seats) -> Costs:
         """Costs of one placement."""
-        batch = self.of(np.array([places]))
+        batch = self.batch(np.array([places]))
         return mapped(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
 
     def seated(self, places: Seats) -> list[Int[NumpyArray, " workers"]]:

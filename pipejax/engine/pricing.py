@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.cached_method import cached_method
 from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import is_array, jnp
-from pipejax.base.remembered import remembered
 from pipejax.base.trees import leaves, mapped
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
@@ -137,7 +137,7 @@ def check_known(program: Program, costs: Costs) -> None:
         costs.check_known(program.layout.paired_phases)
 
 
-@remembered
+@cached_method
 def by_microbatch(program: Program) -> Program:
     """Give every microbatch costs of its own; a program keeps the result."""
     # Fused pairs are of two microbatches, so each becomes a kind of its own.

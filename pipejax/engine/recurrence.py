@@ -208,7 +208,7 @@ def slack(program: Program, costs: Costs, *, target: Target | None = None) -> Fo
     check_types(program=(program, Program), costs=(costs, Costs))
     until = None if target is None else checked_seconds("target", target)
     finish, tail = finish_and_tails(*_graph(program, costs))
-    return slack_of(finish, tail, until)
+    return node_slack(finish, tail, until)
 
 
 @compiled
@@ -224,7 +224,7 @@ def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, T
     return _scan(preds, duration, lag)[0], tail
 
 
-def slack_of(finish: Times, tail: Times, target: Target | None) -> Times:
+def node_slack(finish: Times, tail: Times, target: Target | None) -> Times:
     """Slack (nodes) [s] against a target, or the makespan."""
     until = finish.max() if target is None else jnp.asarray(target)
     return until - finish - tail
@@ -268,10 +268,10 @@ def total_negative_slack(
     check_types(program=(program, Program), costs=(costs, Costs))
     seconds = checked_seconds("target", target)
     finish, _ = _scan(*_graph(program, costs))
-    return tns_of(finish[jnp.asarray(program.last_node)], seconds)
+    return negative_slack_sum(finish[jnp.asarray(program.last_node)], seconds)
 
 
-def tns_of(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
+def negative_slack_sum(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
     """Total negative slack [s] of the workers' last ends; one that ends in time has none."""
     spare = jnp.asarray(target - ends)
     return jnp.where(spare < 0, spare, 0).sum()

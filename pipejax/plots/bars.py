@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from pipejax.analysis.runs.activation_memory import ActivationMemory
-from pipejax.analysis.runs.timeline import Arrow, Bar, phases_of
+from pipejax.analysis.runs.timeline import Arrow, Bar, bar_phases
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
@@ -50,7 +50,7 @@ class DrawnOp(NamedTuple):
 
 def lanes_below(shown_bars: Sequence[Bar], *, transfers: bool = False) -> list[str]:
     """List the lanes below the ops of a row, in the order of phases."""
-    used = phases_of([bar for bar in shown_bars if bar.worker != NO_WORKER])
+    used = bar_phases([bar for bar in shown_bars if bar.worker != NO_WORKER])
     lanes = [phase.kind.lane for phase in used if phase.kind.lane != COMPUTING]
     return [*dict.fromkeys(lanes), *([TRANSFERS] if transfers else [])]
 
@@ -105,7 +105,7 @@ def draw_bars(
     seen = [bar for bar in shown_bars if bar.start < until and bar.finish > since]
     seen = seen if seen or not shown_bars else list(shown_bars)  # of a run that takes no time
     lanes = share_row(lanes_below(shown_bars, transfers=bool(transfers)))
-    looks = palette.phase_looks(phases_of(shown_bars)) if looks is None else looks
+    looks = palette.phase_looks(bar_phases(shown_bars)) if looks is None else looks
     parts = [part for bar in seen for part in _parts(bar, workers, lanes)]
     if len(depth):  # what is of no stage has the colour of the last ones
         shades = dict(enumerate(depth))
@@ -197,7 +197,7 @@ def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[
 
     `hatched` names what strokes mean, and `deep` what a deeper colour of a phase does.
     """
-    used = phases_of(bars)
+    used = bar_phases(bars)
     looks = palette.phase_looks(used)
     entries: list[Patch | Line2D] = [
         Patch(**style.rectangle(looks[phase.name]), label=looks[phase.name].name) for phase in used

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.runs.timeline import Window
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.base.data_files import UNITS, time_unit
 from pipejax.schedules.cells.ops import SHARDING, STEP_END
 from pipejax.schedules.table.links import format_pair_links
@@ -34,7 +34,7 @@ def choose_unit(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit
     """Return the requested unit, or the most readable one for the longest run."""
     if unit is None:
         return TimeUnit(*time_unit(max(run.makespan for run in runs)))
-    name = one_of(unit, (*TIME_UNITS, SLOTS), "unit")
+    name = resolve_choice(unit, (*TIME_UNITS, SLOTS), "unit")
     return TimeUnit(1.0 if name == SLOTS else UNITS[name][1], name)
 
 

@@ -17,16 +17,16 @@ from pipejax.analysis.runs.timeline import (
     Bar,
     Window,
     arrows,
+    bar_phases,
     bars,
     depths,
     name_of_deep,
     name_of_second,
-    phases_of,
     second_pipe,
-    window_of,
+    time_window,
 )
 from pipejax.base.display import abbreviated
-from pipejax.base.files import drafted
+from pipejax.base.files import atomic_write
 from pipejax.costs.measured.costs_file import slot_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
@@ -146,7 +146,7 @@ def plot(
     }
     shown = list(evaluated.values())
     scale = choose_unit(shown, unit or (SLOTS if in_slots == {True} else None))
-    window = window_of(shown, start, stop, part)
+    window = time_window(shown, start, stop, part)
     text = caption_of_runs(evaluated, scale, window=window) if caption is True else caption or ""
     page = style.paper(size, font, font_size)
     look = Drawing(scale, page, window, messages, critical, text, transfers, title)
@@ -190,7 +190,7 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
     ]
     squeezed = min(1.0, _HIGHEST / sum(heights))
     all_drawn = [bar for shown in bars_by_panel for bar in shown]
-    looks = palette.phase_looks(phases_of(all_drawn))
+    looks = palette.phase_looks(bar_phases(all_drawn))
     entries = _legend(panels, all_drawn, look)
     columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
     caption = look.paper.wrapped(look.caption)
@@ -297,5 +297,5 @@ def _columns(labels: Sequence[str], paper: style.Paper) -> int:
 def save(picture: Figure, path: Path) -> None:
     """Write a picture as its suffix says; the same picture is the same file."""
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
-    with drafted(path) as draft:
+    with atomic_write(path) as draft:
         picture.savefig(draft, metadata=metadata)

@@ -21,7 +21,7 @@ from pipejax.schedules.cells.ops import (
     Cell,
     Op,
     Phase,
-    receive_of,
+    matching_receive,
 )
 from pipejax.schedules.table.communication_cells import with_sharding, with_waits
 from pipejax.schedules.table.sharding import on_lane
@@ -390,7 +390,7 @@ def _check_matching(table: ScheduleTable, name: str) -> None:
     posted: dict[tuple[int, int], list[Op]] = {}
     for op in _ops(table):
         if op.phase in (Phase.SEND_F, Phase.SEND_B):
-            receive = receive_of(op)
+            receive = matching_receive(op)
             pair = int(workers[op.stage]), int(workers[receive.stage])
             expected.setdefault(pair, []).append(receive)
         elif op.phase in (Phase.RECV_F, Phase.RECV_B):

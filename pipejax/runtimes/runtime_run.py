@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from pipejax.base.checks import known_as
+from pipejax.base.checks import resolve_name
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
@@ -61,6 +61,6 @@ class RuntimeRun(NamedTuple):
 def run_table(runtime: str, job: RuntimeJob) -> RuntimeRun:
     """Run a table on a runtime; raise ValueError if the runtime cannot."""
     check_usual(job.table, f"the runtime {runtime}")
-    module = RUNTIMES[known_as(runtime, RUNTIMES, "runtime")]
+    module = RUNTIMES[resolve_name(runtime, RUNTIMES, "runtime")]
     run: Callable[[RuntimeJob], RuntimeRun] = import_module(module).run_table
     return run(job)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipejax.base.checks import check_types, one_of
+from pipejax.base.checks import check_types, resolve_choice
 from pipejax.base.files import write_file
 from pipejax.runtimes.formats import FORMATS
 from pipejax.schedules.table.table import ScheduleTable
@@ -38,5 +38,5 @@ def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = 
         text = text_for(table, Path(path))
     else:
         formats = {name: form for name, form in FORMATS.items() if not form.is_run}
-        text = formats[one_of(format, formats, "format")].writer(table)
+        text = formats[resolve_choice(format, formats, "format")].writer(table)
     write_file(path, text)

@@ -91,7 +91,7 @@ def check_ranges(content: Content) -> None:
     """Stages, microbatches and pipes exist; a microbatch has all its slices, in one pipe."""
     ops, grammar = content.ops, content.grammar
     numbered = ~np.isin(ops.phase, grammar.sharding)
-    staged = ~np.isin(ops.phase, grammar.of_workers)
+    staged = ~np.isin(ops.phase, grammar.worker_phases)
     for cell in ops.cell[~staged & (ops.stage != NO_STAGE)]:
         raise _wrong(content, cell, "op {op} on worker {worker} has a stage: its kind has none")
     for end in {*sum(grammar.graph, ())} - {*range(content.num_stages)}:
@@ -117,7 +117,7 @@ def check_ranges(content: Content) -> None:
 def check_workers(content: Content) -> None:
     """Every op stands on the worker of its stage, every microbatch keeps to one pipe."""
     sharded = np.isin(content.ops.phase, content.grammar.sharding)
-    is_worker_op = np.isin(content.ops.phase, content.grammar.of_workers)
+    is_worker_op = np.isin(content.ops.phase, content.grammar.worker_phases)
     ops, sharding = content.ops.take(~sharded & ~is_worker_op), content.ops.take(sharded)
     should = content.placement[ops.pipe, ops.stage]
     for k in np.flatnonzero(should != ops.cell // content.num_slots):
@@ -140,7 +140,7 @@ def check_once(content: Content) -> None:
     grammar = content.grammar
     ops = content.ops.take(~np.isin(content.ops.phase, grammar.sharding))
     # an op is told by its stage, or by its worker where it is of none
-    is_worker_op = np.isin(ops.phase, grammar.of_workers)
+    is_worker_op = np.isin(ops.phase, grammar.worker_phases)
     place = np.where(is_worker_op, ops.cell // content.num_slots, ops.stage)
     places = max(content.num_stages, content.num_workers)
     sizes = len(grammar.phases), places, content.num_microbatches

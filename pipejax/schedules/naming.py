@@ -21,7 +21,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import MAX_COUNT, MismatchError, check_types, meant, unknown, whole_number
+from pipejax.base.checks import (
+    MAX_COUNT,
+    MismatchError,
+    check_types,
+    match_name,
+    unknown,
+    whole_number,
+)
 from pipejax.base.display import abbreviated
 from pipejax.base.files import read_file
 from pipejax.schedules.cells.ops import ScheduleError
@@ -78,7 +85,7 @@ class OwnFunction:
 
     def __call__(self, **arguments: Any) -> ScheduleTable:
         """Make a table of the size that is asked for."""
-        sizes = [whole_number(arguments.get(name), name, most=MAX_COUNT) for name in SIZES]
+        sizes = [whole_number(arguments.get(name), name, maximum=MAX_COUNT) for name in SIZES]
         arguments |= dict(zip(SIZES, sizes, strict=True))
         check_size(Builder(self, ""), **dict(zip(SIZES, sizes, strict=True)))
         needed = [
@@ -171,7 +178,7 @@ def register(name: str, function: Callable[..., Any]) -> None:
     check_types(name=(name, str))
     if not _NAME.fullmatch(name):
         raise ValueError(f"name must be one word without , : = / or \\, got {name!r}")
-    if meant(name, BUILT_IN) is not None:
+    if match_name(name, BUILT_IN) is not None:
         raise ValueError(f"name {name!r} is that of a built-in schedule: give another")
     module = getattr(function, "__module__", "")
     registered[name] = _function_builder(OwnFunction(name, function), f"registered, {module}")
@@ -195,7 +202,7 @@ def installed() -> Mapping[str, importlib.metadata.EntryPoint]:
     return {
         point.name: point
         for point in importlib.metadata.entry_points(group=GROUP)
-        if meant(point.name, BUILT_IN) is None
+        if match_name(point.name, BUILT_IN) is None
     }
 
 
@@ -403,13 +410,13 @@ def told_options(builder: Builder, form: Any = str) -> str:
 
 def is_folder(text: str) -> bool:
     """Return whether a text names a folder, and no schedule."""
-    return meant(text, [*BUILT_IN, *registered]) is None and os.path.isdir(text)
+    return match_name(text, [*BUILT_IN, *registered]) is None and os.path.isdir(text)
 
 
 def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
     check_types(name=(text, str))
     builders = {**BUILT_IN, **registered}
-    name = meant(text, builders)
+    name = match_name(text, builders)
     if name is not None:
         return name, builders[name]
     path = Path(text)
@@ -418,7 +425,7 @@ def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
     if path.suffix == ".py":
         raise ValueError(f"{text} names no function: add it, as {text}:build")
     if path.suffix not in TABLES:
-        name = meant(text, installed())
+        name = match_name(text, installed())
         if name is not None:
             return name, installed_builder(name)
     if os.path.isdir(text):  # which an empty text is not, while Path("") is

@@ -214,7 +214,7 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
         for option, value in bound.items():
             is_count = signature.parameters[option].annotation in (int, int | None)
             if is_count and value is not defaults[option]:
-                bound[option] = whole_number(value, option, most=MAX_COUNT)
+                bound[option] = whole_number(value, option, maximum=MAX_COUNT)
             if signature.parameters[option].annotation is bool and not isinstance(value, bool):
                 raise wrong(option, f"must be true or false, got {value!r}", value)
         if "slots" in bound:

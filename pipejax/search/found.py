@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 
 Best = TypeVar("Best")
 TIME_LIMIT = 60.0  # seconds, unless something else is said
@@ -21,7 +21,7 @@ def gap(value: float, lower_bound: float) -> float:
     return 1 - lower_bound / value if value > lower_bound else 0.0
 
 
-@short_repr_of("value gap lower_bound baselines evaluated stopped best")
+@with_short_repr("value gap lower_bound baselines evaluated stopped best")
 @dataclasses.dataclass(frozen=True)
 class Found(Generic[Best]):
     """The best that a search found, and how far from the best of all it may be.

@@ -17,19 +17,25 @@ from pipejax.base.checks import (
     check_types,
     efficiency,
     number,
-    one_of,
     positive,
+    resolve_choice,
     share,
     unknown,
     whole_number,
 )
 from pipejax.base.data_files import check_keys, quantity
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
 from pipejax.costs.model.model import Model, check_recompute, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
-from pipejax.costs.model.stack import AS_THE_SYSTEM, OF_WORKLOAD, Stack, load_stack, software_of
+from pipejax.costs.model.stack import (
+    AS_THE_SYSTEM,
+    OF_WORKLOAD,
+    Stack,
+    load_stack,
+    machine_software,
+)
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.scaling import parse_stragglers
@@ -60,7 +66,7 @@ MAX_POINTS = 10**6  # of one axis: a label each
 BYTES_PER_POINT = 8  # of a dataset, at least: its report reads all of it
 SMALLEST, LARGEST = 1e-15, 1e24  # of a field of a system, in SI units
 RANGE = ("from", "to", "points", "scale")
-count = partial(whole_number, most=MAX_COUNT)
+count = partial(whole_number, maximum=MAX_COUNT)
 _CHECKS: Mapping[str, Any] = {
     "efficiency": efficiency,
     "attention_efficiency": efficiency,
@@ -84,7 +90,7 @@ class Axis(NamedTuple):
     is_listed: bool  # of a list or range: only then the dataset has a dimension for it
 
 
-@short_repr_of("title sizes num_points outputs dtype")
+@with_short_repr("title sizes num_points outputs dtype")
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     """A grid of (schedule, workload, system) points.
@@ -220,7 +226,7 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
         shape_axes=tuple(axis for name, axis in axes.items() if name != "system"),
         system_axes=(axes["system"], per_node, *fields.values()),
         outputs=tuple(name for name in OUTPUTS if name in outputs),
-        dtype=one_of(declaration.get("dtype", "float64"), DTYPES, f"{where}: dtype"),
+        dtype=resolve_choice(declaration.get("dtype", "float64"), DTYPES, f"{where}: dtype"),
     )
 
 
@@ -230,7 +236,7 @@ def _calibrated_with(declaration: Mapping[str, Any], where: str) -> Stack:
         return AS_THE_SYSTEM
     names, check = declaration["systems"], _KEYS["systems"][1]
     systems = read_axis("system", names, f"{where}: systems", check).values
-    first, *others = (software_of(system) for system in systems)
+    first, *others = (machine_software(system) for system in systems)
     for system, other in zip(systems[1:], others, strict=True):
         if other != first:
             raise ValueError(
@@ -333,8 +339,8 @@ def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
         if key not in bounds:
             raise ValueError(f"{where}: {key} is missing: a range is {{{', '.join(RANGE)}}}")
     low, high = (number(bounds[key], f"{where}: {key}") for key in ("from", "to"))
-    points = whole_number(bounds["points"], f"{where}: points", most=MAX_POINTS)
-    scale = one_of(bounds.get("scale", "linear"), SCALES, f"{where}: scale")
+    points = whole_number(bounds["points"], f"{where}: points", maximum=MAX_POINTS)
+    scale = resolve_choice(bounds.get("scale", "linear"), SCALES, f"{where}: scale")
     if scale == "log" and not min(low, high) > 0:
         raise ValueError(f"{where}: a log range needs ends above 0, got {low:g} to {high:g}")
     if points == 1 and low != high:
@@ -366,7 +372,7 @@ def _text(
 
 
 def _name_check(names: Collection[str]) -> Callable[[Any, str], Any]:
-    return lambda value, where: one_of(value, names, where)
+    return lambda value, where: resolve_choice(value, names, where)
 
 
 def _flag(value: Any, where: str) -> bool:
@@ -403,7 +409,7 @@ def _pair_links(text: str) -> Links:
 
 def _pipeline_layout(value: str | list[Any]) -> str:
     """Write a layout in one way; without one, layers are assigned by shares."""
-    return "" if value == "" else str(PipelineLayout.of(value))
+    return "" if value == "" else str(PipelineLayout.parse(value))
 
 
 def _is_one_layout(values: Any) -> bool:
@@ -424,9 +430,9 @@ def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any
     readers: dict[str, tuple[str, Callable[[Any, str], Any], Any]] = {}
     for name, field in WORKLOAD_FIELDS.items():
         checks: dict[str, Callable[[Any, str], Any]] = {
-            "whole": partial(whole_number, least=field.least, most=field.most or MAX_COUNT),
+            "whole": partial(whole_number, minimum=field.least, maximum=field.largest or MAX_COUNT),
             "flag": _flag,
-            "name": _name_check(field.known),
+            "name": _name_check(field.names),
             "number": number,
             "share": _fraction,
             "recompute": lambda value, _: check_recompute(value),

@@ -191,7 +191,9 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     def point(table: ScheduleTable) -> _GridPoint:
         if table.grammar.own:
             check_usual(table, "a sweep over models")
-        return _GridPoint(table, workload, _links(at), Slowed.of(table, dict(workload.stragglers)))
+        return _GridPoint(
+            table, workload, _links(at), Slowed.from_stragglers(table, dict(workload.stragglers))
+        )
 
     if not choice.is_planned:
         yield np.arange(len(np.asarray(systems.gpus_per_node))), point(built(choice, **size))

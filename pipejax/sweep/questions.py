@@ -11,7 +11,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
-from pipejax.base.printed import cell, scale_of
+from pipejax.base.printed import cell, display_scale
 from pipejax.base.ties import TIE, least_named
 from pipejax.sweep.results import Points, SweepResults
 
@@ -80,7 +80,7 @@ def _distinct(
 
 
 def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any) -> NumpyArray:
-    scale = scale_of(results.units, name, [float(value)])
+    scale = display_scale(results.units, name, [float(value)])
     text = cell(name, float(value), scale)
     near = [cell(name, number, scale) == text for number in values.ravel().tolist()]
     return np.array(near, bool).reshape(values.shape)

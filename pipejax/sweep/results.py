@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import known_as, meant, one_of, unknown, wrong
+from pipejax.base.checks import match_name, resolve_choice, resolve_name, unknown, wrong
 from pipejax.base.data_files import WRITTEN, read_quantity
 from pipejax.base.printed import PRINTED
 from pipejax.base.provenance import ATTRIBUTES, is_dataset
@@ -148,7 +148,7 @@ class SweepResults(NamedTuple):
         if match is None:
             raise wrong("where", f"must be as system=h100 or memory_bytes<80GB, got {text!r}")
         key, sign, value = match.groups()
-        name = meant(_KEYS.get(key, key), [*self.axes, *self.fixed, *self.measures])
+        name = match_name(_KEYS.get(key, key), [*self.axes, *self.fixed, *self.measures])
         if name is None:
             valid_names = [*self.axes, *self.measures, *self.fixed]
             raise ValueError(f"where {text}: {unknown('axis', key, valid_names)}")
@@ -171,7 +171,7 @@ def _compared(
         if sign not in ("=", "!="):
             raise ValueError(f"where {condition}: names are compared by = or !=")
         names = [str(value) for value in values]
-        label = known_as(text, dict.fromkeys(names), "value")
+        label = resolve_name(text, dict.fromkeys(names), "value")
         is_match: NumpyArray = _COMPARED[sign](np.array(names), label)
         return is_match
     try:
@@ -244,7 +244,7 @@ def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
 
 def check_measure(name: str, results: SweepResults, where: str) -> str:
     """Return the name of a number that every point has."""
-    return str(one_of(name.strip(), results.numbers(), where))
+    return str(resolve_choice(name.strip(), results.numbers(), where))
 
 
 def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:

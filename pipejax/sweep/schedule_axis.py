@@ -82,4 +82,4 @@ def _scalar(value: Any, where: str) -> Any:
 
 
 def _count(value: Any, where: str) -> int:
-    return whole_number(value, where, most=MAX_COUNT)
+    return whole_number(value, where, maximum=MAX_COUNT)

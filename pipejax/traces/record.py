@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, wrong
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 
 NONE = -1  # stage or microbatch of what belongs to none
 # what a table has cells for; all other phases are of the rest of the step: collectives, the
@@ -36,7 +36,7 @@ class LeftOut:
     count: int = 1
 
 
-@short_repr_of("steps replicas workers stages")
+@with_short_repr("steps replicas workers stages")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
     """Slices of time of some steps of a run, one entry each.

@@ -152,6 +152,6 @@ def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stag
 
 def checked_delta(delta: int) -> int:
     """Check the largest delay."""
-    if whole_number(delta, "delta", least=0) >= LARGEST_COUNT:
+    if whole_number(delta, "delta", minimum=0) >= LARGEST_COUNT:
         raise wrong("delta", f"must be at most {LARGEST_COUNT - 1}, got {delta}")
     return int(delta)

@@ -180,16 +180,16 @@ def language_model(
       >>> model.vocabulary, model.num_stages
       (7, 3)
     """
-    whole_number(num_stages, "num_stages", least=3)
+    whole_number(num_stages, "num_stages", minimum=3)
     names = ("width", "heads", "context", "num_batches", "batch_size")
     for name, count in zip(names, (width, heads, context, num_batches, batch_size), strict=True):
-        whole_number(count, name, most=MAX_COUNT)
+        whole_number(count, name, maximum=MAX_COUNT)
     size = f"{num_stages} stages of width {width} and {num_batches} batches of {batch_size} need"
     num_bytes = 16 * num_stages * width**2 + 8 * num_batches * batch_size * context
     check_fits(num_bytes, size)
     if width % heads:
         raise ValueError(f"width must be a multiple of heads {heads}, got {width}")
-    characters, codes = encode(read_text(text, whole_number(seed, "seed", least=0)))
+    characters, codes = encode(read_text(text, whole_number(seed, "seed", minimum=0)))
     border = int(SHARE * len(codes))
     if len(codes) - border <= context:
         raise wrong("text", f"must have more than {10 * context} characters, got {len(codes)}")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import are_positive, is_number, one_of, whole_number, wrong
+from pipejax.base.checks import are_positive, is_number, resolve_choice, whole_number, wrong
 from pipejax.base.compiled import compiled
 from pipejax.base.display import short_repr
 from pipejax.training.objective import Blocks, DataPartition, Leaf, Linear, LinearBatch
@@ -74,7 +74,7 @@ def random_quadratic(
       '10.58'
     """
     partition = DataPartition(num_stages, dimension, num_batches, batch_size)
-    random = np.random.default_rng(whole_number(seed, "seed", least=0))
+    random = np.random.default_rng(whole_number(seed, "seed", minimum=0))
     x = random.standard_normal((partition.num_examples, dimension))
     return Quadratic(**partition.fields(x, x @ random.standard_normal(dimension), minimum=0.0))
 
@@ -111,7 +111,7 @@ def spectral_quadratic(
     if not are_positive(spectrum, len(spectrum)):
         raise ValueError(f"spectrum must be finite numbers above 0, got {list(spectrum)}")
     partition = DataPartition(num_stages, len(spectrum), num_batches, batch_size)
-    random = np.random.default_rng(whole_number(seed, "seed", least=0))
+    random = np.random.default_rng(whole_number(seed, "seed", minimum=0))
     root = np.sqrt(np.asarray(spectrum, np.float64))
     turn = _orthonormal(random, partition.dimension, partition.dimension)
     x = _examples(random, partition, root[:, None] * turn.T)
@@ -178,9 +178,9 @@ def nesterov_quadratic(
         raise wrong(
             "strong_convexity", f"must be a finite number above 0, got {strong_convexity!r}"
         )
-    is_solved = one_of(minimiser, MINIMISERS, "minimiser") == "solved"
+    is_solved = resolve_choice(minimiser, MINIMISERS, "minimiser") == "solved"
     partition = DataPartition(num_stages, dimension, num_batches, batch_size)
-    random = np.random.default_rng(whole_number(seed, "seed", least=0))
+    random = np.random.default_rng(whole_number(seed, "seed", minimum=0))
     quarter = strong_convexity * (condition_number - 1.0) / 4
     sides = np.eye(dimension, k=1) + np.eye(dimension, k=-1)
     hessian = quarter * (2 * np.eye(dimension) - sides) + strong_convexity * np.eye(dimension)
@@ -316,7 +316,7 @@ def random_logistic(
     for name, value in (("l2", l2), ("signal", 1.0 if signal is None else signal)):
         if not is_number(value) or value <= 0:
             raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
-    random = np.random.default_rng(whole_number(seed, "seed", least=0))
+    random = np.random.default_rng(whole_number(seed, "seed", minimum=0))
     x = random.standard_normal((partition.num_examples, dimension))
     optimum = random.standard_normal(dimension)
     if signal is not None:

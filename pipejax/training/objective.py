@@ -183,7 +183,7 @@ class DataPartition:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            whole_number(getattr(self, field.name), field.name, most=MAX_COUNT)
+            whole_number(getattr(self, field.name), field.name, maximum=MAX_COUNT)
         if self.dimension % self.num_stages:
             raise wrong(
                 "dimension",

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipejax.analysis.runs.staleness import SAME_MOMENT, op_times
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.checks import one_of, whole_number, wrong
+from pipejax.base.checks import resolve_choice, whole_number, wrong
 from pipejax.base.compiled import compiled
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.dependencies import find_versions
@@ -184,7 +184,7 @@ def batch_order(
       >>> pj.training.batch_order(0, 6, 3, "drawn").tolist()
       [1, 2, 2, 2, 2, 0]
     """
-    order = one_of(batches, ORDERS, "batches")
+    order = resolve_choice(batches, ORDERS, "batches")
     if order == "cyclic":
         return np.arange(microbatches) % num_batches
     random = np.random.default_rng([seed, num_batches])

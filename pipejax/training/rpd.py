@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import one_of, whole_number, wrong
+from pipejax.base.checks import resolve_choice, whole_number, wrong
 from pipejax.base.compiled import compiled
 from pipejax.training.draws import (
     LARGEST_COUNT,
@@ -134,7 +134,10 @@ def sweep_randomized_pipedream(
         raise wrong("updates", f"must be a multiple of every {every}, got {updates}")
     chosen, checked = checked_runs(objective, step_sizes, seeds, updates // every + 1, every)
     law = _law(objective, delta, delays)
-    cyclic, deviation = one_of(batches, RANDOM_ORDERS, "batches") == "cyclic", checked_noise(noise)
+    cyclic, deviation = (
+        resolve_choice(batches, RANDOM_ORDERS, "batches") == "cyclic",
+        checked_noise(noise),
+    )
     oldest = int(law.max())
     depth = oldest + _longest_rest(checked, updates, objective.num_stages)
     how = _RandomizedSettings(

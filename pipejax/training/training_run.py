@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import are_positive, one_of, whole_number, wrong
+from pipejax.base.checks import are_positive, resolve_choice, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.machine import check_fits
 from pipejax.training.objective import TrainingObjective
@@ -184,7 +184,7 @@ def choose_step_size(
       >>> [choose_step_size(curves, rule, [0.5, 0.25, 0.125]) for rule in RULES]
       [0, 1, 1]
     """
-    rule = one_of(rule, RULES, "rule")
+    rule = resolve_choice(rule, RULES, "rule")
     is_eligible = np.isfinite(curves).all(axis=1)
     if rule == "stable":
         if step_sizes is None or len(step_sizes) != len(curves):
@@ -218,7 +218,7 @@ def run_alone(
         raise wrong("step_size", f"must be a finite number above 0, got {step_size!r}")
     if np.ndim(objective.minimum):
         raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
-    whole_number(seed, "seed", least=0)
+    whole_number(seed, "seed", minimum=0)
     runs = sweep(objective, step_sizes=[step_size], seeds=[seed], **how)
     fields = {name: value for name, value in runs._asdict().items() if name not in OF_ALL}
     return runs._replace(**jax.tree.map(lambda leaf: leaf[0, 0], fields))
@@ -237,7 +237,7 @@ def checked_runs(
             "step_sizes", f"must be one or more finite numbers above 0, got {list(step_sizes)}"
         )
     for seed in seeds:
-        if whole_number(seed, "each of seeds", least=0) > LARGEST_SEED:
+        if whole_number(seed, "each of seeds", minimum=0) > LARGEST_SEED:
             raise ValueError(f"each of seeds must be at most {LARGEST_SEED}, got {seed}")
     stacked = np.shape(objective.minimum)
     if not len(seeds) or stacked not in ((), (len(seeds),)):

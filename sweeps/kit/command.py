@@ -9,7 +9,7 @@ from pathlib import Path
 import xarray as xr
 from rich.console import Console
 
-from pipejax.files import ATTRIBUTES, check_writable, drafted, is_dataset
+from pipejax.files import ATTRIBUTES, atomic_write, check_writable, is_dataset
 
 
 def write(
@@ -67,6 +67,6 @@ def why_anew(out: Path, origin: Mapping[str, str]) -> str:
 
 def save(dataset: xr.Dataset, out: Path) -> None:
     """Write a Zarr store; one that is there is replaced as a whole."""
-    with drafted(out) as draft:
+    with atomic_write(out) as draft:
         # a part that was read back brings its dtype on disk: NaN would be cast to its integers
         dataset.drop_encoding().to_zarr(draft, zarr_format=2)

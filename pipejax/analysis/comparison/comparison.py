@@ -9,7 +9,7 @@ from pipejax.analysis.comparison.closed_forms import closed_form
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.scaling import factors_of_ops, workers_of_ops
 from pipejax.schedules.cells.ops import (
@@ -38,7 +38,7 @@ _ON_THE_PATH = {  # costs that the idealised table does not have
 }
 
 
-@short_repr_of(
+@with_short_repr(
     "schedule workers stages microbatches makespan bubble_ratio table_bubble_ratio "
     "formula_bubble_ratio bound_by peak_in_flight why"
 )

@@ -15,7 +15,7 @@ import numpy as np
 from pipejax.analysis.formula.cone import Facets, facet_sums
 from pipejax.base.array_types import Array
 from pipejax.base.compiled import compiled
-from pipejax.costs.precision import float_type, handed_over, is_traced, known
+from pipejax.costs.precision import accept_type, float_type, is_traced, to_output_dtype
 
 
 def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
@@ -23,9 +23,9 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
     dtype = float_type(*values)
     if is_traced(*values):
         return _largest(facets, tuple(jnp.asarray(value, dtype) for value in values))
-    with jax.core.eval_context(), known(dtype):
+    with jax.core.eval_context(), accept_type(dtype):
         largest = _compiled(facets, tuple(_as(dtype, value) for value in values))
-        return handed_over(jax.block_until_ready(largest))  # nothing reads the arrays any more
+        return to_output_dtype(jax.block_until_ready(largest))  # nothing reads the arrays any more
 
 
 def _as(dtype: np.dtype, value: Any) -> Any:

@@ -14,7 +14,7 @@ from pipejax.analysis.formula.form import Formula
 from pipejax.analysis.formula.formula import formula
 from pipejax.analysis.formula.parameters import Weights, polynomial_text
 from pipejax.base.checks import check_types, whole_number
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.engine.lowering.program import Program
 
 CHECKS = 2  # numbers of each residue on which a polynomial is checked beside those that give it
@@ -32,7 +32,7 @@ class NoFamilyError(ValueError):
     """No family was found on these numbers."""
 
 
-@short_repr_of("symbol parameters first period found_on verified_on branches")
+@with_short_repr("symbol parameters first period found_on verified_on branches")
 class Family(NamedTuple):
     """Closed form for all numbers from `first` on, as far as it was checked.
 
@@ -66,7 +66,7 @@ class Family(NamedTuple):
 
     def facets(self, number: int) -> list[Facet]:
         """Counts of the facets at a number from the first on."""
-        whole_number(number, self.symbol, least=self.first)
+        whole_number(number, self.symbol, minimum=self.first)
         if number % self.period not in self.branches:
             residues = ", ".join(map(str, sorted(self.branches)))
             raise ValueError(
@@ -156,7 +156,7 @@ def formula_family(
       >>> print(pj.analysis.formula_family(program, range(4, 44, 4), names, verify_on=[80]))
       (M + 3)F + (M + 3)B + (3/2 M + 4)c for M >= 4, M mod 4 = 0
     """
-    whole_number(degree, "degree", least=0, most=2)
+    whole_number(degree, "degree", minimum=0, maximum=2)
     numbers, later = [*numbers], [*verify_on]
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     if step < 1 or numbers != [*range(numbers[0], numbers[-1] + 1, step)]:

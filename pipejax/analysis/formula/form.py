@@ -23,7 +23,7 @@ from pipejax.analysis.formula.parameters import (
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import unknown
-from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
+from pipejax.base.display import ResultDict, ResultList, short_repr, with_short_repr
 from pipejax.checker.form import box_text
 from pipejax.costs.precision import checked_seconds, is_traced
 from pipejax.engine.lowering.lower import lower
@@ -55,7 +55,7 @@ class Border(NamedTuple):
     text: str
 
 
-@short_repr_of("text parameters exact gap evaluations")
+@with_short_repr("text parameters exact gap evaluations")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Formula:
     """The makespan as a maximum of linear forms in a few parameters.

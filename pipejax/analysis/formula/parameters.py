@@ -126,7 +126,7 @@ def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
         share = np.zeros(layout.link_shape[:3])
         share[list(DIRECTIONS[suffix])] = 1.0
         return MESSAGES[kind], share
-    place, places = suffix[1:], layout.places_of(phases[kind]) if kind in phases else 1
+    place, places = suffix[1:], layout.num_places(phases[kind]) if kind in phases else 1
     stages, last = np.arange(places), places - 1
     masks = {"": stages >= 0, "first": stages == 0, "last": stages == last}
     masks["mid"] = ~(masks["first"] | masks["last"])
@@ -232,7 +232,7 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
     codes = {*np.unique(program.phase).tolist(), *map(int, layout.paired_phases)}
     phases = {phase.name: phase for phase in layout.timed if int(phase) in codes}
     shapes: dict[str, tuple[int, ...]] = {
-        name: (layout.places_of(phase),) for name, phase in phases.items()
+        name: (layout.num_places(phase),) for name, phase in phases.items()
     }
     shapes |= {"pair": (layout.num_stages,)}
     shapes |= dict.fromkeys(("latency", "transmit"), layout.link_shape[:3])

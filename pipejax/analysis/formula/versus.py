@@ -16,11 +16,11 @@ from pipejax.analysis.formula.form import Formula, ray_scale, smallest
 from pipejax.analysis.formula.parameters import comparison_text
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types, wrong
-from pipejax.base.display import ResultDict, short_repr_of
+from pipejax.base.display import ResultDict, with_short_repr
 from pipejax.base.ties import least_named
 
 
-@short_repr_of("texts counts rays")
+@with_short_repr("texts counts rays")
 class Region(NamedTuple):
     """A cone of parameters on which one form is at most the other.
 
@@ -35,7 +35,7 @@ class Region(NamedTuple):
     rays: NumpyArray
 
 
-@short_repr_of("names verdict parameters one_at_most other_at_most one_slower other_slower")
+@with_short_repr("names verdict parameters one_at_most other_at_most one_slower other_slower")
 class Versus(NamedTuple):
     """Parameters for which one schedule is faster than another.
 

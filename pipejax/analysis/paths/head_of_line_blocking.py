@@ -14,7 +14,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import Op, ScheduleError
 from pipejax.schedules.table.links import LINK_MODELS, QUEUES, Links
@@ -62,7 +62,7 @@ class TransferWait(NamedTuple):
         return self.start - self.ready
 
 
-@short_repr_of("transfers by_front by_worker")
+@with_short_repr("transfers by_front by_worker")
 class TransferWaits(NamedTuple):
     """Waits of all transfers of a run.
 
@@ -109,7 +109,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
       '0SEND_F2 waits 1.0 s behind 0SEND_F1, 0.0 s blocked'
     """
     check_types(evaluation=(evaluation, Evaluation))
-    if not LINK_MODELS[evaluation.links.model].meets:
+    if not LINK_MODELS[evaluation.links.model].is_rendezvous:
         raise ValueError(
             f"transfers wait in queues only under rendezvous, "
             f"the run has link={evaluation.links.model!r}"

@@ -12,8 +12,8 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.runs.timeline import Bar, bars
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, number
-from pipejax.base.display import ResultDict, short_repr_of
-from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAround, waits_of
+from pipejax.base.display import ResultDict, with_short_repr
+from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAround, to_waits
 from pipejax.base.longest_path import CycleError
 from pipejax.base.trees import mapped
 from pipejax.costs.costs import Costs
@@ -33,7 +33,7 @@ class _Change(NamedTuple):
     vector: Float[NumpyArray, " costs"]
 
 
-@short_repr_of("makespan")
+@with_short_repr("makespan")
 class IncrementalRun:
     """A run that is kept up to date while it is changed.
 
@@ -296,7 +296,7 @@ class IncrementalRun:
         around, finish, duration = self._paths_around(), self._path.finish, self._path.duration
         before, followers = self._row_neighbours(queue, slot)
         others = [edge for edge in self._edges[late] if edge[0] != early]
-        moves_reduction = not self._reductions.isdisjoint(self._path.behind[late])
+        moves_reduction = not self._reductions.isdisjoint(self._path.successors[late])
         is_bound = moves_reduction or (early, late) in self._needs
         # ops that wait for the first op start after it; the second op must wait for none of them
         if is_bound or any(around.start[node] >= finish[early] for node, _ in others):
@@ -308,7 +308,7 @@ class IncrementalRun:
             return float(max([latest, *waits]))
 
         def tail(node: int, least: float) -> float:
-            rest = (v for v in self._path.behind[node] if v not in (late, *followers))
+            rest = (v for v in self._path.successors[node] if v not in (late, *followers))
             after = (self._lag(node, v) + duration[v] + around.tail[v] for v in rest)
             return max([least, *after])
 
@@ -350,7 +350,7 @@ class IncrementalRun:
         return self._node[str(op)]
 
     def _waits(self, node: int) -> Awaited:
-        return waits_of((before, float(self._vector[at])) for before, at in self._edges[node])
+        return to_waits((before, float(self._vector[at])) for before, at in self._edges[node])
 
     def _replace(self, edges: dict[int, list[Edge]]) -> None:
         for node, new in edges.items():

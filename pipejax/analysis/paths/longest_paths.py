@@ -12,14 +12,14 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.runs.timeline import bars
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
-from pipejax.base.display import ResultList, short_repr_of
+from pipejax.base.display import ResultList, with_short_repr
 from pipejax.base.path_ranking import Kinds, PathRanking
 from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
 from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.cells.ops import Cell, Phase
 
 
-@short_repr_of("length shorter_by counts ops messages")
+@with_short_repr("length shorter_by counts ops messages")
 class LongPath(NamedTuple):
     """One of the longest paths of a run.
 

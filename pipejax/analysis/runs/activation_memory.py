@@ -8,7 +8,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import as_floats, check_types, wrong
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts, is_in_ledger
 from pipejax.schedules.cells.ops import AT_WORK, IN_I
 
@@ -17,7 +17,7 @@ Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..
 PerStage = Float[NumpyArray, "stages *microbatches"]
 
 
-@short_repr_of("peak peak_at sizes weight_share time held worker")
+@with_short_repr("peak peak_at sizes weight_share time held worker")
 class ActivationMemory(NamedTuple):
     """Activation memory by worker as steps; sizes are in the unit that they were given in.
 
@@ -136,7 +136,7 @@ def activation_memory(
     return ActivationMemory(*steps, whole, shares, inputs, again)
 
 
-@short_repr_of("peak peak_at time held worker")
+@with_short_repr("peak peak_at time held worker")
 class GatheredWeights(NamedTuple):
     """Gathered weights by worker as steps; in the unit of the sizes.
 

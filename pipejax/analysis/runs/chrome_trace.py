@@ -22,7 +22,7 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.runs.timeline import Arrow, Bar, arrows, bars, phases_beside
 from pipejax.base.checks import check_types
 from pipejax.engine.lowering.program import NO_WORKER
-from pipejax.schedules.cells.memory_ledger import END, START, ledger_of
+from pipejax.schedules.cells.memory_ledger import END, START, memory_ledger
 from pipejax.schedules.cells.ops import HOST, HOST_LINK, NO_MICROBATCH, NO_STAGE
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -244,7 +244,7 @@ def _flows(
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
     """Count activations of each worker: one more from F on, one less from the end of B or W."""
     # Other items that kinds take and free have counters of their own, by name.
-    ledger = ledger_of(phase for phase in table.used_phases if phase not in HOST)
+    ledger = memory_ledger(phase for phase in table.used_phases if phase not in HOST)
     item = {table.grammar.parts[name]: name for name in table.grammar.items}
     changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, what comes or goes
     for bar in ops:  # a row in its order: at one time what ended before comes before

@@ -8,7 +8,7 @@ import numpy as np
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.display import Drawn, short_repr_of
+from pipejax.base.display import Drawn, with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
@@ -23,7 +23,7 @@ PerWorker = Float[Array, " workers"] | Float[NumpyArray, " workers"]
 PerNode = Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
 
 
-@short_repr_of(
+@with_short_repr(
     "schedule workers stages microbatches links makespan bubble_ratio bound_by "
     "peak_in_flight busy path_share"
 )

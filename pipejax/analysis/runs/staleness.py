@@ -18,7 +18,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.dependencies import Versions, find_versions, versions_held
 from pipejax.schedules.cells.ops import Phase
@@ -33,7 +33,9 @@ PerCell = Float[NumpyArray, "workers slots"]
 PerGradient = Int[NumpyArray, "stages microbatches"]
 
 
-@short_repr_of("schedule workers stages microbatches weight_versions own_lag max_delay mean_delay")
+@with_short_repr(
+    "schedule workers stages microbatches weight_versions own_lag max_delay mean_delay"
+)
 @dataclasses.dataclass(frozen=True)
 class Staleness:
     """Weight versions and delays of a table. Where nothing updates within it, all delays are 0.

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import check_types, one_of, wrong
+from pipejax.base.checks import check_types, resolve_choice, wrong
 from pipejax.base.display import ResultList, short_repr
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.cells.ops import (
@@ -115,7 +115,7 @@ def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
     ]
 
 
-def phases_of(bars: Iterable[Bar]) -> list[AnyPhase]:
+def bar_phases(bars: Iterable[Bar]) -> list[AnyPhase]:
     """List the phases of some bars by code; tables may number kinds of their own alike."""
     phases = {op.phase.name: op.phase for bar in bars for op in bar.ops}
     return sorted(phases.values(), key=int)
@@ -176,7 +176,7 @@ class Window(NamedTuple):
 
 def segment_window(run: Evaluation, segment: str) -> Window:
     """Return when a segment of a run begins and ends."""
-    name = one_of(segment, SEGMENTS, "part")
+    name = resolve_choice(segment, SEGMENTS, "part")
     ops = run.table.ops
     worker = ops.cell // run.table.num_slots
     start, finish = run.start.ravel()[ops.cell], run.finish.ravel()[ops.cell]
@@ -204,7 +204,7 @@ def segment_window(run: Evaluation, segment: str) -> Window:
     return window
 
 
-def window_of(
+def time_window(
     runs: Sequence[Evaluation], start: float | None, stop: float | None, part: str | None
 ) -> Window | None:
     """Part of the time axis that is asked for, long enough for all runs; None for all."""

@@ -83,7 +83,7 @@ def evidence_for(regime: Regime, evidence: Iterable[Evidence]) -> Evidence | Non
     )
 
 
-def evidence_of(
+def summarize_evidence(
     rows: MeasuredRows, error: Float[NumpyArray, " rows"], per_node: float
 ) -> tuple[Evidence, ...]:
     """Average the relative errors of each regime; runs of one configuration count once."""
@@ -151,7 +151,7 @@ def evidence_of_tables(tables: Sequence[Validation]) -> dict[str, dict[str, list
             continue
         is_pair = (measured.system == name) & (stacks == stack)
         per_node = float(load_system(name).gpus_per_node)
-        numbers = as_numbers(evidence_of(measured.take(is_pair), error[is_pair], per_node))
+        numbers = as_numbers(summarize_evidence(measured.take(is_pair), error[is_pair], per_node))
         rows_by_system.setdefault(name, {})[stack] = list(map(list, numbers))
     return rows_by_system
 

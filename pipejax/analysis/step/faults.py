@@ -125,7 +125,7 @@ class ComputeTimes(NamedTuple):
     microbatches: Float[NumpyArray, " microbatches"]  # (microbatches) of each in all stages [s]
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> "ComputeTimes":
+    def from_run(cls, evaluation: Evaluation) -> "ComputeTimes":
         """Add up the ops of a run; of a fused pair both as if they ran alone."""
         ops, costs = evaluation.table.ops, evaluation.costs
         shape = evaluation.stages, evaluation.microbatches
@@ -174,14 +174,14 @@ def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " 
 
 def slowest_place(evaluation: Evaluation) -> Fault | None:
     """Return the place that costs most by being slower than the median of the others."""
-    trial, times = FaultRemoved(evaluation), ComputeTimes.of(evaluation)
+    trial, times = FaultRemoved(evaluation), ComputeTimes.from_run(evaluation)
     singles = [*_stages(trial, times), *_workers(trial, times)]
     return max(singles, key=lambda fault: (fault.seconds, fault.stage is not None), default=None)
 
 
 def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     """Yield the stage or worker that is to blame for imbalance, or all of them together."""
-    times = ComputeTimes.of(trial.run)
+    times = ComputeTimes.from_run(trial.run)
     best = slowest_place(trial.run)
     even = [rules for rules in (times.even, times.even_workers) if rules]
     all_saved = max((trial.saves(rules) for rules in even), default=0.0)
@@ -320,7 +320,7 @@ def _longest_wait(run: Evaluation) -> str:
 
 
 def _longest_microbatch(run: Evaluation) -> str:
-    seconds = ComputeTimes.of(run).microbatches
+    seconds = ComputeTimes.from_run(run).microbatches
     longest = int(seconds.argmax())
     ratio = seconds[longest] / (seconds.mean() or 1.0)
     return f"; microbatch {longest} takes {ratio:.3g} times the mean"

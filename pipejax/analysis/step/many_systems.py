@@ -20,7 +20,7 @@ import numpy as np
 
 from pipejax.analysis.uncertainty.sensitivity import POWER
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.many_numbers import Many, many_of, values_of
+from pipejax.base.many_numbers import Many, many_values, to_many
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.scaling import ON_WORKERS, factors_of_ops
 from pipejax.costs.stage.stage_costs import work_costs
@@ -44,7 +44,7 @@ class Slowed(NamedTuple):
     factors: Float[NumpyArray, "..."]
 
     @classmethod
-    def of(cls, table: ScheduleTable, stragglers: Mapping[int, float]) -> "Slowed":
+    def from_stragglers(cls, table: ScheduleTable, stragglers: Mapping[int, float]) -> "Slowed":
         """Find the factors of a table's ops."""
         factors = factors_of_ops(table, stragglers)
         return cls(factors if stragglers else np.ones(table.num_stages))
@@ -145,7 +145,7 @@ def price_systems(
     moved = None
     if are_few_numbers(systems):
         moved = work_costs(distinct, many_systems(systems, moved=slopes))
-        costs = jax.tree.map(values_of, moved)
+        costs = jax.tree.map(many_values, moved)
     else:
         costs = in_parts(functools.partial(priced, _work_costs, distinct, quickly=quickly), systems)
     costs = places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
@@ -166,7 +166,7 @@ def are_few_numbers(systems: System) -> bool:
     without: dict[str, Any] = dict.fromkeys(NETWORK)
     others = dataclasses.replace(systems, **without)
     return len(np.asarray(systems.gpus_per_node)) <= FEW or not any(
-        isinstance(many_of(leaf), Many) for leaf in jax.tree.leaves(others)
+        isinstance(to_many(leaf), Many) for leaf in jax.tree.leaves(others)
     )
 
 
@@ -175,8 +175,8 @@ def many_systems(systems: System, *, moved: bool = False) -> System:
     resources = {FIELDS[name]: name for name in POWER if moved}
 
     def lifted(path: Any, leaf: NumpyArray) -> Many | Any:
-        value, name = many_of(leaf), resources.get(tuple(getattr(key, "name", "") for key in path))
-        return value if name is None else Many(values_of(value), {name: np.ones((1, 1))})
+        value, name = to_many(leaf), resources.get(tuple(getattr(key, "name", "") for key in path))
+        return value if name is None else Many(many_values(value), {name: np.ones((1, 1))})
 
     batch: System = jax.tree_util.tree_map_with_path(lifted, systems)
     return batch

@@ -27,7 +27,7 @@ from pipejax.costs.measured.measured_rows import OPS, STEP, MeasuredRows
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.stack import OF_WORKLOAD
-from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
+from pipejax.costs.model.workload import Stages, Workload, assign_layers, build_stages
 from pipejax.costs.planning import build_for_run
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import work_costs
@@ -337,7 +337,7 @@ def row_tables(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
 
 def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowInputs:
     model = dataclasses.replace(workload.model, name="", source="")
-    stages = stages_of(table, assign_layers(workload, table))
+    stages = build_stages(table, assign_layers(workload, table))
     return RowInputs(model, workload.layout(table), stages, workload.recompute_in_layer, setting)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pipejax.analysis.step.step_time import StepTimes, row_workloads
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
-from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
+from pipejax.base.display import ResultDict, ResultList, short_repr, with_short_repr
 from pipejax.costs.measured.measured_rows import (
     CONFIGURATION,
     OF_MODEL,
@@ -151,7 +151,7 @@ def _kendall(order: NumpyArray, reference: NumpyArray) -> float:
 Predict = Callable[[MeasuredRows, System], Predictions]
 
 
-@short_repr_of("time memory coverage_90 measured predicted")
+@with_short_repr("time memory coverage_90 measured predicted")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Validation:
     """Measured rows and their predictions.

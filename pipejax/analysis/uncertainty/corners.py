@@ -11,7 +11,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.compiled import compiled
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite, checked_seconds
 from pipejax.engine.lowering.program import Program
@@ -22,12 +22,12 @@ from pipejax.engine.recurrence import (
     Target,
     Times,
     finish_and_tails,
-    slack_of,
-    tns_of,
+    negative_slack_sum,
+    node_slack,
 )
 
 
-@short_repr_of("names makespan worst_slack binding target total_negative_slack")
+@with_short_repr("names makespan worst_slack binding target total_negative_slack")
 @dataclasses.dataclass(frozen=True)
 class Corners:
     """A run at every corner. Times are seconds, arrays are NumPy's.
@@ -130,7 +130,7 @@ def _run(
 
     def run_corner(duration: Times, lag: Lags) -> tuple[Float[Array, ""], Float[Array, ""], Times]:
         finish, tail = finish_and_tails(preds, duration, lag)
-        late = jnp.zeros(()) if target is None else tns_of(finish[ends], target)
-        return finish.max(), late, slack_of(finish, tail, target)
+        late = jnp.zeros(()) if target is None else negative_slack_sum(finish[ends], target)
+        return finish.max(), late, node_slack(finish, tail, target)
 
     return jax.vmap(run_corner)(duration, lag)

@@ -14,7 +14,7 @@ import numpy as np
 import scipy  # its parts are imported at first use
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, is_number, known_as
+from pipejax.base.checks import check_types, is_number, resolve_name
 from pipejax.base.display import short_repr
 
 LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
@@ -90,7 +90,7 @@ class Distribution:
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        name = known_as(self.name, DISTRIBUTIONS, "distribution")
+        name = resolve_name(self.name, DISTRIBUTIONS, "distribution")
         object.__setattr__(self, "name", name)
         largest = DISTRIBUTIONS[self.name].largest
         if is_number(self.spread) and 0 < self.spread < SMALLEST_SPREAD:

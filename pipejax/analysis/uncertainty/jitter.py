@@ -15,7 +15,7 @@ from pipejax.analysis.uncertainty.distributions import LARGEST_SCORE, Jitter, fa
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
 from pipejax.base.checks import check_types, is_number, whole_number, wrong
 from pipejax.base.compiled import compiled
-from pipejax.base.display import ResultList, short_repr, short_repr_of
+from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.machine import check_fits
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import provenance
@@ -41,7 +41,7 @@ OPS, WORKERS, MESSAGES, STRAGGLERS, OP_STRAGGLERS = range(5)  # streams of rando
 Samples = Float[NumpyArray, " samples"]
 
 
-@short_repr_of("evaluation deterministic mean worst makespans jitter seed")
+@with_short_repr("evaluation deterministic mean worst makespans jitter seed")
 @dataclasses.dataclass(frozen=True)
 class Jittered:
     """Makespans of one schedule under jitter. Times are seconds, arrays are NumPy's.
@@ -164,10 +164,10 @@ def jitter(
       '33 s, with jitter 34.1 s'
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), factors=(factors, Jitter))
-    samples = whole_number(samples, "samples", most=MOST_SAMPLES)
+    samples = whole_number(samples, "samples", maximum=MOST_SAMPLES)
     check_fits(samples * BYTES_PER_SAMPLE, f"{samples} samples need")
-    replicas = whole_number(replicas, "replicas", most=MOST_SAMPLES // samples)
-    if whole_number(seed, "seed", least=0) > LARGEST_SEED:
+    replicas = whole_number(replicas, "replicas", maximum=MOST_SAMPLES // samples)
+    if whole_number(seed, "seed", minimum=0) > LARGEST_SEED:
         raise wrong("seed", f"must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
     run = evaluate(table, costs, link=link)

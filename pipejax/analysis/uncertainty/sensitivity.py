@@ -18,7 +18,7 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive, check_types
 from pipejax.base.compiled import compiled
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.model import Model, check_shape
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
@@ -58,7 +58,7 @@ PARAMETERS = (
 )
 
 
-@short_repr_of("step_time bound_by share elasticity")
+@with_short_repr("step_time bound_by share elasticity")
 class Sensitivity(NamedTuple):
     """Parameters that the step time depends on, and how strongly.
 
@@ -123,7 +123,7 @@ def sensitivity(
         table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
     )
     with jax.enable_x64(True):
-        prices = _ScaledPrices(PricingShape.of(workload, table))
+        prices = _ScaledPrices(PricingShape.from_workload(workload, table))
         costs, moved = _costs_and_slopes(_point(table, workload, system), prices=prices)
         # the longest path is no longer than all costs together
         check_finite({"step time": sum(float(leaf.sum()) for leaf in jax.tree.leaves(costs))}, ())
@@ -167,7 +167,7 @@ def swings(
         unit_rows = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
         logs = np.kron(unit_rows, np.log(factors)[:, None])  # two rows for each name
         prices, point = (
-            _ScaledPrices(PricingShape.of(workload, table)),
+            _ScaledPrices(PricingShape.from_workload(workload, table)),
             _point(table, workload, system),
         )
         costs, times = priced(prices, point, logs), np.empty(len(logs))

@@ -265,7 +265,7 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
     """Collect what `--json` prints."""
     links = evaluation.links
     result = sizes_of(evaluation.table) | {"link": links.model}
-    if links.meets:
+    if links.is_rendezvous:
         result["queues"] = links.queues
     if links.posting != "early":
         result["posting"] = links.posting
@@ -298,7 +298,7 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
 def _link(evaluation: "pj.Evaluation") -> str:
     links = evaluation.links
     notes = [format_pair_links(links.named_pairs)] * bool(links.pair_links)
-    notes += [f"one queue per {links.queues}"] * links.meets
+    notes += [f"one queue per {links.queues}"] * links.is_rendezvous
     if links.posting == "program":
         put_in = ": SEND and RECV stand producer by producer"
         notes.append(f"posted by program{put_in * (not evaluation.table.has_communication)}")

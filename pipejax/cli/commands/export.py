@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import pipejax as pj
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
@@ -26,7 +26,7 @@ def export(
     Example:
       pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv
     """
-    format = one_of(format, FORMATS, "--format")
+    format = resolve_choice(format, FORMATS, "--format")
     costs = or_slots(pricing, table)
     given = pj.evaluate(table, costs, link=links) if FORMATS[format].is_run else table
     text = FORMATS[format].writer(given)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.checks import MAX_COUNT, one_of
+from pipejax.base.checks import MAX_COUNT, resolve_choice
 from pipejax.base.data_files import whole_cell
 from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.tables import TableChoice
@@ -336,7 +336,7 @@ def _messages_alike(program: "pj.Program") -> list[str]:
 def _parse_family(text: str) -> tuple[str, list[int]]:
     """Read the symbol of a family, and the numbers that it is looked for on, if they are given."""
     symbol, equals, given = (part.strip() for part in text.partition("="))
-    symbol = one_of(symbol, ("M", "P"), "--family")
+    symbol = resolve_choice(symbol, ("M", "P"), "--family")
     if not equals:
         return symbol, []
     words = given.split(":") if ":" in given else given.split(",")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.values import Text, parse_columns
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -57,7 +57,7 @@ def init(
     Example:
       pipejax init model --from config.json --out ours.json
     """
-    kind = one_of(kind, USED_BY, "what to begin")
+    kind = resolve_choice(kind, USED_BY, "what to begin")
     is_read = from_ is not None
     if kind == "rows" and not is_read:
         raise ValueError("init rows needs --from: a log, or several as a.log,b.log")
@@ -134,7 +134,7 @@ def _rows_from(
     trained = load_model(file_beside(out, model))
     cells = parse_columns(columns, "tensor=2,pipeline=4") if columns else {}
     for name in cells:
-        one_of(name, COLUMNS, "--columns")
+        resolve_choice(name, COLUMNS, "--columns")
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     for path in map(str.strip, paths):

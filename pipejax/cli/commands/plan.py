@@ -196,7 +196,7 @@ def options_of(best: "PlannedLayout") -> dict[str, Any]:
     found |= written(*COMMON) | {"minibatch": workload.minibatch}
     usual = pj.Workload(workload.model, workload.minibatch)
     of_layout = (
-        name for name, field in WORKLOAD_FIELDS.items() if field.head and not field.of_plan
+        name for name, field in WORKLOAD_FIELDS.items() if field.head and not field.in_plan
     )
     for name in of_layout:
         value = getattr(workload, name)

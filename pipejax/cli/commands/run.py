@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 import pipejax as pj
-from pipejax.base.checks import one_of, positive, whole_number
+from pipejax.base.checks import positive, resolve_choice, whole_number
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.values import Count, Seed
 from pipejax.cli.output.answer import Answer
@@ -50,7 +50,7 @@ def run(
     """
     from pipejax.runtimes.runtime_run import RUNTIMES, RuntimeJob, run_table
 
-    name = one_of(runtime, RUNTIMES, "--runtime")
+    name = resolve_choice(runtime, RUNTIMES, "--runtime")
     most = positive(tolerance, "--tolerance")
     if trace.path is not None and (name != "torch" or steps == 0):
         raise ValueError("--trace needs --runtime torch, and --steps of which there is a trace")
@@ -60,8 +60,8 @@ def run(
         None if pricing is None else pricing.table_costs(table),
         whole_number(hidden, "--hidden"),
         whole_number(batch_size, "--batch-size"),
-        whole_number(steps, "--steps", least=0),
-        whole_number(seed, "--seed", least=0),
+        whole_number(steps, "--steps", minimum=0),
+        whole_number(seed, "--seed", minimum=0),
     )
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         if trace.path is not None:

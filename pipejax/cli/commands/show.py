@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.cli.commands.show_page import NO_TIMES, carried, save_page
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
@@ -73,7 +73,7 @@ class PictureSettings(NamedTuple):
     def check(self, out: str | None, paper: PaperSettings) -> None:
         """Refuse what has no effect on a file of this suffix, or where none is written."""
         if self.caption is not None:
-            one_of(self.caption, PLACES, "--caption")
+            resolve_choice(self.caption, PLACES, "--caption")
         given = [name for name, value in paper._asdict().items() if value is not None]
         given += ["transfers"] * self.transfers
         if self.caption == "beside":
@@ -93,11 +93,11 @@ class PictureSettings(NamedTuple):
 
     def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":
         """Return the part of the time axis that is asked for."""
-        from pipejax.analysis.runs.timeline import window_of
+        from pipejax.analysis.runs.timeline import time_window
 
         start = None if self.from_ is None else parse_seconds(self.from_, "--from")
         stop = None if self.to is None else parse_seconds(self.to, "--to")
-        return window_of(runs, start, stop, self.part)
+        return time_window(runs, start, stop, self.part)
 
     def time_unit(self, runs: "Sequence[pj.Evaluation]", *, in_slots: bool) -> "TimeUnit":
         """Return the unit of the time axis."""
@@ -110,7 +110,7 @@ class PictureSettings(NamedTuple):
                 f"--unit {self.unit}: without times a timeline is in slots: give --stage-times, "
                 "--worker-times, --costs or --model"
             )
-        return choose_unit(runs, one_of(self.unit, TIME_UNITS, "--unit"))
+        return choose_unit(runs, resolve_choice(self.unit, TIME_UNITS, "--unit"))
 
 
 def setting_of(pricing: Pricing | None) -> str:

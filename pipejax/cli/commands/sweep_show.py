@@ -10,8 +10,8 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from pipejax.base.checks import one_of
-from pipejax.base.printed import cell, head, named, scale_of, span, words
+from pipejax.base.checks import resolve_choice
+from pipejax.base.printed import cell, display_scale, head, named, span, words
 from pipejax.base.ties import TIE
 from pipejax.cli.commands.sweep import REASONS
 from pipejax.cli.options.values import Count, Text, parse_percent
@@ -81,7 +81,7 @@ def sweep_show(
         raise ValueError(f"{figure.option} {figure.path}: {'; '.join(lacking)}")
     asked = _Asked({}, [])
     if knee is not None:
-        axis = one_of(knee, [n for n in found.numbers() if n in found.axes], "--knee")
+        axis = resolve_choice(knee, [n for n in found.numbers() if n in found.axes], "--knee")
         bends = [*knees(found, among, rank, axis, percent / 100)]
         rows = {"axis": axis, "within": percent / 100, "rows": [e._asdict() for e in bends]}
         asked.add("knee", rows, *knee_table(found, rank, axis, bends, percent))
@@ -160,7 +160,7 @@ def _rows(found: "SweepResults", points: "Sequence[DistinctPoint]") -> list[dict
 
 def _pair(text: str, known: Any, option: str, example: str) -> list[str]:
     """Read two different names."""
-    names = [str(one_of(name.strip(), known, option)) for name in text.split(",")]
+    names = [str(resolve_choice(name.strip(), known, option)) for name in text.split(",")]
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"{option} must be two different names, as {example}, got {text!r}")
     return names
@@ -193,7 +193,7 @@ def _table(
     columns: list[tuple[str, list[str]]] = []
     for name in rows[0]:
         if name != "fits" and name not in alike:
-            scale = scale_of(found.units, name, [row[name] for row in rows])
+            scale = display_scale(found.units, name, [row[name] for row in rows])
             cells = [
                 span(name, own[name], scale, len(found.axes[name]))
                 if name in own
@@ -223,8 +223,8 @@ def knee_table(
         return
     values = found.axes[axis].astype(float).tolist()
     scale, cost = (
-        scale_of(found.units, axis, values),
-        scale_of(found.units, rank, [abs(e.best) for e in bends]),
+        display_scale(found.units, axis, values),
+        display_scale(found.units, rank, [abs(e.best) for e in bends]),
     )
 
     def between(each: "Knee") -> str:
@@ -272,7 +272,7 @@ def map_lines(found: "SweepResults", shown: "Regions", across: str, up: str) -> 
     heads, cells = [], []
     for axis in (across, up):
         values = found.axes[axis].tolist()
-        scale = scale_of(found.units, axis, values)
+        scale = display_scale(found.units, axis, values)
         heads.append(head(axis, scale))
         cells.append([cell(axis, value, scale) for value in values])
     if not tells_lines():
@@ -302,11 +302,11 @@ def draw_map(
     sides = []
     for axis in (across, up):
         values = found.axes[axis]
-        scale = scale_of(found.units, axis, values.tolist())
+        scale = display_scale(found.units, axis, values.tolist())
         is_numeric = values.dtype.kind in "iuf"
         shown_as = values / scale[0] if is_numeric else [str(value) for value in values]
         sides.append(Side(head(axis, scale), shown_as))
-    cost = scale_of(found.units, rank, shown.costs[np.isfinite(shown.costs)].tolist())
+    cost = display_scale(found.units, rank, shown.costs[np.isfinite(shown.costs)].tolist())
     height = Height(head(rank, cost), np.abs(shown.costs) / cost[0])
     with drawing(figure, 1, HEIGHT) as (_, axes):
         draw_regions(axes, sides[0], sides[1], shown.codes, shown.names, height)
@@ -333,7 +333,7 @@ def draw_front(
     sides = []
     for name in names:
         values = np.asarray(found.column(name), float)
-        scale = scale_of(found.units, name, values[among].tolist())
+        scale = display_scale(found.units, name, values[among].tolist())
         label = head(name, scale).replace(words(name), LONG.get(name, words(name)))
         sides.append(Shown(label, values / scale[0], name in MORE_IS_BETTER))
     with drawing(figure, 1, HEIGHT) as (_, axes):
@@ -348,7 +348,7 @@ def _told(
     told: dict[str, list[str]] = {}
     heads = []
     for axis, labels in found.axes.items():
-        scale = scale_of(found.units, axis, labels.tolist())
+        scale = display_scale(found.units, axis, labels.tolist())
         cells = [
             span(axis, e.same[axis], scale, len(labels))
             if axis in e.same

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.given import command_line, written_but
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import OF_RUNS, TableOptions
@@ -102,7 +102,7 @@ def _size(
 
 def parts_of(what: str) -> list[str]:
     """Names of what is tuned, each once."""
-    parts = [one_of(part.strip(), (*SETTINGS, *ORDERS), "WHAT") for part in what.split(",")]
+    parts = [resolve_choice(part.strip(), (*SETTINGS, *ORDERS), "WHAT") for part in what.split(",")]
     if len({*parts}) < len(parts):
         raise ValueError(f"WHAT must name each part once, got {what!r}")
     for part in parts:

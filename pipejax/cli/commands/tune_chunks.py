@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import pipejax as pj
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.cli.commands.tune_orders import proof
 from pipejax.cli.options.values import Count, CountIfGiven, Seed, Text, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
@@ -81,7 +81,7 @@ def _parse_times(text: str) -> dict[str, Any]:
     """Read times such as a=2ms,b=5us,c=0.7ns; those of other letters are 0."""
     times: dict[str, Any] = {}
     for letter, _, value in (entry.partition("=") for entry in text.split(",")):
-        name = LETTERS[one_of(letter.strip(), tuple(LETTERS), "--stage-times: letter")]
+        name = LETTERS[resolve_choice(letter.strip(), tuple(LETTERS), "--stage-times: letter")]
         if name in times:
             raise ValueError(f"--stage-times must have each letter once, got {text!r}")
         times[name] = parse_seconds(value.strip(), f"--stage-times: {letter.strip()}")

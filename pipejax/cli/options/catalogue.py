@@ -61,10 +61,10 @@ def _often(
 
 def _of_workload(field: WorkloadField) -> OptionRecord:
     kinds = {
-        **{"whole": ValueKind("N", field.least, field.most), "flag": FLAG, "name": NAME},
+        **{"whole": ValueKind("N", field.least, field.largest), "flag": FLAG, "name": NAME},
         "share": NUMBER,
     }
-    return OptionRecord(kinds.get(field.kind, RULES), field.head, names=field.known)
+    return OptionRecord(kinds.get(field.kind, RULES), field.head, names=field.names)
 
 
 _LINKS = ("delay", "queued", "blocking", "rendezvous")

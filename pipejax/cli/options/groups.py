@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pipejax as pj
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.given import Line, written_as
 from pipejax.cli.options.memory import choose_activations
@@ -81,8 +81,8 @@ def choose_links(
         there too.
       eager_below: those with a transmit time below this are buffered, as under queued.
     """
-    link, queues = one_of(link, LINKS, "--link"), one_of(queues, QUEUES, "--queues")
-    posting = one_of(posting, POSTINGS, "--posting")
+    link, queues = resolve_choice(link, LINKS, "--link"), resolve_choice(queues, QUEUES, "--queues")
+    posting = resolve_choice(posting, POSTINGS, "--posting")
     groups = () if host_links is None else parse_groups(host_links, "--host-links")
     pairs = () if shared_links is None else parse_pairs(shared_links, "--shared-links")
     models = () if pair_links is None else parse_pair_links(pair_links, "--pair-links")

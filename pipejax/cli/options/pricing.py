@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pipejax as pj
-from pipejax.base.checks import MismatchError, one_of
+from pipejax.base.checks import MismatchError, resolve_choice
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.pricing_steps import (
     CostsFile,
@@ -413,7 +413,7 @@ def choose_shared(**given: Any) -> dict[str, Any]:
 def shared_options() -> dict[str, Parameter]:
     """Options of the fields of a workload that all layouts of a plan have in common."""
     every = workload_options()
-    return {name: each for name, each in every.items() if WORKLOAD_FIELDS[name].of_plan}
+    return {name: each for name, each in every.items() if WORKLOAD_FIELDS[name].in_plan}
 
 
 def pricing_options() -> dict[str, Parameter]:
@@ -446,13 +446,13 @@ def _price_model(
         raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
     for name in given:
         field = WORKLOAD_FIELDS.get(name)
-        if field is not None and field.known:
-            given[name] = one_of(given[name], field.known, flag(name))
-    from pipejax.costs.model.stack import software_of
+        if field is not None and field.names:
+            given[name] = resolve_choice(given[name], field.names, flag(name))
+    from pipejax.costs.model.stack import machine_software
     from pipejax.costs.stage.stage_costs import check_machine
 
     bare = pj.load_system(system)
-    software = software_of(bare, stack)
+    software = machine_software(bare, stack)
     found, machine = load_with(model, sequence), software.on(bare)
     given = {**software.workload, **given}
     for name in ("expert_parallel", "expert_tensor_parallel"):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pipejax as pj
-from pipejax.base.checks import MismatchError, nearest, one_of, share
+from pipejax.base.checks import MismatchError, nearest, resolve_choice, share
 from pipejax.cli.options.catalogue import OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.pricing import Pricing
@@ -96,15 +96,17 @@ class TableOptions(NamedTuple):
             words = option.replace("_", " ")
             more = MEMORY_LIMITS * (option == "memory_limit")
             own = dict.fromkeys(name for each in builders.values() for name in each.takes)
-            meant = "" if is_flag(option) else nearest(option, [n for n in own if not is_flag(n)])
+            suggestion = (
+                "" if is_flag(option) else nearest(option, [n for n in own if not is_flag(n)])
+            )
             if len(builders) > 1:
                 raise ValueError(
-                    f"{told(option)}: none of {', '.join(builders)} has this option{meant}"
+                    f"{told(option)}: none of {', '.join(builders)} has this option{suggestion}"
                 )
             ((name, builder),) = builders.items()
             raise ValueError(
                 f"{told(option)}: {name} takes no {words}: {told_options(builder, written)}"
-                f"{more}{meant}"
+                f"{more}{suggestion}"
             )
 
     def planned_for(self, schedule: str, table: pj.ScheduleTable) -> dict[str, Any]:
@@ -298,7 +300,7 @@ class ScheduleList(NamedTuple):
         """Check what is named, and the options."""
         if self.schedules is None and self.tables is None:
             raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
-        repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
+        repair = None if self.repair is None else resolve_choice(self.repair, REPAIRS, "--repair")
         made = self._replace(options=self.options._replace(repair=repair))
         made.check()
         return made
@@ -405,7 +407,9 @@ class TableChoice(NamedTuple):
             if extra:
                 which = flag(extra[0]) if extra[0] in sizes else told(extra[0])
                 raise ValueError(f"{which} belongs to --schedule: a table file states it itself")
-            repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
+            repair = (
+                None if self.repair is None else resolve_choice(self.repair, REPAIRS, "--repair")
+            )
             return self.options.finished(pj.read_table(self.table, repair=repair)), []
         own = find(self.schedule or "").sizes or (None, None)  # a table from a file has its own
         workers, microbatches = self.workers or own[0], self.microbatches or own[1]

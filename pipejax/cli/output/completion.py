@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.cli.commands.init import USED_BY
 from pipejax.cli.commands.tune import SETTINGS
 from pipejax.cli.options.catalogue import CATALOGUE, FLAG, NAMES, OptionRecord, begun, flag, record
@@ -154,7 +154,7 @@ def completion_script(
     shell: str, commands: Mapping[str, str], options_of: Callable[[str], Iterable[str]]
 ) -> str:
     """Return the script that completes commands, options and names of schedules in a shell."""
-    shell = one_of(shell, SHELLS, "--completion SHELL")
+    shell = resolve_choice(shell, SHELLS, "--completion SHELL")
     options = {
         called: {name: record(name, called) for name in options_of(called) if name in CATALOGUE}
         for called in commands

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pipejax as pj
-from pipejax.base.files import check_writable, drafted, write_file
+from pipejax.base.files import atomic_write, check_writable, write_file
 from pipejax.base.provenance import is_dataset
 from pipejax.cli.output.kinds import DRAWING, OutputKind
 from pipejax.schedules.table.table_files import text_for
@@ -93,7 +93,7 @@ class Output:
         if self.path is None:
             return
         try:
-            with drafted(self.path, replace=self.force) as draft:
+            with atomic_write(self.path, replace=self.force) as draft:
                 write(draft)
         except OSError as error:
             self._error, self._unwritten = error, "" if text is None else text()

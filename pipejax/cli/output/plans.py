@@ -105,9 +105,9 @@ def _turned_round(found: "PlanResult") -> Iterator[object]:
 
 
 def _quantity(number: str, value: float) -> str:
-    from pipejax.costs.system.parts import dimension_of  # needs JAX, which help does without
+    from pipejax.costs.system.parts import number_dimension  # needs JAX, which help does without
 
-    if (dimension := dimension_of(number)) == "s":
+    if (dimension := number_dimension(number)) == "s":
         return seconds(value)
     factor, unit = UNITS[dimension]
     return f"{value / factor:.4g} {unit}"

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.base.data_files import WRITTEN, time_unit
 
 NARROWEST = 40  # columns: in fewer, tables lose their text
@@ -282,7 +282,7 @@ _chosen = ["text"]  # formats of what is printed: the last one counts
 @contextmanager
 def printing(format: str | None, *, json: bool) -> Iterator[None]:
     """Print in a format, whoever prints in this block."""
-    _chosen.append(one_of(format or "text", ("text", *FORMATS), "--format"))
+    _chosen.append(resolve_choice(format or "text", ("text", *FORMATS), "--format"))
     try:
         if json and _chosen[-1] != "text":
             raise ValueError(f"--format {format} has no effect with --json")

@@ -53,9 +53,9 @@ class ShownRun:
 
 def looks_of_runs(shown: Sequence[ShownRun]) -> Looks:
     """Colours of what runs have that are shown one below the other."""
-    from pipejax.analysis.runs.timeline import phases_of
+    from pipejax.analysis.runs.timeline import bar_phases
 
-    return palette.phase_looks(phases_of(bar for each in shown for bar in each.bars))
+    return palette.phase_looks(bar_phases(bar for each in shown for bar in each.bars))
 
 
 class _Line(NamedTuple):

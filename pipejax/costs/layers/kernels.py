@@ -30,7 +30,7 @@ from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.precision import as_float, is_traced
-from pipejax.costs.system.parts import number_of
+from pipejax.costs.system.parts import system_number
 from pipejax.costs.system.system import Number, Numbers, System, roofline_time
 
 NONE = Phases(0.0, 0.0, 0.0)
@@ -224,7 +224,7 @@ def check_host(system: System, offloaded: Numbers) -> None:
     if is_traced(offloaded) or not np.any(np.asarray(offloaded) > 0):
         return
     for name in ("host_link.bandwidth", "host.memory_bandwidth"):
-        rate = number_of(system, name)
+        rate = system_number(system, name)
         if not is_traced(rate) and not np.all(np.asarray(rate) > 0):
             raise wrong(
                 "optimizer_offload",

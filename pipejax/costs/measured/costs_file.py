@@ -13,8 +13,8 @@ from pipejax.base.checks import (
     check_types,
     is_number,
     nearest,
-    one_of,
     positive,
+    resolve_choice,
 )
 from pipejax.base.data_files import (
     UNITS,
@@ -220,7 +220,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     data = _load(path)
     fields_by_name = {phase.name: phase.kind.time for phase in table.grammar.own}
     check_keys(data, dict.fromkeys((*_KEYS, *fields_by_name), ""), str(path))
-    scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
+    scale = UNIT_SECONDS[resolve_choice(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data and Phase.F in needed_by(table):
         raise ValueError(f'{path}: "F" is missing: the schedule has forwards')
     fields = {**TIME_FIELDS, **fields_by_name, "pair_factor": "pair_factor"}

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, check_types, one_of
+from pipejax.base.checks import MAX_COUNT, check_types, resolve_choice
 from pipejax.base.data_files import positive_cell, read_each, relative_variance, whole_cell
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.costs.layers.collectives import DIRECT, PASSES
 from pipejax.costs.model.model import Model
 
@@ -70,7 +70,7 @@ CONFIGURATION = (*("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, *RATES, *NAM
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 
 
-@short_repr_of("file models system schedule seconds memory_bytes")
+@with_short_repr("file models system schedule seconds memory_bytes")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredRows:
     """Measured runs, a column each."""
@@ -144,7 +144,7 @@ class MeasuredRows:
             return np.array(counts)[self.model]
         if name == "model":
             return np.array([model.name for model in self.models])[self.model]
-        result: NumpyArray = getattr(self, one_of(name, COLUMNS, "column"))
+        result: NumpyArray = getattr(self, resolve_choice(name, COLUMNS, "column"))
         return result
 
     def take(self, which: NumpyArray) -> "MeasuredRows":
@@ -175,7 +175,7 @@ KINDS = (*PASSES, *DIRECT, MESSAGE)
 TIMED_COLUMNS = ("kind", "ranks", "ranks_per_node", "bytes", "seconds", "n", "spread", "source")
 
 
-@short_repr_of("file kind ranks inside volume seconds source")
+@with_short_repr("file kind ranks inside volume seconds source")
 class CollectiveRows(NamedTuple):
     """Collectives and messages that were timed by themselves.
 
@@ -241,7 +241,7 @@ def read_collectives(path: str | Path) -> CollectiveRows:
 
 
 def _row(cells: Mapping[str, str]) -> tuple[str, int, int, float, float, float, str]:
-    kind = one_of(cells.get("kind", "all_reduce"), KINDS, "kind")
+    kind = resolve_choice(cells.get("kind", "all_reduce"), KINDS, "kind")
     missing = [name for name in ("ranks", "bytes", "seconds") if name not in cells]
     if missing:
         raise ValueError(f"{missing[0]} is missing")

@@ -91,7 +91,7 @@ class MegatronLog(NamedTuple):
             raise ValueError(f"{self.path}: {name} is not among the arguments")
         text = text.removesuffix(".0")  # zero_stage 1.0
         value: Any = int(text) if text.isdecimal() else text
-        return whole_number(value, f"{self.path}: {name}", least=least, most=MAX_COUNT)
+        return whole_number(value, f"{self.path}: {name}", minimum=least, maximum=MAX_COUNT)
 
     def model(self) -> dict[str, Any]:
         """Return the content of a model's file, without a name."""
@@ -253,7 +253,7 @@ class MegatronLog(NamedTuple):
     def _pipeline_layout(self, pipeline: int, per_worker: int) -> str:
         """Return the layers of each stage, where the log says them; a short first or last too."""
         if self.text("pipeline_model_parallel_layout"):
-            return str(PipelineLayout.of(self.text("pipeline_model_parallel_layout")))
+            return str(PipelineLayout.parse(self.text("pipeline_model_parallel_layout")))
         ends = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
         if not any(map(self.text, ends)):
             return ""
@@ -273,7 +273,7 @@ class MegatronLog(NamedTuple):
 
     def _stages_per_worker(self, pipeline: int) -> int:
         if layout := self.text("pipeline_model_parallel_layout"):
-            stages = len(PipelineLayout.of(layout).stages)
+            stages = len(PipelineLayout.parse(layout).stages)
             if stages % pipeline:
                 raise ValueError(
                     f"{self.path}: pipeline_model_parallel_layout {layout}: its {stages} stages "

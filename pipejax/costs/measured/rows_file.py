@@ -14,7 +14,14 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.base.array_types import NumpyArray
-from pipejax.base.checks import MAX_COUNT, check_types, known_as, legal_divisors, one_of, wrong
+from pipejax.base.checks import (
+    MAX_COUNT,
+    check_types,
+    legal_divisors,
+    resolve_choice,
+    resolve_name,
+    wrong,
+)
 from pipejax.base.data_files import (
     positive_cell,
     read_each,
@@ -231,11 +238,13 @@ class RowReader:
         )
         link, layout = cells.get("link", ""), cells.get("pipeline_layout", "")
         return {
-            "pipeline_layout": str(PipelineLayout.of(layout)) if layout else "",
-            "link": one_of(link, LINKS, "link") if link else "",
-            "schedule": known_as(schedule, schedules.names(), "schedule"),
+            "pipeline_layout": str(PipelineLayout.parse(layout)) if layout else "",
+            "link": resolve_choice(link, LINKS, "link") if link else "",
+            "schedule": resolve_name(schedule, schedules.names(), "schedule"),
             "recompute": recompute,
-            "precision": one_of(self._cell(cells, "precision", "bf16"), PRECISIONS, "precision"),
+            "precision": resolve_choice(
+                self._cell(cells, "precision", "bf16"), PRECISIONS, "precision"
+            ),
             "sequence_parallel": whole_cell(parallel, "sequence_parallel", 0, 1),
             **self._software_fields(cells),
         }
@@ -319,7 +328,7 @@ def _workload_cell(cells: Mapping[str, str], name: str) -> Any:
     """Read a cell of a field of a workload: a share, a switch or a name."""
     field = WORKLOAD_FIELDS[name]
     if field.kind == "name":
-        return known_as(cells[name], field.known, name)
+        return resolve_name(cells[name], field.names, name)
     if field.kind == "flag":
         return bool(whole_cell(cells[name], name, 0, 1))
     return share_cell(cells, name)
@@ -327,7 +336,7 @@ def _workload_cell(cells: Mapping[str, str], name: str) -> Any:
 
 def _profiled(columns: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
     """Read the op and stage of a profile; its batch is the smallest, for it fits any."""
-    op = one_of(cells.get("op", STEP), (STEP, *OPS), "op")
+    op = resolve_choice(cells.get("op", STEP), (STEP, *OPS), "op")
     stages = columns["pipeline"] * columns["stages_per_worker"]
     stage = whole_cell(cells.get("stage", "0"), "stage", 0, stages - 1)
     if op == STEP and "stage" in cells:
@@ -380,7 +389,7 @@ def _check_spread(columns: dict[str, Any], model: Model, cells: dict[str, str]) 
     if layout := columns["pipeline_layout"]:
         if units > model.layers:
             raise ValueError("pipeline_layout does not go with embedding_units and loss_units")
-        PipelineLayout.of(layout).check(model, stages)
+        PipelineLayout.parse(layout).check(model, stages)
     elif units < stages:
         raise ValueError(
             f"pipeline x stages_per_worker must be at most the {units} layers, got {stages}"

@@ -133,7 +133,7 @@ class _Config(NamedTuple):
         if self.data.get(key) is None:
             raise ValueError(f"{self.path}: {key} is missing")
         value = self.data[key]
-        return whole_number(value, f"{self.path}: {key}", least=least, most=MAX_COUNT)
+        return whole_number(value, f"{self.path}: {key}", minimum=least, maximum=MAX_COUNT)
 
 
 def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> d
     width = config.data.get("head_dim", kind.head_width)
     if width is None or width * content["heads"] == content["hidden"]:
         return {}
-    return {"head_width": whole_number(width, f"{config.path}: head_dim", most=MAX_COUNT)}
+    return {"head_width": whole_number(width, f"{config.path}: head_dim", maximum=MAX_COUNT)}
 
 
 def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
         windowed = types.count("sliding_attention")
     if not windowed:
         return {}
-    tokens = whole_number(window, f"{config.path}: sliding_window", most=MAX_COUNT)
+    tokens = whole_number(window, f"{config.path}: sliding_window", maximum=MAX_COUNT)
     return {"window_tokens": tokens, "windowed_layers": windowed}
 
 

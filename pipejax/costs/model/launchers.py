@@ -186,7 +186,7 @@ class _Job(_Pipeline):
     @property
     def layout(self) -> PipelineLayout:
         if self.workload.pipeline_layout:
-            return PipelineLayout.of(self.workload.pipeline_layout)
+            return PipelineLayout.parse(self.workload.pipeline_layout)
         mtp = np.zeros_like(self.layers)
         mtp[-1] = int(self.workload.model.mtp_layers)
         return PipelineLayout.with_layers(self.layers, mtp)

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args
 
-from pipejax.base.checks import MAX_COUNT, known_as, number, one_of, whole_number, wrong
+from pipejax.base.checks import MAX_COUNT, number, resolve_choice, resolve_name, whole_number, wrong
 from pipejax.base.data_files import check_keys
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.trees import register
 from pipejax.costs.model.workload_fields import (
     MODULES,
@@ -103,7 +103,7 @@ KINDS = ("dense", "moe")  # of a layer
 _STATIC = {"static": True}  # not a number: part of the tree, not a leaf
 
 
-@short_repr_of(
+@with_short_repr(
     "name layers hidden heads kv_heads ffn_hidden vocabulary sequence mla moe parameters source"
 )
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -191,7 +191,7 @@ class Model:
     def __post_init__(self) -> None:
         floats_in(self, but=int)
         for kernel in unfused_kernels(self):
-            one_of(kernel, UNFUSED, "unfused")
+            resolve_choice(kernel, UNFUSED, "unfused")
 
     @property
     def accumulated_bytes(self) -> Number:
@@ -515,7 +515,7 @@ def _value(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
     if field.name == "capacity_factor":
         return number(value, where)
     least = 0 if field.name in _MAY_BE_0 else 1
-    return whole_number(value, where, least=least, most=MAX_COUNT)
+    return whole_number(value, where, minimum=least, maximum=MAX_COUNT)
 
 
 _MAY_BE_0 = ("vocabulary", "shared_experts", "dense_layers", "mtp_layers", "windowed_layers")
@@ -580,7 +580,7 @@ def parse_recompute(recompute: str) -> Recomputation:
     if set(parts) <= set(MODULES):
         return Recomputation(0, 1, "+".join(sorted(set(parts))))
     more = f", {RECOMPUTE_FORMS}, or parts of layers joined by +: {', '.join(MODULES)}"
-    name = str(known_as(recompute, RECOMPUTE, "recompute", more))
+    name = str(resolve_name(recompute, RECOMPUTE, "recompute", more))
     return Recomputation(math.inf, 1, "none") if name == "full" else Recomputation(0, 1, name)
 
 

@@ -50,7 +50,7 @@ class PipelineLayout:
 
     Example:
       >>> import pipejax as pj
-      >>> layout = pj.costing.PipelineLayout.of("Et*2 | (t*3|)*2, m | L")
+      >>> layout = pj.costing.PipelineLayout.parse("Et*2 | (t*3|)*2, m | L")
       >>> layout.stages
       ('Ett', 'ttt', 'ttt', 'm', 'L')
       >>> print(layout)
@@ -65,7 +65,7 @@ class PipelineLayout:
                 raise ValueError(f"a stage must be a text of {', '.join(LETTERS)}, got {stage!r}")
 
     @classmethod
-    def of(cls, text: "str | Sequence[Any] | PipelineLayout") -> "PipelineLayout":
+    def parse(cls, text: "str | Sequence[Any] | PipelineLayout") -> "PipelineLayout":
         """Read a layout; commas and blanks mean nothing.
 
         Args:
@@ -80,11 +80,11 @@ class PipelineLayout:
 
         Example:
           >>> import pipejax as pj
-          >>> pj.costing.PipelineLayout.of("Ett|t*2|x")
+          >>> pj.costing.PipelineLayout.parse("Ett|t*2|x")
           Traceback (most recent call last):
           ...
           pipejax.base.checks.ArgumentError: pipeline_layout 'Ett|t*2|x' is none at 'x': E, t, ...
-          >>> print(pj.costing.PipelineLayout.of([["embedding", "decoder"], ["t", "loss"]]))
+          >>> print(pj.costing.PipelineLayout.parse([["embedding", "decoder"], ["t", "loss"]]))
           Et|tL
         """
         check_types(pipeline_layout=(text, str, list, tuple, PipelineLayout))
@@ -135,7 +135,7 @@ class PipelineLayout:
 
         Example:
           >>> import pipejax as pj
-          >>> pj.costing.PipelineLayout.of("Et|ttL").module_fqns()
+          >>> pj.costing.PipelineLayout.parse("Et|ttL").module_fqns()
           [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'output']]
         """
         if self.count("m").any():

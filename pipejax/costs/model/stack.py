@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import check_types, number, one_of, share
+from pipejax.base.checks import check_types, number, resolve_choice, share
 from pipejax.base.data_files import check_keys, quantity
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.base.progress import Notice
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
-from pipejax.costs.system.parts import ATTENTION, number_of
+from pipejax.costs.system.parts import ATTENTION, system_number
 from pipejax.costs.system.system import System, names_in, read_named
 
 OF_WORKLOAD = (
@@ -26,7 +26,7 @@ OF_WORKLOAD = (
 )
 
 
-@short_repr_of("name attention elementwise workload source")
+@with_short_repr("name attention elementwise workload source")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Stack:
     """Software properties that times depend on.
@@ -84,7 +84,7 @@ class Stack:
                     f"stack {self.name}: {system.name} does not say how fast {self.attention} is: "
                     "give it in its file, as kernels: attention"
                 )
-            efficiency = number_of(system, "compute.efficiency")
+            efficiency = system_number(system, "compute.efficiency")
             kernels = dataclasses.replace(kernels, attention_efficiency=share / efficiency)
         host = system.host
         if self.launch is not None:
@@ -95,7 +95,7 @@ class Stack:
 AS_THE_SYSTEM = Stack("", "")  # where nobody says a stack
 
 
-def software_of(system: System, stack: Stack | str | Path | None = None) -> Stack:
+def machine_software(system: System, stack: Stack | str | Path | None = None) -> Stack:
     """Return the software that a machine is used with."""
     if stack is not None:
         return stack if isinstance(stack, Stack) else load_stack(stack)
@@ -150,7 +150,7 @@ def load_stack(name: str | Path) -> Stack:
     check_keys(workload, dict.fromkeys(OF_WORKLOAD, ""), f"{where}: workload")
     attention = kernels.get("attention", "")
     if attention:
-        attention = one_of(attention, ATTENTION, f"{where}: kernels: attention")
+        attention = resolve_choice(attention, ATTENTION, f"{where}: kernels: attention")
     return Stack(
         data["name"],
         data["source"],
@@ -170,4 +170,4 @@ def _workload_value(name: str, value: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise ValueError(f"{what} must be true or false, got {value!r}")
         return value
-    return one_of(value, field.known, what)
+    return resolve_choice(value, field.names, what)

@@ -15,10 +15,10 @@ from pipejax.base.checks import (
     MAX_COUNT,
     MismatchError,
     check_types,
-    known_as,
     legal_divisors,
     number,
     positive,
+    resolve_name,
     share,
     whole_number,
 )
@@ -145,7 +145,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         check_types(model=(self.model, Model))
-        count = whole_number(self.minibatch, "minibatch", most=MAX_COUNT)
+        count = whole_number(self.minibatch, "minibatch", maximum=MAX_COUNT)
         object.__setattr__(self, "minibatch", count)
         for name, field in WORKLOAD_FIELDS.items():
             object.__setattr__(self, name, _checked(getattr(self, name), name, field))
@@ -169,7 +169,7 @@ class Workload:
                     "not go with it",
                     "pipeline_layout",
                 )
-            layout = str(PipelineLayout.of(self.pipeline_layout))  # one text for equal layouts
+            layout = str(PipelineLayout.parse(self.pipeline_layout))  # one text for equal layouts
             object.__setattr__(self, "pipeline_layout", layout)
         object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
         object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
@@ -284,7 +284,7 @@ def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]
     where = "stragglers: a worker"
     return tuple(
         sorted(
-            (whole_number(worker, where, least=0), positive(factor, f"stragglers: {worker}"))
+            (whole_number(worker, where, minimum=0), positive(factor, f"stragglers: {worker}"))
             for worker, factor in dict(stragglers).items()
         )
     )
@@ -293,10 +293,10 @@ def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]
 def _checked(value: Any, name: str, field: WorkloadField) -> Any:
     """Return the value of a field, checked by its line in the table."""
     if field.kind == "whole":
-        largest = MAX_COUNT if field.most is None else field.most
-        return whole_number(value, name, least=field.least, most=largest)
+        largest = MAX_COUNT if field.largest is None else field.largest
+        return whole_number(value, name, minimum=field.least, maximum=largest)
     if field.kind == "name":
-        return known_as(value, field.known, name)
+        return resolve_name(value, field.names, name)
     if field.kind == "number":
         return number(value, name)
     if field.kind == "recompute":
@@ -356,7 +356,7 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
         layers = stage_layers(workload.model, table, units).astype(float)
     else:
         _check_not_traced(workload.model)
-        layout = PipelineLayout.of(workload.pipeline_layout)
+        layout = PipelineLayout.parse(workload.pipeline_layout)
         layout.check(workload.model, table.num_stages)
         layers = layout.count("t").astype(float)
     recomputed = np.minimum(layers, workload.recomputation.layers)
@@ -374,7 +374,7 @@ def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
     """Share of the layers for further tokens on each stage (stages): all on the last by default."""
     # The layout is checked where its layers are assigned: here the model's numbers may be traced.
     if workload.pipeline_layout:
-        counts = PipelineLayout.of(workload.pipeline_layout).count("m")
+        counts = PipelineLayout.parse(workload.pipeline_layout).count("m")
         if counts.any():
             shares: PerStage = counts / counts.sum()
             return shares
@@ -398,7 +398,7 @@ class Stages(NamedTuple):
     share: PerStage | float = 1.0  # (stages) 1 over the stages of the worker that holds it
 
 
-def stages_of(
+def build_stages(
     table: ScheduleTable,
     assigned: StageLayers,
     mtp: PerStage | None = None,
@@ -434,7 +434,7 @@ def stages_held(
         return assigned
     layers = assign_layers(workload, table) if assigned is None else assigned
     mtp = mtp_shares(workload, table.num_stages)
-    return stages_of(table, layers, mtp, workload.worker_places)
+    return build_stages(table, layers, mtp, workload.worker_places)
 
 
 def layers_by_kind(
@@ -512,7 +512,7 @@ class PricingShape(NamedTuple):
     table: ScheduleTable  # the schedule; the same object for tables of equal content
 
     @classmethod
-    def of(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
+    def from_workload(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
         """Strip a workload of its numbers, and find the table that represents all equal ones."""
         model = dataclasses.replace(workload.model, name="", source="")
         model = mapped(lambda _: 0, model)

@@ -39,10 +39,10 @@ class WorkloadField(NamedTuple):
     head: str = ""  # its help in one line, or empty where no option of models has its name
     detail: str = ""  # its help beyond the line
     least: int = 1  # smallest whole number
-    most: int | None = None  # largest whole number, or None for what can be counted
-    known: tuple[str, ...] = ()  # names that it may have
+    largest: int | None = None  # largest whole number, or None for what can be counted
+    names: tuple[str, ...] = ()  # names that it may have
     form: str = ""  # how a text is written in a sweep
-    of_plan: bool = False  # whether all layouts of a plan have it in common
+    in_plan: bool = False  # whether all layouts of a plan have it in common
 
 
 # in the order in which help lists them
@@ -54,7 +54,7 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     "scatter_gather": WorkloadField(
         "flag",
         "send a message in parts, one from each accelerator of a worker",
-        of_plan=True,
+        in_plan=True,
     ),
     "context_parallel": WorkloadField("whole", "accelerators that split every sequence"),
     "expert_parallel": WorkloadField("whole", "accelerators that share the experts"),
@@ -70,22 +70,22 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "what replicas split, as stages of ZeRO",
         "0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.",
         least=0,
-        most=3,
+        largest=3,
     ),
     "overlap": WorkloadField(
         "share",
         "share of gradients and weights that travels beside compute",
         "0 none of what fits beside it, 1 all.",
-        of_plan=True,
+        in_plan=True,
     ),
     # on the command line these seven come with a stack
-    "expert_overlap": WorkloadField("share", of_plan=True),
-    "dispatcher": WorkloadField("name", known=DISPATCHERS, of_plan=True),
-    "contiguous_context": WorkloadField("flag", of_plan=True),
-    "graphs": WorkloadField("share", of_plan=True),
-    "optimizer_offload": WorkloadField("share", of_plan=True),
-    "attention_precision": WorkloadField("name", known=("", *PRECISIONS), of_plan=True),
-    "head_precision": WorkloadField("name", known=("", *PRECISIONS), of_plan=True),
+    "expert_overlap": WorkloadField("share", in_plan=True),
+    "dispatcher": WorkloadField("name", names=DISPATCHERS, in_plan=True),
+    "contiguous_context": WorkloadField("flag", in_plan=True),
+    "graphs": WorkloadField("share", in_plan=True),
+    "optimizer_offload": WorkloadField("share", in_plan=True),
+    "attention_precision": WorkloadField("name", names=("", *PRECISIONS), in_plan=True),
+    "head_precision": WorkloadField("name", names=("", *PRECISIONS), in_plan=True),
     "recompute": WorkloadField(
         "recompute",
         "recomputation",
@@ -104,15 +104,15 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "name",
         "number format of the products",
         "bf16, fp16, fp8, mxfp8 or nvfp4.",
-        known=PRECISIONS,
-        of_plan=True,
+        names=PRECISIONS,
+        in_plan=True,
     ),
     "rank_order": WorkloadField(
         "name",
         "which ranks are neighbours",
         "tp-cp-ep-dp-pp or tp-pp-dp.",
-        known=RANK_ORDERS,
-        of_plan=True,
+        names=RANK_ORDERS,
+        in_plan=True,
     ),
     "embedding_units": WorkloadField(
         "whole", "layers that the embedding counts as where stages share them", least=0

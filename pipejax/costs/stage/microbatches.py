@@ -158,16 +158,14 @@ def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Cos
     # Several orders, (batch, microbatches), give costs for `makespans`; what does not differ by
     # microbatch has a batch axis of 1 then.
     if order.ndim == 1:
-        return of_each_microbatch(lambda time: time[..., order], costs)
+        return map_microbatches(lambda time: time[..., order], costs)
     batched = mapped(lambda time: time[None] if np.ndim(time) else time, costs)
-    return of_each_microbatch(
+    return map_microbatches(
         lambda time: np.moveaxis(time[0][..., order], -2, 0), batched, batch_axes=1
     )
 
 
-def of_each_microbatch(
-    function: Callable[[Any], Any], costs: Costs, *, batch_axes: int = 0
-) -> Costs:
+def map_microbatches(function: Callable[[Any], Any], costs: Costs, *, batch_axes: int = 0) -> Costs:
     """Apply a function to every cost that differs by microbatch: its last axis is theirs."""
     return unchecked_costs(
         {

@@ -498,7 +498,7 @@ def costs_of_microbatch(
         costs = _with_kinds(work_costs(work, system), work, workload, system, table)
         return with_factors(costs, workload, table)
     return _in_trace()(
-        PricingShape.of(workload, table),
+        PricingShape.from_workload(workload, table),
         dataclasses.replace(model, name="", source=""),
         dataclasses.replace(system, name="", source="", calibration=None),
         assign_layers(workload, table),

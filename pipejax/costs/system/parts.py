@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import as_floats, known_as
+from pipejax.base.checks import as_floats, resolve_name
 from pipejax.base.data_files import UNITS
 from pipejax.base.display import short_repr
 from pipejax.base.trees import register
@@ -314,7 +314,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 
 def with_number(system: Any, name: str, value: Number) -> Any:
     """Replace a number, or a batch of them; a share in the place of a curve holds for all sizes."""
-    canonical = known_as(name, tuple(FIELDS), "number of a system")
+    canonical = resolve_name(name, tuple(FIELDS), "number of a system")
     if not is_traced(value):
         numbers = as_floats(value, canonical)
         if not np.all(np.isfinite(numbers) & (numbers >= 0)):
@@ -353,13 +353,13 @@ WRITTEN_IN: Mapping[str, str] = {
 }
 
 
-def dimension_of(name: str) -> str:
+def number_dimension(name: str) -> str:
     """Return the SI unit of a number, empty for a share or a count."""
     section, key = name.split(".")
     return SECTIONS[section][key]
 
 
-def number_of(system: Any, name: str) -> Number:
+def system_number(system: Any, name: str) -> Number:
     """Return a number of a system; of a curve, the share that the largest ops reach."""
     value: Any = system
     for part in FIELDS[name]:

@@ -17,14 +17,14 @@ from pipejax.base.checks import (
     check_types,
     efficiency,
     is_number,
-    known_as,
     number,
-    one_of,
+    resolve_choice,
+    resolve_name,
     share,
     whole_number,
 )
 from pipejax.base.data_files import check_keys, load_json, quantity
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.progress import Notice
 from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
@@ -49,7 +49,7 @@ from pipejax.costs.system.parts import (
     NarrowPeaks,
     Number as Number,
     Numbers as Numbers,
-    number_of,
+    system_number,
     with_number,
 )
 
@@ -88,7 +88,7 @@ class Band(NamedTuple):
     high: float
 
 
-@short_repr_of("rows source parameters bands stack evidence")
+@with_short_repr("rows source parameters bands stack evidence")
 class CalibrationRecord(NamedTuple):
     """Data that the numbers of a system were fitted to, and the quality of the fit.
 
@@ -167,7 +167,7 @@ def _band(percent: str, ends: Any, where: str) -> Band:
 DATA = Path(__file__).parents[1] / "data"
 
 
-@short_repr_of(
+@with_short_repr(
     "name peak_flops memory_bandwidth memory_capacity gpus_per_node node network price "
     "calibration source"
 )
@@ -292,7 +292,7 @@ class System(FloatFields):
           989000000000000.0
         """
         narrow = vars(self.narrow_peaks)
-        name = known_as(precision, ("bf16", "fp16", *narrow), "precision")
+        name = resolve_name(precision, ("bf16", "fp16", *narrow), "precision")
         if name not in narrow:
             return self.peak_flops
         if not is_traced(narrow[name]) and not np.all(np.asarray(narrow[name]) > 0):
@@ -377,7 +377,7 @@ def _say_what_is_far(system: System, where: str) -> None:
     """Warn of numbers of a data sheet that are far above all machines here."""
     systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
-        ratio = number_of(system, name) / max(number_of(other, name) for other in systems)
+        ratio = system_number(system, name) / max(system_number(other, name) for other in systems)
         if ratio > FAR:
             warnings.warn(
                 f"{where}: {name} is {ratio:.0f} times the largest of all systems that come with "
@@ -478,7 +478,7 @@ def _collectives(section: dict[str, Any], where: str) -> Collectives:
     algorithms = section.get("algorithms", ["halving"])
     if not isinstance(algorithms, list) or not algorithms:
         raise ValueError(f"{where}: algorithms must be a list of {', '.join(ALGORITHMS)}")
-    names = [one_of(name, ALGORITHMS, f"{where}: algorithms") for name in algorithms]
+    names = [resolve_choice(name, ALGORITHMS, f"{where}: algorithms") for name in algorithms]
     share = efficiency(section.get("low_latency_share", 1.0), f"{where}: low_latency_share")
     return Collectives(
         **{name: name in names for name in ALGORITHMS},
@@ -514,7 +514,7 @@ def data_file(folder: str, name: str | Path, kind: str) -> Path:
     check_types(name=(name, str, Path))
     if str(name).endswith(".json"):
         return Path(name)
-    full_name = known_as(str(name), names_in(folder), kind, ", or the path of a .json file")
+    full_name = resolve_name(str(name), names_in(folder), kind, ", or the path of a .json file")
     return DATA / folder / f"{full_name}.json"
 
 

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import whole_number, wrong
-from pipejax.base.remembered import remembered
 from pipejax.costs.costs import (
     MESSAGE_FIELDS,
     PHASE_FIELDS,
@@ -29,7 +29,7 @@ from pipejax.costs.costs import (
     differs_by_microbatch,
     unchecked_costs,
 )
-from pipejax.costs.precision import float_type, is_traced, known
+from pipejax.costs.precision import accept_type, float_type, is_traced
 from pipejax.engine.lowering.program import CostLayout, Program, Sizes
 from pipejax.engine.pricing import cost_vector, overlapped
 from pipejax.schedules.cells.ops import INPUT_GRADS, Phase
@@ -104,7 +104,7 @@ def batch_leaves(
         if not isinstance(leaf, jax.Array):
             leaf = np.atleast_1d(np.asarray(leaf, dtype))
         elif leaf.dtype != dtype or leaf.weak_type or not leaf.ndim:  # else spare JAX an operation
-            with known(dtype):
+            with accept_type(dtype):
                 leaf = jnp.atleast_1d(jnp.asarray(leaf, dtype))
         leaves[name] = leaf
     return leaves, size
@@ -206,7 +206,7 @@ def cost_rows(program: Program, costs: Costs) -> CostRows:
     return CostRows(row_of_position, column[rows], read)
 
 
-@remembered
+@cached_method
 def with_pairs_apart(program: Program) -> Program:
     """Let every kind of fused pair have a time of its own; a program keeps the result."""
     layout = dataclasses.replace(program.layout, pairs_apart=True)
@@ -230,7 +230,7 @@ def counts_of_ops(program: Program, leaves: Leaves, counts: Leaves) -> Leaves:
         return op_counts
     read = [name for name in ("forward", "backward", "input_grad", "pair_factor") if name in leaves]
     traced = is_traced(leaves) or is_traced(counts)
-    with nullcontext() if traced else jax.core.eval_context(), known(pair_counts.dtype):
+    with nullcontext() if traced else jax.core.eval_context(), accept_type(pair_counts.dtype):
         batch = {
             name: jnp.broadcast_to(leaves[name], (len(pair_counts), *leaves[name].shape[1:]))
             for name in read
@@ -260,7 +260,7 @@ def _pair_times(program: Program, leaves: Leaves) -> Any:
         stage, microbatch = layout.op_at(position)[1], (position - 1) % layout.columns
         return entries(PHASE_FIELDS[kind.name], stage, microbatch)
 
-    with known(leaves["pair_factor"].dtype):
+    with accept_type(leaves["pair_factor"].dtype):
         kinds = [op_times(kind, backward) for kind in INPUT_GRADS if (phase == kind).any()]
         backward_times = kinds[0] if len(kinds) == 1 else xp.where(phase == Phase.B, *kinds)
         forward_op = np.divmod(np.asarray(program.pair_stage), layout.columns)

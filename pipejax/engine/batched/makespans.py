@@ -25,7 +25,7 @@ from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive, check_types, whole_number
 from pipejax.base.compiled import compiled
 from pipejax.costs.costs import Costs, unchecked_costs
-from pipejax.costs.precision import check_finite, handed_over, is_traced, known
+from pipejax.costs.precision import accept_type, check_finite, is_traced, to_output_dtype
 from pipejax.engine.batched.binary_program import (
     BinaryOps,
     Task,
@@ -255,9 +255,9 @@ def _whole(result: Any, size: int, trailing: tuple[int, ...] = ()) -> Any:
         return jnp.broadcast_to(result, (size, *trailing))
     if result.shape != (size, *trailing):
         xp: Any = jnp if isinstance(result, jax.Array) else np
-        with jax.core.eval_context(), known(result.dtype):
+        with jax.core.eval_context(), accept_type(result.dtype):
             result = xp.broadcast_to(result, (size, *trailing))
-    return handed_over(result)
+    return to_output_dtype(result)
 
 
 def _prepare(
@@ -360,7 +360,7 @@ def _solve(
     if is_traced(leaves):
         return _solve_in_trace(problem, leaves, with_counts)
     dtype = next(iter(leaves.values())).dtype
-    with jax.core.eval_context(), known(dtype):  # numbers stay numbers, whatever trace is under way
+    with jax.core.eval_context(), accept_type(dtype):  # numbers stay numbers in any trace
         return _solve_in_parts(problem, leaves, with_counts)
 
 

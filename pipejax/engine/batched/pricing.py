@@ -27,7 +27,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.compiled import compiled
 from pipejax.base.machine import Options, cpu_options
-from pipejax.base.many_numbers import Many, many_of, values_of
+from pipejax.base.many_numbers import Many, many_values, to_many
 from pipejax.costs.costs import Costs
 from pipejax.engine.batched.binary_program import (
     Task,
@@ -57,7 +57,7 @@ Tree = Any  # a pytree of arrays
 PriceOne = Callable[..., Tree]
 
 
-def size_of(batch: Tree) -> int:
+def batch_length(batch: Tree) -> int:
     """Number of configurations of a batch."""
     return len(jax.tree.leaves(batch)[0])
 
@@ -72,7 +72,7 @@ def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None 
     """Call a function on parts of one size, the last filled up; join the results on the host."""
     # Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6). Where nothing is said,
     # few make a small part.
-    size = size_of(batch)
+    size = batch_length(batch)
     at_once = at_once or (int(SIZES[0]) if size <= SIZES[0] else PART)
     whole = -(-size // at_once) * at_once
     rows = np.minimum(np.arange(whole), size - 1).reshape(-1, at_once)
@@ -165,7 +165,7 @@ def priced_on_host(
         Many(time, {} if moved is None else {AT: _sums_along(counts, moved)})
         for time, counts in solved
     ]
-    row = jax.tree.map(many_of, rows)
+    row = jax.tree.map(to_many, rows)
     prices = price_one(shared, jax.tree.unflatten(structure, lifted), row, *times)
 
     def whole(part: NumpyArray) -> NumpyArray:
@@ -175,7 +175,7 @@ def priced_on_host(
         part = leaf.slopes.get(AT) if isinstance(leaf, Many) else None
         return whole(np.zeros((1, ends[-1], *np.shape(leaf))) if part is None else part)
 
-    values = jax.tree.map(lambda leaf: whole(values_of(leaf)), prices)
+    values = jax.tree.map(lambda leaf: whole(many_values(leaf)), prices)
     return values, jax.tree.map(full_slopes, prices) if slopes else None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
 from pipejax.base.machine import cpu_options
-from pipejax.costs.precision import known
+from pipejax.costs.precision import accept_type
 from pipejax.engine.batched.binary_program import NO_OPERAND, START, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
 from pipejax.engine.batched.interpreter import num_threads, side_by_side
@@ -76,7 +76,7 @@ def unrolled_with_counts(
             for column, uses in enumerate(columns, 1):
                 counts[column, low : low + len(uses)] = uses
 
-        with known(np.float64):  # for words of 64 bits
+        with accept_type(np.float64):  # for words of 64 bits
             side_by_side(solve, pieces, num_threads(ops.num_ops // 4, size), take)
         return jnp.asarray(values), counts
 

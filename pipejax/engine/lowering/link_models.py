@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import wrong
 from pipejax.base.jax_on_demand import jax
-from pipejax.base.remembered import remembered
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
 from pipejax.engine.lowering.program_builder import ProgramBuilder
@@ -268,7 +268,7 @@ def _shape_of_messages(table: ScheduleTable) -> tuple[int, int, int, int]:
 
 
 def _is_transfer(models: Nodes) -> Which:
-    return np.array([model.meets for model in LINK_MODELS.values()])[models]
+    return np.array([model.is_rendezvous for model in LINK_MODELS.values()])[models]
 
 
 def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
@@ -316,7 +316,7 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
         )
 
 
-@remembered
+@cached_method
 def settled(program: Program) -> Program:
     """Return a program whose costs were checked: there is nothing left to check."""
     return dataclasses.replace(program, links=dataclasses.replace(program.links, eager_below=0.0))

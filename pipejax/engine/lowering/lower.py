@@ -14,9 +14,9 @@ they with rows: what they wait for in a row stands before the update that waits 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import check_types
 from pipejax.base.machine import check_fits
-from pipejax.base.remembered import remembered
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import (
     Which,
@@ -91,7 +91,7 @@ def lower(
 def cost_sizes(table: ScheduleTable) -> Sizes:
     """Return the lengths of the axes of costs of a table, for `Costs.check_shapes`."""
     boundaries = len(table.grammar.edges(table.num_stages))
-    places = tuple((phase.kind.time, table.num_workers) for phase in table.grammar.of_workers)
+    places = tuple((phase.kind.time, table.num_workers) for phase in table.grammar.worker_phases)
     return table.num_stages, table.num_pipes, table.num_microbatches, boundaries, places
 
 
@@ -100,7 +100,7 @@ def lowered(table: ScheduleTable, links: Links, step_end: bool, costs: Costs | N
     return _lowered(table, links, step_end, smaller_messages(table, links, costs))
 
 
-@remembered
+@cached_method
 def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes) -> Program:
     """Lower a table; a program is remembered by what is smaller than `Links.eager_below`."""
     order = run_order(table, links)
@@ -115,7 +115,7 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
         table.num_microbatches,
         phases=_timed(table, table.phase[~fused]),
         paired_phases=_timed(table, table.phase[fused], table.partners.phase[fused]),
-        num_workers=table.num_workers if table.grammar.of_workers else 0,
+        num_workers=table.num_workers if table.grammar.worker_phases else 0,
         own=table.grammar.own,
         graph=tuple(table.grammar.graph),
     )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Index, Int, NumpyArray
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.trees import register
 from pipejax.schedules.cells.dependencies import Dependencies
 from pipejax.schedules.cells.ops import (
@@ -29,7 +29,7 @@ from pipejax.schedules.cells.ops import (
     Op,
     OwnPhase,
     Phase,
-    receive_of,
+    matching_receive,
 )
 from pipejax.schedules.table.links import Links
 
@@ -78,14 +78,14 @@ class CostLayout:
         microbatches = self.num_microbatches
         return self.num_stages, self.num_pipes, microbatches, self.num_boundaries, places
 
-    def places_of(self, phase: AnyPhase) -> int:
+    def num_places(self, phase: AnyPhase) -> int:
         """Number of places that a phase has times for: stages, or workers."""
         return self.num_workers if phase.kind.of == WORKER else self.num_stages
 
     @functools.cached_property
     def _first_op(self) -> Int[NumpyArray, " codes"]:
         """Position (codes) of the first time of each phase, by its code; 0 of one without."""
-        places = [self.places_of(phase) * self.columns for phase in self.timed]
+        places = [self.num_places(phase) * self.columns for phase in self.timed]
         first_positions = np.zeros(max(self.timed) + 1, np.int64)
         first_positions[list(self.timed)] = 1 + np.cumsum([0, *places[:-1]])
         return first_positions
@@ -102,7 +102,7 @@ class CostLayout:
 
     def shape_of(self, phase: AnyPhase) -> tuple[int, int]:
         """Shape of the times of any phase: (stages or workers, columns)."""
-        return self.places_of(phase), self.columns
+        return self.num_places(phase), self.columns
 
     @property
     def pair_shape(self) -> tuple[int, int]:
@@ -189,10 +189,10 @@ class MessageTable(NamedTuple):
             int(field[message]) for field in (self.phase, self.stage, self.microbatch)
         )
         send = Op(Phase(phase), stage, microbatch)
-        return send, receive_of(send)
+        return send, matching_receive(send)
 
 
-@short_repr_of("name num_workers num_microbatches num_nodes max_preds links messages")
+@with_short_repr("name num_workers num_microbatches num_nodes max_preds links messages")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
     """Predecessors of every node and the positions of its costs, in topological order.

@@ -15,7 +15,7 @@ from pipejax.engine.lowering.program import (
     MessageTable,
     Program,
 )
-from pipejax.schedules.cells.ops import WAIT_SEND, Op, Phase, ScheduleError, receive_of
+from pipejax.schedules.cells.ops import WAIT_SEND, Op, Phase, ScheduleError, matching_receive
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
@@ -99,8 +99,8 @@ class ProgramBuilder:
         """Position of the duration of the first op of each of some cells of the table (some)."""
         table = self.table
         phase, place = table.phase.ravel()[cells], table.stage.ravel()[cells]
-        if table.grammar.of_workers:
-            is_worker_op = np.isin(phase, table.grammar.of_workers)
+        if table.grammar.worker_phases:
+            is_worker_op = np.isin(phase, table.grammar.worker_phases)
             place = np.where(is_worker_op, cells // table.num_slots, place)
         return self.layout.op(phase, place)
 
@@ -222,12 +222,12 @@ class ProgramBuilder:
                 lane = f"lane {kind.kind.lane}" if worker == NO_WORKER else f"worker {worker}"
                 names.append(f"{op} ({lane})")
             elif self.table.grammar.has_usual_messages:
-                receive = receive_of(Op(kind, stage, microbatch))
+                receive = matching_receive(Op(kind, stage, microbatch))
                 names.append(f"{op}/{receive} (worker {sender} to {receiver})")
             else:
                 names.append(f"{op} (worker {sender} to {receiver})")
         links = self.links
-        scope = f" with one queue per {links.queues}" if links.meets else ""
+        scope = f" with one queue per {links.queues}" if links.is_rendezvous else ""
         scope += " and posting by program" if links.posting == "program" else ""
         if links.shared_links:
             scope += f"{' and' if scope else ' with'} shared links"

@@ -13,7 +13,7 @@ from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.plots.palette import USUAL as USUAL_LOOKS, phase_looks
 from pipejax.schedules.cells import placement
 from pipejax.schedules.cells.grammar import OF_SLICES, USUAL, Grammar, Rule
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, ledger_of
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, memory_ledger
 from pipejax.schedules.cells.ops import (
     AT_WORK,
     CHECKPOINT,
@@ -125,7 +125,7 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "timed": coded(grammar.timed),
         "offRow": by_code({phase: phase.kind.lane for phase in grammar.off_row}),
         "together": coded(grammar.together),
-        "ofWorkers": coded(grammar.of_workers),
+        "ofWorkers": coded(grammar.worker_phases),
         "rules": [
             _rule(rule, coded) for rule in grammar.all_rules if rule.consumer not in (*HOST, *waits)
         ],
@@ -134,7 +134,7 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "forwardOnly": grammar.forward_only,
         "graph": grammar.graph,
         "unit": by_code({p: own_slots[p.name] for p in grammar.timed if p.name in own_slots}),
-        "ledger": by_code(ledger_of((*KINDS, *grammar.own))),
+        "ledger": by_code(memory_ledger((*KINDS, *grammar.own))),
         "parts": {"whole": WHOLE, "checkpoint": CHECKPOINT, "leftByF": LEFT_BY_F},
         "sizes": [1.0, WEIGHT_SHARE, 1.0, *np.zeros(len(AT_WORK)), *grammar.items.values()],
         "shares": [*IN_FLIGHT, *grammar.items.values()],

@@ -148,7 +148,7 @@ function* waitedFor(rule, { stages, microbatches }, { graph, ofWorkers, slices }
     places = ends.filter(([, to]) => to === place).map(([from]) => from);
   }
   let of = [m];
-  if (rule.ofAll) of = [...new Array(microbatches).keys()];
+  if (rule.waitsForAll) of = [...new Array(microbatches).keys()];
   else if (producerMicrobatch !== null) of = [producerMicrobatch];
   else if (sliceOffset) {
     const part = (m % slices) + sliceOffset;
@@ -192,10 +192,10 @@ function mergedOps(cells, { together }) {
 /** Lower a table under a link model, a record of `links.py`; what cannot run says why. */
 export function lower(table, model, layout, { sent, unsent }, grammar) {
   const { cells, workers } = table;
-  const { holds, behind: later, blocks, meets } = model;
+  const { occupancy, lag: later, blocks, isRendezvous } = model;
   const edges = []; // tail, head, lag
   // nodes: the source, then ops, then gates, then transfers
-  const node = Int32Array.from(cells, ({ ops }) => (meets || !grammar.waits.includes(ops[0].phase) ? 1 : 0));
+  const node = Int32Array.from(cells, ({ ops }) => (isRendezvous || !grammar.waits.includes(ops[0].phase) ? 1 : 0));
   let nodes = 1;
   node.forEach((runs, op) => { if (runs) node[op] = nodes++; });
   const lasts = [0];
@@ -219,11 +219,11 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
     const isInLine = queueOf(cells[from], grammar) === queueOf(cells[to], grammar);
     if (!isInLine && node[from] && node[to]) add(node[from], head(to));
   }
-  const carried = holds ? sent.map(() => nodes++) : null;
-  if (carried) sent.forEach((message) => lasts.push(layout.link(COST_ROWS[holds], message)));
+  const carried = occupancy ? sent.map(() => nodes++) : null;
+  if (carried) sent.forEach((message) => lasts.push(layout.link(COST_ROWS[occupancy], message)));
   sent.forEach((message, k) => { if (carried) add(node[message.from], carried[k]); });
   const turns = [...sent.keys()];
-  if (meets) {
+  if (isRendezvous) {
     const ends = queueOrder(table, sent, unsent, grammar);
     chain(ends, ({ worker }) => worker).forEach(([one, other]) => add(carried[one.k], carried[other.k]));
   } else if (carried) {
@@ -233,7 +233,7 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
   const behind = sent.map((message) => (later ? layout.link(COST_ROWS[later], message) : 0));
   sent.forEach(({ from, to }, k) => add(carried ? carried[k] : node[from], head(to), behind[k]));
   if (blocks) holdNext(cells, sent, grammar, (k, op) => add(carried[k], head(op)));
-  if (meets) holdRows(cells, sent, grammar, (k, op) => add(carried[k], node[op]));
+  if (isRendezvous) holdRows(cells, sent, grammar, (k, op) => add(carried[k], node[op]));
   return laidOut(nodes, edges, lasts, node, carried ?? sent.map(() => 0), behind);
 }
 

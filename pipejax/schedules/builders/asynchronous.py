@@ -14,7 +14,7 @@ averaged (the pipeline form that arXiv:2606.03498 compares PipeDream with).
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.checks import MismatchError, one_of, whole_number
+from pipejax.base.checks import MismatchError, resolve_choice, whole_number
 from pipejax.schedules.builders.one_f_one_b import Ops, alternate, phase_ops
 from pipejax.schedules.cells.cells import NEWEST, WeightRule
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, Phase, Slots
@@ -67,7 +67,7 @@ def pipedream(
     """
     everywhere = np.ones(num_microbatches, bool)
     forward, backward = _without_flush(num_workers, num_microbatches)
-    if one_of(admission, ADMISSIONS, "admission") == "first-stage":
+    if resolve_choice(admission, ADMISSIONS, "admission") == "first-stage":
         forward = _run_ahead(forward)
     return _updating("pipedream", forward, backward, everywhere, slots, NEWEST)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import one_of
+from pipejax.base.checks import resolve_choice
 from pipejax.schedules.builders.one_f_one_b import Ops, one_f_one_b, phase_ops
 from pipejax.schedules.builders.v_shape import v_half
 from pipejax.schedules.cells.grammar import Grammar
@@ -106,7 +106,7 @@ def _with_vocabulary(
     name: str, table: ScheduleTable, gradient: Phase, variant: int, overlap: bool
 ) -> ScheduleTable:
     """Let backwards come later, and put passes and exchanges between the ops of every worker."""
-    grammars, reductions = VARIANTS[one_of(variant, tuple(VARIANTS), "variant")]
+    grammars, reductions = VARIANTS[resolve_choice(variant, tuple(VARIANTS), "variant")]
     grammar, (start, finish) = grammars[gradient], slot_times(table)
     interval = durations(table)[0].sum() / table.num_microbatches
     later = reductions * interval

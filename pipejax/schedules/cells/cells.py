@@ -53,7 +53,7 @@ class WeightRule:
 
     def __post_init__(self) -> None:
         if self.behind is not None:
-            object.__setattr__(self, "behind", whole_number(self.behind, "behind", least=0))
+            object.__setattr__(self, "behind", whole_number(self.behind, "behind", minimum=0))
         for name in ("runs", "local_steps"):
             object.__setattr__(self, name, whole_number(getattr(self, name), name))
 
@@ -167,13 +167,15 @@ class Content:
     def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
         """Cell (stages, microbatches) of every op by phase, worker * slots + slot, or `NOWHERE`."""
         # What is of workers, and of no stage, has an entry for each worker instead.
-        numbered, of_workers = self.grammar.numbered, self.grammar.of_workers
+        numbered, worker_phases = self.grammar.numbered, self.grammar.worker_phases
         shape = self.num_stages, self.num_microbatches
         where = dict.fromkeys(numbered, np.broadcast_to(NOWHERE, shape))
-        where |= dict.fromkeys(of_workers, np.broadcast_to(NOWHERE, (self.num_workers, shape[1])))
+        where |= dict.fromkeys(
+            worker_phases, np.broadcast_to(NOWHERE, (self.num_workers, shape[1]))
+        )
         for phase in set(np.unique(self.ops.phase).tolist()) & set(numbered):
             ops = self.ops.take(self.ops.phase == phase)
-            place = ops.cell // self.num_slots if phase in of_workers else ops.stage
+            place = ops.cell // self.num_slots if phase in worker_phases else ops.stage
             where[phase] = np.full(where[phase].shape, NOWHERE)
             where[phase][place, ops.microbatch] = ops.cell
         return where

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.remembered import remembered
+from pipejax.base.cached_method import cached_method
 from pipejax.schedules.cells.cells import NOWHERE, Content, HeldCells
 from pipejax.schedules.cells.grammar import Edge, Rule
 from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Phase
@@ -48,7 +48,7 @@ class Dependencies(NamedTuple):
         return np.array([number[frozenset(pair)] for pair in ends], int)
 
 
-@remembered
+@cached_method
 def find_dependencies(content: Content) -> Dependencies:
     """Apply the rules of its grammar to every op of a schedule."""
     used, rules = {*content.used_phases}, content.grammar.all_rules
@@ -97,7 +97,7 @@ def _places(
 ) -> Iterator[NumpyArray]:
     """Places (ops) that the producers of some ops may have; -1 where an op has none there."""
     num_stages = content.num_stages
-    if rule.producers[0] in content.grammar.of_workers:
+    if rule.producers[0] in content.grammar.worker_phases:
         yield consumer // content.num_slots
     elif rule.producer_stage is not None:
         yield np.full_like(place, rule.producer_stage % num_stages)
@@ -244,7 +244,7 @@ class Versions(NamedTuple):
     update_cell: Int[NumpyArray, "stages microbatches"]  # cell of that update, or `NOWHERE`
 
 
-@remembered
+@cached_method
 def find_versions(content: Content) -> Versions:
     """Number the updates of every stage, and find which of them each microbatch sees."""
     group, events = _events(content)
@@ -273,7 +273,7 @@ def find_versions(content: Content) -> Versions:
     return Versions(newest, read, applied, updates, update_cell)
 
 
-@remembered
+@cached_method
 def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     """Count the versions of the weights that each copy of a stage holds at once, at most."""
     # A version is held from the update that makes it until the last backward that reads it has run

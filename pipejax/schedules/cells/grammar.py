@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import check_types, is_number, one_of, unknown, whole_number, wrong
-from pipejax.base.display import short_repr_of
+from pipejax.base.checks import check_types, is_number, resolve_choice, unknown, whole_number, wrong
+from pipejax.base.display import with_short_repr
 from pipejax.schedules.cells.ops import (
     COMPUTING,
     HOST_LINK,
@@ -202,7 +202,7 @@ def format_rule(rule: Rule, slices: int = 1) -> str:
     return f"{consumer} <- {end(rule.producers[0], *place)}{which}"
 
 
-@short_repr_of("letters rules slices forward_only graph lanes")
+@with_short_repr("letters rules slices forward_only graph lanes")
 @dataclasses.dataclass(frozen=True)
 class Grammar(PhaseLists[AnyPhase]):
     """Kinds of ops in a table, and their dependencies, beyond the usual ones.
@@ -265,8 +265,8 @@ class Grammar(PhaseLists[AnyPhase]):
         for name, value in (("own", own_phases), ("moved", moved), ("phases", phases)):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "known", phases[1:])  # without idle cells
-        worker_times = {phase.kind.time for phase in self.of_workers}
-        stage_times = {phase.kind.time for phase in self.timed if phase not in self.of_workers}
+        worker_times = {phase.kind.time for phase in self.worker_phases}
+        stage_times = {phase.kind.time for phase in self.timed if phase not in self.worker_phases}
         for time in worker_times & stage_times:
             raise wrong("kinds", f"{time} is a cost of workers and of stages: give two names", time)
         rules = tuple(
@@ -390,7 +390,7 @@ class Grammar(PhaseLists[AnyPhase]):
 def _checked_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, ...]:
     """Check that edges of a graph lead from stages to others, one way and once."""
     edges = tuple(
-        (whole_number(a, "graph", least=0), whole_number(b, "graph", least=0)) for a, b in graph
+        (whole_number(a, "graph", minimum=0), whole_number(b, "graph", minimum=0)) for a, b in graph
     )
     joined = [frozenset(edge) for edge in edges]
     for edge, ends in zip(edges, joined, strict=True):
@@ -407,7 +407,7 @@ def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[OwnPhase, ...]:
     check_types(lanes=(lanes, Mapping))
     movable = {phase.name: phase for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)}
     for letters, lane in lanes.items():
-        one_of(letters, tuple(movable), "lanes")
+        resolve_choice(letters, tuple(movable), "lanes")
         if not isinstance(lane, str) or not lane or lane in (COMPUTING, HOST_LINK):
             allowed = "a lane beside compute and host, as 'net'"
             raise wrong("lanes", f"{letters} must be on {allowed}, got {lane!r}", lane)
@@ -427,7 +427,7 @@ def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[st
         raise wrong("kinds", f"{letters} is a phase of every table: choose other letters", letters)
     if not isinstance(kind, OpKind):
         raise wrong("kinds", f"{letters} must be an OpKind, got {kind!r}", kind)
-    kind = kind._replace(of=one_of(kind.of, OWNERS, f"of of {letters}"))
+    kind = kind._replace(of=resolve_choice(kind.of, OWNERS, f"of of {letters}"))
     texts, slot = (kind.name, kind.time, kind.lane), kind.slot
     for is_wrong, why in (
         (not all(isinstance(text, str) and text for text in texts), "needs name, time and lane"),
@@ -447,7 +447,7 @@ def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[st
         by_name = {number: name for name, number in parts.items()}
         by_number = {}
         for part, change in changes.items():
-            name = one_of(by_name.get(part, part), tuple(parts), f"item of {letters}")
+            name = resolve_choice(by_name.get(part, part), tuple(parts), f"item of {letters}")
             if type(change) is not int:
                 raise wrong("kinds", f"{letters}: takes whole numbers of {name}, got {change!r}")
             by_number[parts[name]] = change

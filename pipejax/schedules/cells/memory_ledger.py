@@ -43,7 +43,7 @@ class LedgerEntry(NamedTuple):
     change: int  # how many more of it the worker holds from then on
 
 
-def ledger_of(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry, ...]]:
+def memory_ledger(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry, ...]]:
     """List what phases take and free."""
     return {
         phase: tuple(
@@ -73,13 +73,13 @@ RECOMPUTED: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = {
 def held_change(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
     """Change of what a worker holds from that moment on, where nothing is recomputed."""
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
-    entries = (entry for entry in ledger_of([phase]).get(phase, ()) if entry.moment == moment)
+    entries = (entry for entry in memory_ledger([phase]).get(phase, ()) if entry.moment == moment)
     return sum((entry.change * size[entry.part] for entry in entries), start=0 * whole)
 
 
 def is_in_ledger(content: Content) -> Bool[NumpyArray, " ops"]:
     """Return whether each op of a table takes or frees memory (ops)."""
-    return np.isin(content.ops.phase, list(ledger_of(content.grammar.known)))
+    return np.isin(content.ops.phase, list(memory_ledger(content.grammar.known)))
 
 
 def with_items(
@@ -138,7 +138,7 @@ class HeldParts(NamedTuple):
     @classmethod
     def of(cls, ops: HeldOps, grammar: Grammar = USUAL, *, at_work: bool = False) -> "HeldParts":
         """Follow ops through the ledger; `at_work` adds what backwards recompute by themselves."""
-        ledger = dict(ledger_of(grammar.known))
+        ledger = dict(memory_ledger(grammar.known))
         if at_work:
             ledger |= {phase: ledger[phase] + more for phase, more in RECOMPUTED.items()}
         return cls._of(ops, ledger, (*grammar.items.values(),))

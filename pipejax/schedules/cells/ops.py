@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 
 from pipejax.base.array_types import Index
 from pipejax.base.checks import MismatchError
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 
 NO_STAGE = -1
 NO_MICROBATCH = -1
@@ -106,7 +106,7 @@ PARTS_BY_NAME = {"activation": WHOLE, "for_w": FOR_W, "checkpoint": CHECKPOINT}
 LEFT_BY_F = -1  # the whole, or the checkpoint where the activation is recomputed
 
 
-@short_repr_of("name time lane of")
+@with_short_repr("name time lane of")
 class OpKind(NamedTuple):
     """Properties of one kind of op; lists of kinds are made from these records.
 
@@ -254,7 +254,7 @@ class PhaseLists(Generic[SomePhase]):
         return tuple(phase for phase in self.in_cells if phase.kind.of != STAGE)
 
     @functools.cached_property
-    def of_workers(self) -> tuple[SomePhase, ...]:
+    def worker_phases(self) -> tuple[SomePhase, ...]:
         """Phases that belong to a worker, and to no stage."""
         return tuple(phase for phase in self.in_cells if phase.kind.of == WORKER)
 
@@ -349,7 +349,7 @@ class Op(NamedTuple):
         return format_op(self)
 
 
-def receive_of(send: Op) -> Op:
+def matching_receive(send: Op) -> Op:
     """Return the RECV of a SEND, on the stage that the message goes to."""
     if send.phase == Phase.SEND_F:
         return Op(Phase.RECV_F, send.stage + 1, send.microbatch)
@@ -462,7 +462,7 @@ def format_cell(cell: Cell, slices: int = 1) -> str:
 # The error for schedules that cannot run.
 
 
-@short_repr_of("reason worker slot")
+@with_short_repr("reason worker slot")
 class ScheduleError(MismatchError):
     """A schedule that cannot run.
 

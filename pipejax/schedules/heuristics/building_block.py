@@ -38,7 +38,7 @@ class BuildingBlock(NamedTuple):
         return self.starts[phase][pipe][stage] + self.offsets[microbatch]
 
 
-def legs_of(row: Sequence[int]) -> list[int]:
+def number_legs(row: Sequence[int]) -> list[int]:
     """Number the leg of the way that each stage is on: (stages), from 0."""
     legs: list[int] = []
     seen: set[int] = set()
@@ -77,7 +77,7 @@ def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
 def _way(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase, int, float]]:
     """Yield phase and stage along the way of a microbatch, and the time from the op before."""
     row, last = work.placement[pipe], len(work.placement[pipe]) - 1
-    legs = legs_of(row)
+    legs = number_legs(row)
 
     def hop(stage: int, to: int) -> float:
         where = int(to < stage), min(stage, to)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import MismatchError, check_types, known_as
-from pipejax.base.remembered import remembered
+from pipejax.base.cached_method import cached_method
+from pipejax.base.checks import MismatchError, check_types, resolve_name
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import (
     COMMUNICATION,
@@ -23,7 +23,7 @@ from pipejax.schedules.cells.ops import (
     Cell,
     Op,
     Phase,
-    receive_of,
+    matching_receive,
 )
 from pipejax.schedules.table.host_links import (
     check_host_links,
@@ -131,7 +131,7 @@ def without_transfers(table: ScheduleTable) -> ScheduleTable:
     return _in_host_order(table, bare) if bare.offloads and bare is not table else bare
 
 
-@remembered
+@cached_method
 def _in_host_order(table: ScheduleTable, bare: ScheduleTable) -> ScheduleTable:
     return bare.with_rows(in_host_order(table, dense_rows(bare)))
 
@@ -216,7 +216,7 @@ def insert_transfers(
     check_types(table=(table, ScheduleTable))
     if lowering is not None:
         check_types(lowering=(lowering, str))
-        known_as(lowering, LOWERINGS, "lowering")
+        resolve_name(lowering, LOWERINGS, "lowering")
     is_torch = lowering is not None
     bare = without_transfers(table)
     return with_transfers(bare, order, Links.of(link), waits=is_torch, sharding=is_torch)
@@ -281,7 +281,7 @@ def _rows(
         for transfer in transfers:
             consumer, send = int(sent.consumer[transfer]), sends[transfer]
             rows[worker].append((send,))
-            rows[consumer // bare.num_slots].append((receive_of(send),))
+            rows[consumer // bare.num_slots].append((matching_receive(send),))
             waits_for[consumer].remove(transfer)
     for row, ops, first in zip(rows, held, next_op, strict=True):
         row += ops[first:]

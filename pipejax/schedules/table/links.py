@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import ArgumentError, check_types, known_as, number, whole_number, wrong
+from pipejax.base.checks import (
+    ArgumentError,
+    check_types,
+    number,
+    resolve_name,
+    whole_number,
+    wrong,
+)
 from pipejax.base.display import short_repr
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import WAIT_SEND, AnyPhase
@@ -32,7 +39,7 @@ def checked_pair(pair: Any, where: str) -> Pair:
     """Return a sender and a receiver, which are two workers."""
     if not isinstance(pair, Sequence) or len(pair) != 2:
         raise wrong(f"{where}:", f"a pair is a sender and a receiver, got {pair!r}")
-    sender, receiver = (whole_number(w, f"{where}: a worker", least=0) for w in pair)
+    sender, receiver = (whole_number(w, f"{where}: a worker", minimum=0) for w in pair)
     if sender == receiver:
         raise wrong(f"{where}:", f"worker {sender} sends nothing to itself")
     return sender, receiver
@@ -50,7 +57,7 @@ def checked_pair_links(pair_links: Any, model_names: Sequence[str]) -> Checked:
         pair = checked_pair(item[0], "pair_links")
         if pair in models:
             raise wrong("pair_links", f"names the pair {pair} twice")
-        models[pair] = known_as(item[1], model_names, "link model")
+        models[pair] = resolve_name(item[1], model_names, "link model")
     return tuple(sorted(models.items()))
 
 
@@ -101,7 +108,7 @@ class LinkModel:
     occupancy: str
     lag: str  # how much later it arrives than it leaves its link: "message", "latency" or ""
     blocks: bool = False  # whether the next op of the sender waits until the message has left
-    meets: bool = False  # SEND and RECV are one transfer in the queues of both workers
+    is_rendezvous: bool = False  # SEND and RECV are one transfer in the queues of both workers
 
 
 # by name, the simplest first; what says "link model" anywhere reads it from here
@@ -111,12 +118,12 @@ LINK_MODELS: dict[str, LinkModel] = {
         LinkModel("delay", occupancy="", lag="message"),
         LinkModel("queued", occupancy="transmit", lag="latency"),
         LinkModel("blocking", occupancy="transmit", lag="latency", blocks=True),
-        LinkModel("rendezvous", occupancy="message", lag="", meets=True),
+        LinkModel("rendezvous", occupancy="message", lag="", is_rendezvous=True),
     )
 }
 LINKS = tuple(LINK_MODELS)
 CARRIED = tuple(model.name for model in LINK_MODELS.values() if model.occupancy)
-MEETING = tuple(model.name for model in LINK_MODELS.values() if model.meets)
+MEETING = tuple(model.name for model in LINK_MODELS.values() if model.is_rendezvous)
 QUEUES = ("worker", "pair", "direction")
 POSTINGS = ("early", "program")
 PAIRS = "pairs"  # stands for a group of both directions of every pair of workers
@@ -175,20 +182,20 @@ class Links:
             ("queues", QUEUES, "queue scope"),
             ("posting", POSTINGS, "posting"),
         ):
-            object.__setattr__(self, name, known_as(getattr(self, name), allowed, kind))
+            object.__setattr__(self, name, resolve_name(getattr(self, name), allowed, kind))
         object.__setattr__(self, "host_links", _checked_groups(self.host_links))
         object.__setattr__(self, "shared_links", _checked_pairs(self.shared_links))
         object.__setattr__(
             self, "pair_links", checked_pair_links(self.pair_links, tuple(LINK_MODELS))
         )
         object.__setattr__(self, "eager_below", number(self.eager_below, "eager_below"))
-        if self.posting == "program" and not self.meets:
+        if self.posting == "program" and not self.is_rendezvous:
             raise wrong(
                 "posting",
                 f"'program' needs the link model rendezvous, got {self.model!r}: only "
                 "there both ends of a transfer are posted",
             )
-        if self.eager_below and not self.meets:
+        if self.eager_below and not self.is_rendezvous:
             raise wrong(
                 "eager_below",
                 f"needs the link model rendezvous, got {self.model!r}: only there "
@@ -213,9 +220,9 @@ class Links:
         return frozenset((self.model, *(model for _, model in self.named_pairs)))
 
     @property
-    def meets(self) -> bool:
+    def is_rendezvous(self) -> bool:
         """Return whether messages of any pair meet in a rendezvous."""
-        return any(LINK_MODELS[model].meets for model in self.models)
+        return any(LINK_MODELS[model].is_rendezvous for model in self.models)
 
     @property
     def carries(self) -> bool:
@@ -247,7 +254,7 @@ class Links:
 
     def executed(self, grammar: Grammar) -> tuple[AnyPhase, ...]:
         """Phases that a worker executes in row order: only rendezvous has it wait for a SEND."""
-        return grammar.executed + WAIT_SEND if self.meets else grammar.executed
+        return grammar.executed + WAIT_SEND if self.is_rendezvous else grammar.executed
 
     def check_known(self, names: Collection[str], who: str) -> None:
         """Refuse what a function does not know: every other field must be as it is by default."""
@@ -262,7 +269,7 @@ class Links:
     def with_model(self, model: str) -> "Links":
         """The same machine under another link model, without what that one does not know."""
         links = Links(model, self.queues, self.host_links, pair_links=self.pair_links)
-        if links.meets:
+        if links.is_rendezvous:
             links = dataclasses.replace(links, posting=self.posting, eager_below=self.eager_below)
         if links.carries:
             links = dataclasses.replace(links, shared_links=self.shared_links)
@@ -287,7 +294,7 @@ def _checked_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
             raise wrong("host_links", "has an empty group: a group is the workers of one link")
-        result.append(tuple(whole_number(w, "host_links: a worker", least=0) for w in group))
+        result.append(tuple(whole_number(w, "host_links: a worker", minimum=0) for w in group))
         for worker in result[-1]:
             if worker in named:
                 raise wrong(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.checks import check_types, one_of, whole_number, wrong
+from pipejax.base.checks import check_types, resolve_choice, whole_number, wrong
 from pipejax.schedules.cells.ops import (
     COMPUTING,
     NETWORK,
@@ -34,7 +34,7 @@ class Lookahead(NamedTuple):
     """Gathering of weights on one worker."""
 
     ahead: int  # how much earlier than its use a stage is gathered
-    most: int  # stages whose weights are there at once, at most
+    max_gathered_stages: int  # stages whose weights are there at once, at most
     # "uses" (ops of the row) or "stages" (next ones; a fused pair may bring one more, as in
     # PyTorch)
     counted: str = USES
@@ -81,7 +81,7 @@ def insert_sharding(
     """
     check_types(table=(table, ScheduleTable), lane=(lane, str))
     check_types(defer_reduce_grad_wait=(defer_reduce_grad_wait, bool))
-    counted = one_of(counted, COUNTED, "counted")
+    counted = resolve_choice(counted, COUNTED, "counted")
     bare = without(on_lane(table, COMPUTING), SHARDING)
     ahead = _per_worker(lookahead, table.num_workers, "lookahead", 0)
     max_stages = [max(table.num_stages, 1)] * table.num_workers
@@ -111,8 +111,8 @@ def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
 
 def _per_worker(value: EachWorker, num_workers: int, name: str, least: int) -> list[int]:
     if isinstance(value, int | np.integer):
-        return [whole_number(value, name, least=least)] * num_workers
-    numbers = [whole_number(number, name, least=least) for number in value]
+        return [whole_number(value, name, minimum=least)] * num_workers
+    numbers = [whole_number(number, name, minimum=least) for number in value]
     if len(numbers) != num_workers:
         raise wrong(name, f"needs a number for each of the {num_workers} workers, got {value!r}")
     return numbers
@@ -146,10 +146,10 @@ class _Coming:
             list(dict.fromkeys(op.stage for op in cell if op.phase in compute)) for cell in row
         ]
         max_needed = max(map(len, self.stages), default=0)
-        if max_needed > how.most:
+        if max_needed > how.max_gathered_stages:
             raise ValueError(
-                f"residency must be at least {max_needed}, got {how.most}: a fused pair needs both "
-                "of its stages"
+                f"residency must be at least {max_needed}, got {how.max_gathered_stages}: a fused "
+                "pair needs both of its stages"
             )
         self._stages_to_come = [0] * len(row)  # different stages from here to the end
         to_come: set[int] = set()
@@ -159,14 +159,14 @@ class _Coming:
 
     def resident_stages(self, first: int) -> list[int]:
         """Those that come next, as many as may be there at once."""
-        return self._next(first, self._how.most, len(self._row))
+        return self._next(first, self._how.max_gathered_stages, len(self._row))
 
     def gathered_stages(self, first: int) -> list[int]:
         """Those to gather now."""
         if self._how.counted == STAGES:
-            count = min(self._how.ahead + 1, self._how.most)
+            count = min(self._how.ahead + 1, self._how.max_gathered_stages)
             return self._next(first, count, len(self._row))
-        return self._next(first, self._how.most, self._how.ahead + 1)
+        return self._next(first, self._how.max_gathered_stages, self._how.ahead + 1)
 
     def _next(self, first: int, count: int, uses: int) -> list[int]:
         """The first stages of so many uses that come next; none behind an update of its own."""

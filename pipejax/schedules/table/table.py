@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import MismatchError, check_types, whole_numbers
 from pipejax.base.display import Drawn, abbreviated, grid_html
-from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import NEWEST, NOWHERE, Cells, Content, WeightRule, lay_out
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
@@ -340,7 +340,7 @@ def without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable
     return table if len(row_order(table, phases)) == 0 else _without(table, phases)
 
 
-@remembered
+@cached_method
 def _without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
     return table.with_rows(
         [[cell for cell in row if not (cell and cell[0].phase in phases)] for row in table.rows()]
@@ -369,7 +369,7 @@ def _whole(values: Any, name: str) -> Int[NumpyArray, "..."]:
         raise ScheduleError(str(error)) from None
 
 
-@remembered
+@cached_method
 def row_order(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, " cells"]:
     """Return the cells (cells) that hold one of the phases, row by row in slot order."""
     return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import check_types, one_of
+from pipejax.base.checks import check_types, resolve_choice
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import abbreviated
 from pipejax.base.files import read_file
@@ -114,7 +114,7 @@ _GRAMMAR_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def _kind(entry: Mapping[str, Any]) -> tuple[str, OpKind]:
     """Read a kind of op and its letters; what takes no name is called as its letters."""
     for name, value in entry.items():
-        one_of(name, tuple(_FIELDS), "key of a kind")
+        resolve_choice(name, tuple(_FIELDS), "key of a kind")
         if not isinstance(value, _FIELDS[name]):
             raise ValueError(f"{name} of a kind cannot be {value!r}")
     fields = dict(entry)
@@ -174,7 +174,7 @@ def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
       2
     """
     check_types(path=(path, str, Path))
-    repair = None if repair is None else one_of(repair, REPAIRS, "repair")
+    repair = None if repair is None else resolve_choice(repair, REPAIRS, "repair")
     path = Path(path)
     try:
         text = read_file(path).decode("utf-8-sig")

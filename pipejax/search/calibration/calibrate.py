@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.step.evidence import as_numbers, evidence_of
+from pipejax.analysis.step.evidence import as_numbers, summarize_evidence
 from pipejax.analysis.step.step_time import StepTimes
 from pipejax.analysis.step.validation import (
     PredictionErrors,
@@ -19,11 +19,11 @@ from pipejax.analysis.step.validation import (
 )
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number, wrong
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows
 from pipejax.costs.model.stack import load_stack
-from pipejax.costs.system.parts import number_of, written_with
+from pipejax.costs.system.parts import system_number, written_with
 from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
 from pipejax.search.calibration.hold_outs import (
     Folds,
@@ -69,7 +69,7 @@ class Outlier(NamedTuple):
     error: float  # predicted over measured, less 1 [%]
 
 
-@short_repr_of("fit held_out parameters system coverage outliers noise seconds")
+@with_short_repr("fit held_out parameters system coverage outliers noise seconds")
 @dataclasses.dataclass(frozen=True)
 class Calibration:
     """A system fitted to measured step times, and how far it can be trusted.
@@ -120,7 +120,7 @@ class Calibration:
         if record is None or not record.stack:
             return {}
         names = ("kernels.attention_efficiency", "kernels.elementwise", "host.launch")
-        return {name: float(number_of(self.system, name)) for name in names}
+        return {name: float(system_number(self.system, name)) for name in names}
 
 
 def calibrate(
@@ -174,7 +174,7 @@ def calibrate(
     """
     began = time.perf_counter()
     check_types(rows=(rows, MeasuredRows), system=(system, System))
-    starts = whole_number(starts, "starts", most=MOST_STARTS)
+    starts = whole_number(starts, "starts", maximum=MOST_STARTS)
     rows = rows.take(np.isfinite(rows.seconds))
     if not len(rows):
         raise ValueError("rows: no step time was measured, there is nothing to fit")
@@ -397,7 +397,7 @@ def _result(
     apart = residual.copy()
     if chosen is not None:
         apart[chosen.rows] = chosen.residual
-    evidence = evidence_of(rows, np.expm1(apart), float(problem.system.gpus_per_node))
+    evidence = summarize_evidence(rows, np.expm1(apart), float(problem.system.gpus_per_node))
     record = CalibrationRecord(
         _sources(rows),
         len(rows),

@@ -13,7 +13,7 @@ from pipejax.analysis.step.validation import PredictionErrors, prediction_errors
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.compiled import compiled
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.costs.layers.collectives import collective_time
 from pipejax.costs.measured.measured_rows import MESSAGE, CollectiveRows
 from pipejax.costs.model.layout import Group
@@ -35,7 +35,7 @@ LIBRARY = (
 MODEL_NOISE = 0.02  # of a collective's time, beside the spread of its repetitions
 
 
-@short_repr_of("fit parameters system")
+@with_short_repr("fit parameters system")
 class LinkCalibration(NamedTuple):
     """A system whose links and collectives are fitted to measurements.
 

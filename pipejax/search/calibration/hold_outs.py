@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
-from pipejax.base.checks import MAX_COUNT, one_of, whole_number, wrong
+from pipejax.base.checks import MAX_COUNT, resolve_choice, whole_number, wrong
 from pipejax.costs.measured.measured_rows import COLUMNS, MeasuredRows
 from pipejax.costs.system.system import Band
 
@@ -59,7 +59,7 @@ def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
 
 
 def _column(rows: MeasuredRows, name: str) -> NumpyArray:
-    name = one_of(name.strip(), (*COLUMNS, *LETTERS), "hold_out: column")
+    name = resolve_choice(name.strip(), (*COLUMNS, *LETTERS), "hold_out: column")
     return rows.column(LETTERS.get(name, name))
 
 
@@ -111,7 +111,7 @@ def _few(rows: MeasuredRows, what: str, random: np.random.Generator) -> Folds:
 
 def _count(text: str, name: str, least: int, largest: int) -> int:
     value = int(text) if text.isascii() and text.isdigit() else text
-    return whole_number(value, f"hold_out {name}", least=least, most=min(largest, MAX_COUNT))
+    return whole_number(value, f"hold_out {name}", minimum=least, maximum=min(largest, MAX_COUNT))
 
 
 _KINDS: Mapping[str, Callable[[MeasuredRows, str, np.random.Generator], Folds]] = {

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import known_as, wrong
-from pipejax.costs.system.parts import dimension_of, number_of
+from pipejax.base.checks import resolve_name, wrong
+from pipejax.costs.system.parts import number_dimension, system_number
 from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
 from pipejax.search.calibration.robust_fit import RobustFit, uncertainty
 
@@ -120,12 +120,12 @@ def parameters_with_priors(
 ) -> Parameters:
     """Look up the priors of named numbers; centres are the system's values where it has any."""
     # `general` priors set the system's file aside, but for what it alone can say.
-    fitted_names = [known_as(name, PRIORS, "fit") for name in names]
+    fitted_names = [resolve_name(name, PRIORS, "fit") for name in names]
     if not fitted_names or len(set(fitted_names)) < len(fitted_names):
         raise wrong("fit", f"must name different numbers of a system, got {','.join(names)!r}")
     priors = [PRIORS[name] for name in fitted_names]
     centres = [
-        _centre(float(number_of(system, name)), prior, general)
+        _centre(float(system_number(system, name)), prior, general)
         for name, prior in zip(fitted_names, priors, strict=True)
     ]
     for name, centre, prior in zip(fitted_names, centres, priors, strict=True):
@@ -168,7 +168,7 @@ def fitted_numbers(
     errors = uncertainty(minimum)
     values = parameters.values(minimum.point)[best]
     slope = parameters.slopes(minimum.point)[best]
-    units = [dimension_of(name) for name in parameters.names[:num_numbers]]
+    units = [number_dimension(name) for name in parameters.names[:num_numbers]]
     units += [""] * (len(values) - len(units))
     columns = (
         parameters.names,

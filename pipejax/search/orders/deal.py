@@ -144,7 +144,7 @@ def _checked(table: ScheduleTable, step_costs: list[Costs], replicas: int) -> in
     """Check how many replicas there are, and that each step has costs of all their microbatches."""
     if not step_costs:
         raise ValueError("costs_by_step is empty: give the costs of a step or more")
-    replicas, size = whole_number(replicas, "replicas", least=2), table.num_microbatches
+    replicas, size = whole_number(replicas, "replicas", minimum=2), table.num_microbatches
     for step, costs in enumerate(step_costs):
         costs.check_values()
         if not costs.per_microbatch():

@@ -22,7 +22,7 @@ from pipejax.costs.costs import (
     differs_by_microbatch,
     unchecked_costs,
 )
-from pipejax.costs.stage.microbatches import in_order, of_each_microbatch
+from pipejax.costs.stage.microbatches import in_order, map_microbatches
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.cells.ops import TIMED
@@ -130,7 +130,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         size = table.num_microbatches
         self._step_costs, self._shape = step_costs, (len(step_costs), replicas, size)
         exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in step_costs]
-        first_replica = of_each_microbatch(lambda time: time[..., :size], exact[0])
+        first_replica = map_microbatches(lambda time: time[..., :size], exact[0])
         self.program, _ = lower_and_price(table, first_replica, links)
         self._costs = StepCosts.stack(exact, self.program, replicas * size + 1)
         self._first = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)

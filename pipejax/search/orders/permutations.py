@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.base import longest_path
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.costs.stage.microbatches import of_each_microbatch
+from pipejax.costs.stage.microbatches import map_microbatches
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import HostRun, run_on_host
@@ -217,7 +217,7 @@ def with_least(costs: Costs) -> Costs:
     def extended(time: Any) -> Any:
         return np.concatenate([time, time.min(axis=-1, keepdims=True)], axis=-1)
 
-    return of_each_microbatch(extended, costs)
+    return map_microbatches(extended, costs)
 
 
 def alone(longest: int, least: int, count: int) -> Orders:
@@ -234,7 +234,7 @@ def _least_run(
     """Run where every time is the mean of as many least ones as there are replicas."""
     # Returns the program, the makespan, and (workers) what stands before, between and behind the
     # ops of each worker there [s].
-    least = of_each_microbatch(
+    least = map_microbatches(
         lambda time: np.sort(np.asarray(time, float))[..., :replicas].mean(axis=-1), costs
     )
     program, vector = lower_and_price(table, least, links)

@@ -157,7 +157,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 
     def order_costs(self, orders: Orders) -> Costs:
         """Costs of placements."""
-        return self._placed.of(orders)
+        return self._placed.batch(orders)
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
         """Evaluate placements (orders) [s]; placements with equal costs are evaluated once."""

@@ -56,7 +56,7 @@ class SwapSearch:
         self._next: list[dict[int, int]] = [{} for _ in self._front]
         self._line_up(order)
         self._ahead = IncrementalPath(number[preds[nodes]], graph.duration[nodes])
-        after = [[self._size - n for n in successors] for successors in self._ahead.behind]
+        after = [[self._size - n for n in successors] for successors in self._ahead.successors]
         back = np.zeros((self._size, max(1, *map(len, after))), np.int64)
         for node in range(1, self._size):
             back[self._size - node, : len(after[node])] = after[node]

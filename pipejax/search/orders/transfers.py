@@ -172,7 +172,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         super().__init__(seed)
         check_usual(table, "the search of SEND and RECV cells")
         costs.check_values()
-        if not LINK_MODELS[links.model].meets:
+        if not LINK_MODELS[links.model].is_rendezvous:
             raise wrong("link", f"must be rendezvous, where order matters, got {links.model!r}")
         links.check_known(("model", "queues", "host_links"), "order")
         self._arguments = costs, links

@@ -20,9 +20,9 @@ from pipejax.costs.model.workload import (
     StageLayers,
     Stages,
     Workload,
+    build_stages,
     recomputed_stages,
     stage_layers,
-    stages_of,
 )
 from pipejax.costs.stage.stage_costs import has_host_link, with_factors, work_costs
 from pipejax.costs.stage.stage_work import StageBytes, stage_bytes, stage_work
@@ -176,7 +176,7 @@ class _Pricing:
         recomputed = min(holding.layers, self.max_recomputed) * self.recomputed
         assigned = StageLayers(holding.layers * ones, recomputed)
         places = self.workload.worker_places
-        stages = stages_of(self.table, assigned, holding.mtp * ones, places)
+        stages = build_stages(self.table, assigned, holding.mtp * ones, places)
         return stages._replace(before=(self.dense - holding.dense) * ones)
 
 

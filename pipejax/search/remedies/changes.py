@@ -255,7 +255,7 @@ def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Yield a better order of sends and receives, if these block each other."""
-    if not setup.links.meets or setup.parts["blocking"] <= WORTH * setup.step_time:
+    if not setup.links.is_rendezvous or setup.parts["blocking"] <= WORTH * setup.step_time:
         return
     # of early posts orders are searched; where the run posts as its rows go, it takes the best one
     links = dataclasses.replace(setup.links, posting=POSTINGS[0])

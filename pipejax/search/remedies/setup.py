@@ -14,7 +14,7 @@ from pipejax.analysis.step.faults import ComputeTimes, Fault, find_faults
 from pipejax.analysis.step.step_parts import Part, step_parts
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, whole_number, wrong
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import for_times
@@ -204,7 +204,7 @@ class Setup:
     @property
     def times(self) -> ComputeTimes:
         """Compute times of stages and workers [s]."""
-        return ComputeTimes.of(self.run)
+        return ComputeTimes.from_run(self.run)
 
     @functools.cached_property
     def bound(self) -> float:
@@ -294,7 +294,7 @@ def _checked(layers: Sequence[int] | None, table: ScheduleTable, source: Source)
     return counts
 
 
-@short_repr_of("limit begin")
+@with_short_repr("limit begin")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Memory:
     """Memory needs and limits of the workers."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ortools.sat.python import cp_model
 
-from pipejax.base.progress import news_of
+from pipejax.base.progress import merge_progress
 from pipejax.schedules.cells.ops import Phase
 from pipejax.search.schedule.bounds import memory_order, paths
 from pipejax.search.schedule.effort import SOLVER, Budget
@@ -380,7 +380,7 @@ def search(
         bound = whole_bound(solver.best_objective_bound) if has_bound else 0
         tell(SolverState(None, bound, over))
 
-    return news_of([solve], solver.stop_search)
+    return merge_progress([solve], solver.stop_search)
 
 
 def alone(problem: Problem, pipe: int, stage: int) -> Problem:

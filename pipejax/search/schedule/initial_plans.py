@@ -22,7 +22,7 @@ from pipejax.schedules.heuristics.building_block import (
     Waits,
     building_block,
     least_interval,
-    legs_of,
+    number_legs,
 )
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Goal, Rules, list_schedule
 from pipejax.schedules.heuristics.memory_limited_pipe import (
@@ -307,7 +307,7 @@ def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Pl
 
 def num_legs(work: Work) -> int:
     """Count the legs of the longest way."""
-    return 1 + max(legs_of(row)[-1] for row in work.placement)
+    return 1 + max(number_legs(row)[-1] for row in work.placement)
 
 
 class BlockSearch:

@@ -20,7 +20,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from pipejax.base.array_types import Bool, NumpyArray
-from pipejax.base.progress import news_of
+from pipejax.base.progress import merge_progress
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.cp_model import ScheduleModel
@@ -338,4 +338,4 @@ def search_neighbourhoods(
         for search in [*running.values()]:
             search.stop()
 
-    return news_of([job(first) for first in range(num_threads)], stop)
+    return merge_progress([job(first) for first in range(num_threads)], stop)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
@@ -25,7 +25,7 @@ NEVER = -1  # start of an offload that does not happen
 PerOp = Int[NumpyArray, "stages microbatches"]
 
 
-@short_repr_of("table status bound_by source seconds effort offloaded rounding")
+@with_short_repr("table status bound_by source seconds effort offloaded rounding")
 @dataclasses.dataclass(frozen=True)
 class Optimum:
     """The best known schedule, with its bound and effort. Times are seconds.

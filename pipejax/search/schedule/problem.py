@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import ArgumentError, as_floats, one_of, wrong
+from pipejax.base.checks import ArgumentError, as_floats, resolve_choice, wrong
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import COMMUNICATION, HOST, KINDS, SHARDING, SPLIT, UPDATES, Phase
@@ -227,9 +227,9 @@ def build_problem(
 ) -> Problem:
     """Read a problem off a table, whose order is not kept, and its costs."""
     links = Links.of(link)
-    objective = one_of(objective, OBJECTIVES, "objective")
+    objective = resolve_choice(objective, OBJECTIVES, "objective")
     check_usual(table, "optimize")
-    one_of(links.model, LINKS_OF_SEARCH, "link")
+    resolve_choice(links.model, LINKS_OF_SEARCH, "link")
     links.check_known(("model", "queues", "host_links"), "optimize")
     _check_costs(table, costs, offload)
     shares = np.broadcast_to(as_floats(weight_share, "weight_share"), table.num_stages)

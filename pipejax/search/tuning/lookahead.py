@@ -20,7 +20,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import as_floats, check_local_search, check_types, wrong
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.grammar import Grammar
@@ -50,7 +50,7 @@ Sizes = float | Sequence[float] | Float[NumpyArray, " stages"]
 Limits = float | Sequence[float] | Float[NumpyArray, " workers"]
 
 
-@short_repr_of("lookahead residency peak")
+@with_short_repr("lookahead residency peak")
 class Gathering(NamedTuple):
     """Lookahead of every worker, and the memory that it takes.
 

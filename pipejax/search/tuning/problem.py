@@ -155,7 +155,9 @@ class TuningProblem:
     @functools.cached_property
     def shape(self) -> PricingShape:
         """The static argument of the compiled prices."""
-        return PricingShape.of(self.workload, self.family.table(self.family.few_microbatches[-1]))
+        return PricingShape.from_workload(
+            self.workload, self.family.table(self.family.few_microbatches[-1])
+        )
 
     def objective(self, relax: Relax, *counts: int) -> StepTimeObjective:
         """Step time by variables of any kind, from the programs of so many microbatches."""

@@ -30,10 +30,10 @@ from pipejax.costs.system.system import Number, Numbers, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.batched.pricing import (
     Tree,
+    batch_length,
     filled,
     priced,
     priced_on_host,
-    size_of,
 )
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector, program_for
@@ -187,7 +187,7 @@ class StepTimeObjective:
         self, variables: Tree, inputs: Inputs
     ) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
-        size = size_of(variables)
+        size = batch_length(variables)
         if size <= FEW:
             costs, _ = priced_on_host(self._prices, (), variables, inputs)
             solved = [(self._makespans(program, costs, size), None) for program in self.programs]
@@ -195,7 +195,7 @@ class StepTimeObjective:
             return results
         variables, inputs = filled((variables, inputs), size)
         costs = priced(self._prices, (), variables, inputs)
-        whole = size_of(variables)
+        whole = batch_length(variables)
         ends = tuple(
             makespans(program, costs, batch_size=whole, unroll=False) for program in self.programs
         )
@@ -209,12 +209,12 @@ class StepTimeObjective:
         # Returns (batch) values, and derivatives like the variables.
         price = functools.partial(priced_on_host, slopes=True)
         costs, moved = price(self._prices, (), variables, inputs)
-        size = size_of(variables)
+        size = batch_length(variables)
         costs = filled(costs, size)
         solved = [
             jax.tree.map(
                 lambda leaf: leaf[:size],
-                makespans_and_grad(program, costs, batch_size=size_of(costs)),
+                makespans_and_grad(program, costs, batch_size=batch_length(costs)),
             )
             for program in self.programs
         ]
@@ -229,7 +229,7 @@ class StepTimeObjective:
         """Makespans (batch) [s]: of a handful by the recurrence on the host."""
         if size > FEW_RUNS:
             costs = filled(costs, size)
-            ends = makespans(program, costs, batch_size=size_of(costs), unroll=False)
+            ends = makespans(program, costs, batch_size=batch_length(costs), unroll=False)
             return np.asarray(ends)[:size]
         rows = (jax.tree.map(lambda leaf, k=k: leaf[k], costs) for k in range(size))
         programs = ((program_for(program, row), row) for row in rows)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.base.checks import ArgumentError, check_types, one_of, whole_number, wrong
+from pipejax.base.checks import ArgumentError, check_types, resolve_choice, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.model.workload import StageLayers, Workload
@@ -165,7 +165,7 @@ def tune(
         microbatch_size = whole_number(microbatch_size, "microbatch_size")
     parts = _parts(over)
     over = ",".join(parts)
-    method = None if method is None else one_of(method, METHODS, "method")
+    method = None if method is None else resolve_choice(method, METHODS, "method")
     if microbatch_size is not None and "size" in parts:
         raise wrong("microbatch_size", f"does not go with tuning {over}")
     if workload.pipeline_layout and "layers" in parts:
@@ -198,7 +198,7 @@ def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the tuned parts in the order of `PARTS`."""
     check_types(over=(over, str, Sequence))
     requested = over.split(",") if isinstance(over, str) else over
-    names = [one_of(name, tuple(PARTS), "over") for name in requested]
+    names = [resolve_choice(name, tuple(PARTS), "over") for name in requested]
     if not names or len({*names}) < len(names):
         raise wrong("over", f"must name each part once, got {over!r}")
     return tuple(name for name in PARTS if name in names)

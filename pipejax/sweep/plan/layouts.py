@@ -12,8 +12,8 @@ from pipejax.base.checks import (
     MAX_COUNT,
     check_types,
     divisors,
-    one_of,
     positive,
+    resolve_choice,
     share,
     unknown,
     whole_number,
@@ -32,12 +32,12 @@ from pipejax.schedules.table.table import check_usual
 from pipejax.sweep.plan.programs import ProgramShape, build_table, refusal
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
-ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].most or 0)))  # what replicas may split
+ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].largest or 0)))  # what replicas may split
 EDGE_UNITS = (0, 1)  # layers that embedding and head each count as when layers are assigned
 COUNTED = (
     *("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "stages_per_worker"),
 )
-SHARED = tuple(sorted(name for name, field in WORKLOAD_FIELDS.items() if field.of_plan))
+SHARED = tuple(sorted(name for name, field in WORKLOAD_FIELDS.items() if field.in_plan))
 CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 
 
@@ -63,7 +63,7 @@ class PlanRequest:
     def __post_init__(self) -> None:
         check_types(model=(self.model, Model), system=(self.system, System))
         for name in ("gpus", "minibatch"):
-            count = whole_number(getattr(self, name), name, most=MAX_COUNT)
+            count = whole_number(getattr(self, name), name, maximum=MAX_COUNT)
             object.__setattr__(self, name, count)
         object.__setattr__(self, "schedules", _known_schedules(self.schedules))
         chosen = {name: _known_values(name, values) for name, values in self.choices.items()}
@@ -125,9 +125,9 @@ def _known_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
     if axis == "recompute":
         return tuple(dict.fromkeys(check_recompute(value) for value in values))
     if axis == "zero":
-        return tuple(one_of(value, ZERO, axis) for value in values)
+        return tuple(resolve_choice(value, ZERO, axis) for value in values)
     least = 0 if axis == "edge_units" else 1
-    return tuple(whole_number(value, axis, least=least, most=MAX_COUNT) for value in values)
+    return tuple(whole_number(value, axis, minimum=least, maximum=MAX_COUNT) for value in values)
 
 
 LEAST_TOKENS = (

@@ -19,7 +19,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
 from pipejax.costs.layers.formulas import OPERAND_BYTES, model_flop
 from pipejax.costs.model.model import Model, load_model
-from pipejax.costs.model.stack import Stack, software_of
+from pipejax.costs.model.stack import Stack, machine_software
 from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System, load_system
@@ -120,7 +120,7 @@ def plan(
     """
     began = time.perf_counter()
     check_types(exhaustive=(exhaustive, bool), front=(front, bool), resume=(resume, bool))
-    runners_up = whole_number(runners_up, "runners_up", least=0)
+    runners_up = whole_number(runners_up, "runners_up", minimum=0)
     if memory_limit is not None and headroom is not None:
         raise wrong(
             "headroom", "has no effect beside memory_limit, which says what tensors may take"
@@ -185,7 +185,7 @@ def plan(
 def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> tuple[System, Stack]:
     check_types(stack=(stack, Stack, str, Path, type(None)))
     bare = system if isinstance(system, System) else load_system(system)
-    software = software_of(bare, stack)
+    software = machine_software(bare, stack)
     return software.on(bare), software
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from pipejax.analysis.step.evidence import Evidence
 from pipejax.analysis.uncertainty.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, NumpyArray
-from pipejax.base.display import short_repr, short_repr_of
-from pipejax.base.files import drafted
+from pipejax.base.display import short_repr, with_short_repr
+from pipejax.base.files import atomic_write
 from pipejax.base.provenance import provenance
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.system.parts import FIELDS, number_of
+from pipejax.costs.system.parts import FIELDS, system_number
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts, PlanRequest
@@ -118,7 +118,9 @@ def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tu
         nearest = min(filter(None, brackets), key=lambda ends: abs(ends[1]), default=None)
         if nearest is not None:
             factor = _refined_factor(request, pair, name, *nearest)
-            results.append(BreakEven(name, factor, factor * float(number_of(request.system, name))))
+            results.append(
+                BreakEven(name, factor, factor * float(system_number(request.system, name)))
+            )
     return tuple(sorted(results, key=lambda result: abs(np.log(result.factor))))
 
 
@@ -227,7 +229,7 @@ class PlannedLayout:
         return build_table(shape, self.layout["microbatches"])
 
 
-@short_repr_of("best runners_up outside enumerated fitting evaluated programs seconds")
+@with_short_repr("best runners_up outside enumerated fitting evaluated programs seconds")
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PlanResult:
     """The best layouts of a job, and what is known of all others.
@@ -326,7 +328,7 @@ def save_columns(
     path: Path, request: PlanRequest, columns: Mapping[str, NumpyArray], *, replace: bool
 ) -> None:
     """Write columns as a CSV or, where the name ends in .zarr, a store: whole or not at all."""
-    with drafted(path, replace=replace) as draft:
+    with atomic_write(path, replace=replace) as draft:
         if path.suffix == ".zarr":
             as_dataset(request, columns).to_zarr(draft, zarr_format=2)
             return

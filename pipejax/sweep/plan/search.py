@@ -23,7 +23,7 @@ from pipejax.base.progress import OnProgress
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model, parse_recompute
-from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
+from pipejax.costs.model.workload import Stages, Workload, assign_layers, build_stages
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
 from pipejax.costs.system.system import System
@@ -156,7 +156,7 @@ def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stag
     by_kind = []
     for place in first.tolist():
         workload = layout_workload(request, layouts, place)
-        stages = stages_of(table, assign_layers(workload, table))
+        stages = build_stages(table, assign_layers(workload, table))
         by_kind.append(jax.tree.map(functools.partial(_padded, more=more), stages))
     by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *by_kind)
     return by_layout

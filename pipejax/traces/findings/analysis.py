@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
-from pipejax.base.display import ResultList, short_repr, short_repr_of
+from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain_setup
@@ -88,7 +88,7 @@ def advise(
 LEAST = 4  # steps that a forecast is made of
 
 
-@short_repr_of("predicted low high median_error inside")
+@with_short_repr("predicted low high median_error inside")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Forecast:
     """The second half of the steps, predicted by the first.
@@ -202,7 +202,7 @@ class Stall(NamedTuple):
     seconds: float
 
 
-@short_repr_of("pipelines replay attribution")
+@with_short_repr("pipelines replay attribution")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Analysis:
     """A measured run: replayed, explained and improved.

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.longest_path import run_in_place
 from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.readers.parts import collective_scope
@@ -51,7 +51,7 @@ class Share(NamedTuple):
     by_step: Float[NumpyArray, " steps"]
 
 
-@short_repr_of("slowdown recorded ideal")
+@with_short_repr("slowdown recorded ideal")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attribution:
     """Why steps take longer than if every op took what it should.

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.base.progress import OnProgress
 from pipejax.costs.costs import Costs
 from pipejax.search.orders.deal import deals
@@ -22,7 +22,7 @@ MOST_WORK = 5e6
 OF_RANK = 0.5  # of what microbatches differ, from which they are taken to differ by replica
 
 
-@short_repr_of("saves bound of_replica")
+@with_short_repr("saves bound of_replica")
 @dataclasses.dataclass(frozen=True, eq=False)
 class NewDeal:
     """The data of every step dealt anew to the replicas, each in the best order that was found.

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MOST_LISTED, known_as, one_of, wrong
+from pipejax.base.checks import MOST_LISTED, resolve_choice, resolve_name, wrong
 from pipejax.traces.readers.parts import (
     Columns,
     check_phases,
@@ -172,7 +172,7 @@ def read_columns(
 ) -> Trace:
     """Read files of columns."""
     for role in column_names:
-        known_as(role, (*NAMES, UNIT, *OPS), "columns")
+        resolve_name(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []
     left_out: list[LeftOut] = []
     for number, path in enumerate(paths):
@@ -314,7 +314,7 @@ def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str
     lowered = {_without_unit(name)[0]: name for name in reversed(header)}
     unit = column_names.get(UNIT)
     if unit is not None:
-        unit = one_of(unit, SECONDS, f"columns: {UNIT}")
+        unit = resolve_choice(unit, SECONDS, f"columns: {UNIT}")
     roles = {}
     names = dict(column_names)
     if {"gmc", "stage"} <= lowered.keys() and not {"worker", "stage"} & names.keys():

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import wrong
-from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, parse_cell, receive_of
+from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
 from pipejax.traces.readers.parts import sound
 from pipejax.traces.readers.rank_lists import file_rank
 from pipejax.traces.readers.sources import CutError, Tell, texts
@@ -225,7 +225,7 @@ class _EventCollector:
     def __init__(self, names: dict[str, int]) -> None:
         self.names, self.count = names, 0
         self.unread = Counter[str]()  # ops of our exports that are none of these phases
-        self.meant: dict[str, tuple[int, int]] = {}  # kind and number of labels
+        self.meanings: dict[str, tuple[int, int]] = {}  # kind and number of labels
         self.kind, self.label = array("b"), array("q")
         self.start, self.length = array("d"), array("d")
         self.process, self.thread = array("q"), array("q")
@@ -250,9 +250,9 @@ class _EventCollector:
         if is_ours and (category not in _OWN or not parse_label(name)):
             self.unread.update([name] * (category == COMPUTING))
             return
-        if name not in self.meant:
-            self.meant[name] = self._meaning(name)
-        kind, label = self.meant[name]
+        if name not in self.meanings:
+            self.meanings[name] = self._meaning(name)
+        kind, label = self.meanings[name]
         if label < 0:
             return
         if is_ours:
@@ -417,7 +417,7 @@ def _ours(
     for number in np.unique(label[receives]):
         cell = parse_cell(text[number])
         if len(cell) == 1 and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
-            name = format_cell((receive_of(cell[0]),))
+            name = format_cell((matching_receive(cell[0]),))
             label[receives & (label == number)] = names.setdefault(name, len(names))
     moved = dict(columns) | {"label": label, "kind": np.full(len(label), _SLICE)}
     workers = np.unique(columns["process"])

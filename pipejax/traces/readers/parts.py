@@ -132,9 +132,9 @@ def positions(
     names: Iterable[str], phase_names: Mapping[str, str]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the position of the phase that each name means, by what the user says too."""
-    meant = {name: phase_names.get(name) or phase_name(name) for name in names}
-    phases = tuple(dict.fromkeys(meant.values()))
-    return {name: phases.index(phase) for name, phase in meant.items()}, phases
+    meanings = {name: phase_names.get(name) or phase_name(name) for name in names}
+    phases = tuple(dict.fromkeys(meanings.values()))
+    return {name: phases.index(phase) for name, phase in meanings.items()}, phases
 
 
 def collective_scope(phase: str) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.schedules.table.links import LINKS, MEETING, POSTINGS, QUEUES, Links
 
 ODDS = 1000.0
@@ -31,7 +31,7 @@ def single_models() -> list[Links]:
     return [*alone, *(Links(model, scope, posting=posting) for model, posting, scope in ways)]
 
 
-@short_repr_of("links rms verdict excess")
+@with_short_repr("links rms verdict excess")
 @dataclasses.dataclass(frozen=True)
 class LinkFit:
     """Fit of one candidate to the measured step times.
@@ -53,7 +53,7 @@ class LinkFit:
     predicted: Float[NumpyArray, " runs"]
 
 
-@short_repr_of("links told_apart explains noise alike")
+@with_short_repr("links told_apart explains noise alike")
 @dataclasses.dataclass(frozen=True)
 class LinkIdentification:
     """Link model that the runs follow.

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
-from pipejax.base.display import short_repr, short_repr_of
+from pipejax.base.display import short_repr, with_short_repr
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.table import ScheduleTable
@@ -48,7 +48,7 @@ class Pipeline(NamedTuple):
     slices: OpSlices
 
 
-@short_repr_of("tables pipelines left_out")
+@with_short_repr("tables pipelines left_out")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pipelines:
     """All pipelines of a trace that can be: tables that ran, and where they did.

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.display import short_repr_of
+from pipejax.base.display import with_short_repr
 from pipejax.base.medians import DEVIATION
 from pipejax.schedules.table.links import Links
 from pipejax.traces.replaying.link_models import (
@@ -36,7 +36,7 @@ UNEXPLAINED = 0.2  # of a pipeline, beyond which the simplest of the possible li
 MOST_NODES = 1 << 18  # of all runs of a table that what messages take is found from
 
 
-@short_repr_of("links message_time mean_error worst_error")
+@with_short_repr("links message_time mean_error worst_error")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replay:
     """Pipelines of a trace, run again.
@@ -187,7 +187,7 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
 
 def called(links: Links) -> str:
     """Return the name of a link model."""
-    if not links.meets:
+    if not links.is_rendezvous:
         return links.model
     posted = [f"posting {links.posting}"] if links.posting != Links().posting else []
     return " ".join([links.model, links.queues, *posted])

@@ -11,7 +11,7 @@ Found = TypeVar("Found")
 MOST = 8  # answers of one function that an object keeps: the latest ones
 
 
-def remembered(
+def cached_method(
     function: Callable[Concatenate[Owner, Given], Found],
 ) -> Callable[Concatenate[Owner, Given], Found]:
     """Cache a function of a frozen object on that object, by its other (hashable) arguments."""
@@ -25,7 +25,7 @@ def remembered(
             if len(answers) == MOST:
                 del answers[next(iter(answers))]
             answers[key] = function(owner, *args, **kwargs)
-        found: Found = answers[key]
-        return found
+        answer: Found = answers[key]
+        return answer
 
     return once
