@@ -35,7 +35,7 @@ PARTS = {
     "results.Bar",
     "files.check_writable",
     "files.checksum",
-    "files.drafted",
+    "files.atomic_write",
     "files.is_dataset",
     "files.joined",
     "files.provenance",

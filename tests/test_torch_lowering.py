@@ -9,8 +9,8 @@ from legal_sizes import WHOLE
 import pipejax as pj
 from pipejax.schedules.cells.ops import SHARDING, WAIT_SEND, format_cell
 from pipejax.schedules.table.communication_cells import (
-    messages_of,
     producer_order,
+    table_messages,
     with_transfers,
 )
 from pipejax.schedules.table.table import without
@@ -56,7 +56,7 @@ def test_waits_delay_nothing(name):
     built = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.7, offload=0.5)
     free, held = pj.links.insert_transfers(built), with_waits(built)
-    assert int(np.isin(held.phase, WAIT_SEND).sum()) == len(messages_of(free).producer)
+    assert int(np.isin(held.phase, WAIT_SEND).sum()) == len(table_messages(free).producer)
     for posting in ("early", "program"):
         for queues in ("worker", "pair", "direction"):
             links = pj.Links("rendezvous", queues, posting=posting)

@@ -20,7 +20,7 @@ from pipejax.checker.verify import CheckedBound, Verdict, check
 from pipejax.costs.costs import MESSAGE_FIELDS
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.schedules.cells.ops import Op, Phase
-from pipejax.schedules.table.communication_cells import insert_transfers, messages_of
+from pipejax.schedules.table.communication_cells import insert_transfers, table_messages
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import to_json
@@ -215,7 +215,7 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Return departure and arrival of each message [s], by name."""
     table, sent = evaluation.table, evaluation.program.messages
-    arrows = messages_of(table)
+    arrows = table_messages(table)
     arrow_ends = (arrows.producer, arrows.consumer, arrows.to_stage)
     ends = zip(*(column.tolist() for column in arrow_ends), strict=True)
     columns = (sent.phase, sent.stage, sent.microbatch, sent.sender, sent.receiver)

@@ -146,7 +146,7 @@ class Many:
         """Sum over an axis, or over all."""
         if axis is None:
             return self.ravel().sum(axis=0) if self.ndim != 1 else self.sum(axis=0)
-        return _mapped(self, lambda part, front: part.sum(axis=_behind(axis, front)))
+        return _mapped(self, lambda part, front: part.sum(axis=_batch_axis(axis, front)))
 
     def max(self, axis: int = -1) -> "Many":
         """The largest along the last axis; equal ones share the slope, as in JAX."""
@@ -178,7 +178,7 @@ def _mapped(many: Many, linear: Linear) -> Many:
     return Many(linear(many.value, _OF_VALUE), slopes)
 
 
-def _behind(axis: int, front: Front) -> int:
+def _batch_axis(axis: int, front: Front) -> int:
     """An axis of one configuration's array as one of all."""
     return axis if axis < 0 else axis + len(front)
 
@@ -266,27 +266,28 @@ def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
 def _together(function: Callable[..., NumpyArray]) -> Any:
     """A function that puts several arrays together along an axis."""
 
-    def of(arrays_given: Sequence[Any], axis: int = 0) -> Many:
-        parts = [_lifted(each) for each in arrays_given]
+    def join(arrays: Sequence[Any], axis: int = 0) -> Many:
+        parts = [_lifted(array) for array in arrays]
 
-        def put(arrays: Sequence[NumpyArray], front: Front) -> NumpyArray:
-            size = max(map(len, arrays))
+        def put(pieces: Sequence[NumpyArray], front: Front) -> NumpyArray:
+            size = max(map(len, pieces))
             whole = [
-                each if len(each) == size else np.broadcast_to(each, (size, *each.shape[1:]))
-                for each in arrays
+                piece if len(piece) == size else np.broadcast_to(piece, (size, *piece.shape[1:]))
+                for piece in pieces
             ]
-            return function(whole, axis=_behind(axis, front))
+            return function(whole, axis=_batch_axis(axis, front))
 
-        numbers = {name: part.shape[1] for each in parts for name, part in each.slopes.items()}
+        numbers = {name: slope.shape[1] for part in parts for name, slope in part.slopes.items()}
         slopes = {
             name: put(
-                [e.slopes.get(name, np.zeros((1, count, *e.shape))) for e in parts], _OF_SLOPES
+                [part.slopes.get(name, np.zeros((1, count, *part.shape))) for part in parts],
+                _OF_SLOPES,
             )
             for name, count in numbers.items()
         }
-        return Many(put([each.value for each in parts], _OF_VALUE), slopes)
+        return Many(put([part.value for part in parts], _OF_VALUE), slopes)
 
-    return of
+    return join
 
 
 def _broadcast(many: Many, shape: tuple[int, ...]) -> Many:
@@ -319,7 +320,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "clip": lambda many, low, high: _smaller(_larger(many, low), high),
     "concatenate": _together(np.concatenate),
     "cumsum": lambda many, axis=0: _mapped(
-        many, lambda part, front: np.cumsum(part, axis=_behind(axis, front))
+        many, lambda part, front: np.cumsum(part, axis=_batch_axis(axis, front))
     ),
     "equal": _operation(operator.eq),
     "exp": _unary(np.exp, lambda value, result: result),

@@ -99,7 +99,7 @@ class PathRanking:
         is_edge = np.ones(len(self._ends)) if node == self._end else self._is_edge[node]
         return np.flatnonzero(is_edge).tolist()
 
-    def _found(self, node: int) -> list[_PathTo]:
+    def _known_paths(self, node: int) -> list[_PathTo]:
         """Return the known paths to a node; the longest always is."""
         if node not in self._paths:
             kind = 0 if self._kinds is None else self._kind_of_longest[node]
@@ -111,7 +111,7 @@ class PathRanking:
         """Return whether there is a path of that rank, the one after the last known at most."""
         # What a node lacks is looked for in the node before it, and so on: a chain as long as a
         # path, so it is a list here and no recursion.
-        chain = [node] if rank == len(self._found(node)) and node not in self._ended else []
+        chain = [node] if rank == len(self._known_paths(node)) and node not in self._ended else []
         while chain:
             asked = chain[-1]
             if asked not in self._candidates:
@@ -119,7 +119,7 @@ class PathRanking:
             candidates, due = self._candidates[asked], self._due.get(asked)
             if due is not None:
                 before = self._before(asked, due[0])
-                if due[1] + 1 == len(self._found(before)) and before not in self._ended:
+                if due[1] + 1 == len(self._known_paths(before)) and before not in self._ended:
                     chain.append(before)
                     continue
                 del self._due[asked]
@@ -128,20 +128,20 @@ class PathRanking:
                 self._ended.add(chain.pop())
             elif self._take(asked):
                 chain.pop()
-        return rank < len(self._found(node))
+        return rank < len(self._known_paths(node))
 
     def _begin(self, node: int) -> None:
         """Make the longest path by every edge but the best a candidate."""
         first = int(self._first[node])
         self._candidates[node], self._due[node] = [], (first, 0)
-        self._seen[node] = {self._found(node)[0].kind}
+        self._seen[node] = {self._known_paths(node)[0].kind}
         for column in self._columns(node):
             if column != first:
                 self._enter(node, column, 0)
 
     def _enter(self, node: int, column: int, rank: int) -> None:
         """Make a path to the node before, and the edge, a candidate, if there is that path."""
-        paths = self._found(self._before(node, column))
+        paths = self._known_paths(self._before(node, column))
         if rank < len(paths):
             length = paths[rank].length
             if node != self._end:
@@ -154,7 +154,7 @@ class PathRanking:
         self._due[node] = column, rank
         kind = 0
         if self._kinds is not None:
-            kind = self._found(self._before(node, column))[rank].kind
+            kind = self._known_paths(self._before(node, column))[rank].kind
             if node != self._end:
                 kind += self._kinds.edges[node][column] + self._kinds.nodes[node]
             if kind in self._seen[node]:
@@ -164,11 +164,11 @@ class PathRanking:
         return True
 
     def _path(self, rank: int) -> RankedPath:
-        at = self._found(self._end)[rank]
+        at = self._known_paths(self._end)[rank]
         length, nodes, columns = at.length, list[int](), list[int]()
         node = self._before(self._end, at.column)
         while node != SOURCE:
-            at = self._found(node)[at.rank]
+            at = self._known_paths(node)[at.rank]
             nodes.append(node)
             columns.append(at.column)
             node = self._before(node, at.column)

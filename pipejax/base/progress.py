@@ -84,8 +84,8 @@ class _Bar:
 
     def _show(self) -> None:
         done, total, text = self._last
-        of_total = "" if total is None else f" of {total:.9g}"
-        line = f"{self._what}: {done:.9g}{of_total}, {time.monotonic() - self._begun:.0f} s"
+        share_text = "" if total is None else f" of {total:.9g}"
+        line = f"{self._what}: {done:.9g}{share_text}, {time.monotonic() - self._begun:.0f} s"
         line += f", {text}" if text else ""
         bar = "" if total is None else f'<progress value="{done}" max="{total}"></progress> '
         picture = {"text/plain": line, "text/html": f"<div>{bar}{html.escape(line)}</div>"}

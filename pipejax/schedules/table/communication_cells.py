@@ -91,7 +91,7 @@ def with_waits(row: Sequence[Cell]) -> list[Cell]:
 Order = Int[NumpyArray, " transfers"]
 
 
-def messages_of(table: ScheduleTable) -> Dependencies:
+def table_messages(table: ScheduleTable) -> Dependencies:
     """Return the messages between workers, in the order in which producers stand in their rows."""
     # Those of one op go with activations first, then by the stage that they go to.
     messages = table.dependencies.messages()
@@ -110,7 +110,7 @@ class RunOrder(NamedTuple):
 
 def run_order(table: ScheduleTable, links: Links) -> RunOrder:
     """Read it off a table; refuse a deadlock on a shared host link."""
-    sent = messages_of(table)
+    sent = table_messages(table)
     ends = sent.producer // table.num_slots, sent.consumer // table.num_slots
     none = np.zeros(0, int)
     order = RunOrder(
@@ -153,7 +153,7 @@ def _in_rounds(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]
     for before, cell in zip(*(ends.tolist() for ends in waiting_cells(bare, links)), strict=True):
         waits_for.setdefault(cell, []).append(before)
     sends: dict[int, list[int]] = {}
-    for transfer, producer in enumerate(messages_of(bare).producer.tolist()):
+    for transfer, producer in enumerate(table_messages(bare).producer.tolist()):
         sends.setdefault(producer, []).append(transfer)
     on_host = set(row_order(bare, HOST).tolist())
     remaining = [row[::-1] for row in _held_cells(bare)]
@@ -235,7 +235,7 @@ def with_transfers(
         has = f"{table.name} has {table.grammar.unusual}"
         raise MismatchError(f"SEND and RECV cells carry the usual messages alone, and {has}")
     bare = with_sharding(table) if sharding else table
-    sent = messages_of(bare)
+    sent = table_messages(bare)
     if order is None:
         steps = _in_rounds(bare, links)
     else:

@@ -77,7 +77,7 @@ def grammar_data(grammar: Grammar) -> dict[str, Any]:
     return {name: value for name, value in data.items() if value not in ([], {}, usual.get(name))}
 
 
-def grammar_of(data: Mapping[str, Any]) -> Grammar:
+def read_grammar(data: Mapping[str, Any]) -> Grammar:
     """Read what a table in JSON has of its own."""
     fields = {name: data[name] for name in GRAMMAR if name in data}
     if not fields:
@@ -322,7 +322,7 @@ def from_json(data: Mapping[str, Any]) -> ScheduleTable:
     """Make a table of what `to_json` wrote, once its form is checked."""
     fields = {name: data[name] for name in FIELDS}
     weights = _weights(data.get("weights", {}))
-    return ScheduleTable.from_rows(**fields, weights=weights, grammar=grammar_of(data))
+    return ScheduleTable.from_rows(**fields, weights=weights, grammar=read_grammar(data))
 
 
 def _weights(rule: Any) -> WeightRule:
@@ -351,8 +351,8 @@ def check_json(data: Mapping[str, Any]) -> None:
         if not fits(data[name]):
             raise ScheduleError(f"{name} must be {form}, got {abbreviated(data[name])}")
     if len(data["name"]) > LONGEST:
-        given = abbreviated(data["name"])
-        raise ScheduleError(f"name must have at most {LONGEST} characters, got {given}")
+        name = abbreviated(data["name"])
+        raise ScheduleError(f"name must have at most {LONGEST} characters, got {name}")
 
 
 def _is_list(value: Any, *kinds: type) -> bool:
