@@ -81,9 +81,9 @@ def costs_of(draw, table):
     sharding = {name: rng.integers(0, 9, table.num_stages) / 8 for name in SHARDING}
     costs = dataclasses.replace(costs, **sharding)
     change = CHANGES[draw(st.sampled_from(list(CHANGES)))]
-    given = {f.name: getattr(costs, f.name) for f in dataclasses.fields(costs)}
-    drawn = {n: change(rng, np.asarray(v)) for n, v in given.items() if np.ndim(v)}
-    costs = dataclasses.replace(costs, **drawn)
+    options = {f.name: getattr(costs, f.name) for f in dataclasses.fields(costs)}
+    changed = {n: change(rng, np.asarray(v)) for n, v in options.items() if np.ndim(v)}
+    costs = dataclasses.replace(costs, **changed)
     if draw(st.integers(0, 4)) == 0:
         slow = {int(rng.integers(table.num_workers)): 1 + rng.random()}
         try:
@@ -142,11 +142,11 @@ def bounds_of(claimed):
 
     They have no fused pairs, which may be faster than their ops, and nothing recomputed.
     """
-    found = derived_bounds(claimed)
+    result = derived_bounds(claimed)
     cells = [text for row in claimed["table"]["rows"] for text in row]
     is_searched = not any("OVERLAP" in text or "R" in text for text in cells)
-    kinds = found if is_searched else {"path"} & found.keys()
-    return {kind: found[kind] for kind in kinds if np.isfinite(found[kind])}
+    kinds = result if is_searched else {"path"} & result.keys()
+    return {kind: result[kind] for kind in kinds if np.isfinite(result[kind])}
 
 
 def derived_bounds(claimed):
@@ -154,8 +154,8 @@ def derived_bounds(claimed):
     costs, claim = written(claimed["costs"]), claimed["claim"]
     table = Table(written(claimed["table"]))
     links = read_links(costs["links"], table, "links")
-    given = {"is_in_units": False, "has_bounds": True}
-    seconds = read_seconds(costs["seconds"], table, "seconds", **given)
+    options = {"is_in_units": False, "has_bounds": True}
+    seconds = read_seconds(costs["seconds"], table, "seconds", **options)
     memory = read_memory(costs["memory"], table, "memory")
     question = Question(claim["objective"] == "span", claim["limits"], claim["offload"])
     return derive_bounds(table, links, seconds, memory, question)
@@ -170,8 +170,8 @@ def memory_of(draw, run):
         st.sampled_from([lambda: rng.choice([0, 0.25, 1], shape), lambda: rng.random(shape)])
     )
     names = ("sizes", "weight_share", "checkpoints")
-    given = {name: numbers() for name in names if draw(st.booleans())}
-    return pj.analysis.activation_memory(run, **given)
+    options = {name: numbers() for name in names if draw(st.booleans())}
+    return pj.analysis.activation_memory(run, **options)
 
 
 @st.composite
@@ -192,9 +192,9 @@ def optima(draw):
     asked["offload"] = draw(st.booleans())
     limits = draw(st.sampled_from([2.0, 3.0, 100.0])) * stages / p
     links = draw(st.sampled_from(["delay", "queued"]))
-    found = optimum_of(table, costs, limits, link=links, **asked)
-    assume(found is not None)
-    return found
+    result = optimum_of(table, costs, limits, link=links, **asked)
+    assume(result is not None)
+    return result
 
 
 def optimum_of(table, costs, limits, **asked):

@@ -9,7 +9,7 @@ import pipejax as pj
 
 
 def check_solution(
-    found,
+    result,
     costs,
     *,
     memory_limit,
@@ -21,18 +21,18 @@ def check_solution(
     **_,
 ):
     """Order, starts, limits and bound of a solution hold; its own makespan is that of the run."""
-    run = pj.evaluate(found.best.table, costs, link=link)
+    run = pj.evaluate(result.best.table, costs, link=link)
     reached = run.makespan if objective == "makespan" else run.max_span
-    assert reached == found.value
+    assert reached == result.value
     claimed = pj.certificate(
         run,
         memory=pj.analysis.activation_memory(run, sizes=sizes, weight_share=weight_share),
         limits=np.broadcast_to(memory_limit, run.workers),
         objective=objective,
         offload=offload,
-        lower_bounds={found.best.bound_by: found.lower_bound},
+        lower_bounds={result.best.bound_by: result.lower_bound},
     )
-    assert claimed["claim"]["offloaded"] == found.best.offloaded
+    assert claimed["claim"]["offloaded"] == result.best.offloaded
     assert pj.verify(claimed).problems == ()
 
 
@@ -42,20 +42,20 @@ class _EnoughError(Exception):
 
 def first_of(*problem, **options):
     """The first solution of a search, which ends there."""
-    found = []
+    result = []
 
     def take(solution):
-        found.append(solution)
+        result.append(solution)
         raise _EnoughError
 
     with contextlib.suppress(_EnoughError):
         pj.optimize(*problem, **options, on_best=take)
-    return found[0]
+    return result[0]
 
 
 def all_of(*problem, **options):
     """All solutions of a search, in their order; the last one is its answer."""
-    found = []
-    answer = pj.optimize(*problem, **options, on_best=found.append)
-    assert answer == dataclasses.replace(found[-1], stopped=answer.stopped)
-    return found
+    result = []
+    answer = pj.optimize(*problem, **options, on_best=result.append)
+    assert answer == dataclasses.replace(result[-1], stopped=answer.stopped)
+    return result

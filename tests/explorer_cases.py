@@ -106,8 +106,8 @@ def run_of_page(schedule, factors, model):
     if costs["firstPair"] >= 0:
         pairs = arrays["pair"].reshape(-1, 2)
         both = vector[pairs]
-        lasts = both.max(axis=1) + arrays["overlap"] * both.min(axis=1)
-        vector[costs["firstPair"] : costs["firstPair"] + len(pairs)] = lasts
+        durations = both.max(axis=1) + arrays["overlap"] * both.min(axis=1)
+        vector[costs["firstPair"] : costs["firstPair"] + len(pairs)] = durations
     links = (len(vector) - costs["firstLink"]) // 3
     latency, transmit, _ = vector[costs["firstLink"] :].reshape(3, links)
     vector[len(vector) - links :] = latency + transmit

@@ -74,9 +74,9 @@ def _recorded(table, random, factor, message, ahead, late):
         trace = pj.traces.of_runs([pj.evaluate(table, costs)])
         gap = np.zeros(len(trace))
         for code, name in enumerate(trace.phases):
-            mine = trace.phase == code
-            if mine.any():
-                gap[mine] = gaps[name][trace.stage[mine], trace.microbatch[mine]]
+            is_own = trace.phase == code
+            if is_own.any():
+                gap[is_own] = gaps[name][trace.stage[is_own], trace.microbatch[is_own]]
         begin += late[step]
         parts.append((trace, step, trace.start + gap + begin, trace.end + begin))
         begin += float(trace.end.max()) + random.exponential(GAP)

@@ -117,18 +117,18 @@ def _kinds(d):
     kinds = {}
     for letters in d.rng.permutation(LETTERS)[:count].tolist():
         first = d.mode == "own" and not kinds  # says which microbatches there are
-        of = "microbatch" if first else d.resolve_choice(OWNERS)
-        lanes = LANES + ["host"] * (of == "microbatch")
+        scope = "microbatch" if first else d.resolve_choice(OWNERS)
+        lanes = LANES + ["host"] * (scope == "microbatch")
         kind = {
             "letters": letters,
-            "of": of,
+            "of": scope,
             "lane": "compute" if first else d.resolve_choice(lanes),
         }
         if d.often(0.8):
             kind["time"] = f"of {letters}"
-        if of == "worker" and d.often(0.6):
+        if scope == "worker" and d.often(0.6):
             kind["together"] = True
-        if of == "microbatch" and d.often(0.2):
+        if scope == "microbatch" and d.often(0.2):
             kind["time"] = d.resolve_choice(["forward", "shared"])
         if d.often(0.3):
             kind["slot"] = int(d.rng.integers(1, 4))
@@ -141,13 +141,13 @@ def _kinds(d):
     return kinds, items
 
 
-def _end(d, letters, of, fixed):
+def _end(d, letters, scope, fixed):
     """The text of an end of a rule: of one place or microbatch in some of them."""
     number = str(d.rng.integers(d.microbatches // d.slices))
     number += f".{d.rng.integers(d.slices)}" if d.slices > 1 else ""
     if not d.often(fixed):
         return letters
-    if of == "worker":
+    if scope == "worker":
         return letters + number
     places = [f"{letters}@first", f"{letters}@last", f"{d.rng.integers(d.stages)}{letters}{number}"]
     return d.resolve_choice(places)
@@ -155,35 +155,35 @@ def _end(d, letters, of, fixed):
 
 def _rule(d, grammar, consumer, producer):
     """A rule by which ops of one kind wait for those of another, or for their own."""
-    waits, made = grammar.scope(consumer), grammar.scope(producer)
+    waits, built = grammar.scope(consumer), grammar.scope(producer)
     text = _end(d, consumer, waits, 0.25)
     slices = [f" (slice {k:+d})" for k in (-1, 1)] * (d.slices > 1)
     if consumer == producer:  # along the stages or the slices
-        ways = slices + ["@-1", "@-1", "@+1", "@-2"][: 3 if d.graph else 4] * (made != "worker")
+        ways = slices + ["@-1", "@-1", "@+1", "@-2"][: 3 if d.graph else 4] * (built != "worker")
         which = d.resolve_choice(ways or [""])
-    elif made != "worker" and (waits == "worker" or d.often(0.1)):
-        producer, which = _end(d, producer, made, 1.0), ""
+    elif built != "worker" and (waits == "worker" or d.often(0.1)):
+        producer, which = _end(d, producer, built, 1.0), ""
     else:
         ways = [""] * 4 + ["@-1", "@+1"] * 2 + [] if d.graph else ["@+2"]
-        which = d.resolve_choice(ways) if "worker" not in (made, waits) else ""
+        which = d.resolve_choice(ways) if "worker" not in (built, waits) else ""
         which += d.resolve_choice([""] * 7 + [" (all)"]) if not which else ""
         which += d.resolve_choice(slices) if slices and not which and d.often(0.3) else ""
-    sends = "worker" not in (made, waits) and "@" in which + producer and d.often(0.7)
+    sends = "worker" not in (built, waits) and "@" in which + producer and d.often(0.7)
     return f"{text} <- {producer}{which}{' [message]' * bool(sends)}"
 
 
 def _rules(d, grammar):
     """Rules between kinds; of those of a stage as a whole none speaks."""
     usual = {"usual": [*ORDER], "forward": ["F", "O", "L", "R"], "own": []}[d.mode]
-    own = [letters for letters in grammar.kinds if grammar.scope(letters) != "stage"]
+    worker_kinds = [letters for letters in grammar.kinds if grammar.scope(letters) != "stage"]
     order = {letters: ORDER[letters] for letters in usual}
-    order |= {letters: d.rng.random() * 25 for letters in own}
+    order |= {letters: d.rng.random() * 25 for letters in worker_kinds}
     pairs = []
-    for letters in own:
+    for letters in worker_kinds:
         before = [k for k in order if order[k] < order[letters]]
-        behind = [k for k in order if order[k] > order[letters]]
+        later = [k for k in order if order[k] > order[letters]]
         pairs += [(letters, d.resolve_choice(before)) for _ in range(d.rng.integers(3)) if before]
-        pairs += [(d.resolve_choice(behind), letters) for _ in range(d.rng.integers(2)) if behind]
+        pairs += [(d.resolve_choice(later), letters) for _ in range(d.rng.integers(2)) if later]
         pairs += [(letters, letters)] * d.often(0.5)
     if len(order) > 1 and d.often(0.1):  # perhaps a circle
         pairs.append((d.resolve_choice([*order]), d.resolve_choice([*order])))
@@ -199,12 +199,12 @@ def _ops(d, kinds):
         d.resolve_choice([0.0, 0.3]),
         d.resolve_choice([0.0, 0.3]),
     )
-    found = []
+    result = []
     for s, m in everywhere if d.mode != "own" else []:
         splits, recomputes, offloads = map(d.often, shares)
         phases = ["F", *["O", "L"] * offloads, *["R"] * recomputes]
         phases += (["I", "W"] if splits else ["B"]) * (d.mode == "usual")
-        found += [(phase, s, m) for phase in phases]
+        result += [(phase, s, m) for phase in phases]
     for number, (letters, kind) in enumerate(kinds.items()):
         places = everywhere
         if kind["of"] == "worker":
@@ -215,8 +215,8 @@ def _ops(d, kinds):
             share, only_last = 1.0, False
         there = [(p, m) for p, m in places if not only_last or p == places[-1][0]]
         if kind["of"] != "stage":
-            found += [(letters, place, m) for place, m in there if d.often(share)]
-    return found
+            result += [(letters, place, m) for place, m in there if d.often(share)]
+    return result
 
 
 def _holds(data, rule, table):
@@ -235,9 +235,9 @@ def _holds(data, rule, table):
 def _rows(d, grammar, table, home, fuses):
     """Rows of cells in an order that they could have; None where there is none."""
     rows, done = [[] for _ in range(d.workers)], set()
-    key_of = {op: (op[0], op[2]) if grammar.is_collective(op[0]) else op for op in table.cell_of}
+    cell_keys = {op: (op[0], op[2]) if grammar.is_collective(op[0]) else op for op in table.cell_of}
     waits, groups = {}, {}
-    for op, key in key_of.items():
+    for op, key in cell_keys.items():
         producers = {*grammar.waits(op, home(op), table)}
         waits.setdefault(key, set()).update(producers)
         groups.setdefault(key, []).append(op)
@@ -254,7 +254,7 @@ def _rows(d, grammar, table, home, fuses):
             rows[home(cell[0])].append(_text(cell, d.slices))
             done |= {*cell}
             for op in cell:
-                groups.pop(key_of[op], None)
+                groups.pop(cell_keys[op], None)
     return rows
 
 
@@ -269,7 +269,14 @@ def _text(cell, slices):
 
 def _with_stages(d, grammar, placement, rows):
     """Put what serves a stage as a whole anywhere, some of it twice, and idle cells."""
-    letters = [*SHARDING, *(own for own in grammar.kinds if grammar.scope(own) == "stage")]
+    letters = [
+        *SHARDING,
+        *(
+            letters_of_stage
+            for letters_of_stage in grammar.kinds
+            if grammar.scope(letters_of_stage) == "stage"
+        ),
+    ]
     if gathers := "UNSHARD" in grammar.lanes and d.often(0.95):
         letters = letters[2:]
     for w, row in enumerate(rows):
@@ -328,13 +335,13 @@ def _spoil(d, rows):
 def _placement(d, pipes):
     """Worker of each stage of each pipe; every worker has a stage of pipe 0."""
     more = d.stages - d.workers
-    of_pipe = [
+    pipe_workers = [
         d.rng.permutation([*range(d.workers), *d.rng.integers(0, d.workers, more)]).tolist()
         for _ in range(pipes)
     ]
-    pipe_of = np.repeat(d.rng.integers(0, pipes, d.microbatches // d.slices), d.slices)
-    pipe_of[: d.slices] = 0
-    return of_pipe, pipe_of.tolist()
+    pipes_by_microbatch = np.repeat(d.rng.integers(0, pipes, d.microbatches // d.slices), d.slices)
+    pipes_by_microbatch[: d.slices] = 0
+    return pipe_workers, pipes_by_microbatch.tolist()
 
 
 def _table(d, pipes):
@@ -416,48 +423,50 @@ def price(data, rng, *, by_microbatch=False):
         shape = (*shape, count) if often and rng.random() < 0.7 else shape
         return rng.integers(0, 40, shape) / 8 * (rng.random(shape) < 0.9)
 
-    given = {}
-    for letters, (name, of) in fields_of(data).items():
-        places = workers if of == "worker" else stages
-        if name not in given:
-            given[name] = values(places, often=by_microbatch and of != "stage" and letters != "A")
+    options = {}
+    for letters, (name, scope) in fields_of(data).items():
+        places = workers if scope == "worker" else stages
+        if name not in options:
+            options[name] = values(
+                places, often=by_microbatch and scope != "stage" and letters != "A"
+            )
         if letters in ("A", "U") and rng.random() < 0.5:
-            given[name] = given[name] * 0.0
+            options[name] = options[name] * 0.0
     for name in MESSAGE_FIELDS:
-        given[name] = values(2, len(data["placement"]), edges) / 4
+        options[name] = values(2, len(data["placement"]), edges) / 4
     pair = values(stages) if any("OVERLAP" in x for row in data["rows"] for x in row) else None
     factor = None if pair is None else [0.0, 0.25, 1.5, None][rng.integers(4)]
-    given["pair_factor"] = factor
-    given["pair"] = pair if factor is None and rng.random() < 0.7 else None
-    return priced(data, given)
+    options["pair_factor"] = factor
+    options["pair"] = pair if factor is None and rng.random() < 0.7 else None
+    return priced(data, options)
 
 
 def fields_of(data):
     """Name of the cost of each kind, and what it is of, by letters."""
-    of_stage = ("A", *SHARDING)
-    found = {k: (PHASE_FIELDS[k], "stage" if k in of_stage else "microbatch") for k in USUAL}
-    own = data["kinds"]
-    return found | {k["letters"]: (k.get("time", k["letters"]), k["of"]) for k in own}
+    stage_letters = ("A", *SHARDING)
+    result = {k: (PHASE_FIELDS[k], "stage" if k in stage_letters else "microbatch") for k in USUAL}
+    added = data["kinds"]
+    return result | {k["letters"]: (k.get("time", k["letters"]), k["of"]) for k in added}
 
 
-def priced(data, given):
+def priced(data, options):
     """A table with costs by name, for the library and for the reference."""
     usual = {field.name for field in dataclasses.fields(pj.Costs)}
-    own = {name: value for name, value in given.items() if name not in usual}
-    costs = pj.Costs(**{name: given[name] for name in given if name in usual}, others=own)
+    added = {name: value for name, value in options.items() if name not in usual}
+    costs = pj.Costs(**{name: options[name] for name in options if name in usual}, others=added)
     stages, workers = len(data["placement"][0]), len(data["rows"])
     op = {}
-    for letters, (name, of) in fields_of(data).items():
-        names = [f"worker {w}" for w in range(workers)] if of == "worker" else [*range(stages)]
-        op |= {(letters, place): given[name][k].tolist() for k, place in enumerate(names)}
+    for letters, (name, scope) in fields_of(data).items():
+        names = [f"worker {w}" for w in range(workers)] if scope == "worker" else [*range(stages)]
+        op |= {(letters, place): options[name][k].tolist() for k, place in enumerate(names)}
     sent = [
-        {where: given[name][where].tolist() for where in np.ndindex(given[name].shape[:3])}
+        {where: options[name][where].tolist() for where in np.ndindex(options[name].shape[:3])}
         for name in MESSAGE_FIELDS
     ]
-    pair = given["pair"]
+    pair = options["pair"]
     pairs = {} if pair is None else dict(enumerate(pair.tolist()))
-    theirs = reference.Costs(op, *sent, pair=pairs, pair_factor=given["pair_factor"])
-    return Case(data, costs, theirs, given)
+    theirs = reference.Costs(op, *sent, pair=pairs, pair_factor=options["pair_factor"])
+    return Case(data, costs, theirs, options)
 
 
 def again(case, rng):
@@ -466,7 +475,7 @@ def again(case, rng):
     def other(name, value):
         if value is None:
             return None
-        drawn = rng.integers(0, 40, np.shape(value)) / 32 * (rng.random(np.shape(value)) < 0.9)
-        return 2 * value if name in ("all_reduce", "update") else drawn
+        sample = rng.integers(0, 40, np.shape(value)) / 32 * (rng.random(np.shape(value)) < 0.9)
+        return 2 * value if name in ("all_reduce", "update") else sample
 
     return priced(case.data, {name: other(name, value) for name, value in case.given.items()})

@@ -67,7 +67,7 @@ class FragmentMergeRule:
 
     def __post_init__(self):
         assert len(self.sources) >= 2
-        assert len({each.mesh_name for each in self.sources}) == 1
+        assert len({source.mesh_name for source in self.sources}) == 1
         assert self.target.origins
 
 
@@ -77,7 +77,7 @@ class FragmentScheduleRule:
 
     def __post_init__(self):
         assert len(self.ordered_fragments) >= 2
-        assert len({each.mesh_name for each in self.ordered_fragments}) == 1
+        assert len({fragment.mesh_name for fragment in self.ordered_fragments}) == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +128,14 @@ def preprocessed(row):
     tasks = [list(task) if isinstance(task, FusedTask) else [task] for task in row if task]
     flat = [[text_of(task) for task in slot] for slot in tasks]
     row = [slot for slot in flat if slot]
-    found = []
+    result = []
     for slot in row:
-        kept = [text for text in slot if not text.startswith("0W")]
-        wanted = [text.replace("W", "I") for text in slot if text.startswith("0W")]
-        before = [*(found[-1] if found else []), *kept]
-        assert all(text in before for text in wanted), slot  # else JaxPP refuses it
-        found += [kept] if kept else []
-    return ["+".join(slot) for slot in found]
+        texts = [text for text in slot if not text.startswith("0W")]
+        expected = [text.replace("W", "I") for text in slot if text.startswith("0W")]
+        before = [*(result[-1] if result else []), *texts]
+        assert all(text in before for text in expected), slot  # else JaxPP refuses it
+        result += [texts] if texts else []
+    return ["+".join(slot) for slot in result]
 
 
 def fragments(table, *, split):

@@ -153,8 +153,8 @@ def survivors(path, folder, count, seed):
         with use_db(str(session)) as work:
             items = list(work.pending_work_items)
             useful = [item for item in items if OPERATORS.match(item.mutations[0].operator_name)]
-            drawn = random.Random(seed).sample(useful, min(count, len(useful)))
-            jobs = {item.job_id for item in drawn}
+            sample = random.Random(seed).sample(useful, min(count, len(useful)))
+            jobs = {item.job_id for item in sample}
             for item in items:
                 if item.job_id not in jobs:
                     work.set_result(item.job_id, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))
@@ -180,8 +180,8 @@ def main():
     folder = options.folder.resolve()
     if not (folder / "clone").exists():
         subprocess.run(["git", "clone", "--quiet", ROOT, folder / "clone"], check=True)
-    for given in options.paths:
-        for path in [given] if given.is_file() else sorted(given.rglob("*.py")):
+    for arguments in options.paths:
+        for path in [arguments] if arguments.is_file() else sorted(arguments.rglob("*.py")):
             for diff in survivors(str(path), folder, options.count, options.seed):
                 print(diff)
 

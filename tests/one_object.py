@@ -87,8 +87,8 @@ def _leaves(rng, table, shared):
     choices = rng.integers(15, size=len(fields) if rng.random() < 0.3 else 1)
     for field, choice in zip(fields, np.resize(choices, len(fields)), strict=True):
         shape = _shape(field, table, by_microbatch, choice)
-        one = np.repeat(draw(rng, (1, *shape)), MANY, axis=0)
-        leaves[field] = one if field in shared else draw(rng, (MANY, *shape))
+        sample = np.repeat(draw(rng, (1, *shape)), MANY, axis=0)
+        leaves[field] = sample if field in shared else draw(rng, (MANY, *shape))
         if field in MESSAGES:
             leaves[field] = leaves[field] / 4
     if "update" in leaves:  # where no all-reduce and no update takes time both are left out
@@ -158,59 +158,59 @@ def alone(costs):
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], costs)
 
 
-def _makespan(given):
-    return [float(pj.makespan(given.padded, row)) for row in given.rows]
+def _makespan(options):
+    return [float(pj.makespan(options.padded, row)) for row in options.rows]
 
 
-def _finish_times(given):
-    for row, run in zip(given.rows, given.runs, strict=True):
-        finish = np.asarray(pj.finish_times(given.padded, row))
+def _finish_times(options):
+    for row, run in zip(options.rows, options.runs, strict=True):
+        finish = np.asarray(pj.finish_times(options.padded, row))
         assert np.array_equal(finish[: len(run.node_finish)], run.node_finish)
         yield finish.max()
 
 
-def _batch(given):
-    return pj.makespans(given.program, given.many, batch_size=MANY, unroll=False)
+def _batch(options):
+    return pj.makespans(options.program, options.many, batch_size=MANY, unroll=False)
 
 
-def _batch_of_one(given):
-    for row in given.rows:
-        yield from pj.makespans(given.program, alone(row), batch_size=1, unroll=False)
+def _batch_of_one(options):
+    for row in options.rows:
+        yield from pj.makespans(options.program, alone(row), batch_size=1, unroll=False)
 
 
-def _single_precision(given):
-    single = jax.tree.map(lambda leaf: leaf.astype(np.float32), given.many)
-    return pj.makespans(given.program, single, batch_size=MANY, unroll=False)
+def _single_precision(options):
+    single = jax.tree.map(lambda leaf: leaf.astype(np.float32), options.many)
+    return pj.makespans(options.program, single, batch_size=MANY, unroll=False)
 
 
-def _counts(given):
+def _counts(options):
     """The sum of counts times costs is the makespan; so is the value beside them."""
-    values, counts = pj.makespans_and_grad(given.program, given.many, batch_size=MANY)
-    products = jax.tree.map(lambda n, x: (n * x).reshape(MANY, -1).sum(1), counts, given.many)
-    if given.rows[0].pair_factor is None:  # a time that is no sum of costs
+    values, counts = pj.makespans_and_grad(options.program, options.many, batch_size=MANY)
+    products = jax.tree.map(lambda n, x: (n * x).reshape(MANY, -1).sum(1), counts, options.many)
+    if options.rows[0].pair_factor is None:  # a time that is no sum of costs
         np.testing.assert_allclose(sum(jax.tree.leaves(products)), values, rtol=1e-12, atol=1e-12)
     return values
 
 
-def _corners(given):
-    program, none = given.padded, [0] * WORKERS  # workers that there are not end at the source
+def _corners(options):
+    program, none = options.padded, [0] * WORKERS  # workers that there are not end at the source
     last = np.append(program.last_node, none)[:WORKERS]
-    named = {f"costs {k}": row for k, row in enumerate(given.rows)}
+    named = {f"costs {k}": row for k, row in enumerate(options.rows)}
     return pj.analysis.corners(dataclasses.replace(program, last_node=last), named).makespan
 
 
-def _incremental(given):
-    run = pj.analysis.IncrementalRun(given.runs[-1])
-    return [run.set_costs(row) for row in given.rows]
+def _incremental(options):
+    run = pj.analysis.IncrementalRun(options.runs[-1])
+    return [run.set_costs(row) for row in options.rows]
 
 
-def _first_path(given):
-    return [pj.analysis.longest_paths(run, 1)[0].length for run in given.runs]
+def _first_path(options):
+    return [pj.analysis.longest_paths(run, 1)[0].length for run in options.runs]
 
 
-def _formula(given):
+def _formula(options):
     """The closed form along each of the costs, and along its messages and all else apart."""
-    for row, run in zip(given.rows, given.runs, strict=True):
+    for row, run in zip(options.rows, options.runs, strict=True):
         sent = {name: getattr(row, name) for name in MESSAGES}
         free = {name: 0 * leaf for name, leaf in vars(row).items() if leaf is not None}
         parts = {
@@ -222,8 +222,8 @@ def _formula(given):
         yield value
 
 
-def _certificate(given):
-    for run in given.runs:
+def _certificate(options):
+    for run in options.runs:
         verdict = pj.verify(pj.certificate(run))
         # what is held is a sum of shares of activations, which need not end at 0 to the last bit
         wrong = [p for p in verdict.problems if not abs(p.claimed - p.derived) <= 1e-12]
@@ -231,49 +231,53 @@ def _certificate(given):
         yield verdict.makespan
 
 
-def _trace(given):
-    for run in given.runs:
+def _trace(options):
+    for run in options.runs:
         events = json.loads(pj.files.chrome_trace(run))["traceEvents"]
         ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
         yield max(ends, default=0.0) / 1e6
 
 
-def _explorer(given):
+def _explorer(options):
     """Of the first of the costs: a page looks for closed forms under all link models."""
-    ones = np.ones(given.table.num_stages)
+    ones = np.ones(options.table.num_stages)
     memory = MemoryView("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), None)
-    scene = payload([Explored(given.runs[0], memory)], unit="s")
+    scene = payload([Explored(options.runs[0], memory)], unit="s")
     factors = [factor["given"] for factor in scene["factors"]]
-    finish, *_ = run_of_page(scene["schedules"][0], factors, given.links.model)
+    finish, *_ = run_of_page(scene["schedules"][0], factors, options.links.model)
     return [finish.max()]
 
 
-def _jitter(given):
+def _jitter(options):
     """Without variance, of the first of the costs."""
     return pj.jitter(
-        given.table, given.rows[0], pj.analysis.Jitter(), samples=1, link=given.links
+        options.table, options.rows[0], pj.analysis.Jitter(), samples=1, link=options.links
     ).makespans
 
 
-def _sweep(given):
-    return _step_times(given.program, given.many, len(given.rows))
+def _sweep(options):
+    return _step_times(options.program, options.many, len(options.rows))
 
 
-def _periods(given):
+def _periods(options):
     """As it is, grown by periods, and what each further microbatch takes, of the first costs."""
-    program, costs, step = given.program, given.rows[0], steady_state(given.program).microbatches
+    program, costs, step = (
+        options.program,
+        options.rows[0],
+        steady_state(options.program).microbatches,
+    )
 
     def far(more):
-        count = given.table.num_microbatches + more
+        count = options.table.num_microbatches + more
         return pj.analysis.extrapolated_makespans(
             program, alone(costs), num_microbatches=count, batch_size=1
         ).item()
 
     slope = (far(2 * FAR * step) - far(FAR * step)) / (FAR * step)
-    found = pj.cycle_time(program, alone(costs), batch_size=1).item()
-    assert abs(found - slope) <= 1e-9 * max(1.0, found)
-    if given.grown is not None:
-        longer = pj.evaluate(given.grown(step), costs, link=given.links).makespan
+    result = pj.cycle_time(program, alone(costs), batch_size=1).item()
+    assert abs(result - slope) <= 1e-9 * max(1.0, result)
+    if options.grown is not None:
+        longer = pj.evaluate(options.grown(step), costs, link=options.links).makespan
         assert abs(far(step) - longer) <= 1e-12 * max(1.0, longer)
     return [far(0)]
 
@@ -287,11 +291,11 @@ class Door(NamedTuple):
     applies: Callable = lambda given: True
 
 
-def _has_period(given):
-    if given.by_microbatch or given.links.eager_below:
+def _has_period(options):
+    if options.by_microbatch or options.links.eager_below:
         return False
     try:
-        steady_state(given.program)
+        steady_state(options.program)
     except ValueError:
         return False
     return True
@@ -319,5 +323,5 @@ DOORS = {
 }
 
 
-def _is_linear(given):
-    return given.rows[0].pair_factor is None
+def _is_linear(options):
+    return options.rows[0].pair_factor is None

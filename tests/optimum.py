@@ -48,8 +48,8 @@ class TooManyStates(Exception):
 class Search:
     """Looks for a schedule that ends before a given time."""
 
-    def __init__(self, pipes, before, most=None):
-        self.pipes, self.before, self.most = pipes, before, most
+    def __init__(self, pipes, before, capacity=None):
+        self.pipes, self.before, self.most = pipes, before, capacity
         self.stages, self.count = len(pipes.sizes), len(pipes.pipe_of)
         self.workers = len(pipes.limits)
         self.ops = [(s, m) for s in range(self.stages) for m in range(self.count)]
@@ -87,10 +87,10 @@ class Search:
             done = dict.fromkeys(self.ops, "")
             ends = dict.fromkeys(self.ops, 0)
             ready = {(0, m): 0 for m in range(self.count)}
-            found = self.decide(0, 0, done, ends, ready, {}, (0,) * self.machines, {}, {})
+            result = self.decide(0, 0, done, ends, ready, {}, (0,) * self.machines, {}, {})
         finally:
             sys.setrecursionlimit(limit)
-        return found
+        return result
 
     def decide(self, now, machine, done, ends, ready, back, free, links, starts):
         """Let the machines from `machine` on start something now or wait; then time goes on."""
@@ -105,9 +105,9 @@ class Search:
                 # what takes no time may let others start at this moment
                 again = 0 if end == now else machine + 1
                 state = new_done, new_ends, new_ready, new_back, new_free, new_links
-                found = self.decide(now, again, *state, starts | {(letter, *key): now})
-                if found:
-                    return found
+                result = self.decide(now, again, *state, starts | {(letter, *key): now})
+                if result:
+                    return result
         return self.decide(now, machine + 1, done, ends, ready, back, free, links, starts)
 
     def choices(self, now, machine, done, ends, ready, back, free):
@@ -131,8 +131,8 @@ class Search:
 
     def may_begin(self, now, key, done, ready):
         stage, microbatch = key
-        pipe_of = self.pipes.pipe_of
-        earlier = [m for m in range(microbatch) if pipe_of[m] == pipe_of[microbatch]]
+        stage_pipe = self.pipes.pipe_of
+        earlier = [m for m in range(microbatch) if stage_pipe[m] == stage_pipe[microbatch]]
         named = stage > 0 or not earlier or done[0, earlier[-1]] != ""
         return named and ready.get(key, now + 1) <= now
 
@@ -143,9 +143,9 @@ class Search:
             letters = done[key]
             if not letters or self.worker(*key) != worker:
                 continue
-            size, kept = self.pipes.sizes[key[0]], self.pipes.kept[key[0]]
-            before = kept if letters[-1] == "W" else size
-            after = {"F": size, "L": size, "O": 0, "B": 0, "I": kept, "W": 0}[letters[-1]]
+            size, held = self.pipes.sizes[key[0]], self.pipes.kept[key[0]]
+            before = held if letters[-1] == "W" else size
+            after = {"F": size, "L": size, "O": 0, "B": 0, "I": held, "W": 0}[letters[-1]]
             held += before if ends[key] > now else after
         return held <= self.pipes.limits[worker]
 
@@ -182,17 +182,17 @@ class Search:
             return None
 
         state = done, ends, ready, back, free, links
-        others, left = self.left_at(following, *state)
-        if any(all(map(operator.le, other, left)) for other in others):
+        others, remaining = self.left_at(following, *state)
+        if any(all(map(operator.le, other, remaining)) for other in others):
             return None
-        found = self.decide(following, 0, *state, starts)
-        if found is None:  # only now: to wait is to go on in a state that is no better
-            others[:] = [o for o in others if not all(map(operator.le, left, o))]
-            others.append(left)
+        result = self.decide(following, 0, *state, starts)
+        if result is None:  # only now: to wait is to go on in a state that is no better
+            others[:] = [o for o in others if not all(map(operator.le, remaining, o))]
+            others.append(remaining)
             self.states += 1
             if self.most is not None and self.states > self.most:
                 raise TooManyStates
-        return found
+        return result
 
     def left_at(self, now, done, ends, ready, back, free, links):
         """States that were left where the same was done, and this one: times, of which none helps."""
@@ -208,8 +208,8 @@ class Search:
             alike.append((self.pipes.pipe_of[m], letters, times))
         alike.sort()
         over = [max(now, at) for at in (*free, *(links.get(link, 0) for link in self.links))]
-        left = now, *over, *(at for *_, times in alike for at in times)
-        return self.seen.setdefault(tuple((p, *letters) for p, letters, _ in alike), []), left
+        remaining = now, *over, *(at for *_, times in alike for at in times)
+        return self.seen.setdefault(tuple((p, *letters) for p, letters, _ in alike), []), remaining
 
     def in_time(self, now, done, ends, ready, back, free):
         """Whether what is left can end in time: the work of each worker, the way of each op."""
@@ -282,9 +282,9 @@ class Search:
         return best
 
 
-def schedule_before(pipes, before, most=None):
+def schedule_before(pipes, before, capacity=None):
     """Starts {(letter, stage, microbatch): time} of a schedule that ends before, or None."""
-    return Search(pipes, before, most).run()
+    return Search(pipes, before, capacity).run()
 
 
 def end_of(pipes, starts):

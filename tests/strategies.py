@@ -58,15 +58,15 @@ def tables(
             for _ in range(pipes)
         ]
     )
-    pipe_of = rng.integers(0, pipes, microbatches)
+    microbatch_pipes = rng.integers(0, pipes, microbatches)
     # every worker needs an op: pipe 0 reaches all of them, so give it the first microbatch
-    pipe_of[0] = 0
+    microbatch_pipes[0] = 0
     splits = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.5, 1.0]))
     recomputes = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.3]))
     share = draw(st.sampled_from([0.0, 0.3, 1.0])) if offloads else 0.0
     out = rng.random((stages, microbatches)) < share
     does = Choices(splits, recomputes, out, draw(st.booleans()))
-    rows = _run(rng, placement, pipe_of, does, communication)
+    rows = _run(rng, placement, microbatch_pipes, does, communication)
     if draw(st.integers(0, 3)) == 0:
         rows = [with_updates(rng, row) for row in rows]
     if communication and draw(st.booleans()):
@@ -77,7 +77,7 @@ def tables(
         for place in sorted(rng.integers(0, len(row) + 1, rng.integers(0, 3)), reverse=True):
             row.insert(int(place), "")
     table = pj.ScheduleTable.from_rows(
-        rows, placement=placement, pipe_of_microbatch=pipe_of, name="random"
+        rows, placement=placement, pipe_of_microbatch=microbatch_pipes, name="random"
     )
     return table, rows
 
@@ -95,20 +95,20 @@ def host_links(draw, workers):
 @st.composite
 def carried(draw, link, workers):
     """Draw what else `pj.Links` and the reference take: posting, shared links and models of pairs."""
-    found = {}
+    result = {}
     pairs = [(a, b) for a in range(workers) for b in range(workers) if a != b]
     if pairs and draw(st.booleans()):
-        of_pair = st.dictionaries(st.sampled_from(pairs), st.sampled_from(LINKS), min_size=1)
-        found["pair_links"] = sorted(draw(of_pair).items())
-    models = {link, *(model for _, model in found.get("pair_links", ()))}
+        pair_models = st.dictionaries(st.sampled_from(pairs), st.sampled_from(LINKS), min_size=1)
+        result["pair_links"] = sorted(draw(pair_models).items())
+    models = {link, *(model for _, model in result.get("pair_links", ()))}
     if "rendezvous" in models and draw(st.booleans()):
-        found["posting"] = "program"
+        result["posting"] = "program"
     if "rendezvous" in models and draw(st.booleans()):
-        found["eager_below"] = draw(st.integers(1, 20)) / 8
+        result["eager_below"] = draw(st.integers(1, 20)) / 8
     if models != {"delay"} and pairs and draw(st.booleans()):
         groups = st.lists(st.lists(st.sampled_from(pairs), min_size=1, unique=True), min_size=1)
-        found["shared_links"] = draw(st.just("pairs") | groups)
-    return found
+        result["shared_links"] = draw(st.just("pairs") | groups)
+    return result
 
 
 def _with_waits(rng, row):
@@ -161,7 +161,7 @@ def _phases(rng, split, recompute, offload):
     return phases + ["WAIT_O"] * bool(offload and rng.random() < 0.4)
 
 
-def _run(rng, placement, pipe_of, does, communication):
+def _run(rng, placement, microbatch_pipes, does, communication):
     """Append ready ops to rows until none is left."""
     stages, microbatches = does.splits.shape
     phases = {
@@ -171,7 +171,7 @@ def _run(rng, placement, pipe_of, does, communication):
     }
     rows = [[] for _ in range(placement.max() + 1)]
     done = set()
-    home = lambda s, m: int(placement[pipe_of[m], s])  # noqa: E731
+    home = lambda s, m: int(placement[microbatch_pipes[m], s])  # noqa: E731
 
     def is_ready(phase, s, m):
         if phase == "F":
@@ -210,9 +210,11 @@ def _send(rows, ops, phases, home, stages):
 
 
 @st.composite
-def cases(draw, communication=False, pairs=False, step_end=False, by_microbatch=False, **of_table):
+def cases(
+    draw, communication=False, pairs=False, step_end=False, by_microbatch=False, **table_options
+):
     """Draw a legal table and costs for it; `of_table` is what `tables` takes besides."""
-    table, rows = draw(tables(communication=communication, **of_table))
+    table, rows = draw(tables(communication=communication, **table_options))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     step_end = step_end and draw(st.booleans())
     return price(table, rows, rng, pairs=pairs, step_end=step_end, by_microbatch=by_microbatch)
@@ -260,7 +262,7 @@ def padded(program, *, num_nodes, max_preds):
     rest = dict.fromkeys(("stage", "microbatch", "pipe", "worker", "sender", "receiver"), -1)
     rest |= dict.fromkeys(("preds", "lag_index", "duration_index", "phase"), 0)
     nodes, preds = (program.num_nodes, num_nodes), (program.max_preds, max_preds)
-    widths = [(0, wanted - own) for own, wanted in (nodes, preds)]
+    widths = [(0, expected - size) for size, expected in (nodes, preds)]
     longer = {
         name: np.pad(array, widths[: array.ndim], constant_values=value)
         for name, value in rest.items()

@@ -13,10 +13,10 @@ TABLES = DATA / "measured"
 
 def errors(table, system, rows=slice(None)):
     """Signed errors of rows of a table [%]."""
-    found = read_rows(TABLES / f"{table}.csv")
-    found = found.take(np.arange(len(found))[rows])
-    predicted = StepTimes(found).predict(pj.load_system(system))
-    return 100 * (predicted / found.seconds - 1)
+    result = read_rows(TABLES / f"{table}.csv")
+    result = result.take(np.arange(len(result))[rows])
+    predicted = StepTimes(result).predict(pj.load_system(system))
+    return 100 * (predicted / result.seconds - 1)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -27,15 +27,15 @@ def test_korthikanti_22b_within_five_percent():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_korthikanti_table_5_within_its_tolerance():
-    found = np.abs(errors("korthikanti_a100", "a100", slice(0, 8)))
-    assert found.mean() < 2.5
-    assert found.max() < 5
+    result = np.abs(errors("korthikanti_a100", "a100", slice(0, 8)))
+    assert result.mean() < 2.5
+    assert result.max() < 5
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("table", ["vtrain_single", "vtrain_multi"])
 def test_vtrain_is_met_by_one_set_of_numbers(table):
-    found = errors(table, "a100-vtrain")
-    assert np.abs(found).mean() < 7
-    assert abs(found.mean()) < 4
+    result = errors(table, "a100-vtrain")
+    assert np.abs(result).mean() < 7
+    assert abs(result.mean()) < 4

@@ -51,8 +51,8 @@ def test_rows_say_what_the_run_says(name):
 def test_counts_price_many_sizes_at_once():
     held = held_counts(pj.schedules.build("chimera", num_workers=4, num_microbatches=8))
     sizes = np.random.default_rng(0).integers(1, 9, (6, 5, 4)).astype(float)  # parts, batch, stages
-    each = [held.activation_bytes(tuple(one)) for one in sizes.swapaxes(0, 1)]
-    assert np.array_equal(held.activation_bytes(tuple(sizes)), each)
+    expected = [held.activation_bytes(tuple(swapax)) for swapax in sizes.swapaxes(0, 1)]
+    assert np.array_equal(held.activation_bytes(tuple(sizes)), expected)
 
 
 @settings(max_examples=60)
@@ -125,12 +125,12 @@ TIMES = ["--stage-times", "F=1,I=1,W=1"]
 
 
 def test_evaluate_prints_the_peak_and_when(answer, call):
-    found = answer("evaluate", *ONE, *TIMES)["activation_memory"]
+    result = answer("evaluate", *ONE, *TIMES)["activation_memory"]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     memory = pj.analysis.activation_memory(
         pj.evaluate(table, pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0))
     )
-    assert found == {
+    assert result == {
         "unit": "activations",
         "weight_share": 1 / 3,
         "peak": memory.peak.tolist(),
@@ -145,14 +145,14 @@ def test_evaluate_prints_the_peak_and_when(answer, call):
 
 def test_a_model_gives_bytes(answer, mistake):
     model = ["-s", "1f1b", "-P", 4, "-M", 8, "-m", "gpt-22b", "-y", "a100", "--minibatch", 8]
-    found = answer("evaluate", *model)["activation_memory"]
-    assert found["unit"] == "bytes"
+    result = answer("evaluate", *model)["activation_memory"]
+    assert result["unit"] == "bytes"
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8)
     memory = stage_bytes(workload, table)
     held = pj.memory_bytes(workload, table) - static_bytes(table, memory.static)
-    np.testing.assert_allclose(found["peak"], held, rtol=1e-14)
-    assert found["weight_share"] == memory.weight_share.tolist()
+    np.testing.assert_allclose(result["peak"], held, rtol=1e-14)
+    assert result["weight_share"] == memory.weight_share.tolist()
     line = mistake("evaluate", *model, "--activation-sizes", "1")
     assert "--activation-sizes does not go with --model" in line
 

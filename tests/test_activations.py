@@ -40,9 +40,9 @@ def test_latent_attention_keeps_what_heads_unfold_from():
 def test_narrow_inputs_of_products_are_kept_in_their_bytes():
     model = pj.load_model("llama3-70b")
     h, kv, f = 8192, 1024, 28672
-    kept = layer_activation_bytes(model, Layout(precision="fp8"))
+    held = layer_activation_bytes(model, Layout(precision="fp8"))
     # inputs of four products in one byte; norms' inputs, heads, flash's output, both halves in two
-    assert kept == 8192 * ((2 * h + h + f) + 2 * (2 * h + h + 2 * kv + h + 2 * f))
+    assert held == 8192 * ((2 * h + h + f) + 2 * (2 * h + h + 2 * kv + h + 2 * f))
 
 
 def test_a_fused_loss_keeps_logits_instead_of_a_softmax():
@@ -75,5 +75,5 @@ def test_all_experts_share_one_buffer_for_their_gradients():
     h, f, tokens = 4096, 14336, 32768
     matrices = 2 * h * h + 2 * h * 1024 + 3 * h * f
     routed = tokens * 2 * (3 * f + 2 * h)
-    found = buffer_bytes(model, Layout(expert=4), dense=0, moe=1, head=0)
-    assert found == 2 * (matrices + routed + tokens * 2 * h)
+    result = buffer_bytes(model, Layout(expert=4), dense=0, moe=1, head=0)
+    assert result == 2 * (matrices + routed + tokens * 2 * h)

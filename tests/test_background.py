@@ -12,24 +12,24 @@ def test_news_of_all_jobs_come_in_their_order():
     def job(first):
         return lambda tell: [tell(first + k) for k in range(5)]
 
-    told = list(merge_progress([job(0), job(100)], stop=lambda: None))
-    assert sorted(told) == [*range(5), *range(100, 105)]
-    assert [news for news in told if news < 100] == [*range(5)]
+    message = list(merge_progress([job(0), job(100)], stop=lambda: None))
+    assert sorted(message) == [*range(5), *range(100, 105)]
+    assert [news for news in message if news < 100] == [*range(5)]
 
 
 def test_a_job_goes_on_when_the_next_news_is_asked_for():
-    made = []
+    built = []
 
     def job(tell):
         for number in range(3):
-            made.append(number)
+            built.append(number)
             tell(number)
 
     news = merge_progress([job], stop=lambda: None)
     for number in range(3):
         assert next(news) == number
         time.sleep(0.05)  # in which it could do more
-        assert made == [*range(number + 1)]
+        assert built == [*range(number + 1)]
     assert list(news) == []
 
 

@@ -28,13 +28,13 @@ def test_few_groups_need_a_wider_band():
 
 @pytest.mark.parametrize("percent", [80, 90])
 def test_a_group_that_was_left_out_is_covered_as_often_as_said(percent):
-    found = []
+    result = []
     for seed in range(40):
         groups = grouped(20, 15, seed)
         left_out = np.repeat(np.eye(20, dtype=bool), 15, axis=1)
         residual = np.tile(np.concatenate(groups), (20, 1))
-        found.append(band_coverage(groups, residual, left_out)[percent])
-    assert np.mean(found) == pytest.approx(percent, abs=3)
+        result.append(band_coverage(groups, residual, left_out)[percent])
+    assert np.mean(result) == pytest.approx(percent, abs=3)
 
 
 def test_one_fold_is_judged_by_the_rows_that_were_fitted():

@@ -60,8 +60,8 @@ _value_and_grad = jax.jit(jax.value_and_grad(pj.makespan, argnums=1))
 
 def one_by_one(program, costs, size):
     """Makespans and gradients of every configuration alone."""
-    each = [part(costs, k) for k in range(size)]
-    results = [_value_and_grad(program, one) for one in each]
+    singles = [part(costs, k) for k in range(size)]
+    results = [_value_and_grad(program, single) for single in singles]
     values = np.array([value for value, _ in results])
     return values, {
         name: np.stack([np.asarray(getattr(g, name)) for _, g in results]) for name in FIELDS
@@ -114,14 +114,14 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
         expected = pj.makespans_and_grad(program, costs)
         monkeypatch.setattr(unrolled_form, "MAX_WITH_COUNTS", 10**4)
         monkeypatch.setattr(makespans, "WORTH_UNROLLING", 0)
-        kernel, made = makespans.unrolled_with_counts, []
+        kernel, built = makespans.unrolled_with_counts, []
         monkeypatch.setattr(
-            makespans, "unrolled_with_counts", lambda *given: made.append(1) or kernel(*given)
+            makespans, "unrolled_with_counts", lambda *given: built.append(1) or kernel(*given)
         )
-        found = pj.makespans_and_grad(program, costs)
+        result = pj.makespans_and_grad(program, costs)
         # a program of few ops for its costs has none; accelerators have none either
-        assert made or jax.default_backend() != "cpu"
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        assert built or jax.default_backend() != "cpu"
+        jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
 @pytest.mark.slow
@@ -130,13 +130,13 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
 def test_the_benchmark_compares_with_the_same_numbers(per_stage):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=6)
     program, costs = pj.lower(table, step_end=False), batch_of(table, 3001, 8)
-    given = costs.forward, costs.backward, costs.transmit[:, 0, 0, 0]
+    arrays = costs.forward, costs.backward, costs.transmit[:, 0, 0, 0]
     if not per_stage:
-        given = given[0][:, 0], given[1][:, 0], given[2]
-    found = compiled_simd.blocked(program, *given)()
+        arrays = arrays[0][:, 0], arrays[1][:, 0], arrays[2]
+    result = compiled_simd.blocked(program, *arrays)()
     names = ("forward", "backward", "transmit")
-    ours = pj.makespans(program, pj.Costs(**dict(zip(names, given, strict=True))))
-    np.testing.assert_array_equal(found, ours)
+    ours = pj.makespans(program, pj.Costs(**dict(zip(names, arrays, strict=True))))
+    np.testing.assert_array_equal(result, ours)
 
 
 @pytest.mark.parametrize("unroll", [False, True])
@@ -192,13 +192,13 @@ def test_arrays_may_change_after_the_call(unroll, monkeypatch):
     size = 100_000
     memory = np.ones(size + 16, np.float32)
     first = -memory.ctypes.data % 64 // memory.itemsize  # what is aligned, JAX does not copy
-    given = memory[first : first + size]
-    costs = pj.Costs(forward=given, backward=2.0)
+    window = memory[first : first + size]
+    costs = pj.Costs(forward=window, backward=2.0)
     for _ in range(3):
-        found = pj.makespans(program, costs, unroll=unroll)
-        given[:] = 1000.0
-        assert np.all(np.asarray(found) == 39 * 3.0)
-        given[:] = 1.0
+        result = pj.makespans(program, costs, unroll=unroll)
+        window[:] = 1000.0
+        assert np.all(np.asarray(result) == 39 * 3.0)
+        window[:] = 1.0
 
 
 def test_float64_is_what_arrays_ask_for_and_what_numbers_have():
@@ -219,19 +219,19 @@ def test_float64_is_what_arrays_ask_for_and_what_numbers_have():
             backward = 0.2 if dtype is np.float64 else np.float32(0.2)
             costs = pj.Costs(forward=forward, backward=backward, transmit=0)
             values, counts = pj.makespans_and_grad(program, costs, batch_size=2)
-            for found in (pj.makespans(program, costs, batch_size=2), values):
-                assert found.dtype == dtype
-                assert found.tolist() == pytest.approx(
+            for result in (pj.makespans(program, costs, batch_size=2), values):
+                assert result.dtype == dtype
+                assert result.tolist() == pytest.approx(
                     [exact] * 2, rel=1e-15 if dtype is np.float64 else 0.02
                 )
             assert counts.forward.tolist() == [19.0, 19.0]
-            one = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) == 0 else leaf[0], costs)
-            for found in (
-                pj.makespan(program, one),
-                pj.finish_times(program, one),
-                pj.analysis.slack(program, one),
+            single = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) == 0 else leaf[0], costs)
+            for result in (
+                pj.makespan(program, single),
+                pj.finish_times(program, single),
+                pj.analysis.slack(program, single),
             ):
-                assert found.dtype == np.float64
+                assert result.dtype == np.float64
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -263,12 +263,12 @@ def test_costs_in_a_trace_that_are_no_tracers_are_numbers():
     program = pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=16))
     costs = pj.Costs(forward=1.0, backward=2.0)
     with jax.enable_x64(False):
-        for found in (
+        for result in (
             jax.jit(lambda x: x + pj.makespan(program, costs))(1.0),
             jax.jit(lambda x: x + pj.makespans(program, costs, batch_size=3))(1.0)[2],
             jax.vmap(lambda x: x + pj.makespans_and_grad(program, costs)[0][0])(jnp.ones(2))[1],
         ):
-            assert (found, found.dtype) == (58.0, np.float32)
+            assert (result, result.dtype) == (58.0, np.float32)
 
 
 @pytest.mark.parametrize("unroll", [False, True])
@@ -298,13 +298,13 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
     program, costs = pj.lower(table), batch_of(table, size, 4)
     run = functools.partial(pj.makespans_and_grad, program, temperature=temperature)
     values, counts = run(costs)
-    some = np.unique(np.linspace(0, size - 1, 50, dtype=int))
-    few, fewer = run(part(costs, some))
-    np.testing.assert_allclose(np.asarray(values)[some], few, rtol=1e-12)
+    rows = np.unique(np.linspace(0, size - 1, 50, dtype=int))
+    few, fewer = run(part(costs, rows))
+    np.testing.assert_allclose(np.asarray(values)[rows], few, rtol=1e-12)
     for field in FIELDS:
-        found = np.asarray(getattr(counts, field))
-        assert found.shape == np.shape(getattr(costs, field))
-        np.testing.assert_allclose(found[some], getattr(fewer, field), rtol=1e-9, atol=1e-12)
+        result = np.asarray(getattr(counts, field))
+        assert result.shape == np.shape(getattr(costs, field))
+        np.testing.assert_allclose(result[rows], getattr(fewer, field), rtol=1e-9, atol=1e-12)
     monkeypatch.setattr(
         "pipejax.engine.batched.makespans.WORTH_COMPILING", 0 if size > 128 else 10**9
     )

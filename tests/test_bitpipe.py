@@ -51,14 +51,14 @@ def named(op):
 @pytest.mark.parametrize(("pictures", "slots"), [((FOUR,), 28), ((EIGHT, BEHIND), 53)])
 def test_runs_as_the_authors_draw_it(pictures, slots):
     """In the order drawn, as long, and no op later: the pictures leave some where others end."""
-    drawn = [[*chain(*rows)] for rows in zip(*map(rows_of, pictures), strict=True)]
+    picture_rows_by_worker = [[*chain(*rows)] for rows in zip(*map(rows_of, pictures), strict=True)]
     run = pj.evaluate(built(4, 4 * len(pictures)), PAIR)
-    assert run.makespan == slots == max(map(len, drawn))
-    for w, row in enumerate(drawn):
+    assert run.makespan == slots == max(map(len, picture_rows_by_worker))
+    for w, row in enumerate(picture_rows_by_worker):
         held = run.table.phase[w].nonzero()[0]
-        found = [named(*run.table.cell(w, slot)) for slot in held]
-        assert found == list(dict.fromkeys(op for op in row if op != "."))
-        late = [row.index(op) - run.start[w, slot] for op, slot in zip(found, held, strict=True)]
+        result = [named(*run.table.cell(w, slot)) for slot in held]
+        assert result == list(dict.fromkeys(op for op in row if op != "."))
+        late = [row.index(op) - run.start[w, slot] for op, slot in zip(result, held, strict=True)]
         assert set(late) <= {0, 1}
 
 

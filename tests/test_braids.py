@@ -39,12 +39,12 @@ def costs_of(times, hop=0.1):
 
 
 def built(name, workers, microbatches, **options):
-    given = {"num_workers": workers, "num_microbatches": microbatches}
-    return pj.schedules.build(name, **given, **options)
+    arguments = {"num_workers": workers, "num_microbatches": microbatches}
+    return pj.schedules.build(name, **arguments, **options)
 
 
 def by_lane(row):
-    return [[op for op in row if (op[0] in NET) == beside] for beside in (False, True)]
+    return [[op for op in row if (op[0] in NET) == nearby] for nearby in (False, True)]
 
 
 def braided(cells, orders):
@@ -126,8 +126,8 @@ def test_dualpipe_is_braided_pair_by_pair(name, sizes):
         times = {letters: float(rng.integers(0, 20)) / 8 for letters in (*TIMES, *HALVES)}
         waits = to_waits(table.num_stages - 1, SPLIT, "Ia")
         used = {letters: times[letters] for letters in table.grammar.letters}
-        found = assert_runs(table, costs_of(used, 0.25), waits)
-        assert found.peak_in_flight.tolist() == pj.schedules.peak_in_flight(fused).tolist()
+        result = assert_runs(table, costs_of(used, 0.25), waits)
+        assert result.peak_in_flight.tolist() == pj.schedules.peak_in_flight(fused).tolist()
 
 
 FUSED = {"forward": 3.2, "input_grad": 3.2, "weight_grad": 2.0, "backward": 5.2, "transmit": 0.1}
@@ -141,10 +141,10 @@ STEPS = {  # braid; fused pairs of k = 0, of the compute of both, of k = 1
 def test_what_a_fused_pair_takes_and_what_a_braid(name):
     """No k says it: 0 is less than the compute of a pair, and where pairs meet braids save more."""
     times = {k: v for k, v in {**TIMES, **HALVES}.items() if k not in ("Bm", "Ba")}
-    found = [pj.evaluate(built(f"braided-{name}", 4, 16), costs_of(times)).makespan]
+    result = [pj.evaluate(built(f"braided-{name}", 4, 16), costs_of(times)).makespan]
     for pair in ({"pair_factor": 0.0}, {"pair": 6.0}, {"pair_factor": 1.0}):
-        found.append(pj.evaluate(built(name, 4, 16), pj.Costs(**FUSED, **pair)).makespan)
-    assert found == pytest.approx(STEPS[name])
+        result.append(pj.evaluate(built(name, 4, 16), pj.Costs(**FUSED, **pair)).makespan)
+    assert result == pytest.approx(STEPS[name])
 
 
 def test_sizes_that_are_none():
@@ -160,9 +160,9 @@ def test_sizes_that_are_none():
 def test_a_step_ends_with_all_reduces_and_updates(name):
     """Once the last gradient of a stage is there, though no op is called B or W."""
     table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
-    own = {kind.time: 1.0 for kind in table.grammar.kinds.values()}
-    plain = pj.evaluate(table, pj.Costs(others=own)).makespan
-    run = pj.evaluate(table, pj.Costs(others=own, all_reduce=50.0, update=7.0))
+    times = {kind.time: 1.0 for kind in table.grammar.kinds.values()}
+    plain = pj.evaluate(table, pj.Costs(others=times)).makespan
+    run = pj.evaluate(table, pj.Costs(others=times, all_reduce=50.0, update=7.0))
     assert run.makespan > plain + 50.0
     assert pj.verify(pj.certificate(run)).ok
     sharded = pj.schedules.insert_sharding(table)

@@ -74,8 +74,8 @@ def v_shape(workers, microbatches, limit):
     """F = I = W = 1 on a V placement, an activation held until W."""
     row = [*range(workers), *range(workers)[::-1]]
     ones, none = [1] * len(row), [[[0] * (len(row) - 1)]] * 2
-    lasts = dict.fromkeys((F, I, W), ones)
-    return Work([row], [0] * microbatches, lasts, none, none, ones, ones, [limit] * workers)
+    durations = dict.fromkeys((F, I, W), ones)
+    return Work([row], [0] * microbatches, durations, none, none, ones, ones, [limit] * workers)
 
 
 @pytest.mark.parametrize("workers", [4, 5, 7, 8])
@@ -128,8 +128,8 @@ def test_ops_of_a_block_leave_room_for_its_repetitions():
 def test_published_v_schedules_are_reached(workers, microbatches, limit, published):
     table = pj.schedules.build("hanayo", num_workers=workers, num_microbatches=microbatches)
     costs = pj.Costs.uniform(table, forward=1.0, input_grad=1.0, weight_grad=1.0)
-    given = {"memory_limit": limit, "weight_share": 1.0, "objective": "span"}
-    problem = build_problem(table, costs, **given)
+    options = {"memory_limit": limit, "weight_share": 1.0, "objective": "span"}
+    problem = build_problem(table, costs, **options)
     values = []
     for start in block_starts(problem, Budget.start(20.0), published):
         assert keeps_limits(problem, start.plan)
@@ -162,5 +162,5 @@ def test_no_model_is_made_of_a_huge_problem(monkeypatch):
     monkeypatch.setattr(anytime_search, "LARGE", 60)
     table = pj.schedules.build("hanayo", num_workers=3, num_microbatches=6)
     costs = pj.Costs.uniform(table, forward=2.0, input_grad=3.0, weight_grad=1.0)
-    found = pj.optimize(table, costs, memory_limit=5.0, time_limit=0.5, num_threads=1)
-    assert found.best.status == "feasible"
+    result = pj.optimize(table, costs, memory_limit=5.0, time_limit=0.5, num_threads=1)
+    assert result.best.status == "feasible"

@@ -63,19 +63,19 @@ def repeated(costs, microbatches):
     link=st.sampled_from(LINKS),
 )
 def test_equal_costs_of_all_microbatches_are_costs_per_stage(case, link):
-    one = pj.evaluate(case.table, case.costs, link=link)
+    expected = pj.evaluate(case.table, case.costs, link=link)
     many = pj.evaluate(case.table, repeated(case.costs, case.table.num_microbatches), link=link)
     for name in ("start", "finish", "message_start", "message_finish", "critical"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(many, name))
-    assert (one.makespan, one.max_span) == (many.makespan, many.max_span)
-    np.testing.assert_allclose(one.busy, many.busy, rtol=1e-14)
-    assert one.path_share == pytest.approx(many.path_share)
-    for number, text in enumerate(one.program.layout.groups):
+        np.testing.assert_array_equal(getattr(expected, name), getattr(many, name))
+    assert (expected.makespan, expected.max_span) == (many.makespan, many.max_span)
+    np.testing.assert_allclose(expected.busy, many.busy, rtol=1e-14)
+    assert expected.path_share == pytest.approx(many.path_share)
+    for number, text in enumerate(expected.program.layout.groups):
         assert text in many.program.layout.groups, number
 
 
 @pytest.mark.parametrize(
-    ("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS), of=7)
+    ("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS), one_in=7)
 )
 def test_batches_and_gradients_are_those_of_one(name, link):
     program = lowered(name, link)
@@ -85,19 +85,19 @@ def test_batches_and_gradients_are_those_of_one(name, link):
     mapped = jax.vmap(lambda costs: pj.makespan(program, costs))(arrays_of(many, 3))
     np.testing.assert_array_equal(values, mapped)
     for k, value in enumerate(values.tolist()):
-        one = jax.tree.map(lambda leaf, k=k: leaf[k] if np.ndim(leaf) else leaf, many)
-        assert pj.makespan(program, one) == value
-        assert pj.evaluate(pj.schedules.build(name, **SIZES), one, link=link).makespan == value
-        slopes = jax.grad(pj.makespan, argnums=1)(program, one)
+        single = jax.tree.map(lambda leaf, k=k: leaf[k] if np.ndim(leaf) else leaf, many)
+        assert pj.makespan(program, single) == value
+        assert pj.evaluate(pj.schedules.build(name, **SIZES), single, link=link).makespan == value
+        slopes = jax.grad(pj.makespan, argnums=1)(program, single)
         products = []
         for field in ("forward", "backward", "input_grad", "weight_grad", *MESSAGES):
-            slope, cost = (np.asarray(getattr(tree, field)) for tree in (slopes, one))
+            slope, cost = (np.asarray(getattr(tree, field)) for tree in (slopes, single))
             np.testing.assert_array_equal(getattr(counts, field)[k], slope)
             products.append((slope * cost).sum())
         assert sum(products) == pytest.approx(value, rel=1e-12)  # Euler
-        late = pj.analysis.slack(program, one)
+        late = pj.analysis.slack(program, single)
         assert late.min() > -1e-12
-        assert pj.finish_times(program, one).max() == value
+        assert pj.finish_times(program, single).max() == value
 
 
 def test_grad_of_a_batch_and_jit():
@@ -172,8 +172,8 @@ def test_shapes_that_fit_nothing_are_refused(field):
 def test_a_batch_of_costs_per_microbatch_has_an_axis_of_its_own():
     with pytest.raises(ValueError, match=r"have no batch axis here.*put an axis in front"):
         pj.makespans(lowered(), pj.Costs(forward=np.ones((4, 8)), backward=2.0))
-    one = pj.Costs(forward=np.ones((1, 4, 8)), backward=2.0)
-    assert pj.makespans(lowered(), one).tolist() == [33.0]
+    batch = pj.Costs(forward=np.ones((1, 4, 8)), backward=2.0)
+    assert pj.makespans(lowered(), batch).tolist() == [33.0]
 
 
 def test_what_takes_microbatches_as_alike_refuses_others():

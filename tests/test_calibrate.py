@@ -21,8 +21,8 @@ OUTLIER = 17  # a row, from 1
 
 @pytest.fixture(scope="module")
 def a100():
-    found = pj.load_system("a100")
-    return dataclasses.replace(found, kernels=dataclasses.replace(found.kernels, priced=1.0))
+    system = pj.load_system("a100")
+    return dataclasses.replace(system, kernels=dataclasses.replace(system.kernels, priced=1.0))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def data(tmp_path_factory, a100):
     seconds = StepTimes(rows).predict(a100)
     seconds *= np.exp(0.01 * np.random.default_rng(0).standard_normal(len(rows)))
     seconds[OUTLIER - 1] *= 2
-    lines = [f"{row},{each}" for row, each in zip(shapes, seconds, strict=True)]
+    lines = [f"{row},{time}" for row, time in zip(shapes, seconds, strict=True)]
     path.write_text(COLUMNS + REST + "\n" + "\n".join(lines))
     return path
 
@@ -75,7 +75,7 @@ def test_what_no_row_sees_is_flagged_and_stays_at_its_prior(found, a100):
 
 
 def test_outliers_are_listed_and_pull_little(found):
-    assert [each.row for each in found.outliers] == [OUTLIER]
+    assert [outlier.row for outlier in found.outliers] == [OUTLIER]
     assert found.outliers[0].error == pytest.approx(-50, abs=3)
     assert found.fit.median < 1.5
 
@@ -93,9 +93,14 @@ def test_the_command_writes_a_system_that_predicts_the_same(found, data, tmp_pat
     out = tmp_path / "fitted.json"
     options = ["--system", "a100", "--fit", ",".join(FIT), "--hold-out", "group:t,b"]
     assert run(["calibrate", str(data), *options, "--out", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {"parameters", "fit", "held_out", "outliers"} <= set(told)
-    assert set(told["parameters"]["host.step"]) == {"value", "unit", "standard_error", "identified"}
+    message = json.loads(capsys.readouterr().out)
+    assert {"parameters", "fit", "held_out", "outliers"} <= set(message)
+    assert set(message["parameters"]["host.step"]) == {
+        "value",
+        "unit",
+        "standard_error",
+        "identified",
+    }
     fitted = pj.load_system(out)
     assert fitted.calibration.rows == 54
     assert [band.percent for band in fitted.calibration.bands] == [80, 90]
@@ -113,25 +118,25 @@ def six(data, a100):
 
 
 def test_where_the_machine_is_right_nothing_is_fitted_nor_written(six, a100, tmp_path, capsys):
-    found = pj.calibrate(six, a100)
-    assert not found.parameters
-    assert found.as_is.mape < 1e-9
-    np.testing.assert_allclose(StepTimes(six).predict(found.system), six.seconds)
+    result = pj.calibrate(six, a100)
+    assert not result.parameters
+    assert result.as_is.mape < 1e-9
+    np.testing.assert_allclose(StepTimes(six).predict(result.system), six.seconds)
     path, out = tmp_path / "rows.csv", tmp_path / "mine.json"
     path.write_text("model,tensor,global_batch,seconds\ngpt-22b,8,4,1.4\n")  # one row tells nothing
     assert run(["calibrate", str(path), "--system", "a100", "--out", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["parameters"], told["bands"], told["written"]) == ({}, {}, None)
+    message = json.loads(capsys.readouterr().out)
+    assert (message["parameters"], message["bands"], message["written"]) == ({}, {}, None)
     assert not out.exists()
 
 
 def test_what_helps_rows_that_a_fit_did_not_see_is_fitted(six, a100):
     slow = a100.with_number("compute.efficiency", 0.5)
     rows = dataclasses.replace(six, seconds=StepTimes(six).predict(slow))
-    found = pj.calibrate(rows, a100)
-    assert found.left_out.mape < found.as_is.mape / 2
-    assert found.parameters["compute.efficiency"].value < 0.75
-    assert [band.percent for band in found.system.calibration.bands] == [80]  # of six parts
+    result = pj.calibrate(rows, a100)
+    assert result.left_out.mape < result.as_is.mape / 2
+    assert result.parameters["compute.efficiency"].value < 0.75
+    assert [band.percent for band in result.system.calibration.bands] == [80]  # of six parts
 
 
 def test_rows_in_another_unit_are_refused(six, a100):
@@ -151,7 +156,7 @@ def test_a_run_that_stands_there_often_weighs_as_one(six, a100):
     once, many = (pj.calibrate(rows, a100, fit=["compute.efficiency"]) for rows in (wrong, often))
     name = "compute.efficiency"
     assert many.parameters[name].value == pytest.approx(once.parameters[name].value, rel=0.01)
-    assert {each.row for each in many.outliers} == {int(six.row[0])}
+    assert {outlier.row for outlier in many.outliers} == {int(six.row[0])}
 
 
 def test_rows_of_several_stacks_are_refused(six, a100):
@@ -166,8 +171,8 @@ def test_rows_far_off_widen_no_band(data, a100):
     bands = []
     for factor in (1.0, 1000.0):
         seconds = rows.seconds * np.where(rows.row == OUTLIER, factor / 2, 1.0)
-        found = pj.calibrate(dataclasses.replace(rows, seconds=seconds), a100, fit=FIT)
-        bands.append([each[1:] for each in found.system.calibration.bands])
+        result = pj.calibrate(dataclasses.replace(rows, seconds=seconds), a100, fit=FIT)
+        bands.append([band[1:] for band in result.system.calibration.bands])
     np.testing.assert_allclose(bands[0], bands[1], rtol=0.01)
 
 
@@ -176,18 +181,18 @@ def test_where_all_rows_are_far_off_there_is_no_band(data, a100):
     with pytest.warns():
         rows = read_rows(data).take(np.array([0, 12, 18, 30]))
     rows = dataclasses.replace(rows, seconds=3 * StepTimes(rows).predict(a100))
-    found = pj.calibrate(rows, a100, fit=["network.latency"])
-    assert len(found.outliers) == len(rows)
-    assert found.system.calibration.bands == ()
+    result = pj.calibrate(rows, a100, fit=["network.latency"])
+    assert len(result.outliers) == len(rows)
+    assert result.system.calibration.bands == ()
 
 
 def test_rows_of_two_kinds_are_told(data, a100):
     with pytest.warns():
         rows = read_rows(data)
     seconds = StepTimes(rows).predict(a100)
-    for factor, told in ((1.0, []), (2.0, ["32 of 54 rows take about 2 times as long"])):
+    for factor, message in ((1.0, []), (2.0, ["32 of 54 rows take about 2 times as long"])):
         wrong = np.where(rows.row % 5 < 3, factor, 1.0)
-        found = pj.calibrate(
+        result = pj.calibrate(
             dataclasses.replace(rows, seconds=seconds * wrong), a100, fit=["network.latency"]
         )
-        assert [each.split(",")[0] for each in found.remarks] == told
+        assert [remark.split(",")[0] for remark in result.remarks] == message

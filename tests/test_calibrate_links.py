@@ -61,34 +61,39 @@ def machine():
 
 def test_the_numbers_that_made_the_times_are_found(machine, tmp_path):
     rows = pj.files.read_collectives(write(tmp_path / "x.csv", measured(machine)))
-    found = pj.links.calibrate_links(rows, pj.load_system("a100"))
-    assert {each.name for each in found.parameters} == set(TRUE)
-    for each in found.parameters:
-        assert each.identified
-        assert each.value == pytest.approx(TRUE[each.name], rel=0.01), each.name
-        assert system_number(found.system, each.name) == each.value
-    assert found.fit.rows == len(rows.seconds)
-    assert found.fit.mape < 0.1
+    result = pj.links.calibrate_links(rows, pj.load_system("a100"))
+    assert {parameter.name for parameter in result.parameters} == set(TRUE)
+    for parameter in result.parameters:
+        assert parameter.identified
+        assert parameter.value == pytest.approx(TRUE[parameter.name], rel=0.01), parameter.name
+        assert system_number(result.system, parameter.name) == parameter.value
+    assert result.fit.rows == len(rows.seconds)
+    assert result.fit.mape < 0.1
 
 
 def test_only_links_that_rows_use_are_fitted(machine, tmp_path):
     rows = [row for row in measured(machine, [MESSAGE]) if row[2] == 1]
-    found = pj.links.calibrate_links(read_collectives(write(tmp_path / "x.csv", rows)), machine)
-    assert {each.name for each in found.parameters} == {"network.efficiency", "network.latency"}
+    result = pj.links.calibrate_links(read_collectives(write(tmp_path / "x.csv", rows)), machine)
+    assert {parameter.name for parameter in result.parameters} == {
+        "network.efficiency",
+        "network.latency",
+    }
     near = [row for row in measured(machine, ["all_gather"]) if row[1] == row[2]]
-    found = pj.links.calibrate_links(read_collectives(write(tmp_path / "x.csv", near)), machine)
-    assert not [each.name for each in found.parameters if each.name.startswith("network")]
+    result = pj.links.calibrate_links(read_collectives(write(tmp_path / "x.csv", near)), machine)
+    assert not [
+        parameter.name for parameter in result.parameters if parameter.name.startswith("network")
+    ]
 
 
 def test_nccls_table_is_met_within_two_percent():
     """VIA-Research/vTrain, trace/a100: 553 all-reduces on 2 to 8 accelerators of a node."""
-    found = pj.links.calibrate_links(read_collectives(NCCL), pj.load_system("a100"))
-    assert found.fit.rows == 7 * 79
-    assert found.fit.mape < 2
+    result = pj.links.calibrate_links(read_collectives(NCCL), pj.load_system("a100"))
+    assert result.fit.rows == 7 * 79
+    assert result.fit.mape < 2
     # a100.json was fitted to these rows before
-    for each in found.parameters:
-        known = float(system_number(pj.load_system("a100"), each.name))
-        assert each.value == pytest.approx(known, rel=0.03), each.name
+    for parameter in result.parameters:
+        expected = float(system_number(pj.load_system("a100"), parameter.name))
+        assert parameter.value == pytest.approx(expected, rel=0.03), parameter.name
 
 
 def test_rows_that_spread_count_less(machine, tmp_path):
@@ -97,10 +102,16 @@ def test_rows_that_spread_count_less(machine, tmp_path):
     unsure = [(*row[:4], 2 * row[4], 1, 4 * row[4]) for row in measured(machine, [MESSAGE])]
     header = "kind,ranks,ranks_per_node,bytes,seconds,n,spread"
     rows = read_collectives(write(tmp_path / "x.csv", [*sure, *unsure], header))
-    found = {each.name: each.value for each in pj.links.calibrate_links(rows, machine).parameters}
-    assert found["network.efficiency"] == pytest.approx(TRUE["network.efficiency"], rel=0.01)
+    result = {
+        parameter.name: parameter.value
+        for parameter in pj.links.calibrate_links(rows, machine).parameters
+    }
+    assert result["network.efficiency"] == pytest.approx(TRUE["network.efficiency"], rel=0.01)
     none = rows._replace(variance=np.zeros_like(rows.variance))
-    pulled = {each.name: each.value for each in pj.links.calibrate_links(none, machine).parameters}
+    pulled = {
+        parameter.name: parameter.value
+        for parameter in pj.links.calibrate_links(none, machine).parameters
+    }
     assert pulled["network.efficiency"] < 0.9 * TRUE["network.efficiency"]
 
 
@@ -127,20 +138,22 @@ def test_the_command_writes_links_that_have_the_same_times(tmp_path, capsys):
     out = tmp_path / "links.json"
     arguments = ["--collectives", str(NCCL), "--system", "a100", "--out", str(out)]
     assert run(["calibrate", *arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["collectives"]["mape"] < 2
-    assert "collectives.copies" in told["parameters"]
+    message = json.loads(capsys.readouterr().out)
+    assert message["collectives"]["mape"] < 2
+    assert "collectives.copies" in message["parameters"]
     fitted, a100 = pj.load_system(out), pj.load_system("a100")
     rows = read_collectives(NCCL)
-    found = pj.links.calibrate_links(rows, a100).system
+    result = pj.links.calibrate_links(rows, a100).system
     group = Group(rows.ranks * 1.0, rows.inside * 1.0)
-    times = [collective_time(one, "all_reduce", rows.volume, group) for one in (fitted, found)]
+    times = [
+        collective_time(system, "all_reduce", rows.volume, group) for system in (fitted, result)
+    ]
     np.testing.assert_allclose(*times, rtol=1e-12)
     assert fitted.compute_efficiency == a100.compute_efficiency
     assert fitted.calibration.rows == 553
     assert fitted.calibration.bands == ()
-    kept = jax.tree.leaves(dataclasses.replace(fitted.host))
-    assert kept == jax.tree.leaves(a100.host)
+    host = jax.tree.leaves(dataclasses.replace(fitted.host))
+    assert host == jax.tree.leaves(a100.host)
 
 
 @pytest.mark.slow
@@ -153,11 +166,11 @@ def test_the_command_fits_runs_beside_what_links_decide(tmp_path, capsys):
     runs.write_text("\n".join([header, *lines]))
     arguments = [str(runs), "--collectives", str(NCCL), "--system", "a100"]
     assert run(["calibrate", *arguments, "--out", str(tmp_path / "x.json"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["fit"]["rows"] == 3
-    assert told["collectives"]["mape"] < 2
-    assert {"collectives.latency", "compute.efficiency"} <= set(told["parameters"])
-    assert told["parameters"]["collectives.latency"]["value"] == pytest.approx(3.55e-5, rel=0.01)
+    message = json.loads(capsys.readouterr().out)
+    assert message["fit"]["rows"] == 3
+    assert message["collectives"]["mape"] < 2
+    assert {"collectives.latency", "compute.efficiency"} <= set(message["parameters"])
+    assert message["parameters"]["collectives.latency"]["value"] == pytest.approx(3.55e-5, rel=0.01)
     assert run(["calibrate", *arguments, "--out", str(tmp_path / "y.json")]) == 0
     printed = capsys.readouterr().out
     assert "553 collectives and messages" in printed

@@ -58,14 +58,16 @@ def test_a_file_with_numbers_reads_back_as_the_system_with_them(a100, tmp_path):
 
 
 def test_whitened_parameters_are_numbers_within_their_limits(a100):
-    known = joined(parameters_with_priors(a100, FITTED), factors(["layer"], 1.0))
-    points = np.random.default_rng(0).standard_normal((5, len(known.names))) * 3
-    values = known.values(points)
+    parameters = joined(parameters_with_priors(a100, FITTED), factors(["layer"], 1.0))
+    points = np.random.default_rng(0).standard_normal((5, len(parameters.names))) * 3
+    values = parameters.values(points)
     assert (values > 0).all()
-    assert (values < known.limit).all()
-    np.testing.assert_allclose(known.values(np.zeros((1, len(known.names))))[0], known.centre)
-    moved = (known.values(points + 1e-6) - known.values(points - 1e-6)) / 2e-6
-    np.testing.assert_allclose(known.slopes(points), moved, rtol=1e-6)
+    assert (values < parameters.limit).all()
+    np.testing.assert_allclose(
+        parameters.values(np.zeros((1, len(parameters.names))))[0], parameters.centre
+    )
+    moved = (parameters.values(points + 1e-6) - parameters.values(points - 1e-6)) / 2e-6
+    np.testing.assert_allclose(parameters.slopes(points), moved, rtol=1e-6)
 
 
 def test_mistakes_are_named(a100):
@@ -83,10 +85,10 @@ def test_a_number_of_the_system_comes_before_that_of_others(a100):
             assert parameters_with_priors(system, [name], general=general).centre.tolist() == [
                 centre
             ]
-    own, others = (
+    system_centre, others = (
         parameters_with_priors(a100, ["host.step"], general=g).centre[0] for g in (False, True)
     )
-    assert (own, others) == (a100.host.step, PRIORS["host.step"].centre)
+    assert (system_centre, others) == (a100.host.step, PRIORS["host.step"].centre)
     unsaid = a100.with_number("kernels.attention_efficiency", 1.0)  # a data sheet knows no losses
     name = "kernels.attention_efficiency"
     assert parameters_with_priors(unsaid, [name]).centre[0] == PRIORS[name].centre

@@ -81,20 +81,20 @@ def test_bounds_are_those_of_the_search(data):
     asked["offload"] = data.draw(st.booleans())
     links = pj.Links("delay", host_links=data.draw(st.sampled_from([(), ((0, 1),)])))
     share = data.draw(st.sampled_from([0.0, 0.25, 0.5, 1.0]))
-    of_one = np.array(
+    expected = np.array(
         [max(sizes[pipe == worker].sum() for pipe in table.placement) for worker in range(2)]
     )
-    limits = of_one * data.draw(st.sampled_from([1, 1.5, 2, 100]))
+    limits = expected * data.draw(st.sampled_from([1, 1.5, 2, 100]))
     problem = build_problem(table, costs, limits, sizes, share, link=links, **asked)
     theirs = lower_bound(problem)
     plan = greedy_plan(problem, problem.limits)
     assert plan is None or theirs.value <= plan_objective(problem, plan)
     run = pj.evaluate(table, costs, link=links)
     memory = pj.analysis.activation_memory(run, sizes=sizes, weight_share=share)
-    found = derived_bounds(pj.certificate(run, memory=memory, limits=limits, **asked))
-    assert found["stage"] <= found.get("memory chain", np.inf)
-    assert area_bound(problem) * problem.unit <= found["memory area"] * (1 + 1e-9)
-    best = max(found[kind] for kind in found if kind != "path")
+    result = derived_bounds(pj.certificate(run, memory=memory, limits=limits, **asked))
+    assert result["stage"] <= result.get("memory chain", np.inf)
+    assert area_bound(problem) * problem.unit <= result["memory area"] * (1 + 1e-9)
+    best = max(result[kind] for kind in result if kind != "path")
     assert theirs.value * problem.unit <= best * (1 + 1e-9)
     near = 2 * problem.unit  # the search counts whole units
     assert faster or best == pytest.approx(theirs.value * problem.unit, abs=near)
@@ -106,8 +106,8 @@ def test_chains_of_a_long_pipe_are_those_of_the_search(seed):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=9)
     rng = np.random.default_rng(seed)
     times = {
-        name: rng.integers(1, most, 4) * 1.0
-        for name, most in (("forward", 4), ("input_grad", 12), ("weight_grad", 3))
+        name: rng.integers(1, largest, 4) * 1.0
+        for name, largest in (("forward", 4), ("input_grad", 12), ("weight_grad", 3))
     }
     costs = pj.Costs(**times, backward=times["input_grad"] + times["weight_grad"])
     limits = rng.choice([1.0, 2.0, 3.0, 4.0], 4)
@@ -275,7 +275,7 @@ def other_values(value):
     return [other for other in values if other != value or type(other) is not type(value)]
 
 
-def changes(data, most=None):
+def changes(data, limit=None):
     """Every key or entry left out, a key more everywhere, every leaf and all that holds some changed."""
     yield (), {**data, "more": 1}
     for number, (path, value) in enumerate(places(data)):
@@ -287,7 +287,7 @@ def changes(data, most=None):
         else:
             first, *rest = other_values(value)
             start = number % len(rest)
-            others = [first, *rest[start:], *rest[:start]][:most]
+            others = [first, *rest[start:], *rest[:start]][:limit]
         for other in others:
             yield path, edited(data, path, functools.partial(put, other))
 
@@ -322,13 +322,19 @@ def evaluation(claimed):
     return pj.evaluate(from_json(claimed["table"]), costs, link=links)
 
 
-def is_near(one, two):
+def is_near(first, second):
     """Whether JSON is alike but for rounding."""
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(is_near(one[key], two[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(two) and all(map(is_near, one, two))
-    return one == two if isinstance(one, str | None) else one == pytest.approx(two, abs=1e-9)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(
+            is_near(first[key], second[key]) for key in first
+        )
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(is_near, first, second))
+    return (
+        first == second
+        if isinstance(first, str | None)
+        else first == pytest.approx(second, abs=1e-9)
+    )
 
 
 def is_true_run(changed):
@@ -367,17 +373,17 @@ def is_true_form(changed):
     stages, pipes = table.num_stages, table.num_pipes
     shapes = dict.fromkeys((*PHASE_FIELDS, "pair"), (stages,))
     shapes |= dict.fromkeys(("latency", "transmit"), (2, pipes, stages - 1))
-    if not any("pair" in each["weights"] for each in parameters):
+    if not any("pair" in parameter["weights"] for parameter in parameters):
         del shapes["pair"]
-    units = [each["unit"] for each in parameters]
+    units = [parameter["unit"] for parameter in parameters]
     for _ in range(8):
         theta = rng.integers(0, 4, len(parameters)) / 2 + rng.random() * 1e-3
-        for k, each in enumerate(parameters):
-            low, high = costs["box"].get(each["name"], (0, None))
+        for k, parameter in enumerate(parameters):
+            low, high = costs["box"].get(parameter["name"], (0, None))
             theta[k] = rng.uniform(low or 0, high) if high is not None else (low or 0) + theta[k]
         times = {key: np.zeros(shape) for key, shape in shapes.items()}
-        for share, each in zip(theta / units, parameters, strict=True):
-            for key, value in each["weights"].items():
+        for share, parameter in zip(theta / units, parameters, strict=True):
+            for key, value in parameter["weights"].items():
                 times[key] = times[key] + share * np.array(value, float)
         named = {PHASE_FIELDS.get(key, key): value for key, value in times.items()}
         makespan = pj.evaluate(table, pj.Costs(**named), link=links).makespan
@@ -405,11 +411,11 @@ def verdict_of(changed):
         return None
 
 
-def assert_no_change_is_believed(data, most=None):
+def assert_no_change_is_believed(data, limit=None):
     """Every change is refused, or leaves a true certificate; return how many there were."""
     count = 0
     assert pj.verify(data).problems == ()
-    for path, changed in changes(data, most):
+    for path, changed in changes(data, limit):
         count += 1
         verdict, place = verdict_of(signed(changed)), ".".join(map(str, path))
         if verdict is not None and verdict.ok and not re.fullmatch(FREE[data["kind"]], place):
@@ -419,7 +425,7 @@ def assert_no_change_is_believed(data, most=None):
 
 @pytest.mark.parametrize("name", CERTIFICATES)
 def test_every_changed_field_is_refused_or_true(name):
-    assert assert_no_change_is_believed(written(CERTIFICATES[name]()), most=1) > 200
+    assert assert_no_change_is_believed(written(CERTIFICATES[name]()), limit=1) > 200
 
 
 @pytest.mark.slow
@@ -430,7 +436,7 @@ def test_every_other_value_of_every_field_is_refused_or_true(name):
 
 def test_an_optimum_that_was_damaged_is_refused_whatever_was_changed():
     data = written(optimum())
-    for path, changed in changes(data, most=1):
+    for path, changed in changes(data, limit=1):
         verdict = verdict_of(changed)
         assert verdict is None or not verdict.ok, path
 
@@ -582,16 +588,16 @@ SPLIT = ("--stage-times", "F=1,I=1,W=1")
 def file(answer, tmp_path):
     """A certificate that `evaluate` wrote."""
     path = tmp_path / "claims.json"
-    said = answer("evaluate", *ONE, *TIMES, "--link", "queued", "--certificate", path)
-    assert said["certificate"] == str(path)
+    message = answer("evaluate", *ONE, *TIMES, "--link", "queued", "--certificate", path)
+    assert message["certificate"] == str(path)
     return path
 
 
 def test_the_command_accepts_what_evaluate_wrote(file, answer, call):
-    said = answer("verify", file)
+    message = answer("verify", file)
     run = answer("evaluate", *ONE, *TIMES, "--link", "queued")
-    wanted = {"makespan": run["makespan"], "unit": "seconds", "ok": True}
-    assert said == wanted | {"problems": [], "bounds": []}
+    expected = {"makespan": run["makespan"], "unit": "seconds", "ok": True}
+    assert message == expected | {"problems": [], "bounds": []}
     code, out, _ = call("verify", file)
     assert (code, "hold" in out, "22 s" in out) == (0, True, True)
     assert "certificate" not in run
@@ -602,20 +608,20 @@ def test_the_command_names_what_does_not_hold(file, call):
     changed["costs"]["seconds"]["F"][0] = 1.25
     file.write_text(json.dumps(changed))
     code, out, err = call("verify", file, "--json")
-    said = json.loads(out)
-    assert (code, err, said["ok"]) == (1, "", False)
-    assert said["problems"][0].startswith("makespan: claimed 22")
+    message = json.loads(out)
+    assert (code, err, message["ok"]) == (1, "", False)
+    assert message["problems"][0].startswith("makespan: claimed 22")
     code, out, _ = call("verify", file)
     assert code == 1
-    assert f"and {len(said['problems']) - 10} more" in out
+    assert f"and {len(message['problems']) - 10} more" in out
 
 
 def test_the_command_takes_a_table_with_costs(answer, mistake, tmp_path):
     path = tmp_path / "table.csv"
     answer("export", *ONE, "--format", "torch-csv", "--out", path)
-    said = answer("verify", path, *TIMES, "--link", "rendezvous", "--activation-sizes", "2")
+    message = answer("verify", path, *TIMES, "--link", "rendezvous", "--activation-sizes", "2")
     run = answer("evaluate", "--table", path, *TIMES, "--link", "rendezvous")
-    assert (said["ok"], said["makespan"]) == (True, run["makespan"])
+    assert (message["ok"], message["makespan"]) == (True, run["makespan"])
     assert "times are missing" in mistake("verify", path)
 
 
@@ -639,9 +645,9 @@ def test_optimize_certifies_its_plan(answer, tmp_path):
     path = tmp_path / "plan.json"
     limits = ("--memory-limit", 2, "--no-store", "--time-limit", 5)
     best = answer("optimize", *ONE, *SPLIT, *limits, "--certificate", path)
-    said = answer("verify", path)
-    assert (said["ok"], said["makespan"]) == (True, best["makespan"])
-    (bound,) = said["bounds"]
+    message = answer("verify", path)
+    assert (message["ok"], message["makespan"]) == (True, best["makespan"])
+    (bound,) = message["bounds"]
     assert (bound["value"], bound["by"]) == (best["lower_bound"], best["bound_by"])
 
 
@@ -652,11 +658,11 @@ def test_a_solved_problem_is_in_units(answer, call, tmp_path):
         *("--time-limit", 5, "--store", tmp_path / "store"),
     )
     (path,) = (tmp_path / "store").glob("*.json")
-    said = answer("verify", path)
-    assert (said["unit"], said["makespan"]) == ("units", 2 * best["makespan"])
+    message = answer("verify", path)
+    assert (message["unit"], message["makespan"]) == ("units", 2 * best["makespan"])
     _, out, _ = call("verify", path)
-    assert f"makespan       {said['makespan']:g} units" in out
-    assert f"lower bound    {said['makespan']:g} units by solver" in out
+    assert f"makespan       {message['makespan']:g} units" in out
+    assert f"lower bound    {message['makespan']:g} units by solver" in out
 
 
 def test_a_result_that_does_not_hold_is_an_internal_error(call, monkeypatch):
@@ -669,10 +675,10 @@ def test_a_result_that_does_not_hold_is_an_internal_error(call, monkeypatch):
 
 def test_order_certifies_its_order(answer, tmp_path):
     path = tmp_path / "order.json"
-    found = answer("tune", "messages", *ONE, *TIMES, "--iterations", 2, "--certificate", path)
-    said = answer("verify", path)
-    assert (said["ok"], said["makespan"]) == (True, found["value"])
-    assert {bound["by"]: bound["checked"] for bound in said["bounds"]} == {
+    result = answer("tune", "messages", *ONE, *TIMES, "--iterations", 2, "--certificate", path)
+    message = answer("verify", path)
+    assert (message["ok"], message["makespan"]) == (True, result["value"])
+    assert {bound["by"]: bound["checked"] for bound in message["bounds"]} == {
         "path": True,
         "queue": False,
     }

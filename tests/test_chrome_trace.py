@@ -46,17 +46,17 @@ def table_of(name):
 def evaluated(name, link="delay", scale=1e-3, seed=0):
     """Evaluate a run of uneven costs: no time is a whole number of nanoseconds, messages overlap."""
     table = table_of(name)
-    own = {phase.kind.time: scale * (0.3 + k) for k, phase in enumerate(table.grammar.own)}
+    added = {phase.kind.time: scale * (0.3 + k) for k, phase in enumerate(table.grammar.own)}
     rng = np.random.default_rng(seed)
     ops = ("forward", "input_grad", "weight_grad", "update", "offload", "load")
-    each = {op: scale * rng.uniform(0.5, 1.5, table.num_stages) for op in ops}
+    times = {op: scale * rng.uniform(0.5, 1.5, table.num_stages) for op in ops}
     costs = pj.Costs(
-        **each,
-        backward=each["input_grad"] + each["weight_grad"],
+        **times,
+        backward=times["input_grad"] + times["weight_grad"],
         all_reduce=3 * scale * rng.uniform(0.5, 1.5, table.num_stages),
         latency=scale * rng.uniform(0, 2),
         transmit=scale * rng.uniform(0, 0.5),
-        others=own,
+        others=added,
     )
     return pj.evaluate(table, costs, link=link)
 
@@ -158,11 +158,11 @@ def test_lanes_of_a_table_are_tracks_and_slices_are_said():
     assert {part["name"] for part in slices(trace, "net")} == {"0D0", "0D1", "1D0", "1D1"}
     (part,) = [p for p in slices(trace_of(evaluated("slices")), "compute") if p["name"] == "1F1.0"]
     assert (part["args"]["microbatch"], part["args"]["slice"]) == (1, 0)
-    of_worker = [
+    worker_tracks = [
         p for p in slices(trace_of(evaluated("vocabulary")), "compute") if p["name"] == "S1"
     ]
-    assert [p["pid"] for p in of_worker] == [0, 1]
-    assert "stage" not in of_worker[0]["args"]
+    assert [p["pid"] for p in worker_tracks] == [0, 1]
+    assert "stage" not in worker_tracks[0]["args"]
 
 
 def test_what_takes_no_time_has_no_flow():

@@ -37,8 +37,8 @@ def first_token(
     for n in cuts.T:
         comes = np.zeros(len(cuts))
         for s in range(workers):
-            lasts = a[s] + b[s] * n + c[s] * (n * before + n**2 / 2) + g[s] * before
-            ends[:, s] = comes = np.maximum(ends[:, s], comes) + lasts
+            durations = a[s] + b[s] * n + c[s] * (n * before + n**2 / 2) + g[s] * before
+            ends[:, s] = comes = np.maximum(ends[:, s], comes) + durations
             comes = comes + latency + transmit_per_token * n
         before = before + n
     return ends[:, -1]
@@ -52,16 +52,16 @@ def random_cuts(rng, tokens, count):
 
 def drawn_times(rng, workers, kind):
     """Like stages, unlike ones, both with messages, and both with prefixes that are read again."""
-    each = workers if kind % 2 else None
+    shape = workers if kind % 2 else None
     times = {
-        "fixed": 1e-3 * rng.uniform(0, 3, each),
-        "per_token": 1e-5 * rng.uniform(0.5, 2, each),
-        "per_pair": 1e-8 * rng.uniform(0, 1, each),
+        "fixed": 1e-3 * rng.uniform(0, 3, shape),
+        "per_token": 1e-5 * rng.uniform(0.5, 2, shape),
+        "per_pair": 1e-8 * rng.uniform(0, 1, shape),
     }
     if kind >= 2:
         times |= {"latency": 1e-4 * rng.uniform(), "transmit_per_token": 1e-6 * rng.uniform(0, 3)}
     if kind >= 4:
-        times |= {"per_prefix_token": 1e-6 * rng.uniform(0, 3, each)}
+        times |= {"per_prefix_token": 1e-6 * rng.uniform(0, 3, shape)}
     return times
 
 
@@ -71,22 +71,22 @@ def test_no_random_cut_is_shorter(kind):
     rng = np.random.default_rng(kind)
     for _ in range(3):
         tokens, times = int(rng.integers(1000, 100_000)), drawn_times(rng, 4, kind)
-        found = pj.search.chunks(tokens, 4, num_chunks=6, **times)
-        assert sum(found.best.sizes) == tokens
-        assert min(found.best.sizes) > 0
-        (own,) = first_token([found.best.sizes], 4, **times)
-        assert found.value == pytest.approx(own, rel=1e-12)
+        result = pj.search.chunks(tokens, 4, num_chunks=6, **times)
+        assert sum(result.best.sizes) == tokens
+        assert min(result.best.sizes) > 0
+        (best_time,) = first_token([result.best.sizes], 4, **times)
+        assert result.value == pytest.approx(best_time, rel=1e-12)
         others = first_token(random_cuts(rng, tokens, 6), 4, **times)
-        assert found.value <= others.min()
-        assert found.lower_bound <= found.value <= min(found.baselines.values())
+        assert result.value <= others.min()
+        assert result.lower_bound <= result.value <= min(result.baselines.values())
 
 
 def test_the_engine_runs_many_cuts_as_the_recurrence_does():
     rng = np.random.default_rng(0)
     cuts, times = random_cuts(rng, 5000, 6)[:500], drawn_times(rng, 4, 5)
     costs = pj.costing.chunk_costs(cuts, 4, **times)
-    found = pj.makespans(pj.lower(table_of(4, 6)), costs, batch_size=len(cuts))
-    np.testing.assert_allclose(found, first_token(cuts, 4, **times), rtol=1e-12)
+    result = pj.makespans(pj.lower(table_of(4, 6)), costs, batch_size=len(cuts))
+    np.testing.assert_allclose(result, first_token(cuts, 4, **times), rtol=1e-12)
 
 
 def test_all_cuts_of_a_short_prompt():
@@ -98,37 +98,37 @@ def test_all_cuts_of_a_short_prompt():
         if kind >= 4:
             times["per_prefix_token"] = [0.0, 2e-4, 3e-3, 1e-4]
         best = first_token(cuts, 4, **times).min()
-        found = pj.search.chunks(14, 4, num_chunks=6, **times)
-        assert found.lower_bound <= best * (1 + 1e-12)
-        assert found.value == pytest.approx(best, rel=1e-12)
+        result = pj.search.chunks(14, 4, num_chunks=6, **times)
+        assert result.lower_bound <= best * (1 + 1e-12)
+        assert result.value == pytest.approx(best, rel=1e-12)
 
 
 def test_how_many_chunks():
     """Of equal stages all work is the same but for what any chunk takes: K a + (P - 1) t."""
     times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9}
-    found = pj.search.chunks(4096, 4, **times)
+    result = pj.search.chunks(4096, 4, **times)
     work = 1e-5 * 4096 + 5e-9 * 4096**2 / 2
-    assert found.lower_bound == pytest.approx(
+    assert result.lower_bound == pytest.approx(
         min(k * 1e-3 + work + 3 * (1e-3 + work / k) for k in range(1, 65))
     )
-    assert (found.gap < 1e-3, found.stopped) == (True, "gap")
-    assert len(found.best.sizes) == found.best.table.grammar.slices
-    run = pj.evaluate(found.best.table, found.best.costs)
-    assert run.makespan == found.value
+    assert (result.gap < 1e-3, result.stopped) == (True, "gap")
+    assert len(result.best.sizes) == result.best.table.grammar.slices
+    run = pj.evaluate(result.best.table, result.best.costs)
+    assert run.makespan == result.value
 
 
 def test_a_search_ends_in_time():
     """Where stages differ no bound ends it."""
     times = {"fixed": [1e-3, 2e-3], "per_token": [2e-5, 1e-5], "per_pair": 5e-9}
-    found = pj.search.chunks(4096, 2, time_limit=0, **times)
-    assert (found.stopped, len(found.best.sizes) > 1) == ("time", True)
+    result = pj.search.chunks(4096, 2, time_limit=0, **times)
+    assert (result.stopped, len(result.best.sizes) > 1) == ("time", True)
 
 
 def test_sizes_are_of_multiples():
-    found = pj.search.chunks(
+    result = pj.search.chunks(
         10_000, 4, num_chunks=6, multiple=64, fixed=1e-3, per_token=1e-5, per_pair=5e-9
     )
-    *first, last = found.best.sizes
+    *first, last = result.best.sizes
     assert [n % 64 for n in first] == [0] * 5
     assert last == 10_000 - sum(first)
     assert pj.search.chunks(3, 2, per_token=1.0, per_pair=0.0, num_chunks=3).best.sizes == (1, 1, 1)
@@ -156,9 +156,9 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_prompts_are_named(message):
-    given = {"tokens": 128, "num_workers": 2, "per_token": 1.0, "per_pair": 1.0, **WRONG[message]}
+    options = {"tokens": 128, "num_workers": 2, "per_token": 1.0, "per_pair": 1.0, **WRONG[message]}
     with pytest.raises(ValueError, match=message):
-        pj.search.chunks(**given)
+        pj.search.chunks(**options)
 
 
 def as_sglang_cuts(tokens, per_token, per_pair, rule):
@@ -199,8 +199,8 @@ def test_prefill_times_of_sglang_from_two_numbers(data):
 
 
 def test_times_of_nothing_are_cut_too():
-    found = pj.search.chunks(64, 3, fixed=0.0, per_token=0.0, per_pair=0.0, num_chunks=2)
-    assert (found.value, found.stopped) == (0.0, "optimal")
+    result = pj.search.chunks(64, 3, fixed=0.0, per_token=0.0, per_pair=0.0, num_chunks=2)
+    assert (result.value, result.stopped) == (0.0, "optimal")
 
 
 # the command, and prefixes that are read again
@@ -212,11 +212,11 @@ KEYS = {"best", "value", "lower_bound", "gap", "baselines", "evaluated", "stoppe
 
 def test_the_command_answers_as_all_searches_do(answer):
     times = {"fixed": 2e-3, "per_token": 5e-6, "per_pair": 7e-10, "per_prefix_token": 1e-6}
-    given = "--prompt", 65_536, "--num-chunks", 6, "--stage-times", "a=2ms,b=5us,c=0.7ns,g=1us"
-    result = answer(*COMMAND, *given)
+    options = "--prompt", 65_536, "--num-chunks", 6, "--stage-times", "a=2ms,b=5us,c=0.7ns,g=1us"
+    result = answer(*COMMAND, *options)
     assert result.keys() >= KEYS
-    (own,) = first_token([result["best"]["sizes"]], 4, **times)
-    assert result["value"] == pytest.approx(own, rel=1e-12)
+    (best_time,) = first_token([result["best"]["sizes"]], 4, **times)
+    assert result["value"] == pytest.approx(best_time, rel=1e-12)
     assert result["value"] <= min(result["baselines"].values())
     assert result["best"]["ends"][-1] == 65_536
     # of the second chunk: 2 ms + 5 us n + 0.7 ns (n p + n^2 / 2) + 1 us p
@@ -237,17 +237,17 @@ def test_a_prefix_that_is_read_again_makes_chunks_fewer():
 
 
 def test_what_an_interrupt_leaves_is_said_after_each_number_of_chunks():
-    kept = []
+    answers = []
     times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9, "per_prefix_token": 1e-4}
-    found = pj.search.chunks(1000, 2, on_best=kept.append, **times)
-    assert {each.stopped for each in kept} == {"interrupted"}
-    assert kept[-1].value == found.value == min(each.value for each in kept)
-    assert {each.lower_bound for each in kept} == {found.lower_bound}
+    result = pj.search.chunks(1000, 2, on_best=answers.append, **times)
+    assert {interim.stopped for interim in answers} == {"interrupted"}
+    assert answers[-1].value == result.value == min(interim.value for interim in answers)
+    assert {interim.lower_bound for interim in answers} == {result.lower_bound}
 
 
 def test_a_person_reads_the_time_and_the_chunks(call):
-    given = "--prompt", 4096, "--num-chunks", 4, "--stage-times", "a=1ms,b=10us,c=5ns"
-    code, out, _ = call(*COMMAND, *given)
+    options = "--prompt", 4096, "--num-chunks", 4, "--stage-times", "a=1ms,b=10us,c=5ns"
+    code, out, _ = call(*COMMAND, *options)
     assert code == 0
     assert out.startswith("4096 tokens in 4 chunks on 4 workers: 152.1 ms until the first token")
     assert "equal sizes" in out

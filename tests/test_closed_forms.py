@@ -36,9 +36,9 @@ def test_naive(p, m):
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_in_flight(p, m):
-    one, _ = run("1f1b", p, m)
+    one_f_one_b, _ = run("1f1b", p, m)
     all_of_them, _ = run("gpipe", p, m)
-    assert peak_in_flight(one).tolist() == [min(p - r, m) for r in range(p)]
+    assert peak_in_flight(one_f_one_b).tolist() == [min(p - r, m) for r in range(p)]
     assert peak_in_flight(all_of_them).tolist() == [m] * p
 
 

@@ -87,21 +87,21 @@ def on_host(monkeypatch):
 def records():
     system = pj.load_system("b300")
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
-    own = {"b": (1.0, None, [2.0, 3.0]), "a": pj.Costs(forward=np.ones(4), backward=2.0)}
+    tree = {"b": (1.0, None, [2.0, 3.0]), "a": pj.Costs(forward=np.ones(4), backward=2.0)}
     return {
         "system": system,
         "model": pj.load_model("deepseek-v3"),
         "program": pj.lower(table),
         "nothing": None,
         "number": 3.0,
-        "plain": own,
+        "plain": tree,
         "of a tuple with names": NarrowPeaks(1.0, 2.0),
         "host": Host(1.0),
     }
 
 
-def same(one, other):
-    return type(one) is type(other) and np.array_equal(one, other)
+def same(first, second):
+    return type(first) is type(second) and np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("name", records())
@@ -114,17 +114,17 @@ def test_trees_are_walked_as_jax_walks_them(name, on_host):
     ]
     assert all(map(same, trees.leaves(tree), jax.tree.leaves(tree)))
     assert [leaf_name for leaf_name, _ in trees.named_leaves(tree)] == last
-    ours = trees.mapped(lambda one, other: np.add(one, other), tree, tree)
-    theirs = jax.tree.map(lambda one, other: np.add(one, other), tree, tree)
+    ours = trees.mapped(lambda first, second: np.add(first, second), tree, tree)
+    theirs = jax.tree.map(lambda first, second: np.add(first, second), tree, tree)
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     assert all(map(same, jax.tree.leaves(ours), jax.tree.leaves(theirs)))
 
 
 def test_trees_of_different_forms_are_not_mapped_together(on_host):
     with pytest.raises(ValueError, match=r"one has the parts \(0, 1\), another is \[1\.0\]"):
-        trees.mapped(lambda one, other: one, [1.0, 2.0], [1.0])
+        trees.mapped(lambda first, second: first, [1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="another is 3"):
-        trees.mapped(lambda one, other: one, {"a": 1.0}, 3)
+        trees.mapped(lambda first, second: first, {"a": 1.0}, 3)
 
 
 NUMBERS = (
@@ -139,8 +139,8 @@ def test_the_type_of_numbers_is_that_of_jax():
     for count in (1, 2, 3):
         for values in itertools.combinations(NUMBERS, count):
             with jax.enable_x64(True):
-                found = jnp.promote_types(jnp.result_type(float, *values), np.float32)
-            assert float_type(*values) == found, values
+                result = jnp.promote_types(jnp.result_type(float, *values), np.float32)
+            assert float_type(*values) == result, values
 
 
 class Config:
@@ -184,9 +184,9 @@ def test_processes_share_a_cold_cache(tmp_path, monkeypatch):
             subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             for _ in range(4)
         ]
-        said = [run.communicate() for run in runs]
-        assert {run.returncode for run in runs} == {0}, said
-        assert len({out for out, _ in said}) == 1
-        assert {err for _, err in said} == {""}
-        kept = sorted(file.name for file in (tmp_path / "compiled").glob("*-cache"))
-        assert kept
+        message = [run.communicate() for run in runs]
+        assert {run.returncode for run in runs} == {0}, message
+        assert len({out for out, _ in message}) == 1
+        assert {err for _, err in message} == {""}
+        stored = sorted(file.name for file in (tmp_path / "compiled").glob("*-cache"))
+        assert stored

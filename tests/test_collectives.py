@@ -33,9 +33,9 @@ def test_old_systems_have_the_seconds_of_recursive_halving(inside):
     link = system.node if inside == 4 else system.network
     volume, r = 1e9, 4.0
     with jax.enable_x64(True):
-        found = collective_time(system, "all_reduce", volume, Group(r, inside))
+        result = collective_time(system, "all_reduce", volume, Group(r, inside))
         expected = 2 * jnp.log2(r) * link.latency + 2 * (r - 1) / r * volume / link.rate
-        assert float(found) == float(expected)
+        assert float(result) == float(expected)
         half = collective_time(system, "all_gather", volume, Group(r, inside))
     assert float(half) == pytest.approx(float(expected) / 2)
 
@@ -63,7 +63,7 @@ def counted_ring(inside, nodes):
 @pytest.mark.parametrize(("inside", "nodes"), [(1, 5), (2, 3), (4, 1), (4, 2), (8, 4)])
 def test_rings_are_what_their_steps_add_up_to(inside, nodes):
     route = ROUTES["ring"](Spread.over(Group(inside * nodes, inside), 1.0))
-    assert [float(each) for each in route[:4]] == pytest.approx(counted_ring(inside, nodes))
+    assert [float(number) for number in route[:4]] == pytest.approx(counted_ring(inside, nodes))
 
 
 def test_hierarchies_are_a_ring_inside_and_one_between():
@@ -110,9 +110,9 @@ def test_one_accelerator_of_a_ring_has_the_nic_to_itself():
     silent = dataclasses.replace(free, network=dataclasses.replace(free.network, latency=0.0))
     share = SYSTEM.network.rate
     alone = collective_time(silent, "ring", 1e9, Group(16, 8))
-    beside = collective_time(silent, "ring", 1e9, Group(16, 2))
+    nearby = collective_time(silent, "ring", 1e9, Group(16, 2))
     assert float(alone) == pytest.approx(15 / 16 * 1e9 / (2 * share))
-    assert float(beside) == pytest.approx(15 / 16 * 1e9 / share)
+    assert float(nearby) == pytest.approx(15 / 16 * 1e9 / share)
 
 
 def test_all_arguments_are_batched_and_have_slopes():
@@ -123,9 +123,9 @@ def test_all_arguments_are_batched_and_have_slopes():
         network = dataclasses.replace(system.network, latency=latency)
         node = dataclasses.replace(system.node, bandwidth=bandwidth)
         library = dataclasses.replace(system.collectives, copies=copies)
-        made = dataclasses.replace(system, node=node, network=network, collectives=library)
+        built = dataclasses.replace(system, node=node, network=network, collectives=library)
         group = Group(size, inside)
-        return sum(collective_time(made, kind, volume, group, 2.0) for kind in KINDS)
+        return sum(collective_time(built, kind, volume, group, 2.0) for kind in KINDS)
 
     with jax.enable_x64(True):
         at = np.array([3e7, 32.0, 4.0, 4.5e11, 2e-5, 3.4])
@@ -151,8 +151,8 @@ def test_large_rings_are_measured_ones(name):
     """Source: github.com/stas00/ml-engineering (744d01e), network/README.md, NVLS switched off."""
     measured, size, n, inside = map(np.array, zip(*RINGS[name], strict=True))
     volume = size * 2.0**30
-    found = collective_time(pj.load_system(name), "all_reduce", volume, Group(n, inside))
-    np.testing.assert_allclose(2 * (n - 1) / n * volume / found / 1e9, measured, rtol=0.012)
+    result = collective_time(pj.load_system(name), "all_reduce", volume, Group(n, inside))
+    np.testing.assert_allclose(2 * (n - 1) / n * volume / result / 1e9, measured, rtol=0.012)
 
 
 def test_few_accelerators_of_a_mesh_have_few_links():

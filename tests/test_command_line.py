@@ -31,8 +31,8 @@ TIMES = ["-T", "F=1,B=2"]
 
 def options(name):
     """Options of a command: types of the value, and what the parser knows."""
-    found = inspect.signature(command_of(name)).parameters.items()
-    return {key: get_args(p.annotation) for key, p in found if key in CATALOGUE}
+    result = inspect.signature(command_of(name)).parameters.items()
+    return {key: get_args(p.annotation) for key, p in result if key in CATALOGUE}
 
 
 EVERY = {name: options(name) for name in COMMANDS}
@@ -48,11 +48,11 @@ def test_an_option_is_declared_once():
 def test_an_option_means_the_same_in_every_command():
     """Kind of value and line of help come from one record; parsers read one kind."""
     parsed = {}
-    for name, own in EVERY.items():
-        for key, (types, option) in own.items():
-            known = record(key, name)
-            assert option.metavar == (known.kind.metavar or None), (name, key)
-            assert option.help.casefold().startswith(known.head.casefold()), (name, key)
+    for name, parameters in EVERY.items():
+        for key, (types, option) in parameters.items():
+            listed = record(key, name)
+            assert option.metavar == (listed.kind.metavar or None), (name, key)
+            assert option.help.casefold().startswith(listed.head.casefold()), (name, key)
             if (name, key) not in EXCEPTIONS:
                 parsed.setdefault(key, set()).update(value_kinds(types))
     # a number, or several where a command takes several: these are read as a text
@@ -62,7 +62,7 @@ def test_an_option_means_the_same_in_every_command():
 
 
 def test_an_option_has_one_default_but_for_reasons():
-    differing = {name for name, taken in option_defaults().items() if len({*taken.values()}) > 1}
+    differing = {name for name, spent in option_defaults().items() if len({*spent.values()}) > 1}
     assert differing == {*DIFFERENT_DEFAULTS}
     assert {name for _, name in EXCEPTIONS} <= {*CATALOGUE}
 
@@ -72,8 +72,8 @@ def test_out_is_the_picture_where_nothing_else_is_written(mistake, written):
     for command in ("sensitivity", "staleness", "validate"):
         assert "figure" in EVERY[command]
         assert "out" not in EVERY[command]
-    told = mistake("sensitivity", *ONE, *TIMES, *written, "x.gif")
-    assert "--figure must end in one of .png, .pdf, .svg, got 'x.gif'" in told
+    message = mistake("sensitivity", *ONE, *TIMES, *written, "x.gif")
+    assert "--figure must end in one of .png, .pdf, .svg, got 'x.gif'" in message
 
 
 def test_an_option_may_stand_in_another_panel(call):
@@ -133,15 +133,15 @@ def test_help_all_explains_every_option(name, call, monkeypatch):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_is_a_command_line(name):
-    found = re.search(r"Example:\n((?:  .*\n?)+)", inspect.getdoc(function_of(name)))
-    program, *words = shlex.split(found[1])
+    result = re.search(r"Example:\n((?:  .*\n?)+)", inspect.getdoc(function_of(name)))
+    program, *words = shlex.split(result[1])
     count = len(name.split())
     assert (program, *words[:count]) == ("pipejax", *name.split())
     words = words[count:]
-    given = GivenOptions(words, inspect.signature(command_of(name)).parameters)
-    given.check()
-    given.check_effects()
-    written = [word.partition("=")[0] for word in given.words if word.startswith("--")]
+    arguments = GivenOptions(words, inspect.signature(command_of(name)).parameters)
+    arguments.check()
+    arguments.check_effects()
+    written = [word.partition("=")[0] for word in arguments.words if word.startswith("--")]
     assert set(written) <= {flag(key) for key in EVERY[name]}
 
 
@@ -207,9 +207,9 @@ def configured(folder, text, suffix=".toml"):
 def test_options_come_from_a_file(call, tmp_path):
     code, out, err = call("evaluate", *configured(tmp_path, CONFIG))
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["makespan"] == pytest.approx(11 * 3 + 16 * 0.5)
-    assert [corner["name"] for corner in found["corners"]] == ["nominal", "slow", "hot"]
+    result = json.loads(out)
+    assert result["makespan"] == pytest.approx(11 * 3 + 16 * 0.5)
+    assert [corner["name"] for corner in result["corners"]] == ["nominal", "slow", "hot"]
     again = call("evaluate", *configured(tmp_path, CONFIG), "-P", "2", "--comm", "0")[1]
     assert (json.loads(again)["workers"], json.loads(again)["makespan"]) == (2, 27.0)
     other = call("evaluate", *configured(tmp_path, CONFIG), "--corner", "cold:compute*0.5")[1]
@@ -257,19 +257,21 @@ SAME = {  # values with units, and as plain numbers
 
 @pytest.mark.parametrize("what", SAME)
 def test_values_may_have_units(answer, what):
-    with_unit, plain = (answer("evaluate", *ONE, *given) for given in SAME[what])
+    with_unit, plain = (answer("evaluate", *ONE, *arguments) for arguments in SAME[what])
     assert with_unit == plain
 
 
 def test_offloads_take_what_an_option_says_in_every_command(answer, mistake):
     """The schedule is planned for that time, and runs with it."""
-    given = ["-s", "ada-offload", *ONE[2:], "--memory-limit", "2"]
-    by_option = answer("evaluate", *given, "-T", "F=1,I=1,W=1", "--offload", "500ms")
-    by_letter = answer("evaluate", *given, "-T", "F=1,I=1,W=1,O=0.5")
+    arguments = ["-s", "ada-offload", *ONE[2:], "--memory-limit", "2"]
+    by_option = answer("evaluate", *arguments, "-T", "F=1,I=1,W=1", "--offload", "500ms")
+    by_letter = answer("evaluate", *arguments, "-T", "F=1,I=1,W=1,O=0.5")
     assert by_option == by_letter
-    assert by_option["makespan"] < answer("evaluate", *given, "-T", "F=1,I=1,W=1,O=2")["makespan"]
-    assert "--offload needs op times" in mistake("show", *given, "--offload", "1")
-    assert "--load 1 needs --offload" in mistake("show", *given, "--load", "1")
+    assert (
+        by_option["makespan"] < answer("evaluate", *arguments, "-T", "F=1,I=1,W=1,O=2")["makespan"]
+    )
+    assert "--offload needs op times" in mistake("show", *arguments, "--offload", "1")
+    assert "--load 1 needs --offload" in mistake("show", *arguments, "--load", "1")
 
 
 UNUSED = {
@@ -288,32 +290,34 @@ def test_a_time_of_ops_that_no_table_has_is_refused(mistake, what):
 
 def test_of_several_schedules_one_uses_the_time(answer, mistake):
     sizes = ["-P", "2", "-M", "2"]
-    given = [*sizes, "-T", "F=1,I=1,W=1", "--offload", "1"]
+    arguments = [*sizes, "-T", "F=1,I=1,W=1", "--offload", "1"]
     for command in ("compare", "jitter", "show"):
         more = ["--samples", "2"] if command == "jitter" else []
-        assert "no O in gpipe, 1f1b" in mistake(command, "-S", "gpipe,1f1b", *given, *more)
-        answer(command, "-S", "1f1b,pipe-offload", *given, *more)
-    assert "--offload 1 has no effect" in mistake("compare", "--diff", "-S", "gpipe,1f1b", *given)
-    answer("compare", "--diff", "-S", "pipe-offload,1f1b", *given)
+        assert "no O in gpipe, 1f1b" in mistake(command, "-S", "gpipe,1f1b", *arguments, *more)
+        answer(command, "-S", "1f1b,pipe-offload", *arguments, *more)
+    assert "--offload 1 has no effect" in mistake(
+        "compare", "--diff", "-S", "gpipe,1f1b", *arguments
+    )
+    answer("compare", "--diff", "-S", "pipe-offload,1f1b", *arguments)
     late = [*sizes, "-T", "F=1,I=1,W=1,O=1000"]  # planned for it: nothing is worth an offload
     answer("evaluate", "-s", "ada-offload", *late)
 
 
 def test_a_memory_limit_is_activations_or_bytes_in_every_command(answer, mistake):
-    given = ["evaluate", "-s", "zero-bubble", *ONE[2:]]
+    arguments = ["evaluate", "-s", "zero-bubble", *ONE[2:]]
     peaks = [
-        max(answer(*given, *TIMES, *limit)["activation_memory"]["peak"])
+        max(answer(*arguments, *TIMES, *limit)["activation_memory"]["peak"])
         for limit in ([], ["--memory-limit", "3"], ["--memory-limit", "3,4,4,4"])
     ]
     assert peaks[0] > 3 >= peaks[1] == peaks[2]  # of one each, the least
     assert "--memory-limit in bytes needs --model" in mistake(
-        *given, *TIMES, "--memory-limit", "40GB"
+        *arguments, *TIMES, "--memory-limit", "40GB"
     )
 
 
 def test_a_box_of_parameters_may_have_units(answer):
-    made = [answer("formula", *ONE, "--box", box) for box in ("F=1ms:2ms", "F=0.001:0.002")]
-    assert made[0]["facets"] == made[1]["facets"]
+    built = [answer("formula", *ONE, "--box", box) for box in ("F=1ms:2ms", "F=0.001:0.002")]
+    assert built[0]["facets"] == built[1]["facets"]
 
 
 @pytest.mark.parametrize(

@@ -99,15 +99,15 @@ def test_tables_are_measured_in_the_ratio_of_the_costs(name, scale):
 
 def test_one_ratio_for_all_that_is_compared(answer, call):
     """Chimera's order is drawn for F = B; at B = 2 F it is idle for 26 %, not for 15.79 %."""
-    given = "--workers", 8, "--microbatches", 16, "--stage-times", "F=1,B=2"
-    found = answer("compare", "--schedules", "chimera,1f1b,interleaved-1f1b", *given)
-    assert found["slots"] == {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-    chimera, pipe, looped = found["rows"]
+    options = "--workers", 8, "--microbatches", 16, "--stage-times", "F=1,B=2"
+    result = answer("compare", "--schedules", "chimera,1f1b,interleaved-1f1b", *options)
+    assert result["slots"] == {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+    chimera, pipe, looped = result["rows"]
     assert chimera["formula_bubble_ratio"] == pytest.approx(6 / 38)
     assert chimera["table_bubble_ratio"] == pytest.approx(17 / 65)
     assert pipe["table_bubble_ratio"] == pytest.approx(7 / 23)
     assert looped["table_bubble_ratio"] == pytest.approx(7 / 39)
-    _, printed, _ = call("compare", "--schedules", "chimera,1f1b", *given)
+    _, printed, _ = call("compare", "--schedules", "chimera,1f1b", *options)
     assert "in slots of F = 1, B = 2, I = 1, W = 1" in printed
     assert "26.15 %" in printed
 
@@ -117,13 +117,13 @@ LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-p
 
 def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    given = ["compare", "-S", "interleaved-1f1b,1f1b,chimera", "-P", "8", "-M", "16"]
-    rows = answer(*given, *LARGE)["rows"]
+    options = ["compare", "-S", "interleaved-1f1b,1f1b,chimera", "-P", "8", "-M", "16"]
+    rows = answer(*options, *LARGE)["rows"]
     capacity = pj.load_system("h100").memory_available
     assert [row["fits"] for row in rows] == [max(row["memory_bytes"]) <= capacity for row in rows]
     assert [row["fits"] for row in rows] == [False, True, False]
     assert min(rows, key=lambda row: row["makespan"])["fits"] is False
-    _, printed, _ = call(*given, *LARGE)
+    _, printed, _ = call(*options, *LARGE)
     above = [line.split("│")[3].strip() for line in printed.splitlines() if line[:1] == "│"]
     assert sorted(above) == ["-", "-", "0 %"]
     assert re.search(r"not ranked, for the memory is 83.52 GB: [a-z1-]+ \(\d+.\d GB\), ", printed)
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatc
 
 def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    given = [
+    options = [
         "compare",
         "-S",
         "1f1b,interleaved-1f1b,hanayo,zb-h1",
@@ -143,11 +143,11 @@ def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, mo
         "-W",
         "F=1,B=2",
     ]
-    rows = {row["schedule"]: row for row in answer(*given)["rows"]}
+    rows = {row["schedule"]: row for row in answer(*options)["rows"]}
     assert rows["interleaved-1f1b"]["peak_in_flight"] == 23
     assert rows["interleaved-1f1b"]["peak_microbatches"] == 11.5  # of two stages each
     assert rows["1f1b"]["above_best"] == pytest.approx(rows["1f1b"]["makespan"] / 55 - 1)
-    _, out, _ = call(*given)
+    _, out, _ = call(*options)
     table = [line.split("│") for line in out.splitlines() if line[:1] == "│"]
     assert {len(line) for line in table} == {10}  # one table, without M and copies
     assert [line[1].strip() for line in table] == sorted(rows, key=lambda n: rows[n]["makespan"])
@@ -161,10 +161,10 @@ def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, mo
 
 
 def test_only_what_does_not_exist_is_left_out(answer, mistake):
-    given = "compare", "--microbatches", 16, *LARGE, "--workers"
-    rows = answer(*given, 3, "--schedules", "1f1b,chimera")["rows"]
+    options = "compare", "--microbatches", 16, *LARGE, "--workers"
+    rows = answer(*options, 3, "--schedules", "1f1b,chimera")["rows"]
     assert rows[1]["error"].startswith("chimera needs an even number of workers")
-    unlinked = ["mid_nw_mid_cp" if each == "h100" else each for each in given]  # to no host
+    unlinked = ["mid_nw_mid_cp" if option == "h100" else option for option in options]  # to no host
     line = mistake(*unlinked, 8, "--schedules", "1f1b,pipe-offload")
     assert "pipe-offload, M = 16: phase O has no cost: give O" in line
     assert "on a system whose file says what its host_link is" in line
@@ -201,9 +201,9 @@ def test_timeline_is_consistent(link, data):
     table = pj.read_table(data / "DualPipeV_4_8.comms.csv")
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, latency=0.1, transmit=0.4)
     run = pj.evaluate(table, costs, link=link)
-    drawn, sent = bars(run), arrows(run)
-    assert max(bar.finish for bar in drawn) == run.makespan
-    ends = {(bar.worker, str(op)): bar for bar in drawn for op in bar.ops}
+    all_bars, sent = bars(run), arrows(run)
+    assert max(bar.finish for bar in all_bars) == run.makespan
+    ends = {(bar.worker, str(op)): bar for bar in all_bars for op in bar.ops}
     for arrow in sent:
         letters = "F" if arrow.op.phase is pj.Phase.SEND_F else "BI"
         producer = next(
@@ -219,7 +219,7 @@ def test_timeline_is_consistent(link, data):
         )
         assert producer.finish - 1e-9 <= arrow.start
         assert arrow.start + 0.5 - 1e-9 <= arrow.finish <= consumer.start + 1e-9
-    critical = [bar for bar in drawn if bar.is_critical]
+    critical = [bar for bar in all_bars if bar.is_critical]
     assert critical
     length = sum(bar.finish - bar.start for bar in critical)
     waits = sum(

@@ -31,18 +31,18 @@ def test_corners_equal_one_by_one(case, link, data):
     ends = np.zeros(9, int)  # of workers that there are not: the source
     ends[: program.num_workers] = program.last_node
     program = dataclasses.replace(program, last_node=ends)
-    found = pj.analysis.corners(program, costs, target=target)
-    for k, each in enumerate(costs.values()):
-        assert found.makespan[k] == pj.makespan(program, each)
-        assert np.array_equal(found.slack[k], pj.analysis.slack(program, each, target=target))
-        spare = longest_path.slack(program.preds, *map(np.asarray, price(program, each)), target)
-        assert np.array_equal(found.slack[k], spare)
-        late = 0.0 if target is None else pj.analysis.total_negative_slack(program, each, target)
-        assert found.total_negative_slack[k] == late
-    assert np.array_equal(found.worst_slack, found.slack.min(axis=0))
+    result = pj.analysis.corners(program, costs, target=target)
+    for k, corner in enumerate(costs.values()):
+        assert result.makespan[k] == pj.makespan(program, corner)
+        assert np.array_equal(result.slack[k], pj.analysis.slack(program, corner, target=target))
+        spare = longest_path.slack(program.preds, *map(np.asarray, price(program, corner)), target)
+        assert np.array_equal(result.slack[k], spare)
+        late = 0.0 if target is None else pj.analysis.total_negative_slack(program, corner, target)
+        assert result.total_negative_slack[k] == late
+    assert np.array_equal(result.worst_slack, result.slack.min(axis=0))
     nodes = np.arange(program.num_nodes)
-    assert np.array_equal(found.slack[found.binding, nodes], found.worst_slack)
-    assert np.array_equal(found.binding, np.argmax(found.slack == found.worst_slack, axis=0))
+    assert np.array_equal(result.slack[result.binding, nodes], result.worst_slack)
+    assert np.array_equal(result.binding, np.argmax(result.slack == result.worst_slack, axis=0))
 
 
 def test_lateness_is_an_objective():
@@ -97,9 +97,9 @@ def test_rules_scale_what_they_name(data, pair):
     ):
         if pair is not None and rules in ("F@stage1*2", "compute@microbatch3*2"):
             continue  # a pair's time is by the stage and microbatch of its forward
-        found = pj.evaluate(table, pj.costing.scaled_costs(costs, table, rules), link="queued")
+        result = pj.evaluate(table, pj.costing.scaled_costs(costs, table, rules), link="queued")
         factor = (
-            found.node_duration[plain.node_duration > 0]
+            result.node_duration[plain.node_duration > 0]
             / plain.node_duration[plain.node_duration > 0]
         )
         assert factor.tolist() == np.where(scaled, 2.0, 1.0)[plain.node_duration > 0].tolist(), (
@@ -108,10 +108,10 @@ def test_rules_scale_what_they_name(data, pair):
     boundary = np.minimum(
         sent.stage, np.where(sent.phase == pj.Phase.SEND_F, sent.stage, sent.stage - 1)
     )
-    found = pj.evaluate(
+    result = pj.evaluate(
         table, pj.costing.scaled_costs(costs, table, "transmit@boundary1*2"), link="queued"
     )
-    factor = found.node_duration[sent.carrier] / plain.node_duration[sent.carrier]
+    factor = result.node_duration[sent.carrier] / plain.node_duration[sent.carrier]
     assert factor.tolist() == np.where(boundary == 1, 2.0, 1.0).tolist()
     twice = pj.costing.scaled_costs(costs, table, "transmit*2, transmit@boundary1*2, latency*3")
     assert (twice.transmit / costs.transmit).tolist() == [2.0, 4.0, *[2.0] * (len(stages) - 3)]
@@ -120,21 +120,21 @@ def test_rules_scale_what_they_name(data, pair):
 
 def test_corners_on_the_command_line(answer, call, mistake):
     slow, hot = ["--corner", "slow link:transmit*4"], ["--corner", "hot:compute@worker2*1.5"]
-    found = answer(*SMALL, *slow, *hot, "--target", 18, "--slack")
+    result = answer(*SMALL, *slow, *hot, "--target", 18, "--slack")
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
-    each = [pj.Costs(forward=1.0, backward=2.0, transmit=0.4)]
-    each.append(pj.costing.scaled_costs(costs, CHIMERA, "compute@worker2*1.5"))
+    corner_costs = [pj.Costs(forward=1.0, backward=2.0, transmit=0.4)]
+    corner_costs.append(pj.costing.scaled_costs(costs, CHIMERA, "compute@worker2*1.5"))
     program = pj.lower(CHIMERA, step_end=False)
-    assert [corner["name"] for corner in found["corners"]] == ["nominal", "slow link", "hot"]
-    for corner, priced in zip(found["corners"], [costs, *each], strict=True):
+    assert [corner["name"] for corner in result["corners"]] == ["nominal", "slow link", "hot"]
+    for corner, priced in zip(result["corners"], [costs, *corner_costs], strict=True):
         assert corner["makespan"] == pj.evaluate(CHIMERA, priced).makespan
         late = pj.analysis.total_negative_slack(program, priced, 18.0)
         assert corner["total_negative_slack"] == late
         assert corner["worst_slack"] == pytest.approx(18 - corner["makespan"])
-    assert sum(corner["binding_ops"] for corner in found["corners"]) == 32 == len(found["slack"])
-    assert {op["corner"] for op in found["slack"]} <= {"nominal", "slow link", "hot"}
-    worst = min(corner["worst_slack"] for corner in found["corners"])
-    assert min(op["slack"] for op in found["slack"]) == worst
+    assert sum(corner["binding_ops"] for corner in result["corners"]) == 32 == len(result["slack"])
+    assert {op["corner"] for op in result["slack"]} <= {"nominal", "slow link", "hot"}
+    worst = min(corner["worst_slack"] for corner in result["corners"])
+    assert min(op["slack"] for op in result["slack"]) == worst
     alone = answer(*SMALL, "--target", 16)
     assert (alone["target"], alone["worst_slack"]) == (16, pytest.approx(-0.7))
     assert alone["total_negative_slack"] < alone["worst_slack"]

@@ -40,32 +40,36 @@ seconds = st.lists(st.just(0.0) | st.floats(1e-300, 1e6), min_size=2, max_size=2
 
 
 @given(one=seconds, other=seconds, kind=st.sampled_from(sorted(KINDS)))
-def test_what_follows_is_filled_in(one, other, kind):
-    of = KINDS[kind]
-    whole, part = np.maximum(one, other), np.minimum(one, other)
+def test_what_follows_is_filled_in(first, second, kind):
+    kind_fields = KINDS[kind]
+    whole, part = np.maximum(first, second), np.minimum(first, second)
     cases = [
-        ({"backward": of(one)}, {"input_grad": of(one), "weight_grad": of(one)}, 0.5),
         (
-            {"input_grad": of(one), "weight_grad": of(other)},
-            {"backward": of([a + b for a, b in zip(one, other, strict=True)])},
+            {"backward": kind_fields(first)},
+            {"input_grad": kind_fields(first), "weight_grad": kind_fields(first)},
+            0.5,
+        ),
+        (
+            {"input_grad": kind_fields(first), "weight_grad": kind_fields(second)},
+            {"backward": kind_fields([a + b for a, b in zip(first, second, strict=True)])},
             1.0,
         ),
         (
-            {"backward": of(whole), "input_grad": of(part)},
-            {"weight_grad": of(whole - part)},
+            {"backward": kind_fields(whole), "input_grad": kind_fields(part)},
+            {"weight_grad": kind_fields(whole - part)},
             1.0,
         ),
         (
-            {"backward": of(whole), "weight_grad": of(part)},
-            {"input_grad": of(whole - part)},
+            {"backward": kind_fields(whole), "weight_grad": kind_fields(part)},
+            {"input_grad": kind_fields(whole - part)},
             1.0,
         ),
     ]
-    for arguments, wanted, factor in cases:
+    for arguments, expected, factor in cases:
         costs = pj.Costs(forward=1.0, **arguments)
         for name, value in {
             **{k: (v, 1.0) for k, v in arguments.items()},
-            **{k: (v, factor) for k, v in wanted.items()},
+            **{k: (v, factor) for k, v in expected.items()},
         }.items():
             np.testing.assert_array_equal(
                 getattr(costs, name), value[1] * np.asarray(value[0]), err_msg=name
@@ -131,15 +135,15 @@ def test_per_worker_is_what_the_command_line_does(name, call, tmp_path):
     costs = pj.Costs.per_worker(table, **times, transfer=0.125)
     for pipe in range(table.num_pipes):  # all that a microbatch costs on a worker
         for worker in range(table.num_workers):
-            mine = table.placement[pipe] == worker
-            shares = np.asarray(table.stage_shares)[mine]
+            is_own = table.placement[pipe] == worker
+            shares = np.asarray(table.stage_shares)[is_own]
             for field, value in times.items():
-                total = getattr(costs, field)[mine].sum() * table.grammar.slices
-                assert total == pytest.approx(value * shares.mean() if mine.any() else 0)
+                total = getattr(costs, field)[is_own].sum() * table.grammar.slices
+                assert total == pytest.approx(value * shares.mean() if is_own.any() else 0)
     path = tmp_path / "table.json"
     pj.write_table(table, path)
-    of_ops = "F=1,I=1.25,W=0.5" + ",O=0.75" * table.offloads
-    given_times = ["--worker-times", of_ops, "--comm", "0.125"]
+    times = "F=1,I=1.25,W=0.5" + ",O=0.75" * table.offloads
+    given_times = ["--worker-times", times, "--comm", "0.125"]
     code, out, _ = call("evaluate", "--table", path, *given_times, "--json")
     assert (code, json.loads(out)["makespan"]) == (0, pj.evaluate(table, costs).makespan)
 
@@ -261,12 +265,14 @@ def test_types_of_numbers():
     assert pj.Costs(forward=jnp.arange(3)).forward.dtype == jnp.result_type(float)
     for dtype in (np.float16, np.float32, np.float64, np.longdouble, jnp.bfloat16):
         size = np.dtype(dtype).itemsize
-        wanted = {np.dtype(np.float32 if size <= 4 else np.float64)}  # smaller cannot add up a step
+        expected = {
+            np.dtype(np.float32 if size <= 4 else np.float64)
+        }  # smaller cannot add up a step
         for make in (np.ones, jnp.ones)[: 1 if size > 8 else 2]:
             costs = pj.Costs(forward=make(2, dtype), backward=make(2, dtype))
-            assert {leaf.dtype for leaf in jax.tree.leaves(costs) if np.ndim(leaf)} == wanted
+            assert {leaf.dtype for leaf in jax.tree.leaves(costs) if np.ndim(leaf)} == expected
         batch = pj.Costs.uniform(TABLE, forward=np.ones(2, dtype), backward=1.0)
-        assert {leaf.dtype for leaf in jax.tree.leaves(batch)} == wanted
+        assert {leaf.dtype for leaf in jax.tree.leaves(batch)} == expected
     with jax.enable_x64(False):
         assert pj.Costs(forward=jnp.array([2**24 + 1])).forward.tolist() == [2**24 + 1]
     inside = jax.jit(lambda a, b: pj.Costs(forward=[a, b, 1.0]).forward)(1.0, 2.0)
@@ -367,8 +373,8 @@ def test_gradient_of_all_finish_times_is_the_same():
     program = pj.lower(TABLE, link="queued", step_end=False)  # no A and U that tie with the end
     costs = pj.Costs(forward=jnp.array(1.0), backward=jnp.array(2.0), transmit=jnp.array(0.1))
     last = lambda c: pj.finish_times(program, c).max()  # noqa: E731
-    one, other = (jax.grad(f)(costs) for f in (last, lambda c: pj.makespan(program, c)))
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+    first, second = (jax.grad(f)(costs) for f in (last, lambda c: pj.makespan(program, c)))
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         assert float(a) == pytest.approx(float(b))
     _, tangent = jax.jvp(last, (costs,), (costs,))
     assert float(tangent) == pytest.approx(float(last(costs)))
@@ -511,8 +517,8 @@ def test_tiny_times_give_ratios(tiny):
 @pytest.mark.slow
 def test_batches_that_overflow_are_refused():
     program = pj.lower(TABLE)
-    for dtype, most in ((np.float32, 3e38), (np.float64, 1e308)):
-        costs = pj.Costs(forward=np.array([1.0, most], dtype), backward=dtype(0))
+    for dtype, largest in ((np.float32, 3e38), (np.float64, 1e308)):
+        costs = pj.Costs(forward=np.array([1.0, largest], dtype), backward=dtype(0))
         for solve in (
             pj.makespans,
             pj.makespans_and_grad,

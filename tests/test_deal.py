@@ -35,25 +35,25 @@ def drawn(case, count, seed=0):
     """Costs of so many steps; some microbatches are far longer than others."""
     table, members = table_of(case), case[3] * case[4]
     rng = np.random.default_rng(seed)
-    each = []
+    batches = []
     for step in range(count):
         shape, sigma = (table.num_stages, members), (0.2, 0.8, 1.5)[step % 3]
         forward, backward = rng.lognormal(0, sigma, (2, *shape))
-        each.append(pj.Costs(forward=forward, backward=backward, transmit=0.25, latency=0.125))
-    return table, each
+        batches.append(pj.Costs(forward=forward, backward=backward, transmit=0.25, latency=0.125))
+    return table, batches
 
 
-def brute_force(table, each, link, replicas):
+def brute_force(table, batches, link, replicas):
     """Least value of each step, of all sequences of all its microbatches cut into replicas."""
     size = table.num_microbatches
     orders = np.array([*itertools.permutations(range(size * replicas))]).reshape(-1, size)
     rows, which = np.unique(orders, axis=0, return_inverse=True)
     program = pj.lower(table, link=link)
-    found = []
-    for costs in each:
+    result = []
+    for costs in batches:
         times = np.asarray(pj.makespans(program, in_order(costs, rows)))
-        found.append(times[which.reshape(-1, replicas)].max(axis=1).min())
-    return np.array(found)
+        result.append(times[which.reshape(-1, replicas)].max(axis=1).min())
+    return np.array(result)
 
 
 @pytest.mark.parametrize(("name", "workers", "link", "replicas", "size"), daily(CASES))
@@ -61,38 +61,38 @@ def test_deals_equal_brute_force_and_bounds_stay_below(
     name, workers, link, replicas, size, monkeypatch
 ):
     case = name, workers, link, replicas, size
-    table, each = drawn(case, 40 if size < 4 else 16)
-    optimum = brute_force(table, each, link, replicas)
+    table, batches = drawn(case, 40 if size < 4 else 16)
+    optimum = brute_force(table, batches, link, replicas)
     for bound in (order_bound, packed_bound):
-        below = [bound(table, costs, Links.of(link), replicas) for costs in each]
+        below = [bound(table, costs, Links.of(link), replicas) for costs in batches]
         assert (below <= optimum * (1 + 1e-12)).all()
     for few in (True, False):
         monkeypatch.setattr(deal_search, "MOST_MEMBERS", 12 if few else 0)
-        every = pj.search.deals(
-            table, each, replicas=replicas, link=link, iterations=60 if size < 4 else 240
+        all_deals = pj.search.deals(
+            table, batches, replicas=replicas, link=link, iterations=60 if size < 4 else 240
         )
-        np.testing.assert_allclose([found.value for found in every], optimum, rtol=1e-12)
-        for step, (found, costs) in enumerate(zip(every, each, strict=True)):
+        np.testing.assert_allclose([result.value for result in all_deals], optimum, rtol=1e-12)
+        for step, (result, costs) in enumerate(zip(all_deals, batches, strict=True)):
             if step < 6:  # one by one
-                check(found, table, costs, link, replicas)
-            assert found.lower_bound <= found.value * (1 + 1e-12)
-            assert not few or (found.stopped, found.gap) == ("optimal", 0.0)
+                check(result, table, costs, link, replicas)
+            assert result.lower_bound <= result.value * (1 + 1e-12)
+            assert not few or (result.stopped, result.gap) == ("optimal", 0.0)
 
 
-def check(found, table, costs, link, replicas):
+def check(result, table, costs, link, replicas):
     """A deal holds each microbatch once, and takes what evaluate says of each replica."""
-    order = found.best.order
+    order = result.best.order
     assert order.shape == (replicas, table.num_microbatches)
     assert sorted(order.ravel().tolist()) == list(range(order.size))
     alone = [pj.evaluate(table, in_order(costs, row), link=link).makespan for row in order]
-    assert found.value == max(alone)
+    assert result.value == max(alone)
     program = pj.lower(table, link=link)
-    assert np.asarray(pj.makespans(program, found.best.costs)).tolist() == alone
-    assert found.value <= min(found.baselines.values())
-    given = np.arange(order.size).reshape(order.shape)
-    for name, deal in (("given", given), ("round robin", given.reshape(order.T.shape).T)):
+    assert np.asarray(pj.makespans(program, result.best.costs)).tolist() == alone
+    assert result.value <= min(result.baselines.values())
+    options = np.arange(order.size).reshape(order.shape)
+    for name, deal in (("given", options), ("round robin", options.reshape(order.T.shape).T)):
         times = [pj.evaluate(table, in_order(costs, row), link=link).makespan for row in deal]
-        assert found.baselines[name] == max(times)
+        assert result.baselines[name] == max(times)
 
 
 @pytest.fixture(scope="module")
@@ -113,38 +113,44 @@ def recorded():
 
 
 def test_a_recorded_job_is_dealt_near_its_bound(recorded):
-    table, each = recorded
-    every = pj.search.deals(table, each, replicas=8, link="blocking", iterations=30)
-    for found, costs in zip(every, each, strict=True):
-        check(found, table, costs, "blocking", 8)
-        assert found.baselines["greedy with order"] < found.baselines["greedy"]
-        assert found.value < found.baselines["greedy with order"] < 0.9 * found.baselines["given"]
-        assert 0 < found.gap < 0.04
+    table, batches = recorded
+    all_deals = pj.search.deals(table, batches, replicas=8, link="blocking", iterations=30)
+    for result, costs in zip(all_deals, batches, strict=True):
+        check(result, table, costs, "blocking", 8)
+        assert result.baselines["greedy with order"] < result.baselines["greedy"]
+        assert (
+            result.value < result.baselines["greedy with order"] < 0.9 * result.baselines["given"]
+        )
+        assert 0 < result.gap < 0.04
 
 
 def test_a_seed_gives_one_answer_and_no_time_the_best_baseline(recorded):
     table, (costs, *_) = recorded
     options = {"replicas": 8, "link": "blocking", "seed": 3}
-    one, same = (pj.search.deal(table, costs, iterations=4, **options) for _ in range(2))
-    assert one.best.order.tolist() == same.best.order.tolist()
-    assert (one.value, one.evaluated, one.stopped) == (same.value, same.evaluated, "iterations")
+    first, same = (pj.search.deal(table, costs, iterations=4, **options) for _ in range(2))
+    assert first.best.order.tolist() == same.best.order.tolist()
+    assert (first.value, first.evaluated, first.stopped) == (
+        same.value,
+        same.evaluated,
+        "iterations",
+    )
     for more, why in (({"time_limit": 0.0}, "time"), ({"iterations": 0}, "iterations")):
         none = pj.search.deal(table, costs, **more, **options)
         assert none.stopped == why
-        assert one.value < none.value == min(none.baselines.values())
+        assert first.value < none.value == min(none.baselines.values())
 
 
 def test_steps_may_differ_in_what_no_microbatch_does():
     case = ("1f1b", 2, "delay", 2, 3)
-    table, each = drawn(case, 3)
-    each = [
+    table, batches = drawn(case, 3)
+    batches = [
         pj.Costs(forward=c.forward, backward=c.backward, transmit=t, update=[0.0, t])
-        for c, t in zip(each, (0.0, 0.5, 2.0), strict=True)
+        for c, t in zip(batches, (0.0, 0.5, 2.0), strict=True)
     ]
-    together = pj.search.deals(table, each, replicas=2)
-    for found, costs in zip(together, each, strict=True):
-        assert found.value == pj.search.deal(table, costs, replicas=2).value
-        assert found.baselines["given"] == max(
+    together = pj.search.deals(table, batches, replicas=2)
+    for result, costs in zip(together, batches, strict=True):
+        assert result.value == pj.search.deal(table, costs, replicas=2).value
+        assert result.baselines["given"] == max(
             pj.evaluate(table, in_order(costs, np.arange(low, low + 3))).makespan for low in (0, 3)
         )
 
@@ -153,8 +159,8 @@ def test_of_equal_replicas_the_bound_is_the_value():
     """One worker: all that is dealt is work, and blocks of 1 + 3 and 2 + 2 are even."""
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
     lengths = np.array([[1.0, 2.0, 2.0, 3.0]])
-    found = pj.search.deal(table, pj.Costs(forward=lengths, backward=lengths), replicas=2)
-    assert (found.value, found.lower_bound, found.stopped) == (8.0, 8.0, "optimal")
+    result = pj.search.deal(table, pj.Costs(forward=lengths, backward=lengths), replicas=2)
+    assert (result.value, result.lower_bound, result.stopped) == (8.0, 8.0, "optimal")
 
 
 def test_the_longest_microbatches_meet():
@@ -171,8 +177,8 @@ def test_a_sender_that_is_held_is_part_of_the_bound():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
     forward = np.array([[0.0] * 3, [10.0, 20.0, 30.0]])
     costs = pj.Costs(forward=forward, backward=0.0, transmit=1.0)
-    found = {link: order_bound(table, costs, Links.of(link)) for link in ("delay", "blocking")}
-    assert found == {"delay": 1 + 60 + 1, "blocking": 1 + 60 + 2 + 1}
+    result = {link: order_bound(table, costs, Links.of(link)) for link in ("delay", "blocking")}
+    assert result == {"delay": 1 + 60 + 1, "blocking": 1 + 60 + 2 + 1}
 
 
 WRONG = {

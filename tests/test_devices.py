@@ -64,9 +64,9 @@ def numbers(lines):
 def test_sharded_equals_unsharded(sizes, capsys):
     several = "--xla_force_host_platform_device_count=3"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {several}"
-    found = output(run(["-c", ON_SEVERAL.format(devices=3, sizes=sizes)], XLA_FLAGS=flags))
+    result = output(run(["-c", ON_SEVERAL.format(devices=3, sizes=sizes)], XLA_FLAGS=flags))
     exec(ON_SEVERAL.format(devices=1, sizes=sizes), {})
-    np.testing.assert_allclose(numbers(found), numbers(capsys.readouterr().out), rtol=1e-12)
+    np.testing.assert_allclose(numbers(result), numbers(capsys.readouterr().out), rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -23,20 +23,20 @@ def rows_of(*rows):
 
 
 def test_idle_slots_are_no_difference():
-    found = table_difference(rows_of(ONE), rows_of(["", *ONE[:2], "", *ONE[2:]]))
-    assert found.is_none
-    assert found.rows == []
+    result = table_difference(rows_of(ONE), rows_of(["", *ONE[:2], "", *ONE[2:]]))
+    assert result.is_none
+    assert result.rows == []
 
 
 def test_the_first_difference_and_what_is_out_of_order():
-    found = table_difference(rows_of(ONE), rows_of(["0F0", "0B0", "0F1", "0B1"]))
-    (row,) = found.rows
+    result = table_difference(rows_of(ONE), rows_of(["0F0", "0B0", "0F1", "0B1"]))
+    (row,) = result.rows
     assert (row.worker, row.first, row.reordered, row.only) == (0, 1, 1, (0, 0))
     assert [[str(cell[0]) for cell in cells] for _, cells in row.around(1)] == [
         ["0F0", "0F1", "0B0"],
         ["0F0", "0B0", "0F1"],
     ]
-    assert found.only == {}
+    assert result.only == {}
 
 
 def test_fewest_ops_that_would_have_to_move():
@@ -46,64 +46,64 @@ def test_fewest_ops_that_would_have_to_move():
     for _ in range(5):
         order = draw.sample(range(4), 4), draw.sample(range(4), 4)
         row = [f"0F{m}" for m in order[0]] + [f"0B{m}" for m in order[1]]
-        found = table_difference(rows_of(ops), rows_of(row))
-        kept = max(
+        result = table_difference(rows_of(ops), rows_of(row))
+        longest = max(
             size
             for size in range(len(ops) + 1)
             for part in itertools.combinations(ops, size)
             if [op for op in row if op in part] == list(part)
         )
-        assert sum(each.reordered for each in found.rows) == len(ops) - kept
+        assert sum(row.reordered for row in result.rows) == len(ops) - longest
 
 
 def test_split_backwards_are_counted_once():
-    found = table_difference(PIPE, pj.schedules.build("zb-h1", **SIZE))
-    assert found.split == (0, 32)
-    assert found.only == {Phase.B: (32, 0), Phase.I: (0, 32), Phase.W: (0, 32)}
+    result = table_difference(PIPE, pj.schedules.build("zb-h1", **SIZE))
+    assert result.split == (0, 32)
+    assert result.only == {Phase.B: (32, 0), Phase.I: (0, 32), Phase.W: (0, 32)}
     back = table_difference(pj.schedules.build("zb-h1", **SIZE), PIPE)
     assert back.split == (32, 0)
 
 
 def test_cells_of_communication_and_workers():
     sent = pj.links.insert_transfers(PIPE, link=Links("rendezvous"))
-    found = table_difference(PIPE, sent)
-    assert found.communication == (0, 2 * 2 * 3 * 8)
-    assert found.other_placement is False
+    result = table_difference(PIPE, sent)
+    assert result.communication == (0, 2 * 2 * 3 * 8)
+    assert result.other_placement is False
     mirrored = pj.ScheduleTable.from_rows([*PIPE.rows()][::-1])
-    found = table_difference(PIPE, mirrored)
-    assert (found.other_placement, len(found.moved)) == (True, 64)
-    assert found.moved[pj.Op(Phase.F, 0, 0)] == (0, 3)
-    assert found.only == {}
+    result = table_difference(PIPE, mirrored)
+    assert (result.other_placement, len(result.moved)) == (True, 64)
+    assert result.moved[pj.Op(Phase.F, 0, 0)] == (0, 3)
+    assert result.only == {}
 
 
 def test_tables_of_other_sizes():
-    found = table_difference(PIPE, pj.schedules.build("1f1b", num_workers=3, num_microbatches=9))
-    assert found.sizes == {"workers": (4, 3), "stages": (4, 3), "microbatches": (8, 9)}
-    assert [row.worker for row in found.rows] == [0, 1, 2]
-    assert found.only[Phase.F] == (8, 3)
+    result = table_difference(PIPE, pj.schedules.build("1f1b", num_workers=3, num_microbatches=9))
+    assert result.sizes == {"workers": (4, 3), "stages": (4, 3), "microbatches": (8, 9)}
+    assert [row.worker for row in result.rows] == [0, 1, 2]
+    assert result.only[Phase.F] == (8, 3)
 
 
 def test_a_row_alone_is_exchanged():
     other = pj.schedules.build("gpipe", **SIZE)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
-    found = [*row_exchanges(PIPE, other, range(4), costs, Links())]
+    result = [*row_exchanges(PIPE, other, range(4), costs, Links())]
     rows = [next(iter(other.rows())), *[*PIPE.rows()][1:]]
-    assert found[0] == pj.evaluate(PIPE.with_rows(rows), costs).makespan
-    assert found[1:] == [None] * 3  # backwards in another order than the next worker's
+    assert result[0] == pj.evaluate(PIPE.with_rows(rows), costs).makespan
+    assert result[1:] == [None] * 3  # backwards in another order than the next worker's
 
 
 def test_the_command(answer, call, tmp_path):
     pj.write_table(PIPE, tmp_path / "pipe.csv")
     both = ["compare", "--diff", "--schedules", f"{tmp_path / 'pipe.csv'},zb-h1"]
-    given = [*both, "--stage-times", "F=1,B=2", "--comm", 0.1]
-    found = answer(*given)
-    assert [run["workers"] for run in found["tables"]] == [4, 4]
+    options = [*both, "--stage-times", "F=1,B=2", "--comm", 0.1]
+    result = answer(*options)
+    assert [run["workers"] for run in result["tables"]] == [4, 4]
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
-    assert found["tables"][0]["makespan"] == pj.evaluate(PIPE, costs).makespan
-    assert (found["equal"], found["split"], found["unit"]) == (False, [0, 32], "seconds")
-    assert found["rows"][0]["cells"] == ["0B0", "0I0"]
-    assert [row["worker"] for row in found["exchanges"]] == [0, 1, 2, 3]
-    code, out, _ = call(*given)
+    assert result["tables"][0]["makespan"] == pj.evaluate(PIPE, costs).makespan
+    assert (result["equal"], result["split"], result["unit"]) == (False, [0, 32], "seconds")
+    assert result["rows"][0]["cells"] == ["0B0", "0I0"]
+    assert [row["worker"] for row in result["exchanges"]] == [0, 1, 2, 3]
+    code, out, _ = call(*options)
     assert code == 0
     assert ">0B0<" in out
     assert "backwards that B alone splits into I and W: 32" in out

@@ -64,21 +64,23 @@ def test_the_command_below_a_picture_runs_what_it_shows(name, answer):
     shown = gallery.run_schedule(name)
     (line,) = command_lines(f"```sh\n{gallery.command(shown)}\n```")
     check_line(line)
-    found = answer(*shlex.split(line)[1:])
-    assert found["makespan"] == pytest.approx(shown.run.makespan, rel=1e-12)
-    ops = {op["op"]: op["start"] for op in found["ops"]}
+    result = answer(*shlex.split(line)[1:])
+    assert result["makespan"] == pytest.approx(shown.run.makespan, rel=1e-12)
+    ops = {op["op"]: op["start"] for op in result["ops"]}
     assert ops == {bar.label: pytest.approx(bar.start, rel=1e-12) for bar in bars(shown.run)}
 
 
 def keys_on(page, first):
     """Tables whose first column has a name: key -> the cell that says what it is if left out."""
-    found = {}
+    result = {}
     for table in re.findall(r"(?:^\|.*\|\n)+", (DOCS / page).read_text(), re.M):
         head, _, *rows = [[cell.strip() for cell in row.split(" |")] for row in table.splitlines()]
         if head[0].removeprefix("| ") == first:
             for row in rows:
-                found |= dict.fromkeys(re.findall(r"`([^`]+)`", row[0]), row[-2].removeprefix("| "))
-    return found
+                result |= dict.fromkeys(
+                    re.findall(r"`([^`]+)`", row[0]), row[-2].removeprefix("| ")
+                )
+    return result
 
 
 @pytest.mark.parametrize(
@@ -135,8 +137,8 @@ def test_the_page_on_sweeps_has_every_key_and_default():
     shown = keys_on("sweeps.md", "key")
     assert set(shown) == set(SWEEP_KEYS) | {"system", "title", "outputs", "dtype"}
     for key, (_, _, default) in SWEEP_KEYS.items():
-        wanted = "needed" if default is None else f"`{json.dumps(default)}`"
-        assert shown[key] == wanted or key.startswith("microbatch"), key
+        expected = "needed" if default is None else f"`{json.dumps(default)}`"
+        assert shown[key] == expected or key.startswith("microbatch"), key
 
 
 @pytest.mark.parametrize("path", [*PAGES, *OTHERS], ids=lambda path: path.stem)
@@ -195,8 +197,8 @@ def test_a_command_that_could_not_be_run_is_found(line):
 )
 def test_a_fault_of_a_page_is_found(tmp_path, page, fault):
     (tmp_path / "index.html").write_text(page)
-    (found,) = faults(tmp_path)
-    assert fault in found
+    (result,) = faults(tmp_path)
+    assert fault in result
 
 
 def code_cells(script):

@@ -43,18 +43,18 @@ def test_names_fold_case(answer):
 
 
 def test_the_nearest_name_is_proposed():
-    known = ("delay", "queued", "Blocking")
-    assert resolve_name("blocking", known, "link model") == "Blocking"
+    names = ("delay", "queued", "Blocking")
+    assert resolve_name("blocking", names, "link model") == "Blocking"
     with pytest.raises(ValueError, match=r"unknown link model 'blokcing': .*; did you mean Block"):
-        resolve_name("blokcing", known, "link model")
+        resolve_name("blokcing", names, "link model")
     with pytest.raises(ValueError, match=r"got 'queue'; did you mean queued[?]$"):
-        resolve_choice("queue", known, "link")
+        resolve_choice("queue", names, "link")
     with pytest.raises(ValueError, match=r"did you mean zb-h1 or zb-v[?]$"):  # all of that word
         resolve_choice("ZB", ("zbx", "zb-h1", "zb-v"), "schedule")
     with pytest.raises(ValueError, match=r"got 'xyz'$"):  # nothing is near
-        resolve_choice("xyz", known, "link")
+        resolve_choice("xyz", names, "link")
     with pytest.raises(ValueError, match=r"got None$"):
-        resolve_choice(None, known, "link")
+        resolve_choice(None, names, "link")
 
 
 def torch_1f1b(workers, microbatches, *, reduces):
@@ -171,12 +171,12 @@ CONTRADICTION = "B contradicts I [+] W: 5 is not 1 [+] 2"
 def test_a_backward_that_contradicts_its_parts_is_refused(mistake, answer, tmp_path):
     for option in ("--stage-times", "--worker-times"):
         text = "F=1,B=5,I=1,W=2"
-        said = mistake("evaluate", *ONE, option, text)
-        assert re.search(f"{option} {text}: {CONTRADICTION}: give B, or I and W", said)
+        message = mistake("evaluate", *ONE, option, text)
+        assert re.search(f"{option} {text}: {CONTRADICTION}: give B, or I and W", message)
     costs = tmp_path / "costs.json"
     costs.write_text('{"unit": "seconds", "F": 1, "B": [3, 3, 5, 3], "I": 1, "W": 2}')
-    said = mistake("evaluate", *ONE, "--costs", costs)
-    assert re.search(f"--costs {costs}: {CONTRADICTION} on stage 2", said)
+    message = mistake("evaluate", *ONE, "--costs", costs)
+    assert re.search(f"--costs {costs}: {CONTRADICTION} on stage 2", message)
     costs.write_text('{"unit": "seconds", "recorded": true, "F": 1, "B": 5, "I": 1, "W": 2}')
     assert answer("evaluate", *ONE, "--costs", costs)["busy"] == pytest.approx([8 + 8 * 5] * 4)
     costs.write_text('{"unit": "seconds", "recorded": 1, "F": 1, "B": 3}')
@@ -189,11 +189,11 @@ def test_a_backward_that_contradicts_its_parts_is_refused(mistake, answer, tmp_p
 
 
 def test_one_line_is_all_that_a_command_says():
-    own, foreign = Notice("a table is repaired"), RuntimeWarning("overflow encountered in add")
+    notice, foreign = Notice("a table is repaired"), RuntimeWarning("overflow encountered in add")
     with pytest.MonkeyPatch.context() as patch, notices_as_lines():
         lines = []
         patch.setattr(sys.stderr, "write", lines.append)
-        for warning in (own, foreign):
+        for warning in (notice, foreign):
             warnings.showwarning(warning, type(warning), "here", 1)
     assert lines == ["warning: a table is repaired\n"]
 
@@ -207,10 +207,10 @@ def within(place, error):
 
 def test_an_error_names_the_option_of_its_file_or_of_its_argument():
     takes = declared(evaluate_options)
-    given = GivenOptions(["--memory-limit", "2", "--table", "x.csv", "--slack"], takes)
+    options = GivenOptions(["--memory-limit", "2", "--table", "x.csv", "--slack"], takes)
     limit = wrong("memory_limit", "must be 3", 2)
     first = "the memory limit of worker 0 is 2"
-    for error, said in (
+    for error, message in (
         (limit, "--memory-limit must be 3"),
         (within("1f1b", limit), "1f1b: --memory-limit must be 3"),
         (within("x.csv", limit), "--table x.csv: memory_limit must be 3"),
@@ -230,7 +230,7 @@ def test_an_error_names_the_option_of_its_file_or_of_its_argument():
         (ValueError("give backward (B), or weight_grad (W)"), "give B, or W"),
         (ValueError("W = B - I (weight_grad) is -1"), "W = B - I is -1"),
     ):
-        assert given.named(error) == said
+        assert options.named(error) == message
 
 
 def test_an_error_of_an_argument_is_its_text_and_travels_between_processes():

@@ -14,10 +14,10 @@ HEURISTICS = ("1f1b", "zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", *OFFLOA
 
 def told_of(table, costs, **options):
     """What a search had done when it came to each value, with its rows; and how it ended."""
-    told, news = [], {}
-    last = pj.optimize(table, costs, **options, on_best=told.append)
-    for one in told:
-        news.setdefault(one.value, (one.best.effort, [*map(list, one.best.table.rows())]))
+    message, news = [], {}
+    last = pj.optimize(table, costs, **options, on_best=message.append)
+    for news in message:
+        news.setdefault(news.value, (news.best.effort, [*map(list, news.best.table.rows())]))
     return news, (last.lower_bound, last.evaluated, last.stopped, last.best.effort)
 
 
@@ -47,13 +47,13 @@ def test_the_same_effort_finds_the_same_beside_a_busy_machine(name):
     for other in others:
         other.start()
     try:
-        beside = told_of(table, costs, **options)
+        nearby = told_of(table, costs, **options)
     finally:
         over.set()
         for other in others:
             other.join()
     assert len(alone[0]) > 1
-    assert beside == alone
+    assert nearby == alone
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -76,14 +76,14 @@ def test_no_answer_is_worse_than_a_schedule_of_the_literature(seed):
         load=away,
     )
     limit, share = size["num_workers"] * float(rng.choice([0.5, 1.0, 1.5])), 0.29
-    given = {"memory_limit": limit, "weight_share": share}
-    found = pj.optimize(table, costs, **given, offload=has_link, effort=1e-6)
-    own = {"transfer": transfer, "slots": {k: float(np.mean(t)) for k, t in times.items()}}
-    own |= {**given, "offload": away if has_link else None}
+    arguments = {"memory_limit": limit, "weight_share": share}
+    result = pj.optimize(table, costs, **arguments, offload=has_link, effort=1e-6)
+    options = {"transfer": transfer, "slots": {k: float(np.mean(t)) for k, t in times.items()}}
+    options |= {**arguments, "offload": away if has_link else None}
     fitting = 0
     for name in HEURISTICS:
         takes = {*pj.schedules.find(name).options, "slots"}
-        options = {k: value for k, value in own.items() if k in takes}
+        options = {k: value for k, value in options.items() if k in takes}
         for part in (0.5, 1.0) if name == "pipe-offload" and has_link else (None,):
             options |= {} if part is None else {"offload_share": part}
             if name == "pipe-offload" and not has_link:
@@ -92,15 +92,15 @@ def test_no_answer_is_worse_than_a_schedule_of_the_literature(seed):
             held = pj.analysis.activation_memory(run, weight_share=share)
             if held.peak.max() <= limit * (1 + ROUNDING):
                 fitting += 1
-                assert found.value <= run.makespan * (1 + ROUNDING), (name, part)
+                assert result.value <= run.makespan * (1 + ROUNDING), (name, part)
     assert fitting or limit < size["num_workers"]
 
 
 def test_what_ended_a_search_is_said():
     table, costs = pipe_with_link(12)
-    found = pj.optimize(table, costs, memory_limit=1.5, offload=True, effort=0.3)
-    assert found.stopped == "effort"
-    assert found.best.effort == pytest.approx(0.3, abs=0.2)
+    result = pj.optimize(table, costs, memory_limit=1.5, offload=True, effort=0.3)
+    assert result.stopped == "effort"
+    assert result.best.effort == pytest.approx(0.3, abs=0.2)
     capped = pj.optimize(table, costs, memory_limit=1.5, offload=True, effort=1e6, time_limit=0.5)
     assert capped.stopped == "time"
     with pytest.raises(ValueError, match="effort must be above 0, got 0"):

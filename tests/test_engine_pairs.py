@@ -56,7 +56,7 @@ def each(costs, count=DISTINCT):
 def plain(name, links):
     """Makespans of the distinct configurations: nothing is remembered, batched or compiled."""
     program = lower._lowered.__wrapped__(build(name), links, True, b"")
-    vectors = [np.asarray(cost_vector(program, one)) for one in each(batch(program))]
+    vectors = [np.asarray(cost_vector(program, single)) for single in each(batch(program))]
     return np.array([run_on_host(program, vector).finish.max() for vector in vectors])
 
 
@@ -103,8 +103,8 @@ def check(way, name, link):
     program = pj.lower(table(name), link=pj.Links(*link))
     costs = batch(program)
     expected = plain(name, program.links)
-    found = np.asarray(ALL[way][0](name, program, costs))
-    np.testing.assert_array_equal(found, np.resize(expected, len(found)), f"{way}: {name} {link}")
+    result = np.asarray(ALL[way][0](name, program, costs))
+    np.testing.assert_array_equal(result, np.resize(expected, len(result)), f"{way}: {name} {link}")
 
 
 def sample(ways, step):

@@ -26,20 +26,20 @@ SPLIT, WHOLE = Regime(True, 0, False), Regime(False, 0, False)
 
 
 def test_the_file_says_what_the_tables_say():
-    found = [pj.validate(DATA / "measured" / f"{name}.csv") for name in QUICK]
+    result = [pj.validate(DATA / "measured" / f"{name}.csv") for name in QUICK]
     stored = json.loads(EVIDENCE.read_text("utf-8"))
-    for name, by_stack in evidence_of_tables(found).items():
-        for stack, told in by_stack.items():
-            assert stored[name][stack] == told
+    for name, by_stack in evidence_of_tables(result).items():
+        for stack, message in by_stack.items():
+            assert stored[name][stack] == message
 
 
 def test_runs_of_one_configuration_count_once():
     rows = read_rows(DATA / "measured" / "llm_foundry_h100.csv").take(np.array([0, 0, 1]))
-    (found,) = summarize_evidence(rows, np.array([0.1, 0.3, -0.4]), 8.0)
-    assert found[:2] == (SPLIT, 2)
-    assert found.mean_error == pytest.approx(100 * (0.2 + 0.4) / 2)
-    (again,) = from_numbers(as_numbers([found]))
-    assert again == found._replace(mean_error=30.0)
+    (result,) = summarize_evidence(rows, np.array([0.1, 0.3, -0.4]), 8.0)
+    assert result[:2] == (SPLIT, 2)
+    assert result.mean_error == pytest.approx(100 * (0.2 + 0.4) / 2)
+    (again,) = from_numbers(as_numbers([result]))
+    assert again == result._replace(mean_error=30.0)
 
 
 def test_what_is_enough_and_tells_of_what():
@@ -57,8 +57,8 @@ def test_a_calibrated_machine_stands_on_its_own_rows():
     assert known_evidence(h100, "") == known_evidence(h100, "megatron-core-2024") != ()
     assert known_evidence(h100, "a stack of one's own") == ()
     rows = as_numbers([Evidence(WHOLE, 5, 4.0)])
-    mine = dataclasses.replace(h100, calibration=CalibrationRecord("runs", 5, (), (), "", rows))
-    assert known_evidence(mine, "") == (Evidence(WHOLE, 5, 4.0),)
+    is_own = dataclasses.replace(h100, calibration=CalibrationRecord("runs", 5, (), (), "", rows))
+    assert known_evidence(is_own, "") == (Evidence(WHOLE, 5, 4.0),)
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +75,28 @@ def layouts():
 
 def test_no_layout_that_nobody_measured_stands_first(layouts):
     h100 = pj.load_system("h100")
-    found = layouts(h100)
-    first = (found.best, *found.runners_up)
-    assert {one.layout["zero"] for one in first} == {1}
-    assert {one.layout["zero"] for one in found.outside} == {3}
-    assert all(one.evidence.is_enough for one in first)
-    assert sum(one.chance for one in first) == pytest.approx(1)
-    assert {str(one.evidence) for one in found.outside} != {"None"}  # one run, which is no evidence
+    result = layouts(h100)
+    first = (result.best, *result.runners_up)
+    assert {layout_.layout["zero"] for layout_ in first} == {1}
+    assert {layout_.layout["zero"] for layout_ in result.outside} == {3}
+    assert all(layout_.evidence.is_enough for layout_ in first)
+    assert sum(layout_.chance for layout_ in first) == pytest.approx(1)
+    assert {str(layout_.evidence) for layout_ in result.outside} != {
+        "None"
+    }  # one run, which is no evidence
     rows = as_numbers([Evidence(SPLIT, 5, 4.0)])
     record = CalibrationRecord("runs of FSDP", 5, (), (), "", rows)
-    own = layouts(dataclasses.replace(h100, calibration=record))
-    assert {one.layout["zero"] for one in (own.best, *own.runners_up)} == {3}
-    assert {one.evidence for one in own.outside} == {None}
+    calibrated = layouts(dataclasses.replace(h100, calibration=record))
+    assert {layout_.layout["zero"] for layout_ in (calibrated.best, *calibrated.runners_up)} == {3}
+    assert {layout_.evidence for layout_ in calibrated.outside} == {None}
     unknown = layouts(dataclasses.replace(h100, name="of one's own"))
     assert (unknown.outside, unknown.best.evidence, unknown.best.chance) == ((), None, 0)
-    assert unknown.best.step_time == min(one.step_time for one in (*first, *found.outside))
+    assert unknown.best.step_time == min(layout_.step_time for layout_ in (*first, *result.outside))
 
 
 def test_runs_of_dense_models_tell_nothing_of_experts():
     choices = {"tensor": [2], "pipeline": [2], "zero": [1], "recompute": ["none"], "expert": [1, 8]}
-    found = pj.plan(
+    result = pj.plan(
         "mixtral-8x7b",
         "h100",
         gpus=64,
@@ -103,19 +105,19 @@ def test_runs_of_dense_models_tell_nothing_of_experts():
         choices=choices | {"context": [1], "microbatch_size": [1]},
         memory_limit=1e12,
     )
-    assert found.best.regime == "16 bits, ZeRO 0 to 2, experts within nodes"
-    known = found.best.evidence
-    assert known is None or known.regime.experts == 1
+    assert result.best.regime == "16 bits, ZeRO 0 to 2, experts within nodes"
+    evidence = result.best.evidence
+    assert evidence is None or evidence.regime.experts == 1
 
 
 def test_evaluate_says_what_its_step_time_rests_on(call):
     line = ("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, "--minibatch", 4, "--tensor-parallel", 8)
-    for model, said in (
+    for model, message in (
         ("llama3-8b", "its regime (16 bits, ZeRO 0 to 2, no experts): 16 measured configurations"),
         ("mixtral-8x7b", "its regime (16 bits, ZeRO 0 to 2, experts within nodes)"),
     ):
         code, text, _ = call(*line, "--model", model, "--system", "h100")
-        assert (code, said in text) == (0, True)
+        assert (code, message in text) == (0, True)
     text = call(*line, "--model", "llama3-8b", "--system", "h200")[1]
     assert "no run of its regime (16 bits, ZeRO 0 to 2, no experts) on h200 is known" in text
 

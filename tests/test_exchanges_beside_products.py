@@ -30,7 +30,7 @@ def products(system, phase):
 
 
 def test_a_backward_in_one_pass_hides_exchanges_that_its_products_do_not_wait_for():
-    apart, beside = (costs(H100, overlap=overlap) for overlap in (False, True))
+    apart, nearby = (costs(H100, overlap=overlap) for overlap in (False, True))
     volume = 2.0 * MODEL.sequence * MODEL.hidden  # bytes of the whole hidden state, b = 1
     group = Group(8.0, 8.0)
     hidden = (
@@ -42,15 +42,15 @@ def test_a_backward_in_one_pass_hides_exchanges_that_its_products_do_not_wait_fo
         )
     )
     middle = 1  # neither embedding nor head
-    difference = np.asarray(apart.backward - beside.backward)[middle]
+    difference = np.asarray(apart.backward - nearby.backward)[middle]
     assert difference == pytest.approx(hidden, rel=1e-9)
     for phase in ("forward", "input_grad", "weight_grad"):  # I alone has no W beside it
-        np.testing.assert_array_equal(getattr(apart, phase), getattr(beside, phase))
+        np.testing.assert_array_equal(getattr(apart, phase), getattr(nearby, phase))
 
 
 def test_what_is_longer_than_the_products_stays_exposed():
     slow = dataclasses.replace(H100, node=dataclasses.replace(H100.node, bandwidth=1e9))
-    apart, beside = (costs(slow, overlap=overlap) for overlap in (False, True))
-    difference = np.asarray(apart.backward - beside.backward)[1]
+    apart, nearby = (costs(slow, overlap=overlap) for overlap in (False, True))
+    difference = np.asarray(apart.backward - nearby.backward)[1]
     both = products(slow, "input_grad") + products(slow, "weight_grad")
     assert difference == pytest.approx(LAYERS * both, rel=1e-9)

@@ -75,9 +75,9 @@ def test_levels_are_runs(link):
     alike = last_end(table, stages_alike(silent, table, microbatches=True))
     bubble = parts["start"] + parts["gaps"] + parts["end"]
     assert parts["compute"] + bubble == pytest.approx(alike, rel=1e-12)
-    own, sent = last_end(table, silent), last_end(table, costs)
-    assert parts["imbalance"] == pytest.approx(own - alike, rel=1e-9)
-    assert parts["messages"] == pytest.approx(sent - own, rel=1e-9)
+    silent_end, sent = last_end(table, silent), last_end(table, costs)
+    assert parts["imbalance"] == pytest.approx(silent_end - alike, rel=1e-9)
+    assert parts["messages"] == pytest.approx(sent - silent_end, rel=1e-9)
     blocking = last_end(table, costs, link) - sent
     assert parts["blocking"] == pytest.approx(blocking, rel=1e-9, abs=1e-9)
 
@@ -107,13 +107,13 @@ def healthy(table, seed, **costs):
 def slow_stage(table, rng):
     stage = int(rng.integers(table.num_stages))
     costs = pj.costing.scaled_costs(healthy(table, 1), table, f"compute@stage{stage}*1.5")
-    return table, costs, {}, lambda found: found.stage == stage and found.kind == "imbalance"
+    return table, costs, {}, lambda fault: fault.stage == stage and fault.kind == "imbalance"
 
 
 def slow_worker(table, rng):
     worker = int(rng.integers(table.num_workers))
     costs = pj.costing.scaled_costs(healthy(table, 2), table, workers={worker: 1.4})
-    return table, costs, {}, lambda found: found.worker == worker and found.kind == "imbalance"
+    return table, costs, {}, lambda fault: fault.worker == worker and fault.kind == "imbalance"
 
 
 def slow_link(table, rng):
@@ -123,25 +123,25 @@ def slow_link(table, rng):
     pair = {*place[first : first + 2].tolist()}
     slow = [{*ends} == pair for ends in itertools.pairwise(place.tolist())]
     costs = healthy(table, 3, transmit=np.where(slow, 1.5, 0.05))
-    return table, costs, {}, lambda found: found.link is not None and {*found.link} == pair
+    return table, costs, {}, lambda fault: fault.link is not None and {*fault.link} == pair
 
 
 def bad_split(table, rng):
     layers = np.where(table.placement[0] < table.num_workers / 2, 1.4, 0.6)
-    rules = ",".join(f"compute@stage{s}*{each}" for s, each in enumerate(layers))
+    rules = ",".join(f"compute@stage{s}*{count}" for s, count in enumerate(layers))
     costs = pj.costing.scaled_costs(healthy(table, 4), table, rules)
-    return table, costs, {}, lambda found: found.kind == "imbalance" and "uneven" in found.why
+    return table, costs, {}, lambda fault: fault.kind == "imbalance" and "uneven" in fault.why
 
 
 def few_microbatches(table, rng):
     few = table.num_workers // 2 if table.stages_per_worker == 1 else table.num_workers
     table = pj.schedules.build("1f1b", num_workers=table.num_workers, num_microbatches=few)
-    return table, healthy(table, 5), {}, lambda found: found.kind == "microbatches"
+    return table, healthy(table, 5), {}, lambda fault: fault.kind == "microbatches"
 
 
 def dear_exchange(table, rng):
     costs = healthy(table, 6, all_reduce=20.0 * table.num_stages / table.num_workers)
-    return table, costs, {}, lambda found: found.kind == "exchange"
+    return table, costs, {}, lambda fault: fault.kind == "exchange"
 
 
 def blocked_messages(table, rng):
@@ -151,7 +151,7 @@ def blocked_messages(table, rng):
     plain = pj.schedules.build(name, **size)
     crossed = with_transfers(plain, None, pj.Links(), waits=True)
     costs = healthy(plain, 7, transmit=0.1)
-    return crossed, costs, {"link": "rendezvous"}, lambda found: found.kind == "blocking"
+    return crossed, costs, {"link": "rendezvous"}, lambda fault: fault.kind == "blocking"
 
 
 def little_memory(table, rng):
@@ -159,7 +159,7 @@ def little_memory(table, rng):
     table = pj.schedules.build("v-min", **size)
     costs = healthy(table, 8, transmit=0.01)
     peak = pj.analysis.activation_memory(pj.evaluate(table, costs)).peak.max()
-    return table, costs, {"memory_limit": float(peak)}, lambda found: found.kind == "memory"
+    return table, costs, {"memory_limit": float(peak)}, lambda fault: fault.kind == "memory"
 
 
 FAULTS = [
@@ -177,54 +177,54 @@ PLANTED = [(fault, schedule) for schedule in HEALTHY for fault in FAULTS]
 
 @pytest.mark.parametrize(
     ("fault", "schedule"),
-    daily(PLANTED, always=8, of=24),
-    ids=lambda each: each.__name__ if callable(each) else each[0],
+    daily(PLANTED, always=8, one_in=24),
+    ids=lambda fault: fault.__name__ if callable(fault) else fault[0],
 )
 def test_a_planted_fault_is_the_first_one(fault, schedule):
     rng = np.random.default_rng(len(fault.__name__) + schedule[1] * schedule[2])
     table, costs, how, is_named = fault(built(*schedule), rng)
-    found = pj.explain(table, costs, **how)
-    assert is_named(found.bottleneck), [(each.kind, each.seconds) for each in found.faults]
-    parts = sum(part.seconds for part in found.parts)
-    assert parts == pytest.approx(found.step_time, rel=1e-9)
-    for remedy in found.remedies:
+    result = pj.explain(table, costs, **how)
+    assert is_named(result.bottleneck), [(fault.kind, fault.seconds) for fault in result.faults]
+    parts = sum(part.seconds for part in result.parts)
+    assert parts == pytest.approx(result.step_time, rel=1e-9)
+    for remedy in result.remedies:
         again = pj.evaluate(remedy.setup.table, remedy.setup.costs, link=remedy.setup.links)
-        assert again.step_time == remedy.step_time == found.step_time - remedy.saves
+        assert again.step_time == remedy.step_time == result.step_time - remedy.saves
         assert remedy.bound <= remedy.step_time * (1 + 1e-9)
-    saves = [remedy.saves for remedy in found.remedies]
+    saves = [remedy.saves for remedy in result.remedies]
     assert saves == sorted(saves, reverse=True)
 
 
 def test_a_limit_of_each_worker_that_does_not_suffice():
     table = built(*BUILT[0])
-    found = pj.explain(table, pj.Costs(forward=1.0, backward=2.0), memory_limit=[4, 2, 2, 1])
-    assert found.bottleneck.why == "it does not fit: worker 1 needs 3 activations of 2 activations"
-    assert all(remedy.fits for remedy in found.remedies)
+    result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0), memory_limit=[4, 2, 2, 1])
+    assert result.bottleneck.why == "it does not fit: worker 1 needs 3 activations of 2 activations"
+    assert all(remedy.fits for remedy in result.remedies)
 
 
 def test_messages_may_be_so_much_slower():
     table = built(*BUILT[0])
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
-    found = pj.explain(table, costs)
-    for times, is_longer in ((found.tolerated, False), (found.tolerated * 1.001, True)):
+    result = pj.explain(table, costs)
+    for times, is_longer in ((result.tolerated, False), (result.tolerated * 1.001, True)):
         slower = pj.costing.scaled_costs(costs, table, f"message*{times}")
-        assert (pj.evaluate(table, slower).makespan > 1.01 * found.step_time) == is_longer
+        assert (pj.evaluate(table, slower).makespan > 1.01 * result.step_time) == is_longer
     assert pj.explain(table, dataclasses.replace(costs, transmit=0.0)).tolerated is None
 
 
 def test_nothing_wrong_is_said():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=64)
-    found = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
-    assert found.faults == []
-    assert (found.bottleneck.kind, found.bottleneck.seconds) == ("schedule", 3.0)
-    assert "nothing stands out" in found.bottleneck.why
+    result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
+    assert result.faults == []
+    assert (result.bottleneck.kind, result.bottleneck.seconds) == ("schedule", 3.0)
+    assert "nothing stands out" in result.bottleneck.why
 
 
 def test_one_stage_on_one_worker_has_nothing_to_be_held_against():
     table = pj.ScheduleTable.from_rows([["0F0", "0B0"]])
-    found = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
-    assert found.step_time == 3.0
-    assert [part.name for part in found.parts if part.seconds] == ["compute"]
+    result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
+    assert result.step_time == 3.0
+    assert [part.name for part in result.parts if part.seconds] == ["compute"]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_wrong_arguments_are_named(given, message):
 
 
 def test_costs_of_other_stages_keep_the_work():
-    one = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    coarse = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     costs = pj.Costs(forward=[1.0, 2.0, 3.0, 4.0], backward=2.0, transmit=[0.1, 0.9, 0.3])
     two = pj.schedules.build(
         "interleaved-1f1b", num_workers=4, num_microbatches=4, stages_per_worker=2
@@ -254,7 +254,7 @@ def test_costs_of_other_stages_keep_the_work():
     assert halves.backward.tolist() == [1.0] * 8
     # from worker 3 back to worker 0 nothing was sent: as long as the longest
     assert halves.transmit[0, 0].tolist() == [0.1, 0.9, 0.3, 0.9, 0.1, 0.9, 0.3]
-    back = pj.costing.restaged_costs(halves, 8, one)
+    back = pj.costing.restaged_costs(halves, 8, coarse)
     assert back.forward.tolist() == costs.forward.tolist()
     assert back.transmit[1, 0].tolist() == [0.1, 0.9, 0.3]
     thirds = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
@@ -293,10 +293,10 @@ def test_commands_repeat_what_remedies_say(answer, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.json").write_text(json.dumps(FILE))
     pj.write_table(built(*BUILT[0]), tmp_path / "schedule.csv")
-    found = answer("explain", *line, "-C", "m.json")
-    assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(found["step_time"])
-    assert found["remedies"]
-    for remedy in found["remedies"]:
+    result = answer("explain", *line, "-C", "m.json")
+    assert sum(part["seconds"] for part in result["parts"]) == pytest.approx(result["step_time"])
+    assert result["remedies"]
+    for remedy in result["remedies"]:
         for command in remedy["command"].split(" && "):
             words = shlex.split(command)
             assert words[0] == "pipejax"
@@ -308,20 +308,20 @@ def test_commands_repeat_what_remedies_say(answer, tmp_path, monkeypatch, line):
 def test_workers_are_put_on_other_nodes(answer):
     line = ["-s", "interleaved-1f1b", "-P", 4, "-M", 8, "-V", 2, "-T", "F=1,B=2", "--comm", "0,0.9"]
     line += ["--workers-per-node", 2, "--worker-places", "0,2,1,3"]
-    found = answer("explain", *line, "--schedules", "1f1b")
-    (remedy,) = (each for each in found["remedies"] if each["kind"] == "places")
+    result = answer("explain", *line, "--schedules", "1f1b")
+    (remedy,) = (candidate for candidate in result["remedies"] if candidate["kind"] == "places")
     assert "--worker-places 0,1,2,3" in remedy["command"]
     again = answer(*shlex.split(remedy["command"])[1:])
-    assert again["makespan"] == remedy["step_time"] < found["step_time"]
+    assert again["makespan"] == remedy["step_time"] < result["step_time"]
 
 
 def test_tables_of_remedies_are_written(answer, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.json").write_text(json.dumps(FILE))
     line = ["-s", "gpipe", "-P", 4, "-M", 4, "-C", "m.json", "-l", "rendezvous"]
-    found = answer("explain", *line, "--write-tables", "tables")
-    assert found["write-tables"] == "tables"
-    searched = [each for each in found["remedies"] if "order of messages" in each["what"]]
+    result = answer("explain", *line, "--write-tables", "tables")
+    assert result["write-tables"] == "tables"
+    searched = [remedy for remedy in result["remedies"] if "order of messages" in remedy["what"]]
     assert searched
     for remedy in searched:
         assert "--table tables/" in remedy["command"]
@@ -337,28 +337,28 @@ def test_tables_of_remedies_are_written(answer, call, tmp_path, monkeypatch):
 def test_a_slow_stage_is_named_beside_longer_ends():
     table = built("interleaved-1f1b", 4, 16, {"stages_per_worker": 2})
     forward = np.array([9.2, 8.0, 8.1, 8.0, 8.0, 11.6, 8.1, 9.6])
-    found = pj.explain(table, pj.Costs(forward=forward, backward=2 * forward, transmit=1.0))
-    assert (found.bottleneck.kind, found.bottleneck.stage) == ("imbalance", 5)
-    assert "stage 5 like the others" in [each.what for each in found.remedies]
+    result = pj.explain(table, pj.Costs(forward=forward, backward=2 * forward, transmit=1.0))
+    assert (result.bottleneck.kind, result.bottleneck.stage) == ("imbalance", 5)
+    assert "stage 5 like the others" in [remedy.what for remedy in result.remedies]
 
 
 def test_microbatches_that_differ_are_named():
     table = built(*BUILT[0])
     costs = pj.Costs(forward=1.0, backward=2.0)
     lengths = np.r_[np.ones(15), 6.0]
-    found = pj.explain(table, pj.costing.scaled_costs(costs, table, microbatches=lengths))
-    assert found.bottleneck.kind == "uneven microbatches"
-    assert "microbatch 15 takes 4.57 times the mean" in found.bottleneck.why
-    (order,) = (each for each in found.remedies if each.kind == "order")
+    result = pj.explain(table, pj.costing.scaled_costs(costs, table, microbatches=lengths))
+    assert result.bottleneck.kind == "uneven microbatches"
+    assert "microbatch 15 takes 4.57 times the mean" in result.bottleneck.why
+    (order,) = (remedy for remedy in result.remedies if remedy.kind == "order")
     again = pj.evaluate(table, order.setup.costs)
-    assert again.makespan == order.step_time < found.step_time
+    assert again.makespan == order.step_time < result.step_time
 
 
 def test_layers_are_moved_whole():
     table = built("1f1b", 4, 16, {})
     costs = pj.Costs(forward=[8.0, 8.0, 8.0, 12.0], backward=[16.0, 16.0, 16.0, 24.0])
-    found = pj.explain(table, costs, stage_layers=[8, 8, 8, 8], schedules=["1f1b"])
-    (moved,) = (each for each in found.remedies if each.kind == "layers")
+    result = pj.explain(table, costs, stage_layers=[8, 8, 8, 8], schedules=["1f1b"])
+    (moved,) = (remedy for remedy in result.remedies if remedy.kind == "layers")
     # a layer takes 1 and 2: stage 3 with 5 keeps its head and 5 layers, as long as the others with 9
     assert moved.what == "layers over stages: 9,9,9,5"
     even = pj.Costs(forward=9.0, backward=18.0)
@@ -367,23 +367,25 @@ def test_layers_are_moved_whole():
 
 def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):
     line = ["-s", "zero-bubble", "-P", 4, "-M", 12, "-T", "F=1,I=1,W=1", "--memory-limit", 3]
-    found = answer("explain", *line)
-    fault = next(fault for fault in found["faults"] if fault["kind"] == "memory")
-    best = max(each["saves"] for each in found["remedies"] if each["kind"] == "schedule")
-    said = re.search(r"would save ([\d.]+) % of the step, ([\d.]+) % more", fault["why"])
+    result = answer("explain", *line)
+    fault = next(fault for fault in result["faults"] if fault["kind"] == "memory")
+    best = max(remedy["saves"] for remedy in result["remedies"] if remedy["kind"] == "schedule")
+    message = re.search(r"would save ([\d.]+) % of the step, ([\d.]+) % more", fault["why"])
     beyond = fault["seconds"]
-    assert float(said[2]) == pytest.approx(100 * beyond / found["step_time"], rel=1e-2)
-    assert float(said[1]) == pytest.approx(100 * (beyond + best) / found["step_time"], rel=1e-2)
+    assert float(message[2]) == pytest.approx(100 * beyond / result["step_time"], rel=1e-2)
+    assert float(message[1]) == pytest.approx(100 * (beyond + best) / result["step_time"], rel=1e-2)
 
 
 def test_a_modelled_run_that_does_not_fit_says_what_does(answer, call):
     line = ["-s", "1f1b", "-P", 8, "-M", 8, "-m", "gpt3-175b", "-y", "h100", "--minibatch", 8]
     line += ["--tensor-parallel", 8]
-    found = answer("explain", *line)
-    assert found["bottleneck"]["why"].startswith("it does not fit: worker 0 needs")
-    assert found["memory"]["unit"] == "bytes"
-    assert all(remedy["fits"] for remedy in found["remedies"])
-    (remedy,) = (each for each in found["remedies"] if each["what"] == "sequence parallelism")
+    result = answer("explain", *line)
+    assert result["bottleneck"]["why"].startswith("it does not fit: worker 0 needs")
+    assert result["memory"]["unit"] == "bytes"
+    assert all(remedy["fits"] for remedy in result["remedies"])
+    (remedy,) = (
+        candidate for candidate in result["remedies"] if candidate["what"] == "sequence parallelism"
+    )
     again = answer(*shlex.split(remedy["command"])[1:])
     assert again["makespan"] == remedy["step_time"]
     text = " ".join(call("explain", *line)[1].split())
@@ -395,13 +397,13 @@ def test_a_modelled_run_that_does_not_fit_says_what_does(answer, call):
 def test_a_report_is_one_page_with_the_explorer_in_it(answer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.json").write_text(json.dumps(FILE))
-    found = answer("explain", *LINES[0], "-C", "m.json", "--out", "report.html")
-    assert found["out"] == "report.html"
+    result = answer("explain", *LINES[0], "-C", "m.json", "--out", "report.html")
+    assert result["out"] == "report.html"
     text = (tmp_path / "report.html").read_text()
     justhtml.JustHTML(text, strict=True)
-    for remedy in found["remedies"]:
+    for remedy in result["remedies"]:
         assert escape(remedy["command"]) in text
-    widths = [float(each) for each in re.findall(r"width:([\d.]+)%", text)]
+    widths = [float(width) for width in re.findall(r"width:([\d.]+)%", text)]
     assert sum(widths) == pytest.approx(100.0, abs=0.01)
     (inside,) = re.findall(r'srcdoc="([^"]*)"', text)
     assert html.unescape(inside).startswith("<!doctype html>")

@@ -63,8 +63,8 @@ def test_messages_that_take_no_time_have_a_slider_that_stands_at_zero():
     scene = scene_of(page([explored(table, costs)]))
     assert scene["factors"][-1] == {"key": "transmit", "name": "message", "given": 0.0, "most": 1.0}
     finish, _, _ = run_of_page(scene["schedules"][0], [1, 1, 0.25], "blocking")
-    some = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
-    assert finish.max() == pj.evaluate(table, some, link="blocking").makespan
+    timed = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
+    assert finish.max() == pj.evaluate(table, timed, link="blocking").makespan
 
 
 @pytest.mark.parametrize("name", ["alike", "by stage", "free messages", "by microbatch"])
@@ -97,9 +97,9 @@ def test_memory_of_a_page_is_that_of_the_run(name):
     time = np.where(at_end, shown.run.node_finish[node], shown.run.node_start[node])
     memory = pj.analysis.activation_memory(shown.run)
     for worker in range(table.num_workers):
-        mine = held["worker"] == worker
+        is_own = held["worker"] == worker
         level = [
-            np.sum((held["change"] * held["size"][held["place"]])[mine & (time <= t)])
+            np.sum((held["change"] * held["size"][held["place"]])[is_own & (time <= t)])
             for t in memory.curve(worker)[0]
         ]
         assert np.allclose(level, memory.curve(worker)[1], atol=1e-12)
@@ -160,9 +160,9 @@ def test_a_link_model_under_which_nothing_runs_says_why():
     ],
 )
 def test_packed_arrays_are_read_back(arrays):
-    found = unpack(json.loads(json.dumps(pack(arrays, steps=("a",)))))
+    result = unpack(json.loads(json.dumps(pack(arrays, steps=("a",)))))
     for name, array in arrays.items():
-        assert found[name].tolist() == array.tolist()
+        assert result[name].tolist() == array.tolist()
 
 
 def test_numbers_take_as_few_bytes_as_they_need():
@@ -209,8 +209,8 @@ def test_a_library_holds_its_tables():
     built = {name: pj.schedules.build(name, **size) for name in ("zb-v", "chimera-asymmetric")}
     rows = [["0F0", "0O0", "0L0", "0B0"]]
     offloads = pj.ScheduleTable.from_rows(rows)
-    every = {name: [table] for name, table in built.items()} | {"own": [offloads]}
-    packed = library(every, PagePhases.from_tables([]))
+    all_tables = {name: [table] for name, table in built.items()} | {"own": [offloads]}
+    packed = library(all_tables, PagePhases.from_tables([]))
     texts = zlib.decompress(base64.b64decode(packed["data"])).decode().split(packed["apart"])
     assert [entry["name"] for entry in packed["entries"]] == [*built]
     for entry, text, table in zip(packed["entries"], texts, built.values(), strict=True):
@@ -223,21 +223,23 @@ def test_a_library_holds_its_tables():
 
 def test_a_page_knows_what_cells_mean():
     """Every letter of a cell, and for each what it waits for and what its worker holds."""
-    told = json.loads(json.dumps(grammar_of_page(USUAL, PagePhases.from_tables([]))))
-    assert set(told["codes"]) == {phase.name for phase in CELL_PHASES}
-    assert all(told["letters"][str(code)] == name for name, code in told["codes"].items())
-    letter = {int(code): name for code, name in told["letters"].items()}
-    rules = {(letter[rule["consumer"]], rule["stageOffset"]) for rule in told["rules"]}
+    message = json.loads(json.dumps(grammar_of_page(USUAL, PagePhases.from_tables([]))))
+    assert set(message["codes"]) == {phase.name for phase in CELL_PHASES}
+    assert all(message["letters"][str(code)] == name for name, code in message["codes"].items())
+    letter = {int(code): name for code, name in message["letters"].items()}
+    rules = {(letter[rule["consumer"]], rule["stageOffset"]) for rule in message["rules"]}
     assert {("F", -1), ("B", 1), ("I", 1), ("W", 0), ("B", 0), ("U", 0)} <= rules
-    assert told["unit"][str(told["codes"]["B"])] == 2
+    assert message["unit"][str(message["codes"]["B"])] == 2
 
 
 def test_kinds_of_several_tables_have_codes_of_their_own():
     """And a name, a lane and a colour each; what two tables have alike comes once."""
     shown = [explored(*of_grammar(name)) for name in ("braid", "mixed", "braid")]
     scene = scene_of(page(shown))
-    own = {int(code): each for code, each in scene["phases"].items() if int(code) >= len(pj.Phase)}
-    assert [each["letter"] for each in own.values()] == [
+    added = {
+        int(code): phase for code, phase in scene["phases"].items() if int(code) >= len(pj.Phase)
+    }
+    assert [phase["letter"] for phase in added.values()] == [
         "Fa",
         "Fd",
         "Fm",
@@ -248,8 +250,12 @@ def test_kinds_of_several_tables_have_codes_of_their_own():
         "X",
         "Z",
     ]
-    assert (own[27]["name"], own[27]["lane"], own[29]["fill"]) == ("dispatch", "net", "#123456")
-    assert len({each["fill"] for each in own.values()}) == len(own)
+    assert (added[27]["name"], added[27]["lane"], added[29]["fill"]) == (
+        "dispatch",
+        "net",
+        "#123456",
+    )
+    assert len({phase["fill"] for phase in added.values()}) == len(added)
     assert [schedule["grammar"] for schedule in scene["schedules"]] == [1, 2, 1]
     assert {*unpack(scene["schedules"][1]["ops"])["phase"]} >= {27, 28, 29}
     names = {factor["key"]: factor["name"] for factor in scene["factors"]}
@@ -280,14 +286,14 @@ def test_what_can_be_chosen_needs_times_that_hold_for_any(call, answer, tmp_path
 def test_show_writes_a_page_of_several_schedules(call, answer, tmp_path):
     out = tmp_path / "x.html"
     arguments = ["show", "-P", "4", "-M", "6", "-W", "F=1,B=2", "--comm", "0.1"]
-    found = answer(*arguments, "--schedules", "gpipe,1f1b,chimera", "--out", out)
-    assert found["out"] == str(out)
+    result = answer(*arguments, "--schedules", "gpipe,1f1b,chimera", "--out", out)
+    assert result["out"] == str(out)
     scene = scene_of(out.read_text())
     assert [s["name"] for s in scene["schedules"]] == ["gpipe", "1f1b", "chimera"]
-    for row, schedule in zip(found["runs"], scene["schedules"], strict=True):
+    for row, schedule in zip(result["runs"], scene["schedules"], strict=True):
         finish, _, _ = run_of_page(schedule, [f["given"] for f in scene["factors"]], scene["link"])
-        one = answer("evaluate", "--schedule", row["schedule"], *arguments[1:])
-        assert finish.max() == row["makespan"] == one["makespan"]
+        expected = answer("evaluate", "--schedule", row["schedule"], *arguments[1:])
+        assert finish.max() == row["makespan"] == expected["makespan"]
 
 
 def test_show_opens_the_page_at_what_is_asked_for(answer, tmp_path):
@@ -304,7 +310,7 @@ def test_show_opens_the_page_at_what_is_asked_for(answer, tmp_path):
 
 
 def test_what_does_not_exist_is_said(answer, tmp_path):
-    found = answer(
+    result = answer(
         "show",
         "--schedules",
         "1f1b,chimera",
@@ -315,8 +321,8 @@ def test_what_does_not_exist_is_said(answer, tmp_path):
         "--out",
         tmp_path / "x.html",
     )
-    assert [row["schedule"] for row in found["runs"]] == ["1f1b"]
-    assert "even number" in found["missing"]["chimera"]
+    assert [row["schedule"] for row in result["runs"]] == ["1f1b"]
+    assert "even number" in result["missing"]["chimera"]
 
 
 def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
@@ -344,8 +350,8 @@ def test_a_limit_of_activations_is_drawn_under_any_schedule(answer, tmp_path):
     out = tmp_path / "x.html"
     sizes = ["--workers", "4", "--microbatches", "8", "--memory-limit", "2.5"]
     answer("show", "--schedules", "1f1b,zero-bubble", *sizes, "--out", out)
-    one, planned = scene_of(out.read_text())["schedules"]
-    assert one["memory"]["limits"] == planned["memory"]["limits"] == [2.5] * 4
+    plain, planned = scene_of(out.read_text())["schedules"]
+    assert plain["memory"]["limits"] == planned["memory"]["limits"] == [2.5] * 4
     held = unpack(planned["memory"])
     levels = np.cumsum(held["change"] * held["size"][held["place"]])  # ends at 0 on each worker
     assert 2 < levels.max() <= 2.5 + 1e-9
@@ -358,8 +364,8 @@ def test_show_draws_a_memory_limit(call, answer, tmp_path):
     answer("show", *asked, "--out", page)
     shown = scene_of(page.read_text())["schedules"]
     assert shown[0]["memory"]["limits"] == [2, 2, 1]
-    found = answer("show", *asked, "--memory", "--out", tmp_path / "a.svg")["activation_memory"]
-    assert (found["memory_limit"], found["fits"]) == ([2, 2, 1], False)
+    result = answer("show", *asked, "--memory", "--out", tmp_path / "a.svg")["activation_memory"]
+    assert (result["memory_limit"], result["fits"]) == ([2, 2, 1], False)
     assert "dashed: limit 1 to 2" in (tmp_path / "a.svg").read_text()
     printed = call("show", *asked, "--memory")[1]
     assert "memory limit 1 to 2: exceeded, worker 0 holds 3\n" in printed

@@ -23,17 +23,17 @@ def blocks(section, kind):
 
 def changes(section):
     """Lines to add, by file: (line that they stand behind, or None for a new file, lines)."""
-    found = {}
+    result = {}
     for line in "".join(blocks(section, "diff")).splitlines():
         if line.startswith("--- "):
-            found[line[4:]] = hunks = []
+            result[line[4:]] = hunks = []
         elif line.startswith("+"):
             if not hunks:
                 hunks.append((None, []))
             hunks[-1][1].append(line[1:])
         else:
             hunks.append((line[1:], []))
-    return found
+    return result
 
 
 def apply(section, root):

@@ -13,17 +13,17 @@ import pipejax as pj
 from pipejax.schedules.table.table_files import LossWarning, to_csv, to_json
 
 
-def same(one, other):
-    return [list(row) for row in one.rows()] == [list(row) for row in other.rows()]
+def same(first, second):
+    return [list(row) for row in first.rows()] == [list(row) for row in second.rows()]
 
 
 def written_and_read(table, path):
     """Return what reading a written table gives, and what was said to be lost."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         pj.write_table(table, path)
-    assert all(warning.category is LossWarning for warning in said)
-    return pj.read_table(path), [str(warning.message) for warning in said]
+    assert all(warning.category is LossWarning for warning in message)
+    return pj.read_table(path), [str(warning.message) for warning in message]
 
 
 def fields(table):
@@ -55,19 +55,19 @@ def test_csv_gives_back_the_table_or_says_what_it_lost(case, slots, share, tmp_p
     path = tmp_path_factory.mktemp("csv") / "table.csv"
     shares = tuple(1.0 + share * stage for stage in range(case.table.num_stages))
     table = dataclasses.replace(case.table, slots=slots, stage_shares=shares)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         text = to_csv(table)
     path.write_text(text)
-    lost = "".join(str(warning.message) for warning in said)
+    lost = "".join(str(warning.message) for warning in message)
     try:
         read = pj.read_table(path)
     except pj.ScheduleError:  # two pipes that do not mirror each other
         assert "placement" in lost
         return
     assert same(read, table)
-    own, back = fields(table), fields(read)
-    named = {name for name in own if own[name] != back[name]}
+    before, back = fields(table), fields(read)
+    named = {name for name in before if before[name] != back[name]}
     assert all(name in lost for name in named) if named else not lost
 
 
@@ -180,9 +180,9 @@ def test_bad_files_are_refused_by_name(what, tmp_path):
 
 def test_a_command_says_what_its_csv_does_not_hold(call, tmp_path):
     path = tmp_path / "better.csv"
-    given = "--schedule", "pipedream-2bw", "--workers", 2, "--microbatches", 4
+    options = "--schedule", "pipedream-2bw", "--workers", 2, "--microbatches", 4
     code, _, err = call(
-        "tune", "messages", *given, "--stage-times", "F=1,B=2", "--iterations", 0, "--out", path
+        "tune", "messages", *options, "--stage-times", "F=1,B=2", "--iterations", 0, "--out", path
     )
     assert code == 0
     assert err.startswith("warning: a CSV does not hold the slot durations and weight rule of pipe")

@@ -15,12 +15,12 @@ def test_what_does_not_fit_is_said_first_and_with_what_it_would(call, answer):
     assert shown.splitlines()[1] == (
         "does not fit: worker 0 needs 100.9 of 83.5 GB; with --sequence-parallel it would"
     )
-    found = answer("evaluate", *SIZES, *GPT3)
-    assert (found["fits"], found["fits_with"]) == (False, {"sequence_parallel": True})
-    (line,) = found["next"]
+    result = answer("evaluate", *SIZES, *GPT3)
+    assert (result["fits"], result["fits_with"]) == (False, {"sequence_parallel": True})
+    (line,) = result["next"]
     again = answer(*line.split()[1:])
     assert again["fits"]
-    assert max(again["memory_bytes"]) <= again["memory_room"] < max(found["memory_bytes"])
+    assert max(again["memory_bytes"]) <= again["memory_room"] < max(result["memory_bytes"])
     assert {"fits_with", "next"}.isdisjoint(again)
     assert "fit" not in call("evaluate", *SIZES, *GPT3, "--sequence-parallel")[1]
 
@@ -37,28 +37,28 @@ def test_what_nothing_makes_fit_is_said(call, answer):
 def test_the_least_dear_change_is_taken(share):
     """As one tries it by hand, in the order of what it costs."""
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    given = {"minibatch": 8, "tensor_parallel": 2, "data_parallel": 2}
+    options = {"minibatch": 8, "tensor_parallel": 2, "data_parallel": 2}
     model = pj.load_model("gpt-22b")
 
     def need(**change):
-        return pj.memory_bytes(pj.Workload(model, **given, **change), table).max()
+        return pj.memory_bytes(pj.Workload(model, **options, **change), table).max()
 
     room = share * need()
-    change = fitting_change(pj.Workload(model, **given), table, room)
+    change = fitting_change(pj.Workload(model, **options), table, room)
     dear = {("zero", 1): 1, ("recompute", "selective"): 2, ("zero", 2): 4}
     dear |= {("recompute", "full"): 8, ("zero", 3): 16}
     costs = [
-        sum(dear.get(each, 0) for each in every.items())
-        for every in (
+        sum(dear.get(item, 0) for item in change.items())
+        for change in (
             {"zero": zero, "recompute": recompute, "sequence_parallel": parallel}
             for zero in (0, 1, 2, 3)
             for recompute in ("none", "selective", "full")
             for parallel in (False, True)
         )
-        if need(**every) <= room
+        if need(**change) <= room
     ]
     if not costs:
         assert change is None
         return
     assert need(**change) <= room
-    assert sum(dear.get(each, 0) for each in change.items()) == min(costs)
+    assert sum(dear.get(item, 0) for item in change.items()) == min(costs)

@@ -63,7 +63,7 @@ def test_it_is_the_recurrence_on_every_small_schedule(name, link):
 
 
 # of several seconds each
-@pytest.mark.parametrize(("name", "link"), daily(EVERY, of=24))
+@pytest.mark.parametrize(("name", "link"), daily(EVERY, one_in=24))
 def test_it_is_the_recurrence_on_every_schedule(name, link):
     check_form(name, 4, 8, link)
 
@@ -93,8 +93,8 @@ def mutants(claimed):
         less = copy.deepcopy(claimed)
         proof = less["proof"]
         del less["claim"]["facets"][k], proof["points"][k]
-        kept = [cell for cell in proof["cells"] if cell[0] != k]
-        proof["cells"] = [[facet - (facet > k), *rays] for facet, *rays in kept]
+        cells = [cell for cell in proof["cells"] if cell[0] != k]
+        proof["cells"] = [[facet - (facet > k), *rays] for facet, *rays in cells]
         yield less
         for j, count in enumerate(facet):
             for step in (-1, 1):

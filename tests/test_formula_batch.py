@@ -45,9 +45,9 @@ def costs_of(table, size, dtype, moving):
 def test_the_form_is_the_recurrence(name, dtype, moving):
     table, program = lowered(name)
     costs = costs_of(table, 500, dtype, moving)
-    found, expected = makespans_by_form(program, costs), np.asarray(pj.makespans(program, costs))
-    assert found.dtype == expected.dtype == dtype
-    np.testing.assert_allclose(found, expected, rtol=50 * np.finfo(dtype).eps)
+    result, expected = makespans_by_form(program, costs), np.asarray(pj.makespans(program, costs))
+    assert result.dtype == expected.dtype == dtype
+    np.testing.assert_allclose(result, expected, rtol=50 * np.finfo(dtype).eps)
 
 
 def test_what_moves_in_many_ways_is_left_to_the_recurrence():

@@ -39,26 +39,26 @@ def test_families_of_published_forms(case):
 
 
 def test_every_residue_has_its_form():
-    found = family("eager-1f1b", 4, range(1, 33), [35, 40])
-    assert (found.period, found.first) == (7, 1)
+    result = family("eager-1f1b", 4, range(1, 33), [35, 40])
+    assert (result.period, result.first) == (7, 1)
     for m in (2, 35, 53):
-        assert [*map(tuple, found.facets(m))] == pj.formula(
+        assert [*map(tuple, result.facets(m))] == pj.formula(
             program_of("eager-1f1b", 4, m), ("F", "B", "c")
         ).facets
 
 
 def test_zb_h1_has_the_published_facet():
     """DESIGN section 7: M T + (P - 1)(F + I - W) + 4 (P - 1) c is where c is small."""
-    found = family("zb-h1", 4, range(4, 40, 4), [52], ("F", "I", "W", "c"))
+    result = family("zb-h1", 4, range(4, 40, 4), [52], ("F", "I", "W", "c"))
     for m in (12, 48):
-        assert (m + 3, m + 3, m - 3, 12) in found.facets(m)
+        assert (m + 3, m + 3, m - 3, 12) in result.facets(m)
         costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=0.01)
         value = float(pj.makespan(program_of("zb-h1", 4, m), costs))
-        assert found(m)(F=1.0, I=1.0, W=1.0, c=0.01) == pytest.approx(value, rel=1e-12)
+        assert result(m)(F=1.0, I=1.0, W=1.0, c=0.01) == pytest.approx(value, rel=1e-12)
 
 
 def test_workers_may_be_the_number():
-    found = pj.analysis.formula_family(
+    result = pj.analysis.formula_family(
         lambda p: program_of("1f1b", p, 2 * p),
         range(2, 9),
         ("F", "B", "c"),
@@ -66,7 +66,7 @@ def test_workers_may_be_the_number():
         symbol="P",
         degree=2,
     )
-    assert str(found) == "(3P - 1)F + (3P - 1)B + (6P - 8)c for P >= 2"
+    assert str(result) == "(3P - 1)F + (3P - 1)B + (6P - 8)c for P >= 2"
 
 
 def test_what_has_no_family_says_so():
@@ -75,29 +75,29 @@ def test_what_has_no_family_says_so():
     )
     with pytest.raises(ValueError, match=text):
         family("hanayo", 4, range(4, 28, 4), [])
-    found = family("1f1b", 4, range(4, 28, 4), [])
+    result = family("1f1b", 4, range(4, 28, 4), [])
     with pytest.raises(ValueError, match="M mod 4 must be one of 0, got 9"):
-        found.facets(9)
+        result.facets(9)
     with pytest.raises(ValueError, match="at least 4, got 3"):
-        found.facets(3)
+        result.facets(3)
 
 
 def test_a_period_that_multiples_of_p_do_not_show_is_found(capsys):
     """Eager 1F1B repeats itself after 2P - 1 microbatches."""
     size = ["--workers", "2", "--microbatches", "4", "--family", "M"]
     assert run(["formula", "--schedule", "eager-1f1b", *size, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["family"]
-    assert (found["period"], found["found_on"][:3]) == (3, [1, 2, 3])
+    result = json.loads(capsys.readouterr().out)["family"]
+    assert (result["period"], result["found_on"][:3]) == (3, [1, 2, 3])
 
 
 def forms_of(names, p, m, parameters=("F", "B", "c"), **options):
-    found = []
+    result = []
     for name in names:
         table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
         program = pj.lower(table, step_end=False)
         shares = named_parameters(program, parameters, table.worker_parts)
-        found.append(pj.formula(program, shares, **options))
-    return found
+        result.append(pj.formula(program, shares, **options))
+    return result
 
 
 def within(regions, theta):
@@ -119,50 +119,52 @@ def within(regions, theta):
     ],
 )
 def test_regions_are_where_each_is_faster(names, p, m, box):
-    one, other = forms_of(names, p, m, box=box)
-    found = pj.analysis.versus(one, other)
+    first, second = forms_of(names, p, m, box=box)
+    result = pj.analysis.versus(first, second)
     low, high = (1, 2) if box else (0, 4)
     theta = np.random.default_rng(0).uniform(low, high, (500, 3))
-    ours, theirs = one(theta), other(theta)
+    ours, theirs = first(theta), second(theta)
     sure = abs(ours / theirs - 1) > 1e-6
-    assert (within(found.one_at_most, theta) == (ours <= theirs))[sure].all()
-    assert (within(found.other_at_most, theta) == (ours >= theirs))[sure].all()
-    assert (ours / theirs).max() <= found.one_slower[1] * (1 + 1e-12)
-    assert (theirs / ours).max() <= found.other_slower[1] * (1 + 1e-12)
-    at, ratio = found.one_slower  # in the box, where the form takes it
-    assert one(**at) / other(**at) == pytest.approx(ratio, rel=1e-12)
+    assert (within(result.one_at_most, theta) == (ours <= theirs))[sure].all()
+    assert (within(result.other_at_most, theta) == (ours >= theirs))[sure].all()
+    assert (ours / theirs).max() <= result.one_slower[1] * (1 + 1e-12)
+    assert (theirs / ours).max() <= result.other_slower[1] * (1 + 1e-12)
+    at, ratio = result.one_slower  # in the box, where the form takes it
+    assert first(**at) / second(**at) == pytest.approx(ratio, rel=1e-12)
 
 
 def test_a_verdict_is_a_proof_or_an_example():
     assert pj.analysis.versus(*forms_of(("1f1b", "1f1b"), 4, 8)).verdict == "equal"
-    found = pj.analysis.versus(*forms_of(("gpipe", "1f1b"), 8, 16))
-    assert found.verdict == "one is never slower"
-    assert found.one_at_most[0].texts == ()
-    found = pj.analysis.versus(*forms_of(("chimera", "1f1b"), 8, 32))
-    assert found.verdict == "it depends"
-    assert [region.texts for region in found.one_at_most] == [("8B + 9c >= 4F", "26F + 13c >= 17B")]
+    result = pj.analysis.versus(*forms_of(("gpipe", "1f1b"), 8, 16))
+    assert result.verdict == "one is never slower"
+    assert result.one_at_most[0].texts == ()
+    result = pj.analysis.versus(*forms_of(("chimera", "1f1b"), 8, 32))
+    assert result.verdict == "it depends"
+    assert [region.texts for region in result.one_at_most] == [
+        ("8B + 9c >= 4F", "26F + 13c >= 17B")
+    ]
 
 
 def test_forms_must_compare():
-    one, other = forms_of(("chimera", "1f1b"), 4, 8)
+    first, second = forms_of(("chimera", "1f1b"), 4, 8)
     with pytest.raises(ValueError, match="same parameters"):
-        pj.analysis.versus(one, forms_of(("1f1b",), 4, 8, ("F", "B", "c_F"))[0])
+        pj.analysis.versus(first, forms_of(("1f1b",), 4, 8, ("F", "B", "c_F"))[0])
     with pytest.raises(ValueError, match="chimera is not exact: give fewer parameters"):
-        pj.analysis.versus(forms_of(("chimera",), 4, 8, max_facets=2)[0], other)
-    assert one.exact
+        pj.analysis.versus(forms_of(("chimera",), 4, 8, max_facets=2)[0], second)
+    assert first.exact
 
 
 def test_a_map_of_regimes_is_the_fastest_at_each_point():
     names = "1f1b", "chimera", "zb-h1"
     forms = dict(zip(names, forms_of(names, 4, 8), strict=True))
-    found = regime_map(forms)
+    result = regime_map(forms)
     draw = np.random.default_rng(0)
-    for j, k in draw.integers(0, len(found.up), (50, 2)).tolist():
-        times = {n: form(F=1.0, B=found.across[k], c=found.up[j]) for n, form in forms.items()}
-        fastest = found.names[found.codes[j, k]].split(" = ")
+    for j, k in draw.integers(0, len(result.up), (50, 2)).tolist():
+        times = {n: form(F=1.0, B=result.across[k], c=result.up[j]) for n, form in forms.items()}
+        fastest = result.names[result.codes[j, k]].split(" = ")
         assert [n for n in names if times[n] <= min(times.values()) * (1 + 1e-9)] == fastest
-    assert sum(found.shares.values()) == pytest.approx(1)
-    assert list(found.shares.values()) == sorted(found.shares.values(), reverse=True)
+    assert sum(result.shares.values()) == pytest.approx(1)
+    assert list(result.shares.values()) == sorted(result.shares.values(), reverse=True)
     alike = regime_map(dict(zip(("a", "b"), forms_of(("1f1b", "1f1b"), 4, 8), strict=True)))
     assert alike.shares == {"a = b": 1.0}
 
@@ -179,10 +181,10 @@ def test_a_map_has_three_parameters_and_the_first_is_one():
 def test_the_command_draws_who_is_fastest_of_several(call, answer, mistake, tmp_path):
     size = "formula", "-s", "1f1b", "-P", 4, "-M", 8, "--per-worker"
     plot = tmp_path / "map.svg"
-    found = answer(*size, "--versus", "chimera,zb-h1", "--figure", plot)
-    assert [each["schedules"][1] for each in found["versus"]] == ["chimera", "zb-h1"]
-    assert found["map"]["parameters"] == ["F", "B", "c"]
-    assert set(found["map"]["shares"]) >= {"chimera", "zb-h1"}
+    result = answer(*size, "--versus", "chimera,zb-h1", "--figure", plot)
+    assert [pair["schedules"][1] for pair in result["versus"]] == ["chimera", "zb-h1"]
+    assert result["map"]["parameters"] == ["F", "B", "c"]
+    assert set(result["map"]["shares"]) >= {"chimera", "zb-h1"}
     for text in ("B / F", "c / F", "chimera", "zb-h1"):
         assert text in plot.read_text()
     _, out, _ = call(*size[:-1], "--versus", "gpipe,interleaved-1f1b")
@@ -193,8 +195,8 @@ def test_the_command_draws_who_is_fastest_of_several(call, answer, mistake, tmp_
 
 def test_a_family_is_found_on_numbers_that_are_given(call, answer, mistake):
     size = "formula", "-s", "1f1b", "-P", 4, "--family"
-    found = answer(*size, "M=8:40:8")["family"]
-    assert (found["found_on"], found["verified_on"]) == ([8, 16, 24, 32], [40])
+    result = answer(*size, "M=8:40:8")["family"]
+    assert (result["found_on"], result["verified_on"]) == ([8, 16, 24, 32], [40])
     assert answer(*size, "M=8,16,24,32,64")["family"]["verified_on"] == [64]
     for wrong in ("M=8", "M=x", "M=8:40", "M=0,4", "Q=8,16"):
         assert "--family must be" in mistake(*size, wrong)
@@ -208,8 +210,8 @@ ZB_V = "formula", "-s", "1f1b", "-P", 2, "-M", 4, "--per-worker", "--parameters"
 def test_an_order_that_was_planned_is_told_with_its_times(call, answer, tmp_path):
     plot = tmp_path / "map.svg"
     box = "--box", "B=1:2,c=0:0.5"
-    found = answer(*ZB_V, *box, "--versus", "zb-v,gpipe", "--figure", plot)
-    assert found["planned_for"] == {"zb-v": {"F": 1.0, "I": 1.0, "W": 1.0, "c": 0.0}}
+    result = answer(*ZB_V, *box, "--versus", "zb-v,gpipe", "--figure", plot)
+    assert result["planned_for"] == {"zb-v": {"F": 1.0, "I": 1.0, "W": 1.0, "c": 0.0}}
     assert "zb-v planned for F=I=W=1, c=0" in plot.read_text()
     _, out, _ = call(*ZB_V, *box, "--versus", "zb-v")
     assert "zb-v: in the order planned for F=I=W=1, c=0 (--slots, --planned-comm); evaluate" in out
@@ -217,8 +219,8 @@ def test_an_order_that_was_planned_is_told_with_its_times(call, answer, tmp_path
     assert "times as long as zb-v as planned, at F=1, B=2" in out
     _, out, _ = call("formula", "-s", "zb-v", *ZB_V[3:], *box, "--slots", "F=1,B=3")
     assert "planned for F=1, I=1.5, W=1.5, c=0" in out
-    own = answer("formula", "-s", "zb-1p", *ZB_V[3:7], "--planned-comm", 0.5)
-    assert own["planned_for"]["zb-1p"]["c"] == 0.5
+    planned = answer("formula", "-s", "zb-1p", *ZB_V[3:7], "--planned-comm", 0.5)
+    assert planned["planned_for"]["zb-1p"]["c"] == 0.5
     offloads = answer(
         *("formula", "-s", "ada-offload", "-P", 2, "-M", 3, "--planned-offload", "1,2"),
         *("--max-facets", 20),
@@ -230,20 +232,20 @@ def test_an_order_that_was_planned_is_told_with_its_times(call, answer, tmp_path
 def test_verdicts_and_picture_are_of_one_box(call, answer, mistake, tmp_path):
     """Without a range the first parameter is 1, in times of which the others are."""
     plot, versus = tmp_path / "map.svg", ("--versus", "zb-h1")
-    found = answer(*ZB_V, *versus, "--box", "B=1:3,c=0:0.5", "--figure", plot)
-    assert found["map"]["box"] == {"F": [1, 1], "B": [1, 3], "c": [0, 0.5]} == found["box"]
-    at = found["versus"]["one_slower"]["at"]
+    result = answer(*ZB_V, *versus, "--box", "B=1:3,c=0:0.5", "--figure", plot)
+    assert result["map"]["box"] == {"F": [1, 1], "B": [1, 3], "c": [0, 0.5]} == result["box"]
+    at = result["versus"]["one_slower"]["at"]
     assert (at["F"], 1 <= at["B"] <= 3, 0 <= at["c"] <= 0.5) == (1, True, True)
     for box in ("F=1,B=1:3,c=0:0.5", "F=1:1,B=1:3,c=0:0.5"):
         again = answer(*ZB_V, *versus, "--box", box)
-        assert again["versus"] == found["versus"]
-    told = "F = 1, B from 1 to 3, c from 0 to 0.5"
+        assert again["versus"] == result["versus"]
+    message = "F = 1, B from 1 to 3, c from 0 to 0.5"
     path = tmp_path / "form.json"
     _, out, _ = call(*ZB_V, *versus, "--box", "B=1:3,c=0:0.5", "--out", path)
-    assert f"exact for {told}" in out
-    assert f"is never slower, for {told}" in out
-    assert f"exact for {told}" in call("verify", path)[1]
-    assert answer("verify", path)["form"] == f"exact for {told}"
+    assert f"exact for {message}" in out
+    assert f"is never slower, for {message}" in out
+    assert f"exact for {message}" in call("verify", path)[1]
+    assert answer("verify", path)["form"] == f"exact for {message}"
     assert answer(*ZB_V, "--box", "F=1ms:2ms,c=0:1ms")["box"]["F"] == [0.001, 0.002]
     assert "give a range of F too" in mistake(*ZB_V, "--box", "c=0:1ms")
     assert "--box of B must have 0 <= low <= high" in mistake(*ZB_V, "--box", "B=2:1")
@@ -259,15 +261,15 @@ def test_verdicts_and_picture_are_of_one_box(call, answer, mistake, tmp_path):
 def test_a_map_is_drawn_for_a_paper(answer, mistake, tmp_path):
     plot, versus = tmp_path / "map.svg", ("--versus", "gpipe,zb-v")
     paper = "--size", "5in", "--font", "monospace", "--font-size", 9, "--labels", "Mine,Theirs,V"
-    found = answer(*ZB_V, *versus, "--figure", plot, *paper)
+    result = answer(*ZB_V, *versus, "--figure", plot, *paper)
     text = plot.read_text()
     assert 'width="360pt"' in text
     assert "monospace" in text
     assert "V planned for F=I=W=1, c=0" in text
-    assert {*found["map"]["shares"]} <= {"Mine", "Theirs", "V", "Mine = Theirs"}
+    assert {*result["map"]["shares"]} <= {"Mine", "Theirs", "V", "Mine = Theirs"}
     for option in (paper[:2], paper[4:6], paper[6:]):
-        said = mistake(*ZB_V, *versus, *option, "--out", tmp_path / "form.json")
-        assert f"{option[0]} has no effect without --figure" in said
+        message = mistake(*ZB_V, *versus, *option, "--out", tmp_path / "form.json")
+        assert f"{option[0]} has no effect without --figure" in message
     assert "--labels must be 3 different names" in mistake(
         *ZB_V, *versus, "--figure", tmp_path / "b.svg", "--labels", "a,b"
     )
@@ -294,12 +296,12 @@ def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
 
 def test_a_shorter_period_on_the_last_numbers_is_no_family():
     """Within the fifth round of 1F1B each microbatch adds two messages, as if the period were 1."""
-    found = pj.analysis.formula_family(
+    result = pj.analysis.formula_family(
         lambda m: pj.lower(pj.schedules.build("1f1b", num_workers=6, num_microbatches=m)),
         range(6, 30),
         ("F", "B", "c"),
     )
-    assert (found.period, found.first) == (6, 6)
+    assert (result.period, result.first) == (6, 6)
     later = pj.schedules.build("1f1b", num_workers=6, num_microbatches=32)
     form = pj.formula(pj.lower(later), ("F", "B", "c"))
-    assert found.facets(32) == [tuple(facet) for facet in form.facets]
+    assert result.facets(32) == [tuple(facet) for facet in form.facets]

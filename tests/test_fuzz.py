@@ -61,11 +61,11 @@ class Files(NamedTuple):
 def cells(draw):
     """Text of one cell, legal or nearly so."""
     letter = st.sampled_from([*"FFFFBBBB", *LETTERS])
-    one = lambda: draw(INDEX) + draw(letter) + draw(INDEX)  # noqa: E731
+    number = lambda: draw(INDEX) + draw(letter) + draw(INDEX)  # noqa: E731
     form = draw(
         st.sampled_from(["{}", "{}", "{}", "({};{})OVERLAP_F_B", " {} ", "", "({})", '"{}'])
     )
-    return form.format(*(one() for _ in range(form.count("{}"))))
+    return form.format(*(number() for _ in range(form.count("{}"))))
 
 
 def mutated_rows(draw, rows):
@@ -221,8 +221,8 @@ def assert_whole(rows):
     numbered = [op for op in ops if op[0] in ("F", "B", "I", "W")]
     for stage in range(1 + max(s for _, s, _ in numbered)):
         for microbatch in range(1 + max(m for _, _, m in numbered)):
-            found = {p: ops[p, stage, microbatch] for p in "FBIW" if ops[p, stage, microbatch]}
-            assert found in ({"F": 1, "B": 1}, {"F": 1, "I": 1, "W": 1}), (stage, microbatch)
+            counts = {p: ops[p, stage, microbatch] for p in "FBIW" if ops[p, stage, microbatch]}
+            assert counts in ({"F": 1, "B": 1}, {"F": 1, "I": 1, "W": 1}), (stage, microbatch)
 
 
 def their_costs(text, num_stages, num_pipes):
@@ -232,14 +232,14 @@ def their_costs(text, num_stages, num_pipes):
     def spread(value, count):
         return value if isinstance(value, list) else [value] * count
 
-    given = {key: spread(data[key], num_stages) for key in COSTS if key in data}
-    if "B" not in given:
-        given["B"] = [i + w for i, w in zip(given["I"], given["W"], strict=True)]
+    fields = {key: spread(data[key], num_stages) for key in COSTS if key in data}
+    if "B" not in fields:
+        fields["B"] = [i + w for i, w in zip(fields["I"], fields["W"], strict=True)]
     for key in "IW":
-        given.setdefault(key, [b / 2 for b in given["B"]])
-    if "O" in given:
-        given.setdefault("L", given["O"])
-    pair = dict(enumerate(scale * x for x in given.pop("pair", [])))
+        fields.setdefault(key, [b / 2 for b in fields["B"]])
+    if "O" in fields:
+        fields.setdefault("L", fields["O"])
+    pair = dict(enumerate(scale * x for x in fields.pop("pair", [])))
     messages = {"latency": {}, "transmit": {}}
     for direction, key in enumerate(
         ["message", "message_back" if "message_back" in data else "message"]
@@ -252,7 +252,7 @@ def their_costs(text, num_stages, num_pipes):
             )
             messages["latency"][direction, *place] = scale * at.get("latency", 0)
             messages["transmit"][direction, *place] = transmit
-    ops = {(p, s): scale * x for p, times in given.items() for s, x in enumerate(times)}
+    ops = {(p, s): scale * x for p, times in fields.items() for s, x in enumerate(times)}
     return reference.Costs(ops, **messages, pair=pair)
 
 
@@ -292,12 +292,12 @@ def check(files, folder, *, with_command=True):
 
 def assert_same_by_command(files, paths, makespan):
     """The command line says the same, or names the mistake in one line."""
-    given = ["--table", paths[0], "--costs", paths[1], "--json", "--link", files.links["model"]]
+    options = ["--table", paths[0], "--costs", paths[1], "--json", "--link", files.links["model"]]
     if files.links["model"] == "rendezvous":
-        given += ["--queues", files.links["queues"]]
+        options += ["--queues", files.links["queues"]]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run(["evaluate", *map(str, given)])
+        code = run(["evaluate", *map(str, options)])
     if makespan is None:
         assert (code, out.getvalue(), err.getvalue().count("\n")) == (2, "", 1)
     else:

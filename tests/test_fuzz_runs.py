@@ -38,21 +38,23 @@ def test_any_table_runs_as_the_event_loop(data):
         slow = data.draw(FACTORS)[:workers]
         costs = pj.costing.scaled_costs(costs, table, workers=slow)
     links = pj.Links(model, queues, groups, **more)
-    pipe_of = table.pipe_of_microbatch.tolist()
+    microbatch_pipes = table.pipe_of_microbatch.tolist()
     try:
-        expected = SlowRun(slow, case.rows, pipe_of, case.theirs, model, queues, groups, **more)
+        expected = SlowRun(
+            slow, case.rows, microbatch_pipes, case.theirs, model, queues, groups, **more
+        )
     except reference.DeadlockError:
         with pytest.raises(pj.ScheduleError, match="deadlock"):
             pj.evaluate(table, costs, link=links)
         return
-    found = pj.evaluate(table, costs, link=links)
-    same(found.makespan, expected.makespan)
-    same(found.busy, expected.busy())
+    result = pj.evaluate(table, costs, link=links)
+    same(result.makespan, expected.makespan)
+    same(result.busy, expected.busy())
     cells = [event for event in expected.end if isinstance(event[0], int)]
     workers, slots = zip(*cells, strict=True)
-    same(found.start[workers, slots], [expected.start[cell] for cell in cells])
-    same(found.finish[workers, slots], [expected.end[cell] for cell in cells])
+    same(result.start[workers, slots], [expected.start[cell] for cell in cells])
+    same(result.finish[workers, slots], [expected.end[cell] for cell in cells])
 
 
-def same(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+def same(result, expected):
+    np.testing.assert_allclose(result, expected, rtol=1e-12)

@@ -43,13 +43,13 @@ def events_of(name, run):
             for event, message in run.messages.items()
             if (message.sender, message.receiver) == ends and is_sent(event, send, letter, run)
         ]
-    found = [
+    result = [
         (w, k)
         for w, row in enumerate(run.table.rows)
         for k, cell in enumerate(row)
         if cell and (w, k) in run.durations and cell_text(cell, run) == op
     ]
-    return [cell for cell in found if worker is None or cell[0] == int(worker)] or found
+    return [cell for cell in result if worker is None or cell[0] == int(worker)] or result
 
 
 def is_sent(event, send, letter, run):
@@ -95,20 +95,20 @@ def collective(event, run):
 # --------------------------------------------------------------------------------------------- runs
 
 
-def assert_lanes(found, run):
+def assert_lanes(result, run):
     """How long lanes are busy, and how long the compute of their worker is idle meanwhile."""
     expected = {}
-    workers = range(found.workers)
+    workers = range(result.workers)
     computes = [[(run.start[e], run.end[e]) for e in run.worker_events(w)] for w in workers]
-    lane_of = {e: run.rules.lane(run.letters(e)) for e in run.end if run.letters(e)}
-    for (w, k), lane in lane_of.items():
+    event_lanes = {e: run.rules.lane(run.letters(e)) for e in run.end if run.letters(e)}
+    for (w, k), lane in event_lanes.items():
         if lane == "compute":
             continue
         start, end = run.start[w, k], run.end[w, k]
         hidden = sum(max(0.0, min(end, b) - max(start, a)) for a, b in computes[w])
-        times = expected.setdefault(lane, np.zeros((2, found.workers)))
+        times = expected.setdefault(lane, np.zeros((2, result.workers)))
         times[:, w] += end - start, end - start - hidden
-    for lane in pj.analysis.lane_times(found):
+    for lane in pj.analysis.lane_times(result):
         busy, exposed = expected.pop(lane.lane)
         assert lane.busy.tolist() == busy.tolist()
         np.testing.assert_allclose(lane.exposed, exposed, atol=1e-12)
@@ -119,10 +119,10 @@ def stacked(rows):
     return jax.tree.map(lambda *leaf: np.stack(leaf), *rows)
 
 
-def assert_batch(found, rows, links):
+def assert_batch(result, rows, links):
     """A batch of costs is so many runs; counts times costs are the makespan."""
-    program, many = found.program, stacked(rows)
-    expected = [pj.evaluate(found.table, row, link=links).makespan for row in rows]
+    program, many = result.program, stacked(rows)
+    expected = [pj.evaluate(result.table, row, link=links).makespan for row in rows]
     assert pj.makespans(program, many, batch_size=len(rows)).tolist() == expected
     values, counts = pj.makespans_and_grad(program, many, batch_size=len(rows))
     assert values.tolist() == expected
@@ -162,25 +162,27 @@ def test_every_number_is_that_of_the_event_loop(data, seed):
     table, rng = case.table(), np.random.default_rng(seed)
     again = from_json(json.loads(to_json(table)))
     assert (str(again), again.grammar) == (str(table), table.grammar)
-    found = pj.evaluate(table, case.costs, link=links)
-    assert found.makespan == run.makespan
-    assert found.busy.tolist() == run.busy()
-    sizes, share = rng.integers(0, 9, found.stages) / 2, rng.integers(0, 5, found.stages) / 4
-    memory = pj.analysis.activation_memory(found, sizes=sizes, weight_share=share, checkpoints=0.25)
+    result = pj.evaluate(table, case.costs, link=links)
+    assert result.makespan == run.makespan
+    assert result.busy.tolist() == run.busy()
+    sizes, share = rng.integers(0, 9, result.stages) / 2, rng.integers(0, 5, result.stages) / 4
+    memory = pj.analysis.activation_memory(
+        result, sizes=sizes, weight_share=share, checkpoints=0.25
+    )
     # start and end of every cell and message, and what each worker holds when
-    certificate = json.loads(json.dumps(pj.certificate(found, memory=memory)))
+    certificate = json.loads(json.dumps(pj.certificate(result, memory=memory)))
     assert pj.verify(certificate).problems == ()
-    assert_lanes(found, run)
+    assert_lanes(result, run)
     if not links.eager_below:
         rows = [case.costs, *(grammar_cases.again(case, rng).costs for _ in range(2))]
-        assert_batch(found, rows, links)
+        assert_batch(result, rows, links)
 
 
 # ----------------------------------------------------- what else says how long a run takes
 @st.composite
-def runs(draw, **of_case):
+def runs(draw, **case_options):
     """Draw a case that can run, with a link model, its table and its run by the event loop."""
-    case, model = draw(grammar_cases.cases(**of_case)), draw(MODELS)
+    case, model = draw(grammar_cases.cases(**case_options)), draw(MODELS)
     try:
         run = case.run(model)
     except (IllegalError, reference.DeadlockError):
@@ -229,13 +231,13 @@ def by_letters(case, values):
     elif "input_grad" in seconds:
         seconds["backward"] = seconds["input_grad"] + seconds["weight_grad"]
     seconds["load"] = seconds.get("offload", 0.0)
-    found = {
+    result = {
         name: None if value is None else np.full(np.shape(value), seconds.get(name, 0.0))
         for name, value in case.given.items()
     }
     for way, letter in enumerate("FB"):
-        found["transmit"][way] = values.get(f"c_{letter}", 0.0)
-    return {**found, "pair": None, "pair_factor": None}
+        result["transmit"][way] = values.get(f"c_{letter}", 0.0)
+    return {**result, "pair": None, "pair_factor": None}
 
 
 @settings(max_examples=40)
@@ -281,7 +283,7 @@ def test_swaps_of_a_row_or_lane_are_those_of_the_event_loop(case, seed):
         other = case._replace(data={**case.data, "rows": rows})
         before = run.makespan
         try:
-            found = run.swap(*names)
+            result = run.swap(*names)
         except pj.ScheduleError:
             with pytest.raises((IllegalError, reference.DeadlockError)):
                 other.run()
@@ -289,7 +291,7 @@ def test_swaps_of_a_row_or_lane_are_those_of_the_event_loop(case, seed):
         except ValueError:  # what hangs on the order of rows
             assert run.makespan == before
             return
-        assert found == other.run().makespan
+        assert result == other.run().makespan
         assert texts(run.table) == texts(other.table())
         case = other
 
@@ -320,23 +322,23 @@ def test_makespans_of_more_microbatches(name):
     )
     per = longer.num_microbatches // 60
     program = pj.lower(table)
-    found = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=60 * per)
-    assert found.tolist() == [pj.evaluate(longer, costs).makespan]
+    result = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=60 * per)
+    assert result.tolist() == [pj.evaluate(longer, costs).makespan]
     cycle = pj.cycle_time(program, costs).item() * per
     more = pj.evaluate(longer, costs).makespan - pj.evaluate(table, costs).makespan
     assert cycle == pytest.approx(more / 36, rel=1e-12)
 
 
 # -------------------------------------------------------------------------------------- by one case
-def kind(lane="compute", of="microbatch", time="own", **more):
-    return pj.schedules.OpKind(time, time, lane, of, **more)
+def kind(lane="compute", scope="microbatch", time="own", **more):
+    return pj.schedules.OpKind(time, time, lane, scope, **more)
 
 
 def table_of(rows, grammar, **more):
     return pj.ScheduleTable.from_rows(rows, grammar=pj.schedules.Grammar(**grammar), **more)
 
 
-N, S = {"N": kind("net")}, {"S": kind(of="worker")}
+N, S = {"N": kind("net")}, {"S": kind(scope="worker")}
 SENSELESS = {
     "F <- UNSHARD": ({}, "UNSHARD is of a stage as a whole"),
     "S@last <- S": (S, "S is of a worker, and of no stage"),
@@ -453,7 +455,7 @@ def test_messages_of_a_graph_go_along_its_edges():
 
 def test_what_all_do_together_is_one_op_where_transfers_get_their_order():
     """In the run of unit slots the host link of worker 0 waits for both workers."""
-    kinds = {"S": kind(of="worker", together=True), "H": kind("host", time="host")}
+    kinds = {"S": kind(scope="worker", together=True), "H": kind("host", time="host")}
     rows = [["S0", "0F0", "0H0"], ["1N0", "S0", "1F0"]]
     table = table_of(rows, {"kinds": {**kinds, "N": kind(time="net")}, "forward_only": True})
     start, _ = slot_times(table, table.grammar.unit_slots)

@@ -44,10 +44,10 @@ def test_parts_cover_every_row_once(rows, hold_out, count, size):
 
 
 def test_a_group_is_left_out_as_a_whole(rows):
-    for name, own in zip(*read_folds(rows, "group:h,b"), strict=True):
+    for name, is_left_out in zip(*read_folds(rows, "group:h,b"), strict=True):
         hidden, size = map(int, re.findall(r"\d+", name))
         np.testing.assert_array_equal(
-            own, (rows.column("hidden") == hidden) & (rows.microbatch_size == size)
+            is_left_out, (rows.column("hidden") == hidden) & (rows.microbatch_size == size)
         )
 
 
@@ -55,7 +55,7 @@ def test_few_rows_are_drawn_many_times(rows):
     folds = read_folds(rows, "few:5")
     assert folds.left_out.shape == (DRAWS, 12)
     np.testing.assert_array_equal((~folds.left_out).sum(axis=1), 5)
-    assert len({tuple(own) for own in folds.left_out}) > DRAWS / 2
+    assert len({tuple(is_left_out) for is_left_out in folds.left_out}) > DRAWS / 2
     np.testing.assert_array_equal(read_folds(rows, "few:5").left_out, folds.left_out)
     assert (read_folds(rows, "few:5", seed=1).left_out != folds.left_out).any()
 

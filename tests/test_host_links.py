@@ -33,9 +33,9 @@ SHARED = [["0F0", "0O0", "", "0L0", "0B0"], ["1F0", "1O0", "1L0", "1B0"]]
 
 
 def test_workers_may_share_a_host_link():
-    own, shared = run(SHARED), run(SHARED, host_links=[[0, 1]])
-    assert times(own, "1O0") == (2 * F, 2 * F + O)
-    assert own.makespan == 2 * F + O + L + 2 * B
+    alone, shared = run(SHARED), run(SHARED, host_links=[[0, 1]])
+    assert times(alone, "1O0") == (2 * F, 2 * F + O)
+    assert alone.makespan == 2 * F + O + L + 2 * B
     # 0O0 and 1O0 stand in one column: worker 0 comes first; 1L0 stands before 0L0
     assert [times(shared, op)[0] for op in ("0O0", "1O0", "1L0", "0L0")] == [
         F,
@@ -44,7 +44,7 @@ def test_workers_may_share_a_host_link():
         F + 2 * O + L,
     ]
     assert shared.makespan == F + 2 * O + 2 * L + B
-    assert run(SHARED, host_links=[[1], [0]]).makespan == own.makespan
+    assert run(SHARED, host_links=[[1], [0]]).makespan == alone.makespan
 
 
 CROSSED = [
@@ -134,17 +134,17 @@ def test_another_worker_cannot_offload():
 @settings(max_examples=30)
 @given(case=strategies.cases())
 def test_a_drawing_keeps_the_rows_and_fits_every_shared_link(case):
-    drawn = spread(case.table)
+    drawing = spread(case.table)
     rows = [
-        [[cell for cell in row if cell] for row in table.rows()] for table in (case.table, drawn)
+        [[cell for cell in row if cell] for row in table.rows()] for table in (case.table, drawing)
     ]
     assert rows[0] == rows[1]
-    everyone = [list(range(drawn.num_workers))]
+    everyone = [list(range(drawing.num_workers))]
     assert (
-        pj.evaluate(drawn, case.costs, link=pj.Links(host_links=everyone)).makespan >= 0
+        pj.evaluate(drawing, case.costs, link=pj.Links(host_links=everyone)).makespan >= 0
     )  # no deadlock
-    start, finish = slot_times(drawn)
-    on_host = np.isin(drawn.phase, HOST)
+    start, finish = slot_times(drawing)
+    on_host = np.isin(drawing.phase, HOST)
     assert np.array_equal(start[on_host], finish[on_host])
 
 
@@ -205,8 +205,8 @@ def test_the_order_on_a_shared_link_stays_without_transfers():
     expected = pj.evaluate(table, costs, link=free).makespan
     assert pj.evaluate(cells, costs, link=free).makespan == expected == 29.0
     assert pj.evaluate(without_transfers(cells), costs, link=free).makespan == expected
-    found = pj.search.messages(cells, costs, link=links, iterations=1)
-    assert found.best.free_bound == expected <= found.baselines["own"]
+    result = pj.search.messages(cells, costs, link=links, iterations=1)
+    assert result.best.free_bound == expected <= result.baselines["own"]
 
 
 def test_what_waits_on_a_shared_link_has_run_as_soon_as_it_can():
@@ -217,9 +217,9 @@ def test_what_waits_on_a_shared_link_has_run_as_soon_as_it_can():
     ]
     table = pj.ScheduleTable.from_rows(rows, placement=[[1, 0, 0, 1]])
     links = pj.Links("rendezvous", "pair", host_links=((0, 1),), posting="program")
-    found = [
+    result = [
         str(cell[0]) for cell in [*pj.links.insert_transfers(table, link=links).rows()][1] if cell
     ]
-    assert found[2:5] == ["0O0", "0WAIT_O0", "3RECV_F0"]
+    assert result[2:5] == ["0O0", "0WAIT_O0", "3RECV_F0"]
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0, offload=1.0)
     assert pj.evaluate(table, costs, link=links).makespan == 18.0

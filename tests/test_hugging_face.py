@@ -51,12 +51,12 @@ def written(path, content):
 def test_a_config_gives_the_model_that_comes_with_pipejax(name, tmp_path, answer):
     config = written(tmp_path / "config.json", KNOWN[name])
     out = tmp_path / "ours.json"
-    made = answer("init", "model", "--from", config, "--out", out)
-    assert made["notes"][0].startswith("sequence_tokens is the longest")
+    built = answer("init", "model", "--from", config, "--out", out)
+    assert built["notes"][0].startswith("sequence_tokens is the longest")
     ours, theirs = pj.load_model(out), pj.load_model(name)
     assert ours.sequence == KNOWN[name]["max_position_embeddings"]
     alike = {"name": theirs.name, "source": theirs.source, "sequence": theirs.sequence}
-    assert "gradient_bytes is 4" in made["notes"][1]
+    assert "gradient_bytes is 4" in built["notes"][1]
     alike["gradient_bytes"] = None  # of those that come with pipejax, 2
     alike["qk_norms"] = theirs.qk_norms
     assert ours.qk_norms == (name == "qwen3-30b-a3b")

@@ -65,9 +65,9 @@ def test_any_changes_of_a_graph_and_back(graph, seed):
 
 def evaluated(table, costs, durations, link):
     """Finish times of all ops by a full evaluation; some have durations of their own."""
-    found = pj.evaluate(table, costs, link=link)
-    preds, priced = np.asarray(found.program.preds), price(found.program, costs)
-    duration, node = np.array(priced.duration), found.program.node_of_cell
+    result = pj.evaluate(table, costs, link=link)
+    preds, priced = np.asarray(result.program.preds), price(result.program, costs)
+    duration, node = np.array(priced.duration), result.program.node_of_cell
     labels = {}
     for (worker, slot), at in np.ndenumerate(node):
         if at:
@@ -90,8 +90,10 @@ def test_any_changes_of_a_run_and_back(case, link, seed):
     run = pj.analysis.IncrementalRun(pj.evaluate(case.table, case.costs, link=link))
     costs, durations, states, table = case.costs, {}, [], case.table
     # a worker has an all-reduce for every stage that a pipe puts there, used or not
-    stages_of = [np.nonzero(table.placement == worker)[1] for worker in range(table.num_workers)]
-    shares = max(len({*stages.tolist()}) for stages in stages_of) > 1
+    worker_stages = [
+        np.nonzero(table.placement == worker)[1] for worker in range(table.num_workers)
+    ]
+    shares = max(len({*stages.tolist()}) for stages in worker_stages) > 1
     hangs_on_rows = table.offloads or table.updates_within or shares
     for _ in range(10):
         state = costs, dict(durations), run.finish, run.makespan

@@ -12,9 +12,9 @@ from pipejax.cli.app import run
 @pytest.mark.parametrize("kind", ["model", "system"])
 def test_a_copy_evaluates_as_it_is(kind, tmp_path, monkeypatch, answer, capsys):
     monkeypatch.chdir(tmp_path)
-    made = answer("init", kind)
-    assert (tmp_path / made["out"]).exists()
-    program, *arguments = shlex.split(made["used_by"])
+    built = answer("init", kind)
+    assert (tmp_path / built["out"]).exists()
+    program, *arguments = shlex.split(built["used_by"])
     assert program == "pipejax"
     assert run([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["makespan"] > 0

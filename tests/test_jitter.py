@@ -24,7 +24,7 @@ from pipejax.schedules.cells.ops import format_cell
     ("name", "link", "queues"),
     daily(
         [*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])],
-        of=6,
+        one_in=6,
     ),
 )
 def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
@@ -58,18 +58,18 @@ def test_a_step_lasts_as_long_as_the_slowest_of_its_replicas(max_bytes):
     costs = costs_of(table)
     single = pj.jitter(table, costs, ALL, samples=150)
     run = pj.jitter(table, costs, ALL, samples=50, replicas=3, max_bytes=max_bytes)
-    each = single.makespans.reshape(50, 3)
-    assert run.makespans.tolist() == each.max(axis=1).tolist()
-    assert (run.draws - 3 * np.arange(50)).tolist() == each.argmax(axis=1).tolist()
+    by_replica = single.makespans.reshape(50, 3)
+    assert run.makespans.tolist() == by_replica.max(axis=1).tolist()
+    assert (run.draws - 3 * np.arange(50)).tolist() == by_replica.argmax(axis=1).tolist()
     assert (run.replicas, run.deterministic) == (3, single.deterministic)
 
 
 def test_a_straggler_of_many_replicas_is_in_every_step(answer):
     model = ("--model", "gpt-22b", "--system", "a100", "--minibatch", 4, "--data-parallel", 64)
     line = ("jitter", "-S", "1f1b", "-P", 2, "-M", 4, *model, "--straggler", "0.05:2")
-    found = answer(*line, "--samples", 20)
-    assert (found["replicas"], found["samples"]) == (64, 20)
-    (row,) = found["rows"]
+    result = answer(*line, "--samples", 20)
+    assert (result["replicas"], result["samples"]) == (64, 20)
+    (row,) = result["rows"]
     assert row["quantiles"]["p50"] > 1.5 * row["deterministic"]
     (alone,) = answer(*line, "--samples", 20, "--replicas", 1)["rows"]
     assert alone["quantiles"]["p50"] == alone["deterministic"]
@@ -77,10 +77,10 @@ def test_a_straggler_of_many_replicas_is_in_every_step(answer):
 
 def test_seeds():
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
-    one, same, other = (pj.jitter(table, costs, ALL, samples=99, seed=s) for s in (5, 5, 6))
-    assert one.makespans.tolist() == same.makespans.tolist()
-    assert not np.isin(one.makespans, other.makespans).any()
-    assert len(np.unique(one.makespans)) == 99
+    first, same, other = (pj.jitter(table, costs, ALL, samples=99, seed=s) for s in (5, 5, 6))
+    assert first.makespans.tolist() == same.makespans.tolist()
+    assert not np.isin(first.makespans, other.makespans).any()
+    assert len(np.unique(first.makespans)) == 99
 
 
 def test_more_samples_parts_and_precision_change_no_sample():
@@ -158,12 +158,12 @@ def test_what_does_not_fit_ranks_behind_what_does():
 
 
 def test_the_command_ranks_by_memory_too(answer):
-    given = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-parallel", 4
+    options = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-parallel", 4
     size = "--workers", 4, "--microbatches", 8, "--samples", 4, "--op", "gamma:0.1"
-    found = answer("jitter", "--schedules", "interleaved-1f1b,1f1b", *size, *given)["rows"]
-    assert [row["fits"] for row in found] == [False, True]
-    assert found[0]["deterministic"] < found[1]["deterministic"]
-    assert [row["makespan_rank"] for row in found] == [2, 1]
+    result = answer("jitter", "--schedules", "interleaved-1f1b,1f1b", *size, *options)["rows"]
+    assert [row["fits"] for row in result] == [False, True]
+    assert result[0]["deterministic"] < result[1]["deterministic"]
+    assert [row["makespan_rank"] for row in result] == [2, 1]
 
 
 def test_robustness_ranks():
@@ -296,21 +296,21 @@ def test_command_marks_what_does_not_exist(call):
     _, text, _ = call(
         "jitter", "-S", "1f1b,chimera", "--workers", "3", *SIZE[2:], "--ops", "-f", "csv"
     )
-    *tables, told = [list(csv.reader(part.splitlines())) for part in text.split("\n\n")[:-1]]
-    for headers, *_ in (*tables, told):
+    *tables, message = [list(csv.reader(part.splitlines())) for part in text.split("\n\n")[:-1]]
+    for headers, *_ in (*tables, message):
         assert "" not in headers
         assert len({*headers}) == len(headers)
-    assert told[1][0] == "chimera"
-    assert "even number of workers" in told[1][1]
+    assert message[1][0] == "chimera"
+    assert "even number of workers" in message[1][1]
 
 
 def test_samples_are_drawn(call, tmp_path):
     plot = tmp_path / "samples.svg"
     code, text, _ = call(*J, "--op", "lognormal:0.1", "--figure", plot)
     assert (code, f"drawn to {plot}" in text) == (0, True)
-    drawn = plot.read_text()
+    picture = plot.read_text()
     for word in ("step time [s]", "gpipe", "1f1b", "without jitter", "5th, 50th and 95th"):
-        assert word in drawn
+        assert word in picture
 
 
 def test_without_xarray_it_says_what_to_install(call, monkeypatch):
@@ -323,8 +323,8 @@ def test_without_xarray_it_says_what_to_install(call, monkeypatch):
 
 @pytest.mark.parametrize("link", ["delay", "rendezvous"])
 def test_slack_on_the_command_line(call, link):
-    one = ["evaluate", "--schedule", "1f1b", *SIZE[:-2], "--comm", "0.1", "--link", link]
-    before, text = (json.loads(call(*one, *more, "--json")[1]) for more in ([], ["--slack"]))
+    line = ["evaluate", "--schedule", "1f1b", *SIZE[:-2], "--comm", "0.1", "--link", link]
+    before, text = (json.loads(call(*line, *more, "--json")[1]) for more in ([], ["--slack"]))
     listed = text.pop("slack")
     assert text == before
     assert len(listed) == 64
@@ -337,11 +337,11 @@ def test_slack_on_the_command_line(call, link):
             if run.table.cell(*at) and format_cell(run.table.cell(*at)) == op["op"]
         )
         assert op["slack"] == pytest.approx(float(late[run.program.node_of_cell[worker, slot]]))
-    _, table, _ = call(*one, "--slack")
+    _, table, _ = call(*line, "--slack")
     assert "most slack" in table
 
 
 def test_a_spread_may_be_percent(answer, mistake):
-    found = answer(*J, "--op", "lognormal:5%", "--straggler", "1%:2")["jitter"]
-    assert (found["op"], found["straggler"]) == ("lognormal:0.05", "0.01:2")
+    result = answer(*J, "--op", "lognormal:5%", "--straggler", "1%:2")["jitter"]
+    assert (result["op"], result["straggler"]) == ("lognormal:0.05", "0.01:2")
     assert "--op lognormal:x: 'x' is no number, as 0.05 or 5%" in mistake(*J, "--op", "lognormal:x")

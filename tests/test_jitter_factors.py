@@ -25,14 +25,14 @@ COUNT = 20_000
 def factors_of(run, costs, sample):
     """Factors of a sample by (phase, stage, microbatch or worker), and of messages."""
     program, ones = run.evaluation.program, {}
-    priced, drawn = price(program, costs), sample_costs(run, costs, sample)
+    priced, sample_of_costs = price(program, costs), sample_costs(run, costs, sample)
     for v in range(1, program.num_nodes):
         phase = pj.Phase(int(program.phase[v])).name
         at_end = phase == "U" and program.microbatch[v] < 0
         last = -1 - program.worker[v] if at_end else program.microbatch[v]
         key = (phase, int(program.stage[v]), int(last))
         if priced.duration[v] > 0:
-            ones[key] = drawn.duration[v] / priced.duration[v]
+            ones[key] = sample_of_costs.duration[v] / priced.duration[v]
     sent = program.messages
     for k in range(len(sent.producer)):
         key = (pj.Phase(int(sent.phase[k])).name, int(sent.stage[k]), int(sent.microbatch[k]))
@@ -41,7 +41,7 @@ def factors_of(run, costs, sample):
             lag = priced.lag[sent.consumer[k], place]
             source = program.preds[sent.consumer[k], place]
             if lag > 0 and source in (sent.producer[k], sent.carrier[k]):
-                factor = drawn.lag[sent.consumer[k], place] / lag
+                factor = sample_of_costs.lag[sent.consumer[k], place] / lag
                 assert ones.setdefault(key, factor) == pytest.approx(factor)  # L as X
     return ones
 
@@ -130,14 +130,16 @@ def test_schedules_share_their_random_numbers():
     assert ones[0] == pytest.approx(ones[1])
     assert len(set(ones[0].values())) == len(ones[0])
     worker = pj.analysis.Jitter(worker=D("lognormal", 0.3))
-    of_worker = []
+    worker_factors = []
     for name in ("1f1b", "interleaved-1f1b"):
         run = pj.jitter(build(name), costs, worker, samples=9)
-        program, drawn = run.evaluation.program, sample_costs(run, costs, 7)
-        ratio = drawn.duration[1:] / price(program, costs).duration[1:]
-        of_worker.append({int(w): float(r) for w, r in zip(program.worker[1:], ratio, strict=True)})
+        program, sampled = run.evaluation.program, sample_costs(run, costs, 7)
+        ratio = sampled.duration[1:] / price(program, costs).duration[1:]
+        worker_factors.append(
+            {int(w): float(r) for w, r in zip(program.worker[1:], ratio, strict=True)}
+        )
         assert len(set(ratio.round(12))) == 4
-    assert of_worker[0] == pytest.approx(of_worker[1])
+    assert worker_factors[0] == pytest.approx(worker_factors[1])
 
 
 @pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
@@ -151,13 +153,13 @@ def test_who_has_which_factor(link):
         )
 
     for chosen in ({"worker": D("gamma", 0.3)}, {"straggler": S(0.5, 2.0)}):
-        of_stage = {}
+        stage_factors = {}
         for (phase, stage, _), factor in factors(**chosen).items():
             if phase in "FBU":
-                assert of_stage.setdefault(stage, factor) == pytest.approx(factor)
+                assert stage_factors.setdefault(stage, factor) == pytest.approx(factor)
             else:  # messages and all-reduces are on no worker
                 assert factor == 1
-        assert len({round(factor, 9) for factor in of_stage.values()}) > 1
+        assert len({round(factor, 9) for factor in stage_factors.values()}) > 1
     for chosen in ({"op": D("gamma", 0.3)}, {"message": D("gamma", 0.3)}):
         for (phase, _, _), factor in (drawn := factors(**chosen)).items():
             assert (factor != 1) == (phase.startswith("SEND") == ("message" in chosen))
@@ -170,11 +172,11 @@ def test_who_has_which_factor(link):
 def test_lookup_is_a_line_between_knots():
     table = np.cumsum(np.random.default_rng(0).random(KNOTS)).astype(np.float32)
     scores = np.linspace(-5.5, 5.5, 999, dtype=np.float32)
-    found = sys.modules["pipejax.analysis.uncertainty.jitter"]._look_up(
+    result = sys.modules["pipejax.analysis.uncertainty.jitter"]._look_up(
         *map(jax.numpy.asarray, (table, scores[None]))
     )
     knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
-    assert np.asarray(found)[0] == pytest.approx(np.interp(scores, knots, table), rel=1e-5)
+    assert np.asarray(result)[0] == pytest.approx(np.interp(scores, knots, table), rel=1e-5)
 
 
 def test_quantiles_of_a_known_case():

@@ -77,9 +77,9 @@ def test_memory_binds_and_sizes_differ(found):
 
 def test_a_step_time_is_that_of_evaluate(found):
     _, tuned, _ = found["fast"]
-    own = tuned.setting
-    layers = StageLayers(own.layers.astype(float), own.recomputed.astype(float))
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=int(8 // own.size))
+    setting = tuned.setting
+    layers = StageLayers(setting.layers.astype(float), setting.recomputed.astype(float))
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=int(8 // setting.size))
     workload = pj.Workload(MODEL, 8, tensor_parallel=8)
     run = pj.evaluate(table, work_costs(stage_work(workload, table, assigned=layers), SYSTEM))
     assert tuned.step_time == pytest.approx(run.step_time, rel=1e-12)
@@ -91,16 +91,16 @@ def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
     """Each is better than the one before, and the step time of what it says."""
     monkeypatch.setattr(step_time_objective, "makespans", None)
     workload = pj.Workload(MODEL, 8, tensor_parallel=8)
-    told = list(plain_answers(few()))
-    times = [found.step_time for found in told]
+    message = list(plain_answers(few()))
+    times = [found.step_time for found in message]
     assert len(times) > 1
     assert times == sorted(times, reverse=True)
-    own = told[-1].setting
-    assert own.layers.tolist() == [3, 3]
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=int(8 // own.size))
-    layers = StageLayers(own.layers.astype(float), own.recomputed.astype(float))
+    setting = message[-1].setting
+    assert setting.layers.tolist() == [3, 3]
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=int(8 // setting.size))
+    layers = StageLayers(setting.layers.astype(float), setting.recomputed.astype(float))
     run = pj.evaluate(table, work_costs(stage_work(workload, table, assigned=layers), SYSTEM))
-    assert told[-1].step_time == run.step_time
+    assert message[-1].step_time == run.step_time
 
 
 @pytest.mark.parametrize("case", CASES)

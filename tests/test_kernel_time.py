@@ -75,8 +75,8 @@ def test_a_product_below_16_bits_reaches_a_share_of_its_own_peak():
     system = dataclasses.replace(SYSTEM, narrow_peaks=peaks, kernels=kernels)
     wide = float(device_time(system, op("gemm", volume=0.0), "forward"))
     assert wide == pytest.approx(3e9 / 150e12 + 5e-6)
-    found = float(device_time(system, narrow, "forward"))
-    assert found == pytest.approx(3e9 / (600e12 * 0.5 * 0.8) + 5e-6)
+    result = float(device_time(system, narrow, "forward"))
+    assert result == pytest.approx(3e9 / (600e12 * 0.5 * 0.8) + 5e-6)
 
 
 def test_a_layer_as_one_op_is_a_roofline():
@@ -101,12 +101,12 @@ def test_the_smooth_maximum_is_a_norm_without_kinks_or_nans():
         assert float(smooth_max(1.0, 0.0, 4.0)) == 1
         assert float(smooth_max(0.0, 0.0, 4.0)) == 0
         assert float(smooth_max(1.0, 1e-300, 9.0)) == 1
-        for given in [(1.0, 0.0, 4.0), (0.0, 0.0, 4.0), (1.0, 2.0, 4.0), (1e-9, 1.0, 40.0)]:
-            slopes = np.array(jax.grad(smooth_max, (0, 1, 2))(*given))
+        for options in [(1.0, 0.0, 4.0), (0.0, 0.0, 4.0), (1.0, 2.0, 4.0), (1e-9, 1.0, 40.0)]:
+            slopes = np.array(jax.grad(smooth_max, (0, 1, 2))(*options))
             assert np.isfinite(slopes).all()
             # of degree 1 in both times: shares of the device and the host sum to 1
-            assert slopes[0] * given[0] + slopes[1] * given[1] == pytest.approx(
-                float(smooth_max(*given))
+            assert slopes[0] * options[0] + slopes[1] * options[1] == pytest.approx(
+                float(smooth_max(*options))
             )
 
 
@@ -125,11 +125,11 @@ def test_the_host_starts_layers_and_neither_embedding_nor_head():
 def test_the_embedding_exchanges_its_rows_once_each_way(shared):
     """Vocabulary in parallel (Megatron): one sum of rows in F, and none behind it but a gathering."""
     layout = Layout(tensor=8.0, sequence_parallel=shared)
-    found = {
-        (each.kind, phase): count
-        for each in embedding_collectives(pj.load_model("gpt-22b"), layout)
-        for phase, count in each.count._asdict().items()
+    result = {
+        (collective.kind, phase): count
+        for collective in embedding_collectives(pj.load_model("gpt-22b"), layout)
+        for phase, count in collective.count._asdict().items()
         if count
     }
-    of_rows = ("reduce_scatter" if shared else "all_reduce", "forward")
-    assert found == {of_rows: 1.0} | ({("all_gather", "weight_grad"): 1.0} if shared else {})
+    exchange = ("reduce_scatter" if shared else "all_reduce", "forward")
+    assert result == {exchange: 1.0} | ({("all_gather", "weight_grad"): 1.0} if shared else {})

@@ -33,15 +33,15 @@ def table_of(name):
 
 def sums(costs):
     """Largest error of a field, of those all of whose kinds are there."""
-    own = costs.others
-    found = {
-        field: np.abs(sum(own[each] for each in kinds) / getattr(costs, field) - 1).max()
+    parts = costs.others
+    result = {
+        field: np.abs(sum(parts[kind] for kind in kinds) / getattr(costs, field) - 1).max()
         for field, kinds in SUMS.items()
-        if set(kinds) <= set(own)
+        if set(kinds) <= set(parts)
     }
-    assert "forward" in found
-    assert len(found) > 1
-    return max(found.values())
+    assert "forward" in result
+    assert len(result) > 1
+    return max(result.values())
 
 
 @pytest.mark.parametrize("name", NAMES[:2])
@@ -50,7 +50,7 @@ def test_parts_sum_to_the_whole(model, name):
     for more in ({}, {"recompute": "full"}, {"tensor_parallel": 2}, {"zero": 3}):
         costs = pj.stage_costs(workload(model, **more), H100, table_of(name))
         assert sums(costs) < 1e-12
-        assert all((np.asarray(each) > 0).all() for each in costs.others.values())
+        assert all((np.asarray(other) > 0).all() for other in costs.others.values())
 
 
 OF_ATTENTION = {  # what is before the tokens leave: names of mixtral's ops
@@ -65,10 +65,10 @@ OF_EXPERTS = {
 
 def test_attention_is_what_comes_before_the_experts():
     """Kernel by kernel, on a stage between first and last: 8 layers, all of them with experts."""
-    own, phases = workload("mixtral-8x7b"), ("forward", "input_grad", "weight_grad")
+    task, phases = workload("mixtral-8x7b"), ("forward", "input_grad", "weight_grad")
     table = table_of("braided-dualpipe")
-    costs = pj.stage_costs(own, H100, table)
-    ops = layer_ops(own.model, own.layout(table), "moe")
+    costs = pj.stage_costs(task, H100, table)
+    ops = layer_ops(task.model, task.layout(table), "moe")
     assert {op.name for op in ops} <= OF_ATTENTION | OF_EXPERTS
     for phase, (attention, experts) in zip(
         phases, (("fa", "fm"), ("ia", "im"), ("wa", "wm")), strict=True
@@ -77,12 +77,12 @@ def test_attention_is_what_comes_before_the_experts():
             sum(float(device_time(H100, op, phase)) for op in ops if op.name in names)
             for names in (OF_ATTENTION, OF_EXPERTS)
         ]
-        found = [float(costs.others[each][1]) for each in (attention, experts)]
-        assert found[0] / found[1] == pytest.approx(seconds[0] / seconds[1], rel=1e-9)
-        assert sum(found) == pytest.approx(8 * sum(seconds), rel=1e-3)  # the host adds the rest
+        result = [float(costs.others[name][1]) for name in (attention, experts)]
+        assert result[0] / result[1] == pytest.approx(seconds[0] / seconds[1], rel=1e-9)
+        assert sum(result) == pytest.approx(8 * sum(seconds), rel=1e-3)  # the host adds the rest
     first = sum(
         float(device_time(H100, op, "forward"))
-        for op in embedding_ops(own.model, own.layout(table))
+        for op in embedding_ops(task.model, task.layout(table))
     )
     more = costs.others["fa"][0] - costs.others["fa"][1]
     assert more == pytest.approx(first, rel=1e-3)
@@ -91,27 +91,27 @@ def test_attention_is_what_comes_before_the_experts():
 @pytest.mark.parametrize("name", NAMES)
 def test_exchanges_and_every_part_of_an_op(name):
     """Dispatch and combine share what the breakdown of costs says of experts."""
-    own, table = workload("deepseek-v3"), table_of(name)
-    costs, parts = pj.stage_costs(own, H100, table), stage_parts(own, H100, table)
-    for field, (one, other) in {"forward": ("fd", "fc"), "input_grad": ("bd", "bc")}.items():
+    task, table = workload("deepseek-v3"), table_of(name)
+    costs, parts = pj.stage_costs(task, H100, table), stage_parts(task, H100, table)
+    for field, (dispatch, combine) in {"forward": ("fd", "fc"), "input_grad": ("bd", "bc")}.items():
         expected = getattr(parts["expert"], field)
-        assert costs.others[one] + costs.others[other] == pytest.approx(expected, rel=1e-12)
-        assert (costs.others[one] == costs.others[other]).all()
+        assert costs.others[dispatch] + costs.others[combine] == pytest.approx(expected, rel=1e-12)
+        assert (costs.others[dispatch] == costs.others[combine]).all()
     for kind, seconds in costs.others.items():
         assert sum(part.others[kind] for part in parts.values()) == pytest.approx(seconds)
     run = pj.evaluate(table, costs)
-    report = pj.step_report(run, own, H100)
+    report = pj.step_report(run, task, H100)
     assert sum(report.breakdown.values()) == pytest.approx(run.step_time, rel=1e-9)
 
 
 def test_lengths_and_slow_workers_reach_parts_too():
-    own, table = workload("mixtral-8x7b"), table_of("combined-1f1b")
-    whole = pj.stage_costs(own, H100, table)
-    sequence = own.model.sequence
-    alike = pj.stage_costs(own, H100, table, lengths=[sequence] * 16)
-    longer = pj.stage_costs(own, H100, table, lengths=[sequence] * 15 + [2 * sequence])
+    task, table = workload("mixtral-8x7b"), table_of("combined-1f1b")
+    whole = pj.stage_costs(task, H100, table)
+    sequence = task.model.sequence
+    alike = pj.stage_costs(task, H100, table, lengths=[sequence] * 16)
+    longer = pj.stage_costs(task, H100, table, lengths=[sequence] * 15 + [2 * sequence])
     assert sums(longer) < 1e-12
-    slow = pj.stage_costs(dataclasses.replace(own, stragglers=((1, 2.0),)), H100, table)
+    slow = pj.stage_costs(dataclasses.replace(task, stragglers=((1, 2.0),)), H100, table)
     for kind, seconds in whole.others.items():
         assert alike.others[kind] == pytest.approx(np.tile(seconds[:, None], (1, 16)))
         assert (longer.others[kind][:, -1] > 1.5 * seconds).all()
@@ -121,15 +121,15 @@ def test_lengths_and_slow_workers_reach_parts_too():
 
 @pytest.mark.slow
 def test_parts_are_differentiated():
-    own, table = workload("mixtral-8x7b"), table_of("combined-1f1b")
+    task, table = workload("mixtral-8x7b"), table_of("combined-1f1b")
 
     def exchange(factor):
         network = dataclasses.replace(H100.node, bandwidth=H100.node.bandwidth * factor)
-        return pj.stage_costs(own, dataclasses.replace(H100, node=network), table).others
+        return pj.stage_costs(task, dataclasses.replace(H100, node=network), table).others
 
-    known = pj.stage_costs(own, H100, table).others
+    expected = pj.stage_costs(task, H100, table).others
     traced, slope = exchange(1.0), jax.jacfwd(exchange)(1.0)
-    for kind, seconds in known.items():
+    for kind, seconds in expected.items():
         assert np.asarray(traced[kind]) == pytest.approx(seconds)
         assert (np.asarray(slope[kind]) < 0).all() == (kind[1] in "dc")
 

@@ -65,15 +65,15 @@ DEEPSPEED = {
 }
 
 
-def told(schedule="1f1b", workers=4, model=LLAMA, **given):
+def told(schedule="1f1b", workers=4, model=LLAMA, **arguments):
     """What the three launchers are told, by their first letters."""
-    options = {"stages_per_worker": given.pop("stages")} if "stages" in given else {}
+    options = {"stages_per_worker": arguments.pop("stages")} if "stages" in arguments else {}
     table = pj.schedules.build(schedule, num_workers=workers, num_microbatches=8, **options)
-    found = pj.costing.launches(pj.Workload(model, minibatch=16, **given), table)
-    assert [each.launcher for each in found] == ["Megatron-LM", "torchtitan", "DeepSpeed"]
-    for each, known in zip(found, (MEGATRON, TORCHTITAN, DEEPSPEED), strict=True):
-        assert set(each.options) <= known
-    return found
+    result = pj.costing.launches(pj.Workload(model, minibatch=16, **arguments), table)
+    assert [launch.launcher for launch in result] == ["Megatron-LM", "torchtitan", "DeepSpeed"]
+    for launch, expected in zip(result, (MEGATRON, TORCHTITAN, DEEPSPEED), strict=True):
+        assert set(launch.options) <= expected
+    return result
 
 
 def test_degrees_batches_and_stages():
@@ -102,7 +102,7 @@ def test_degrees_batches_and_stages():
         "PipelineModule(layers, topology=PipeModelDataParallelTopology(num_pp=4, num_mp=1, "
         "num_dp=2), partition_method='type:transformer')"
     )
-    assert all(each.lacks == () for each in (megatron, torchtitan, deepspeed))
+    assert all(launch.lacks == () for launch in (megatron, torchtitan, deepspeed))
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_megatron_is_told_what_travels_beside_compute(given, gradients, weights)
 
 def test_megatron_is_told_of_gradients_that_it_would_accumulate_wider():
     wide = dataclasses.replace(LLAMA, gradient_bytes=4.0)
-    found = [told(model=model)[0].options for model in (LLAMA, wide)]
-    assert ["grad-reduce-in-bf16" in options for options in found] == [True, False]
+    result = [told(model=model)[0].options for model in (LLAMA, wide)]
+    assert ["grad-reduce-in-bf16" in options for options in result] == [True, False]
 
 
 def test_several_stages_of_a_worker():
@@ -146,7 +146,7 @@ def test_layers_that_are_not_spread_evenly_are_named():
     assert pj.costing.PipelineLayout.parse(layout).count("t").tolist() == [7, 8, 8, 7]
     assert layout in shlex.split(megatron.text)
     names = torchtitan.options["parallelism.module_fqns_per_model_part"]
-    assert [len(each) for each in names] == [8, 8, 8, 9]
+    assert [len(name) for name in names] == [8, 8, 8, 9]
     assert json.loads(shlex.split(torchtitan.text)[-3]) == names
     assert {"stages with unequal layers", "ZeRO 3 in a pipeline (0 and 1 are there)"} == {
         *deepspeed.lacks
@@ -160,15 +160,19 @@ def test_layers_that_are_not_spread_evenly_are_named():
 
 
 @pytest.mark.parametrize(
-    ("zero", "megatron", "reshard"),
+    ("zero", "strategy", "reshard"),
     [(2, "optim_grads", "never"), (3, "optim_grads_params", "always")],
 )
-def test_what_replicas_split(zero, megatron, reshard):
-    one, two, _ = told(workers=1, zero=zero, data_parallel=4)
-    assert one.options["data-parallel-sharding-strategy"] == megatron
-    assert one.options["use-megatron-fsdp"] is one.options["use-distributed-optimizer"] is True
-    assert two.options["parallelism.data_parallel_shard_degree"] == 4
-    assert two.options["parallelism.fsdp_reshard_after_forward"] == reshard
+def test_what_replicas_split(zero, strategy, reshard):
+    megatron, torchtitan, _ = told(workers=1, zero=zero, data_parallel=4)
+    assert megatron.options["data-parallel-sharding-strategy"] == strategy
+    assert (
+        megatron.options["use-megatron-fsdp"]
+        is megatron.options["use-distributed-optimizer"]
+        is True
+    )
+    assert torchtitan.options["parallelism.data_parallel_shard_degree"] == 4
+    assert torchtitan.options["parallelism.fsdp_reshard_after_forward"] == reshard
 
 
 @pytest.mark.parametrize(
@@ -181,23 +185,25 @@ def test_what_replicas_split(zero, megatron, reshard):
     ],
 )
 def test_recomputation(recompute, words, lacks):
-    found = told(recompute=recompute)
-    assert words in found[0].text
-    assert tuple(len(each.lacks) for each in found) == lacks
-    mode = found[1].options["activation_checkpoint.mode"]
+    result = told(recompute=recompute)
+    assert words in result[0].text
+    assert tuple(len(launch.lacks) for launch in result) == lacks
+    mode = result[1].options["activation_checkpoint.mode"]
     assert mode == {"full": "full", "half_products": "selective"}.get(recompute, "none")
 
 
 def test_what_launchers_lack():
-    one, two, three = told("zb-h1", tensor_parallel=2, context_parallel=2, rank_order="tp-pp-dp")
-    assert one.lacks == ("schedule zb-h1 (1f1b and interleaved-1f1b are there)",)
-    assert two.options["parallelism.pipeline_parallel_schedule_csv"] == "zb-h1.csv"
-    assert [re.match(r"[a-z ]+", each)[0].strip() for each in two.lacks] == [
+    megatron, torchtitan, deepspeed = told(
+        "zb-h1", tensor_parallel=2, context_parallel=2, rank_order="tp-pp-dp"
+    )
+    assert megatron.lacks == ("schedule zb-h1 (1f1b and interleaved-1f1b are there)",)
+    assert torchtitan.options["parallelism.pipeline_parallel_schedule_csv"] == "zb-h1.csv"
+    assert [re.match(r"[a-z ]+", lack)[0].strip() for lack in torchtitan.lacks] == [
         "context parallelism of weights that are not split",
         "tensor parallelism without sequence parallelism",
         "rank order tp",
     ]
-    assert three.lacks == ("schedule zb-h1 (1f1b is there)", "context parallelism")
+    assert deepspeed.lacks == ("schedule zb-h1 (1f1b is there)", "context parallelism")
     assert told("chimera")[1].lacks == ("schedules of several pipes",)
     # one worker has no schedule
     assert told("zb-h1", workers=1)[0].lacks == ()
@@ -205,11 +211,11 @@ def test_what_launchers_lack():
 
 def test_experts():
     model = pj.load_model("mixtral-8x7b")
-    one, two, three = told(model=model, expert_parallel=8, data_parallel=8)
-    assert one.options["expert-model-parallel-size"] == 8
-    assert two.options["parallelism.expert_parallel_degree"] == 8
-    assert three.options["expert_parallel"] == {"enabled": True, "autoep_size": 8}
-    assert "expert-tensor-parallel-size" not in one.options  # t 1: nobody could cut them
+    megatron, torchtitan, deepspeed = told(model=model, expert_parallel=8, data_parallel=8)
+    assert megatron.options["expert-model-parallel-size"] == 8
+    assert torchtitan.options["parallelism.expert_parallel_degree"] == 8
+    assert deepspeed.options["expert_parallel"] == {"enabled": True, "autoep_size": 8}
+    assert "expert-tensor-parallel-size" not in megatron.options  # t 1: nobody could cut them
 
 
 @pytest.mark.parametrize(
@@ -230,11 +236,13 @@ def test_experts():
     ],
 )
 def test_the_parts_of_experts_are_always_in_the_command(degrees, parts):
-    one, two, _ = told(model=pj.load_model("mixtral-8x7b"), sequence_parallel=True, **degrees)
-    assert one.options["expert-tensor-parallel-size"] == parts
-    degree = two.options.get("parallelism.expert_tensor_parallel_degree", 1)
+    megatron, torchtitan, _ = told(
+        model=pj.load_model("mixtral-8x7b"), sequence_parallel=True, **degrees
+    )
+    assert megatron.options["expert-tensor-parallel-size"] == parts
+    degree = torchtitan.options.get("parallelism.expert_tensor_parallel_degree", 1)
     assert degree == parts
-    assert bool([text for text in two.lacks if "parts" in text]) == (parts == 2)
+    assert bool([text for text in torchtitan.lacks if "parts" in text]) == (parts == 2)
     dense = told(model=pj.load_model("llama3-8b"), tensor_parallel=8)[0].options
     assert "expert-tensor-parallel-size" not in dense
 

@@ -42,10 +42,10 @@ def of(ops, name):
 @pytest.mark.parametrize("layout", [Layout(microbatch_size=3), SPLIT])
 def test_flop_of_the_products_are_the_formula(name, kind, recompute, layout):
     model = dataclasses.replace(pj.load_model(name), causal=False, window=None)
-    found = sum_of(products(layer_ops(model, layout, kind, recompute)), "flop")
+    result = sum_of(products(layer_ops(model, layout, kind, recompute)), "flop")
     shares = layout.tensor * layout.context
     printed = layer_flop(model, 3, recompute, kind)
-    assert [shares * phase for phase in found] == pytest.approx(list(printed), rel=1e-12)
+    assert [shares * phase for phase in result] == pytest.approx(list(printed), rel=1e-12)
     head = sum_of(products(head_ops(model, layout)), "flop")
     assert [shares * phase for phase in head] == pytest.approx(list(head_flop(model, 3)))
 
@@ -64,8 +64,8 @@ def test_a_window_leaves_a_few_pairs_of_tokens():
     model = pj.load_model("gpt-oss-120b")  # every second layer attends to 128 tokens
     pairs = [sum(min(i, 128) for i in range(4097)), sum(range(4097))]
     scores = 2 * 64 * 64 * 2 * sum(pairs) / 2
-    found = of(layer_ops(model, Layout(), "moe"), "attention").flop.forward
-    assert found == pytest.approx(scores, rel=1e-3)
+    result = of(layer_ops(model, Layout(), "moe"), "attention").flop.forward
+    assert result == pytest.approx(scores, rel=1e-3)
 
 
 def test_bytes_of_a_product():
@@ -155,10 +155,12 @@ def test_tensor_parallelism_sends_the_same_bytes_with_and_without_sequence_paral
     # a ring's all-reduce is a reduce-scatter and an all-gather
     passes = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
     moved = [0.0, 0.0, 0.0]
-    for each in layer_collectives(gpt, layout):
-        if each.group == "tensor":
-            for i, (volume, count) in enumerate(zip(each.volume, each.count, strict=True)):
-                moved[i] += passes[each.kind] * volume * count / whole
+    for collective in layer_collectives(gpt, layout):
+        if collective.group == "tensor":
+            for i, (volume, count) in enumerate(
+                zip(collective.volume, collective.count, strict=True)
+            ):
+                moved[i] += passes[collective.kind] * volume * count / whole
     assert moved == [4, 4, 2 * shared]  # W gathers its inputs once more
 
 
@@ -172,11 +174,11 @@ def test_the_ring_carries_keys_and_values_of_the_whole_sequence():
 def test_a_whole_layer_is_the_old_roofline():
     model = pj.load_model("gpt-22b")
     (op,) = whole_layer(model, Layout(tensor=8, microbatch_size=4))
-    assert op.flop == tuple(each / 8 for each in layer_flop(model, 4))
+    assert op.flop == tuple(number / 8 for number in layer_flop(model, 4))
     units = 4 * 2048 * 6144
-    kept = units * (10 + 24 / 8 + 5 * 64 * 2048 / (6144 * 8))
+    held = units * (10 + 24 / 8 + 5 * 64 * 2048 / (6144 * 8))
     whole = 6 * 6144  # norms, and biases of what is summed
-    moved = 2 * (whole + (model.layer_parameters - whole) / 8) + kept
+    moved = 2 * (whole + (model.layer_parameters - whole) / 8) + held
     assert op.volume == pytest.approx((moved, moved + 4 * units, moved))
 
 
@@ -188,6 +190,6 @@ def test_layouts_are_priced_as_one_batch():
         ops = layer_ops(model, Layout(tensor=tensor, sequence_parallel=shared))
         return sum_of(ops, "volume")
 
-    found = jax.jit(jax.vmap(flop))(degrees, jnp.array([0.0, 1.0, 1.0]))
+    result = jax.jit(jax.vmap(flop))(degrees, jnp.array([0.0, 1.0, 1.0]))
     for i, (tensor, shared) in enumerate(((1, 0), (2, 1), (8, 1))):
-        assert [p[i] for p in found] == pytest.approx(list(flop(tensor, shared)))
+        assert [p[i] for p in result] == pytest.approx(list(flop(tensor, shared)))

@@ -57,9 +57,9 @@ def test_groups_are_those_of_all_ranks(order):
     *degrees, gpus_per_node = columns
     layout = Layout(**dict(zip(names, degrees, strict=True)), rank_order=order)
     for name, axes in GROUPS.items():
-        found = getattr(layout, name).on(gpus_per_node)
+        result = getattr(layout, name).on(gpus_per_node)
         expected = [counted(members(axes, case[:4], order), case[4]) for case in cases]
-        np.testing.assert_array_equal(np.array(found).T, expected, name)
+        np.testing.assert_array_equal(np.array(result).T, expected, name)
 
 
 def test_groups_of_experts_are_those_of_all_ranks():
@@ -75,8 +75,8 @@ def test_groups_of_experts_are_those_of_all_ranks():
     names = ("tensor", "context", "data", "pipeline")
     layout = Layout(**dict(zip(names, degrees, strict=True)), expert=expert)
     for name, replicas in (("expert_group", False), ("expert_replica_group", True)):
-        found = getattr(layout, name).on(gpus_per_node)
+        result = getattr(layout, name).on(gpus_per_node)
         expected = [
             counted(expert_members(case[:4], case[4], replicas=replicas), case[5]) for case in cases
         ]
-        np.testing.assert_array_equal(np.array(found).T, expected, name)
+        np.testing.assert_array_equal(np.array(result).T, expected, name)

@@ -54,8 +54,8 @@ def test_values_by_level_are_those_of_the_recurrence():
         program, costs, by_level, _, pieces = _case("zb-v", 4, "queued", 40, "float64")
         values, _ = interpreted_makespans(by_level, pieces)
     for k in range(0, 40, 3):
-        one = pj.Costs(**{f: leaf[k] for f, leaf in vars(costs).items() if np.ndim(leaf)})
-        assert values[k] == pj.makespan(program, one)
+        single = pj.Costs(**{f: leaf[k] for f, leaf in vars(costs).items() if np.ndim(leaf)})
+        assert values[k] == pj.makespan(program, single)
 
 
 def test_a_large_batch_of_a_long_program_gives_what_its_parts_give():

@@ -58,13 +58,13 @@ def test_head_of_line_blocking():
         ["0F0", "0SEND_F0", "0F1", "0RECV_B0", "0SEND_F1", "0B0", "0RECV_B1", "0B1"],
         ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
     ]
-    one, other = (pj.ScheduleTable.from_rows(rows) for rows in (early, late))
+    first, second = (pj.ScheduleTable.from_rows(rows) for rows in (early, late))
     round_trip = F + (L + X) + F + B + (L + X)
-    assert makespan(other, "rendezvous") == round_trip + (L + X) + F + B + (L + X) + B
-    assert makespan(one, "rendezvous") < makespan(other, "rendezvous")
-    by_direction = makespan(other, "rendezvous", "direction")
-    assert by_direction < makespan(other, "rendezvous")
-    assert makespan(other, "delay") == makespan(one, "delay")  # the others ignore the cells
+    assert makespan(second, "rendezvous") == round_trip + (L + X) + F + B + (L + X) + B
+    assert makespan(first, "rendezvous") < makespan(second, "rendezvous")
+    by_direction = makespan(second, "rendezvous", "direction")
+    assert by_direction < makespan(second, "rendezvous")
+    assert makespan(second, "delay") == makespan(first, "delay")  # the others ignore the cells
 
 
 CROSSED = [
@@ -101,25 +101,25 @@ def test_the_pair_that_stands_twice_is_named():
 @pytest.mark.parametrize("like", ["queued", "blocking"])
 def test_a_link_model_is_a_record(monkeypatch, like):
     """One that holds its link for the latency, too, is another with slower messages."""
-    own = LinkModel("store-and-forward", "message", "", blocks=LINK_MODELS[like].blocks)
-    monkeypatch.setitem(LINK_MODELS, own.name, own)
+    model = LinkModel("store-and-forward", "message", "", blocks=LINK_MODELS[like].blocks)
+    monkeypatch.setitem(LINK_MODELS, model.name, model)
     table = pj.schedules.build("gpipe", num_workers=3, num_microbatches=5)
     costs = pj.Costs(forward=1.0, backward=2.0, latency=0.75, transmit=1.5)
-    run = pj.evaluate(table, costs, link=own.name)
+    run = pj.evaluate(table, costs, link=model.name)
     slower = dataclasses.replace(costs, latency=0.0, transmit=2.25)
     expected = pj.evaluate(table, slower, link=like)
     np.testing.assert_array_equal(run.finish, expected.finish)
     assert run.makespan > pj.evaluate(table, costs, link=like).makespan
     # of one pair alone, and on links that are shared
-    mixed = pj.Links("delay", pair_links={(0, 1): own.name}, shared_links="pairs")
+    mixed = pj.Links("delay", pair_links={(0, 1): model.name}, shared_links="pairs")
     as_mixed = pj.Links("delay", pair_links={(0, 1): like}, shared_links="pairs")
-    found, expected = (
+    result, expected = (
         pj.evaluate(table, costs, link=mixed),
         pj.evaluate(table, slower, link=as_mixed),
     )
-    np.testing.assert_array_equal(found.finish, expected.finish)
+    np.testing.assert_array_equal(result.finish, expected.finish)
     with pytest.raises(ValueError, match="posting 'program' needs the link model rendezvous"):
-        pj.Links(own.name, posting="program")
+        pj.Links(model.name, posting="program")
 
 
 def test_spans_leave_sharding_cells_out():

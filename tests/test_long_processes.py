@@ -27,9 +27,9 @@ def test_programs_are_let_go_where_maps_are_many(monkeypatch):
     monkeypatch.setattr(compiled, "MOST_MAPS", 0)
     monkeypatch.setattr(compiled, "EVERY", 1)
     recurrence._makespan.clear_cache()
-    found = [gradient(count) for count in SIZES]
+    result = [gradient(count) for count in SIZES]
     assert recurrence._makespan._cache_size() <= 1
-    for count, (value, slopes) in zip(SIZES, found, strict=True):  # 2 + 1 ways through the pipe
+    for count, (value, slopes) in zip(SIZES, result, strict=True):  # 2 + 1 ways through the pipe
         assert value == 1 + 0.5 + 2 * count + 4 * count + 0.5 + 3
         assert [int(x) for x in (*slopes.forward, *slopes.backward)] == [1, count, 1, count]
 
@@ -73,9 +73,9 @@ def test_a_sweep_says_what_it_compiled(tmp_path, answer):
         'schedules = "1f1b"\nworkers = 2\nminibatch = 6\nmicrobatch_size = [1, 2]\n'
         'models = "tabular-128l"\nsystems = "h100"\n'
     )
-    found = answer("sweep", "run", grid, "--out", tmp_path / "out.zarr")
-    assert 0 <= found["compile_seconds"] <= found["seconds"]
-    assert found["points_per_second"] == 2 / found["seconds"]
+    result = answer("sweep", "run", grid, "--out", tmp_path / "out.zarr")
+    assert 0 <= result["compile_seconds"] <= result["seconds"]
+    assert result["points_per_second"] == 2 / result["seconds"]
 
 
 @pytest.mark.slow

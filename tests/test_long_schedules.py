@@ -73,7 +73,7 @@ def all_costs(program):
             for link in LINKS | SHARED
             if name not in SLICED or "posted" not in link  # no cells carry messages of slices
         ],
-        of=16,
+        one_in=16,
     ),
 )
 def test_every_schedule_grows_as_it_is_built(name, link):
@@ -97,7 +97,7 @@ def test_every_schedule_grows_as_it_is_built(name, link):
 
 @pytest.mark.parametrize(
     ("name", "link"),
-    daily(itertools.product(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR)), LINKS), of=12),
+    daily(itertools.product(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR)), LINKS), one_in=12),
 )
 def test_cycle_time_is_the_growth_of_the_makespan(name, link):
     program = lowered(name, 4, 32, LINKS[link])
@@ -160,8 +160,8 @@ def test_gradients_sum_to_the_makespan():
         return pj.analysis.extrapolated_makespans(program, costs, num_microbatches=1000)[0]
 
     value, slopes = jax.value_and_grad(total)(leaves)
-    found = sum(float((leaves[name] * slopes[name]).sum()) for name in FIELDS)
-    assert found == pytest.approx(float(value), rel=1e-12)
+    result = sum(float((leaves[name] * slopes[name]).sum()) for name in FIELDS)
+    assert result == pytest.approx(float(value), rel=1e-12)
     counts = jax.grad(pj.makespan, argnums=1)(lowered("1f1b", 4, 1000), pj.Costs(**leaves))
     for name in FIELDS:
         np.testing.assert_allclose(slopes[name], getattr(counts, name), err_msg=name)

@@ -57,19 +57,19 @@ def every_path(preds, duration, lag, kinds):
 
 @given(graph=graphs())
 def test_ranks_all_paths_of_a_graph(graph):
-    *given_, kinds = graph
+    *nodes_and_edges, kinds = graph
     paths = list(every_path(*graph))
     ends = np.unique([edges[-1][0] for _, edges, _ in paths])
-    found = list(PathRanking(*given_, ends).paths())
+    result = list(PathRanking(*nodes_and_edges, ends).paths())
     # the very sums, bit by bit, in order; and no path twice
-    assert [path.length for path in found] == sorted((p[0] for p in paths), reverse=True)
-    listed = [tuple(zip(path.nodes, path.columns, strict=True)) for path in found]
+    assert [path.length for path in result] == sorted((p[0] for p in paths), reverse=True)
+    listed = [tuple(zip(path.nodes, path.columns, strict=True)) for path in result]
     assert sorted(listed) == sorted(edges for _, edges, _ in paths)
     longest = {}
     for length, _, kind in paths:
         longest[kind] = max(length, longest.get(kind, 0.0))
-    of_kinds = [path.length for path in PathRanking(*given_, ends, kinds).paths()]
-    assert of_kinds == sorted(longest.values(), reverse=True)
+    lengths_of_kinds = [path.length for path in PathRanking(*nodes_and_edges, ends, kinds).paths()]
+    assert lengths_of_kinds == sorted(longest.values(), reverse=True)
 
 
 @given(graph=graphs())
@@ -82,8 +82,8 @@ def test_tails_are_what_is_left_behind_each_node(graph):
             network.add_edge(before, node, weight=wait + duration[node])
     expected = [0.0] * len(preds)
     for node in reversed([*nx.topological_sort(network)]):
-        left = [w + expected[v] for _, v, w in network.out_edges(node, data="weight")]
-        expected[node] = max(left, default=0.0)
+        remaining = [w + expected[v] for _, v, w in network.out_edges(node, data="weight")]
+        expected[node] = max(remaining, default=0.0)
     np.testing.assert_allclose(longest_path.tails(preds, duration, lag), expected, rtol=1e-12)
 
 
@@ -91,13 +91,15 @@ def test_tails_are_what_is_left_behind_each_node(graph):
 @settings(max_examples=30)
 def test_counts_are_what_is_on_the_path(case, link, distinct):
     run = pj.evaluate(case.table, case.costs, link=link)
-    found = pj.analysis.longest_paths(run, 12, distinct_counts=distinct)
-    assert found[0].length == run.makespan
-    assert found[0].nodes == tuple(np.flatnonzero(run.critical)[1:])  # the one of the gradient
-    assert len({(path.nodes, path.messages, *path.counts.values()) for path in found}) == len(found)
+    result = pj.analysis.longest_paths(run, 12, distinct_counts=distinct)
+    assert result[0].length == run.makespan
+    assert result[0].nodes == tuple(np.flatnonzero(run.critical)[1:])  # the one of the gradient
+    assert len({(path.nodes, path.messages, *path.counts.values()) for path in result}) == len(
+        result
+    )
     if distinct:
-        assert len({tuple(path.counts.values()) for path in found}) == len(found)
-    for path in found:
+        assert len({tuple(path.counts.values()) for path in result}) == len(result)
+    for path in result:
         spent = sum(
             float(run.node_duration[node]) for node in path.nodes
         )  # and the messages that are no nodes
@@ -125,23 +127,27 @@ def test_counts_times_costs_are_the_length(data):
         for path in pj.analysis.longest_paths(
             pj.evaluate(table, costs, link=link), 30, distinct_counts=True
         ):
-            of = {**prices, "c": message}
-            total = sum(count * of[name.split("_")[0]] for name, count in path.counts.items())
+            prices_by_name = {**prices, "c": message}
+            total = sum(
+                count * prices_by_name[name.split("_")[0]] for name, count in path.counts.items()
+            )
             assert total == path.length, (link, path)
             assert ("latency_F" in path.counts) == (link == "queued")
     with_pairs = pj.Costs(forward=1.0, input_grad=1.25, weight_grad=0.75, pair=2.5)
     for path in pj.analysis.longest_paths(pj.evaluate(table, with_pairs), 30, distinct_counts=True):
-        of = {**prices, "c": 0.0, "pair": 2.5}
-        total = sum(count * of[name.split("_")[0]] for name, count in path.counts.items())
+        prices_by_name = {**prices, "c": 0.0, "pair": 2.5}
+        total = sum(
+            count * prices_by_name[name.split("_")[0]] for name, count in path.counts.items()
+        )
         assert total == path.length
         assert path.counts["pair"] > 0
 
 
 def test_on_the_command_line(answer, call, mistake):
-    found = answer("evaluate", *SMALL, *TIMES, "--paths", 5)
-    paths = found["paths"]
+    result = answer("evaluate", *SMALL, *TIMES, "--paths", 5)
+    paths = result["paths"]
     assert [set(path) for path in paths] == [{"length", "behind", "counts", "ops", "messages"}] * 5
-    assert paths[0]["length"] == found["makespan"]
+    assert paths[0]["length"] == result["makespan"]
     assert paths[0]["counts"] == {"F": 4, "B": 6, "c_F": 3, "c_B": 4}
     lengths = [path["length"] for path in paths]
     assert lengths == sorted(lengths, reverse=True)
@@ -157,9 +163,9 @@ def test_on_the_command_line(answer, call, mistake):
 
 def test_a_long_schedule_takes_no_recursion():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3000)
-    found = pj.analysis.longest_paths(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)), 3)
-    assert [path.shorter_by for path in found] == [0.0] * 3
-    assert len(set(map(tuple, itertools.chain([path.nodes] for path in found)))) == 3
+    result = pj.analysis.longest_paths(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)), 3)
+    assert [path.shorter_by for path in result] == [0.0] * 3
+    assert len(set(map(tuple, itertools.chain([path.nodes] for path in result)))) == 3
 
 
 @pytest.mark.parametrize("dtype", [np.int64, object])
@@ -174,13 +180,13 @@ def test_many_runs_are_single_runs(dtype, monkeypatch):
         costs = high * (2**54 if dtype is np.int64 else 2**70) + low
         costs[0] = 0
         index = program.preds, program.duration_index, program.lag_index
-        found = []
+        result = []
         for few in (0, 100):
             monkeypatch.setattr(longest_path, "FEW_RUNS", few)
-            found.append(longest_path.longest_paths_of_many(*map(np.asarray, index), costs))
-        for one, other in zip(*found, strict=True):
-            assert one.tolist() == other.tolist()
-        lengths, counts = found[0]
+            result.append(longest_path.longest_paths_of_many(*map(np.asarray, index), costs))
+        for first, second in zip(*result, strict=True):
+            assert first.tolist() == second.tolist()
+        lengths, counts = result[0]
         assert (counts * costs).sum(axis=0).tolist() == lengths.tolist()
 
 

@@ -61,14 +61,18 @@ def test_mlperf_is_within_15_percent_and_from_one_model_to_the_other_within_8():
     slower = dataclasses.replace(h100, compute_efficiency=Efficiency((0.0,), (0.7,)))
     slope = np.log(predicted(rows, slower) / ours)  # by the log of the share of the peak
     for fitted in (0, 1):  # one number, fitted to the runs of one model
-        own = rows.model == fitted
+        is_fitted = rows.model == fitted
         error = np.log(ours / rows.seconds)
-        moved = error - slope * (error[own] @ slope[own]) / (slope[own] @ slope[own])
-        assert np.abs(np.expm1(moved[~own])).max() < 0.08
+        moved = error - slope * (error[is_fitted] @ slope[is_fitted]) / (
+            slope[is_fitted] @ slope[is_fitted]
+        )
+        assert np.abs(np.expm1(moved[~is_fitted])).max() < 0.08
 
 
 def test_simumax_runs_are_predicted_no_worse_than_by_simumax():
     theirs = read_predictions(DATA / "predictions" / "simumax_b200.csv", len(SIMUMAX))["seconds"]
     ours = predicted(SIMUMAX, pj.load_system("b200-simumax"))
-    own, other = (prediction_errors(each, SIMUMAX.seconds) for each in (ours, theirs))
-    assert own.mape <= other.mape
+    our_errors, their_errors = (
+        prediction_errors(seconds, SIMUMAX.seconds) for seconds in (ours, theirs)
+    )
+    assert our_errors.mape <= their_errors.mape

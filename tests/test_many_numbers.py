@@ -36,13 +36,13 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_function_of_many_is_that_of_each_with_the_slopes_of_jax(case):
     function = CASES[case]
-    given = [
+    options = [
         Many(ONE, {"x": np.broadcast_to(np.eye(3)[None], (1, 3, 3))}),
         Many(OTHER),
         Many(SHARED, {"z": np.ones((1, 1, 3))}),  # one number moves all entries
     ]
-    found = function(*given)
-    value = np.broadcast_to(found.value, (SIZE, *found.shape))
+    result = function(*options)
+    value = np.broadcast_to(result.value, (SIZE, *result.shape))
     slopes = {"x": 3, "z": 1}
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         for row in range(SIZE):
@@ -53,13 +53,15 @@ def test_a_function_of_many_is_that_of_each_with_the_slopes_of_jax(case):
             along = jax.jacfwd(
                 lambda x, move, y=y, z=z: function(x, jnp.asarray(y), z + move), (0, 1)
             )
-            for (name, count), own in zip(slopes.items(), along(jnp.asarray(x), 0.0), strict=True):
-                mine = np.zeros((count, *found.shape))
-                if name in found.slopes:
-                    part = found.slopes[name]
-                    mine = np.broadcast_to(part, (SIZE, *part.shape[1:]))[row]
-                expected = np.moveaxis(np.asarray(own).reshape(*found.shape, count), -1, 0)
-                np.testing.assert_allclose(mine, expected, rtol=1e-13, atol=1e-15, err_msg=name)
+            for (name, count), slope in zip(
+                slopes.items(), along(jnp.asarray(x), 0.0), strict=True
+            ):
+                is_own = np.zeros((count, *result.shape))
+                if name in result.slopes:
+                    part = result.slopes[name]
+                    is_own = np.broadcast_to(part, (SIZE, *part.shape[1:]))[row]
+                expected = np.moveaxis(np.asarray(slope).reshape(*result.shape, count), -1, 0)
+                np.testing.assert_allclose(is_own, expected, rtol=1e-13, atol=1e-15, err_msg=name)
 
 
 def test_what_all_share_is_computed_once_and_what_vanishes_has_no_slope():

@@ -17,7 +17,7 @@ SIMUMAX = DATA / "measured" / "simumax_b200.csv"
 
 
 def layout_workload(rows, k, **changes):
-    said = {
+    message = {
         "tensor_parallel": int(rows.tensor[k]),
         "sequence_parallel": bool(rows.sequence_parallel[k]),
         "context_parallel": int(rows.context[k]),
@@ -27,7 +27,7 @@ def layout_workload(rows, k, **changes):
         "zero": int(rows.zero[k]),
     }
     minibatch = int(rows.microbatches[k] * rows.microbatch_size[k])
-    return pj.Workload(rows.models[rows.model[k]], minibatch, **(said | changes))
+    return pj.Workload(rows.models[rows.model[k]], minibatch, **(message | changes))
 
 
 def errors(path, **changes):
@@ -35,22 +35,22 @@ def errors(path, **changes):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # defaults that the file does not say
         rows = read_rows(path)
-    found = []
+    result = []
     for k in range(len(rows)):
         table = pj.schedules.build(
             "1f1b", num_workers=int(rows.pipeline[k]), num_microbatches=int(rows.microbatches[k])
         )
         need = pj.memory_bytes(layout_workload(rows, k, **changes), table).max()
-        found.append(need / rows.memory_bytes[k] - 1)
-    return np.array(found)
+        result.append(need / rows.memory_bytes[k] - 1)
+    return np.array(result)
 
 
 def test_dense_and_expert_models_on_b200():
     """Megatron-core with 12 or 4 layers: t, P, c, e; sequences of 4,096 to 131,072 tokens."""
-    found = errors(SIMUMAX)
-    assert len(found) == 22
-    assert np.abs(found).mean() < 0.006
-    assert np.abs(found).max() < 0.016
+    result = errors(SIMUMAX)
+    assert len(result) == 22
+    assert np.abs(result).mean() < 0.006
+    assert np.abs(result).max() < 0.016
     # and the replicas do split the optimizer's state: else the first row alone is 70 % over
     assert errors(SIMUMAX, zero=0).max() > 0.5
 
@@ -63,11 +63,11 @@ def test_buffers_are_there_once_per_worker(per_worker):
     options = {} if per_worker == 1 else {"stages_per_worker": per_worker}
     table = pj.schedules.build(name, num_workers=2, num_microbatches=8, **options)
     buffers = stage_bytes(wide, table).buffers
-    own, with_head = (
+    without_head, with_head = (
         buffer_bytes(wide.model, Layout(), dense=1, moe=0, head=head) for head in (0, 1)
     )
     by_worker = [buffers[table.placement[0] == worker].sum() for worker in range(2)]
-    assert by_worker == pytest.approx([own, with_head])
+    assert by_worker == pytest.approx([without_head, with_head])
     assert stage_bytes(pj.Workload(model, minibatch=8), table).buffers.tolist() == [0] * len(
         buffers
     )

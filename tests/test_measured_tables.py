@@ -33,11 +33,11 @@ TABLES = {
 def test_a_table_is_whole_and_leaves_nothing_to_defaults(name, rows, seconds):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = read_rows(MEASURED / f"{name}.csv")
+        result = read_rows(MEASURED / f"{name}.csv")
     assert {path.stem for path in MEASURED.glob("*.csv")} == set(TABLES)
-    assert len(found) == rows
-    assert np.nansum(found.seconds) == pytest.approx(seconds, rel=1e-5)
-    assert "" not in {*found.group, *found.source, *found.system}
+    assert len(result) == rows
+    assert np.nansum(result.seconds) == pytest.approx(seconds, rel=1e-5)
+    assert "" not in {*result.group, *result.source, *result.system}
 
 
 def test_a_collective_table_has_latency_and_bandwidth():

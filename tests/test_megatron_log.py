@@ -70,10 +70,12 @@ LINES = [MEMORY, line(1, 19138.8), line(2, 6010.0), line(3, 5990.0), line(4, 600
 
 
 def log(path, lines=LINES, **changes):
-    given = {k: v for k, v in (ARGUMENTS | changes).items() if v != "left out"}
-    told = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in given.items()]
+    options = {k: v for k, v in (ARGUMENTS | changes).items() if v != "left out"}
+    message = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in options.items()]
     vocabulary = " > padded vocab (size: 128000) with 256 dummy tokens (new size: 128256)"
-    path.write_text("\n".join(["using world size: 16", HEAD, *told, TAIL, vocabulary, *lines, ""]))
+    path.write_text(
+        "\n".join(["using world size: 16", HEAD, *message, TAIL, vocabulary, *lines, ""])
+    )
     return path
 
 
@@ -94,8 +96,8 @@ def test_a_log_gives_rows_that_validate_reads(tmp_path, answer, monkeypatch):
     ramped = [line(1, 9000, 64), line(2, 3000, 64), *LINES[1:]]
     log(tmp_path / "a.log")
     log(tmp_path / "b.log", ramped, use_distributed_optimizer=False)
-    made = answer("init", "rows", "--from", "a.log,b.log", "--model", "llama3-8b")
-    assert (made["out"], made["notes"]) == ("rows.csv", [])
+    built = answer("init", "rows", "--from", "a.log,b.log", "--model", "llama3-8b")
+    assert (built["out"], built["notes"]) == ("rows.csv", [])
     rows = read_rows(tmp_path / "rows.csv")
     assert rows.seconds.tolist() == [6.0, 3.0, 6.0]  # the first of each size warms up
     assert rows.global_batch.tolist() == [128, 64, 128]
@@ -184,8 +186,8 @@ def test_experts_and_latent_attention_are_read(tmp_path):
     experts = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 2048}
     more = {"moe_shared_expert_intermediate_size": 4096, "moe_layer_freq": "[0, 0, 1, 1]"}
     ranks = {"kv_lora_rank": 512, "qk_pos_emb_head_dim": 64, "v_head_dim": 128, "qk_head_dim": 128}
-    given = experts | more | ranks | {"multi_latent_attention": True, "q_lora_rank": 1536}
-    content = MegatronLog.read(log(tmp_path / "train.log", **given)).model()
+    options = experts | more | ranks | {"multi_latent_attention": True, "q_lora_rank": 1536}
+    content = MegatronLog.read(log(tmp_path / "train.log", **options)).model()
     assert content["moe"] == {
         "experts": 8,
         "top_k": 2,
@@ -302,8 +304,8 @@ def test_a_layout_of_a_log_is_priced(tmp_path, answer, monkeypatch):
 def test_what_the_log_and_the_model_differ_in_is_a_column_or_named(tmp_path, answer):
     path = log(tmp_path / "train.log", seq_length=4096, num_layers=16)
     out = tmp_path / "rows.csv"
-    made = answer("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)
-    (note,) = made["notes"]
+    built = answer("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)
+    (note,) = built["notes"]
     assert "the log has layers 16 (32), in brackets what rows of llama3-8b have" in note
     header, row = (text.split(",") for text in out.read_text().splitlines()[:2])
     cells = dict(zip(header, row, strict=False))
@@ -319,19 +321,19 @@ def test_what_the_log_and_the_model_differ_in_is_a_column_or_named(tmp_path, ans
 def test_rows_need_no_sizes_of_the_log(tmp_path, answer, mistake):
     mixed = {"num_experts": 8, "moe_router_topk": 2, "moe_layer_freq": "[0, 1, 0, 1]"}
     path, out = log(tmp_path / "train.log", **mixed), tmp_path / "rows.csv"
-    given = "init", "rows", "--from", path, "--model", "mixtral-8x7b", "--out", out
-    (note,) = answer(*given)["notes"]
+    options = "init", "rows", "--from", path, "--model", "mixtral-8x7b", "--out", out
+    (note,) = answer(*options)["notes"]
     assert "moe_layer_freq [0, 1, 0, 1]: layers with and without experts in turn" in note
     assert note.endswith("the sizes of mixtral-8x7b are not compared with the log's")
-    text = mistake(*given, "--columns", "tensor=4", "--force")
+    text = mistake(*options, "--columns", "tensor=4", "--force")
     assert "it says tensor itself: leave it out of --columns" in text
 
 
 def test_of_several_runs_in_a_log_the_last_counts(tmp_path):
     first, second = log(tmp_path / "a.log"), log(tmp_path / "b.log", seq_length=4096)
     first.write_text(first.read_text() + second.read_text())
-    found = MegatronLog.read(first)
-    assert (found.model()["sequence_tokens"], len(found.times)) == (4096, 4)
+    result = MegatronLog.read(first)
+    assert (result.model()["sequence_tokens"], len(result.times)) == (4096, 4)
 
 
 WRONG = {
@@ -354,21 +356,21 @@ WRONG = {
 def test_what_a_log_lacks_is_named(message, tmp_path, mistake):
     path = log(tmp_path / "train.log", **WRONG[message])
     out = tmp_path / "rows.csv"
-    said = mistake("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)
-    assert message in said
-    assert str(path) in said
+    text = mistake("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)
+    assert message in text
+    assert str(path) in text
 
 
 def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log(tmp_path / "train.log", [])
-    given = "init", "rows", "--from", "train.log"
-    said = mistake(*given)
-    assert "needs --model: pipejax init model --from train.log writes the one of the log" in said
-    assert "no line says `elapsed time per iteration" in mistake(*given, "--model", "llama3-8b")
-    assert "--from train.log does not go with system" in mistake("init", "system", *given[2:])
-    said = mistake("init", "model", *given[2:], "--model", "gpt-22b")
-    assert "--model gpt-22b does not go with model --from" in said
+    options = "init", "rows", "--from", "train.log"
+    message = mistake(*options)
+    assert "needs --model: pipejax init model --from train.log writes the one of the log" in message
+    assert "no line says `elapsed time per iteration" in mistake(*options, "--model", "llama3-8b")
+    assert "--from train.log does not go with system" in mistake("init", "system", *options[2:])
+    message = mistake("init", "model", *options[2:], "--model", "gpt-22b")
+    assert "--model gpt-22b does not go with model --from" in message
     log(tmp_path / "short.log", [line(1, 9000.0)])
     short = "init", "rows", "--from", "short.log", "--model", "llama3-8b", "--json"
     assert (

@@ -43,17 +43,17 @@ def test_groups_of_any_size(workers, chunks, extra):
                 refused += 1
                 continue
             table = pj.schedules.build("interleaved-1f1b", **size, **options)
-            given = workers, microbatches, chunks, group, extra
-            assert rows_of(table) == [megatron_row(*given, rank) for rank in range(workers)]
+            arguments = workers, microbatches, chunks, group, extra
+            assert rows_of(table) == [megatron_row(*arguments, rank) for rank in range(workers)]
     assert refused
 
 
 def test_larger_groups_hide_messages():
     """Groups of 8 take 111 where those of 4 take 119, of messages as long as a forward."""
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
-    found = {}
+    result = {}
     for group in (None, 4, 8):
         size = {"num_workers": 4, "num_microbatches": 16, "group_size": group}
         run = pj.evaluate(pj.schedules.build("interleaved-1f1b", **size), costs)
-        found[group] = run.makespan, int(run.peak_in_flight.max())
-    assert found == {None: (119.0, 11), 4: (119.0, 11), 8: (111.0, 15)}
+        result[group] = run.makespan, int(run.peak_in_flight.max())
+    assert result == {None: (119.0, 11), 4: (119.0, 11), 8: (111.0, 15)}

@@ -131,9 +131,9 @@ def test_offloads_keep_the_limits_whatever_the_times(pipe, offload, load, seed, 
     host_links = [group for group in host_links if group]
     ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=host_links)
     table = table_of(pipe, ops, host_links)
-    own = costs_of(pipe, offload, load)
-    assert run_of(table, own, host_links).makespan <= ops.end.max() * (1 + 1e-9)
-    for costs in (own, random_costs(pipe.num_stages, seed)):
+    base_costs = costs_of(pipe, offload, load)
+    assert run_of(table, base_costs, host_links).makespan <= ops.end.max() * (1 + 1e-9)
+    for costs in (base_costs, random_costs(pipe.num_stages, seed)):
         run = run_of(table, costs, host_links)
         held = peak_over_time(run, pipe.sizes, pipe.weight_share)
         assert np.all(held <= pipe.limits * (1 + 1e-6))
@@ -157,9 +157,9 @@ def test_without_offloads_the_greedy_schedule_is_plain(pipe, offload):
 
 
 def test_only_offloads_reach_the_time_of_ample_memory_in_half_of_it():
-    given = {"forward": 1, "input_grad": 1, "weight_grad": 1}
+    times = {"forward": 1, "input_grad": 1, "weight_grad": 1}
     plain, offloading, ample = (
-        ada_offload_starts(LimitedPipe.of(8, 32, limits=limit, **given), offload=offload)
+        ada_offload_starts(LimitedPipe.of(8, 32, limits=limit, **times), offload=offload)
         for limit, offload in ((4, None), (4, 0.5), (32, None))
     )
     assert (plain.end.max(), ample.end.max()) == (pytest.approx(160, abs=20), 103)
@@ -297,8 +297,8 @@ def test_pipe_offload_without_offloads_is_the_schedule_of_its_source(p, v, group
     ("v", "group", "share", "offload"),
     daily(
         [
-            (*given, offload)
-            for given in [(1, 4, 0.5), (1, 4, 1.0), (2, 4, 0.5), (2, 1, 1)]
+            (*sizes, offload)
+            for sizes in [(1, 4, 0.5), (1, 4, 1.0), (2, 4, 0.5), (2, 1, 1)]
             for offload in [1.0, 3.0, 9.0]
         ]
     ),
@@ -390,23 +390,23 @@ PUBLISHED = ["--stage-times", "F=18.522,I=18.086,W=9.337", "--comm", "0.601"]  #
 
 
 def test_the_command_plans_for_the_times_of_the_run(answer, tmp_path):
-    given = ["evaluate", "--schedule", "zb-2p", *ONE, "--weight-share", "0.36641"]
-    planned = answer(*given, *PUBLISHED)
+    words = ["evaluate", "--schedule", "zb-2p", *ONE, "--weight-share", "0.36641"]
+    planned = answer(*words, *PUBLISHED)
     assert planned["span_bubble_ratio"] == pytest.approx(0.0433, abs=6e-5)  # Table 5
     slots = ["--slots", "F=18.522,I=18.086,W=9.337", "--planned-comm", "0.601"]
-    assert answer(*given, *slots, *PUBLISHED)["makespan"] == planned["makespan"]
-    other = answer(*given, "--slots", "F=1,I=1,W=1", *PUBLISHED)
+    assert answer(*words, *slots, *PUBLISHED)["makespan"] == planned["makespan"]
+    other = answer(*words, "--slots", "F=1,I=1,W=1", *PUBLISHED)
     assert other["max_span"] > 1.01 * planned["max_span"]
     costs = tmp_path / "costs.json"
     costs.write_text(
         '{"unit": "seconds", "F": 18.522, "I": 18.086, "W": 9.337, "message": {"transmit": 0.601}}'
     )
-    assert answer(*given, "--costs", costs)["makespan"] == planned["makespan"]
+    assert answer(*words, "--costs", costs)["makespan"] == planned["makespan"]
 
 
 def test_the_command_plans_offloads(answer):
-    given = shlex.split("evaluate -s ada-offload -P 4 -M 8 --memory-limit 2 --stage-times")
-    slow, fast = (answer(*given, f"F=1,I=1,W=1,O={o}")["makespan"] for o in (3, 0.5))
+    words = shlex.split("evaluate -s ada-offload -P 4 -M 8 --memory-limit 2 --stage-times")
+    slow, fast = (answer(*words, f"F=1,I=1,W=1,O={o}")["makespan"] for o in (3, 0.5))
     assert (slow, fast) == (41.0, 29.0)  # too slow to pay, and almost as if memory were ample
 
 

@@ -47,40 +47,40 @@ def test_the_search_equals_all_orders(case, tried, monkeypatch):
     table, costs, times = in_every_order(*case, count)
     if tried == "some":
         monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)
-    found = pj.search.microbatches(table, costs, link=case[1], iterations=40)
-    assert found.value == pytest.approx(times.min(), rel=1e-12)
-    assert found.lower_bound <= times.min() * (1 + 1e-12)
-    assert sorted(found.best.order.tolist()) == list(range(count))
-    assert pj.evaluate(table, found.best.costs, link=case[1]).makespan == found.value
-    assert found.baselines["given"] == times[0]
-    assert all(found.value <= time * (1 + 1e-12) for time in found.baselines.values())
+    result = pj.search.microbatches(table, costs, link=case[1], iterations=40)
+    assert result.value == pytest.approx(times.min(), rel=1e-12)
+    assert result.lower_bound <= times.min() * (1 + 1e-12)
+    assert sorted(result.best.order.tolist()) == list(range(count))
+    assert pj.evaluate(table, result.best.costs, link=case[1]).makespan == result.value
+    assert result.baselines["given"] == times[0]
+    assert all(result.value <= time * (1 + 1e-12) for time in result.baselines.values())
     lengths = np.asarray(costs.forward)[0]
     for name, order in (("ascending", lengths.argsort()), ("descending", (-lengths).argsort())):
         alone = pj.evaluate(table, in_order(costs, order), link=case[1]).makespan
-        assert found.baselines[name] == pytest.approx(alone, rel=1e-12)
+        assert result.baselines[name] == pytest.approx(alone, rel=1e-12)
     if tried == "all":
-        assert (found.stopped, found.gap) == ("optimal", 0.0)
+        assert (result.stopped, result.gap) == ("optimal", 0.0)
 
 
 def test_neighbours_are_all_swaps_and_insertions():
     order = np.array([3, 0, 2, 1, 4])
     places = np.indices((5, 5)).reshape(2, -1)
     expected = set()
-    for one, other in itertools.permutations(range(5), 2):
+    for first, second in itertools.permutations(range(5), 2):
         swapped, moved = order.tolist(), order.tolist()
-        swapped[one], swapped[other] = swapped[other], swapped[one]
-        moved.insert(other, moved.pop(one))
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+        moved.insert(second, moved.pop(first))
         expected |= {tuple(swapped), tuple(moved)}
-    found = permutation_search.neighbours(order, *places).tolist()
-    assert {tuple(each) for each in found} == expected
+    result = permutation_search.neighbours(order, *places).tolist()
+    assert {tuple(order) for order in result} == expected
 
 
 def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     table, lengths = table_of("1f1b", 4, 12), drawn(12, 5)
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=lengths)
-    one, same = (pj.search.microbatches(table, costs, iterations=5, seed=7) for _ in range(2))
-    assert one.best.order.tolist() == same.best.order.tolist()
-    assert (one.value, one.evaluated, one.stopped) == (
+    first, same = (pj.search.microbatches(table, costs, iterations=5, seed=7) for _ in range(2))
+    assert first.best.order.tolist() == same.best.order.tolist()
+    assert (first.value, first.evaluated, first.stopped) == (
         same.value,
         same.evaluated,
         "iterations",
@@ -88,7 +88,7 @@ def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     for options, why in (({"time_limit": 0.0}, "time"), ({"iterations": 0}, "iterations")):
         none = pj.search.microbatches(table, costs, seed=7, **options)
         assert none.stopped == why
-        assert one.value <= none.value <= min(none.baselines.values())
+        assert first.value <= none.value <= min(none.baselines.values())
         assert none.gap == 1 - none.lower_bound / none.value > 0.1
 
 
@@ -105,12 +105,12 @@ def test_microbatches_of_one_length_may_change_places(kinds, name, data):
     order = np.arange(len(kinds))
     for members in alike:
         order[members] = data.draw(st.permutations(members.tolist()))
-    one, other = (pj.evaluate(table, each) for each in (costs, in_order(costs, order)))
-    np.testing.assert_array_equal(one.finish, other.finish)
+    first, second = (pj.evaluate(table, costs_) for costs_ in (costs, in_order(costs, order)))
+    np.testing.assert_array_equal(first.finish, second.finish)
     numbers = np.unique(kinds, return_inverse=True)[1]
     orders = list(permutation_search.different_orders(numbers.tolist()))
     assert len(orders) == permutation_search.num_orders(numbers)
-    assert len({tuple(np.array(kinds)[each]) for each in orders}) == len(orders)
+    assert len({tuple(np.array(kinds)[order_]) for order_ in orders}) == len(orders)
 
 
 def test_a_run_above_the_table_is_one_of_unequal_microbatches():
@@ -170,30 +170,32 @@ def test_lengths_of_a_model():
     table = table_of("1f1b", 2, 4)
     system = pj.load_system("h100").with_number("host.launch", 0.0)  # whatever the length
     workload = pj.Workload(pj.load_model("gpt-22b"), **WORKLOAD)
-    alike, own = pj.stage_costs(workload, system, table), workload.model.sequence
-    same = pj.stage_costs(workload, system, table, lengths=[own] * 4)
+    alike, length = pj.stage_costs(workload, system, table), workload.model.sequence
+    same = pj.stage_costs(workload, system, table, lengths=[length] * 4)
     for name in ("forward", "backward", "input_grad", "weight_grad", "transmit"):
         whole = np.asarray(getattr(alike, name))
         np.testing.assert_array_equal(getattr(same, name), np.stack([whole] * 4, axis=-1))
     assert same.update.tolist() == alike.update.tolist()
-    found = pj.stage_costs(workload, system, table, lengths=[own, 2 * own, [own, own], [2 * own]])
-    short, long, packed, alone = np.asarray(found.forward)[0]
+    result = pj.stage_costs(
+        workload, system, table, lengths=[length, 2 * length, [length, length], [2 * length]]
+    )
+    short, long, packed, alone = np.asarray(result.forward)[0]
     assert long > 2 * short > packed  # attention grows with the square; products are the larger
     assert alone == long
-    transmit = np.asarray(found.transmit)[0, 0, 0]
+    transmit = np.asarray(result.transmit)[0, 0, 0]
     np.testing.assert_allclose(transmit / transmit[0], [1, 2, 2, 2])
     with pytest.raises(ValueError, match="3 lengths are given, the table has 4 microbatches"):
-        pj.stage_costs(workload, system, table, lengths=[own] * 3)
+        pj.stage_costs(workload, system, table, lengths=[length] * 3)
 
 
 def test_a_window_is_no_longer_than_a_short_sequence():
     table, system = table_of("1f1b", 2, 4), pj.load_system("h100")
     workload = pj.Workload(pj.load_model("gpt-oss-120b"), minibatch=4)
-    found = pj.stage_costs(workload, system, table, lengths=[16, 32, 64, 4096])
-    assert (np.diff(np.asarray(found.forward)) > 0).all()
+    result = pj.stage_costs(workload, system, table, lengths=[16, 32, 64, 4096])
+    assert (np.diff(np.asarray(result.forward)) > 0).all()
     full = dataclasses.replace(workload.model, sequence=64, window=64)
     alone = pj.stage_costs(dataclasses.replace(workload, model=full), system, table)
-    np.testing.assert_array_equal(found.forward[:, 2], alone.forward)
+    np.testing.assert_array_equal(result.forward[:, 2], alone.forward)
 
 
 TEXTS = {  # content of a file, and what it says or what is wrong with it
@@ -245,8 +247,8 @@ COSTS = {  # F, messages and B of a file for 2 stages and 3 microbatches, or wha
 @pytest.mark.parametrize("name", COSTS)
 def test_files_of_costs_per_microbatch(tmp_path, name):
     table, path = table_of("1f1b", 2, 3), tmp_path / "costs.json"
-    given, wrong = COSTS[name] if isinstance(COSTS[name], tuple) else (COSTS[name], None)
-    path.write_text(json.dumps({"unit": "milliseconds", **given}))
+    content, wrong = COSTS[name] if isinstance(COSTS[name], tuple) else (COSTS[name], None)
+    path.write_text(json.dumps({"unit": "milliseconds", **content}))
     if wrong is not None:
         with pytest.raises(ValueError, match=wrong):
             pj.read_costs(path, table)
@@ -267,7 +269,7 @@ def test_commands_take_lengths_and_orders(tmp_path, call):
     lengths, out = tmp_path / "lengths.txt", tmp_path / "order.json"
     lengths.write_text("2048\n1024 1024\n4096\n512\n")
     times = [*ONE, "--stage-times", "F=1,B=2", "--comm", "0.25"]
-    found = {}
+    result = {}
     for name, more in {
         "lengths": ["--lengths", lengths],
         "scale": [
@@ -277,8 +279,8 @@ def test_commands_take_lengths_and_orders(tmp_path, call):
     }.items():
         code, text, _ = call("evaluate", *times, *more, "--json")
         assert code == 0
-        found[name] = json.loads(text)["makespan"]
-    assert found["lengths"] == pytest.approx(found["scale"])
+        result[name] = json.loads(text)["makespan"]
+    assert result["lengths"] == pytest.approx(result["scale"])
     code, text, _ = call(
         "tune", "microbatches", *times, "--lengths", lengths, "--out", out, "--json"
     )

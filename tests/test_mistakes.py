@@ -40,9 +40,9 @@ def check_command(arguments, says, folder, capsys):
     assert (err.count("\n"), err[:7]) == (1, "error: "), err
     assert out == "" or json.loads(out)["status"] == "infeasible"  # which is an answer
     assert [word for word in says if word not in err] == [], err
-    given = " ".join([*arguments, *LIST["files"].values()])
+    options = " ".join([*arguments, *LIST["files"].values()])
     stray = re.findall(r"[a-z]+(?:_[a-z]+)+", KNOWN.sub("", err))
-    assert [word for word in stray if word not in given] == [], err  # names of Python
+    assert [word for word in stray if word not in options] == [], err  # names of Python
     assert {path.name for path in folder.iterdir()} == set(LIST["files"])  # nothing was begun
 
 
@@ -57,8 +57,8 @@ def test_a_mistake_is_one_line_that_names_the_door(mistake, folder, capsys, monk
 def test_a_mistake_prints_no_object(mistake, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     arguments = mistake["args"]
-    known = arguments[:1] and any(name.split()[0] == arguments[0] for name in COMMANDS)
-    more = ["--json"] if known and "--json" not in arguments else []
+    is_command = arguments[:1] and any(name.split()[0] == arguments[0] for name in COMMANDS)
+    more = ["--json"] if is_command and "--json" not in arguments else []
     check_command([*arguments, *more], [], folder, capsys)
 
 
@@ -97,8 +97,8 @@ SHARDING = ("schedules.insert_sharding",)  # of schedules, and with numbers of i
 def test_every_command_and_every_door_has_a_mistake():
     lines = [" ".join(mistake["args"]) for mistake in LIST["commands"]]
     assert [name for name in COMMANDS if not any(line.startswith(name) for line in lines)] == []
-    of_rooms = "|".join(room for room in NAMES if room)
-    door = re.compile(rf"pj\.((?:(?:{of_rooms})\.)?\w+)")
+    rooms = "|".join(room for room in NAMES if room)
+    door = re.compile(rf"pj\.((?:(?:{rooms})\.)?\w+)")
     called = {door.match(misuse["expression"])[1] for misuse in LIST["misuses"]}
     results = {"Evaluation", "Program", "ScheduleError", "Model", "Stack", "System"}
     results |= {"search.InfeasibleError", "files.CollectiveRows"}

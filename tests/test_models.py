@@ -35,8 +35,8 @@ def test_published_parameters(name):
     active = model.active_parameters
     if name == "gpt-oss-120b":
         active -= model.embedding_parameters
-    for found, printed in zip((model.parameters, active), PUBLISHED[name], strict=True):
-        assert found / 1e9 == pytest.approx(printed, rel=0.021 if printed < 50 else 0.004)
+    for result, printed in zip((model.parameters, active), PUBLISHED[name], strict=True):
+        assert result / 1e9 == pytest.approx(printed, rel=0.021 if printed < 50 else 0.004)
 
 
 def test_a_layer_of_further_prediction_is_none_of_the_published_parameters():
@@ -56,8 +56,8 @@ def test_latent_attention_has_the_matrices_of_its_paper(query_rank):
     queries = heads * (without + rope)
     query = h * queries if query_rank is None else query_rank * (h + queries)
     keys_and_values = h * (kv + rope) + kv * heads * (without + value)
-    found = dataclasses.replace(model, mla=mla).attention_matrices
-    assert found == query + keys_and_values + heads * value * h
+    result = dataclasses.replace(model, mla=mla).attention_matrices
+    assert result == query + keys_and_values + heads * value * h
 
 
 def test_flop_are_six_per_active_parameter_and_token():

@@ -47,8 +47,8 @@ def ops_of(rows):
 def test_a_module_for_jaxpp_makes_the_tasks_of_its_own_schedules(recorded, monkeypatch):
     name, workers, microbatches = recorded.split()
     table = schedule(OWN[name], int(workers), int(microbatches))
-    made = executed(to_jaxpp(table), monkeypatch).schedule
-    rows = [[text_of(task) for task in row] for row in made.tasks(int(microbatches))]
+    built = executed(to_jaxpp(table), monkeypatch).schedule
+    rows = [[text_of(task) for task in row] for row in built.tasks(int(microbatches))]
     theirs = [row.split() for row in JAXPP["schedules"][recorded]]
     # theirs fuses the forward and the backward of the last stage; W of stage 0 stands behind its I
     assert ops_of(rows) == ops_of(theirs)
@@ -58,12 +58,12 @@ def test_a_module_for_jaxpp_makes_the_tasks_of_its_own_schedules(recorded, monke
 @pytest.mark.parametrize("name", one_pipe())
 def test_a_module_for_jaxpp_holds_the_order_of_the_table(name, monkeypatch):
     table = schedule(name)
-    made = executed(to_jaxpp(table), monkeypatch).schedule
-    assert [made.get_mpmd_idx(stage) for stage in range(made.num_stages)] == [*table.placement[0]]
+    built = executed(to_jaxpp(table), monkeypatch).schedule
+    assert [built.get_mpmd_idx(stage) for stage in range(built.num_stages)] == [*table.placement[0]]
     split = bool((table.phase == Phase.I).any())
-    assert made.is_partial_bwd is split
-    rows = [preprocessed(row) for row in made.tasks(8)]
-    wanted = [
+    assert built.is_partial_bwd is split
+    rows = [preprocessed(row) for row in built.tasks(8)]
+    expected = [
         [
             _as_jaxpp_runs(op, split)
             for cell in row
@@ -72,10 +72,10 @@ def test_a_module_for_jaxpp_holds_the_order_of_the_table(name, monkeypatch):
         ]
         for row in table.rows()
     ]
-    found = [[op for slot in row for op in slot.split("+")] for row in rows]
-    assert found == [[text for texts in row for text in texts] for row in wanted]
+    result = [[op for slot in row for op in slot.split("+")] for row in rows]
+    assert result == [[text for texts in row for text in texts] for row in expected]
     with pytest.raises(ValueError, match="8 microbatches, not 9"):
-        made.tasks(9)
+        built.tasks(9)
 
 
 def _as_jaxpp_runs(op, split):
@@ -90,17 +90,19 @@ def _as_jaxpp_runs(op, split):
 @pytest.mark.parametrize("name", one_pipe())
 def test_a_module_for_shardy_orders_every_fragment_as_the_table(name, monkeypatch):
     table = schedule(name)
-    made = executed(to_shardy(table), monkeypatch).schedule
-    assert isinstance(made, PipelineSchedule)
-    split = made.required_mpmd_options["mpmd_split_bwd_fragments"]
+    built = executed(to_shardy(table), monkeypatch).schedule
+    assert isinstance(built, PipelineSchedule)
+    split = built.required_mpmd_options["mpmd_split_bwd_fragments"]
     assert split == bool((table.phase == Phase.I).any())
     all_of_them = [*fragments(table, split=split)]
-    (build,) = made.schedule_merge_rule_builders
+    (build,) = built.schedule_merge_rule_builders
     for worker in range(table.num_workers):
-        own = [each for each in all_of_them if each.mesh_name == f"mesh{worker}"]
-        (rule,), merges = build(own, None)
-        assert sorted(map(op_of, rule.ordered_fragments)) == sorted(map(op_of, own))
-        ordered = [op_of(each) for each in rule.ordered_fragments]
+        worker_fragments = [
+            fragment for fragment in all_of_them if fragment.mesh_name == f"mesh{worker}"
+        ]
+        (rule,), merges = build(worker_fragments, None)
+        assert sorted(map(op_of, rule.ordered_fragments)) == sorted(map(op_of, worker_fragments))
+        ordered = [op_of(fragment) for fragment in rule.ordered_fragments]
         ops = [op for cell in [*table.rows()][worker] for op in cell]
         assert ordered == [half for op in ops for half in _as_shardy_splits(op, split)]
         assert len(merges) == int(table.is_fused[worker].sum())
@@ -121,12 +123,19 @@ def _as_shardy_splits(op, split):
 def test_fragments_that_are_missing_or_strange_are_refused(monkeypatch):
     table = schedule("zb-h1", 2, 2)
     (build,) = executed(to_shardy(table), monkeypatch).schedule.schedule_merge_rule_builders
-    found = [*fragments(table, split=True)]
+    result = [*fragments(table, split=True)]
     assert build([], None) == ([], [])
     with pytest.raises(ValueError, match="workers \\[0, 1\\]"):
-        build(found, None)
+        build(result, None)
     with pytest.raises(ValueError, match="no fragment of stage 1, microbatch 1"):
-        build([each for each in found if (each.stage_id, each.call_counter) == (1, 0)], None)
+        build(
+            [
+                fragment
+                for fragment in result
+                if (fragment.stage_id, fragment.call_counter) == (1, 0)
+            ],
+            None,
+        )
 
 
 @pytest.mark.parametrize("write", [to_jaxpp, to_shardy])

@@ -64,8 +64,8 @@ def test_what_is_not_free_keeps_its_order(kind, steps):
     pairs = list(kept_order(problem, plan, free))
     assert not any(free[letter][place] for pair in pairs for letter, place in pair)
     for (letter, place), (other, next_place) in pairs:
-        lasts = problem.times[pj.Phase[letter]][place[0]]
-        assert plan.starts[letter][place] + lasts <= plan.starts[other][next_place]
+        durations = problem.times[pj.Phase[letter]][place[0]]
+        assert plan.starts[letter][place] + durations <= plan.starts[other][next_place]
     nothing = {letter: np.zeros_like(free["F"]) for letter in free}
     chains = list(kept_order(problem, plan, nothing))  # one on each worker and link
     link = [pair for pair in chains if pair[0][0] in "OL"]
@@ -104,15 +104,15 @@ def test_ranks_of_a_plan_say_what_ends_before_what_starts(steps):
 
 def test_gradients_overtake_an_activation_that_is_away():
     # F0 O0, F1 I1 W1, L0 I0 W0: in the memory of one activation
-    problem, known = problem_of(workers=2, microbatches=2), []
+    problem, plans = problem_of(workers=2, microbatches=2), []
     for in_order in (False, True):
         base = ScheduleModel(problem, 30, in_order=in_order)
         base.model.add(base.start["I"][0, 1] < base.start["I"][0, 0])
         solver = cp_model.CpSolver()
-        known.append(solver.solve(base.model) == cp_model.OPTIMAL)
-        if known[-1]:
+        plans.append(solver.solve(base.model) == cp_model.OPTIMAL)
+        if plans[-1]:
             plan = base.plan(solver)
-    assert known == [True, False]
+    assert plans == [True, False]
     assert keeps_limits(problem, to_plan(problem, to_table(problem, plan, "overtaken")))
     pairs = list(order_of_microbatches(problem, plan))
     assert (("I", (0, 1)), ("I", (0, 0))) in pairs
@@ -122,7 +122,7 @@ def test_gradients_overtake_an_activation_that_is_away():
 def test_no_step_makes_a_plan_worse(steps):
     search, merits = steps
     assert merits[-1] == Merit.measure(search.problem, search.plan)
-    assert all(later <= one for one, later in itertools.pairwise(merits))
+    assert all(later <= earlier for earlier, later in itertools.pairwise(merits))
     assert merits[-1].objective < merits[0].objective
 
 

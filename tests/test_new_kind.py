@@ -26,7 +26,7 @@ def test_a_new_kind_goes_everywhere(tmp_path):
     assert (run.makespan, run.busy.tolist()) == (15.0, [8.0, 6.0])
     memory = pj.analysis.activation_memory(run)  # of rows 2 are held for an activation
     assert memory.peak.tolist() == [4.0, 1.0]
-    legend = {text.get_text() for each in run.plot().legends for text in each.get_texts()}
+    legend = {text.get_text() for part in run.plot().legends for text in part.get_texts()}
     assert {"fetch", "look up", "thin rows: disk"} <= legend
     pj.write_table(table, tmp_path / "fetched.json")
     assert pj.read_table(tmp_path / "fetched.json").grammar == GRAMMAR

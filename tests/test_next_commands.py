@@ -63,11 +63,11 @@ def test_what_is_no_share(text):
 
 def test_tuned_sizes_end_in_what_launchers_are_told_and_a_page(answer, call, tmp_path):
     line = ("tune", "size", "-s", "interleaved-1f1b", "-P", 2, "-V", 2, *MODEL)
-    found = answer(*line, "--method", "exhaustive")
-    best, told = found["best"], found["launch"]["Megatron-LM"]["options"]
-    assert told["micro-batch-size"] == best["microbatch_size"]
-    assert told["num-virtual-stages-per-pipeline-rank"] == 2
-    (page,) = found["next"]
+    result = answer(*line, "--method", "exhaustive")
+    best, message = result["best"], result["launch"]["Megatron-LM"]["options"]
+    assert message["micro-batch-size"] == best["microbatch_size"]
+    assert message["num-virtual-stages-per-pipeline-rank"] == 2
+    (page,) = result["next"]
     out = tmp_path / "size.html"
     assert call(*shlex.split(page)[1:-1], out)[0] == 0
     assert "<canvas" in out.read_text()
@@ -75,6 +75,6 @@ def test_tuned_sizes_end_in_what_launchers_are_told_and_a_page(answer, call, tmp
 
 def test_sequences_of_another_length(answer, mistake):
     sizes = ("evaluate", "-s", "1f1b", "-P", 4, "-M", 8)
-    own, long = (answer(*sizes, *MODEL, *more) for more in ((), ("--sequence", 4096)))
-    assert long["step_time"] > own["step_time"]
+    short, long = (answer(*sizes, *MODEL, *more) for more in ((), ("--sequence", 4096)))
+    assert long["step_time"] > short["step_time"]
     assert "--sequence needs --model" in mistake(*sizes, "-T", "F=1,B=2", "--sequence", 4096)

@@ -33,9 +33,9 @@ def test_the_short_way_is_the_composition(objective):
     composed = jax.value_and_grad(
         lambda blocks: pt.TrainingObjective.batch_loss(objective, blocks, batch)
     )
-    one, other = jax.jit(lambda blocks: (short(blocks), composed(blocks)))(blocks)
-    np.testing.assert_allclose(one[0], other[0], rtol=1e-12)
-    np.testing.assert_allclose(one[1], other[1], rtol=1e-9, atol=1e-13)
+    first, second = jax.jit(lambda blocks: (short(blocks), composed(blocks)))(blocks)
+    np.testing.assert_allclose(first[0], second[0], rtol=1e-12)
+    np.testing.assert_allclose(first[1], second[1], rtol=1e-9, atol=1e-13)
 
 
 def test_gradients_are_finite_differences(objective):
@@ -43,10 +43,10 @@ def test_gradients_are_finite_differences(objective):
     stages = range(objective.num_stages)
     direction = jax.random.normal(jax.random.key(5), blocks.shape, blocks.dtype)
     # along one block each; all losses in one call
-    own = jnp.stack([jnp.zeros_like(direction).at[s].set(direction[s]) for s in stages])
+    by_stage = jnp.stack([jnp.zeros_like(direction).at[s].set(direction[s]) for s in stages])
     loss = jax.vmap(lambda moved: objective.batch_loss(moved, batch))
     above, below = jax.jit(loss)(
-        blocks[None] + step * jnp.stack([own, -own]).reshape(-1, *blocks.shape)
+        blocks[None] + step * jnp.stack([by_stage, -by_stage]).reshape(-1, *blocks.shape)
     ).reshape(2, -1)
     gradient = jax.jit(pt.batch_gradient)(objective, blocks, batch)
     np.testing.assert_allclose(
@@ -61,8 +61,8 @@ def test_gradients_are_finite_differences(objective):
 def test_batches_mean_the_objective(name):
     objective = OBJECTIVES[name]()
     blocks = somewhere(objective)
-    each = [pt.batch_gradient(objective, blocks, objective.batch(i)) for i in range(5)]
-    np.testing.assert_allclose(np.mean(each, 0), jax.grad(objective.value)(blocks), rtol=1e-10)
+    gradients = [pt.batch_gradient(objective, blocks, objective.batch(i)) for i in range(5)]
+    np.testing.assert_allclose(np.mean(gradients, 0), jax.grad(objective.value)(blocks), rtol=1e-10)
 
 
 def test_value_of_a_quadratic_is_written_out():
@@ -156,28 +156,34 @@ def test_noise_spares_the_padding():
 
 
 def test_nesterovs_quadratic_as_it_was_run():
-    given = {"dimension": 6, "condition_number": 401.0, "num_batches": 5, "batch_size": 4}
-    objective = pt.nesterov_quadratic(S, strong_convexity=0.01, minimiser="normal", seed=0, **given)
-    beside = np.eye(6, k=1) + np.eye(6, k=-1)
-    np.testing.assert_allclose(gram(objective), 2.01 * np.eye(6) - beside, atol=1e-12)
+    options = {"dimension": 6, "condition_number": 401.0, "num_batches": 5, "batch_size": 4}
+    objective = pt.nesterov_quadratic(
+        S, strong_convexity=0.01, minimiser="normal", seed=0, **options
+    )
+    nearby = np.eye(6, k=1) + np.eye(6, k=-1)
+    np.testing.assert_allclose(gram(objective), 2.01 * np.eye(6) - nearby, atol=1e-12)
     x, y = rows(objective)
     optimum = np.linalg.lstsq(x, y, rcond=None)[0]
-    other = pt.nesterov_quadratic(S, strong_convexity=0.01, minimiser="normal", seed=1, **given)
+    other = pt.nesterov_quadratic(S, strong_convexity=0.01, minimiser="normal", seed=1, **options)
     assert not np.allclose(optimum, np.linalg.lstsq(*rows(other), rcond=None)[0])
     assert 0.1 < np.mean(optimum**2) < 10
 
 
 @pytest.mark.parametrize("make", [pt.random_quadratic, pt.random_logistic])
 def test_features_say_how_many_stages_and_batches_there_are(make):
-    known = make(3, dimension=6, num_batches=5, batch_size=2, seed=0)
-    more = {"l2": known.l2} if isinstance(known, pt.Logistic) else {}
-    own = type(known)(known.features, known.targets, known.minimum, **more)
-    assert (own.num_stages, own.num_batches) == (3, 5)
-    given = type(known)(known.features, known.targets, known.minimum, 3, 5, **more)
-    assert jax.tree.structure(own) == jax.tree.structure(given) == jax.tree.structure(known)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), own, known)
+    objective = make(3, dimension=6, num_batches=5, batch_size=2, seed=0)
+    more = {"l2": objective.l2} if isinstance(objective, pt.Logistic) else {}
+    changed = type(objective)(objective.features, objective.targets, objective.minimum, **more)
+    assert (changed.num_stages, changed.num_batches) == (3, 5)
+    options = type(objective)(
+        objective.features, objective.targets, objective.minimum, 3, 5, **more
+    )
+    assert (
+        jax.tree.structure(changed) == jax.tree.structure(options) == jax.tree.structure(objective)
+    )
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), changed, objective)
     assert (stacked.num_stages, stacked.num_batches) == (3, 5)
-    assert jax.tree.map(lambda leaf: None, own).num_stages == 3  # leaves without a shape
+    assert jax.tree.map(lambda leaf: None, changed).num_stages == 3  # leaves without a shape
 
 
 def test_seeds_decide():
@@ -216,10 +222,10 @@ WRONG = [  # argument, value and what it must be, or the whole message
 @pytest.mark.usefixtures("unchecked")
 def test_mistakes_of_objectives(make, name, value, rule):
     takes = inspect.signature(make).parameters
-    given = {"num_stages": S, **SIZES, "seed": 0, "condition_number": 5.0, name: value}
+    options = {"num_stages": S, **SIZES, "seed": 0, "condition_number": 5.0, name: value}
     message = rule if " must " in rule else f"{name} must be {rule}, got {value!r}"
     with pytest.raises(ValueError, match=re.escape(message)):
-        make(**{name: value for name, value in given.items() if name in takes})
+        make(**{name: value for name, value in options.items() if name in takes})
 
 
 def test_smoothness_of_a_language_model_is_unknown():

@@ -37,19 +37,19 @@ def held():
 
 def same(a, b):
     leaves = zip(jax.tree.leaves(vars_of(a)), jax.tree.leaves(vars_of(b)), strict=True)
-    for one, other in leaves:
-        if isinstance(one, np.ndarray | jax.Array | float | int | str):
-            np.testing.assert_array_equal(one, other)
+    for first, second in leaves:
+        if isinstance(first, np.ndarray | jax.Array | float | int | str):
+            np.testing.assert_array_equal(first, second)
 
 
-def vars_of(each):
-    every = each._asdict() if hasattr(each, "_asdict") else vars(each)
-    return {name: value for name, value in every.items() if name[0] != "_"}  # less what is derived
+def vars_of(record):
+    fields = record._asdict() if hasattr(record, "_asdict") else vars(record)
+    return {name: value for name, value in fields.items() if name[0] != "_"}  # less what is derived
 
 
 def test_pickle_and_deepcopy(held):
-    for each in held:
-        for other in (pickle.loads(pickle.dumps(each)), copy.deepcopy(each)):
-            assert type(other) is type(each)
-            assert repr(other) == repr(each)
-            same(each, other)
+    for thing in held:
+        for other in (pickle.loads(pickle.dumps(thing)), copy.deepcopy(thing)):
+            assert type(other) is type(thing)
+            assert repr(other) == repr(thing)
+            same(thing, other)

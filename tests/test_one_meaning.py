@@ -23,11 +23,11 @@ BATCHED = (
 COSTLY = ("explorer", "jitter", "periods")  # of which a set meets one
 
 
-def check(name, found):
+def check(name, result):
     door = DOORS[name]
-    seconds = np.array([float(value) for value in door.seconds(found)])
-    expected = np.array([run.makespan for run in found.runs])[: len(seconds)]
-    rounding = 0.0 if found.exact else door.rounding
+    seconds = np.array([float(value) for value in door.seconds(result)])
+    expected = np.array([run.makespan for run in result.runs])[: len(seconds)]
+    rounding = 0.0 if result.exact else door.rounding
     off = np.abs(seconds - expected)
     assert len(seconds)
     assert (off <= np.maximum(door.off, rounding * expected)).all(), (
@@ -49,8 +49,8 @@ def test_what_reads_a_batch_refuses_one_configuration_or_reads_it_as_all_do(foun
     doors = BATCHED if DOORS["periods"].applies(found) else BATCHED[:1]
     for (costs, run), door in itertools.product(zip(found.rows, found.runs, strict=True), doors):
         if seconds := refused_or(door, found.program, costs):  # no axis has several entries
-            told = door(found.program, alone(costs), batch_size=1).tolist()
-            assert seconds == pytest.approx(told)
+            message = door(found.program, alone(costs), batch_size=1).tolist()
+            assert seconds == pytest.approx(message)
             assert door is not pj.makespans or seconds == pytest.approx([run.makespan])
 
 
@@ -99,8 +99,8 @@ def test_periods_follow_the_makespan():
         with pytest.raises(ArgumentError, match=r"forward has shape \(2,\): a batch, or"):
             door(program, costs)
         assert door(program, costs, batch_size=2).tolist() == expected
-    one = [door(program, alone(costs), batch_size=1).item() for door in BATCHED]
-    assert one == [76.5, 9.0, 76.5]
+    single = [door(program, alone(costs), batch_size=1).item() for door in BATCHED]
+    assert single == [76.5, 9.0, 76.5]
 
 
 def test_a_row_of_a_sweep_is_an_evaluation(tmp_path):
@@ -115,9 +115,9 @@ def test_a_row_of_a_sweep_is_an_evaluation(tmp_path):
         "stragglers": ["", "1=1.5"],
         "link": ["queued", "rendezvous"],
     }
-    found = pj.run_sweep(grid, tmp_path / "sweep.zarr").step_time
-    axes = [name for name in found.dims if found.sizes[name] > 1]
-    for at in itertools.product(*(found[name].values.tolist() for name in axes)):
+    result = pj.run_sweep(grid, tmp_path / "sweep.zarr").step_time
+    axes = [name for name in result.dims if result.sizes[name] > 1]
+    for at in itertools.product(*(result[name].values.tolist() for name in axes)):
         point = dict(zip(axes, at, strict=True))
         table = pj.schedules.build(
             point["schedule"], num_workers=point["workers"], num_microbatches=4
@@ -128,4 +128,4 @@ def test_a_row_of_a_sweep_is_an_evaluation(tmp_path):
         )
         costs = pj.stage_costs(work, pj.load_system(point["system"]), table)
         seconds = pj.evaluate(table, costs, link=point["link"]).makespan
-        assert float(found.sel(point).squeeze()) == pytest.approx(seconds, rel=1e-12)
+        assert float(result.sel(point).squeeze()) == pytest.approx(seconds, rel=1e-12)

@@ -79,16 +79,16 @@ def schedule():
 
 
 def test_a_share_that_is_given_is_taken(answer, table):
-    given = answer("evaluate", *schedule(), *MODEL, "--system", "a100", "--weight-share", 1)
+    options = answer("evaluate", *schedule(), *MODEL, "--system", "a100", "--weight-share", 1)
     whole = dataclasses.replace(WORKLOAD, weight_share=1.0)
-    assert given["memory_bytes"] == pj.memory_bytes(whole, table).tolist()
-    assert given["activation_memory"]["weight_share"] == 1.0
+    assert options["memory_bytes"] == pj.memory_bytes(whole, table).tolist()
+    assert options["activation_memory"]["weight_share"] == 1.0
     share = ["--workers", WORKERS, *MODEL, "--system", "a100", "--weight-share", 1]
     row = answer("compare", "--schedules", "zb-h1", "--microbatches", MICROBATCHES, *share)["rows"]
-    assert row[0]["memory_bytes"] == given["memory_bytes"]
+    assert row[0]["memory_bytes"] == options["memory_bytes"]
     tuned = answer("tune", "--schedule", "zb-h1", *share)
     sizes = {s["microbatches"]: s["memory_bytes"] for s in tuned["exhaustive"]["sizes"]}
-    assert sizes[MICROBATCHES] == pytest.approx(max(given["memory_bytes"]), rel=1e-12)
+    assert sizes[MICROBATCHES] == pytest.approx(max(options["memory_bytes"]), rel=1e-12)
     with pytest.raises(ValueError, match=r"weight_share must be a number from 0 to 1, got 1\.5"):
         dataclasses.replace(WORKLOAD, weight_share=1.5)
 
@@ -103,13 +103,13 @@ SHARES = {  # (model, how): bytes per token and hidden unit that W needs, of tho
 @pytest.mark.parametrize(("name", "recompute"), SHARES)
 def test_the_share_follows_from_the_layer(name, recompute):
     model = pj.load_model(name)
-    needed, kept = SHARES[name, recompute]
+    needed, held = SHARES[name, recompute]
     unit = model.sequence * model.hidden
     assert layer_weight_grad_bytes(model) == pytest.approx(needed * unit)
-    assert layer_activation_bytes(model, recompute=recompute) == pytest.approx(kept * unit)
+    assert layer_activation_bytes(model, recompute=recompute) == pytest.approx(held * unit)
     table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=4)
     share = stage_bytes(pj.Workload(model, 4, recompute=recompute), table).weight_share
-    assert share[1] == pytest.approx(needed / kept)
+    assert share[1] == pytest.approx(needed / held)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -58,34 +58,34 @@ def names():
 
 def check_doors(seed, names, folder, answer):
     """Ask every door for the step of every schedule; return those that differ from evaluate."""
-    given, wrong = draw(seed, folder), []
+    options, wrong = draw(seed, folder), []
     for count in sorted({*names.values()}):
-        alike = [name for name, own in names.items() if own == count]
+        alike = [name for name, number in names.items() if number == count]
         sizes = ["--workers", WORKERS, "--minibatch", count]
-        table = [*sizes, "--microbatches", count, *given]
+        table = [*sizes, "--microbatches", count, *options]
         steps = {n: answer("evaluate", "--schedule", n, *table)["step_time"] for n in alike}
-        doors = {"sweep": sweep_row(alike, count, given, folder)}
+        doors = {"sweep": sweep_row(alike, count, options, folder)}
         compared = answer("compare", "--schedules", ",".join(alike), *table)
         doors["compare"] = {row["schedule"]: row["makespan"] for row in compared["rows"]}
         for name in [name for name in alike if name in PLANNED]:
             explained = answer("explain", "--schedule", name, *table)
             doors.setdefault("explain", {})[name] = explained["step_time"]
             tuned = answer(
-                "tune", "size", "--schedule", name, *sizes, *given, "--method", "exhaustive"
+                "tune", "size", "--schedule", name, *sizes, *options, "--method", "exhaustive"
             )
             size = {row["microbatches"]: row["step_time"] for row in tuned["exhaustive"]["sizes"]}
             doors.setdefault("tune size", {})[name] = size[count]
         wrong += [
             (door, name, step, steps[name])
-            for door, found in doors.items()
-            for name, step in found.items()
+            for door, result in doors.items()
+            for name, step in result.items()
             if step != pytest.approx(steps[name], rel=1e-9)
         ]
     return wrong
 
 
-def sweep_row(names, count, given, folder):
-    options = dict(zip(given[::2], given[1::2], strict=True))
+def sweep_row(names, count, arguments, folder):
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
     grid = {
         "schedules": list(names),
         "workers": WORKERS,

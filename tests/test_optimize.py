@@ -20,9 +20,9 @@ from pipejax.search.schedule.problem import FINEST, build_problem, choose_grid
 
 def solve(table, costs, **options):
     """The last solution; proofs end long before the limit, on a slow machine too."""
-    found = pj.optimize(table, costs, **{"time_limit": 300.0, "num_threads": 2, **options})
-    check_solution(found, costs, **options)
-    return found
+    result = pj.optimize(table, costs, **{"time_limit": 300.0, "num_threads": 2, **options})
+    check_solution(result, costs, **options)
+    return result
 
 
 def pipe(workers, microbatches):
@@ -48,8 +48,8 @@ def equal(table, offload=0.0, transfer=0.0):
 def test_known_optima(workers, microbatches, limit, offload, makespan):
     table = pipe(workers, microbatches)
     costs = equal(table, offload or 0.0)
-    found = solve(table, costs, memory_limit=limit, offload=offload is not None)
-    assert (found.value, found.lower_bound, found.best.status) == (makespan, makespan, "optimal")
+    result = solve(table, costs, memory_limit=limit, offload=offload is not None)
+    assert (result.value, result.lower_bound, result.best.status) == (makespan, makespan, "optimal")
 
 
 @pytest.mark.parametrize("link", ["queued", "delay"])
@@ -62,17 +62,17 @@ def test_whole_and_split_backwards_are_mixed_in_one_stage(link):
         backward=[6.406, 4.5],
         transmit=[[[1.25]], [[0.0]]],
     )
-    found = solve(pipe(2, 3), costs, memory_limit=[2.3334, 2.0], link=link)
-    assert (found.value, found.best.status) == (26.125, "optimal")
+    result = solve(pipe(2, 3), costs, memory_limit=[2.3334, 2.0], link=link)
+    assert (result.value, result.best.status) == (26.125, "optimal")
 
 
 def test_what_fits_exactly_fits_where_sizes_have_no_common_part():
     # two of the first stage and one of the second: rounding up would leave no room for them
     table = pj.schedules.build("interleaved-1f1b", num_workers=1, num_microbatches=3)
-    one, other = np.sqrt(2.0), np.sqrt(3.0)
+    first, second = np.sqrt(2.0), np.sqrt(3.0)
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
-    sizes = [one, other]
-    exact, tight = (2 * one + other) * np.array([1.0, 1 - 1e-6])
+    sizes = [first, second]
+    exact, tight = (2 * first + second) * np.array([1.0, 1 - 1e-6])
     parts = [build_problem(table, costs, limit, sizes) for limit in (exact, tight)]
     takes = [int(p.limits[0] - 2 * p.sizes[0] - p.sizes[1]) for p in parts]
     assert takes[0] >= 0 > takes[1]
@@ -94,13 +94,13 @@ def test_every_schedule_of_tiny_problems(part):
         if tried >= PROBLEMS // 2 and decided >= PROBLEMS // 4:
             break
         table, costs, options = tiny_problems.random_problem(np.random.default_rng(seed))
-        found = pj.optimize(table, costs, time_limit=20.0, num_threads=1, **options)
-        check_solution(found, costs, **options)
-        assert found.lower_bound <= found.value + found.best.rounding
-        assert all(other is None or other >= found.value for other in found.baselines.values())
+        result = pj.optimize(table, costs, time_limit=20.0, num_threads=1, **options)
+        check_solution(result, costs, **options)
+        assert result.lower_bound <= result.value + result.best.rounding
+        assert all(other is None or other >= result.value for other in result.baselines.values())
         pipes = tiny_problems.pipes_of(table, costs, options)
-        slack = Fraction(found.best.rounding) + Fraction(found.value) / 10**9
-        below, above = Fraction(found.lower_bound) - slack, Fraction(found.value) + slack
+        slack = Fraction(result.best.rounding) + Fraction(result.value) / 10**9
+        below, above = Fraction(result.lower_bound) - slack, Fraction(result.value) + slack
         try:
             shorter = optimum.schedule_before(pipes, below, MOST_STATES)
             assert shorter is None, f"{seed}: {optimum.end_of(pipes, shorter)}"
@@ -117,11 +117,11 @@ def test_spans_are_shorter_than_the_published_searched_ones():
     costs = pj.Costs.uniform(
         table, forward=29.802, input_grad=29.428, weight_grad=19.53, transfer=0.577
     )
-    found = solve(
+    result = solve(
         table, costs, memory_limit=16, weight_share=0.29, objective="span", time_limit=2.0
     )
-    assert 1 - 32 * (29.802 + 29.428 + 19.53) / found.value <= 0.0022 + 5e-5
-    assert pj.evaluate(found.best.table, costs).max_span == pytest.approx(found.value, rel=1e-12)
+    assert 1 - 32 * (29.802 + 29.428 + 19.53) / result.value <= 0.0022 + 5e-5
+    assert pj.evaluate(result.best.table, costs).max_span == pytest.approx(result.value, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "end"), [("chimera", 16.0), ("hanayo", 21.0)])
@@ -130,8 +130,8 @@ def test_all_reduces_of_a_worker_take_turns_in_what_is_proven(name, end):
     costs = pj.Costs.uniform(
         table, forward=1.0, input_grad=1.0, weight_grad=1.0, backward=2.0, all_reduce=6.0
     )
-    found = pj.optimize(table, costs, memory_limit=8, num_threads=1, time_limit=20.0)
-    assert (found.value, found.lower_bound) == (end, end)  # without: 4 and 2 less
+    result = pj.optimize(table, costs, memory_limit=8, num_threads=1, time_limit=20.0)
+    assert (result.value, result.lower_bound) == (end, end)  # without: 4 and 2 less
 
 
 def test_one_stage_alone_bounds_the_whole():
@@ -162,13 +162,13 @@ def test_what_fits_exactly_still_does_where_sizes_are_rounded():
 def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
     table = pipe(4, 16)
     costs = equal(table, offload=40.0)  # O and L take longer than the trip: nothing is saved
-    kept, slow, ample = (
+    unmoved, slow, ample = (
         build_problem(table, costs, limit, offload=offload)
         for limit, offload in ((2, False), (2, True), (4, True))
     )
     # two at a time, each for 8 units; beside a W only one, but for the last of 16; one more waits
     # for the first F, and one for the last I; then a W
-    assert area_bound(kept) == area_bound(slow) == -(-(16 * 8 + 15 + 2) // 2) + 1
+    assert area_bound(unmoved) == area_bound(slow) == -(-(16 * 8 + 15 + 2) // 2) + 1
     assert lower_bound(slow) == (74, "memory area")
     assert lower_bound(ample).by == "worker"
     # x offloads leave (145 - 2 x) / 2 + 1 units, and take 4 x of the link between the first F and the
@@ -180,14 +180,14 @@ def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
 def test_workers_of_one_link_share_its_time():
     table = pipe(4, 16)
     links = "delay", pj.Links(host_links=((0, 1),))
-    own, shared = (
+    alone, shared = (
         build_problem(table, equal(table, offload=10.0), 2, offload=True, link=link)
         for link in links
     )
     # In 49 units worker 0 must offload (16 x 8 + 15 + 2 - 2 x 48) / 4, which are 13, and worker 1
     # (16 x 6 + 14 + 2 - 2 x 46) / 2 = 10: 23 x 2 units of the link, between its first F and last I.
     assert area_bound(shared) == 1 + 23 * 2 + 2
-    assert area_bound(own) == 45
+    assert area_bound(alone) == 45
 
 
 def test_an_op_stands_in_its_window_from_the_time_of_one_microbatch_on():
@@ -195,7 +195,7 @@ def test_an_op_stands_in_its_window_from_the_time_of_one_microbatch_on():
     problem = build_problem(table, equal(table, transfer=10.0), memory_limit=1)
     model = ScheduleModel(problem, 100)
     *_, plan = (
-        found.plan for found in search(model, Budget.start(5.0), 1) if found.plan is not None
+        result.plan for result in search(model, Budget.start(5.0), 1) if result.plan is not None
     )
     for letter in "FIW":
         lows = [start.proto.domain[0] for start in model.start[letter].values()]
@@ -225,17 +225,17 @@ def test_behind_the_last_input_gradient_there_is_its_way():
 def test_times_that_are_no_multiples_of_anything_state_their_rounding():
     table = pipe(3, 6)
     costs = pj.Costs.uniform(table, forward=2**0.5, input_grad=3**0.5, weight_grad=1.0)
-    found = solve(table, costs, memory_limit=2, time_limit=10.0)
-    assert found.best.rounding > 0
-    assert found.lower_bound <= found.value + found.best.rounding
+    result = solve(table, costs, memory_limit=2, time_limit=10.0)
+    assert result.best.rounding > 0
+    assert result.lower_bound <= result.value + result.best.rounding
 
 
 def test_the_first_solution_needs_no_search_and_each_is_better():
     table = pipe(8, 32)
     costs = equal(table, 10.0)
-    found = all_of(table, costs, memory_limit=4, offload=True, time_limit=0.5, num_threads=2)
-    assert found[0].best.source == "greedy"
-    makespans = [better.value for better in found]
+    result = all_of(table, costs, memory_limit=4, offload=True, time_limit=0.5, num_threads=2)
+    assert result[0].best.source == "greedy"
+    makespans = [better.value for better in result]
     assert makespans == sorted(makespans, reverse=True)
 
 

@@ -25,7 +25,7 @@ KEYS = (
 
 @pytest.fixture
 def few_baselines(monkeypatch):
-    monkeypatch.setattr(run, "baseline_tables", lambda problem, given: iter([("1f1b", given)]))
+    monkeypatch.setattr(run, "baseline_tables", lambda problem, table: iter([("1f1b", table)]))
 
 
 @pytest.fixture
@@ -81,16 +81,16 @@ def test_what_is_written_can_be_read_evaluated_shown_and_exported(
 ):
     """Its makespan is that of `evaluate`, bit by bit, and its memory keeps the limit there."""
     out = tmp_path / f"best{suffix}"
-    found = answer("optimize", *OFFLOADS, "--offload", "0.012", *own, "--out", out)
+    result = answer("optimize", *OFFLOADS, "--offload", "0.012", *own, "--out", out)
     times = ["--stage-times", "F=0.0101,I=0.0103,W=0.0097,O=0.012", "--comm", "0.0007"]
     run = answer("evaluate", "--table", out, *times)
-    assert found["offloaded"] > 0
+    assert result["offloaded"] > 0
     for key in ("makespan", "bubble_ratio", "peak_in_flight"):
-        assert run[key] == found[key]
-    assert run["activation_memory"]["peak"] == found["peak_memory"]
-    assert max(found["peak_memory"]) <= 2
+        assert run[key] == result[key]
+    assert run["activation_memory"]["peak"] == result["peak_memory"]
+    assert max(result["peak_memory"]) <= 2
     table = pj.read_table(out)
-    assert int((table.phase == pj.Phase.O).sum()) == found["offloaded"]
+    assert int((table.phase == pj.Phase.O).sum()) == result["offloaded"]
     assert call("show", "--table", out, *times)[0] == 0
     code, _, err = call(
         "export", "--table", out, "--format", "torch-csv", "--out", tmp_path / "torch.csv"
@@ -116,12 +116,12 @@ def test_stages_have_their_own_times_of_o_and_l(answer, own, tmp_path, few_basel
     two = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "4", "--memory-limit", "1"]
     path = tmp_path / "costs.json"
     path.write_text('{"unit": "seconds", "F": 1, "I": 1, "W": 1, "O": [2, 1], "L": [1, 3]}')
-    given = [*two, "--stage-times", "F=1,I=1,W=1", "--offload", "2,1", *own]
-    by_option = answer("optimize", *given, "--load", "1,3")
+    options = [*two, "--stage-times", "F=1,I=1,W=1", "--offload", "2,1", *own]
+    by_option = answer("optimize", *options, "--load", "1,3")
     by_file = answer("optimize", *two, "--costs", path, *own)
     assert (by_option["status"], by_file["source"]) == ("optimal", "store")
     assert by_file["makespan"] == by_option["makespan"]
-    assert answer("optimize", *given, "--load", "3,1")["source"] != "store"
+    assert answer("optimize", *options, "--load", "3,1")["source"] != "store"
 
 
 def test_a_schedule_that_offloads_is_no_start_where_nothing_may(
@@ -131,75 +131,75 @@ def test_a_schedule_that_offloads_is_no_start_where_nothing_may(
         "ada-offload", num_workers=4, num_microbatches=8, memory_limit=2, offload=0.5
     )
     pj.write_table(table, tmp_path / "given.json")
-    found = answer(
+    result = answer(
         "optimize",
         "--table",
         tmp_path / "given.json",
         *shlex.split("--stage-times F=1,I=1,W=1 --memory-limit 4 --time-limit 0.1"),
         *own,
     )
-    assert (found["offloaded"], found["baseline"]) == (0, {"1f1b": None})
+    assert (result["offloaded"], result["baseline"]) == (0, {"1f1b": None})
 
 
 def test_schedules_that_are_planned_for_a_limit_get_it(answer, own, few_baselines):
-    given = ["--schedule", "ada-offload", *ONE[2:], "--stage-times", "F=1,I=1,W=1"]
-    found = answer(
-        "optimize", *given, "--memory-limit", 2, "--offload", 1, "--time-limit", 0.1, *own
+    options = ["--schedule", "ada-offload", *ONE[2:], "--stage-times", "F=1,I=1,W=1"]
+    result = answer(
+        "optimize", *options, "--memory-limit", 2, "--offload", 1, "--time-limit", 0.1, *own
     )
-    assert found["baseline"] == {"1f1b": 29.0}
-    assert found["schedule"] == "ada-offload"
+    assert result["baseline"] == {"1f1b": 29.0}
+    assert result["schedule"] == "ada-offload"
 
 
 def test_a_limit_for_each_worker_sizes_and_the_share_of_w(answer, own, few_baselines):
-    found = answer(
+    result = answer(
         "optimize",
         *THREE[:-1],
         *shlex.split("8,6,4,4 --activation-sizes 2,1,1,1 --weight-share 0.5 --time-limit 0.5"),
         *own,
     )
-    assert found["memory_limit"] == [8.0, 6.0, 4.0, 4.0]
-    assert all(np.array(found["peak_memory"]) <= found["memory_limit"])
-    assert found["weight_share"] == 0.5
+    assert result["memory_limit"] == [8.0, 6.0, 4.0, 4.0]
+    assert all(np.array(result["peak_memory"]) <= result["memory_limit"])
+    assert result["weight_share"] == 0.5
 
 
 def test_a_limit_in_bytes(answer, own, few_baselines):
-    found = answer("optimize", *ONE, *MODEL, "--memory-limit", "30GB", "--time-limit", 1.5, *own)
+    result = answer("optimize", *ONE, *MODEL, "--memory-limit", "30GB", "--time-limit", 1.5, *own)
     plain = answer("evaluate", *ONE, *MODEL)
-    assert found["memory_unit"] == "bytes"
+    assert result["memory_unit"] == "bytes"
     own_bytes = np.array(plain["memory_bytes"]) - plain["activation_memory"]["peak"]
-    assert found["static_bytes"] == pytest.approx(own_bytes)
-    assert np.add(found["memory_limit"], found["static_bytes"]) == pytest.approx([30e9] * 4)
-    assert all(np.array(found["peak_memory"]) <= found["memory_limit"])
-    assert found["makespan"] < plain["makespan"]
-    assert found["rounding"] < 1e-3 * found["makespan"]
+    assert result["static_bytes"] == pytest.approx(own_bytes)
+    assert np.add(result["memory_limit"], result["static_bytes"]) == pytest.approx([30e9] * 4)
+    assert all(np.array(result["peak_memory"]) <= result["memory_limit"])
+    assert result["makespan"] < plain["makespan"]
+    assert result["rounding"] < 1e-3 * result["makespan"]
 
 
 def test_an_effort_ends_the_search_in_place_of_a_time(answer, call, few_baselines):
-    given = "optimize", *HARD, "--effort", 0.2, "--no-store"
-    one, other = answer(*given), answer(*given)
-    assert (one["best"], one["effort"]) == (other["best"], other["effort"])
-    assert (one["stopped"], one["status"]) == ("effort", "feasible")
-    code, _, said = call("optimize", *HARD, "--effort", 0)
-    assert (code, "--effort must be above 0, got 0" in said) == (2, True)
+    options = "optimize", *HARD, "--effort", 0.2, "--no-store"
+    first, second = answer(*options), answer(*options)
+    assert (first["best"], first["effort"]) == (second["best"], second["effort"])
+    assert (first["stopped"], first["status"]) == ("effort", "feasible")
+    code, _, message = call("optimize", *HARD, "--effort", 0)
+    assert (code, "--effort must be above 0, got 0" in message) == (2, True)
 
 
 def test_the_span_as_objective(answer, own, few_baselines):
-    found = answer(
+    result = answer(
         "optimize",
         *ONE,
         *shlex.split("--stage-times F=1,I=1,W=1 --memory-limit 8 --minimize span --time-limit 2"),
         *own,
     )
-    assert (found["max_span"], found["lower_bound"], found["status"]) == (24.0, 24.0, "optimal")
-    assert found["makespan"] >= 27.0
+    assert (result["max_span"], result["lower_bound"], result["status"]) == (24.0, 24.0, "optimal")
+    assert result["makespan"] >= 27.0
 
 
 def test_a_time_limit_is_kept(answer, own, few_baselines):
     begun = time.monotonic()
-    found = answer("optimize", *HARD, "--time-limit", 1.5, *own)
-    assert found["status"] == "feasible"
-    assert found["stopped"] == "time"
-    assert found["seconds"] < 2.5
+    result = answer("optimize", *HARD, "--time-limit", 1.5, *own)
+    assert result["status"] == "feasible"
+    assert result["stopped"] == "time"
+    assert result["seconds"] < 2.5
     assert time.monotonic() - begun < 6  # reading the options and evaluating the best included
 
 
@@ -249,18 +249,18 @@ def test_what_rendezvous_costs_and_the_commands_that_follow(
 ):
     """The table is found under delay links; on NCCL transfers wait for each other."""
     monkeypatch.chdir(Path(__file__).parents[1])
-    given = ["--table", "examples/schedule.csv", "--costs", "examples/measured.json"]
+    options = ["--table", "examples/schedule.csv", "--costs", "examples/measured.json"]
     limits = ["--memory-limit", "12", "--time-limit", "1", "--no-store"]
     out = tmp_path / "best.csv"
-    found = answer("optimize", *given, *limits, "--out", out)
+    result = answer("optimize", *options, *limits, "--out", out)
     costs = "--costs examples/measured.json"
-    assert found["next"] == [f"pipejax tune messages --table {out} {costs} --out ordered.csv"]
-    run_there = answer("evaluate", "--table", out, *given[2:], "--link", "rendezvous")
-    assert found["rendezvous_makespan"] == run_there["makespan"] > found["makespan"]
-    line = shlex.split(found["next"][0])[1:]
+    assert result["next"] == [f"pipejax tune messages --table {out} {costs} --out ordered.csv"]
+    run_there = answer("evaluate", "--table", out, *options[2:], "--link", "rendezvous")
+    assert result["rendezvous_makespan"] == run_there["makespan"] > result["makespan"]
+    line = shlex.split(result["next"][0])[1:]
     ordered = answer(*line[:-1], tmp_path / line[-1], "--iterations", 3)
-    assert ordered["value"] < found["rendezvous_makespan"]
-    code, shown, _ = call("optimize", *given, *limits)
+    assert ordered["value"] < result["rendezvous_makespan"]
+    code, shown, _ = call("optimize", *options, *limits)
     first, second = re.findall(r"^next: (.*)$", shown, re.M)
     assert code == 0
     assert "under rendezvous links, as on NCCL, this table takes" in shown

@@ -81,7 +81,7 @@ def source(entry):
 @pytest.fixture(autouse=True)
 def few_baselines(monkeypatch):
     """Compare with the given schedule only: the others take longer than the store."""
-    monkeypatch.setattr(run, "baseline_tables", lambda problem, given: iter([("1f1b", given)]))
+    monkeypatch.setattr(run, "baseline_tables", lambda problem, table: iter([("1f1b", table)]))
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def test_the_same_problem_is_answered_at_once_in_any_unit_of_time(store):
     first = best(small(), store)
     assert (first.value, first.best.status) == (310.0, "optimal")
     for scale in (1.0, 1e-3, 0.3, 7e4):
-        one = pj.optimize(*small(scale=scale)[:2], memory_limit=3, store=store)
-        assert (one.best.source, one.best.status) == ("store", "optimal")
-        assert one.value == pytest.approx(310 * scale, rel=1e-12)
+        solution = pj.optimize(*small(scale=scale)[:2], memory_limit=3, store=store)
+        assert (solution.best.source, solution.best.status) == ("store", "optimal")
+        assert solution.value == pytest.approx(310 * scale, rel=1e-12)
     assert len(list(store.path.glob("*.json"))) == 1
     again = best(small(), store)
     assert list(again.best.table.rows()) == list(first.best.table.rows())
@@ -131,10 +131,10 @@ def test_default_folder(monkeypatch):
 def test_a_search_that_was_ended_goes_on_from_its_best(store):
     table, costs, options = small(**HARD)
     first = first_of(table, costs, **options, store=store)
-    kept = store.get(problem_of((table, costs, options)))
+    entry = store.get(problem_of((table, costs, options)))
     problem = problem_of((table, costs, options))
-    assert kept.objective * problem.unit == pytest.approx(first.value)
-    assert kept.proven_bound * problem.unit == pytest.approx(first.lower_bound)
+    assert entry.objective * problem.unit == pytest.approx(first.value)
+    assert entry.proven_bound * problem.unit == pytest.approx(first.lower_bound)
     again = first_of(table, costs, **options, store=store)
     assert (again.best.source, again.value) == ("store", first.value)
 
@@ -143,12 +143,12 @@ def test_a_search_that_was_ended_goes_on_from_its_best(store):
 def test_more_memory_is_never_slower(store):
     """The limits of the paper's Figure 3, with little time for each, and asked once more."""
     rounds = [[best(small(limit, **HARD), store, 0.2) for limit in range(1, 9)] for _ in range(2)]
-    for found in rounds:
-        makespans = [one.value for one in found]
+    for result in rounds:
+        makespans = [solution.value for solution in result]
         assert makespans == sorted(makespans, reverse=True)
-    for one, again in zip(*rounds, strict=True):
-        assert again.value <= one.value
-        assert again.lower_bound >= one.lower_bound
+    for solution, again in zip(*rounds, strict=True):
+        assert again.value <= solution.value
+        assert again.lower_bound >= solution.lower_bound
 
 
 def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(store):
@@ -229,7 +229,7 @@ def test_an_entry_is_a_certificate(store):
     problem = build_problem(case[0], costs, **options, link="queued")
     store.put(problem, case[0], 5, seconds=1.0, source="1f1b")
     read = store.get(problem).problem
-    for field in {each.name for each in dataclasses.fields(read)} - {"unit", "exact"}:
+    for field in {field_.name for field_ in dataclasses.fields(read)} - {"unit", "exact"}:
         assert np.array_equal(getattr(read, field), getattr(problem, field)), field
     texts = [path.read_text() for path in store.path.glob("*.json")]
     assert [pj.verify(json.loads(text)).problems for text in texts] == [()] * 3
@@ -253,8 +253,8 @@ def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
     entry = store.get(problem_of(small()))
     assert (entry.objective, entry.proven_bound) == (31, 0)
     assert store.nearest(problem_of(small(2))).bound == 0
-    found = best(small(), store)
-    assert (found.best.source, found.best.status) == ("store", "optimal")  # proved again
+    result = best(small(), store)
+    assert (result.best.source, result.best.status) == ("store", "optimal")  # proved again
     assert store.get(problem_of(small())).proven_bound == 31
 
 
@@ -316,8 +316,8 @@ def test_a_damaged_file_does_not_keep_an_answer_back(store, solved):
     path = store.path / solved.name
     path.write_text("{")
     with pytest.warns(StoreWarning, match="is not used"):
-        found = best(small(), store, 0.001)
-    assert found.value == 310.0
+        result = best(small(), store, 0.001)
+    assert result.value == 310.0
     assert store.get(problem_of(small())).objective == 31
 
 

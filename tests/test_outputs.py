@@ -163,9 +163,9 @@ def test_a_result_that_cannot_be_written_in_the_end_is_printed(json_too, tmp_pat
     assert what_is_in(tmp_path) == {str(path): "precious"}
     text = out
     if json_too:
-        found = json.loads(out)
-        assert found["out"] is None
-        text = found["unwritten"]
+        result = json.loads(out)
+        assert result["out"] is None
+        text = result["unwritten"]
     again = tmp_path / "printed.json"
     again.write_text(text)
     assert pj.read_table(again).num_microbatches == 32

@@ -33,16 +33,16 @@ def test_buckets_are_their_longest_path():
     cases = [*itertools.product(SECONDS[1:], SECONDS, range(1, 7))]
     compute, reduce, layers = map(np.array, zip(*cases, strict=True))
     ends = np.array([end_of_layers(*case) for case in cases])
-    found = exposed_buckets(layers * reduce, layers * compute, layers)
-    np.testing.assert_allclose(found, ends - layers * compute, atol=1e-12)
+    result = exposed_buckets(layers * reduce, layers * compute, layers)
+    np.testing.assert_allclose(result, ends - layers * compute, atol=1e-12)
 
 
 def test_ring_exchanges_are_their_longest_path():
     cases = [*itertools.product(SECONDS, SECONDS, range(1, 7))]
     transfer, compute, steps = map(np.array, zip(*cases, strict=True))
     ends = np.array([end_of_ring(*case) for case in cases])
-    found = exposed_ring((steps - 1) * transfer, steps * compute, steps)
-    np.testing.assert_allclose(found, ends - steps * compute, atol=1e-12)
+    result = exposed_ring((steps - 1) * transfer, steps * compute, steps)
+    np.testing.assert_allclose(result, ends - steps * compute, atol=1e-12)
 
 
 def test_slopes_are_finite_differences():

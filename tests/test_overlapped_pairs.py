@@ -38,15 +38,15 @@ def test_batches_are_their_single_runs():
         alone = [
             pj.Costs(forward=f, backward=b, pair_factor=factor) for f, b in zip(*times, strict=True)
         ]
-        expected = [pj.evaluate(table, each).makespan for each in alone]
+        expected = [pj.evaluate(table, single).makespan for single in alone]
         np.testing.assert_allclose(pj.makespans(program, costs), expected, rtol=1e-13)
         values, counts = pj.makespans_and_grad(program, costs)
         np.testing.assert_allclose(values, expected, rtol=1e-13)
-        for k, each in enumerate(alone):
-            found = jax.grad(pj.makespan, argnums=1)(program, jax.tree.map(jnp.asarray, each))
+        for k, single in enumerate(alone):
+            result = jax.grad(pj.makespan, argnums=1)(program, jax.tree.map(jnp.asarray, single))
             for field in ("forward", "backward", "input_grad", "weight_grad", "pair_factor"):
                 np.testing.assert_allclose(
-                    getattr(counts, field)[k], getattr(found, field), rtol=1e-12
+                    getattr(counts, field)[k], getattr(result, field), rtol=1e-12
                 )
 
 
@@ -84,17 +84,17 @@ def test_a_file_gives_it_without_a_unit(tmp_path):
 
 
 def test_the_option(answer, call):
-    given = "evaluate", "-s", "dualpipe", "-P", 8, "-M", 20, "--stage-times", "F=1,B=2"
-    assert answer(*given)["makespan"] == 66.0
-    assert answer(*given, "--pair-factor", 0)["makespan"] == 52.0
+    options = "evaluate", "-s", "dualpipe", "-P", 8, "-M", 20, "--stage-times", "F=1,B=2"
+    assert answer(*options)["makespan"] == 66.0
+    assert answer(*options, "--pair-factor", 0)["makespan"] == 52.0
     for more, message in (
         (("--pair-factor", -1), "--pair-factor must be a finite number of at least 0"),
         (("-s", "1f1b", "--pair-factor", 0.5), "no fused pair in 1f1b"),
     ):
-        arguments = given if "-s" not in more else (given[0], *given[3:])
-        code, _, said = call(*arguments, *more)
+        arguments = options if "-s" not in more else (options[0], *options[3:])
+        code, _, text = call(*arguments, *more)
         assert code == 2
-        assert message in said
+        assert message in text
 
 
 PAIR_TIMES = {  # rows, options and the makespan by hand
@@ -142,15 +142,15 @@ def test_the_time_of_a_pair_among_the_times(case, answer, tmp_path):
 def test_a_pair_is_what_its_factor_says(schedule, times, factor, answer):
     """Max(F, B) + k min(F, B): 2 + 0.5 x 1 = 2.5, and 2 + 0 x 2 = 2."""
     pair = 2.5 if factor else 2
-    given = "evaluate", "-s", schedule, "-P", 4, "-M", 10, "--stage-times"
-    by_factor = answer(*given, times, "--pair-factor", factor)["makespan"]
-    assert answer(*given, f"{times},pair={pair}")["makespan"] == by_factor
+    options = "evaluate", "-s", schedule, "-P", 4, "-M", 10, "--stage-times"
+    by_factor = answer(*options, times, "--pair-factor", factor)["makespan"]
+    assert answer(*options, f"{times},pair={pair}")["makespan"] == by_factor
 
 
 def test_compare_takes_the_time_of_a_pair_where_any_schedule_has_one(answer):
     """Under 1F1B it has no effect: (M + P - 1) (F + B) = 13 x 3 s."""
-    given = "compare", "--schedules", "1f1b,dualpipe", "--workers", 4, "--microbatches", 10
-    rows = answer(*given, "--worker-times", "F=1,B=2,pair=2.5")["rows"]
+    options = "compare", "--schedules", "1f1b,dualpipe", "--workers", 4, "--microbatches", 10
+    rows = answer(*options, "--worker-times", "F=1,B=2,pair=2.5")["rows"]
     assert {row["schedule"]: row["makespan"] for row in rows}["1f1b"] == 39
 
 

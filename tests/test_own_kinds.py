@@ -126,12 +126,12 @@ def test_rules_scale_costs_of_kinds():
 @pytest.mark.parametrize("name", TABLES)
 def test_parts_of_a_step_name_its_lanes(name):
     table, costs = of_grammar(name)
-    found = pj.explain(table, costs)
-    parts = {part.name: part.seconds for part in found.parts}
+    result = pj.explain(table, costs)
+    parts = {part.name: part.seconds for part in result.parts}
     assert sum(parts.values()) == pytest.approx(pj.evaluate(table, costs).makespan)
-    own = {f"lane {phase.kind.lane}" for phase in table.grammar.own} - {"lane compute"}
-    assert {part for part in parts if part.startswith("lane")} == own
-    assert not any(remedy.kind == "schedule" for remedy in found.remedies)
+    lanes = {f"lane {phase.kind.lane}" for phase in table.grammar.own} - {"lane compute"}
+    assert {part for part in parts if part.startswith("lane")} == lanes
+    assert not any(remedy.kind == "schedule" for remedy in result.remedies)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -139,9 +139,9 @@ def test_levels_agree_without_messages(name):
     """The idealised table in the ratio of all times is the run without messages and sharding."""
     table, costs = of_grammar(name)
     alike = {field: np.mean(time) for field, time in vars(costs).items() if time is not None}
-    own = {phase.kind.time: alike.pop(phase.kind.time) for phase in table.grammar.own}
+    times = {phase.kind.time: alike.pop(phase.kind.time) for phase in table.grammar.own}
     free = dict.fromkeys(("transmit", "unshard", "reduce_grad"), 0.0)
-    both = pj.compare(table, pj.Costs(**alike | free, others=own))
+    both = pj.compare(table, pj.Costs(**alike | free, others=times))
     assert both.bubble_ratio == pytest.approx(both.table_bubble_ratio)
 
 
@@ -152,11 +152,11 @@ def test_what_two_orders_of_own_kinds_do_differently(answer, call, tmp_path):
     other[0][9], other[0][10] = other[0][10], other[0][9]  # T0 before 0B0
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path, cells in zip(paths, (rows, other), strict=True):
-        made = pj.ScheduleTable.from_rows(cells, grammar=table.grammar)
-        path.write_text(to_json(made))
-    found = answer("compare", "--diff", "-S", f"{paths[0]},{paths[1]}")
-    assert (found["moved"], found["only"]) == ([], {})
-    assert [row["cells"] for row in found["rows"]] == [["0B0", "T0"]]
+        built = pj.ScheduleTable.from_rows(cells, grammar=table.grammar)
+        path.write_text(to_json(built))
+    result = answer("compare", "--diff", "-S", f"{paths[0]},{paths[1]}")
+    assert (result["moved"], result["only"]) == ([], {})
+    assert [row["cells"] for row in result["rows"]] == [["0B0", "T0"]]
     slices = tmp_path / "slices.json"
     slices.write_text(to_json(of_grammar("slices")[0]))
     code, _, error = call("compare", "--diff", "-S", f"{slices},{paths[0]}")

@@ -139,9 +139,9 @@ def test_an_entry_point_is_found_when_it_is_asked_for(tmp_path, monkeypatch, ans
 
 
 def test_a_function_in_a_file(folder, answer, call):
-    given = ["--schedule", "mine.py:build", *ONE]
-    assert answer("evaluate", *given)["makespan"] == 15.0
-    code, out, err = call("evaluate", *given, "--json", "--schedule-options", "depth=2")
+    options = ["--schedule", "mine.py:build", *ONE]
+    assert answer("evaluate", *options)["makespan"] == 15.0
+    code, out, err = call("evaluate", *options, "--json", "--schedule-options", "depth=2")
     assert (code, err) == (0, "building\n")  # what it prints is not in the answer
     assert '"schedule": "mine.py:build"' in out
 
@@ -201,31 +201,31 @@ def test_own_builders_travel(folder):
 
 
 def test_compare_takes_tables_and_functions(folder, answer, call):
-    given = ["--schedules", "1f1b,mine.py:build,gpipe.csv,tables/", *TIMES]
-    rows = answer("compare", *given, "--workers", 2, "--microbatches", "4,6")["rows"]
+    options = ["--schedules", "1f1b,mine.py:build,gpipe.csv,tables/", *TIMES]
+    rows = answer("compare", *options, "--workers", 2, "--microbatches", "4,6")["rows"]
     names = ["1f1b", "mine.py:build", "gpipe.csv", "tables/a.csv", "tables/b.json"]
     assert [row["schedule"] for row in rows] == names * 2
     assert [row.get("makespan") for row in rows] == [15, 15, 15, None, 15, 21, 21, None, None, None]
     small = "tables/a.csv is a table of 3 workers and 3 microbatches, not of 2 and 4"
     assert rows[3]["error"] == small
     assert rows[2]["formula_bubble_ratio"] is None  # its name claims nothing
-    assert small in call("compare", *given, "--workers", 2, "--microbatches", "4,6")[1]
+    assert small in call("compare", *options, "--workers", 2, "--microbatches", "4,6")[1]
 
 
 def test_options_that_are_given_are_in_the_name(folder, answer, mistake):
-    given = ["compare", "--schedules", "gpipe,mine.py:build", *ONE]
-    rows = answer(*given, "--schedule-options", "depth=2,kind=plain")["rows"]
+    options = ["compare", "--schedules", "gpipe,mine.py:build", *ONE]
+    rows = answer(*options, "--schedule-options", "depth=2,kind=plain")["rows"]
     assert [row["schedule"] for row in rows] == ["gpipe", "mine.py:build depth=2"]
-    rows = answer(*given, "--schedule-options", "depth=2", "--labels", "GPipe,Mine")["rows"]
+    rows = answer(*options, "--schedule-options", "depth=2", "--labels", "GPipe,Mine")["rows"]
     assert [row["schedule"] for row in rows] == ["GPipe", "Mine"]
     assert "--labels must be 2 different names, of gpipe, mine.py:build" in mistake(
-        *given, "--labels", "one"
+        *options, "--labels", "one"
     )
 
 
 def test_options_of_a_function_are_no_flags(folder, mistake):
-    one = ["evaluate", "--schedule", "mine.py:build", *ONE, "--schedule-options", "dept=2"]
-    assert mistake(*one) == (
+    line = ["evaluate", "--schedule", "mine.py:build", *ONE, "--schedule-options", "dept=2"]
+    assert mistake(*line) == (
         "error: --schedule-options dept: mine.py:build takes no dept: its options are depth, kind; "
         "did you mean depth?\n"
     )
@@ -235,11 +235,11 @@ def test_options_of_a_function_are_no_flags(folder, mistake):
 
 
 def test_tables_have_sizes_of_their_own(folder, answer, mistake):
-    found = answer("compare", "--tables", "tables", "--tables", "gpipe.csv", *TIMES)
-    sizes = [(row["workers"], row["microbatches"]) for row in found["rows"]]
-    assert (found["workers"], sizes) == (None, [(3, 3), (2, 4), (2, 4)])
-    found = answer("compare", "--schedules", "gpipe", "--tables", "gpipe.csv", *TIMES)
-    assert [row["makespan"] for row in found["rows"]] == [15, 15]
+    result = answer("compare", "--tables", "tables", "--tables", "gpipe.csv", *TIMES)
+    sizes = [(row["workers"], row["microbatches"]) for row in result["rows"]]
+    assert (result["workers"], sizes) == (None, [(3, 3), (2, 4), (2, 4)])
+    result = answer("compare", "--schedules", "gpipe", "--tables", "gpipe.csv", *TIMES)
+    assert [row["makespan"] for row in result["rows"]] == [15, 15]
     assert answer("evaluate", "--schedule", "gpipe.csv", *TIMES)["workers"] == 2
     line = mistake("compare", "--schedules", "gpipe,tables", *TIMES)
     assert "--workers is missing: gpipe is of any size and the tables differ" in line
@@ -250,8 +250,8 @@ def test_tables_have_sizes_of_their_own(folder, answer, mistake):
 
 
 def test_jitter_takes_tables(folder, answer, mistake):
-    given = ["--schedules", "gpipe,mine.py:build,gpipe.csv,tables/a.csv", *ONE, "--samples", 8]
-    rows = answer("jitter", *given, "--op", "lognormal:0.1")["rows"]
+    options = ["--schedules", "gpipe,mine.py:build,gpipe.csv,tables/a.csv", *ONE, "--samples", 8]
+    rows = answer("jitter", *options, "--op", "lognormal:0.1")["rows"]
     names = ["gpipe", "mine.py:build", "gpipe.csv", "tables/a.csv"]
     assert [row["schedule"] for row in rows] == names
     assert rows[0]["mean"] == rows[1]["mean"]
@@ -283,9 +283,9 @@ def test_a_changed_table_is_another_grid(folder):
 
 def test_tune_takes_a_table(folder, answer, mistake):
     model = ["--model", "tabular-128l", "--system", "fast_nw_slow_cp", "--no-memory-limit"]
-    found = answer("tune", "--schedule", "gpipe.csv", *model, "--minibatch", 8)
-    assert (found["workers"], found["microbatches"], found["microbatch_size"]) == (2, 4, 2)
-    assert [size["microbatches"] for size in found["exhaustive"]["sizes"]] == [4]
+    result = answer("tune", "--schedule", "gpipe.csv", *model, "--minibatch", 8)
+    assert (result["workers"], result["microbatches"], result["microbatch_size"]) == (2, 4, 2)
+    assert [size["microbatches"] for size in result["exhaustive"]["sizes"]] == [4]
     line = mistake("tune", "--schedule", "gpipe.csv", *model, "--minibatch", 8, "--workers", 3)
     assert "gpipe.csv is a table of 2 workers and 4 microbatches" in line
 
@@ -297,8 +297,8 @@ def test_a_family_of_an_own_schedule_knows_what_does_not_exist(folder):
 
 
 def test_a_plan_refuses_a_single_table(folder, mistake):
-    given = ["--model", "gpt-22b", "--system", "h100", "--gpus", 8, "--minibatch", 8]
-    line = mistake("plan", *given, "--schedules", "gpipe.csv")
+    options = ["--model", "gpt-22b", "--system", "h100", "--gpus", 8, "--minibatch", 8]
+    line = mistake("plan", *options, "--schedules", "gpipe.csv")
     assert "gpipe.csv is one table: a plan takes schedules of any size" in line
 
 
@@ -316,9 +316,9 @@ OFF_BY_ONE = (
 def test_tables_of_a_list_are_repaired(folder, answer, call, mistake):
     (folder / "torch").mkdir()
     (folder / "torch" / "1f1b.csv").write_text(OFF_BY_ONE)
-    given = ["compare", "--schedules", "gpipe,torch,tables/b.json", *TIMES]
-    assert "--repair torch-1f1b" in mistake(*given)
-    mended = [*given, "--repair", "torch-1f1b", *ONE[:4], "--json"]
+    options = ["compare", "--schedules", "gpipe,torch,tables/b.json", *TIMES]
+    assert "--repair torch-1f1b" in mistake(*options)
+    mended = [*options, "--repair", "torch-1f1b", *ONE[:4], "--json"]
     code, out, err = call(*mended)
     assert (code, err.count("\n")) == (0, 1)
     assert "torch-1f1b: rank 1, 2 cells: 1F1 is read as 1F0" in err

@@ -65,18 +65,18 @@ def contents(wheel):
 def built(tmp_path_factory):
     """The source distribution and the wheel, made from what git does not ignore, and the package's files."""
     folder = tmp_path_factory.mktemp("sources")
-    found = subprocess.run(
+    result = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split("\0")
-    for name in filter(None, found):
+    for name in filter(None, result):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
     wheel, source = build(folder)
-    package = {name for name in found if name.startswith("pipejax/")}
+    package = {name for name in result if name.startswith("pipejax/")}
     return source, wheel, package
 
 
@@ -85,11 +85,11 @@ def installed(built, tmp_path_factory):
     """A fresh environment with the wheel, where all else comes from this one; its programs."""
     home = tmp_path_factory.mktemp("fresh")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
-    own, theirs = (
+    package, theirs = (
         Path(sysconfig.get_path("purelib", vars={"base": str(prefix)}))
         for prefix in (home, sys.prefix)
     )
-    (own / "beside.pth").write_text(f"{theirs}\n")  # its .pth files are not read: no sources
+    (package / "beside.pth").write_text(f"{theirs}\n")  # its .pth files are not read: no sources
     pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install"]
     options = shlex.split(
         "--quiet --no-index --no-deps --disable-pip-version-check --force-reinstall"
@@ -100,9 +100,16 @@ def installed(built, tmp_path_factory):
 
 def run(command, folder, **environment):
     """Run a command outside the repository, with nothing of it in the environment."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
     done = subprocess.run(
-        command, cwd=folder, env=kept | environment, capture_output=True, text=True, timeout=120
+        command,
+        cwd=folder,
+        env=environment | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -40,11 +40,11 @@ def test_a_pair_stands_for_both_directions_unless_the_other_is_named():
     for pair in ((0, 1), (1, 0)):
         assert makespan(GPIPE, pj.Links("delay", pair_links={pair: "queued"})) == queued
     one_way = {(0, 1): "queued", (1, 0): "delay"}
-    found = makespan(GPIPE, pj.Links("blocking", pair_links=one_way))
-    assert found == makespan(
+    result = makespan(GPIPE, pj.Links("blocking", pair_links=one_way))
+    assert result == makespan(
         GPIPE, pj.Links("queued", pair_links={(1, 0): "delay", (0, 1): "queued"})
     )
-    assert delay < found < queued
+    assert delay < result < queued
 
 
 def test_buffered_messages_do_not_meet():
@@ -64,8 +64,8 @@ def test_buffered_messages_do_not_meet():
 
 
 def test_buffered_messages_are_queued_among_themselves():
-    every = pj.Links("rendezvous", eager_below=2 * X)
-    assert makespan(GPIPE, every) == makespan(GPIPE, "queued")
+    all_buffered = pj.Links("rendezvous", eager_below=2 * X)
+    assert makespan(GPIPE, all_buffered) == makespan(GPIPE, "queued")
 
 
 def test_no_row_waits_for_what_is_buffered():
@@ -112,9 +112,9 @@ def test_a_program_is_for_its_eager_messages():
 def test_a_batch_has_one_set_of_eager_messages():
     program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
     rows = [np.array([[[x]], [[X]]]) for x in (0.0, 0.5, 0.75)]
-    found = pj.makespans(program, pj.Costs(forward=F, backward=B, transmit=np.stack(rows)))
+    result = pj.makespans(program, pj.Costs(forward=F, backward=B, transmit=np.stack(rows)))
     one_by_one = [makespan(GPIPE, EAGER, pj.Costs(forward=F, backward=B, transmit=x)) for x in rows]
-    assert found.tolist() == one_by_one
+    assert result.tolist() == one_by_one
     rows.append(np.array([[[1.0]], [[X]]]))
     for run in (pj.makespans, pj.makespans_and_grad):
         with pytest.raises(ValueError, match=OTHER):
@@ -138,8 +138,8 @@ def test_a_message_of_a_fused_pair_is_of_its_own_pipe():
     costs = pj.Costs(forward=F, backward=B, transmit=transmit)
     fused = pj.schedules.build("dualpipe", num_workers=4, num_microbatches=8)
     links = pj.Links("rendezvous", eager_below=1.5)
-    found = pj.makespan(pj.lower(fused, link=links, costs=costs), costs)
-    assert found == makespan(fused, links, costs)
+    result = pj.makespan(pj.lower(fused, link=links, costs=costs), costs)
+    assert result == makespan(fused, links, costs)
 
 
 def test_what_a_trace_hides_is_refused():
@@ -148,16 +148,18 @@ def test_what_a_trace_hides_is_refused():
     def of(forward, transmit):
         return pj.makespan(program, pj.Costs(forward=forward, backward=B, transmit=transmit))
 
-    one = SMALL.transmit
-    assert jax.grad(of, argnums=1)(F, one).tolist() == pytest.approx(np.array([[[1.0]], [[2.0]]]))
-    assert float(jax.jit(lambda forward: of(forward, one))(F)) == makespan(GPIPE, EAGER, SMALL)
+    transmit = SMALL.transmit
+    assert jax.grad(of, argnums=1)(F, transmit).tolist() == pytest.approx(
+        np.array([[[1.0]], [[2.0]]])
+    )
+    assert float(jax.jit(lambda forward: of(forward, transmit))(F)) == makespan(GPIPE, EAGER, SMALL)
     hidden = "transmit is traced: which messages lie below eager_below cannot be seen"
     with pytest.raises(ValueError, match=hidden):
-        jax.jit(of)(F, one)
+        jax.jit(of)(F, transmit)
     with pytest.raises(ValueError, match=hidden):
-        jax.vmap(of, in_axes=(None, 0))(F, one[None])
+        jax.vmap(of, in_axes=(None, 0))(F, transmit[None])
     with pytest.raises(ValueError, match=OTHER):
-        jax.grad(of, argnums=1)(F, one * 4)
+        jax.grad(of, argnums=1)(F, transmit * 4)
 
 
 def test_posting_and_shared_links_need_one_pair_that_knows_them():
@@ -171,8 +173,8 @@ def test_posting_and_shared_links_need_one_pair_that_knows_them():
 
 def test_a_message_under_delay_uses_no_shared_link():
     links = pj.Links("queued", shared_links="pairs", pair_links={(1, 2): "delay"})
-    one = (F + 2 * X) + F + X + F + B + X + B + X + X + B
-    assert makespan(THREE, links) == one
+    expected = (F + 2 * X) + F + X + F + B + X + B + X + X + B
+    assert makespan(THREE, links) == expected
 
 
 def test_text_of_pair_links():
@@ -207,16 +209,16 @@ RUN += ["--stage-times", "F=1,B=2", "--comm", "3"]
 
 
 def test_the_command_line_takes_models_of_pairs(answer):
-    found = answer(
+    result = answer(
         *RUN, "--pair-links", "0-1=Rendezvous", "--queues", "pair", "--posting", "program"
     )
     links = pj.Links(queues="pair", posting="program", pair_links={(0, 1): "rendezvous"})
-    assert found["makespan"] == makespan(GPIPE, links)
+    assert result["makespan"] == makespan(GPIPE, links)
     expected = ("delay", "0-1=rendezvous", "pair", "program")
-    assert tuple(found[k] for k in ("link", "pair_links", "queues", "posting")) == expected
-    found = answer(*RUN, "--link", "rendezvous", "--eager-below", "4s")
-    assert (found["eager_below"], found["eager_messages"]) == (4.0, 4)
-    assert found["makespan"] == makespan(GPIPE, "queued")
+    assert tuple(result[k] for k in ("link", "pair_links", "queues", "posting")) == expected
+    result = answer(*RUN, "--link", "rendezvous", "--eager-below", "4s")
+    assert (result["eager_below"], result["eager_messages"]) == (4.0, 4)
+    assert result["makespan"] == makespan(GPIPE, "queued")
     assert not {"pair_links", "eager_below"} & set(answer(*RUN))
 
 
@@ -236,26 +238,26 @@ def test_searches_say_which_links_they_do_not_know(mistake):
 
 
 def test_a_sweep_groups_systems_by_their_eager_messages(tmp_path):
-    given = {"schedules": "1f1b", "workers": 4, "minibatch": 8, "microbatch_size": 1}
-    given |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous", "posting": "program"}
-    given |= {"pair_links": ["", "0-1=queued"], "eager_below": [0.0, 3e-3], "dtype": "float64"}
-    given["outputs"] = ["bubble_ratio"]
-    given |= {"system": {"network": {"bandwidth_GB_per_s": [1, 10, 100]}, "node": {"gpus": 1}}}
-    data = pj.run_sweep(given, tmp_path / "out.zarr").load()
+    options = {"schedules": "1f1b", "workers": 4, "minibatch": 8, "microbatch_size": 1}
+    options |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous", "posting": "program"}
+    options |= {"pair_links": ["", "0-1=queued"], "eager_below": [0.0, 3e-3], "dtype": "float64"}
+    options["outputs"] = ["bubble_ratio"]
+    options |= {"system": {"network": {"bandwidth_GB_per_s": [1, 10, 100]}, "node": {"gpus": 1}}}
+    data = pj.run_sweep(options, tmp_path / "out.zarr").load()
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8)
     count = set()
     for bandwidth in data["network.bandwidth"].values.tolist():
         machine = dataclasses.replace(pj.load_system("h100"), gpus_per_node=1)
         costs = pj.stage_costs(workload, machine.with_number("network.bandwidth", bandwidth), table)
-        for pair, below in ((p, b) for p in given["pair_links"] for b in given["eager_below"]):
+        for pair, below in ((p, b) for p in options["pair_links"] for b in options["eager_below"]):
             named = parse_pair_links(pair, "x") if pair else ()
             links = pj.Links("rendezvous", posting="program", pair_links=named, eager_below=below)
             at = {"pair_links": pair, "eager_below": below, "network.bandwidth": bandwidth}
             run = pj.evaluate(table, costs, link=links)
             count.add(int(run.program.messages.eager.sum()))
-            found = data["step_time"].squeeze(drop=True).sel(at)
-            assert float(found) == pytest.approx(run.makespan, rel=1e-12)
+            result = data["step_time"].squeeze(drop=True).sel(at)
+            assert float(result) == pytest.approx(run.makespan, rel=1e-12)
     assert len(count) == 3  # none, all, and those of the other pairs
 
 

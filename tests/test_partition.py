@@ -57,12 +57,12 @@ def given(name):
 
 
 def all_of(table, workload, system, link="delay"):
-    found = {}
+    result = {}
     for layout in every_layout(workload.model, table.num_stages, table.num_workers):
-        told = dataclasses.replace(workload, pipeline_layout=str(layout))
-        run = pj.evaluate(table, pj.stage_costs(told, system, table), link=link)
-        found[layout] = run.step_time, pj.memory_bytes(told, table).max()
-    return found
+        message = dataclasses.replace(workload, pipeline_layout=str(layout))
+        run = pj.evaluate(table, pj.stage_costs(message, system, table), link=link)
+        result[layout] = run.step_time, pj.memory_bytes(message, table).max()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -76,18 +76,18 @@ def all_of(table, workload, system, link="delay"):
 def test_no_split_is_faster(name, link):
     table, workload = given(name)
     splits = all_of(table, workload, H100, link)
-    found = pj.search.layers(table, workload, H100, link=link, no_memory_limit=True)
+    result = pj.search.layers(table, workload, H100, link=link, no_memory_limit=True)
     least = min(step for step, _ in splits.values())
-    assert found.stopped == "optimal"
-    assert found.value == splits[found.best.layout][0]  # to the last bit what evaluate says
-    assert found.value == pytest.approx(least, rel=3 * SLACK)
-    assert found.lower_bound <= least
-    assert found.evaluated < len(splits)
-    assert found.gap <= 3 * SLACK
-    needs = pj.memory_bytes(found.best.workload, table)
-    np.testing.assert_array_equal(found.best.memory_bytes, needs)
-    defaults = {name: split.step_time for name, split in found.best.defaults.items()}
-    assert found.baselines == defaults
+    assert result.stopped == "optimal"
+    assert result.value == splits[result.best.layout][0]  # to the last bit what evaluate says
+    assert result.value == pytest.approx(least, rel=3 * SLACK)
+    assert result.lower_bound <= least
+    assert result.evaluated < len(splits)
+    assert result.gap <= 3 * SLACK
+    needs = pj.memory_bytes(result.best.workload, table)
+    np.testing.assert_array_equal(result.best.memory_bytes, needs)
+    defaults = {name: split.step_time for name, split in result.best.defaults.items()}
+    assert result.baselines == defaults
 
 
 @pytest.mark.parametrize("name", ["1f1b", pytest.param("experts and MTP", marks=pytest.mark.slow)])
@@ -98,11 +98,11 @@ def test_of_those_that_fit_none_is_faster(name):
     fastest = min(splits.values())
     room = max(need for need in needs if need < fastest[1])  # the fastest does not fit
     system = dataclasses.replace(H100, memory_capacity=room + float(H100.memory_reserve))
-    found = pj.search.layers(table, workload, system)
+    result = pj.search.layers(table, workload, system)
     least = min(step for step, need in splits.values() if need <= system.memory_available)
     assert fastest[0] < least
-    assert (found.stopped, found.best.fits) == ("optimal", True)
-    assert found.value == pytest.approx(least, rel=3 * SLACK)
+    assert (result.stopped, result.best.fits) == ("optimal", True)
+    assert result.value == pytest.approx(least, rel=3 * SLACK)
     free = pj.search.layers(table, workload, system, no_memory_limit=True)
     assert (free.value, free.best.fits) == (pytest.approx(fastest[0], rel=3 * SLACK), False)
     small = dataclasses.replace(H100, memory_capacity=needs[0] / 2)
@@ -114,8 +114,8 @@ def test_defaults_of_the_runtimes():
     def layouts(model, workers, **options):
         name = "interleaved-1f1b" if options else "1f1b"
         table = pj.schedules.build(name, num_workers=workers, num_microbatches=workers, **options)
-        found = default_layouts(pj.Workload(model, minibatch=workers), table)
-        return {name: str(layout) for name, layout in found.items()}
+        result = default_layouts(pj.Workload(model, minibatch=workers), table)
+        return {name: str(layout) for name, layout in result.items()}
 
     llama = layouts(pj.load_model("llama3-405b"), 16)
     assert "megatron" not in llama  # 126 layers
@@ -149,19 +149,19 @@ def check_against_defaults(model, schedule, system, workers, count, seconds, ten
     split = pj.load_model(model)
     spread = {} if split.moe is None else {"expert_parallel": tensor, "expert_tensor_parallel": 1}
     workload = pj.Workload(split, count, tensor_parallel=tensor, **spread)
-    found = pj.search.layers(
+    result = pj.search.layers(
         table, workload, pj.load_system(system), no_memory_limit=True, time_limit=seconds
     )
-    assert "torchtitan" in found.baselines  # Megatron needs layers that divide
-    assert all(found.value <= default for default in found.baselines.values())
-    assert found.lower_bound <= found.value
-    return found
+    assert "torchtitan" in result.baselines  # Megatron needs layers that divide
+    assert all(result.value <= default for default in result.baselines.values())
+    assert result.lower_bound <= result.value
+    return result
 
 
 def test_never_slower_than_the_defaults():
-    found = check_against_defaults("llama3-8b", "1f1b", "h100", 4, 8, 20, tensor=2)
-    assert found.stopped == "optimal"
-    assert found.value < min(found.baselines.values())
+    result = check_against_defaults("llama3-8b", "1f1b", "h100", 4, 8, 20, tensor=2)
+    assert result.stopped == "optimal"
+    assert result.value < min(result.baselines.values())
 
 
 @pytest.mark.slow
@@ -180,19 +180,19 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     out, text = tmp_path / "split.json", tmp_path / "split.txt"
     code, shown, _ = call("tune", "layers", *ARGUMENTS, "--out", out)
     assert code == 0
-    found = json.loads(out.read_text())
-    told = found["best"]
-    layout = pj.costing.PipelineLayout.parse(told["pipeline_layout"])
+    result = json.loads(out.read_text())
+    message = result["best"]
+    layout = pj.costing.PipelineLayout.parse(message["pipeline_layout"])
     assert f"--pipeline-model-parallel-layout '{layout}'" in shown
-    assert json.dumps(told["module_fqns_per_model_part"]) in shown
-    assert found["launch"]["Megatron-LM"]["options"]["pipeline-model-parallel-layout"] == str(
+    assert json.dumps(message["module_fqns_per_model_part"]) in shown
+    assert result["launch"]["Megatron-LM"]["options"]["pipeline-model-parallel-layout"] == str(
         layout
     )
     assert "no split is faster" in shown
-    assert "█" * max(told["layers"]) in shown
-    assert layout.count("t").tolist() == told["layers"]
-    parts = told["module_fqns_per_model_part"]
-    assert [len(part) for part in parts] == [told["layers"][0] + 1, told["layers"][1] + 2]
+    assert "█" * max(message["layers"]) in shown
+    assert layout.count("t").tolist() == message["layers"]
+    parts = message["module_fqns_per_model_part"]
+    assert [len(part) for part in parts] == [message["layers"][0] + 1, message["layers"][1] + 2]
     assert [name for part in parts for name in part] == [
         "tok_embeddings",
         *(f"layers.{k}" for k in range(48)),
@@ -202,27 +202,27 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     (page,) = re.findall(r"^next: pipejax (show .*) --out layers.html$", shown, re.M)
     assert call(*shlex.split(page), "--out", tmp_path / "layers.html")[0] == 0
     again = answer("tune", "layers", *ARGUMENTS, "--out", text)
-    assert text.read_text() == told["pipeline_layout"] + "\n"
+    assert text.read_text() == message["pipeline_layout"] + "\n"
     run = answer("evaluate", *ARGUMENTS, "--pipeline-layout", layout)
-    assert run["step_time"] == found["value"] == again["value"]
-    assert run["memory_bytes"] == told["memory_bytes"]
+    assert run["step_time"] == result["value"] == again["value"]
+    assert run["memory_bytes"] == message["memory_bytes"]
 
 
 def test_a_search_that_is_out_of_time_says_what_it_knows():
     table, workload = given("interleaved")
-    found = pj.search.layers(table, workload, H100, no_memory_limit=True, time_limit=0)
-    assert found.stopped in ("time", "optimal")
-    assert found.lower_bound <= found.value
-    assert set(found.baselines)
+    result = pj.search.layers(table, workload, H100, no_memory_limit=True, time_limit=0)
+    assert result.stopped in ("time", "optimal")
+    assert result.lower_bound <= result.value
+    assert set(result.baselines)
 
 
 def test_fewer_layers_than_any_runtime_splits():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     workload = pj.Workload(dataclasses.replace(DENSE, layers=1), minibatch=4)
-    found = pj.search.layers(table, workload, H100, no_memory_limit=True)
-    assert (found.baselines, found.stopped) == ({}, "optimal")
+    result = pj.search.layers(table, workload, H100, no_memory_limit=True)
+    assert (result.baselines, result.stopped) == ({}, "optimal")
     steps = [step for step, _ in all_of(table, workload, H100).values()]
-    assert found.value == min(steps)
+    assert result.value == min(steps)
 
 
 def test_layers_for_further_tokens_are_of_no_torchtitan_pipeline():

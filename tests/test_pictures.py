@@ -65,13 +65,13 @@ def test_matplotlib_stays_as_it_is(chimera, tmp_path):
 
 
 def test_runs_share_one_axis_and_none_is_cut(figure):
-    one, other = figure.axes
-    assert one.get_xlim() == other.get_xlim() == pytest.approx((0, 32.6))
-    assert one.get_title(loc="left") == "chimera: 32.6 s, idle 26.4 %, delay links"
-    assert [text.get_text() for text in other.get_yticklabels()] == [
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim() == pytest.approx((0, 32.6))
+    assert first.get_title(loc="left") == "chimera: 32.6 s, idle 26.4 %, delay links"
+    assert [text.get_text() for text in second.get_yticklabels()] == [
         f"worker {w}" for w in range(4)
     ]
-    assert other.get_xlabel() == "time [s]"
+    assert second.get_xlabel() == "time [s]"
 
 
 def test_it_can_be_printed_and_says_what_it_shows(figure):
@@ -117,12 +117,12 @@ def test_a_column_can_be_printed(chimera):
 
 
 def test_numbers_stand_where_they_fit(chimera):
-    for size, some in (("page", True), (1.0, False)):
+    for size, has_numbers in (("page", True), (1.0, False)):
         picture = pj.plot(chimera, size=size, stop=31.0)
         picture.draw_without_rendering()
         (axes,) = picture.axes
         numbers = [text for text in axes.findobj(_Number) if text.get_visible()]
-        assert bool(numbers) is some
+        assert bool(numbers) is has_numbers
         bars = [
             path.get_extents(axes.transData)
             for group in axes.collections
@@ -146,18 +146,18 @@ def test_numbers_of_a_row_all_stand_or_none():
         seen = {}
         for text in axes.findobj(_Number):
             seen.setdefault(round(text.get_position()[1]), set()).add(text.get_visible())
-        assert all(len(each) == 1 for each in seen.values())
-        counts.append(sum(True in each for each in seen.values()))
+        assert all(len(flags) == 1 for flags in seen.values())
+        counts.append(sum(True in flags for flags in seen.values()))
     assert counts[0] == 4
     assert counts[-1] == 0
 
 
 def test_stages_of_a_worker_go_from_dark_to_light():
-    one = run("interleaved-1f1b", stages_per_worker=3)
-    assert depths(one.table) == [1.0] * 4 + [0.5] * 4 + [0.0] * 4
+    shown = run("interleaved-1f1b", stages_per_worker=3)
+    assert depths(shown.table) == [1.0] * 4 + [0.5] * 4 + [0.0] * 4
     assert depths(run("zb-v").table) == [1.0] * 4 + [0.0] * 4
     assert not any(depths(run("chimera").table))
-    picture = one.plot()
+    picture = shown.plot()
     assert "darker: earlier stages" in [t.get_text() for t in picture.legends[0].get_texts()]
     colours = {c.get_facecolor()[0].tobytes() for c in picture.axes[0].collections if hatchless(c)}
     assert len(colours) == 6  # forward and backward, each in three shades
@@ -183,10 +183,10 @@ def test_messages_cross_no_number():
 
 
 def test_transfers_have_a_lane_below_the_ops_of_both_workers():
-    one = pj.evaluate(
+    shown = pj.evaluate(
         pj.schedules.build("1f1b", num_workers=3, num_microbatches=4), COSTS, link="rendezvous"
     )
-    picture = pj.plot(one, transfers=True)
+    picture = pj.plot(shown, transfers=True)
     colour = to_rgb(palette.MESSAGE)
     boxes = [
         path.get_extents()
@@ -194,7 +194,7 @@ def test_transfers_have_a_lane_below_the_ops_of_both_workers():
         if isinstance(group, PolyCollection) and colour in map(tuple, group.get_facecolor()[:, :3])
         for path in group.get_paths()
     ]
-    assert len(boxes) == 2 * len(arrows(one))
+    assert len(boxes) == 2 * len(arrows(shown))
     assert all(0.1 < box.y0 - round(box.y0) < box.y1 - round(box.y0) < 0.5 for box in boxes)
     assert "transfer" in [text.get_text() for text in picture.legends[0].get_texts()]
 
@@ -204,22 +204,22 @@ def test_transfers_have_a_lane_below_the_ops_of_both_workers():
 )
 def test_lanes_are_thin_rows_below_their_worker(name, below):
     table, costs = of_grammar(name)
-    one = pj.evaluate(table, costs)
-    picture = pj.plot(one, size="page", caption=True)
+    shown = pj.evaluate(table, costs)
+    picture = pj.plot(shown, size="page", caption=True)
     assert faults(picture) == []
     names = [text.get_text() for text in picture.legends[0].get_texts()]
     assert f"thin rows: {', '.join(below)}" in names
     assert {phase.kind.name for phase in table.grammar.own} <= {*names}
     tops = {}
     looks = palette.phase_looks(table.used_phases)
-    lane_of = {to_rgb(looks[phase.name].fill): phase.kind.lane for phase in table.used_phases}
+    colour_lanes = {to_rgb(looks[phase.name].fill): phase.kind.lane for phase in table.used_phases}
     for group in picture.axes[0].collections:
         if isinstance(group, PolyCollection) and len(group.get_facecolor()):
-            lane = lane_of.get(tuple(group.get_facecolor()[0, :3]))
+            lane = colour_lanes.get(tuple(group.get_facecolor()[0, :3]))
             for box in (path.get_extents() for path in group.get_paths()):
                 tops.setdefault(lane, set()).add((round(box.y0 % 1, 9), round(box.height, 9)))
     order = [tops[lane] for lane in ("compute", *below)]
-    assert [len(each) for each in order] == [1] * len(order)
+    assert [len(lanes) for lanes in order] == [1] * len(order)
     ((_, whole),), *thin = order
     assert all(height < 0.6 * whole for ((_, height),) in thin)
     tops = [(top - 0.5) % 1 for ((top, _),) in order]  # from the upper edge of the row on
@@ -228,8 +228,8 @@ def test_lanes_are_thin_rows_below_their_worker(name, below):
 
 def test_what_runs_have_of_their_own_looks_alike_in_one_picture():
     picture = pj.plot([pj.evaluate(*of_grammar("mixed")), run("1f1b"), run("zb-h1")])
-    (own,) = [c for c in picture.axes[0].collections if hatchless(c) and is_of(c, "#123456")]
-    assert own.get_paths()
+    (patches,) = [c for c in picture.axes[0].collections if hatchless(c) and is_of(c, "#123456")]
+    assert patches.get_paths()
     table, _ = of_grammar("mixed")
     phases = [*table.used_phases, *run("zb-h1").table.used_phases]
     dispatch = palette.phase_looks(phases)["D"].fill
@@ -242,11 +242,11 @@ def is_of(collection, colour):
 
 def test_a_slice_stands_behind_its_microbatch():
     table, costs = of_grammar("slices")
-    one = pj.evaluate(table, costs)
-    (axes,) = pj.plot(one).axes
+    shown = pj.evaluate(table, costs)
+    (axes,) = pj.plot(shown).axes
     assert {text.get_text() for text in axes.findobj(_Number)} == {"0.0", "0.1", "1.0", "1.1"}
-    whole = segment_window(run("1f1b"), "warmup")._replace(stop=one.makespan)
-    assert "│F1.0│" in terminal(ShownRun(one, None, whole, False, True), None)
+    whole = segment_window(run("1f1b"), "warmup")._replace(stop=shown.makespan)
+    assert "│F1.0│" in terminal(ShownRun(shown, None, whole, False, True), None)
 
 
 def test_a_name_that_is_long_takes_one_line(chimera):
@@ -302,7 +302,7 @@ def test_forward_and_backward_stay_apart_in_grey_with_strokes(chimera, size):
         pipe = int(table.pipe_of_microbatch[microbatch])
         seen.setdefault((op.phase.name, pipe), []).append(grey(patch).mean())
     forward, backward = (
-        [lightness for (name, _), each in seen.items() if name == letter for lightness in each]
+        [lightness for (name, _), values in seen.items() if name == letter for lightness in values]
         for letter in "FB"
     )
     assert min(forward) - max(backward) >= LEAST_LIGHTNESS, (min(forward), max(backward))
@@ -310,8 +310,8 @@ def test_forward_and_backward_stay_apart_in_grey_with_strokes(chimera, size):
 
 def test_segments():
     """On a worker the warm-up ends with its first backward, the cool-down begins behind its last F."""
-    one = run("1f1b", costs=pj.Costs(forward=1.0, backward=2.0))
-    windows = [tuple(segment_window(one, name)) for name in ("warmup", "steady", "cooldown")]
+    shown = run("1f1b", costs=pj.Costs(forward=1.0, backward=2.0))
+    windows = [tuple(segment_window(shown, name)) for name in ("warmup", "steady", "cooldown")]
     assert windows == [(0.0, 10.0), (10.0, 22.0), (22.0, 33.0)]
     with pytest.raises(ValueError, match="gpipe has none"):
         segment_window(run("gpipe"), "steady")
@@ -360,9 +360,9 @@ def test_the_terminal_has_the_colours_of_the_figures(chimera):
 
 def test_the_terminal_has_a_line_for_each_lane():
     table, costs = of_grammar("mixed")
-    one = pj.evaluate(table, costs)
-    whole = segment_window(run("1f1b"), "warmup")._replace(stop=one.makespan)
-    shown = ShownRun(one, None, whole, False, True)
+    shown = pj.evaluate(table, costs)
+    whole = segment_window(run("1f1b"), "warmup")._replace(stop=shown.makespan)
+    shown = ShownRun(shown, None, whole, False, True)
     lines = terminal(shown, None).splitlines()
     names = [line[:8].strip() for line in lines[:6]]
     assert names == ["worker 0", "net", "host", "worker 1", "net", "host"]
@@ -382,12 +382,13 @@ def test_show_of_several(call, answer, tmp_path):
     ]
     assert "shown: 0 to 4 s" in out
     assert "2 workers, 4 microbatches" in out
-    said = answer(*three)
-    assert [one["schedule"] for one in said["runs"]] == ["gpipe", "1f1b", "chimera"]
+    message = answer(*three)
+    assert [row["schedule"] for row in message["runs"]] == ["gpipe", "1f1b", "chimera"]
     picture = tmp_path / "three.svg"
     answer(*three, "--size", "8.5cm", "--caption", "beside", "--out", picture)
     assert (
-        picture.with_suffix(".md").read_text() == f"![three.svg](three.svg)\n\n{said['caption']}\n"
+        picture.with_suffix(".md").read_text()
+        == f"![three.svg](three.svg)\n\n{message['caption']}\n"
     )
     assert 'width="240.944' in picture.read_text()[:2000]
 
@@ -395,8 +396,10 @@ def test_show_of_several(call, answer, tmp_path):
 def test_labels_and_title(call, answer, tmp_path):
     two = ["show", "-S", "gpipe,1f1b", "-P", "2", "-M", "4"]
     picture = tmp_path / "two.svg"
-    said = answer(*two, "--labels", "all first, one by one", "--title", "Two $x$", "--out", picture)
-    assert "all first: makespan" in said["caption"]
+    message = answer(
+        *two, "--labels", "all first, one by one", "--title", "Two $x$", "--out", picture
+    )
+    assert "all first: makespan" in message["caption"]
     text = picture.read_text()
     assert [part in text for part in ("Two $x$", "one by one: ", "gpipe")] == [True, True, False]
     for labels in ("a", "a,a", "a,,b"):

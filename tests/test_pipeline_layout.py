@@ -150,8 +150,8 @@ def test_what_is_no_list_says_where(content, why):
 def test_heads_of_further_tokens_may_be_named():
     """One layer predicts a further token: its head is counted whether the layout names it or not."""
     costs = [at(f"Et*15|t*23|t*23|m{heads}", SPARSE) for heads in ("L", "LL")]
-    for one, other in zip(*(vars(each).values() for each, _ in costs), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for first, second in zip(*(vars(priced).values() for priced, _ in costs), strict=True):
+        np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(*(need for _, need in costs))
     with pytest.raises(ValueError, match=r"L .* must stand 1 to 2 times .* got 3"):
         at("Et*15|t*23|t*23|mLLL", SPARSE)
@@ -187,15 +187,15 @@ def test_lists_come_in_by_every_door(answer, mistake, tmp_path):
 
 
 def test_a_sweep_takes_a_layout_in_lists_and_several():
-    one = [["embedding", *["decoder"] * 24], [*["decoder"] * 24, "loss"]]
+    stages = [["embedding", *["decoder"] * 24], [*["decoder"] * 24, "loss"]]
     other = [["embedding"], [*["decoder"] * 48, "loss"]]
     grid = {"schedules": "1f1b", "workers": 2, "minibatch": 8, "microbatches": 8}
     grid |= {"models": "gpt-22b", "systems": "h100"}
     for text, values in {
-        json.dumps(one): ["Et*24|t*24L"],
-        json.dumps([one, other]): ["Et*24|t*24L", "E|t*48L"],
+        json.dumps(stages): ["Et*24|t*24L"],
+        json.dumps([stages, other]): ["Et*24|t*24L", "E|t*48L"],
         json.dumps(["Et*24|t*24L", other]): ["Et*24|t*24L", "E|t*48L"],
-        json.dumps([[each] for each in one]): ["Et*24|t*24L"],  # ranks of one virtual stage
+        json.dumps([[stage] for stage in stages]): ["Et*24|t*24L"],  # ranks of one virtual stage
     }.items():
         sweep = pj.read_sweep(grid | {"pipeline_layout": json.loads(text)})
         (axis,) = (axis for axis in sweep.axes if axis.name == "pipeline_layout")
@@ -228,10 +228,10 @@ def test_layers_of_stages_are_said_where_they_differ(layers, answer, call, tmp_p
     total, schedule = UNEVEN[layers]
     model = small_file(tmp_path / "small.json", total)
     line = (*schedule, "-M", 24, "-m", model, "-y", "h100", "--minibatch", 24)
-    found = answer("evaluate", *line)
-    assert found["layers_of_stages"] == [int(word) for word in layers.split()]
+    result = answer("evaluate", *line)
+    assert result["layers_of_stages"] == [int(word) for word in layers.split()]
     why = "embedding and head count as layers" if "--loss-units" in line else "Megatron-LM takes"
-    assert found["notes"][0].startswith(f"layers of stages: {layers} ({why}")
+    assert result["notes"][0].startswith(f"layers of stages: {layers} ({why}")
     assert f"layers of stages: {layers} (" in " ".join(call("evaluate", *line)[1].split())
     small_file(model, 96)
     if "--loss-units" not in line:
@@ -242,12 +242,12 @@ def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
     model = small_file(tmp_path / "small.json", 30)
     line = ("-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8)
     note = "layers of stages: 7 8 8 7 (Megatron-LM takes equal ones: --pipeline-layout)"
-    found = answer("compare", "-S", "1f1b,gpipe", *line)
-    assert [row["notes"] for row in found["rows"]] == [[note]] * 2
+    result = answer("compare", "-S", "1f1b,gpipe", *line)
+    assert [row["notes"] for row in result["rows"]] == [[note]] * 2
     assert note in " ".join(call("compare", "-S", "1f1b,gpipe", *line)[1].split())
     assert answer("explain", "-s", "1f1b", *line)["notes"] == [note]
-    one = ("--tensor", 1, "--microbatch-size", 1, "--zero", 0, "--recompute", "none")
-    plan = answer("plan", "--gpus", 4, "--pipeline", 4, "--edge-units", 0, *one, *line[4:])
+    layout = ("--tensor", 1, "--microbatch-size", 1, "--zero", 0, "--recompute", "none")
+    plan = answer("plan", "--gpus", 4, "--pipeline", 4, "--edge-units", 0, *layout, *line[4:])
     assert plan["best"]["layers_of_stages"] == [7, 8, 8, 7]
     assert plan["best"]["notes"] == [note]
 
@@ -285,12 +285,12 @@ def test_the_even_layout_is_the_default(model, layers):
     plain = pj.Workload(model, minibatch=8, **SHARED)
     mtp = [0, 0, 0, model.mtp_layers]
     layout = pj.costing.PipelineLayout.with_layers(layers, mtp)
-    told = dataclasses.replace(plain, pipeline_layout=str(layout))
+    message = dataclasses.replace(plain, pipeline_layout=str(layout))
     assert assign_layers(plain, TABLE).layers.tolist() == layers
-    costs = (pj.stage_costs(each, H100, TABLE) for each in (plain, told))
-    for one, other in zip(*(vars(each).values() for each in costs), strict=True):
-        np.testing.assert_array_equal(one, other)
-    need = [pj.memory_bytes(each, TABLE) for each in (plain, told)]
+    costs = (pj.stage_costs(workload, H100, TABLE) for workload in (plain, message))
+    for first, second in zip(*(vars(workload).values() for workload in costs), strict=True):
+        np.testing.assert_array_equal(first, second)
+    need = [pj.memory_bytes(workload, TABLE) for workload in (plain, message)]
     np.testing.assert_array_equal(*need)
 
 
@@ -301,31 +301,31 @@ def at(text, model=DENSE, **how):
 
 def test_a_stage_costs_what_its_layers_do():
     (few, need), (many, more) = at("Et*3|t*20|t*14|t*11L"), at("Et*4|t*18|t*14|t*12L")
-    one = (few.forward[1] - many.forward[1]) / 2
+    layer = (few.forward[1] - many.forward[1]) / 2
     moved = np.array([1, -2, 0, 1])
-    np.testing.assert_allclose(many.forward - few.forward, one * moved, rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(many.forward - few.forward, layer * moved, rtol=1e-9, atol=1e-15)
     alone, _ = at("E|t*24|t*23|tL")
-    assert few.forward[0] == pytest.approx(alone.forward[0] + 3 * one, rel=1e-9)
-    assert few.forward[3] == pytest.approx(alone.forward[3] + 10 * one, rel=1e-9)
+    assert few.forward[0] == pytest.approx(alone.forward[0] + 3 * layer, rel=1e-9)
+    assert few.forward[3] == pytest.approx(alone.forward[3] + 10 * layer, rel=1e-9)
     # a layer's parameters, and its activation of each microbatch in flight there
-    of_layer = np.linalg.lstsq(
+    layer_times = np.linalg.lstsq(
         np.stack([moved, moved * [4, 3, 2, 1]], axis=1).astype(float), more - need, rcond=None
     )
-    parameters, activation = of_layer[0]
+    parameters, activation = layer_times[0]
     whole = DENSE.whole_parameters()
-    of_rank = whole + (DENSE.layer_parameters - whole) / 8
-    assert parameters == pytest.approx(16 * of_rank, rel=1e-9)
+    rank_parameters = whole + (DENSE.layer_parameters - whole) / 8
+    assert parameters == pytest.approx(16 * rank_parameters, rel=1e-9)
     np.testing.assert_allclose(more - need, moved * (parameters + activation * np.arange(4, 0, -1)))
 
 
 def test_layers_for_further_tokens_lie_where_the_layout_says():
     apart, more = at("Et*15|t*23|t*23m|L", SPARSE)
     plain, less = at("Et*15|t*23|t*23|mL", SPARSE)
-    one = plain.forward[1] / 23
+    layer = plain.forward[1] / 23
     assert apart.forward[2] - plain.forward[2] == pytest.approx(
         plain.forward[3] - apart.forward[3], rel=1e-9
     )
-    assert apart.forward[2] - plain.forward[2] == pytest.approx(one, rel=0.05)
+    assert apart.forward[2] - plain.forward[2] == pytest.approx(layer, rel=0.05)
     # behind it, a message holds its output beside that of the layers
     np.testing.assert_allclose(apart.transmit[0, 0], plain.transmit[0, 0] * [1, 1, 2], rtol=1e-12)
     weights = [
@@ -337,10 +337,12 @@ def test_layers_for_further_tokens_lie_where_the_layout_says():
     h = 7168
     split = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * h + 3 * h * 2048 + 2 * h * h
     whole = h * (512 + 64 + 1536) + 2 * h + 512 + 1536 + 256 * h + 3 * h
-    of_rank = split / 8 + whole + 256 * 3 * h * 2048 / 8 + 129280 * h / 8
-    assert weights[0] - weights[1] == pytest.approx(np.array([0, 0, 1, -1]) * 2 * of_rank, rel=1e-9)
+    rank_parameters = split / 8 + whole + 256 * 3 * h * 2048 / 8 + 129280 * h / 8
+    assert weights[0] - weights[1] == pytest.approx(
+        np.array([0, 0, 1, -1]) * 2 * rank_parameters, rel=1e-9
+    )
     # 2 bytes each of weights and gradients, 12 of the optimizer, and two activations instead of one
-    moved, static = more - less, 16 * of_rank
+    moved, static = more - less, 16 * rank_parameters
     assert moved[:2].tolist() == [0, 0]
     assert moved[2] - static > 0
     assert 0 < -moved[3] - static < moved[2] - static
@@ -377,12 +379,12 @@ ARGUMENTS = ("-m", "gpt-22b", "-y", "h100", *SIZE)
 
 def test_commands_take_the_layout(answer, mistake):
     layout = "--pipeline-layout", "Et*13|t*13|t*13|t*9L"
-    told = answer("evaluate", "-s", "1f1b", *ARGUMENTS, *layout)
+    message = answer("evaluate", "-s", "1f1b", *ARGUMENTS, *layout)
     workload = pj.Workload(DENSE, 8, tensor_parallel=8, pipeline_layout=layout[1])
     costs = pj.stage_costs(workload, pj.load_system("h100"), TABLE)
     exact = pj.evaluate(TABLE, costs).step_time
-    assert told["step_time"] == exact
-    np.testing.assert_array_equal(told["memory_bytes"], pj.memory_bytes(workload, TABLE))
+    assert message["step_time"] == exact
+    np.testing.assert_array_equal(message["memory_bytes"], pj.memory_bytes(workload, TABLE))
     plain = answer("evaluate", "-s", "1f1b", *ARGUMENTS)
     assert plain["step_time"] != exact
     assert "--model" in mistake("evaluate", "-s", "1f1b", "-P", "4", "-M", "8", *layout)

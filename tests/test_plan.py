@@ -68,8 +68,8 @@ def test_the_best_is_that_of_brute_force(small):
     fits = memory <= H100.memory_available
     assert small.fitting == fits.sum() < small.enumerated == len(layouts)
     shortest = np.sort(times[fits])[: 1 + len(small.runners_up)]
-    found = [one.step_time for one in (small.best, *small.runners_up)]
-    np.testing.assert_allclose(found, shortest, rtol=1e-12)
+    result = [layout.step_time for layout in (small.best, *small.runners_up)]
+    np.testing.assert_allclose(result, shortest, rtol=1e-12)
     assert (small.estimates.lower_bound <= times * (1 + 1e-9)).all()
     assert small.evaluated < small.fitting  # some were left out, and rightly so
     front = [
@@ -92,56 +92,57 @@ def test_shares_of_the_step_are_of_one_whole(small):
 
 def test_an_idea_is_all_but_the_split_of_layers_and_a_name_without_a_pipeline():
     request = PlanRequest(GPT, H100, 64, 96)
-    found = enumerate_layouts(request)
-    of_idea = {}
-    for place, idea in enumerate(found.idea.tolist()):
-        one = found.described(request, place)
-        told = {k: v for k, v in one.items() if k not in found.split(place)}
-        if one["pipeline"] == 1:
-            del told["schedule"]
-        assert of_idea.setdefault(idea, told) == told
-    assert len({str(sorted(told.items())) for told in of_idea.values()}) == len(of_idea)
-    assert len(of_idea) < len(found) / 2
+    result = enumerate_layouts(request)
+    ideas = {}
+    for place, idea in enumerate(result.idea.tolist()):
+        described = result.described(request, place)
+        message = {k: v for k, v in described.items() if k not in result.split(place)}
+        if described["pipeline"] == 1:
+            del message["schedule"]
+        assert ideas.setdefault(idea, message) == message
+    assert len({str(sorted(message.items())) for message in ideas.values()}) == len(ideas)
+    assert len(ideas) < len(result) / 2
 
 
 def test_what_would_turn_best_and_runner_up_round_does_so(small):
     assert small.break_even_factors == ()  # nothing does: less bubble at the same costs
     best, other = small.best, small.runners_up[2]
     rows = [
-        int(np.nanargmin(abs(small.estimates.step_time - one.step_time))) for one in (best, other)
+        int(np.nanargmin(abs(small.estimates.step_time - layout.step_time)))
+        for layout in (best, other)
     ]
-    found = break_even_factors(small.request, small.layouts, np.array(rows))
-    assert [each.number for each in found][:2] == ["host.launch", "compute.peak"]
-    far = [abs(np.log(each.factor)) for each in found]
+    result = break_even_factors(small.request, small.layouts, np.array(rows))
+    assert [change.number for change in result][:2] == ["host.launch", "compute.peak"]
+    far = [abs(np.log(change.factor)) for change in result]
     assert far == sorted(far)
     assert (
         break_even_factors(small.request, small.layouts, np.array(rows[::-1])) == ()
     )  # it is not behind
-    for number, factor, value in found:
+    for number, factor, value in result:
         assert value == pytest.approx(factor * H100_NUMBERS[number])
         for share, is_turned in ((1, True), (0.999, False)):
             changed = H100.with_number(number, H100_NUMBERS[number] * factor**share)
-            one, two = (
+            first, second = (
                 pj.evaluate(
-                    each.table, pj.stage_costs(each.workload, changed, each.table)
+                    layout.table, pj.stage_costs(layout.workload, changed, layout.table)
                 ).step_time
-                for each in (best, other)
+                for layout in (best, other)
             )
-            assert (two <= one * (1 + 1e-12)) == is_turned, number
+            assert (second <= first * (1 + 1e-12)) == is_turned, number
 
 
 def test_what_evaluate_is_given_has_the_step_time_of_the_plan(small, answer, tmp_path):
-    for one in (small.best, small.runners_up[3]):
+    for layout in (small.best, small.runners_up[3]):
         with written_as({"model": "gpt-22b", "system": "h100", "scatter_gather": True}):
-            options = plan_command.options_of(one)
+            options = plan_command.options_of(layout)
         assert options["minibatch"] * options.get("data_parallel", 1) == 8
-        path = tmp_path / f"{id(one)}.toml"
+        path = tmp_path / f"{id(layout)}.toml"
         path.write_text(config_text(options))
-        found = answer("evaluate", "--config", path)
-        assert found["step_time"] == pytest.approx(one.step_time, rel=1e-12)
-        assert max(found["memory_bytes"]) == pytest.approx(one.memory_bytes, rel=1e-12)
+        result = answer("evaluate", "--config", path)
+        assert result["step_time"] == pytest.approx(layout.step_time, rel=1e-12)
+        assert max(result["memory_bytes"]) == pytest.approx(layout.memory_bytes, rel=1e-12)
         (line,) = [command_line("evaluate", options)]
-        assert answer(*shlex.split(line)[1:]) == found
+        assert answer(*shlex.split(line)[1:]) == result
 
 
 def test_memory_that_tensors_may_take():
@@ -156,19 +157,21 @@ def test_memory_that_tensors_may_take():
 
 
 def test_the_headroom_is_what_runs_left_that_were_made_to_fit():
-    for name, most in (("llm_foundry_h100", 0.901), ("llm_foundry_a100_40gb", 0.912)):
+    for name, largest in (("llm_foundry_h100", 0.901), ("llm_foundry_a100_40gb", 0.912)):
         rows = read_rows(pj.files.DATA / "measured" / f"{name}.csv")
         times, system = StepTimes(rows), pj.load_system(str(rows.system[0]))
         pairs = zip(times.workloads, times.tables, strict=True)
         need = max(pj.memory_bytes(workload, table).max() for workload, table in pairs)
-        assert need / system.memory_available == pytest.approx(most, abs=5e-4)
+        assert need / system.memory_available == pytest.approx(largest, abs=5e-4)
 
 
 @given(strategies.cases(step_end=True))
 def test_bounds_are_never_above_the_makespan(case):
     assume(not case.table.updates_within)
-    one = jax.tree.map(lambda leaf: np.asarray(leaf, float)[None], case.costs)
-    bound = lower_bounds(Pipe.from_table(case.table), one, np.array([case.table.num_microbatches]))
+    batch = jax.tree.map(lambda leaf: np.asarray(leaf, float)[None], case.costs)
+    bound = lower_bounds(
+        Pipe.from_table(case.table), batch, np.array([case.table.num_microbatches])
+    )
     assert bound[0] <= pj.evaluate(case.table, case.costs).makespan * (1 + 1e-12)
 
 
@@ -184,45 +187,47 @@ def test_bounds_are_reached_without_messages(schedule):
 
 def test_layouts_are_legal_and_complete():
     request = PlanRequest(GPT, H100, 64, 96)
-    found = enumerate_layouts(request)
-    used = found.tensor * found.context * found.data * found.pipeline
+    result = enumerate_layouts(request)
+    used = result.tensor * result.context * result.data * result.pipeline
     assert (used == 64).all()
-    assert (found.data * found.microbatch_size * found.microbatches == 96).all()
-    assert (found.tensor <= 8).all()
-    assert (GPT.heads % found.tensor == 0).all()
-    assert (found.stages <= GPT.layers).all()
-    several = found.stages_per_worker > 1
-    assert ((GPT.layers + 2 * found.edge_units)[several] % found.stages[several] == 0).all()
-    assert (found.microbatches[several] % found.pipeline[several] == 0).all()
-    rows = set(zip(*(column.tolist() for column in found), strict=True))
-    assert len(rows) == len(found)
+    assert (result.data * result.microbatch_size * result.microbatches == 96).all()
+    assert (result.tensor <= 8).all()
+    assert (GPT.heads % result.tensor == 0).all()
+    assert (result.stages <= GPT.layers).all()
+    several = result.stages_per_worker > 1
+    assert ((GPT.layers + 2 * result.edge_units)[several] % result.stages[several] == 0).all()
+    assert (result.microbatches[several] % result.pipeline[several] == 0).all()
+    rows = set(zip(*(column.tolist() for column in result), strict=True))
+    assert len(rows) == len(result)
     # 1F1B, p = 4, t = 8, d = 2, b = 1: with and without recomputation, ZeRO, and units at the edges
-    own = [r for r in rows if (r[1], r[2], r[3], r[7], r[8]) == (4, 1, 8, 2, 1) and r[0] == 0]
-    assert len(own) == len(RECOMPUTE) * 4 * 2
+    matching = [r for r in rows if (r[1], r[2], r[3], r[7], r[8]) == (4, 1, 8, 2, 1) and r[0] == 0]
+    assert len(matching) == len(RECOMPUTE) * 4 * 2
 
 
 def test_parts_of_layers_that_are_recomputed_can_be_searched():
     kinds = ("none", "mlp+layernorm", "core_attn", "full")
     few = FEW | {"tensor": (2,), "microbatch_size": (1,), "stages_per_worker": (1,)}
-    found = pj.plan(GPT, H100, **SMALL | {"choices": few | {"recompute": kinds}}, exhaustive=True)
-    columns = found.columns()
+    result = pj.plan(GPT, H100, **SMALL | {"choices": few | {"recompute": kinds}}, exhaustive=True)
+    columns = result.columns()
     assert set(columns["recompute"]) == {"none", "layernorm+mlp", "core_attn", "full"}
-    for one in (found.best, *found.runners_up):
-        costs = pj.stage_costs(one.workload, H100, one.table)
-        assert one.workload.recompute == one.layout["recompute"]
-        assert one.step_time == pytest.approx(pj.evaluate(one.table, costs).step_time, rel=1e-12)
-        need = pj.memory_bytes(one.workload, one.table).max()
-        assert one.memory_bytes == pytest.approx(need, rel=1e-12)
+    for layout in (result.best, *result.runners_up):
+        costs = pj.stage_costs(layout.workload, H100, layout.table)
+        assert layout.workload.recompute == layout.layout["recompute"]
+        assert layout.step_time == pytest.approx(
+            pj.evaluate(layout.table, costs).step_time, rel=1e-12
+        )
+        need = pj.memory_bytes(layout.workload, layout.table).max()
+        assert layout.memory_bytes == pytest.approx(need, rel=1e-12)
     with pytest.raises(ValueError, match="unknown recompute 'layers': known are none,"):
         pj.plan(GPT, H100, **SMALL | {"choices": {"recompute": ["layers"]}})
 
 
 def test_edge_units_that_change_nothing_are_left_out():
     llama = pj.load_model("llama3-405b")  # 126 layers: first and last stage have fewer anyway
-    found = enumerate_layouts(PlanRequest(llama, H100, 64, 64))
-    assert set(found.edge_units[found.stages_per_worker == 1]) == {0}
-    several = found.stages_per_worker > 1
-    assert set(found.edge_units[several & (found.stages == 32)]) == {1}  # else they are uneven
+    result = enumerate_layouts(PlanRequest(llama, H100, 64, 64))
+    assert set(result.edge_units[result.stages_per_worker == 1]) == {0}
+    several = result.stages_per_worker > 1
+    assert set(result.edge_units[several & (result.stages == 32)]) == {1}  # else they are uneven
 
 
 @pytest.mark.parametrize(
@@ -234,12 +239,12 @@ def test_edge_units_that_change_nothing_are_left_out():
 )
 def test_layouts_that_a_schedule_does_not_exist_for_are_left_out(schedule, exists):
     few = {"edge_units": (0,), "zero": (0,), "recompute": ("none",), "tensor": (1, 2)}
-    every = enumerate_layouts(PlanRequest(GPT, H100, 16, 48, ("1f1b", schedule), few))
-    rows = np.array(every).T
-    any_size, own = (rows[every.schedule == place, 1:].tolist() for place in (0, 1))
+    layouts = enumerate_layouts(PlanRequest(GPT, H100, 16, 48, ("1f1b", schedule), few))
+    rows = np.array(layouts).T
+    any_size, for_schedule = (rows[layouts.schedule == place, 1:].tolist() for place in (0, 1))
     places = Layouts._fields.index("pipeline") - 1, Layouts._fields.index("microbatches") - 1
-    assert own == [row for row in any_size if exists(*(row[place] for place in places))]
-    assert 0 < len(own) < len(any_size)
+    assert for_schedule == [row for row in any_size if exists(*(row[place] for place in places))]
+    assert 0 < len(for_schedule) < len(any_size)
 
 
 @pytest.mark.parametrize(
@@ -312,39 +317,39 @@ def test_long_programs_have_the_times_of_whole_ones(schedule, stages, monkeypatc
 
 @pytest.mark.slow
 def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypatch):
-    given_ = ["plan", "--model", "gpt-22b", "--system", "h100", "--gpus", "8", "--minibatch", "8"]
-    given_ += ["--tensor", "4", "--zero", "1", "--recompute", "none,full"]
-    given_ += ["--edge-units", "0", "--stages-per-worker", "1", "--microbatch-size", "1,2"]
+    words = ["plan", "--model", "gpt-22b", "--system", "h100", "--gpus", "8", "--minibatch", "8"]
+    words += ["--tensor", "4", "--zero", "1", "--recompute", "none,full"]
+    words += ["--edge-units", "0", "--stages-per-worker", "1", "--microbatch-size", "1,2"]
     out = tmp_path / "plan.zarr"
-    assert run([*given_, "--runners-up", "2", "--json", "--out", str(out)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert run([*words, "--runners-up", "2", "--json", "--out", str(out)]) == 0
+    result = json.loads(capsys.readouterr().out)
     says = (
         "layout step_time band band_percent mfu memory_bytes bound_by memory_left tokens_per_second"
     )
     says += " regime evidence chance also layers_of_stages"
-    assert set(found["best"]) == set(says.split())
-    assert len(found["runners_up"]) == 2
-    assert (found["memory_limit"], found["headroom"]) == (None, 0.1)
-    assert found["room"] == 0.9 * H100.memory_available
-    assert all({"number", "factor", "value"} == set(each) for each in found["reversals"])
-    assert set(found["launch"]) == {"Megatron-LM", "torchtitan", "DeepSpeed"}
-    assert found["launch"]["Megatron-LM"]["options"]["tensor-model-parallel-size"] == 4
-    evaluate, show = found["next"]
+    assert set(result["best"]) == set(says.split())
+    assert len(result["runners_up"]) == 2
+    assert (result["memory_limit"], result["headroom"]) == (None, 0.1)
+    assert result["room"] == 0.9 * H100.memory_available
+    assert all({"number", "factor", "value"} == set(change) for change in result["reversals"])
+    assert set(result["launch"]) == {"Megatron-LM", "torchtitan", "DeepSpeed"}
+    assert result["launch"]["Megatron-LM"]["options"]["tensor-model-parallel-size"] == 4
+    evaluate, show = result["next"]
     assert evaluate.startswith("pipejax evaluate --schedule ")
     assert show.endswith("--out plan.html")
-    assert found["best"]["layout"]["tensor"] == 4
-    assert found["evaluated"] <= found["fitting"] <= found["enumerated"]
-    assert run([*given_, "--out", str(out)]) == 2
+    assert result["best"]["layout"]["tensor"] == 4
+    assert result["evaluated"] <= result["fitting"] <= result["enumerated"]
+    assert run([*words, "--out", str(out)]) == 2
     assert "--resume" in capsys.readouterr().err
-    assert run([*given_, "--out", str(out), "--resume", "--exhaustive", "--json"]) == 0
+    assert run([*words, "--out", str(out), "--resume", "--exhaustive", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert again["best"] | {"chance": 0} == found["best"] | {"chance": 0}  # among other runners-up
+    assert again["best"] | {"chance": 0} == result["best"] | {"chance": 0}  # among other runners-up
     assert again["evaluated"] == again["fitting"]
-    assert run([*given_[:-1], "1,4", "--out", str(out), "--resume"]) == 2
+    assert run([*words[:-1], "1,4", "--out", str(out), "--resume"]) == 2
     assert "another request" in capsys.readouterr().err
     monkeypatch.setenv("COLUMNS", "80")
     text, picture = tmp_path / "plan.csv", tmp_path / "plan.svg"
-    assert run([*given_, "--out", str(text), "--figure", str(picture)]) == 0
+    assert run([*words, "--out", str(text), "--figure", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "evaluated exactly" in shown
     assert max(map(len, shown[shown.index("┏") : shown.index("└")].splitlines())) <= 80

@@ -55,18 +55,18 @@ def test_wait_holds_the_row():  # 0F1 starts when the first activation has arriv
     assert makespan(free, "rendezvous", costs) == (5 + 5 + X) + after
     assert makespan(held, "rendezvous", costs) == (5 + X) + (5 + X) + after
     assert makespan(held, "delay", costs) == makespan(free, "delay", costs)
-    found = pj.search.messages(
+    result = pj.search.messages(
         held, costs, iterations=0
     )  # waits of its own, where they delay nothing
-    assert (found.baselines["own"], found.value) == (31, 28)
-    assert int(np.isin(found.best.table.phase, WAIT_SEND).sum()) == 4
+    assert (result.baselines["own"], result.value) == (31, 28)
+    assert int(np.isin(result.best.table.phase, WAIT_SEND).sum()) == 4
 
 
 def test_wait_at_the_end_of_a_row_is_no_op():
     row = "1RECV_F0 1F0 1B0 1SEND_B0"
     free, held = (table("0F0 0SEND_F0 0RECV_B0 0B0", r) for r in (row, row + " 1WAIT_SEND_B0"))
     for link in ("delay", "queued", "blocking", "rendezvous", PROGRAM):
-        runs = [pj.evaluate(each, COSTS, link=link) for each in (free, held)]
+        runs = [pj.evaluate(table, COSTS, link=link) for table in (free, held)]
         assert runs[0].makespan == runs[1].makespan
         assert runs[0].max_span == runs[1].max_span
         assert runs[0].busy.tolist() == runs[1].busy.tolist()
@@ -102,8 +102,8 @@ def test_other_link_models_ignore_waits(data):
     case = data.draw(strategies.cases(communication=True, step_end=True))
     for link in ("delay", "queued", "blocking"):
         runs = [
-            pj.evaluate(each, case.costs, link=link)
-            for each in (case.table, without(case.table, WAIT_SEND))
+            pj.evaluate(table, case.costs, link=link)
+            for table in (case.table, without(case.table, WAIT_SEND))
         ]
         assert runs[0].makespan == runs[1].makespan
         assert runs[0].max_span == runs[1].max_span
@@ -138,9 +138,9 @@ def test_all_reduces_of_a_worker_go_one_by_one():
     end = (F + F + B) + 5.0 + 5.0  # the first is made by the first backward, the second waits
     one_worker = table("0F0 1F0 1B0 0B0")
     updated = table("0F0 1F0 1B0 0B0 0U0 1U0")  # the update that comes first waits for both
-    for each in (one_worker, CHIMERA, updated):
+    for rows in (one_worker, CHIMERA, updated):
         for link in ("delay", "queued", "blocking", "rendezvous"):
-            assert makespan(each, link, costs) == end
+            assert makespan(rows, link, costs) == end
     # the order is that of unit slots, whatever the times
     late = pj.Costs(forward=F, backward=B, all_reduce=np.array([1.0, 9.0]))
     assert makespan(one_worker, "delay", late) == (F + F + B) + 9.0 + 1.0
@@ -285,12 +285,12 @@ def test_text_of_shared_links():
 
 @given(data=st.data())
 def test_an_order_of_unit_slots_cannot_deadlock(data):  # all-reduces, updates in rows included
-    drawn, _ = data.draw(strategies.tables())
+    table_, _ = data.draw(strategies.tables())
     for model in ("queued", "blocking", "rendezvous"):
-        more = data.draw(strategies.carried(model, drawn.num_workers))
+        more = data.draw(strategies.carried(model, table_.num_workers))
         queues = data.draw(st.sampled_from(["worker", "pair", "direction"]))
         program = pj.lower(
-            drawn, link=pj.Links(model, queues, **{**more, "posting": "early", "eager_below": 0.0})
+            table_, link=pj.Links(model, queues, **{**more, "posting": "early", "eager_below": 0.0})
         )
         nodes = np.arange(program.num_nodes)[:, None]
         assert np.all(nodes >= program.preds)  # an order in which all can run
@@ -321,10 +321,10 @@ def test_the_command_line_posts_and_shares(answer):
 
 
 def test_a_sweep_has_axes_of_posting_and_shared_links():
-    given = {"schedules": "1f1b", "workers": 2, "minibatch": 2, "microbatch_size": 1}
-    given |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous"}
+    grid = {"schedules": "1f1b", "workers": 2, "minibatch": 2, "microbatch_size": 1}
+    grid |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous"}
     axes = {"posting": ["early", "program"], "shared_links": ["", "pairs", "0-1+1-0"]}
-    assert pj.read_sweep(given | axes).sizes == {"posting": 2, "shared_links": 3}
+    assert pj.read_sweep(grid | axes).sizes == {"posting": 2, "shared_links": 3}
     for key, value in (("posting", "late"), ("shared_links", "0-0")):
         with pytest.raises(ValueError, match=key):
-            pj.read_sweep(given | {key: value})
+            pj.read_sweep(grid | {key: value})

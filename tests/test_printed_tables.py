@@ -82,9 +82,9 @@ def test_every_table_is_printed_in_every_format(call, name, format):
             assert len({*headers}) == len(headers)
     else:
         assert out.count("\\begin{tabular}") == out.count("\\end{tabular}") > 0
-        said = [line for line in out.splitlines() if not line.startswith(("%", "\\"))]
-        assert all(line == "" or line.endswith(r"\\") for line in said)
-        words = re.sub(r"(?<!\\)\$[^$]+\$", "", " ".join(said))  # without mathematics
+        message = [line for line in out.splitlines() if not line.startswith(("%", "\\"))]
+        assert all(line == "" or line.endswith(r"\\") for line in message)
+        words = re.sub(r"(?<!\\)\$[^$]+\$", "", " ".join(message))  # without mathematics
         assert not re.search(r"(?<!\\)[%_#$]", words)
 
 
@@ -102,8 +102,8 @@ def test_tables_of_several_sizes_go_on_below_with_their_names(call, tmp_path, mo
     (tmp_path / "mine").mkdir()
     for workers, count, name in (("4", "8", "four"), ("2", "6", "two")):
         path = f"mine/{name}.csv"
-        made = ["export", "-s", "1f1b", "-P", workers, "-M", count, "--format", "torch-csv"]
-        assert call(*made, "--out", path)[0] == 0
+        built = ["export", "-s", "1f1b", "-P", workers, "-M", count, "--format", "torch-csv"]
+        assert call(*built, "--out", path)[0] == 0
     _, out, _ = call("compare", "--tables", "mine", *TIMES)
     heads = [line for line in out.splitlines() if line.startswith("┃") and " P " in line]
     assert len(heads) > 1

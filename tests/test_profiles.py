@@ -74,13 +74,13 @@ def test_a_profile_finds_the_numbers_that_made_it(a100, tmp_path):
     noisy *= np.exp(0.002 * np.random.default_rng(1).standard_normal(len(rows)))
     timed = [(*s[:8], seconds, s[9]) for s, seconds in zip(shapes, noisy, strict=True)]
     rows = read(write(tmp_path / "y.csv", timed, header))
-    found = pj.calibrate(rows, a100, fit=(*TRUTH, "host.launch"))
-    assert not found.parameters["host.launch"].identified  # the device is behind in every op
+    result = pj.calibrate(rows, a100, fit=(*TRUTH, "host.launch"))
+    assert not result.parameters["host.launch"].identified  # the device is behind in every op
     for name, value in TRUTH.items():
-        number = found.parameters[name]
+        number = result.parameters[name]
         assert abs(number.value - value) < 4 * number.standard_error, name
         assert number.value == pytest.approx(value, rel=0.05), name
-    assert found.fit.mape < 1
+    assert result.fit.mape < 1
 
 
 @pytest.mark.slow
@@ -90,12 +90,12 @@ def test_ops_that_spread_count_less(a100, tmp_path):
     sure = [(*row[:8], s) for row, s in zip(profile(), exact, strict=True)]
     unsure = [(*row[:6], 1, 20 * s, 1.2 * s) for row, s in zip(profile(), exact, strict=True)]
     rows = read(write(tmp_path / "y.csv", [*sure, *unsure]))
-    own = a100.compute_efficiency.shares[0]
-    found = pj.calibrate(rows, a100, fit=("compute.efficiency",))
-    assert found.parameters["compute.efficiency"].value == pytest.approx(own, rel=0.02)
+    share = a100.compute_efficiency.shares[0]
+    result = pj.calibrate(rows, a100, fit=("compute.efficiency",))
+    assert result.parameters["compute.efficiency"].value == pytest.approx(share, rel=0.02)
     alike = dataclasses.replace(rows, variance=np.zeros(len(rows)))
     pulled = pj.calibrate(alike, a100, fit=("compute.efficiency",))
-    assert pulled.parameters["compute.efficiency"].value < 0.95 * own
+    assert pulled.parameters["compute.efficiency"].value < 0.95 * share
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ class Notebook:
 
 @pytest.fixture
 def notebook(monkeypatch):
-    found = Notebook()
-    monkeypatch.setattr(progress, "_notebook", lambda: found.display)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: found.now)
-    return found
+    result = Notebook()
+    monkeypatch.setattr(progress, "_notebook", lambda: result.display)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: result.now)
+    return result
 
 
 def test_a_bar_shows_after_a_second_and_not_too_often(notebook):
@@ -114,13 +114,13 @@ def calls():
 
 
 @pytest.mark.parametrize(
-    ("call", "last"), [each[1:] for each in calls()], ids=["order", "arrange", "formula"]
+    ("call", "last"), [call_[1:] for call_ in calls()], ids=["order", "arrange", "formula"]
 )
 def test_long_calls_tell(call, last):
-    told = []
-    call(lambda *each: told.append(each))
-    assert told == sorted(told, key=lambda each: each[0])
-    done, total, text = told[-1]
+    message = []
+    call(lambda *call_: message.append(call_))
+    assert message == sorted(message, key=lambda call_: call_[0])
+    done, total, text = message[-1]
     assert last == (None, None) or (done, total) == last
     assert total is None or total >= done > 0
     assert text
@@ -151,8 +151,8 @@ def test_a_notebook_shows_bars_and_tables():
 
     cells = [nbformat.v4.new_code_cell(text) for text in CELLS.split("\n---\n")]
     book = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=120).execute()
-    outputs = [[each.data for each in cell.outputs if "data" in each] for cell in book.cells]
-    assert [len(each) for each in outputs] == [1, 1, 1, 1]  # and no error, no stream
+    outputs = [[output.data for output in cell.outputs if "data" in output] for cell in book.cells]
+    assert [len(output) for output in outputs] == [1, 1, 1, 1]  # and no error, no stream
     assert outputs[0][0]["text/plain"].startswith("work: 3 of 3, ")
     assert '<progress value="3" max="3">' in outputs[0][0]["text/html"]
     assert "0F0" in outputs[1][0]["text/html"]

@@ -25,8 +25,8 @@ def test_names():
 
 
 def test_a_name_stands_in_one_place():
-    own = ("schedules", "traces")  # verbs that say whose they are by the namespace alone
-    names = [name for room, names in NAMES.items() if room not in own for name in names]
+    rooms = ("schedules", "traces")  # verbs that say whose they are by the namespace alone
+    names = [name for room, names in NAMES.items() if room not in rooms for name in names]
     assert sorted(names) == sorted(set(names))
 
 
@@ -65,11 +65,11 @@ def classes_of(annotation):
 
 def test_what_functions_return_is_public():
     values = {name: attrgetter(name)(pj) for name in public()}
-    known = {value for value in values.values() if inspect.isclass(value)}
+    classes = {value for value in values.values() if inspect.isclass(value)}
     for name in values.keys() - PARTS:
         if inspect.isfunction(values[name]):
             returned = set(classes_of(inspect.signature(values[name]).return_annotation))
-            assert returned <= known, (name, returned - known)
+            assert returned <= classes, (name, returned - classes)
 
 
 def test_only_the_public_names_are_shown():

@@ -29,8 +29,8 @@ def check(table, **options):
     for row in table.rows():
         ops = [op for cell in row for op in cell]
         for later, earlier in itertools.combinations(reversed(ops), 2):
-            said = circular(later, earlier, table.num_workers, **options)
-            assert not said, f"{later} should stand before {earlier}"
+            message = circular(later, earlier, table.num_workers, **options)
+            assert not message, f"{later} should stand before {earlier}"
 
 
 def build(name, workers, microbatches, **options):
@@ -46,8 +46,8 @@ def test_circular_pipelines(name, workers, per_worker, groups):
     """A round is a group of P microbatches; ours, as MaxText's, go round with all of them."""
     per_worker = per_worker if name == "circular" else max(2, per_worker)
     count = workers * groups
-    given = {"workers": workers, "microbatches": count, "stages_per_worker": per_worker}
-    table, reverse = build(name, **given), REVERSE[name]
+    sizes = {"workers": workers, "microbatches": count, "stages_per_worker": per_worker}
+    table, reverse = build(name, **sizes), REVERSE[name]
     check(table, reverse=reverse, group=count)
     if groups == 1 or per_worker == 1:
         check(table, reverse=reverse)

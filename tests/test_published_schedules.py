@@ -47,8 +47,8 @@ def test_earlier_forwards_and_no_recomputation_at_the_last_stage():
     """Two microbatches of F = R = 1, B = 2 are free in 1F1B, three where forwards come earlier."""
     for p, m in SIZES:
         for name, free in (("1f1b", 2), ("eager-1f1b", 3)):
-            found = step(but_last(built(name, p, m).with_recomputation()))
-            assert found == (m + p - 1) * 3 + max(m - free, 0)
+            result = step(but_last(built(name, p, m).with_recomputation()))
+            assert result == (m + p - 1) * 3 + max(m - free, 0)
 
 
 @pytest.mark.parametrize(
@@ -95,17 +95,17 @@ def test_routes_and_runs_after_failures(split):
     for d, p, m, failed in FAILURES:
         lost = "+".join(map(str, failed))
         table = recycle(d * p - len(failed), m, stages=p, failed=lost, split=split)
-        left = [worker for worker in range(d * p) if worker not in failed]
-        own = Counter()
+        alive = [worker for worker in range(d * p) if worker not in failed]
+        counts = Counter()
         for number in range(m):
             route = table.placement[table.pipe_of_microbatch[number]]
-            for s, worker in enumerate(left[w] for w in route):
+            for s, worker in enumerate(alive[w] for w in route):
                 home = p * (number % d) + s
                 assert worker % p == s
                 assert worker == home or home in failed
-                own[home, worker] += 1
+                counts[home, worker] += 1
         for home in failed:
-            shares = [own[home, w] for w in left if w % p == home % p]
+            shares = [counts[home, w] for w in alive if w % p == home % p]
             assert max(shares) - min(shares) <= 1
         costs_of_table = pj.Costs(**costs, transmit=0.25)
         assert_runs(table, costs_of_table, to_waits(p, "I" if split else "B"))
@@ -117,8 +117,8 @@ def test_without_failures_pipelines_run_1f1b():
         assert step(table) == (m + p - 1) * 3
         expected = texts(built("1f1b", p, m))
         for w, row in enumerate(texts(table)):
-            of = [(op[:2], int(op[2:]) // d) for op in row]
-            assert [f"{kind}{number}" for kind, number in of] == [
+            ops = [(op[:2], int(op[2:]) // d) for op in row]
+            assert [f"{kind}{number}" for kind, number in ops] == [
                 f"{w % p}{op[1:]}" for op in expected[w % p]
             ]
 
@@ -149,13 +149,13 @@ MISUSES = {
 
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_misuse_of_failures(misuse):
-    (workers, microbatches), options, said = MISUSES[misuse]
-    with pytest.raises(ValueError, match=said):
+    (workers, microbatches), options, message = MISUSES[misuse]
+    with pytest.raises(ValueError, match=message):
         recycle(workers, microbatches, **options)
 
 
 def test_failures_on_the_command_line(answer):
-    given = "-P", 11, "-M", 18, "--stage-times", "F=1,I=1,W=1"
+    arguments = "-P", 11, "-M", 18, "--stage-times", "F=1,I=1,W=1"
     options = "--schedule-options", "stages=4,failed=6"
-    found = answer("evaluate", "-s", "examples/recycle.py:recycle", *given, *options)
-    assert (found["makespan"], found["max_span"]) == (29.0, 27.0)
+    result = answer("evaluate", "-s", "examples/recycle.py:recycle", *arguments, *options)
+    assert (result["makespan"], result["max_span"]) == (29.0, 27.0)

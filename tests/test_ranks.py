@@ -234,11 +234,11 @@ def test_experts_compute_the_same_however_they_are_cut():
 
 
 def exchanges(recompute="none", **degrees):
-    found = layer_collectives(MIXTRAL, Layout(tensor=4.0, **degrees), "moe", recompute=recompute)
+    result = layer_collectives(MIXTRAL, Layout(tensor=4.0, **degrees), "moe", recompute=recompute)
     return {
-        each.kind: (each.volume.forward, each.count)
-        for each in found
-        if each.group == "expert_tensor" and each.count.forward
+        collective.kind: (collective.volume.forward, collective.count)
+        for collective in result
+        if collective.group == "expert_tensor" and collective.count.forward
     }
 
 
@@ -278,7 +278,7 @@ def test_the_default_is_said_and_an_option_changes_it(answer, mistake):
     assert "--expert-tensor-parallel" in note
     whole = answer("evaluate", *SIZES, "--tensor-parallel", 8, "--expert-tensor-parallel", 1)
     assert "notes" not in whole
-    counts = [found["memory_parts"]["parameters"][0] / 2 for found in (default, whole)]
+    counts = [result["memory_parts"]["parameters"][0] / 2 for result in (default, whole)]
     assert counts[1] - counts[0] == 16 * MIXTRAL_EXPERTS * 7 / 8
     spread = ("--tensor-parallel", 2, "--expert-parallel", 4, "--data-parallel", 2)
     line = mistake("evaluate", *SIZES, *spread)  # Megatron refuses it, too
@@ -300,12 +300,12 @@ def test_a_plan_searches_whole_and_cut_experts():
     from pipejax.sweep.plan.search import layout_workload
 
     request = PlanRequest(MIXTRAL, pj.load_system("h100"), 16, 16, choices={"tensor": (4,)})
-    found = enumerate_layouts(request)
-    assert {*found.expert_tensor.tolist()} == {1, 4}
+    result = enumerate_layouts(request)
+    assert {*result.expert_tensor.tolist()} == {1, 4}
     # t c d = 16 / P accelerators hold a stage
-    assert ((16 // found.pipeline) % (found.expert * found.expert_tensor) == 0).all()
+    assert ((16 // result.pipeline) % (result.expert * result.expert_tensor) == 0).all()
     for parts, chosen in ((4, 0), (1, 1)):
-        place = int(np.flatnonzero(found.expert_tensor == parts)[0])
-        assert layout_workload(request, found, place).expert_tensor_parallel == chosen
+        place = int(np.flatnonzero(result.expert_tensor == parts)[0])
+        assert layout_workload(request, result, place).expert_tensor_parallel == chosen
     asked = dataclasses.replace(request, choices={"tensor": (4,), "expert_tensor": (2,)})
     assert {*enumerate_layouts(asked).expert_tensor.tolist()} == {2}

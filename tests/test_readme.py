@@ -22,12 +22,12 @@ LONGEST = 900  # words: a stranger reads that in four minutes
 
 def shown():
     """Each command of the README, with the lines that stand below it, in the order of the page."""
-    found = []
+    result = []
     for block in BLOCKS:
         for part in re.split(r"^\$ ", block.replace("\\\n", " "), flags=re.M)[1:]:
             command, _, output = part.partition("\n")
-            found.append((" ".join(command.split()), output))
-    return found
+            result.append((" ".join(command.split()), output))
+    return result
 
 
 def as_read(text):
@@ -53,7 +53,7 @@ def targets():
     variables = dict(re.findall(r"^([A-Z]+) :?\??= (.*)$", text, re.M))
     rules = re.findall(r"^([a-z-]+):.*\n((?:\t.*\n)*)", text, re.M)
     return {
-        name: re.sub(r"\$\(([A-Z]+)\)", lambda found: variables.get(found[1], ""), lines)
+        name: re.sub(r"\$\(([A-Z]+)\)", lambda match: variables.get(match[1], ""), lines)
         for name, lines in rules
     }
 

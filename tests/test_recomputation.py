@@ -38,28 +38,28 @@ def test_checkpoints_are_what_waits_for_a_backward():
 
 def test_recomputing_twice_loses_what_split_backwards_gain(answer):
     """At F = I = W = R, ZB-H1 beats 1F1B; with R before I and again before W it is slower."""
-    given = "-P", 4, "-M", 16, "--stage-times", "F=1,I=1,W=1,R=1", "--recompute-cells"
-    found = {
-        name: answer("evaluate", "-s", name, *given, *more)["makespan"]
+    options = "-P", 4, "-M", 16, "--stage-times", "F=1,I=1,W=1,R=1", "--recompute-cells"
+    result = {
+        name: answer("evaluate", "-s", name, *options, *more)["makespan"]
         for name, more in (("1f1b", ()), ("zb-h1", ("--recompute-again",)))
     }
-    once = answer("evaluate", "-s", "zb-h1", *given)["makespan"]
-    assert found["1f1b"] == 16 * 4.0 + 3 * 3.0  # an R waits for no gradient: it fills the bubble
-    assert 16 * 4.0 <= once < found["1f1b"] < 16 * 5.0 <= found["zb-h1"]
+    once = answer("evaluate", "-s", "zb-h1", *options)["makespan"]
+    assert result["1f1b"] == 16 * 4.0 + 3 * 3.0  # an R waits for no gradient: it fills the bubble
+    assert 16 * 4.0 <= once < result["1f1b"] < 16 * 5.0 <= result["zb-h1"]
 
 
 def test_what_has_no_effect_is_refused(call, tmp_path):
-    given = "evaluate", "-s", "1f1b", "-P", 4, "-M", 8, "--stage-times"
-    code, _, said = call(*given, "F=1,B=2,R=1")
-    assert (code, "R has no effect" in said) == (2, True)
-    code, _, said = call(*given, "F=1,B=2,R=1", "--recompute-cells", "--recompute-again")
-    assert (code, "--recompute-again has no effect: no W in 1f1b" in said) == (2, True)
-    code, _, said = call(*given, "F=1,B=2", "--recompute-cells")
-    assert (code, "phase R has no cost" in said) == (2, True)
+    options = "evaluate", "-s", "1f1b", "-P", 4, "-M", 8, "--stage-times"
+    code, _, message = call(*options, "F=1,B=2,R=1")
+    assert (code, "R has no effect" in message) == (2, True)
+    code, _, message = call(*options, "F=1,B=2,R=1", "--recompute-cells", "--recompute-again")
+    assert (code, "--recompute-again has no effect: no W in 1f1b" in message) == (2, True)
+    code, _, message = call(*options, "F=1,B=2", "--recompute-cells")
+    assert (code, "phase R has no cost" in message) == (2, True)
 
 
 def test_a_table_of_a_file_gets_them_too(answer, tmp_path):
     path = tmp_path / "table.json"
     pj.write_table(pj.schedules.build("gpipe", **SIZE), path)
-    given = "evaluate", "--table", path, "--stage-times", "F=1,B=2,R=0.5", "--recompute-cells"
-    assert answer(*given)["makespan"] == 8 * 3.5 + 3 * 3.0
+    options = "evaluate", "--table", path, "--stage-times", "F=1,B=2,R=0.5", "--recompute-cells"
+    assert answer(*options)["makespan"] == 8 * 3.5 + 3 * 3.0

@@ -37,9 +37,9 @@ def makespan(table, costs, link="delay", queues="worker"):
 def graph_of(program, priced):
     """The program as a networkx graph without padding; a node's duration is on its incoming edges."""
     graph = nx.DiGraph()
-    given = [np.asarray(x) for x in (program.preds, priced.lag, priced.duration)]
-    last = max(np.nonzero(each)[0].max(initial=0) for each in given)  # behind it is padding
-    preds, lags, duration = (each.tolist() for each in given)
+    arrays = [np.asarray(x) for x in (program.preds, priced.lag, priced.duration)]
+    last = max(np.nonzero(column)[0].max(initial=0) for column in arrays)  # behind it is padding
+    preds, lags, duration = (column.tolist() for column in arrays)
     for v in range(1, int(last) + 1):
         for u, lag in zip(preds[v], lags[v], strict=True):
             weight = lag + duration[v]
@@ -52,14 +52,16 @@ def graph_of(program, priced):
 @given(data=st.data())
 def test_equals_event_loop_and_networkx(link, queues, data):
     cells = data.draw(st.booleans())
-    given = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
-    case = data.draw(strategies.cases(**given, pairs=True, step_end=True))
+    options = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
+    case = data.draw(strategies.cases(**options, pairs=True, step_end=True))
     groups = data.draw(strategies.host_links(case.table.num_workers))
     more = data.draw(strategies.carried(link, case.table.num_workers))
     links = pj.Links(link, queues, groups, **more)
-    pipe_of = case.table.pipe_of_microbatch.tolist()
+    microbatch_pipes = case.table.pipe_of_microbatch.tolist()
     try:
-        expected = reference.Run(case.rows, pipe_of, case.theirs, link, queues, groups, **more)
+        expected = reference.Run(
+            case.rows, microbatch_pipes, case.theirs, link, queues, groups, **more
+        )
     except reference.DeadlockError:  # the order of a shared link need not be that of the rows
         with pytest.raises(pj.ScheduleError, match="deadlock"):
             pj.lower(case.table, link=links, costs=case.costs)
@@ -85,8 +87,8 @@ def test_equals_event_loop_and_networkx(link, queues, data):
 def test_homogeneous(case, factor, link):  # exact for powers of two
     program, priced = lowered(case.table, case.costs, *link)
     scaled = NodeCosts(*(cost * 2.0**factor for cost in priced))
-    one, many = (float(_path(program.preds, c).finish.max()) for c in (priced, scaled))
-    assert many == one * 2.0**factor
+    plain, many = (float(_path(program.preds, c).finish.max()) for c in (priced, scaled))
+    assert many == plain * 2.0**factor
 
 
 @given(case=strategies.cases(pairs=True), link=st.sampled_from(LINKS))
@@ -103,11 +105,11 @@ def test_euler(case, link):  # ties included
 def test_padding_changes_nothing(case, link):
     program = pj.lower(case.table, link=pj.Links(*link))
     n, k = program.preds.shape
-    some, more = (
+    fewer, more = (
         strategies.padded(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2)
     )
     # NumPy's: a slice of JAX's is a compilation for every number of nodes
-    paths = [jax.tree.map(np.asarray, _path(p.preds, price(p, case.costs))) for p in (some, more)]
+    paths = [jax.tree.map(np.asarray, _path(p.preds, price(p, case.costs))) for p in (fewer, more)]
     assert float(paths[0].finish.max()) == float(paths[1].finish.max())
     assert np.array_equal(paths[0].nodes[:n], paths[1].nodes[:n])
     assert np.array_equal(paths[0].edges[:n, :k], paths[1].edges[:n, :k])
@@ -137,10 +139,10 @@ def test_relabelling_changes_nothing(case, seed, link):
             tuple(op._replace(microbatch=int(microbatches[op.microbatch])) for op in cell)
             for cell in row
         ]
-    pipe_of = np.empty_like(table.pipe_of_microbatch)
-    pipe_of[microbatches] = table.pipe_of_microbatch
+    microbatch_pipes = np.empty_like(table.pipe_of_microbatch)
+    microbatch_pipes[microbatches] = table.pipe_of_microbatch
     other = pj.ScheduleTable.from_rows(
-        rows, placement=workers[table.placement], pipe_of_microbatch=pipe_of
+        rows, placement=workers[table.placement], pipe_of_microbatch=microbatch_pipes
     )
     assert makespan(other, case.costs, *link) == makespan(table, case.costs, *link)
 
@@ -153,10 +155,10 @@ def test_vmap_jit_and_float32(case, seed, link):
     many = NodeCosts(*(c[None] * rng.random((3, *[1] * c.ndim)) for c in priced))
     ends = jax.vmap(lambda c: _path(program.preds, c).finish.max())(many)
     for k in range(3):
-        one = NodeCosts(*(c[k] for c in many))
-        alone = _path(program.preds, one).finish.max()
+        single = NodeCosts(*(c[k] for c in many))
+        alone = _path(program.preds, single).finish.max()
         assert float(ends[k]) == float(alone)
-        single = NodeCosts(*(jnp.asarray(c, jnp.float32) for c in one))
+        single = NodeCosts(*(jnp.asarray(c, jnp.float32) for c in single))
         assert float(_path(program.preds, single).finish.max()) == pytest.approx(
             float(alone), rel=1e-5, abs=1e-5
         )

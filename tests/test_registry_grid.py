@@ -37,20 +37,20 @@ def check(name, p, m, links):
     done = table.ops.take(table.ops.phase == pj.Phase.F)
     assert len(done.cell) == table.num_stages * m * table.grammar.slices
     assert set(table.ops.phase.tolist()) & {*COMPUTE}
-    for each in links:
-        if each.posting == "early" or name not in SLICED:
-            pj.lower(table, link=each)  # a deadlock is an error
+    for link in links:
+        if link.posting == "early" or name not in SLICED:
+            pj.lower(table, link=link)  # a deadlock is an error
     form, shape = closed_form(table)
     if not form.holds(shape):
         return
     f, i, w = next(times for what, times in TIMES.items() if what in form.assumes)
     run = pj.evaluate(table, pj.Costs(forward=f, input_grad=i, weight_grad=w, offload=0.0))
-    for printed, found in (
+    for printed, result in (
         (form.bubble_ratio, run.bubble_ratio),
         (form.span_bubble_ratio, run.span_bubble_ratio),
     ):
         if printed is not None:
-            assert found == pytest.approx(printed[1](shape), abs=1e-12)
+            assert result == pytest.approx(printed[1](shape), abs=1e-12)
     if form.in_flight is not None and (name != "chimera" or m == p):
         assert run.peak_in_flight.max() == max(form.in_flight[1](shape, r) for r in range(p))
 

@@ -40,8 +40,8 @@ class Linear:
         x = np.asarray(self.objective.features[batch])[:, stage]
         return x @ w + (0.0 if activation is None else activation), x
 
-    def backward(self, stage, x, given):
-        return x.T @ given, given
+    def backward(self, stage, x, options):
+        return x.T @ options, options
 
     def last(self, activation, batch):
         targets = np.asarray(self.objective.targets[batch])
@@ -58,19 +58,19 @@ class ByJax:
         ]
         self.pulls = [jax.jit(functools.partial(self.pull, s)) for s in range(objective.num_stages)]
 
-    def pull(self, stage, w, activation, batch, given):
+    def pull(self, stage, w, activation, batch, options):
         run = functools.partial(self.objective.stage, stage)
         if stage == 0:  # characters have no gradient
-            return jax.vjp(lambda w: run(w, activation, batch), w)[1](given)[0], given
-        return jax.vjp(lambda w, x: run(w, x, batch), w, activation)[1](given)
+            return jax.vjp(lambda w: run(w, activation, batch), w)[1](options)[0], options
+        return jax.vjp(lambda w, x: run(w, x, batch), w, activation)[1](options)
 
     def forward(self, stage, w, activation, batch):
         batch, w = self.objective.batch(batch), jnp.asarray(w)
         activation = self.objective.input(batch) if activation is None else activation
         return self.forwards[stage](w, activation, batch), (w, activation, batch)
 
-    def backward(self, stage, kept, given):
-        return self.pulls[stage](*kept, given)
+    def backward(self, stage, stash, options):
+        return self.pulls[stage](*stash, options)
 
     def last(self, activation, batch):
         return jax.grad(self.objective.loss)(activation, self.objective.batch(batch))
@@ -89,7 +89,7 @@ def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
     rule, last = table.weights, table.num_stages - 1
     start = np.asarray(objective.init(jax.random.key(np.uint32(seed), impl="threefry2x32")))
     versions = {(r, s): [start[s]] for r in range(rule.runs) for s in range(last + 1)}
-    stash, inputs, gradients, open_, made = {}, {}, {}, {}, {}
+    stash, inputs, gradients, open_, built = {}, {}, {}, {}, {}
     groups = {}  # microbatch of a stage: how many updates of its run precede the one that takes it
     for stage in range(last + 1):
         count = {}
@@ -101,22 +101,22 @@ def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
                 elif op.phase is pj.Phase.U:
                     count[r] = count.get(r, 0) + 1
     for _, finish, _, _, (phase, s, m) in ops:
-        own = versions[m % rule.runs, s]
+        version = versions[m % rule.runs, s]
         if phase is pj.Phase.F:
-            v = len(own) - 1 if rule.behind is None else max(groups[s, m] - rule.behind, 0)
-            out, stash[s, m] = stages.forward(s, own[v], inputs.pop((s, m), None), order[m])
+            v = len(version) - 1 if rule.behind is None else max(groups[s, m] - rule.behind, 0)
+            out, stash[s, m] = stages.forward(s, version[v], inputs.pop((s, m), None), order[m])
             if s == last:
                 gradients[s, m] = stages.last(out, order[m])
             inputs[s + 1, m] = out
         elif phase is pj.Phase.B:
-            found, back = stages.backward(s, stash.pop((s, m)), gradients.pop((s, m)))
+            result, back = stages.backward(s, stash.pop((s, m)), gradients.pop((s, m)))
             gradients[s - 1, m] = back
-            open_.setdefault((m % rule.runs, s), []).append(np.asarray(found))
+            open_.setdefault((m % rule.runs, s), []).append(np.asarray(result))
         else:
             collected = open_.pop((m % rule.runs, s))
-            own.append(own[-1] - step_size * np.mean(collected, axis=0))
-            made[s] = made.get(s, 0) + 1
-            if rule.runs > 1 and made[s] % rule.round_size == 0:
+            version.append(version[-1] - step_size * np.mean(collected, axis=0))
+            built[s] = built.get(s, 0) + 1
+            if rule.runs > 1 and built[s] % rule.round_size == 0:
                 mean = np.mean([versions[r, s][-1] for r in range(rule.runs)], axis=0)
                 for r in range(rule.runs):
                     versions[r, s][-1] = mean
@@ -179,9 +179,9 @@ class Logistic(Linear):
         out, x = super().forward(stage, w, activation, batch)
         return out, (x, w)
 
-    def backward(self, stage, kept, given):
-        x, w = kept
-        return x.T @ given + self.objective.l2 * w, given
+    def backward(self, stage, stash, options):
+        x, w = stash
+        return x.T @ options + self.objective.l2 * w, options
 
 
 @pytest.mark.parametrize(("name", "case"), daily(CASES))
@@ -237,10 +237,10 @@ def test_without_staleness_it_is_sgd(name, p, options):
             x = np.asarray(trained.features[batch]).reshape(10, 6)
             residual = x @ w - np.asarray(trained.targets[batch])
             losses.append(residual @ residual / 20)
-            drawn = np.ravel(gradient_noise(5, number, (p, 6 // p), float))
-            w -= 0.1 * (x.T @ residual / 10 + noise * drawn)
-        table, given = build(name, p, 30, **options), {"batches": batches, "noise": noise}
-        run = replay(trained, table, step_size=0.1, seed=5, times=3, **given)
+            noise = np.ravel(gradient_noise(5, number, (p, 6 // p), float))
+            w -= 0.1 * (x.T @ residual / 10 + noise * noise)
+        table, arguments = build(name, p, 30, **options), {"batches": batches, "noise": noise}
+        run = replay(trained, table, step_size=0.1, seed=5, times=3, **arguments)
         near = 1e-6 if noise else 1e-10  # noise is drawn in single precision
         np.testing.assert_allclose(np.ravel(run.blocks), w, rtol=near)
         expected = [np.nan, *np.reshape(losses, (3, 10)).mean(axis=1)]
@@ -300,18 +300,18 @@ def test_every_epoch_takes_every_batch_once():
 
 
 def test_a_sweep_is_its_single_runs():
-    each = [random_quadratic(4, dimension=8, seed=seed) for seed in (0, 1)]
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+    objectives = [random_quadratic(4, dimension=8, seed=seed) for seed in (0, 1)]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *objectives)
     table = build(m=40)
     runs = sweep_replay(stacked, table, step_sizes=[0.1, 50.0], seeds=[4, 5], times=5)
     assert runs.diverged.tolist() == [[False, False], [True, True]]
     assert runs.reported.mask[1].all()
     assert not runs.reported.mask[0].any()
-    for k, (trained, seed) in enumerate(zip(each, (4, 5), strict=True)):
-        one = replay(trained, table, step_size=0.1, seed=seed, times=5)
-        np.testing.assert_allclose(runs.gap[0, k], one.gap, rtol=1e-12)
-        np.testing.assert_allclose(runs.blocks[0, k], one.blocks, rtol=1e-12)
-        assert one.time.tolist() == runs.time.tolist()
+    for k, (trained, seed) in enumerate(zip(objectives, (4, 5), strict=True)):
+        single = replay(trained, table, step_size=0.1, seed=seed, times=5)
+        np.testing.assert_allclose(runs.gap[0, k], single.gap, rtol=1e-12)
+        np.testing.assert_allclose(runs.blocks[0, k], single.blocks, rtol=1e-12)
+        assert single.time.tolist() == runs.time.tolist()
 
 
 def test_machines_change_times_and_not_the_gradients():
@@ -353,6 +353,6 @@ def test_mistakes(message):
     changed = MISTAKES[message]
     if "link" in changed:
         changed = {"costs": UNIT, **changed}
-    given = {"objective": OBJECTIVES["random"](), "table": build(), "step_size": 0.1, "seed": 0}
+    options = {"objective": OBJECTIVES["random"](), "table": build(), "step_size": 0.1, "seed": 0}
     with pytest.raises(ValueError, match=message):
-        replay(**{**given, **changed})
+        replay(**{**options, **changed})

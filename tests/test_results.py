@@ -52,8 +52,8 @@ def test_points_are_written_as_parquet(store, answer, tmp_path):
     assert answer("sweep", "show", store, "--where", "schedule=1f1b", "--out", path)["out"] == str(
         path
     )
-    rows, every = pd.read_parquet(path), points(store)
-    ones = every[every.schedule == "1f1b"]
+    rows, all_points = pd.read_parquet(path), points(store)
+    ones = all_points[all_points.schedule == "1f1b"]
     assert len(rows) == len(ones) == 12
     np.testing.assert_array_equal(np.sort(rows.step_time), np.sort(ones.step_time))
     assert set(rows.status) == {"feasible", "out of memory", "illegal"}
@@ -64,14 +64,14 @@ def test_points_are_written_as_parquet(store, answer, tmp_path):
 
 def test_best_points_are_those_of_the_dataset(store, answer):
     rows = points(store)
-    found = answer("sweep", "show", store, "--best", 3)
+    result = answer("sweep", "show", store, "--best", 3)
     fitting = rows[rows.status == 1].sort_values("step_time", kind="stable")
     distinct = fitting.step_time[fitting.step_time.diff().fillna(1) > 1e-5 * fitting.step_time]
-    assert [row["step_time"] for row in found["best"]] == distinct.tolist()[:3]
-    assert found["best"][0]["schedule"] == fitting.schedule.iloc[0]
-    assert (found["points"], found["illegal"], found["not_evaluated"]) == (24, 8, 0)
-    assert found["feasible"] + found["out_of_memory"] == 16
-    assert found["reasons"] == {"microbatch size 3 does not divide a minibatch of 4": 8}
+    assert [row["step_time"] for row in result["best"]] == distinct.tolist()[:3]
+    assert result["best"][0]["schedule"] == fitting.schedule.iloc[0]
+    assert (result["points"], result["illegal"], result["not_evaluated"]) == (24, 8, 0)
+    assert result["feasible"] + result["out_of_memory"] == 16
+    assert result["reasons"] == {"microbatch size 3 does not divide a minibatch of 4": 8}
     unlimited = answer("sweep", "show", store, "--no-memory-limit", "--by", "tokens_per_second")
     fastest = rows[rows.status > 0].tokens_per_second.max()
     assert unlimited["best"][0]["tokens_per_second"] == fastest
@@ -80,7 +80,7 @@ def test_best_points_are_those_of_the_dataset(store, answer):
 
 
 def test_the_front_is_what_no_point_beats(store, answer):
-    found = answer("sweep", "show", store, "--pareto", "--no-memory-limit")
+    result = answer("sweep", "show", store, "--pareto", "--no-memory-limit")
     rows = points(store).dropna(subset="step_time")
     pairs = list(zip(rows.step_time, rows.memory_bytes, strict=True))
     front = {
@@ -88,14 +88,14 @@ def test_the_front_is_what_no_point_beats(store, answer):
         for t, m in pairs
         if not any((a <= t and b < m) or (a < t and b <= m) for a, b in pairs)
     }
-    shown = [(row["step_time"], row["memory_bytes"]) for row in found["pareto"]]
+    shown = [(row["step_time"], row["memory_bytes"]) for row in result["pareto"]]
     assert set(shown) == front
     assert shown == sorted(shown)
 
 
 def made(**measures):
     count = len(next(iter(measures.values())))
-    values = {name: np.array(each, float) for name, each in measures.items()}
+    values = {name: np.array(numbers, float) for name, numbers in measures.items()}
     axes = {"workers": np.arange(count)}
     return SweepResults(axes, {}, {}, np.ones(count, int), values, None, np.array([""] * count))
 
@@ -103,9 +103,9 @@ def made(**measures):
 @pytest.mark.parametrize("seed", range(5))
 def test_fronts_with_ties(seed):
     draw = np.random.default_rng(seed)
-    found = made(step_time=draw.integers(0, 6, 40), tokens_per_second=draw.integers(0, 6, 40))
-    time, rate = found.measures["step_time"], found.measures["tokens_per_second"]
-    front = found.front(np.ones(40, bool), ("step_time", "tokens_per_second"))
+    result = made(step_time=draw.integers(0, 6, 40), tokens_per_second=draw.integers(0, 6, 40))
+    time, rate = result.measures["step_time"], result.measures["tokens_per_second"]
+    front = result.front(np.ones(40, bool), ("step_time", "tokens_per_second"))
     for place in range(40):
         beaten = np.any((time <= time[place]) & (rate > rate[place]))
         beaten |= np.any((time < time[place]) & (rate >= rate[place]))
@@ -115,17 +115,17 @@ def test_fronts_with_ties(seed):
 
 def test_conditions(store, answer, mistake):
     rows = points(store)
-    found = answer(
+    result = answer(
         "sweep",
         "show",
         store,
         *shlex.split("--where systems=SLOW_nw_fast_cp --where microbatch_size<=1"),
     )
-    assert found["selected"] == 4
-    assert {row["system"] for row in found["best"]} == {"slow_nw_fast_cp"}
+    assert result["selected"] == 4
+    assert {row["system"] for row in result["best"]} == {"slow_nw_fast_cp"}
     limit = float(rows.memory_bytes.median())
-    found = answer("sweep", "show", store, "--where", f"memory_bytes<{limit}", "--no-memory-limit")
-    assert found["selected"] == int((rows.memory_bytes < limit).sum())
+    result = answer("sweep", "show", store, "--where", f"memory_bytes<{limit}", "--no-memory-limit")
+    assert result["selected"] == int((rows.memory_bytes < limit).sum())
     fitting = answer("sweep", "show", store, "--where", "memory.capacity=80GB", "--no-memory-limit")
     assert (fitting["selected"], {row["memory.capacity"] for row in fitting["best"]}) == (
         12,
@@ -145,7 +145,9 @@ def test_conditions(store, answer, mistake):
 
 
 def gridded(times, **axes):
-    labels = {name.replace("__", "."): np.array(each) for name, each in axes.items()}
+    labels = {
+        name.replace("__", "."): np.array(labels_of_axis) for name, labels_of_axis in axes.items()
+    }
     values = np.array(times, float).ravel()
     status = np.where(np.isnan(values), 0, 1)
     units = {"network.bandwidth": "B/s", "step_time": "s"}
@@ -158,17 +160,17 @@ def test_rows_of_points_alike_are_grids_that_hold_each_point_once(seed):
     draw = np.random.default_rng(seed)
     shape = 3, 4, 5
     axes = dict(zip("abc", (np.arange(size) for size in shape), strict=True))
-    found = gridded(draw.integers(1, 4, shape), **axes)
-    rows = distinct_best(found, np.ones(60, bool), "step_time", 60)
-    times = found.measures["step_time"].reshape(shape)
+    result = gridded(draw.integers(1, 4, shape), **axes)
+    rows = distinct_best(result, np.ones(60, bool), "step_time", 60)
+    times = result.measures["step_time"].reshape(shape)
     seen = np.zeros(shape, int)
     for row in rows:
-        point = found.point(row.place)
-        own = np.ix_(*[row.same.get(axis, [point[axis]]) for axis in axes])
-        assert np.all(times[own] == point["step_time"])
-        seen[own] += 1
+        point = result.point(row.place)
+        grid = np.ix_(*[row.same.get(axis, [point[axis]]) for axis in axes])
+        assert np.all(times[grid] == point["step_time"])
+        seen[grid] += 1
     assert np.all(seen == 1)
-    costs = [found.measures["step_time"][row.place] for row in rows]
+    costs = [result.measures["step_time"][row.place] for row in rows]
     assert costs == sorted(costs)
 
 
@@ -186,9 +188,9 @@ def test_knees_are_those_of_every_point_one_by_one(seed):
     bandwidth = np.array([1e9, 2e9, 4e9, 8e9, 16e9])
     times = 1 + draw.random((3, 5)) * 0.02 + 1e9 / bandwidth * draw.random((3, 1))
     times[draw.random((3, 5)) < 0.2] = np.nan
-    found = gridded(times, schedule=["a", "b", "c"], network__bandwidth=bandwidth)
-    among = found.status == 1
-    rows = [*knees(found, among, "step_time", "network.bandwidth", 0.01)]
+    result = gridded(times, schedule=["a", "b", "c"], network__bandwidth=bandwidth)
+    among = result.status == 1
+    rows = [*knees(result, among, "step_time", "network.bandwidth", 0.01)]
     curves = {None: np.nanmin(np.where(np.isnan(times), np.inf, times), axis=0)}
     curves |= {name: np.where(np.isnan(t), np.inf, t) for name, t in zip("abc", times, strict=True)}
     assert [row.label for row in rows] == [*curves]
@@ -199,8 +201,8 @@ def test_knees_are_those_of_every_point_one_by_one(seed):
         inside = (bandwidth >= row.low) & (bandwidth <= row.high)
         assert inside[best]
         assert row.cost == curve[inside].max() <= 1.01 * curve[best]
-        for beside in (np.flatnonzero(inside)[0] - 1, np.flatnonzero(inside)[-1] + 1):
-            assert not 0 <= beside < 5 or curve[beside] > 1.01 * curve[best]
+        for nearby in (np.flatnonzero(inside)[0] - 1, np.flatnonzero(inside)[-1] + 1):
+            assert not 0 <= nearby < 5 or curve[nearby] > 1.01 * curve[best]
 
 
 def test_knees_and_maps_are_said_and_drawn(store, answer, call, mistake, tmp_path):
@@ -210,19 +212,19 @@ def test_knees_and_maps_are_said_and_drawn(store, answer, call, mistake, tmp_pat
         0.02,
         None,
     )
-    given = "sweep", "show", store, "--knee", "microbatch_size", "--no-memory-limit"
-    asked = *given, "--map", "microbatch_size,system"
-    found = answer(*asked)["map"]
+    options = "sweep", "show", store, "--knee", "microbatch_size", "--no-memory-limit"
+    asked = *options, "--map", "microbatch_size,system"
+    result = answer(*asked)["map"]
     rows = points(store).dropna(subset="step_time")
-    for j, system in enumerate(found["system"]):
-        for k, size in enumerate(found["microbatch_size"]):
-            own = rows[(rows.system == system) & (rows.microbatch_size == size)]
-            if own.empty:
-                assert found["schedule"][j][k] is found["value"][j][k] is None
+    for j, system in enumerate(result["system"]):
+        for k, size in enumerate(result["microbatch_size"]):
+            subset = rows[(rows.system == system) & (rows.microbatch_size == size)]
+            if subset.empty:
+                assert result["schedule"][j][k] is result["value"][j][k] is None
                 continue
-            assert found["value"][j][k] == own.step_time.min()
-            near = own[own.step_time <= own.step_time.min() * (1 + 1e-9)]
-            assert {*found["schedule"][j][k].split(" = ")} == {*near.schedule}
+            assert result["value"][j][k] == subset.step_time.min()
+            near = subset[subset.step_time <= subset.step_time.min() * (1 + 1e-9)]
+            assert {*result["schedule"][j][k].split(" = ")} == {*near.schedule}
     plot = tmp_path / "map.svg"
     code, out, err = call(*asked, "--figure", plot)
     assert (code, err) == (0, "")
@@ -232,19 +234,19 @@ def test_knees_and_maps_are_said_and_drawn(store, answer, call, mistake, tmp_pat
     assert "microbatch size" in plot.read_text()
     _, out, _ = call(*asked, "--best", 1, "-f", "csv")
     assert "microbatch size,system,schedule\n" in out
-    assert "--knee must be one of microbatch_size" in mistake(*given[:3], "--knee", "schedule")
-    line = mistake(*given[:3], "--map", "microbatch_size,workers")
+    assert "--knee must be one of microbatch_size" in mistake(*options[:3], "--knee", "schedule")
+    line = mistake(*options[:3], "--map", "microbatch_size,workers")
     assert "--map must be one of schedule, microbatch_size" in line
     assert "--map needs an axis schedule of several" not in line
-    assert "--within must be a percentage" in mistake(*given, "--within", -1)
+    assert "--within must be a percentage" in mistake(*options, "--within", -1)
     signed = answer("sweep", "show", store, "--knee", "memory.capacity", "--within", "2%")["knee"]
     assert signed == knee
 
 
 def test_a_value_that_no_point_has_is_told_with_the_nearest(store, answer, call):
     text = "memory.capacity=79GB"
-    found = answer("sweep", "show", store, "--where", text)
-    assert (found["selected"], found["nearest"]) == (0, {text: 80e9})
+    result = answer("sweep", "show", store, "--where", text)
+    assert (result["selected"], result["nearest"]) == (0, {text: 80e9})
     _, out, _ = call("sweep", "show", store, "--where", text)
     assert f"{text} holds for no point: the nearest is memory.capacity 80 GB" in out
 
@@ -252,27 +254,27 @@ def test_a_value_that_no_point_has_is_told_with_the_nearest(store, answer, call)
 def test_a_value_is_meant_as_it_is_printed():
     rates = np.geomspace(1e9, 100e9, 20)  # of which tables show four digits
     axes = {"network.bandwidth": rates, "other": np.array([1.23451, 1.23452, 2.0])}
-    units, every = {"network.bandwidth": "B/s"}, np.ones(60, int)
-    found = SweepResults(axes, {}, units, every, {}, None, np.array([""] * 60))
+    units, ones = {"network.bandwidth": "B/s"}, np.ones(60, int)
+    result = SweepResults(axes, {}, units, ones, {}, None, np.array([""] * 60))
     at = np.repeat(rates, 3)
     for place in (1, 7, 13):
         text = named(units, "network.bandwidth", rates[place]).partition(" ")[2]
         for sign, meant in {"=": np.equal, "!=": np.not_equal, "<=": np.less_equal}.items():
-            kept = found.where([f"network.bandwidth{sign}{text}"])
-            assert np.array_equal(kept, meant(at, rates[place]))
-        assert found.nearest(f"network.bandwidth={text}") is None
-    assert not found.where(["network.bandwidth=50GB/s"]).any()
+            matching = result.where([f"network.bandwidth{sign}{text}"])
+            assert np.array_equal(matching, meant(at, rates[place]))
+        assert result.nearest(f"network.bandwidth={text}") is None
+    assert not result.where(["network.bandwidth=50GB/s"]).any()
     with pytest.raises(ValueError, match=r"1\.23451, 1\.23452 all print so"):
-        found.where(["other=1.235"])
-    assert found.where(["other=1.23452"]).sum() == 20
+        result.where(["other=1.235"])
+    assert result.where(["other=1.23452"]).sum() == 20
 
 
 def test_nothing_to_choose_is_not_drawn(store, tmp_path, call, mistake):
     nothing = "sweep", "show", store, "--where", "memory.capacity=79GB"
     knee = ["--knee", "microbatch_size"]
     for option in (["--pareto"], ["--best", 3], ["--map", "microbatch_size,system"], knee):
-        told = mistake(*nothing, *option, "--figure", tmp_path / "none.png")
-        assert "the nearest is memory.capacity 80 GB; no point can be chosen" in told
+        message = mistake(*nothing, *option, "--figure", tmp_path / "none.png")
+        assert "the nearest is memory.capacity 80 GB; no point can be chosen" in message
     assert not (tmp_path / "none.png").exists()
     code, out, _ = call("sweep", "show", store, "--where", "step_time<1us")
     assert code == 0
@@ -280,19 +282,19 @@ def test_nothing_to_choose_is_not_drawn(store, tmp_path, call, mistake):
 
 
 def test_rows_that_print_alike_are_one():
-    found = gridded([1.000001, 1.00002, 1.00009], workers=[1, 2, 3])
-    every = np.ones(3, bool)
-    rows = distinct_best(found, every, "step_time", 3)
+    result = gridded([1.000001, 1.00002, 1.00009], workers=[1, 2, 3])
+    ones = np.ones(3, bool)
+    rows = distinct_best(result, ones, "step_time", 3)
     assert [row.same for row in rows] == [{"workers": [1, 2]}, {}]
-    assert [row.same for row in distinct_best(found, every, "workers", 3)] == [{}, {}, {}]
+    assert [row.same for row in distinct_best(result, ones, "workers", 3)] == [{}, {}, {}]
 
 
 def test_what_equals_a_point_of_the_front_is_named():
-    found = gridded([[2.0, 3.0], [2.0 * (1 - 1e-15), 1.0], [2.0, 3.0]], a=[1, 2, 3], b=[1, 2])
-    every = np.ones(6, bool)
-    front = found.front(every, ("step_time", "b"))
+    result = gridded([[2.0, 3.0], [2.0 * (1 - 1e-15), 1.0], [2.0, 3.0]], a=[1, 2, 3], b=[1, 2])
+    ones = np.ones(6, bool)
+    front = result.front(ones, ("step_time", "b"))
     assert front.tolist() == [3, 2]
-    rows = distinct_front(found, every, ("step_time", "b"), front)
+    rows = distinct_front(result, ones, ("step_time", "b"), front)
     assert [(row.place, row.same) for row in rows] == [(3, {}), (0, {"a": [1, 2, 3]})]
 
 
@@ -307,19 +309,19 @@ def test_conditions_on_rates_have_units():
     rates = np.array([25e9, 50e9, 100e9])
     units = {"network.bandwidth": "B/s", "compute.peak": "FLOP/s"}
     axes = {"network.bandwidth": rates, "compute.peak": np.array([1e15])}
-    found = SweepResults(axes, {}, units, np.ones(3, int), {}, None, np.array([""] * 3))
-    kept = {
+    result = SweepResults(axes, {}, units, np.ones(3, int), {}, None, np.array([""] * 3))
+    matching = {
         "network.bandwidth>50GB/s": [False, False, True],
         "network.bandwidth=50 GB/s": [False, True, False],
         "network.bandwidth<5e10": [True, False, False],  # a plain number is in B/s
         "compute.peak>=990TFLOP/s": [True, True, True],
     }
-    assert {text: found.where([text]).tolist() for text in kept} == kept
+    assert {text: result.where([text]).tolist() for text in matching} == matching
     with pytest.raises(ValueError, match="did you mean GB/s"):  # a size is no rate
-        found.where(["network.bandwidth>50GB"])
+        result.where(["network.bandwidth>50GB"])
     for bits in ("300Gb/s", "300Gbps", "300 Gbit/s"):
         with pytest.raises(ValueError, match="bits per second are not known: divide by 8"):
-            found.where([f"network.bandwidth>{bits}"])
+            result.where([f"network.bandwidth>{bits}"])
 
 
 def test_what_is_not_written_to_its_end_is_not_there(store, tmp_path, answer, call):
@@ -330,8 +332,8 @@ def test_what_is_not_written_to_its_end_is_not_there(store, tmp_path, answer, ca
     assert read_results(part).status.tolist()[12:] == [0] * 12
     assert 0 not in read_results(part).status[:12]
     sums[0] = 0
-    found = answer("sweep", "show", part)
-    assert (found["not_evaluated"], found["best"]) == (24, [])
+    result = answer("sweep", "show", part)
+    assert (result["not_evaluated"], result["best"]) == (24, [])
     code, out, _ = call("sweep", "show", part)
     assert code == 0
     assert "24 not evaluated" in out
@@ -353,9 +355,9 @@ def test_what_is_printed_and_drawn(store, tmp_path, call):
     assert "24 points" in out
     assert "illegal, 8 points: microbatch size 3 does not divide a minibatch of 4" in out
     assert "front of step time against memory" in out
-    drawn = plot.read_text()
+    picture = plot.read_text()
     for word in ("step time [s]", "most memory of an accelerator [GB]", "1f1b", "front"):
-        assert word in drawn
+        assert word in picture
 
 
 def test_a_csv_has_all_columns_and_rows(store, call, monkeypatch):

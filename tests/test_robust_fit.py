@@ -65,14 +65,14 @@ def test_parameters_are_found_and_scipy_agrees():
     measured = data(outliers=(3, 40))
     model, weights = model_of(measured), np.ones((2, ROWS))
     weights[1, ::3] = 0.0
-    found = robust_fit(model, np.zeros((2, 3)), weights, losses=(HUBER,))
-    assert found.converged.all()
-    assert found.steps.max() < 40
-    for one in range(2):
-        twin = by_scipy(model, weights[one], found.noise[one])
-        np.testing.assert_allclose(found.point[one], twin, atol=2e-5)
-    assert (np.abs(found.point - TRUTH) < 3 * uncertainty(found).error).all()
-    assert 0.015 < found.noise[0] < 0.04
+    result = robust_fit(model, np.zeros((2, 3)), weights, losses=(HUBER,))
+    assert result.converged.all()
+    assert result.steps.max() < 40
+    for fit in range(2):
+        twin = by_scipy(model, weights[fit], result.noise[fit])
+        np.testing.assert_allclose(result.point[fit], twin, atol=2e-5)
+    assert (np.abs(result.point - TRUTH) < 3 * uncertainty(result).error).all()
+    assert 0.015 < result.noise[0] < 0.04
 
 
 def test_outliers_are_bounded():
@@ -87,26 +87,26 @@ def test_a_fold_ignores_what_it_leaves_out():
     weights[0, 20:] = 0.0
     wrong = data()
     wrong[20:] *= 7.0
-    one, other = (
+    first, second = (
         robust_fit(model_of(measured), np.zeros((1, 3)), weights) for measured in (data(), wrong)
     )
-    np.testing.assert_allclose(one.point, other.point, atol=1e-9)
-    assert np.abs(other.residual[0, 20:]).min() > 1.0
+    np.testing.assert_allclose(first.point, second.point, atol=1e-9)
+    assert np.abs(second.residual[0, 20:]).min() > 1.0
 
 
 def test_starts_agree():
     starts = np.random.default_rng(1).standard_normal((6, 3))
-    found = robust_fit(model_of(data()), starts, np.ones((6, ROWS)))
-    assert np.ptp(found.point, axis=0).max() < 1e-5
-    assert np.ptp(found.noise) < 1e-6
+    result = robust_fit(model_of(data()), starts, np.ones((6, ROWS)))
+    assert np.ptp(result.point, axis=0).max() < 1e-5
+    assert np.ptp(result.noise) < 1e-6
 
 
 def test_what_no_row_sees_stays_at_its_prior_and_is_flagged():
-    found = robust_fit(model_of(data(), unseen=1), np.full((1, 4), 0.7), np.ones((1, ROWS)))
-    known = uncertainty(found)
-    assert known.identified.tolist() == [[True, True, True, False]]
-    assert found.point[0, 3] == pytest.approx(0.0, abs=1e-9)
-    assert known.error[0, 3] == pytest.approx(1.0)
+    result = robust_fit(model_of(data(), unseen=1), np.full((1, 4), 0.7), np.ones((1, ROWS)))
+    spread = uncertainty(result)
+    assert spread.identified.tolist() == [[True, True, True, False]]
+    assert result.point[0, 3] == pytest.approx(0.0, abs=1e-9)
+    assert spread.error[0, 3] == pytest.approx(1.0)
 
 
 def test_standard_errors_are_those_of_repeated_measurements():
@@ -115,16 +115,16 @@ def test_standard_errors_are_those_of_repeated_measurements():
         for seed in range(100)
     ]
     spread = np.std([fit.point[0] for fit in fits], axis=0)
-    said = np.mean([uncertainty(fit).error[0] for fit in fits], axis=0)
-    np.testing.assert_allclose(said / spread, 1.0, atol=0.25)
+    message = np.mean([uncertainty(fit).error[0] for fit in fits], axis=0)
+    np.testing.assert_allclose(message / spread, 1.0, atol=0.25)
 
 
 def test_few_rows_do_not_make_the_noise_vanish():
     weights = np.zeros((1, ROWS))
     weights[0, [0, 30, 59]] = 1.0
-    found = robust_fit(model_of(data()), np.zeros((1, 3)), weights)
-    assert found.noise[0] > NOISE * np.sqrt(NOISE_ROWS / (NOISE_ROWS + 3))
-    assert np.abs(found.residual[0]).max() < 0.15
+    result = robust_fit(model_of(data()), np.zeros((1, 3)), weights)
+    assert result.noise[0] > NOISE * np.sqrt(NOISE_ROWS / (NOISE_ROWS + 3))
+    assert np.abs(result.residual[0]).max() < 0.15
 
 
 def test_no_step_leaves_what_can_be_evaluated():
@@ -138,5 +138,5 @@ def test_no_step_leaves_what_can_be_evaluated():
             (5.0 * rise / time)[:, None], ROWS, axis=1
         )
 
-    found = robust_fit(model, np.full((1, 1), 7.2), np.full((1, ROWS), 1.0))
-    assert np.log(199.0) / 5.0 + 8.0 == pytest.approx(found.point[0, 0], rel=0.02)
+    result = robust_fit(model, np.full((1, 1), 7.2), np.full((1, ROWS), 1.0))
+    assert np.log(199.0) / 5.0 + 8.0 == pytest.approx(result.point[0, 0], rel=0.02)

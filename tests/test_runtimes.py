@@ -47,9 +47,9 @@ ASYNCHRONOUS = [
 def in_one_process(frozen, trained=()):
     """Run tables on four devices: errors (tables, 3), and weights of those that are trained."""
     sent = {"tables": frozen, "trained": trained}
-    request = {name: [json.loads(to_json(t)) for t in each] for name, each in sent.items()}
+    request = {name: [json.loads(to_json(t)) for t in tables] for name, tables in sent.items()}
     request |= {"model": MODEL._asdict(), "workers": 4}
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, Path(__file__).with_name("spmd_runs.py")],
         input=json.dumps(request),
         env=os.environ
@@ -58,19 +58,19 @@ def in_one_process(frozen, trained=()):
         text=True,
         check=True,
     )
-    return json.loads(found.stdout)
+    return json.loads(result.stdout)
 
 
 def drawn(count, **what):
-    found = []
+    result = []
 
     @settings(max_examples=count, phases=[Stage.generate], derandomize=True, database=None)
     @given(tables(**what))
     def draw(case):
-        found.append(case[0])
+        result.append(case[0])
 
     draw()
-    return found[:count]
+    return result[:count]
 
 
 FOUR_PIPES = "chimera, 4 pipes"
@@ -79,8 +79,8 @@ FEW = 10  # random tables that always run; 50 where there is time
 
 def asked_for(session):
     """Names of the schedules that this run looks at."""
-    of_all = test_every_schedule_has_the_gradients_of_the_model_without_a_pipeline
-    chosen = [item for item in session.items if getattr(item, "function", None) is of_all]
+    test = test_every_schedule_has_the_gradients_of_the_model_without_a_pipeline
+    chosen = [item for item in session.items if getattr(item, "function", None) is test]
     return {item.callspec.params["name"] for item in chosen}
 
 
@@ -100,16 +100,16 @@ def steps(request):
         pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
         for name, options in ASYNCHRONOUS
     ]
-    found = in_one_process([*registered, *random], trained)
+    result = in_one_process([*registered, *random], trained)
     names = [*names, *range(len(random))]
     return {
-        "error": dict(zip(names, found["errors"], strict=True)),
-        "weights": found["weights"],
+        "error": dict(zip(names, result["errors"], strict=True)),
+        "weights": result["weights"],
         "trained": trained,
     }
 
 
-@pytest.mark.parametrize("name", daily([*WHOLE, FOUR_PIPES], of=2))
+@pytest.mark.parametrize("name", daily([*WHOLE, FOUR_PIPES], one_in=2))
 def test_every_schedule_has_the_gradients_of_the_model_without_a_pipeline(name, steps):
     gradient, _, loss = steps["error"][name]
     assert (gradient < EXACT, loss < EXACT) == (True, True)
@@ -153,8 +153,8 @@ class StagesAsObjective(TrainingObjective):
     def stage(self, stage, block, activation, batch):
         n = MODEL.hidden
         into, bias, out = jnp.split(block, [n * n, n * n + n])
-        own = StageParameters(into.reshape(n, n), bias, out.reshape(n, n))
-        return run_stage(own, activation)
+        parameters = StageParameters(into.reshape(n, n), bias, out.reshape(n, n))
+        return run_stage(parameters, activation)
 
     def loss(self, activation, batch):
         return square_loss(activation, batch.target)
@@ -178,10 +178,10 @@ def test_an_asynchronous_table_ends_with_the_weights_of_the_replay(number, steps
         objective, table, step_size=MODEL.step_size, seed=0, times=1, batches="cyclic"
     )
     weights = steps["weights"][number]
-    found = np.concatenate([np.reshape(w, (4, -1)) for w in weights], axis=1)
-    np.testing.assert_allclose(found, run.blocks, rtol=1e-12)
+    result = np.concatenate([np.reshape(w, (4, -1)) for w in weights], axis=1)
+    np.testing.assert_allclose(result, run.blocks, rtol=1e-12)
     start = objective.init(None)
-    assert np.abs(found - start).max(axis=1).min() > 1e-3  # every stage has moved
+    assert np.abs(result - start).max(axis=1).min() > 1e-3  # every stage has moved
 
 
 def test_what_is_not_executed_is_said():
@@ -199,11 +199,11 @@ def test_the_command_says_what_it_found_and_what_it_left_out(call, tmp_path):
     )
     pj.write_table(table, tmp_path / "table.csv")
     code, out, _ = call("run", "--table", tmp_path / "table.csv", "--tolerance", "1e-300", "--json")
-    found = json.loads(out)
-    assert (code, found["ok"], found["runtime"]) == (1, False, "jax")
-    assert 0 < found["gradient_error"] < EXACT
-    assert found["loss_error"] < EXACT
-    assert set(found["left_out"]) == {"SEND_F", "RECV_F", "SEND_B", "RECV_B"}
+    result = json.loads(out)
+    assert (code, result["ok"], result["runtime"]) == (1, False, "jax")
+    assert 0 < result["gradient_error"] < EXACT
+    assert result["loss_error"] < EXACT
+    assert set(result["left_out"]) == {"SEND_F", "RECV_F", "SEND_B", "RECV_B"}
 
 
 @pytest.mark.parametrize(("error", "code", "says"), [(1e-9, 0, " equal"), (np.nan, 1, "not equal")])
@@ -218,9 +218,9 @@ def test_a_person_reads_whether_gradients_are_equal(error, code, says, call, mon
     for text in ("2 s measured", "2.2 s, 10.00 % off", "U cells", "200 ms"):
         assert text in out
     ended, out, _ = call(*command, "--json")
-    found = json.loads(out)
-    assert found["gradient_error"] == (None if np.isnan(error) else error)
-    assert (found["step_time"], found["predicted"], found["ok"]) == (2.0, 2.2, code == 0)
+    result = json.loads(out)
+    assert result["gradient_error"] == (None if np.isnan(error) else error)
+    assert (result["step_time"], result["predicted"], result["ok"]) == (2.0, 2.2, code == 0)
 
 
 @pytest.mark.parametrize(("name", "step_size"), [("pipedream", 0.0), ("1f1b", None)])
@@ -233,8 +233,8 @@ def test_the_step_size_of_updates_is_said(name, step_size, call, monkeypatch):
     monkeypatch.setattr("pipejax.runtimes.spmd.runtime.call_together", ends)
     command = ("run", "--schedule", name, "--workers", "2", "--microbatches", "2")
     _, out, _ = call(*command)
-    said = "step size 0: all versions of the weights are those of the start"
-    assert (said in " ".join(out.split())) == (step_size is not None)
+    message = "step size 0: all versions of the weights are those of the start"
+    assert (message in " ".join(out.split())) == (step_size is not None)
     assert json.loads(call(*command, "--json")[1])["step_size"] == step_size
 
 

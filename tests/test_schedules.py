@@ -40,7 +40,7 @@ PAIR = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 
 
-@pytest.mark.parametrize(("name", "options"), daily(CASES, of=6))
+@pytest.mark.parametrize(("name", "options"), daily(CASES, one_in=6))
 def test_builds_at_every_legal_size(name, options):
     for p, m in SIZES:
         pipes = options.get("pipes", 1)
@@ -53,7 +53,7 @@ def test_builds_at_every_legal_size(name, options):
             slices = table.grammar.slices
             count = m * slices
             assert (table.num_workers, table.num_microbatches, table.name) == (p, count, name)
-            pipe_of = table.pipe_of_microbatch
+            microbatch_pipes = table.pipe_of_microbatch
             for phase in (
                 pj.Phase[letter] for letter in "FBIW"
             ):  # each stage in microbatch order, per pipe
@@ -61,16 +61,16 @@ def test_builds_at_every_legal_size(name, options):
                     order = [op for cell in row for op in cell if op.phase is phase]
                     for stage in {op.stage for op in order}:
                         for pipe in range(table.num_pipes):
-                            mine = [
+                            is_own = [
                                 op.microbatch
                                 for op in order
-                                if op.stage == stage and pipe_of[op.microbatch] == pipe
+                                if op.stage == stage and microbatch_pipes[op.microbatch] == pipe
                             ]
                             back = name == "circular" or "last_first" in options
                             back &= phase == pj.Phase.B
                             if slices > 1 and phase == pj.Phase.B:  # the last slice first
-                                mine = [x - 2 * (x % slices) + slices - 1 for x in mine]
-                            assert mine == sorted(mine, reverse=back), (name, p, m, w)
+                                is_own = [x - 2 * (x % slices) + slices - 1 for x in is_own]
+                            assert is_own == sorted(is_own, reverse=back), (name, p, m, w)
 
 
 @pytest.mark.parametrize(("most", "slots"), [(1, 384), (4, 201), (5, 196)])
@@ -186,8 +186,8 @@ def test_slots_of_any_size_are_drawn(name, slots):
     assert table.num_slots < 1000
     smaller = {letter: size / slots["F"] for letter, size in slots.items()}
     same = pj.schedules.build(name, num_workers=4, num_microbatches=8, slots=smaller)
-    for one, other in zip(table.rows(), same.rows(), strict=True):
-        assert [c for c in one if c] == [c for c in other if c]
+    for first, second in zip(table.rows(), same.rows(), strict=True):
+        assert [c for c in first if c] == [c for c in second if c]
 
 
 def test_asymmetric_shares_balance_workers():
@@ -268,13 +268,13 @@ def test_what_the_list_scheduler_runs_can_run(drawn):
     check_run(work, run, depth)
 
 
-def one_after_the_other(forwards, gradients, weights, warmup, behind):
+def one_after_the_other(forwards, gradients, weights, warmup, delay):
     """Rows as the papers tell them: a turn is a gradient, a weight gradient, a forward."""
     row = forwards[:warmup]
     for turn, gradient in enumerate(gradients):
-        row = [*row, gradient, *weights[max(turn - behind, 0) : max(turn - behind + 1, 0)]]
+        row = [*row, gradient, *weights[max(turn - delay, 0) : max(turn - delay + 1, 0)]]
         row += forwards[warmup + turn : warmup + turn + 1]
-    return row + weights[max(len(gradients) - behind, 0) :]
+    return row + weights[max(len(gradients) - delay, 0) :]
 
 
 @pytest.mark.parametrize("wide", [1, 99])  # rows run wave by wave, or op by op
@@ -290,16 +290,23 @@ def test_rows_are_in_the_order_of_the_papers(monkeypatch, workers, count, wide):
         return [f"{stage}{letter}{m}" for m in range(count)]
 
     for w in range(workers):
-        left = workers - w - 1
-        for name, warmup in (("gpipe", count), ("1f1b", left), ("eager-1f1b", 2 * left)):
+        later_workers = workers - w - 1
+        for name, warmup in (
+            ("gpipe", count),
+            ("1f1b", later_workers),
+            ("eager-1f1b", 2 * later_workers),
+        ):
             forwards, backwards = ops("F", w), ops("B", w)
             # 1F1B begins a turn with the forward
-            own = min(warmup + (name != "gpipe"), count)
-            expected = one_after_the_other(forwards, backwards, [], own, 0)
+            warmup_ops = min(warmup + (name != "gpipe"), count)
+            expected = one_after_the_other(forwards, backwards, [], warmup_ops, 0)
             assert rows(name)[w] == expected, name
-        for name, warmup, behind in (("zb-h1", left + 1, w), ("zb-h2", 2 * left + 1, 2 * w)):
+        for name, warmup, delay in (
+            ("zb-h1", later_workers + 1, w),
+            ("zb-h2", 2 * later_workers + 1, 2 * w),
+        ):
             split = (ops(letter, w) for letter in "FIW")
-            assert rows(name)[w] == one_after_the_other(*split, warmup, behind), name
+            assert rows(name)[w] == one_after_the_other(*split, warmup, delay), name
         turns = [(f"{w}F{m}", f"{w + workers}F{m}") for m in range(count)]
         both = [op for part in zip(*turns, strict=True) for op in part]
         back = [op.replace("F", "B") for stage in (w + workers, w) for op in ops("F", stage)]
@@ -311,14 +318,14 @@ def test_rows_are_in_the_order_of_the_papers(monkeypatch, workers, count, wide):
 def test_looped_bfs_in_the_order_of_pytorch(workers, stages):
     """What ScheduleLoopedBFS's `_calculate_single_rank_operations` lists: backwards go back."""
     for count in (1, 2, 3, 4, 8, 9):
-        given = {"num_workers": workers, "num_microbatches": count, "stages_per_worker": stages}
-        table = build("looped-bfs", **given, last_first=True)
+        sizes = {"num_workers": workers, "num_microbatches": count, "stages_per_worker": stages}
+        table = build("looped-bfs", **sizes, last_first=True)
         for rank, row in enumerate(table.rows()):
             local = [rank + workers * k for k in range(stages)]
             order = [f"{s}F{m}" for s in local for m in range(count)]
             order += [f"{s}B{m}" for s in local[::-1] for m in range(count)[::-1]]
             assert [str(op) for cell in row for op in cell] == order
-        runs = [pj.evaluate(t, PAIR) for t in (table, build("looped-bfs", **given))]
+        runs = [pj.evaluate(t, PAIR) for t in (table, build("looped-bfs", **sizes))]
         assert runs[0].makespan == runs[1].makespan
         assert runs[0].peak_in_flight.tolist() == runs[1].peak_in_flight.tolist()
     with pytest.raises(ValueError, match="last_first must be true or false, got 1"):

@@ -70,17 +70,17 @@ def extreme_problem(rng):
     )
 
 
-def check(found, table, costs, options):
-    check_solution(found, costs, **options)
-    assert found.lower_bound <= found.value
-    assert found.gap == pytest.approx(1 - found.lower_bound / found.value if found.value else 0)
-    best = found.best.table
+def check(result, table, costs, options):
+    check_solution(result, costs, **options)
+    assert result.lower_bound <= result.value
+    assert result.gap == pytest.approx(1 - result.lower_bound / result.value if result.value else 0)
+    best = result.best.table
     assert (best.stage_shares, best.slots) == (table.stage_shares, table.slots)
-    for time in found.baselines.values():
-        assert time is None or time >= found.value * (1 - 1e-12) - found.best.rounding
+    for time in result.baselines.values():
+        assert time is None or time >= result.value * (1 - 1e-12) - result.best.rounding
 
 
-@pytest.mark.parametrize("seed", daily([70, 84, 136, *range(60)], always=3, of=12))
+@pytest.mark.parametrize("seed", daily([70, 84, 136, *range(60)], always=3, one_in=12))
 def test_every_solution_of_every_problem_is_what_it_says(seed):
     table, costs, options = extreme_problem(np.random.default_rng(seed))
     for better in all_of(table, costs, time_limit=0.1, num_threads=2, **options):
@@ -93,10 +93,10 @@ def test_messages_of_any_length_leave_room_for_a_schedule(message, limit):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     times = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0, "transfer": message}
     costs = pj.Costs.uniform(table, **times)
-    found = pj.optimize(table, costs, memory_limit=limit, time_limit=0.1)
+    result = pj.optimize(table, costs, memory_limit=limit, time_limit=0.1)
     # a limit of n lets n microbatches cross the pipe at once: 6 messages for every n of them
-    assert found.value >= 6 * message * 8 / limit
-    assert found.lower_bound >= (6 * message * 8 / limit) * (1 - 1e-3)
+    assert result.value >= 6 * message * 8 / limit
+    assert result.lower_bound >= (6 * message * 8 / limit) * (1 - 1e-3)
 
 
 def test_where_nothing_fits_elsewhere_microbatches_run_one_by_one():
@@ -119,11 +119,17 @@ SIZES = (1.0, 0.1234567, [1.0, 2.0, 3.0, 0.7])
 def test_more_memory_than_all_activations_take_is_the_same_problem(sizes, offload):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, offload=1.0, transfer=0.5)
-    every = 8 * np.broadcast_to(sizes, 4)
-    asked = [every, every * 1.01, every.max(), 1e30, every * [1, 2, 1e9, 1]]
+    all_activations = 8 * np.broadcast_to(sizes, 4)
+    asked = [
+        all_activations,
+        all_activations * 1.01,
+        all_activations.max(),
+        1e30,
+        all_activations * [1, 2, 1e9, 1],
+    ]
     same = [build_problem(table, costs, limit, sizes, offload=offload) for limit in asked]
     assert {problem.key for problem in same} == {same[0].key}
-    less = build_problem(table, costs, 0.99 * every, sizes, offload=offload)
+    less = build_problem(table, costs, 0.99 * all_activations, sizes, offload=offload)
     assert less.key != same[0].key
     assert lower_bound(less).value >= lower_bound(same[0]).value
     assert (less.limits < less.sizes * 8).all()
@@ -132,9 +138,9 @@ def test_more_memory_than_all_activations_take_is_the_same_problem(sizes, offloa
 def test_an_ample_limit_is_answered_by_what_solved_the_limit_of_all_microbatches(tmp_path):
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
-    given = {"store": tmp_path, "time_limit": 5.0, "num_threads": 2}
-    first = pj.optimize(table, costs, memory_limit=3, **given)
-    again = pj.optimize(table, costs, memory_limit=1e12, **given)
+    options = {"store": tmp_path, "time_limit": 5.0, "num_threads": 2}
+    first = pj.optimize(table, costs, memory_limit=3, **options)
+    again = pj.optimize(table, costs, memory_limit=1e12, **options)
     assert again.best.source == "store"
     assert (again.value, again.lower_bound) == (first.value, first.lower_bound)
     assert again.best.status == first.best.status
@@ -161,15 +167,15 @@ def test_what_is_printed_is_what_the_written_table_gives(
     schedule, command, suffix, call, answer, tmp_path
 ):
     out, times = tmp_path / f"best{suffix}", ASKED[schedule]
-    given = "--schedule", schedule, "--workers", 2, "--microbatches", 4, *times
-    found = answer(*command.split(), *given, *WRITTEN[command], "--out", out)
+    options = "--schedule", schedule, "--workers", 2, "--microbatches", 4, *times
+    result = answer(*command.split(), *options, *WRITTEN[command], "--out", out)
     link = ("--link", "rendezvous") * (command == "tune messages")
     code, _, err = call("evaluate", "--table", out, *times, *link)
     assert code == 0, err
     run = answer("evaluate", "--table", out, *times, *link)
     if command == "tune messages":
-        found["makespan"] = found["value"]
+        result["makespan"] = result["value"]
     shared = ("makespan", "bubble_ratio", "peak_in_flight")[: 1 if "messages" in command else 3]
     if schedule == "chimera-asymmetric" and suffix == ".csv":
         return  # the stage shares are lost, and that was said
-    assert [found[name] for name in shared] == [run[name] for name in shared]
+    assert [result[name] for name in shared] == [run[name] for name in shared]

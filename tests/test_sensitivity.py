@@ -42,7 +42,7 @@ def case(name):
     schedule, options, model, system, parallel = CASES[name]
     table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8, **options)
     # uneven numbers: at a tie of two paths or roofs the derivative has two sides
-    of_model = pj.load_model(model)
+    model_record = pj.load_model(model)
     machine = pj.load_system(system)
     machine = dataclasses.replace(
         machine,
@@ -50,7 +50,7 @@ def case(name):
         memory_latency=0.7e-6,
         node=dataclasses.replace(machine.node, latency=machine.node.latency * 1.1),
     )
-    return table, pj.Workload(of_model, minibatch=16, **parallel), machine
+    return table, pj.Workload(model_record, minibatch=16, **parallel), machine
 
 
 def put(tree, path, factor):
@@ -89,32 +89,32 @@ def step_time(program, table, workload, system, parameter, factor):
             *((name, "delay") for name in reversed(CASES)),
             ("chimera on a slow network", "rendezvous"),
         ],
-        of=4,
+        one_in=4,
     ),
 )
 def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
     table, workload, system = case(name)
-    found = pj.sensitivity(table, workload, system, link=link)
+    result = pj.sensitivity(table, workload, system, link=link)
     costs, program = pj.stage_costs(workload, system, table), pj.lower(table, link=link)
-    assert found.step_time == pytest.approx(
+    assert result.step_time == pytest.approx(
         pj.evaluate(table, costs, link=link).makespan, rel=1e-13
     )
-    for parameter, slope in found.elasticity.items():
+    for parameter, slope in result.elasticity.items():
         up, down = (
             step_time(program, table, workload, system, parameter, np.exp(s * STEP))
             for s in (1, -1)
         )
         assert slope == pytest.approx(np.log(up / down) / (2 * STEP), abs=2e-5), parameter
-    assert sum(found.share.values()) == pytest.approx(1, abs=1e-12)
-    assert min(found.share.values()) >= 0
-    assert found.share[found.bound_by] == max(found.share.values())
+    assert sum(result.share.values()) == pytest.approx(1, abs=1e-12)
+    assert min(result.share.values()) >= 0
+    assert result.share[result.bound_by] == max(result.share.values())
     for rate in ("compute.peak", "memory.bandwidth", "node.bandwidth", "network.bandwidth"):
         efficiency = f"{rate.split('.')[0]}.efficiency"
         if rate == "memory.bandwidth" and system.collectives.copies:
             # copies of collectives pass through memory at the sheet's rate
-            assert found.elasticity[rate] < found.elasticity[efficiency] < 0
+            assert result.elasticity[rate] < result.elasticity[efficiency] < 0
         else:
-            assert found.elasticity[efficiency] == pytest.approx(found.elasticity[rate])
+            assert result.elasticity[efficiency] == pytest.approx(result.elasticity[rate])
 
 
 @pytest.mark.slow
@@ -134,9 +134,9 @@ def test_a_batch_has_the_shares_of_its_members(name, on_host, monkeypatch):
     work = stage_work(workload, table)
     priced = price_systems(work, stacked, quickly=True, slopes=True)
     assert (priced.moved is not None) == on_host
-    found = resource_shares(pj.lower(table), priced)
-    for one, time, row in zip(others, *map(np.asarray, found), strict=True):
-        alone = pj.sensitivity(table, workload, one)
+    result = resource_shares(pj.lower(table), priced)
+    for system_, time, row in zip(others, *map(np.asarray, result), strict=True):
+        alone = pj.sensitivity(table, workload, system_)
         np.testing.assert_allclose(row, list(alone.share.values()), atol=1e-12)
         assert time == (alone.step_time if on_host else pytest.approx(alone.step_time))
 
@@ -148,19 +148,19 @@ def test_networks_alone_are_priced_on_the_host_however_many(monkeypatch):
     others = [put(system, FIELDS[name], 0.1) for name in names]
     stacked = jax.tree.map(lambda *leaves: np.array(leaves), *others)
     assert many_systems.are_few_numbers(stacked)
-    found = price_systems(stage_work(workload, table, offloads=True), stacked).costs
-    for row, one in enumerate(others):
-        for name, cost in vars(pj.stage_costs(workload, one, table)).items():
+    result = price_systems(stage_work(workload, table, offloads=True), stacked).costs
+    for row, system_ in enumerate(others):
+        for name, cost in vars(pj.stage_costs(workload, system_, table)).items():
             if cost is not None:
-                np.testing.assert_array_equal(getattr(found, name)[row], cost, err_msg=name)
+                np.testing.assert_array_equal(getattr(result, name)[row], cost, err_msg=name)
 
 
 def test_swings_are_exact_evaluations():
     table, workload, system = case("chimera on a slow network")
     program = pj.lower(table)
-    found = swings(table, workload, system, factors=(0.5, 3.0))
-    assert {f"model.{name}" for name in MODEL_PARAMETERS} < set(found)
-    for parameter, ends in found.items():
+    result = swings(table, workload, system, factors=(0.5, 3.0))
+    assert {f"model.{name}" for name in MODEL_PARAMETERS} < set(result)
+    for parameter, ends in result.items():
         ours = [step_time(program, table, workload, system, parameter, f) for f in (0.5, 3.0)]
         np.testing.assert_allclose(ends, ours, rtol=1e-12, err_msg=parameter)
 
@@ -172,15 +172,15 @@ def test_other_systems_and_models_do_not_recompile():
         (dataclasses.replace(workload, model=pj.load_model("gpt3-175b"), minibatch=32), system),
     ]
     rebuilt, _, _ = case("chimera on a slow network")
-    found = [pj.sensitivity(table, workload, system).step_time]
+    result = [pj.sensitivity(table, workload, system).step_time]
     swings(table, workload, system)
     pricer = pricing._compiled(pricing._priced, False)
     compiled = pricer._cache_size()
-    found += [pj.sensitivity(table, *other).step_time for other in others]
+    result += [pj.sensitivity(table, *other).step_time for other in others]
     for other in others:
         swings(rebuilt, *other)
     assert pricer._cache_size() == compiled
-    assert len(set(found)) == 3
+    assert len(set(result)) == 3
 
 
 @pytest.mark.parametrize("factors", [(0.0, 2.0), (1.0,), (float("nan"), 2.0)])
@@ -202,10 +202,10 @@ def test_command(capsys, tmp_path):
     result = json.loads(capsys.readouterr().out)
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
-    found = pj.sensitivity(table, workload, pj.load_system("mid_nw_mid_cp"))
-    assert result["step_time"] == pytest.approx(found.step_time)
-    assert result["elasticity"] == pytest.approx(found.elasticity)
-    assert result["bound_by"] == found.bound_by == "compute.peak"
+    answer = pj.sensitivity(table, workload, pj.load_system("mid_nw_mid_cp"))
+    assert result["step_time"] == pytest.approx(answer.step_time)
+    assert result["elasticity"] == pytest.approx(answer.elasticity)
+    assert result["bound_by"] == answer.bound_by == "compute.peak"
     assert result["factors"] == [1 / 3, 3]
     assert result["swings"]["model.kv_heads"][1] is None  # more than heads
     slower, faster = result["swings"]["compute.peak"]
@@ -234,22 +234,22 @@ def test_shares_of_places_are_the_critical_path(name):
     between = rng.uniform(0.1, 0.4, table.num_stages - 1)
     costs = pj.Costs(**times, weight_grad=0.5, transmit=between)
     run = pj.evaluate(table, costs)
-    found = place_sensitivity(run, (0.5, 2.0))
+    result = place_sensitivity(run, (0.5, 2.0))
     for place in ("stage", "worker"):
-        shares = [each.share for each in found if each.place.startswith((place, "boundary"))]
+        shares = [share_.share for share_ in result if share_.place.startswith((place, "boundary"))]
         assert sum(shares) == pytest.approx(1.0, rel=1e-12)
-    for each in found:
-        for factor, time in zip((0.5, 2.0), each.step_times, strict=True):
-            scaled = pj.costing.scaled_costs(costs, table, each.rule(factor))
+    for share_ in result:
+        for factor, time in zip((0.5, 2.0), share_.step_times, strict=True):
+            scaled = pj.costing.scaled_costs(costs, table, share_.rule(factor))
             assert pj.evaluate(table, scaled).makespan == time
         # one more per mille costs its share: no other path is so near
-        nudged = pj.costing.scaled_costs(costs, table, each.rule(1 + 1e-9))
+        nudged = pj.costing.scaled_costs(costs, table, share_.rule(1 + 1e-9))
         slope = (pj.evaluate(table, nudged).makespan - run.makespan) / (1e-9 * run.makespan)
-        assert slope == pytest.approx(each.share, abs=1e-5)
+        assert slope == pytest.approx(share_.share, abs=1e-5)
 
 
 def test_a_file_of_costs_has_places(answer):
     line = ["-s", "1f1b", "-P", 2, "-M", 8, "-T", "F=1,B=2", "--stragglers", "1=2"]
-    found = answer("sensitivity", *line, "--factor", 2)
-    assert found["places"][0]["place"] in ("stage1", "worker1")
-    assert found["places"][0]["step_times"] == [27.0, 99.0]
+    result = answer("sensitivity", *line, "--factor", 2)
+    assert result["places"][0]["place"] in ("stage1", "worker1")
+    assert result["places"][0]["step_times"] == [27.0, 99.0]

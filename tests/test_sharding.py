@@ -28,8 +28,8 @@ ROW = "0UNSHARD 1UNSHARD 0F0 1F0 1B0 1REDUCE_GRAD 1RESHARD 0B0 0REDUCE_GRAD 1WAI
 
 
 def table_of(*rows, **grammar):
-    own = pj.schedules.Grammar(**{"lanes": LANES, **grammar})
-    return pj.ScheduleTable.from_rows([row.split() for row in rows], grammar=own)
+    grammar_ = pj.schedules.Grammar(**{"lanes": LANES, **grammar})
+    return pj.ScheduleTable.from_rows([row.split() for row in rows], grammar=grammar_)
 
 
 def lanes_of(run):
@@ -110,13 +110,13 @@ def test_what_pytorch_runs_is_the_event_loop(name, posting):
     for seed, queues in enumerate(("worker", "pair", "direction")):
         case = grammar_cases.price(data, np.random.default_rng(seed))
         links = pj.Links("rendezvous", queues, posting=posting)
-        given = data["rows"], data["pipe_of_microbatch"], case.theirs, "rendezvous", queues
-        run = reference.Run(*given, posting=posting, grammar=data)
+        options = data["rows"], data["pipe_of_microbatch"], case.theirs, "rendezvous", queues
+        run = reference.Run(*options, posting=posting, grammar=data)
         assert pj.evaluate(table, case.costs, link=links).makespan == run.makespan
 
 
 # ------------------------------------------------------------------------------------- lookahead
-def gathered(row, ahead, most):
+def gathered(row, ahead, limit):
     """Cells of a row by what they mean, use by use: which gather and drop stand before which op.
 
     A stage stays until its next use if no more than `most` different ones are used up to then; else
@@ -125,28 +125,28 @@ def gathered(row, ahead, most):
     before = [[] for _ in range(len(row) + 1)]  # of each op: (drops first, use, letters)
     for k, stage in enumerate(row):
         last = max((j for j in range(k) if row[j] == stage), default=None)
-        if last is None or len({*row[last + 1 : k + 1]}) > most:
-            room = min(j for j in range(k + 1) if len({*row[j : k + 1]}) <= most)
+        if last is None or len({*row[last + 1 : k + 1]}) > limit:
+            room = min(j for j in range(k + 1) if len({*row[j : k + 1]}) <= limit)
             before[max(k - ahead, room)].append((1, k, f"{stage}UNSHARD"))
         later = next((j for j in range(k + 1, len(row)) if row[j] == stage), None)
-        if later is None or len({*row[k + 1 : later + 1]}) > most:
+        if later is None or len({*row[k + 1 : later + 1]}) > limit:
             before[k + 1].append((0, k, f"{stage}RESHARD"))
     return [[text for _, _, text in sorted(cells)] for cells in before]
 
 
-def sharded_row(texts, ahead, most):
+def sharded_row(texts, ahead, limit):
     """A row with gathers by `gathered`, and every reduction awaited before the next one."""
     stages = [int(text.split("B")[0].split("F")[0]) for text in texts]
-    cells = gathered(stages, ahead, most)
+    cells = gathered(stages, ahead, limit)
     last = {stage: k for k, stage in enumerate(stages) if "B" in texts[k]}
-    found, wait = [], []
+    result, wait = [], []
     for k, text in enumerate(texts):
-        found += [*cells[k], text]
+        result += [*cells[k], text]
         if last[stages[k]] == k:
-            found += [*wait, f"{stages[k]}REDUCE_GRAD"]
+            result += [*wait, f"{stages[k]}REDUCE_GRAD"]
             wait = [f"{stages[k]}WAIT_REDUCE_GRAD"]
     # what is dropped at the end stands before the last wait
-    return found + cells[-1] + wait
+    return result + cells[-1] + wait
 
 
 def texts_of(table):
@@ -164,11 +164,13 @@ def test_gathers_stand_where_they_are_said_to(ahead, most):
             {"stages_per_worker": 3} if "stages_per_worker" in pj.schedules.find(name).takes else {}
         )
         table = pj.schedules.build(name, **sizes, **more)
-        each = rng.integers(0, ahead + 1, 3).tolist()  # every worker its own
-        found = pj.schedules.insert_sharding(table, lookahead=each, residency=most)
-        expected = [sharded_row(r, n, most) for r, n in zip(texts_of(table), each, strict=True)]
-        assert texts_of(found) == expected
-        assert pj.schedules.gathered_peak(found).max() <= most
+        lookaheads = rng.integers(0, ahead + 1, 3).tolist()  # every worker its own
+        result = pj.schedules.insert_sharding(table, lookahead=lookaheads, residency=most)
+        expected = [
+            sharded_row(r, n, most) for r, n in zip(texts_of(table), lookaheads, strict=True)
+        ]
+        assert texts_of(result) == expected
+        assert pj.schedules.gathered_peak(result).max() <= most
 
 
 @pytest.mark.parametrize("name", pj.schedules.names())
@@ -176,13 +178,13 @@ def test_every_schedule_keeps_its_residency_in_time(name):
     """Peaks of a run are at most those of row order; PyTorch's rule is one of the parameters."""
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     costs = {"unshard": 0.7, "reduce_grad": 0.4, "offload": 0.5, "recompute": 1.0}
-    own = {kind.time: 0.5 for kind in table.grammar.kinds.values()}
-    costs = pj.Costs(forward=1.0, backward=2.0, others=own, **costs)
-    for most in (2, None):
-        found = pj.schedules.insert_sharding(table, lookahead=2, residency=most)
-        in_rows = pj.schedules.gathered_peak(found)
-        assert in_rows.max() <= (most or 99)
-        run = pj.evaluate(found, costs)
+    times = {kind.time: 0.5 for kind in table.grammar.kinds.values()}
+    costs = pj.Costs(forward=1.0, backward=2.0, others=times, **costs)
+    for largest in (2, None):
+        result = pj.schedules.insert_sharding(table, lookahead=2, residency=largest)
+        in_rows = pj.schedules.gathered_peak(result)
+        assert in_rows.max() <= (largest or 99)
+        run = pj.evaluate(result, costs)
         weights = pj.analysis.gathered_weights(run)
         assert (weights.peak <= in_rows).all()
         assert set(np.unique(weights.held)) <= {*range(5)}
@@ -219,10 +221,10 @@ def test_messages_are_no_uses():
     bare = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
     sent = with_transfers(bare, None, pj.Links(), waits=True)
     for ahead in (1, 2, 3):
-        found = pj.schedules.insert_sharding(sent, lookahead=ahead, residency=1 + ahead // 2)
+        result = pj.schedules.insert_sharding(sent, lookahead=ahead, residency=1 + ahead // 2)
         rows = [
             [text for text in row if "_F" not in text and "_B" not in text]
-            for row in texts_of(found)
+            for row in texts_of(result)
         ]
         assert rows == texts_of(
             pj.schedules.insert_sharding(bare, lookahead=ahead, residency=1 + ahead // 2)
@@ -246,9 +248,9 @@ def peak_of(row, sizes):
 
 def makespan_of(rows, seconds, home):
     end, last, row_end, lane_end = {}, {}, [0.0] * len(rows), [0.0] * len(rows)
-    left = [list(map(OP.fullmatch, row)) for row in rows]
-    while any(left):
-        for w, row in enumerate(left):
+    remaining = [list(map(OP.fullmatch, row)) for row in rows]
+    while any(remaining):
+        for w, row in enumerate(remaining):
             while row:
                 stage, letters, m = row[0].groups()
                 stage, way = int(stage), {"F": -1, "B": 1}.get(letters)
@@ -256,11 +258,11 @@ def makespan_of(rows, seconds, home):
                 if way is not None:
                     inputs = [("F", stage, m)] * (letters == "B")
                     inputs += [(letters, stage + way, m)] * (0 <= stage + way < len(home))
-                    if not all(made in end for made in inputs):
+                    if not all(built in end for built in inputs):
                         break
-                    for made in inputs:
-                        sent = seconds["transmit"] * (home[made[1]] != w)
-                        begins.append(end[made] + sent)
+                    for built in inputs:
+                        sent = seconds["transmit"] * (home[built[1]] != w)
+                        begins.append(end[built] + sent)
                 begins.append(
                     last.get(
                         ({"WAIT_REDUCE_GRAD": "REDUCE_GRAD"}.get(letters, "UNSHARD"), stage), 0.0
@@ -278,8 +280,8 @@ def makespan_of(rows, seconds, home):
 def brute_force(table, seconds, sizes, limit):
     ways = []
     for row in texts_of(table):
-        most = range(1, 1 + len({text[0] for text in row}))
-        rows = {tuple(sharded_row(row, n, r)) for n in range(len(row)) for r in most}
+        largest = range(1, 1 + len({text[0] for text in row}))
+        rows = {tuple(sharded_row(row, n, r)) for n in range(len(row)) for r in largest}
         ways.append([row for row in sorted(rows) if peak_of(row, sizes) <= limit])
     home = table.placement[0].tolist()
     return min(makespan_of(rows, seconds, home) for rows in itertools.product(*ways))
@@ -292,10 +294,10 @@ def small_problem(seed):
     workers = 2 + (seed % 25 == 4)
     more = {} if name == "hanayo" else {"stages_per_worker": 2 + (workers == 2 and seed % 3 == 0)}
     table = pj.schedules.build(name, num_workers=workers, num_microbatches=workers, **more)
-    drawn = {letters: rng.integers(1, 40, table.num_stages) / 8 for letters in ("F", "B", *LANES)}
-    seconds = {letters: times.tolist() for letters, times in drawn.items()} | {"transmit": 0.25}
+    times = {letters: rng.integers(1, 40, table.num_stages) / 8 for letters in ("F", "B", *LANES)}
+    seconds = {letters: times.tolist() for letters, times in times.items()} | {"transmit": 0.25}
     fields = {"F": "forward", "B": "backward", "UNSHARD": "unshard", "REDUCE_GRAD": "reduce_grad"}
-    costs = pj.Costs(transmit=0.25, **{fields[letters]: times for letters, times in drawn.items()})
+    costs = pj.Costs(transmit=0.25, **{fields[letters]: times for letters, times in times.items()})
     sizes = rng.integers(1, 5, table.num_stages) / 2
     limit = [np.inf, sizes.max(), sizes.max() + sizes.min()][rng.integers(3)]
     return table, costs, seconds, sizes, limit
@@ -304,29 +306,29 @@ def small_problem(seed):
 class Unlucky(LookaheadSearch):
     """Begins with the first row of every worker, and lets none of them choose another."""
 
-    def __init__(self, *given):
-        super().__init__(*given)
+    def __init__(self, *options):
+        super().__init__(*options)
         self.best = (0,) * len(self.ways)
         self.value = self._makespan(self.best)
         self._unchanged = len(self.ways)
 
 
-@pytest.mark.parametrize("seed", daily(range(50), always=12, of=2))
+@pytest.mark.parametrize("seed", daily(range(50), always=12, one_in=2))
 def test_the_best_lookahead_is_that_of_all(seed):
     table, costs, seconds, sizes, limit = small_problem(seed)
-    found = pj.search.lookahead(table, costs, limit=limit, sizes=sizes)
+    result = pj.search.lookahead(table, costs, limit=limit, sizes=sizes)
     least = brute_force(table, seconds, sizes, limit)
     if seed < 12:
         through_all = Unlucky(table, costs, pj.Links(), limit, sizes).run(10**6)
         assert (through_all.value, through_all.stopped) == (least, "optimal")
-    assert (found.value, found.lower_bound, found.stopped) == (least, least, "optimal")
-    assert pj.evaluate(found.best.table, costs).makespan == found.value
-    assert (found.best.peak <= limit).all()
-    assert found.value <= min(time for time in found.baselines.values() if time is not None)
+    assert (result.value, result.lower_bound, result.stopped) == (least, least, "optimal")
+    assert pj.evaluate(result.best.table, costs).makespan == result.value
+    assert (result.best.peak <= limit).all()
+    assert result.value <= min(time for time in result.baselines.values() if time is not None)
     again = pj.schedules.insert_sharding(
-        table, lookahead=found.best.lookahead, residency=found.best.residency
+        table, lookahead=result.best.lookahead, residency=result.best.residency
     )
-    assert texts_of(again) == texts_of(found.best.table)
+    assert texts_of(again) == texts_of(result.best.table)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +363,7 @@ def test_a_model_prices_the_cells_as_its_ops_otherwise():
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
     sharded = pj.schedules.insert_sharding(table)
     gathers, reductions = parts_of_weights(workload, system, table)
-    bare, costs = (pj.stage_costs(workload, system, each) for each in (table, sharded))
+    bare, costs = (pj.stage_costs(workload, system, variant) for variant in (table, sharded))
     assert np.asarray(costs.unshard) == pytest.approx(gathers)
     assert np.asarray(costs.reduce_grad) == pytest.approx(reductions)
     assert (np.asarray(bare.unshard) == 0).all()
@@ -370,10 +372,10 @@ def test_a_model_prices_the_cells_as_its_ops_otherwise():
         parts_of_weights(workload, system, sharded)
     )  # ops exchange nothing themselves
     whole = dataclasses.replace(workload, zero=0)  # weights are there all the time
-    kept = pj.stage_costs(whole, system, sharded)
-    assert not np.any(kept.unshard)
-    assert not np.any(kept.reduce_grad)
-    assert np.asarray(kept.forward) == pytest.approx(np.asarray(costs.forward))
+    whole_costs = pj.stage_costs(whole, system, sharded)
+    assert not np.any(whole_costs.unshard)
+    assert not np.any(whole_costs.reduce_grad)
+    assert np.asarray(whole_costs.forward) == pytest.approx(np.asarray(costs.forward))
 
 
 def test_memory_counts_whole_stages_while_they_are_gathered():
@@ -382,14 +384,14 @@ def test_memory_counts_whole_stages_while_they_are_gathered():
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
     whole = pj.costing.stage_bytes(dataclasses.replace(workload, zero=0), table)
     shards = pj.costing.stage_bytes(workload, table)
-    for most in (1, 2):
-        sharded = pj.schedules.insert_sharding(table, residency=most)
-        found = pj.memory_bytes(workload, sharded) - pj.memory_bytes(workload, table)
+    for largest in (1, 2):
+        sharded = pj.schedules.insert_sharding(table, residency=largest)
+        result = pj.memory_bytes(workload, sharded) - pj.memory_bytes(workload, table)
         stages = [[worker, worker + 4] for worker in range(4)]
-        weights = [np.sort(whole.weights[own])[-most:].sum() for own in stages]
+        weights = [np.sort(whole.weights[places])[-largest:].sum() for places in stages]
         more = whole.gradients - shards.gradients - shards.gathered
-        expected = [w + more[own].sum() for w, own in zip(weights, stages, strict=True)]
-        assert found == pytest.approx(expected)
+        expected = [w + more[places].sum() for w, places in zip(weights, stages, strict=True)]
+        assert result == pytest.approx(expected)
 
 
 ASKED = ["-s", "interleaved-1f1b", "-P", "4", "-M", "8", "-V", "3"]
@@ -398,33 +400,33 @@ TIMES = ["-T", "F=1,B=2,UNSHARD=1.5,REDUCE_GRAD=1.5"]
 
 def test_commands_put_the_cells_in(answer, tmp_path):
     how = "--lookahead", "2", "--residency", "2"
-    found = answer("evaluate", *ASKED, *TIMES, *how)
-    assert (found["makespan"], found["lanes"][0]["lane"]) == (84.5, "net")
-    assert found["gathered_weights"]["peak"] == [2.0] * 4
+    result = answer("evaluate", *ASKED, *TIMES, *how)
+    assert (result["makespan"], result["lanes"][0]["lane"]) == (84.5, "net")
+    assert result["gathered_weights"]["peak"] == [2.0] * 4
     in_rows = answer("evaluate", *ASKED, *TIMES, *how, "--sharding-lane", "compute")
     assert "lanes" not in in_rows
-    assert in_rows["makespan"] > found["makespan"]
+    assert in_rows["makespan"] > result["makespan"]
     answer("export", *ASKED, *how, "-f", "torch-csv", "-o", tmp_path / "x.csv")
     read = answer("evaluate", "-t", tmp_path / "x.csv", *TIMES, "--sharding-lane", "net")
-    assert (read["makespan"], read["lanes"]) == (found["makespan"], found["lanes"])
+    assert (read["makespan"], read["lanes"]) == (result["makespan"], result["lanes"])
 
 
 def test_tune_lookahead_answers_as_every_search(answer, call, tmp_path):
     asked = ["tune", "lookahead", *ASKED, *TIMES, "--weights-limit", "2"]
-    found = answer(*asked, "-o", tmp_path / "x.json")
-    assert (found["value"], found["lower_bound"], found["gap"]) == (84.5, 84.5, 0.0)
-    assert found["stopped"] == "optimal"
-    assert found["baselines"] == {"no lookahead": 97.5, "one ahead": 85.5, "PyTorch": None}
+    result = answer(*asked, "-o", tmp_path / "x.json")
+    assert (result["value"], result["lower_bound"], result["gap"]) == (84.5, 84.5, 0.0)
+    assert result["stopped"] == "optimal"
+    assert result["baselines"] == {"no lookahead": 97.5, "one ahead": 85.5, "PyTorch": None}
     best = {"lookahead": [2] * 4, "residency": [2] * 4, "peak": [2.0] * 4, "unit": "stages"}
-    assert found["best"] == best
+    assert result["best"] == best
     assert answer("evaluate", "-t", tmp_path / "x.json", *TIMES)["makespan"] == 84.5
-    assert "--lookahead 2,2,2,2 --residency 2,2,2,2" in found["next"][0]
+    assert "--lookahead 2,2,2,2 --residency 2,2,2,2" in result["next"][0]
     code, text, _ = call(*asked)
     assert (code, "no other choice saves more than 0.00 %" in text) == (0, True)
     model = shlex.split("-m llama3-8b -y h100 --minibatch 8 --data-parallel 8 --zero 3")
-    found = answer("tune", "lookahead", *ASKED, *model, "--weights-limit", "8GB")
-    assert found["best"]["unit"] == "bytes"
-    assert max(found["best"]["peak"]) <= 8e9
+    result = answer("tune", "lookahead", *ASKED, *model, "--weights-limit", "8GB")
+    assert result["best"]["unit"] == "bytes"
+    assert max(result["best"]["peak"]) <= 8e9
 
 
 def test_training_runs_along_a_timeline_with_gathers():
@@ -457,9 +459,9 @@ def test_a_lookahead_in_stages_stays_within_the_residency():
     table = pj.schedules.build("looped-bfs", num_workers=1, num_microbatches=1, stages_per_worker=3)
     for lane in ("net", "compute"):
         how = {"counted": "stages", "lane": lane}
-        given = pj.schedules.insert_sharding(table, lookahead=2, residency=1, **how)
-        assert pj.schedules.gathered_peak(given).tolist() == [1.0]
-        assert texts_of(given)[0].count("1RESHARD") == texts_of(given)[0].count("1UNSHARD")
+        options = pj.schedules.insert_sharding(table, lookahead=2, residency=1, **how)
+        assert pj.schedules.gathered_peak(options).tolist() == [1.0]
+        assert texts_of(options)[0].count("1RESHARD") == texts_of(options)[0].count("1UNSHARD")
 
 
 def test_nothing_is_gathered_where_nothing_is_split(call):
@@ -478,5 +480,5 @@ def test_nothing_is_gathered_where_nothing_is_split(call):
 
 def test_tables_with_kinds_of_workers_are_searched(answer):
     times = "F=1,B=2,S=0.5,T=0.5,X=0.2,Y=0.2,UNSHARD=1,REDUCE_GRAD=1"
-    found = answer("tune", "lookahead", "-s", "vocabulary-1f1b", "-P", "2", "-M", "3", "-T", times)
-    assert found["stopped"] == "optimal"
+    result = answer("tune", "lookahead", "-s", "vocabulary-1f1b", "-P", "2", "-M", "3", "-T", times)
+    assert result["stopped"] == "optimal"

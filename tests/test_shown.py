@@ -29,17 +29,17 @@ def public_types():
     parts = ("plots.", "schedules.")
     names = [name for name in public() if name not in PARTS and not name.startswith(parts)]
     doors = [attrgetter(name)(pj) for name in names]
-    found, waiting = {}, [d for d in doors if callable(d)]
+    result, waiting = {}, [d for d in doors if callable(d)]
     while waiting:
         door = waiting.pop()
         if not inspect.isclass(door):
             waiting += named_types(inspect.signature(door).return_annotation)
-        elif door not in found and (dataclasses.is_dataclass(door) or issubclass(door, tuple)):
-            found[door] = door.__name__
+        elif door not in result and (dataclasses.is_dataclass(door) or issubclass(door, tuple)):
+            result[door] = door.__name__
             waiting += [m for n, m in vars(door).items() if n[0] != "_" and inspect.isfunction(m)]
             for hint in typing.get_type_hints(door).values():
                 waiting += named_types(hint)
-    return sorted(found, key=lambda each: each.__name__)
+    return sorted(result, key=lambda record: record.__name__)
 
 
 class Filler:
@@ -78,18 +78,20 @@ class Filler:
         text = getattr(annotation, "__name__", "") + str(annotation)
         if ours and not text.startswith(("tuple", "list")):
             return self.of(ours[0])
-        found = (value for part, value in self.first.items() if part in text)
-        return next(found, np.ones((64, 1024)))
+        result = (value for part, value in self.first.items() if part in text)
+        return next(result, np.ones((64, 1024)))
 
     def of(self, record):
         """An instance with large values in all of its fields; no constructor checks them."""
         if record.__name__ not in self.made:
             hints = typing.get_type_hints(record)
             values = {name: self.value(hint) for name, hint in hints.items() if name[0] != "_"}
-            made = record(*values.values()) if issubclass(record, tuple) else object.__new__(record)
+            built = (
+                record(*values.values()) if issubclass(record, tuple) else object.__new__(record)
+            )
             for name, value in () if issubclass(record, tuple) else values.items():
-                object.__setattr__(made, name, value)
-            self.made[record.__name__] = made
+                object.__setattr__(built, name, value)
+            self.made[record.__name__] = built
         return self.made[record.__name__]
 
 
@@ -100,11 +102,11 @@ def filler():
 
 @pytest.mark.parametrize("record", public_types(), ids=lambda each: each.__name__)
 def test_a_result_of_any_size_is_short_and_valid(record, filler):
-    made = filler.of(record)
-    assert len(repr(made)) <= WHOLE
-    assert repr(made).startswith(f"{record.__name__}(")
-    if hasattr(made, "_repr_html_"):
-        check(made._repr_html_())
+    built = filler.of(record)
+    assert len(repr(built)) <= WHOLE
+    assert repr(built).startswith(f"{record.__name__}(")
+    if hasattr(built, "_repr_html_"):
+        check(built._repr_html_())
 
 
 def check(text):
@@ -143,11 +145,19 @@ def test_lists_and_dictionaries_of_results_are_short_too(filler):
     assert repr(paths).endswith(", ... 5 in all]")
     assert paths == list(paths)
     assert paths._repr_html_().count("<tr>") == 6
-    of_ops = pj.analysis.IncrementalRun(run).finish
+    op_times = pj.analysis.IncrementalRun(run).finish
     rows = ResultList([{"row": 1, "file": HOSTILE}] * 100)
     numbers = ResultList([1.5, [2.0, 3.0]] * 10**5)
-    own = (paths, pj.certificate(run), rows, numbers, ResultList(), of_ops, pj.schedules.REGISTRY)
-    for shown in own:
+    records = (
+        paths,
+        pj.certificate(run),
+        rows,
+        numbers,
+        ResultList(),
+        op_times,
+        pj.schedules.REGISTRY,
+    )
+    for shown in records:
         assert len(repr(shown)) <= WHOLE
         check(shown._repr_html_())
     assert repr(ResultList([1, 2])) == "[1, 2]"

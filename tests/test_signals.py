@@ -66,16 +66,16 @@ START = (
 
 
 def begin(arguments, **how):
-    heard, told = os.pipe()
+    heard, message = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", START.format(told), *map(str, arguments)],
-        pass_fds=[told],
+        [sys.executable, "-c", START.format(message), *map(str, arguments)],
+        pass_fds=[message],
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         **how,
     )
-    os.close(told)
+    os.close(message)
     assert os.read(heard, 1) == b"."
     os.close(heard)
     return process
@@ -142,8 +142,8 @@ def test_a_search_ends_with_the_best_so_far(tmp_path):
     out, err, took = ended(process, signal.SIGTERM)
     check_interrupted(process, err, took, signal.SIGTERM)
     assert err == "error: interrupted by SIGTERM: this is the best so far\n"
-    found = json.loads(out)
-    assert (found["status"], found["stopped"]) == ("feasible", "interrupted")
+    result = json.loads(out)
+    assert (result["status"], result["stopped"]) == ("feasible", "interrupted")
     assert pj.read_table(tmp_path / "x.csv").num_workers == 8
     check_whole(tmp_path)
 
@@ -202,14 +202,14 @@ def start_ending(last_words, work, start="default_int_handler", argument=""):
 
 @pytest.mark.parametrize("case", ENDS)
 def test_a_process_ends(case):
-    last_words, work, signals, most, adds = ENDS[case]
+    last_words, work, signals, largest, adds = ENDS[case]
     process = start_ending(last_words, work)
     for number in signals[1:]:
         process.send_signal(number)
         time.sleep(0.3)
     out, err, took = ended(process, signals[0])
     assert (process.returncode, out, err) == (130, "", f"error: interrupted{adds}\n")
-    assert took < 2 * most
+    assert took < 2 * largest
 
 
 def test_a_signal_that_is_ignored_stays_so():
@@ -223,8 +223,8 @@ def test_a_signal_that_is_ignored_stays_so():
 
 def test_what_is_being_written_leaves_what_was_there(tmp_path):
     (tmp_path / "x.csv").write_text("old")
-    write = """from pipejax.base.files import drafted
-    with drafted(sys.argv[1]) as draft:
+    write = """from pipejax.base.files import atomic_write
+    with atomic_write(sys.argv[1]) as draft:
         draft.write_text("half")
         sys.stderr.write("half\\n")
         sys.stderr.flush()
@@ -276,8 +276,8 @@ def test_any_moment(tmp_path, command, number, seconds, call):
     if command == "sweep":  # which leaves less than a whole store, and goes on with it
         code, out, err = call(*arguments_in(tmp_path, command), "--resume", "--json")
         assert (code, err) == (0, "")
-        found = json.loads(out)
-        assert found["points"] == sum(
-            found[name] for name in ("feasible", "out_of_memory", "illegal")
+        result = json.loads(out)
+        assert result["points"] == sum(
+            result[name] for name in ("feasible", "out_of_memory", "illegal")
         )
     check_whole(tmp_path)

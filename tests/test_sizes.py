@@ -60,17 +60,17 @@ def test_uneven_rows_and_programs_are_refused_too(monkeypatch):
 
 def test_limits_of_containers_count(tmp_path):
     whole = memory(tmp_path, tmp_path / "none")
-    own = tmp_path / "own"
+    membership = tmp_path / "own"
     for version, line, folder, file in (
         (2, "0::/a/b", tmp_path / "a", "memory.max"),
         (1, "4:memory:/a/b", tmp_path / "memory" / "a", "memory.limit_in_bytes"),
     ):
-        own.write_text(f"3:cpu:/other\n{line}\n")
+        membership.write_text(f"3:cpu:/other\n{line}\n")
         (folder / "b").mkdir(parents=True)
         (folder / "b" / file).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
-        assert memory(tmp_path, own) == whole
+        assert memory(tmp_path, membership) == whole
         (folder / file).write_text("1000000\n")  # of the group around it
-        assert memory(tmp_path, own) == 1_000_000
+        assert memory(tmp_path, membership) == 1_000_000
         (folder / file).unlink()
     with pytest.raises(ValueError, match=f"it {TOO_LARGE}"):
         check_fits(10**40, "it needs")
@@ -119,9 +119,9 @@ def test_commands_refuse_at_once(command, mistake, monkeypatch):
 
 def replay(**options):
     table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=4)
-    given = {"step_sizes": [0.5], "seeds": range(3), **options}
+    arguments = {"step_sizes": [0.5], "seeds": range(3), **options}
     return pj.training.sweep_replay(
-        pj.training.random_quadratic(2, dimension=4, seed=0), table, **given
+        pj.training.random_quadratic(2, dimension=4, seed=0), table, **arguments
     )
 
 

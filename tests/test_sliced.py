@@ -53,8 +53,8 @@ def test_orders_are_those_written_here_and_run_as_the_checker_runs_them(name):
         table = built(name, p, m, k, **({"stages_per_worker": v} if v > 1 else {}))
         rows = order(name, p, m, k, v)
         number = {"F": pj.Phase.F, "B": pj.Phase.B}
-        wanted = [[(number[f], s, i * k + j) for f, s, i, j in row] for row in rows]
-        assert [[tuple(op) for cell in row for op in cell] for row in table.rows()] == wanted
+        expected = [[(number[f], s, i * k + j) for f, s, i, j in row] for row in rows]
+        assert [[tuple(op) for cell in row for op in cell] for row in table.rows()] == expected
         times = {phase: rng.random((p * v, m * k)) for phase in "FB"}
         costs = pj.Costs(forward=times["F"], backward=times["B"], transmit=0.25)
         run = pj.evaluate(table, costs)
@@ -92,11 +92,11 @@ def test_memory_of_the_first_worker_in_microbatches():
 
 def test_one_slice_is_the_schedule_itself():
     for name, other in (("seq-1f1b", "1f1b"), ("terapipe", "gpipe")):
-        one, whole = (
+        sliced, whole = (
             built(name, 4, 8, 1),
             pj.schedules.build(other, num_workers=4, num_microbatches=8),
         )
-        assert [*one.rows()] == [*whole.rows()]
+        assert [*sliced.rows()] == [*whole.rows()]
 
 
 def test_rules_hold_slices_in_order():
@@ -107,9 +107,9 @@ def test_rules_hold_slices_in_order():
 
 def test_the_command_line_takes_slices(answer, mistake):
     size = ["-P", "4", "-M", "8", "--worker-times", "F=1,B=2"]
-    found = answer("evaluate", "-s", "seq-1f1b", "--slices", "4", *size)
-    assert (found["microbatches"], found["slices"]) == (8, 4)
-    assert found["makespan"] == pytest.approx(3 * (8 + 3 / 4))
+    result = answer("evaluate", "-s", "seq-1f1b", "--slices", "4", *size)
+    assert (result["microbatches"], result["slices"]) == (8, 4)
+    assert result["makespan"] == pytest.approx(3 * (8 + 3 / 4))
     rows = answer("compare", "-S", "1f1b,seq-1f1b,slimpipe", "--slices", "8", *size)["rows"]
     by_name = {row["schedule"]: row["makespan"] for row in rows}
     assert by_name == pytest.approx(

@@ -40,9 +40,9 @@ def test_slices_have_the_flop_of_the_whole(name, slices):
     model = MODELS[name]
     kind = "moe" if model.moe else "dense"
     parts = [(sliced_model(model, k, slices), B / (2 * k + 1)) for k in range(slices)]
-    each = [flop_of(*part, kind) for part in parts]
+    flops = [flop_of(*part, kind) for part in parts]
     for op, whole in flop_of(model, B, kind).items():
-        assert sum(part[op] for part in each) == pytest.approx(whole, rel=1e-12), op
+        assert sum(part[op] for part in flops) == pytest.approx(whole, rel=1e-12), op
     for phase in ("forward", "input_grad", "weight_grad"):
         counted = sum(getattr(layer_flop(*part, kind=kind), phase) for part in parts)
         assert counted == pytest.approx(getattr(layer_flop(model, B, kind=kind), phase), rel=1e-12)
@@ -57,9 +57,9 @@ def test_attention_of_a_slice_is_of_the_tokens_before(name):
     share = model.windowed_layers / model.layers
     met = share * seen + (1 - share) * place
     whole = flop_of(model, 1)["attention", "forward"] / met.sum()
-    for k, own in enumerate(np.split(met, slices)):
-        found = flop_of(sliced_model(model, k, slices), 1 / (2 * k + 1))["attention", "forward"]
-        assert found == pytest.approx(whole * own.sum(), rel=1e-6)
+    for k, pairs in enumerate(np.split(met, slices)):
+        result = flop_of(sliced_model(model, k, slices), 1 / (2 * k + 1))["attention", "forward"]
+        assert result == pytest.approx(whole * pairs.sum(), rel=1e-6)
 
 
 def ideal(system):
@@ -73,10 +73,10 @@ def test_times_add_up_where_they_are_linear():
     system = ideal("mid_nw_mid_cp")
     whole, sliced = (pj.stage_costs(workload, system, table) for table in (WHOLE, TABLE))
     for name in ("forward", "backward", "input_grad", "weight_grad"):
-        one, parts = getattr(whole, name), getattr(sliced, name)
+        time, parts = getattr(whole, name), getattr(sliced, name)
         assert parts.shape == (P, M * K)
         assert np.array_equal(parts[:, :K], parts[:, K:])
-        np.testing.assert_allclose(parts[:, :K].sum(axis=1), one, rtol=1e-12)
+        np.testing.assert_allclose(parts[:, :K].sum(axis=1), time, rtol=1e-12)
     growth = np.diff(sliced.forward[0, :K])
     assert growth[0] > 0
     np.testing.assert_allclose(growth, growth[0], rtol=1e-9)  # k times the same pairs
@@ -93,9 +93,9 @@ def test_slices_leave_what_the_whole_leaves(name, recompute):
     from pipejax.costs.stage.stage_work import stage_bytes
 
     whole, sliced = (stage_bytes(workload, table) for table in (WHOLE, TABLE))
-    kept = model.layers / P * key_bytes(model, workload.layout(WHOLE, B))
+    held = model.layers / P * key_bytes(model, workload.layout(WHOLE, B))
     total = np.asarray(sliced.activations)[:, :K].sum(axis=1)
-    np.testing.assert_allclose(total, whole.activations + kept * (recompute == "full"), rtol=1e-12)
+    np.testing.assert_allclose(total, whole.activations + held * (recompute == "full"), rtol=1e-12)
     flat = np.ptp(np.asarray(sliced.activations)[:, :K], axis=1) < 1e-6 * total
     assert flat.all() == (name == "flash" or recompute == "full")
     if recompute == "none":  # else gradients of keys and values outweigh the few inputs
@@ -116,13 +116,13 @@ def test_memory_is_that_of_the_run():
 
 def test_a_model_is_priced_on_the_command_line(answer, mistake):
     model = ("--model", "llama3-8b", "--system", "h100", "--minibatch", "8", "-P", "4", "-M", "4")
-    found = answer("evaluate", "-s", "seq-1f1b", "--slices", "4", *model)
+    result = answer("evaluate", "-s", "seq-1f1b", "--slices", "4", *model)
     table = pj.schedules.build("seq-1f1b", num_workers=4, num_microbatches=4, slices=4)
     workload = pj.Workload(LLAMA, minibatch=8)
     run = pj.evaluate(table, pj.stage_costs(workload, pj.load_system("h100"), table))
-    assert found["step_time"] == run.step_time
-    assert found["memory_bytes"] == pytest.approx(pj.memory_bytes(workload, table).tolist())
-    assert sum(found["breakdown"].values()) == pytest.approx(run.step_time)
+    assert result["step_time"] == run.step_time
+    assert result["memory_bytes"] == pytest.approx(pj.memory_bytes(workload, table).tolist())
+    assert sum(result["breakdown"].values()) == pytest.approx(run.step_time)
     for wrong in (
         ("tune", "size", "-s", "seq-1f1b", *model[:6], "-P", "4"),
         ("plan", "--schedules", "seq-1f1b", *model[:6], "--gpus", "8"),

@@ -29,8 +29,8 @@ TABLE = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
 PHASES = ("forward", "input_grad", "weight_grad")
 
 
-def phases(model=LLAMA, system=QUIET, **given):
-    costs = pj.stage_costs(pj.Workload(model, 1, **given), system, TABLE)
+def phases(model=LLAMA, system=QUIET, **options):
+    costs = pj.stage_costs(pj.Workload(model, 1, **options), system, TABLE)
     return np.array([float(np.asarray(getattr(costs, name))[0]) for name in PHASES])
 
 
@@ -60,16 +60,16 @@ def test_elementwise_traffic_is_of_what_is_no_product():
     kernels = dataclasses.replace(H100.kernels, elementwise=2.0)
     eager = dataclasses.replace(H100, kernels=kernels)
     for op in layer_ops(LLAMA, Layout()):
-        one, two = (device_time(system, op, "forward") for system in (H100, eager))
+        plain, doubled = (device_time(system, op, "forward") for system in (H100, eager))
         launched = float(op.launches.forward) * H100.memory_latency
-        assert two == pytest.approx(2 * one - launched if op.kind == "memory" else one)
+        assert doubled == pytest.approx(2 * plain - launched if op.kind == "memory" else plain)
 
 
 def test_the_last_of_a_sequence_in_order_attends_to_most():
     """Pairs of a causal mask, a pair with itself as half a one: counted token by token."""
     tokens, parts = 24, 4
     before = np.arange(tokens) + 0.5
-    most = before.reshape(parts, -1).mean(axis=1).max()
+    largest = before.reshape(parts, -1).mean(axis=1).max()
     model = dataclasses.replace(LLAMA, sequence=tokens)
     even, last = (
         next(
@@ -79,7 +79,7 @@ def test_the_last_of_a_sequence_in_order_attends_to_most():
         ).flop.forward
         for c in (0, 1)
     )
-    assert last / even == pytest.approx(most / before.mean())
+    assert last / even == pytest.approx(largest / before.mean())
 
 
 def test_one_copy_per_node_is_what_all_choices_of_experts_give():
@@ -87,7 +87,7 @@ def test_one_copy_per_node_is_what_all_choices_of_experts_give():
     route = _pairs(Spread.over(Group(accelerators, inside), 3.0, slots))  # three copies of 1 B
     near, far = [], []
     for chosen in itertools.product(range(accelerators), repeat=slots):
-        nodes = {each // inside for each in chosen}
+        nodes = {accelerator // inside for accelerator in chosen}
         far.append(len(nodes - {0}))
         near.append(len(set(chosen)) * (1 - 1 / inside))
     assert route.far_bytes == pytest.approx(np.mean(far))
@@ -134,16 +134,16 @@ def test_a_module_recomputed_adds_its_forward_to_i_and_frees_memory(model, kind,
         assert float(more) == pytest.approx(float(formula), rel=1e-9)
     moved = [b.volume.input_grad - a.volume.input_grad for a, b in zip(plain, again, strict=True)]
     assert min(moved) >= 0
-    kept = [layer_activation_bytes(model, layout, r, kind) for r in ("none", module)]
-    assert kept[1] <= kept[0]
+    held = [layer_activation_bytes(model, layout, r, kind) for r in ("none", module)]
+    assert held[1] <= held[0]
 
 
 def test_parts_of_layers_are_named_in_any_order_and_each_once():
     workload = pj.Workload(LLAMA, 1, recompute="mlp+layernorm+mlp")
     assert workload.recompute == "layernorm+mlp"
     both = phases(recompute="layernorm+mlp")[1] - phases()[1]
-    each = [phases(recompute=name)[1] - phases()[1] for name in ("layernorm", "mlp")]
-    assert both == pytest.approx(sum(each))
+    alone = [phases(recompute=name)[1] - phases()[1] for name in ("layernorm", "mlp")]
+    assert both == pytest.approx(sum(alone))
     with pytest.raises(ValueError, match=r"unknown recompute 'mlp\+mlb'.*core_attn"):
         pj.Workload(LLAMA, 1, recompute="mlp+mlb")
 
@@ -161,8 +161,8 @@ def test_some_layers_of_a_stage_are_recomputed():
     assert need[0] > need[1] > need[2]
 
 
-def update(share, system=QUIET, model=LLAMA, **given):
-    workload = pj.Workload(model, 1, optimizer_offload=share, **given)
+def update(share, system=QUIET, model=LLAMA, **options):
+    workload = pj.Workload(model, 1, optimizer_offload=share, **options)
     return float(np.asarray(pj.stage_costs(workload, system, TABLE).update)[0])
 
 
@@ -173,9 +173,9 @@ def on_host(rate, system=QUIET):
 QUIET_HOST = on_host(50e9)
 
 
-def parameters(**given):
+def parameters(**options):
     """Parameters of the one accelerator: as many as 2 bytes of a weight are in its memory."""
-    return float(static_parts(pj.Workload(LLAMA, 1, **given), TABLE)["parameters"][0]) / 2
+    return float(static_parts(pj.Workload(LLAMA, 1, **options), TABLE)["parameters"][0]) / 2
 
 
 def test_an_offloaded_update_takes_what_link_and_host_take():
@@ -185,8 +185,10 @@ def test_an_offloaded_update_takes_what_link_and_host_take():
     ways = 2 * LINK.latency + away * (4 + 2) / (LINK.bandwidth * LINK.efficiency)
     assert update(0.75, on_host(50e9), model) == pytest.approx(ways + away * 28 / 50e9)
     sharded = {"data_parallel": 8, "zero": 1}  # each replica's host has its own part
-    one, eight = (update(1, on_host(50e9), **given) - update(0, **given) for given in ({}, sharded))
-    assert eight == pytest.approx(one / 8, rel=0.05)
+    whole, sharded_time = (
+        update(1, on_host(50e9), **options) - update(0, **options) for options in ({}, sharded)
+    )
+    assert sharded_time == pytest.approx(whole / 8, rel=0.05)
 
 
 def test_the_accelerator_updates_its_part_beside_the_host():
@@ -200,9 +202,9 @@ def test_the_accelerator_updates_its_part_beside_the_host():
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_what_is_offloaded_leaves_the_accelerator(zero):
-    given = {"data_parallel": 4, "zero": zero}
+    options = {"data_parallel": 4, "zero": zero}
     whole, part = (
-        static_parts(pj.Workload(LLAMA, 1, optimizer_offload=share, **given), TABLE)
+        static_parts(pj.Workload(LLAMA, 1, optimizer_offload=share, **options), TABLE)
         for share in (0, 0.75)
     )
     assert part["optimizer"] == whole["optimizer"] / 4
@@ -210,20 +212,20 @@ def test_what_is_offloaded_leaves_the_accelerator(zero):
 
 
 def test_without_offload_nothing_depends_on_the_host():
-    plain, known = (
+    plain, with_host = (
         vars(pj.stage_costs(pj.Workload(LLAMA, 1), system, TABLE))
         for system in (NOWHERE, on_host(1e9, NOWHERE))
     )
     assert all(
-        np.array_equal(plain[name], known[name]) for name in plain if plain[name] is not None
+        np.array_equal(plain[name], with_host[name]) for name in plain if plain[name] is not None
     )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_offloads_are_priced_alike_in_numpy_and_in_jax(share):
     def of_rate(rate, system=QUIET):
-        found = work_costs(work, system.with_number("host.memory_bandwidth", rate))
-        return found.update[0]
+        result = work_costs(work, system.with_number("host.memory_bandwidth", rate))
+        return result.update[0]
 
     work = stage_work(pj.Workload(LLAMA, 1, optimizer_offload=share), TABLE)
     with jax.enable_x64(True):
@@ -250,12 +252,12 @@ def test_a_host_that_is_not_known_takes_no_offload(name):
 
 
 def test_an_offloaded_step_depends_on_link_and_host_by_the_time_that_they_take():
-    found = pj.sensitivity(TABLE, pj.Workload(LLAMA, 1, optimizer_offload=1), QUIET_HOST)
+    result = pj.sensitivity(TABLE, pj.Workload(LLAMA, 1, optimizer_offload=1), QUIET_HOST)
     on_link = parameters() * (2 + 2) / (LINK.bandwidth * LINK.efficiency)
-    taken = {"host.memory_bandwidth": parameters() * 28 / 50e9, "host_link.bandwidth": on_link}
-    for name, seconds in taken.items():
-        assert found.share[name] == pytest.approx(seconds / found.step_time, rel=1e-6)
-    assert sum(found.share.values()) == pytest.approx(1)
+    spent = {"host.memory_bandwidth": parameters() * 28 / 50e9, "host_link.bandwidth": on_link}
+    for name, seconds in spent.items():
+        assert result.share[name] == pytest.approx(seconds / result.step_time, rel=1e-6)
+    assert sum(result.share.values()) == pytest.approx(1)
 
 
 GPT = pj.load_model("gpt-22b")  # whose attention is written out
@@ -275,7 +277,7 @@ def test_attention_has_the_peak_and_the_bytes_of_its_precision(model, names):
         assert op.flop == plain[name].flop
         for phase in PHASES[:2]:
             flop, volume, starts = (
-                float(getattr(each, phase)) for each in (op.flop, op.volume, op.launches)
+                float(getattr(numbers, phase)) for numbers in (op.flop, op.volume, op.launches)
             )
             bandwidth = H100.memory_bandwidth * H100.memory_efficiency.at(volume)
             by_hand = flop / rate + volume / bandwidth + starts * H100.compute_latency
@@ -380,12 +382,12 @@ def test_adapters_add_two_narrow_products_to_each_phase_and_frozen_ones_lose_w(n
     model, (kind, shared, expert) = pj.load_model(name), SIDES[name]
     layout = Layout(tensor=tensor, sequence_parallel=1.0 * (tensor > 1))
     plain, frozen, lora = (
-        layer_ops(model, dataclasses.replace(layout, **given), kind)
-        for given in ({}, {"frozen": True}, LORA)
+        layer_ops(model, dataclasses.replace(layout, **options), kind)
+        for options in ({}, {"frozen": True}, LORA)
     )
-    for one, other in zip(plain, frozen, strict=True):
-        assert (one.flop[:2], one.volume[:2]) == (other.flop[:2], other.volume[:2])
-        assert not any((other.flop[2], other.volume[2], other.launches[2]))
+    for first, second in zip(plain, frozen, strict=True):
+        assert (first.flop[:2], first.volume[:2]) == (second.flop[:2], second.volume[:2])
+        assert not any((second.flop[2], second.volume[2], second.launches[2]))
     assert lora[: len(frozen)] == frozen
     adapters = lora[len(frozen) :]
     slots = 0 if model.moe is None else model.moe.top_k
@@ -403,25 +405,27 @@ def test_only_adapters_have_gradients_optimizer_state_and_exchanges(name):
     model, (kind, shared, expert) = pj.load_model(name), SIDES[name]
     experts = 0 if model.moe is None else model.moe.experts
     layout = Layout(tensor=4, expert=2, lora_rank=16)
-    held, trained, own = (
+    held, trained, base_weights = (
         layer_weights(model, at, base=base)[kind]
         for at, base in ((layout, True), (layout, False), (Layout(tensor=4, expert=2), True))
     )
     assert trained == (16 * shared / 4, 16 * experts * expert / 2)
-    np.testing.assert_allclose(held, np.add(own, trained))
-    one = dataclasses.replace(model, layers=1, mtp_layers=0)
+    np.testing.assert_allclose(held, np.add(base_weights, trained))
+    layer = dataclasses.replace(model, layers=1, mtp_layers=0)
     if model.moe is not None:
-        one = dataclasses.replace(one, moe=dataclasses.replace(model.moe, dense_layers=0))
+        layer = dataclasses.replace(layer, moe=dataclasses.replace(model.moe, dense_layers=0))
     count = 16 * (shared + experts * expert)
     need, frozen = (
-        stage_bytes(pj.Workload(one, 1, **given), TABLE) for given in (LORA, {"frozen": True})
+        stage_bytes(pj.Workload(layer, 1, **options), TABLE) for options in (LORA, {"frozen": True})
     )
-    assert need.gradients[0] == count * one.accumulated_bytes
-    assert need.optimizer[0] == count * one.optimizer_bytes
+    assert need.gradients[0] == count * layer.accumulated_bytes
+    assert need.optimizer[0] == count * layer.optimizer_bytes
     assert need.weights[0] - frozen.weights[0] == pytest.approx(2 * count)
     assert (frozen.gradients[0], frozen.optimizer[0], frozen.version[0]) == (0, 0, 0)
-    work = stage_work(pj.Workload(one, 1, **LORA), TABLE)
-    assert sum(float(np.sum(each)) for each in work.parameters) == count  # what A and U are of
+    work = stage_work(pj.Workload(layer, 1, **LORA), TABLE)
+    assert (
+        sum(float(np.sum(parameter)) for parameter in work.parameters) == count
+    )  # what A and U are of
     assert sum(work.kinds[-1].trained) == count  # what ZeRO 2 and 3 reduce in W
     assert work.head.trained == (0, 0)
     assert work.tied_parameters == 0
@@ -430,8 +434,10 @@ def test_only_adapters_have_gradients_optimizer_state_and_exchanges(name):
 def test_replicas_of_frozen_weights_exchange_nothing_and_adapters_their_part():
     replicas = {"data_parallel": 8, "zero": 2}
     network = QUIET.with_number("node.latency", 0.0)
-    w = [phases(system=network, **replicas, **given)[2] for given in ({}, LORA, {"frozen": True})]
-    alone = [phases(system=network, **given)[2] for given in ({}, LORA, {"frozen": True})]
+    w = [
+        phases(system=network, **replicas, **options)[2] for options in ({}, LORA, {"frozen": True})
+    ]
+    alone = [phases(system=network, **options)[2] for options in ({}, LORA, {"frozen": True})]
     waits = np.subtract(w, alone)
     assert waits[2] == w[2] == 0
     assert 0 < waits[1] < waits[0] / 50
@@ -448,7 +454,8 @@ def test_frozen_layers_keep_what_i_needs_and_those_with_adapters_inputs_too():
     """Per token of Llama 3 8B: outputs of both norms and of the activation function are W's only."""
     tokens, layers = LLAMA.sequence, LLAMA.layers
     plain, frozen, lora = (
-        stage_bytes(pj.Workload(LLAMA, 1, **given), TABLE) for given in ({}, {"frozen": True}, LORA)
+        stage_bytes(pj.Workload(LLAMA, 1, **options), TABLE)
+        for options in ({}, {"frozen": True}, LORA)
     )
     head = 2 * 4096  # the final norm's output
     spared = 2 * tokens * (layers * (2 * 4096 + 14336)) + tokens * head
@@ -458,8 +465,8 @@ def test_frozen_layers_keep_what_i_needs_and_those_with_adapters_inputs_too():
     assert lora.activations[0] == pytest.approx(plain.activations[0] + narrow - tokens * head)
     fp8 = {"precision": "fp8"}
     in_fp8 = [
-        stage_bytes(pj.Workload(LLAMA, 1, **given, **fp8), TABLE).activations[0]
-        for given in ({"frozen": True}, LORA)
+        stage_bytes(pj.Workload(LLAMA, 1, **options, **fp8), TABLE).activations[0]
+        for options in ({"frozen": True}, LORA)
     ]
     # frozen products keep nothing in FP8 for W; adapters are in the model's own precision
     np.testing.assert_allclose(in_fp8, [frozen.activations[0], lora.activations[0]])
@@ -468,12 +475,12 @@ def test_frozen_layers_keep_what_i_needs_and_those_with_adapters_inputs_too():
 @pytest.mark.parametrize("recompute", ["full", "mlp", "core_attn"])
 def test_adapters_are_recomputed_with_what_they_lie_beside(recompute):
     added = []
-    for given in ({"frozen": True}, LORA):
-        none, again = (phases(**given, recompute=r) for r in ("none", recompute))
+    for options in ({"frozen": True}, LORA):
+        none, again = (phases(**options, recompute=r) for r in ("none", recompute))
         added.append(again[1] - none[1])
         assert again[2] == none[2]
         need = [
-            stage_bytes(pj.Workload(LLAMA, 1, recompute=r, **given), TABLE).activations[0]
+            stage_bytes(pj.Workload(LLAMA, 1, recompute=r, **options), TABLE).activations[0]
             for r in ("none", recompute)
         ]
         assert need[1] <= need[0]
@@ -488,35 +495,41 @@ def test_adapters_are_recomputed_with_what_they_lie_beside(recompute):
 def test_exchanges_of_adapters_are_those_of_megatron():
     """Of a layer: two narrow all-gathers, two narrow all-reduces, outputs of two adapters."""
     at = {"tensor": 4, "sequence_parallel": 1.0}
-    plain, lora = (layer_collectives(LLAMA, Layout(**at, **given)) for given in ({}, LORA))
+    plain, lora = (layer_collectives(LLAMA, Layout(**at, **options)) for options in ({}, LORA))
     frozen = layer_collectives(LLAMA, Layout(**at, frozen=True))
     tokens = 2 * LLAMA.sequence
-    found = {}
-    for one in lora:
+    result = {}
+    for collective in lora:
         for phase in range(3):
-            key = one.kind, one.volume[phase] / tokens, phase
-            found[key] = found.get(key, 0) + one.count[phase]
-    for one in plain:
+            key = collective.kind, collective.volume[phase] / tokens, phase
+            result[key] = result.get(key, 0) + collective.count[phase]
+    for collective in plain:
         for phase in range(3):
-            found[one.kind, one.volume[phase] / tokens, phase] -= one.count[phase]
-    assert {key: count for key, count in found.items() if count} == {
+            result[collective.kind, collective.volume[phase] / tokens, phase] -= collective.count[
+                phase
+            ]
+    assert {key: count for key, count in result.items() if count} == {
         ("all_gather", 16, 0): 2,
         ("all_reduce", 16, 0): 2,
         ("all_reduce", 16, 1): 4,
         ("all_gather", 4096, 0): 2,
         ("all_gather", 4096, 1): 2,
     }
-    gathers = [sum(one.count.weight_grad for one in each) for each in (plain, lora, frozen)]
+    gathers = [
+        sum(collective.count.weight_grad for collective in group) for group in (plain, lora, frozen)
+    ]
     assert gathers == [2, 2, 0]  # inputs of W once more
 
 
 def test_layers_priced_as_one_op_lose_w_and_gain_adapters():
     slow = pj.load_system("mid_nw_mid_cp")
-    plain, frozen, lora = (phases(system=slow, **given) for given in ({}, {"frozen": True}, LORA))
+    plain, frozen, lora = (
+        phases(system=slow, **options) for options in ({}, {"frozen": True}, LORA)
+    )
     np.testing.assert_array_equal(frozen, [*plain[:2], 0])
     ops = adapter_ops(LLAMA, Layout(lora_rank=16))
-    beside = 32 * sum(device_time(slow, op, "forward") for op in ops)
-    assert lora[0] - plain[0] == pytest.approx(beside)
+    nearby = 32 * sum(device_time(slow, op, "forward") for op in ops)
+    assert lora[0] - plain[0] == pytest.approx(nearby)
     assert 0 < lora[2] < plain[2] / 10
 
 
@@ -549,7 +562,7 @@ def test_model_flop_of_frozen_products_are_two_thirds():
     """Attention's own products have both gradients; adapters count all three times."""
     tokens, layer = LLAMA.sequence, layer_flop(LLAMA, 1)
     head = 2 * tokens * LLAMA.head_parameters
-    frozen, lora = (model_flop(LLAMA, 1, Layout(**given)) for given in ({"frozen": True}, LORA))
+    frozen, lora = (model_flop(LLAMA, 1, Layout(**options)) for options in ({"frozen": True}, LORA))
     w = 32 * layer.weight_grad + head
     assert frozen == pytest.approx(model_flop(LLAMA, 1) - w)
     assert lora - frozen == pytest.approx(3 * 32 * 2 * tokens * 16 * SIDES["llama3-8b"][1])

@@ -25,10 +25,10 @@ def test_a_stack_says_its_source_and_goes_with_the_h100(name):
     stack = pj.load_stack(name)
     assert (stack.name, bool(stack.source)) == (name, True)
     h100 = pj.load_system("h100")
-    found = stack.on(h100)
-    assert found.kernels.elementwise == stack.elementwise >= 1
+    result = stack.on(h100)
+    assert result.kernels.elementwise == stack.elementwise >= 1
     if stack.attention:
-        share = found.kernels.attention_efficiency * h100.compute_efficiency.shares[-1]
+        share = result.kernels.attention_efficiency * h100.compute_efficiency.shares[-1]
         assert share == pytest.approx(
             getattr(h100.attention_kernels, stack.attention.replace("-", "_"))
         )
@@ -44,8 +44,8 @@ def test_what_was_fitted_to_runs_of_a_stack_stays():
     fitted = h100.with_number("kernels.attention_efficiency", 0.3)
     for name, share in ((stack.name, 0.3), ("torchtitan-2024", 0.17 / 0.803)):
         record = CalibrationRecord("runs", 9, (), (), name)
-        found = stack.on(dataclasses.replace(fitted, calibration=record))
-        assert found.kernels.attention_efficiency == pytest.approx(share)
+        result = stack.on(dataclasses.replace(fitted, calibration=record))
+        assert result.kernels.attention_efficiency == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_a_stack_says_precisions_and_what_the_host_has(tmp_path, call):
     with pytest.raises(ValueError, match=r"rows.csv, row 1: a100: no peak .* 'fp8'"):
         pj.validate(read, "a100")
     on_b200 = ["b200" if option == "h100" else option for option in EVALUATE]
-    code, _, told = call(*on_b200, "--stack", path)
-    assert (code, "optimizer_offload must be 0 on b200" in told) == (2, True)
+    code, _, message = call(*on_b200, "--stack", path)
+    assert (code, "optimizer_offload must be 0 on b200" in message) == (2, True)
 
 
 def test_a_row_takes_from_its_stack_what_it_does_not_say(tmp_path):
@@ -131,16 +131,16 @@ def test_a_row_takes_from_its_stack_what_it_does_not_say(tmp_path):
 
 def test_stacks_are_listed(capsys):
     assert run(["schedules", "--stacks"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in stack_names())
+    message = capsys.readouterr().out
+    assert all(name in message for name in stack_names())
     assert run(["schedules", "--stacks", "--models"]) == 2
 
 
 @pytest.fixture
 def calibrated(tmp_path):
-    def write(**told):
+    def write(**columns):
         content, _ = read_named("hardware", "h100", "system")
-        record = {"source": "runs", "rows": 9, "parameters": {}, "bands": {}, **told}
+        record = {"source": "runs", "rows": 9, "parameters": {}, "bands": {}, **columns}
         path = tmp_path / "mine.json"
         path.write_text(json.dumps({**content, "name": "mine", "calibration": record}))
         return path
@@ -161,13 +161,13 @@ def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, over
     path = calibrated(**told)
 
     def step(*more):
-        own = [str(path) if each == "h100" else each for each in EVALUATE]
-        code, out, err = call(*own, "--data-parallel", "4", "--zero", "1", *more, "--json")
+        words = [str(path) if word == "h100" else word for word in EVALUATE]
+        code, out, err = call(*words, "--data-parallel", "4", "--zero", "1", *more, "--json")
         assert code == 0, err
         return json.loads(out)["step_time"], err
 
-    seconds, said = step()
-    assert ("used as in the runs that it was calibrated on" in said) == bool(told)
+    seconds, message = step()
+    assert ("used as in the runs that it was calibrated on" in message) == bool(told)
     assert seconds == step("--overlap", str(overlap))[0]
     assert (seconds == step("--overlap", "0")[0]) == (not told)
     with pytest.warns(Notice) if told else contextlib.nullcontext():
@@ -181,8 +181,10 @@ def test_a_plan_uses_a_calibrated_system_as_in_its_runs(calibrated):
     choices = {name: [1] for name in ("context", "expert", "microbatch_size", "zero")}
     choices |= {"tensor": [8], "pipeline": [2], "recompute": ["none"], "edge_units": [0]}
     with pytest.warns(Notice):
-        found = pj.plan("gpt-22b", path, gpus=64, minibatch=16, choices=choices, schedules=["1f1b"])
-    assert found.request.shared["overlap"] == 0.5
+        result = pj.plan(
+            "gpt-22b", path, gpus=64, minibatch=16, choices=choices, schedules=["1f1b"]
+        )
+    assert result.request.shared["overlap"] == 0.5
 
 
 def test_rows_take_exchanges_as_every_command_does(tmp_path, call):
@@ -223,12 +225,12 @@ def test_a_sweep_over_stacks_is_what_evaluate_says_of_each(tmp_path, capsys, sai
     options = ["--data-parallel", "4", "--zero", "3", "--json"]
     options += [part for name, value in said.items() for part in (f"--{name}", str(value))]
     for name, system in itertools.product(names, GRID["systems"]):
-        evaluate = [system if each == "h100" else each for each in EVALUATE]
+        evaluate = [system if word == "h100" else word for word in EVALUATE]
         stack = ["--stack", name] if name else []
         assert run([*evaluate, *options, *stack]) == 0
         expected = json.loads(capsys.readouterr().out)["step_time"]
-        found = float(data.step_time.sel(stack=name, system=system))
-        assert found == pytest.approx(expected, rel=1e-12)
+        result = float(data.step_time.sel(stack=name, system=system))
+        assert result == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_sweep_is_known_by_what_its_stacks_say(tmp_path):

@@ -103,12 +103,12 @@ def test_the_table_is_the_timeline_rule(stages, microbatches, admission):
     table = without(updating, (pj.Phase.U,))
     simulated = simulate(stages, microbatches, admission)
     for row, expected in zip(spread(table).rows(), simulated, strict=True):
-        drawn = [
+        expected_rows = [
             ((op.phase.name, op.stage, op.microbatch), slot)
             for slot, cell in enumerate(row)
             for op in cell
         ]
-        assert drawn == expected
+        assert expected_rows == expected
 
 
 @pytest.mark.parametrize("stages", [2, 4, 7])
@@ -126,7 +126,9 @@ def test_admission_moves_the_start_only(stages):
 
 def test_the_naive_pipeline_is_local_sgd_of_one_run():
     table, same = build("naive", 3, 5), build("local-sgd", 3, 5, runs=1)
-    rows = [[[cell for cell in row if cell] for row in each.rows()] for each in (table, same)]
+    rows = [
+        [[cell for cell in row if cell] for row in candidate.rows()] for candidate in (table, same)
+    ]
     assert rows[0] == rows[1]
     assert (pj.staleness(table).max_delay, peak_in_flight(table).tolist()) == (0, [1, 1, 1])
 
@@ -248,7 +250,7 @@ def test_synchronous_tables_are_not_stale(name):
 @given(strategies.tables())
 def test_versions_by_walking_the_rows(drawn):
     table, _ = drawn
-    found = find_versions(table)
+    result = find_versions(table)
     held = np.zeros((table.num_workers, table.num_stages), int)
     for w, row in enumerate(table.rows()):
         updates, stash, peak = {}, {}, {}
@@ -256,20 +258,20 @@ def test_versions_by_walking_the_rows(drawn):
             done = updates.setdefault(op.stage, 0)
             at = op.stage, op.microbatch
             if op.phase is pj.Phase.F:
-                assert (found.newest[at], found.read[at]) == (done, done)
+                assert (result.newest[at], result.read[at]) == (done, done)
                 stash[at] = done
             elif op.phase in (pj.Phase.B, pj.Phase.W):
-                assert found.applied[at] == done * table.updates_within
+                assert result.applied[at] == done * table.updates_within
                 del stash[at]
             elif op.phase is pj.Phase.U:
                 updates[op.stage] += 1
             in_use = {v for (s, _), v in stash.items() if s == op.stage}
             if op.phase in (pj.Phase.B, pj.Phase.W):
-                in_use.add(found.read[at])
+                in_use.add(result.read[at])
             now = len(in_use | {updates[op.stage]})
             peak[op.stage] = max(peak.get(op.stage, 0), now)
-        for stage, most in peak.items():
-            held[w, stage] = most
+        for stage, largest in peak.items():
+            held[w, stage] = largest
     assert np.array_equal(versions_held(table), held)
 
 
@@ -365,13 +367,13 @@ def test_memory_counts_versions_and_runs():
     runs = build("local-sgd", 4, 16, runs=2, local_steps=4)
     less = build("local-sgd", 4, 16, runs=1, local_steps=8)
     persistent = stage_bytes(workload, plain).static
-    one, two = (pj.memory_bytes(workload, table) for table in (less, runs))
-    assert np.all(two - one >= persistent)
+    single, double = (pj.memory_bytes(workload, table) for table in (less, runs))
+    assert np.all(double - single >= persistent)
 
 
 def test_command(answer, tmp_path):
-    one = "--schedule", "pipedream", "--workers", "4", "--microbatches", "160"
-    result = answer("staleness", *one)
+    line = "--schedule", "pipedream", "--workers", "4", "--microbatches", "160"
+    result = answer("staleness", *line)
     rows = result.pop("histogram")
     counts = pj.staleness(build(m=160)).histogram()
     assert [row["delay"] for row in rows] == list(range(15))
@@ -389,13 +391,13 @@ def test_command(answer, tmp_path):
     }
     result = answer(
         "staleness",
-        *one,
+        *line,
         *shlex.split("--model gpt-22b --system h100 --minibatch 160 --out"),
         tmp_path / "delays.svg",
     )
     assert result["weight_bytes"] == sorted(result["weight_bytes"], reverse=True)
     assert (tmp_path / "delays.svg").read_text().count("largest") == 1
-    answer("export", *one, "--format", "json", "--out", tmp_path / "table.json")
+    answer("export", *line, "--format", "json", "--out", tmp_path / "table.json")
     read = answer("staleness", "--table", tmp_path / "table.json")
     assert (read["max_delay"], read["weight_versions"]) == (14, [4, 3, 2, 1])
     assert (

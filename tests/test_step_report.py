@@ -89,8 +89,8 @@ def test_ops_are_the_sum_of_their_parts():
     whole, parts = pj.stage_costs(ZERO_3, SYSTEM, table), stage_parts(ZERO_3, SYSTEM, table)
     for letter in "FBIWR":
         field = PHASE_FIELDS[letter]
-        found = sum(np.asarray(getattr(part, field)) for part in parts.values())
-        np.testing.assert_allclose(found, np.asarray(getattr(whole, field)), rtol=1e-12)
+        result = sum(np.asarray(getattr(part, field)) for part in parts.values())
+        np.testing.assert_allclose(result, np.asarray(getattr(whole, field)), rtol=1e-12)
 
 
 def test_model_flop_is_the_published_count():
@@ -108,8 +108,8 @@ def test_a_layer_of_further_prediction_needs_its_flop_too():
     tokens = 64 * without.sequence
     layer = layer_flop(without, 64, kind="moe").forward
     products = 2 * tokens * (2 * 7168 * 7168 + 7168 * 129280)
-    found = model_flop(with_it, 64) - model_flop(without, 64)
-    assert found == pytest.approx(3 * (layer + products))
+    result = model_flop(with_it, 64) - model_flop(without, 64)
+    assert result == pytest.approx(3 * (layer + products))
 
 
 def test_mfu_tokens_price_and_bands():
@@ -173,22 +173,22 @@ GIVEN = (
 
 
 def test_options_are_fields_of_the_workload(answer, call):
-    found = answer("evaluate", *GIVEN)
+    result = answer("evaluate", *GIVEN)
     more = {"scatter_gather": True, "overlap": True, "rank_order": "tp-pp-dp"}
     workload = dataclasses.replace(WORKLOAD, model=pj.load_model("gpt-22b"), **more)
     run = run_of(workload, pj.load_system("h100"))
     report = pj.step_report(run, workload, pj.load_system("h100"))
     for name in ("step_time", "mfu", "tokens_per_second", "accelerators", "precision"):
-        assert found[name] == getattr(report, name)
-    assert found["breakdown"] == report.breakdown
-    needs = np.sum(list(found["memory_parts"].values()), axis=0)
-    reserve = found["memory_parts"].get("reserve", [0.0])[0]
-    np.testing.assert_allclose(needs - reserve, found["memory_bytes"])
+        assert result[name] == getattr(report, name)
+    assert result["breakdown"] == report.breakdown
+    needs = np.sum(list(result["memory_parts"].values()), axis=0)
+    reserve = result["memory_parts"].get("reserve", [0.0])[0]
+    np.testing.assert_allclose(needs - reserve, result["memory_bytes"])
     _, text, _ = call("evaluate", *GIVEN)
     for words in ("MFU", "of bf16", "64 accelerators", "bubble", "worker 0 holds  parameters"):
         assert words in " ".join(text.split()).replace("holds ", "holds  ")
     (row,) = answer("compare", "--schedules", "1f1b", *GIVEN[2:])["rows"]
-    assert (row["mfu"], row["breakdown"]) == (found["mfu"], found["breakdown"])
+    assert (row["mfu"], row["breakdown"]) == (result["mfu"], result["breakdown"])
 
 
 @pytest.mark.slow

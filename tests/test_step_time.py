@@ -33,8 +33,8 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def system():
-    found = pj.load_system("a100")
-    return dataclasses.replace(found, kernels=dataclasses.replace(found.kernels, priced=1.0))
+    machine = pj.load_system("a100")
+    return dataclasses.replace(machine, kernels=dataclasses.replace(machine.kernels, priced=1.0))
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,6 @@ def test_gradients_are_those_of_finite_differences(at, found):
 
 
 def test_a_factor_lengthens_the_layers_of_its_group_alone(rows, at, found):
-    of_group = found[1][0, :, len(NAMES.split()) :]
-    np.testing.assert_array_equal(of_group > 0, (rows.tensor // 8)[:, None] == np.arange(2))
-    assert (of_group.sum(axis=1) < found[0][0]).all()
+    group_slopes = found[1][0, :, len(NAMES.split()) :]
+    np.testing.assert_array_equal(group_slopes > 0, (rows.tensor // 8)[:, None] == np.arange(2))
+    assert (group_slopes.sum(axis=1) < found[0][0]).all()

@@ -88,18 +88,18 @@ def test_a_model_has_slow_workers_too(name):
     with pytest.raises(ValueError, match="priced"):
         pj.step_report(run, plain, system)
     lengths = [2048, 1024, 1024, 2048]
-    found = pj.stage_costs(slow, system, table, lengths=lengths)
+    result = pj.stage_costs(slow, system, table, lengths=lengths)
     whole = pj.costing.scaled_costs(
         pj.stage_costs(plain, system, table, lengths=lengths), table, workers={2: 1.5}
     )
-    assert jax.tree.all(jax.tree.map(np.array_equal, found, whole))
+    assert jax.tree.all(jax.tree.map(np.array_equal, result, whole))
 
 
 @pytest.mark.parametrize(
     "outputs", [["bubble_ratio"], pytest.param(SHARES, marks=pytest.mark.slow)]
 )
 def test_sweeps_have_an_axis_of_slow_workers(outputs, tmp_path):
-    given = {
+    options = {
         "schedules": ["1f1b", "chimera"],
         "workers": 4,
         "microbatch_size": 2,
@@ -109,24 +109,24 @@ def test_sweeps_have_an_axis_of_slow_workers(outputs, tmp_path):
         "outputs": outputs,
         **MODEL,
     }
-    found = pj.run_sweep(given, tmp_path / "sweep.zarr")
-    for name in given["schedules"]:
+    result = pj.run_sweep(options, tmp_path / "sweep.zarr")
+    for name in options["schedules"]:
         table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
-        for system in given["systems"]:
-            at = found.sel(schedule=name, system=system)
+        for system in options["systems"]:
+            at = result.sel(schedule=name, system=system)
             for text, stragglers in (("", {}), ("2=1.5", {2: 1.5})):
                 work = pj.Workload(pj.load_model("gpt-22b"), **MODEL, stragglers=stragglers)
                 run = pj.evaluate(table, pj.stage_costs(work, pj.load_system(system), table))
-                one = at.sel(stragglers=text)
-                assert float(one.step_time) == pytest.approx(run.makespan, rel=1e-9)
-                assert float(one.bubble_ratio) == pytest.approx(run.bubble_ratio, rel=1e-9)
+                points = at.sel(stragglers=text)
+                assert float(points.step_time) == pytest.approx(run.makespan, rel=1e-9)
+                assert float(points.bubble_ratio) == pytest.approx(run.bubble_ratio, rel=1e-9)
                 if "share" not in outputs:
                     continue
-                assert float(one.share.sum()) == pytest.approx(1.0)
+                assert float(points.share.sum()) == pytest.approx(1.0)
                 share = pj.sensitivity(table, work, pj.load_system(system)).share
-                peak = float(one.share.sel(resource="compute.peak"))
+                peak = float(points.share.sel(resource="compute.peak"))
                 assert peak == pytest.approx(share["compute.peak"], rel=1e-6)
-            assert "worker 7" in str(found.sel(schedule=name, stragglers="7=2").reason.values)
+            assert "worker 7" in str(result.sel(schedule=name, stragglers="7=2").reason.values)
 
 
 def test_slow_workers_on_the_command_line(answer, mistake, tmp_path):
@@ -134,12 +134,12 @@ def test_slow_workers_on_the_command_line(answer, mistake, tmp_path):
     assert answer(*base, "--stragglers", "1=3,2=1.5")["busy"] == [12.0, 36.0, 18.0, 12.0]
     file = tmp_path / "costs.json"
     file.write_text('{"unit": "seconds", "F": 1, "B": 2, "stragglers": {"1": 3}}')
-    told = ["evaluate", "-s", "1f1b", "-P", 4, "-M", 4, "--costs", file]
-    assert answer(*told, "--stragglers", "1=2")["busy"] == [12.0, 72.0, 12.0, 12.0]
+    message = ["evaluate", "-s", "1f1b", "-P", 4, "-M", 4, "--costs", file]
+    assert answer(*message, "--stragglers", "1=2")["busy"] == [12.0, 72.0, 12.0, 12.0]
     model = ["--model", "gpt-22b", "--system", "h100", "--minibatch", 4]
-    found = answer(*base[:-2], *model, "--stragglers", "1=3")
-    assert found["busy"][1] == pytest.approx(3 * found["busy"][2])
-    assert sum(found["breakdown"].values()) == pytest.approx(found["makespan"])
+    result = answer(*base[:-2], *model, "--stragglers", "1=3")
+    assert result["busy"][1] == pytest.approx(3 * result["busy"][2])
+    assert sum(result["breakdown"].values()) == pytest.approx(result["makespan"])
     assert "names worker 1 twice" in mistake(*base, "--stragglers", "1=3,1=2")
     assert "--stragglers: there is no worker 9" in mistake(*base, "--stragglers", "9=3")
     zero = "--stragglers: factor of worker 1 must be a number above 0, got 0"

@@ -63,8 +63,8 @@ def test_phases_are_told_apart_in_grey():
 @pytest.mark.parametrize("seen_by", SEEN_BY)
 def test_phases_and_shades_of_pipes_are_told_apart(seen_by):
     seen = {name: lab(colour, seen_by) for name, colour in (FILLS | SHADES).items()}
-    for one, other in itertools.combinations(seen, 2):
-        assert np.linalg.norm(seen[one] - seen[other]) >= LEAST_DIFFERENCE, (one, other)
+    for first, second in itertools.combinations(seen, 2):
+        assert np.linalg.norm(seen[first] - seen[second]) >= LEAST_DIFFERENCE, (first, second)
 
 
 @pytest.mark.parametrize("name", ["braid", "vocabulary", "mixed"])
@@ -122,11 +122,11 @@ def test_a_good_figure_has_no_faults():
 
 def unequal(figure, axes):
     figure.clear()
-    one, other = figure.subplots(2)
-    one.plot([0, 1], color=palette.BLACK)
-    other.plot([0, 2], color=palette.BLACK)
-    one.set_ylabel("share")
-    other.set_ylabel("share")
+    first, second = figure.subplots(2)
+    first.plot([0, 1], color=palette.BLACK)
+    second.plot([0, 2], color=palette.BLACK)
+    first.set_ylabel("share")
+    second.set_ylabel("share")
 
 
 SPOIL = {
@@ -208,8 +208,8 @@ def test_a_front_is_seen_to_the_edges_and_the_rest_is_counted():
     _, axes = plt.subplots()
     step, memory = np.array([1.0, 1.1, 1.2, 30.0]), np.array([5.0, 4.0, 4.5, 4.2])
     sides = [Shown("step time [s]", step), Shown("memory [GB]", memory)]
-    every = np.ones(4, bool)
-    draw_results(axes, sides, {"points": every}, np.array([0, 1]), np.array([0]))
+    ones = np.ones(4, bool)
+    draw_results(axes, sides, {"points": ones}, np.array([0, 1]), np.array([0]))
     (front,) = [line for line in axes.lines if line.get_label() == "front"]
     assert axes.get_xlim()[1] < 2
     assert front.get_xdata()[-1] == axes.get_xlim()[1]
@@ -220,14 +220,14 @@ def test_a_front_of_what_is_to_be_large_runs_to_where_it_is_small():
     _, axes = plt.subplots()
     rate, bandwidth = np.array([5.0, 3.0, 1.0, 4.0]), np.array([9.0, 2.0, 1.0, 9.5])
     sides = [Shown("rate", rate, more_is_better=True), Shown("bandwidth", bandwidth)]
-    told = "x", ["one", "two", "three"]
-    draw_results(axes, sides, {"all": np.ones(4, bool)}, np.arange(3), np.array([0]), told)
+    message = "x", ["one", "two", "three"]
+    draw_results(axes, sides, {"all": np.ones(4, bool)}, np.arange(3), np.array([0]), message)
     (front,) = [line for line in axes.lines if line.get_label() == "front"]
     steps = front.get_path().vertices  # for 3 and less no more is needed than 2
     assert steps[-1].tolist() == [axes.get_xlim()[0], 1.0]
     assert [3.0, 9.0] in steps.tolist()
     assert [text.get_text() for text in axes.texts] == ["1", "2", "3"]
-    (named,) = [each for each in axes.figure.legends if each.get_title().get_text() == "x"]
+    (named,) = [legend for legend in axes.figure.legends if legend.get_title().get_text() == "x"]
     assert [text.get_text() for text in named.get_texts()] == ["one", "two", "three"]
 
 
@@ -308,14 +308,14 @@ def test_both_bars_of_a_tornado_are_seen_where_both_lengthen_the_step():
 
 
 def test_a_memory_limit_is_a_line_above_what_keeps_to_it():
-    one = np.ones(2)
+    ones = np.ones(2)
     held = ActivationMemory(
         worker=np.array([0, 0, 1]),
         time=np.array([0.0, 1.0, 0.0]),
         held=np.array([1.0, 3.0, 2.0]),
         peak=np.array([3.0, 2.0]),
         peak_at=np.array([1.0, 0.0]),
-        **dict.fromkeys(("sizes", "weight_share", "checkpoints"), one),
+        **dict.fromkeys(("sizes", "weight_share", "checkpoints"), ones),
     )
     _, axes = plt.subplots()
     draw_memory(axes, Curves(held, "held", "{:g}".format, limit=4.0), until=2.0)

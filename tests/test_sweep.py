@@ -83,17 +83,17 @@ def test_points_are_single_evaluations(data):
         assert float(at.bubble_ratio) == pytest.approx(result.bubble_ratio, rel=1e-9)
         tokens = 8 * workload.model.sequence
         assert float(at.tokens_per_second) == pytest.approx(tokens / result.makespan, rel=1e-12)
-        each = float(at.tokens_per_second_per_gpu)  # of 2 workers of 2
-        assert each == pytest.approx(float(at.tokens_per_second) / 4, rel=1e-12)
+        per_accelerator = float(at.tokens_per_second_per_gpu)  # of 2 workers of 2
+        assert per_accelerator == pytest.approx(float(at.tokens_per_second) / 4, rel=1e-12)
         need = pj.memory_bytes(workload, table).max()
         assert float(at.memory_bytes) == need
         fits = need <= system.memory_available
         assert STATUS[int(at.status)] == ("feasible" if fits else "out of memory")
         assert float(at.share.sum()) == pytest.approx(1, abs=1e-5)
         assert int(at.bound_by) == int(at.share.argmax("resource"))
-    found = pj.sensitivity(table, workload, system)
-    np.testing.assert_allclose(at.share, list(found.share.values()), atol=1e-6)
-    assert RESOURCES[int(at.bound_by)] == found.bound_by
+    answer = pj.sensitivity(table, workload, system)
+    np.testing.assert_allclose(at.share, list(answer.share.values()), atol=1e-6)
+    assert RESOURCES[int(at.bound_by)] == answer.bound_by
 
 
 def test_an_optimizer_on_the_host_needs_one_that_is_known(tmp_path):
@@ -138,7 +138,7 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
     with pytest.raises(ValueError, match=point):
         run_sweep(read_sweep(grid), tmp_path / "offloads.zarr")
 
-    def broken(*given):
+    def broken(*arguments):
         raise ValueError("a bug of ours")
 
     monkeypatch.setattr("pipejax.sweep.evaluation.memory_bytes", broken)
@@ -282,7 +282,7 @@ def test_system_axes_in_every_unit():
 
 def test_closed_forms_in_place_of_runs_change_nothing(tmp_path, monkeypatch):
     grid = {**GRID, "workers": 3}
-    found = run_sweep(grid, tmp_path / "runs").load()
+    result = run_sweep(grid, tmp_path / "runs").load()
     calls = []
 
     def by_form(program, costs):
@@ -293,4 +293,4 @@ def test_closed_forms_in_place_of_runs_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("pipejax.sweep.evaluation.makespans_by_form", by_form)
     forms = run_sweep(grid, tmp_path / "forms").load()
     assert sum(call is not None for call in calls) > 10
-    np.testing.assert_allclose(forms.step_time, found.step_time, rtol=1e-12)
+    np.testing.assert_allclose(forms.step_time, result.step_time, rtol=1e-12)

@@ -49,12 +49,15 @@ def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(whole, path)
         damage(path / chunk)
-        told = []
+        message = []
         run_sweep(
-            GRID, path, resume=True, on_progress=lambda *progress, told=told: told.append(progress)
+            GRID,
+            path,
+            resume=True,
+            on_progress=lambda *progress, message=message: message.append(progress),
         )
         assert files_of(path) == expected
-        assert len(told) == 2, "one block is evaluated, the others stay"
+        assert len(message) == 2, "one block is evaluated, the others stay"
     shutil.rmtree(path / "schedule")
     (path / ".zmetadata").unlink()
     (path / "step_time" / ".zarray").write_text("{")
@@ -161,11 +164,11 @@ def test_killed_before_the_store_is_made_it_begins_anew(whole, tmp_path, monkeyp
     sweep, expected, replace = read_sweep(GRID), files_of(whole), os.replace
     metadata = {name for name in expected if Path(name).name.startswith(".")}
     for step in (0, 1, 2, 9):
-        path, left = tmp_path / f"{step}.zarr", [step]
+        path, calls = tmp_path / f"{step}.zarr", [step]
 
-        def killed(*paths, left=left):
-            left[0] -= DRAFT in str(paths[0]) and not str(paths[0]).endswith(".partial")
-            if left[0] < 0:
+        def killed(*paths, calls=calls):
+            calls[0] -= DRAFT in str(paths[0]) and not str(paths[0]).endswith(".partial")
+            if calls[0] < 0:
                 raise KeyboardInterrupt
             replace(*paths)
 
@@ -175,8 +178,8 @@ def test_killed_before_the_store_is_made_it_begins_anew(whole, tmp_path, monkeyp
         monkeypatch.setattr(os, "replace", replace)
         with opened(sweep, path, resume=step > 0):
             assert metadata <= set(files_of(path))
-        found = files_of(path)
-        assert {name: found[name] for name in metadata} == {n: expected[n] for n in metadata}
+        result = files_of(path)
+        assert {name: result[name] for name in metadata} == {n: expected[n] for n in metadata}
 
 
 CLUSTER = """
@@ -210,8 +213,8 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tm
         timeout=120,
     )
     assert client.returncode == 0, client.stderr
-    found = json.loads(client.stdout)
-    assert (found["not_evaluated"], found["evaluated_now"]) == (0, read_sweep(GRID).num_points)
+    result = json.loads(client.stdout)
+    assert (result["not_evaluated"], result["evaluated_now"]) == (0, read_sweep(GRID).num_points)
     assert files_of(out) == files_of(whole)
 
 

@@ -91,7 +91,7 @@ def test_systems_of_all_files_have_the_same_numbers():
         for name in system_names()
     ]
     flags = {"collectives": Collectives(), "kernels": Kernels()}
-    names = {jax.tree.structure(dataclasses.replace(one, **CURVES, **flags)) for one in plain}
+    names = {jax.tree.structure(dataclasses.replace(system, **CURVES, **flags)) for system in plain}
     assert len({str(name).replace("gpus_per_node=4", "gpus_per_node=8") for name in names}) == 1
 
 

@@ -171,9 +171,9 @@ def test_the_arrays_of_a_table_hold_whole_numbers():
             pj.ScheduleTable(*arguments)
     wide = pj.ScheduleTable(table.cells, table.partners, [[0, 1]])
     assert wide.placement.dtype == np.int32
-    given = np.array([0, 0], np.int32)
-    pj.ScheduleTable.from_rows(TWO, placement=[[0, 1]], pipe_of_microbatch=given)
-    given[0] = 1  # the caller's own array stays his
+    options = np.array([0, 0], np.int32)
+    pj.ScheduleTable.from_rows(TWO, placement=[[0, 1]], pipe_of_microbatch=options)
+    options[0] = 1  # the caller's own array stays his
 
 
 def test_arrays_are_dense_integers_and_frozen():

@@ -29,12 +29,12 @@ def far_times(placement, sizes, times, places):
     """Latency and transmit times where a message takes what the link between two places does."""
 
     def level(pipe, boundary):
-        one, other = (places[placement[pipe][s]] for s in (boundary, boundary + 1))
-        return next((k for k, n in enumerate(sizes) if one // n == other // n), -1)
+        first, second = (places[placement[pipe][s]] for s in (boundary, boundary + 1))
+        return next((k for k, n in enumerate(sizes) if first // n == second // n), -1)
 
     pipes, stages = placement.shape
     links = [*itertools.product((0, 1), range(pipes), range(stages - 1))]
-    return [{(way, p, b): each[level(p, b)] for way, p, b in links} for each in times]
+    return [{(way, p, b): time[level(p, b)] for way, p, b in links} for time in times]
 
 
 @settings(max_examples=30)
@@ -84,17 +84,17 @@ def of_all_placements(name, sizes, transmit):
     """Makespans of all 720 placements of 6 workers, each priced by itself, in one batch."""
     table = build(name)
     orders = list(itertools.permutations(range(6)))
-    each = [
+    costs = [
         pj.costing.topology_costs(COSTS, table, pj.Topology(sizes, transmit=transmit, places=order))
         for order in orders
     ]
-    batch = jax.tree.map(lambda *leaves: np.stack([np.atleast_1d(leaf) for leaf in leaves]), *each)
+    batch = jax.tree.map(lambda *leaves: np.stack([np.atleast_1d(leaf) for leaf in leaves]), *costs)
     return np.asarray(pj.makespans(pj.lower(table), batch))
 
 
 @pytest.mark.parametrize(
     ("name", "machine", "tried"),
-    daily(itertools.product(SCHEDULES, MACHINES, ("all", "some")), always=2, of=6),
+    daily(itertools.product(SCHEDULES, MACHINES, ("all", "some")), always=2, one_in=6),
 )
 def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     if tried == "some":
@@ -102,17 +102,17 @@ def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     sizes, transmit = machine
     table, times = build(name), of_all_placements(name, sizes, transmit)
     topology = pj.Topology(sizes, transmit=transmit)
-    found = pj.search.places(table, COSTS, topology, iterations=30)
-    assert found.value == pytest.approx(times.min(), rel=1e-12)
-    assert found.lower_bound <= times.min() * (1 + 1e-12)
-    assert found.baselines["in order"] == pytest.approx(times[0], rel=1e-12)
-    assert all(found.value <= time * (1 + 1e-12) for time in found.baselines.values())
-    there = pj.Topology(sizes, transmit=transmit, places=found.best.places.tolist())
+    result = pj.search.places(table, COSTS, topology, iterations=30)
+    assert result.value == pytest.approx(times.min(), rel=1e-12)
+    assert result.lower_bound <= times.min() * (1 + 1e-12)
+    assert result.baselines["in order"] == pytest.approx(times[0], rel=1e-12)
+    assert all(result.value <= time * (1 + 1e-12) for time in result.baselines.values())
+    there = pj.Topology(sizes, transmit=transmit, places=result.best.places.tolist())
     assert (
-        pj.evaluate(table, pj.costing.topology_costs(COSTS, table, there)).makespan == found.value
+        pj.evaluate(table, pj.costing.topology_costs(COSTS, table, there)).makespan == result.value
     )
     if tried == "all":
-        assert (found.stopped, found.gap) == ("optimal", 0.0)
+        assert (result.stopped, result.gap) == ("optimal", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -132,36 +132,36 @@ def test_sixteen_workers_on_two_nodes(name, start, monkeypatch):
         "scattered": np.random.default_rng(1).permutation(16).tolist(),
     }[start]
     machine = pj.Topology(8, transmit=(0.05, 0.5), places=places)
-    found = pj.search.places(table, COSTS, machine, iterations=6)
-    given = pj.evaluate(table, pj.costing.topology_costs(COSTS, table, machine)).makespan
-    assert found.baselines["given"] == pytest.approx(given, rel=1e-12)
-    assert found.value <= min(found.baselines.values()) * (1 + 1e-12)
+    result = pj.search.places(table, COSTS, machine, iterations=6)
+    in_order = pj.evaluate(table, pj.costing.topology_costs(COSTS, table, machine)).makespan
+    assert result.baselines["given"] == pytest.approx(in_order, rel=1e-12)
+    assert result.value <= min(result.baselines.values()) * (1 + 1e-12)
 
 
 def test_the_bound_knows_how_often_nodes_are_left():
     """A chain leaves four nodes three times at least, a ring four times."""
     ring, chain = build("interleaved-1f1b", 16, 16), build("1f1b", 16, 16)
     machine = pj.Topology(4, transmit=(0.05, 0.5))
-    found = pj.search.places(ring, COSTS, machine, iterations=0)
-    assert found.lower_bound == pytest.approx(found.baselines["in order"], rel=1e-12)
+    result = pj.search.places(ring, COSTS, machine, iterations=0)
+    assert result.lower_bound == pytest.approx(result.baselines["in order"], rel=1e-12)
     three = np.full(15, 0.05)
     three[-3:] = 0.5  # the last ones cost least
     least = pj.evaluate(chain, pj.Costs(forward=1.0, backward=2.0, transmit=three)).makespan
-    found = pj.search.places(chain, COSTS, machine, iterations=0)
-    assert found.lower_bound <= least
+    result = pj.search.places(chain, COSTS, machine, iterations=0)
+    assert result.lower_bound <= least
     near = pj.evaluate(chain, pj.Costs(forward=1.0, backward=2.0, transmit=0.05)).makespan
-    assert near < found.lower_bound <= found.value
+    assert near < result.lower_bound <= result.value
     far = pj.search.places(build("chimera", 8, 8), COSTS, machine, iterations=0)
     assert far.gap == 1 - far.lower_bound / far.value > 0.01
 
 
 def test_placements_that_cost_the_same_are_run_once():
     table = build("1f1b", 8, 8)
-    found = pj.search.places(table, COSTS, pj.Topology(4, transmit=(0.0, 1.0)))
+    result = pj.search.places(table, COSTS, pj.Topology(4, transmit=(0.0, 1.0)))
     assert (
-        found.evaluated <= 35
+        result.evaluated <= 35
     )  # 70 halves of 8 workers, less those with the nodes' names exchanged
-    assert (found.best.places // 4).tolist() in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
+    assert (result.best.places // 4).tolist() in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
 
 
 @pytest.mark.parametrize("given", [{}, {"data_parallel": 2, "zero": 1}, {"stragglers": {1: 1.5}}])
@@ -180,13 +180,13 @@ def test_a_model_at_all_places(name, given):
     for k, order in enumerate(places.tolist()):
         own_places = {**MODEL, **given, "worker_places": order}
         there = pj.Workload(model, **own_places)
-        own = pj.stage_costs(there, system, table)
+        expected = pj.stage_costs(there, system, table)
         at = placed.at(order)
-        for field, time in vars(own).items():
+        for field, time in vars(expected).items():
             if time is not None:
                 np.testing.assert_allclose(getattr(at, field), time, rtol=1e-12, err_msg=field)
-        of_batch = batch.all_reduce[k]
-        np.testing.assert_allclose(of_batch, own.all_reduce, rtol=1e-12)
+        exchange = batch.all_reduce[k]
+        np.testing.assert_allclose(exchange, expected.all_reduce, rtol=1e-12)
     shared = {tuple(np.asarray(placed.at(order).all_reduce)) for order in places.tolist()}
     assert len(shared) > 1  # where copies or ends lie decides what their gradients take
 
@@ -208,7 +208,7 @@ def test_a_model_is_placed():
     table = build("chimera", 4, 4)
     model, system = pj.load_model("gpt3-175b"), pj.load_system("h100")
     work = pj.Workload(model, minibatch=4, tensor_parallel=4, worker_places=(0, 2, 1, 3))
-    found = pj.search.places(table, work, system)
+    result = pj.search.places(table, work, system)
     times = {
         order: pj.evaluate(
             table,
@@ -220,9 +220,9 @@ def test_a_model_is_placed():
         ).makespan
         for order in itertools.permutations(range(4))
     }
-    assert found.value == pytest.approx(min(times.values()), rel=1e-12)
-    assert found.baselines["given"] == pytest.approx(times[0, 2, 1, 3], rel=1e-12)
-    assert found.value < found.baselines["given"]
+    assert result.value == pytest.approx(min(times.values()), rel=1e-12)
+    assert result.baselines["given"] == pytest.approx(times[0, 2, 1, 3], rel=1e-12)
+    assert result.value < result.baselines["given"]
 
 
 def test_levels_pick_what_files_and_microbatches_say():
@@ -233,8 +233,8 @@ def test_levels_pick_what_files_and_microbatches_say():
     far = pj.Costs(forward=1.0, backward=2.0, transmit=10 * transmit)
     placed = levels_on(near, table, pj.Topology(2, transmit=(1.0, 2.0)))
     assert placed.at([0, 1, 2, 3]).transmit[0, 0].tolist() == [1.0, 2.0, 1.0]
-    own = type(placed).from_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
-    assert own[1, 0].tolist() == [[1, 2, 3], [40, 50, 60], [7, 8, 9]]
+    transmit = type(placed).from_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
+    assert transmit[1, 0].tolist() == [[1, 2, 3], [40, 50, 60], [7, 8, 9]]
 
 
 LOOPED = ["-s", "interleaved-1f1b", "-P", 4, "-M", 4, "-T", "F=1,B=2"]
@@ -243,7 +243,7 @@ NODES = ["--workers-per-node", 2, "--latency", 0.125, "--transmit", "0,0.5"]
 
 def test_places_on_the_command_line(answer, call, tmp_path):
     out, figure = tmp_path / "places.json", tmp_path / "places.svg"
-    found = answer(
+    result = answer(
         "tune",
         "places",
         *LOOPED,
@@ -257,11 +257,11 @@ def test_places_on_the_command_line(answer, call, tmp_path):
     )
     table = build("interleaved-1f1b", 4, 4)
     machine = pj.Topology(2, latency=0.125, transmit=(0.0, 0.5), places=(0, 2, 1, 3))
-    given = pj.evaluate(table, pj.costing.topology_costs(COSTS, table, machine)).makespan
-    assert found["baselines"]["given"] == given > found["value"]
-    assert (found["best"]["boundaries"], found["best"]["nodes"]) == ([4, 3], [[0, 1], [2, 3]])
-    assert sorted(found["best"]["places"]) == [0, 1, 2, 3]
-    for places, makespan in ((out, found["value"]), ("0,2,1,3", given)):
+    in_order = pj.evaluate(table, pj.costing.topology_costs(COSTS, table, machine)).makespan
+    assert result["baselines"]["given"] == in_order > result["value"]
+    assert (result["best"]["boundaries"], result["best"]["nodes"]) == ([4, 3], [[0, 1], [2, 3]])
+    assert sorted(result["best"]["places"]) == [0, 1, 2, 3]
+    for places, makespan in ((out, result["value"]), ("0,2,1,3", in_order)):
         there = answer("evaluate", *LOOPED, *NODES, "--worker-places", places)
         assert there["makespan"] == makespan
     assert "between nodes" in figure.read_text()
@@ -290,8 +290,8 @@ def test_files_say_what_levels_take(answer, mistake, tmp_path):
     assert answer(*both)["makespan"] == pj.evaluate(table, in_order).makespan
     moved = answer(*both, "--worker-places", "0,2,3,1")["makespan"]
     assert moved == pj.evaluate(table, costs).makespan
-    found = answer("tune", "places", *both[1:])
-    assert found["value"] <= min(found["baselines"].values())
+    result = answer("tune", "places", *both[1:])
+    assert result["value"] <= min(result["baselines"].values())
     assert "workers-per-node does not" in mistake(*both, "--workers-per-node", 2)
     with pytest.raises(ValueError, match="places need workers_per_node"):
         pj.read_costs(plain, table, places=(0, 2, 1, 3))
@@ -302,9 +302,9 @@ def test_files_say_what_levels_take(answer, mistake, tmp_path):
 
 def test_a_system_has_its_own_nodes(answer, mistake):
     model = ["--model", "gpt3-175b", "--system", "h100", "--minibatch", 4, "--tensor-parallel", 4]
-    of = ["-s", "chimera", "-P", 4, "-M", 4, *model]
-    moved = answer("evaluate", *of, "--worker-places", "0,2,1,3")
-    assert moved["makespan"] > answer("evaluate", *of)["makespan"]
+    words = ["-s", "chimera", "-P", 4, "-M", 4, *model]
+    moved = answer("evaluate", *words, "--worker-places", "0,2,1,3")
+    assert moved["makespan"] > answer("evaluate", *words)["makespan"]
     assert sum(moved["breakdown"].values()) == pytest.approx(moved["makespan"])
-    assert "the system says" in mistake("evaluate", *of, "--workers-per-node", 2)
-    assert "--worker-places" in mistake("evaluate", *of, "--worker-places", "0,1,2")
+    assert "the system says" in mistake("evaluate", *words, "--workers-per-node", 2)
+    assert "--worker-places" in mistake("evaluate", *words, "--worker-places", "0,1,2")

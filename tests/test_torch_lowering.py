@@ -60,7 +60,7 @@ def test_waits_delay_nothing(name):
     for posting in ("early", "program"):
         for queues in ("worker", "pair", "direction"):
             links = pj.Links("rendezvous", queues, posting=posting)
-            spans = [pj.evaluate(each, costs, link=links).makespan for each in (free, held)]
+            spans = [pj.evaluate(table, costs, link=links).makespan for table in (free, held)]
             assert spans[0] == spans[1], (name, links)
 
 
@@ -70,7 +70,7 @@ def test_sharding_cells_cost_nothing_unless_given():
     whole = pj.links.insert_transfers(built, lowering="pytorch")
     assert set(np.unique(whole.phase)) >= set(SHARDING)
     bare = with_waits(built, producer_order(built))
-    spans = [pj.evaluate(each, costs, link="rendezvous").makespan for each in (whole, bare)]
+    spans = [pj.evaluate(table, costs, link="rendezvous").makespan for table in (whole, bare)]
     assert spans[0] == spans[1]
     assert cells(without(whole, SHARDING)) == cells(with_waits(built))
 

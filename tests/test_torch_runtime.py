@@ -50,8 +50,8 @@ def test_what_cannot_be_said_is_refused_with_the_reason(reason):
 def test_all_others_can_be_said(name):
     built = pj.schedules.build(name, num_workers=2, num_microbatches=4)
     placed_once = (built.placement == built.placement[0]).all()
-    known = not built.offloads and not built.updates_within and Phase.R not in built.phase
-    if placed_once and known:
+    is_expressible = not built.offloads and not built.updates_within and Phase.R not in built.phase
+    if placed_once and is_expressible:
         check_sayable(built)
 
 
@@ -80,8 +80,8 @@ def test_no_idle_cells_beside_communication():
 def test_export_puts_in_what_the_runtime_needs(call, tmp_path):
     pj.write_table(table(*SENT), tmp_path / "sent.csv")
     out = tmp_path / "whole.csv"
-    given = ("--table", str(tmp_path / "sent.csv"), "--format", "torch-csv", "--out", str(out))
-    code, _, err = call("export", *given)
+    options = ("--table", str(tmp_path / "sent.csv"), "--format", "torch-csv", "--out", str(out))
+    code, _, err = call("export", *options)
     assert code == 0
     assert "1 WAIT_SEND_F, 1 WAIT_SEND_B cells are put in, PyTorch's runtime needs them" in err
     assert out.read_text().splitlines()[0] == (
@@ -97,23 +97,23 @@ def test_a_lowered_table_is_what_export_makes_of_its_transfers():
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is here")
 def test_without_pytorch_the_extra_is_named(mistake):
-    given = ("run", "-s", "1f1b", "-P", "2", "-M", "2", "--runtime", "torch")
-    assert "pip install 'pipejax[torch]'" in mistake(*given)
+    options = ("run", "-s", "1f1b", "-P", "2", "-M", "2", "--runtime", "torch")
+    assert "pip install 'pipejax[torch]'" in mistake(*options)
 
 
 @pytest.mark.parametrize("more", [("--runtime", "jax", "--steps", "2"), ("--runtime", "torch")])
 def test_a_trace_needs_pytorch_and_steps(more, mistake, tmp_path):
-    given = ("run", "-s", "1f1b", "-P", "2", "-M", "2", "--trace", str(tmp_path / "new"))
-    assert "--trace needs --runtime torch, and --steps" in mistake(*given, *more)
+    options = ("run", "-s", "1f1b", "-P", "2", "-M", "2", "--trace", str(tmp_path / "new"))
+    assert "--trace needs --runtime torch, and --steps" in mistake(*options, *more)
 
 
 def test_the_prediction_is_the_run_of_the_lowered_table():
     built = pj.schedules.build("gpipe", num_workers=2, num_microbatches=5)
     times = {"F": [1.0, 1.0], "B": [2.0, 2.0]}
-    found = runtime.predicted(built, times, np.full((2, 1), 0.5))
-    assert found == 1 + 5 * 1.5 + 2 + 5 * 2.5  # the next RECV is posted after an op
+    result = runtime.predicted(built, times, np.full((2, 1), 0.5))
+    assert result == 1 + 5 * 1.5 + 2 + 5 * 2.5  # the next RECV is posted after an op
     early = pj.Links("rendezvous", "pair")
-    assert runtime.predicted(built, times, np.full((2, 1), 0.5), early) < found
+    assert runtime.predicted(built, times, np.full((2, 1), 0.5), early) < result
 
 
 def test_times_that_ops_and_links_are_to_take():

@@ -83,14 +83,16 @@ def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     run, sent = drawn(table_of(name), link)
     found = replayed(run, link=link)
     shifted = Replay(found.pipelines, Links.of(link), 1.5 * sent, found.errors)
-    (one,) = found.pipelines.pipelines
+    (pipeline,) = found.pipelines.pipelines
     again = pj.evaluate(
-        found.pipelines.tables[one.table], traces.costs_of(shifted, pipeline=one), link=link
+        found.pipelines.tables[pipeline.table],
+        traces.costs_of(shifted, pipeline=pipeline),
+        link=link,
     )
-    recorded = found.pipelines.starts(one)
+    recorded = found.pipelines.starts(pipeline)
     is_op = again.table.cells.phase > 0
     assert (np.isfinite(recorded) == is_op).all()
-    first = one.slices[~fused_with_last(found.pipelines.trace, one.slices)]
+    first = pipeline.slices[~fused_with_last(found.pipelines.trace, pipeline.slices)]
     residuals = shifted.residuals[first]
     np.testing.assert_allclose((recorded - again.start)[is_op], residuals, atol=1e-9)
     assert np.abs(residuals).max() > 1e-3
@@ -103,8 +105,8 @@ def test_links_and_messages_are_found(name, link):
     run, sent = drawn(table_of(name), link, transmit=0.2)
     found = replayed(run)
     assert found.links.model == link
-    told = found.link_estimate.is_told
-    assert found.link_times[told] == pytest.approx(sent[told], rel=1e-9)
+    message = found.link_estimate.is_told
+    assert found.link_times[message] == pytest.approx(sent[message], rel=1e-9)
     assert found.worst_error <= 1e-9
     assert found.message_time == pytest.approx(0.2, rel=1e-9)
 
@@ -120,10 +122,10 @@ def test_messages_of_links_that_differ_are_found(name, links, workers):
     found = replayed(run, link=links)
     assert found.link_times == pytest.approx(sent, rel=1e-9)
     assert (found.worst_error <= 1e-9, found.untold) == (True, {})
-    told = {row.name: row.median for row in traces.op_times(found) if row.kind == "message"}
+    message = {row.name: row.median for row in traces.op_times(found) if row.kind == "message"}
     stages = found.pipelines.table.num_stages
-    forward = [told[f"stage {k} to {k + 1}"] for k in range(stages - 1)]
-    back = [told[f"stage {k + 1} to {k}"] for k in range(stages - 1)]
+    forward = [message[f"stage {k} to {k + 1}"] for k in range(stages - 1)]
+    back = [message[f"stage {k + 1} to {k}"] for k in range(stages - 1)]
     assert [*forward, *back] == pytest.approx(sent, rel=1e-9)
 
 
@@ -140,7 +142,7 @@ def test_messages_that_scatter_are_found_within_gaps():
         )
         for _ in range(4)
     ]
-    found = replayed(*[pj.evaluate(table, each, link=links) for each in costs], link=links)
+    found = replayed(*[pj.evaluate(table, cost, link=links) for cost in costs], link=links)
     assert found.link_estimate.is_told.all()
     assert np.abs(found.link_times / sent.ravel() - 1).max() < 0.1
     assert found.mean_error < 0.002
@@ -198,18 +200,20 @@ def test_a_fused_pair_is_of_its_forward_whatever_a_file_names_first():
     trace = traces.of_runs([run])
     phases = trace.phases[::-1]
     turned = dataclasses.replace(trace, phase=len(phases) - 1 - trace.phase, phases=phases)
-    one, other = (traces.costs_of(traces.replay(traces.pipelines_of(t))) for t in (trace, turned))
-    assert np.asarray(one.pair).tolist() == np.asarray(other.pair).tolist()
+    first, second = (
+        traces.costs_of(traces.replay(traces.pipelines_of(t))) for t in (trace, turned)
+    )
+    assert np.asarray(first.pair).tolist() == np.asarray(second.pair).tolist()
 
 
-def costs_but(run, table, chosen, every):
+def costs_but(run, table, chosen, usual):
     """Times of a run with some put right: (phase, stages, microbatches) are chosen."""
-    of = {"F": "forward", "B": "backward"}
-    means = {k: float(np.mean(getattr(run.costs, name))) for k, name in of.items()}
+    fields = {"F": "forward", "B": "backward"}
+    means = {k: float(np.mean(getattr(run.costs, name))) for k, name in fields.items()}
     right = {}
-    for place, (letter, name) in enumerate(of.items()):
-        own = np.asarray(getattr(run.costs, name))
-        right[name] = np.where(chosen[place] ^ every, means[letter], own)
+    for place, (letter, name) in enumerate(fields.items()):
+        values = np.asarray(getattr(run.costs, name))
+        right[name] = np.where(chosen[place] ^ usual, means[letter], values)
     return pj.evaluate(table, dataclasses.replace(run.costs, **right), link=run.links).makespan
 
 
@@ -234,11 +238,11 @@ def test_what_is_put_right_is_the_run_at_other_costs(name, link):
     seen = 0
     for share in found.shares:
         if share.of in chosen:
-            own = chosen[share.of](share.name)
-            saves = run.makespan - costs_but(run, table, own, False)
+            share_value = chosen[share.of](share.name)
+            saves = run.makespan - costs_but(run, table, share_value, False)
             assert share.saves == pytest.approx(saves, abs=1e-9), share.name
             if share.of != "microbatch":
-                adds = costs_but(run, table, own, True) - ideal
+                adds = costs_but(run, table, share_value, True) - ideal
                 assert share.adds == pytest.approx(adds, abs=1e-9), share.name
             seen += 1
     assert seen == table.num_workers + table.num_stages + table.num_microbatches + 2
@@ -267,25 +271,25 @@ def test_a_production_job_is_replayed(job):
 
 def test_the_slowdown_of_a_job_is_as_published(shares, data):
     """Of the published analysis a stage is all that its workers run, collectives too."""
-    known = json.loads((data / "traces" / "published_what_if.json").read_text())
+    published = json.loads((data / "traces" / "published_what_if.json").read_text())
     recorded, again = (
-        [known[name][str(step)] for step in shares.steps] for name in ("recorded", "replayed")
+        [published[name][str(step)] for step in shares.steps] for name in ("recorded", "replayed")
     )
     assert shares.recorded.tolist() == pytest.approx(recorded, rel=1e-6)
     assert shares.replayed.tolist() == pytest.approx(again, rel=0.002)
-    assert shares.ideal == pytest.approx(known["ideal"], rel=0.001)
-    assert shares.replayed_slowdown == pytest.approx(known["slowdown"], rel=0.003)
+    assert shares.ideal == pytest.approx(published["ideal"], rel=0.001)
+    assert shares.replayed_slowdown == pytest.approx(published["slowdown"], rel=0.003)
     names = {"F": "forward-compute", "B": "backward-compute"}
     for kind in ("worker", "replica", "phase"):
-        own = shares.of(kind)
-        assert len(own) >= 2
-        for name, share in own.items():
-            published = known[kind][names.get(name, name)]
-            assert 1 + share.adds / shares.ideal == pytest.approx(published, rel=0.002), name
+        parts = shares.of(kind)
+        assert len(parts) >= 2
+        for name, share in parts.items():
+            slowdown = published[kind][names.get(name, name)]
+            assert 1 + share.adds / shares.ideal == pytest.approx(slowdown, rel=0.002), name
     last = shares.of("worker")["3"]
-    left = shares.replayed.mean() - last.saves
-    assert left == pytest.approx(known["without_last_stage"], rel=0.01)
-    assert shares.ideal + last.adds == pytest.approx(known["last_stage_alone"], rel=0.002)
+    rest = shares.replayed.mean() - last.saves
+    assert rest == pytest.approx(published["without_last_stage"], rel=0.01)
+    assert shares.ideal + last.adds == pytest.approx(published["last_stage_alone"], rel=0.002)
 
 
 def test_a_forecast_is_students_interval():
@@ -308,7 +312,7 @@ def test_a_forecast_is_not_made_of_odd_steps():
         odd = np.array([1.0, recorded, *np.ones(8)]), np.array([1.0, replayed, *np.ones(8)])
         times = [factor * np.array([*usual[:5], *usual[3:]]) for factor in odd]
         found = traces.forecast(Attribution(range(7, 17), *times, 5.0, []))
-        without = [np.delete(each, [1, 9]) for each in times]
+        without = [np.delete(time, [1, 9]) for time in times]
         same = traces.forecast(Attribution(range(8), *without, 5.0, []))
         assert found.left_out == [8]
         assert same.left_out == []
@@ -445,9 +449,9 @@ def test_what_is_saved_is_said(call, folder):
     write_csv(folder / "run.csv", traces.of_runs([*runs, *runs], replicas=2))
     _, text, _ = call("trace", "run.csv", "--schedules", "gpipe", "--save", "trace")
     lines = text.partition("wrote these to trace")[0].splitlines()
-    said = [line.split()[0] for line in lines if re.match(r"  [a-z]+\.[a-z]+  ", line)]
-    assert sorted(said) == sorted(path.name for path in Path("trace").iterdir())
-    assert "deal.json" in said
+    message = [line.split()[0] for line in lines if re.match(r"  [a-z]+\.[a-z]+  ", line)]
+    assert sorted(message) == sorted(path.name for path in Path("trace").iterdir())
+    assert "deal.json" in message
 
 
 def test_another_run_says_what_got_slower(answer, call, folder):
@@ -492,17 +496,21 @@ EVEN = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
 def test_some_steps_alone(answer, mistake, folder):
     table = table_of("1f1b")
     write_csv(folder / "run.csv", traces.of_runs(jittered(table, [2])))
-    every = answer("trace", "run.csv", "--schedules", "1f1b")
-    steps = [each["step"] for each in every["replay"]["per_step"]]
-    for text, kept in ((f"{steps[1]}:", steps[1:]), (f":{steps[1]}", steps[:2]), ("2,3", [2, 3])):
+    whole = answer("trace", "run.csv", "--schedules", "1f1b")
+    steps = [step_row["step"] for step_row in whole["replay"]["per_step"]]
+    for text, expected in (
+        (f"{steps[1]}:", steps[1:]),
+        (f":{steps[1]}", steps[:2]),
+        ("2,3", [2, 3]),
+    ):
         found = answer("trace", "run.csv", "--only-steps", text, "--schedules", "1f1b")
-        assert [each["step"] for each in found["replay"]["per_step"]] == kept
+        assert [step_row["step"] for step_row in found["replay"]["per_step"]] == expected
     assert "--only-steps 99: the files have steps" in mistake(
         "trace", "run.csv", "--only-steps", "99"
     )
     for text, none in (("2,7,99", " and not 7, 99"), ("4:2", "")):
-        said = mistake("trace", "run.csv", "--only-steps", text)
-        assert f"--only-steps {text}: the files have steps 0 to 5{none}\n" in said
+        message = mistake("trace", "run.csv", "--only-steps", text)
+        assert f"--only-steps {text}: the files have steps 0 to 5{none}\n" in message
     assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", "a:")
 
 
@@ -536,9 +544,9 @@ def test_columns_have_other_names(answer, folder):
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
     Path("an other.csv").write_text(text)
     line = ["--schedules", "1f1b"]
-    one = answer("trace", "run.csv", *line)
+    renamed = answer("trace", "run.csv", *line)
     other = answer("trace", "an other.csv", "--columns", "worker=who, start=from", *line)
-    assert {name for name in one if one[name] != other[name]} == {"next"}
+    assert {name for name in renamed if renamed[name] != other[name]} == {"next"}
     (again,) = other["next"]
     assert answer(*shlex.split(again)[1:])["save"] == "trace"
     (again,) = answer("trace", "run.csv", "--against", "run.csv", *line)["next"]
@@ -565,11 +573,11 @@ def test_maps_share_their_colours():
 
 def test_maps_of_other_sizes_have_their_own_scale():
     low, high = (
-        HeatMap("", "step", ["1"], ["stage 0"], np.array([[each]])) for each in (0.001, 2.0)
+        HeatMap("", "step", ["1"], ["stage 0"], np.array([[value]])) for value in (0.001, 2.0)
     )
     axes = heat_picture([low, high]).axes
     assert [axes[k].collections[0].get_clim() for k in range(2)] == [(0.0, 0.001), (0.0, 2.0)]
-    assert [each.get_ylabel() for each in axes[2:]] == ["of the step [ms]", "of the step [s]"]
+    assert [bar.get_ylabel() for bar in axes[2:]] == ["of the step [ms]", "of the step [s]"]
 
 
 def test_numbers_that_have_no_room_are_left_out():
@@ -588,12 +596,12 @@ def test_a_step_is_drawn_as_it_ran_and_as_replayed():
         np.array([0.0, 1.0]),
         np.array([1.0, 1.0]),
     )
-    one = HeatMap("", "step", ["1"], ["stage 0"], np.array([[1.0]]))
-    axes = heat_picture([one], step).axes[1]
-    above, below = (each for each in axes.collections if isinstance(each, PolyCollection))
-    left = [[path.vertices[0].tolist() for path in each.get_paths()] for each in (above, below)]
-    assert [[x for x, _ in each] for each in left] == [[0.0, 1.5], [0.0, 1.0]]
-    assert all(a[1] < b[1] for a, b in zip(*left, strict=True))
+    heat_map = HeatMap("", "step", ["1"], ["stage 0"], np.array([[1.0]]))
+    axes = heat_picture([heat_map], step).axes[1]
+    above, below = (group for group in axes.collections if isinstance(group, PolyCollection))
+    starts = [[path.vertices[0].tolist() for path in group.get_paths()] for group in (above, below)]
+    assert [[x for x, _ in group] for group in starts] == [[0.0, 1.5], [0.0, 1.0]]
+    assert all(a[1] < b[1] for a, b in zip(*starts, strict=True))
     assert (above.get_facecolor() == below.get_facecolor()).all()
     assert (above.get_facecolor()[0] != above.get_facecolor()[1]).any()
     assert [text.get_text() for text in axes.texts] == ["F0"] * 4
@@ -608,7 +616,7 @@ def test_the_figure_names_workers_replicas_and_steps(call, folder, job, shares):
     recorded = np.sort(shares.recorded)[len(shares.steps) // 2]
     step = shares.steps[int(np.flatnonzero(shares.recorded == recorded)[0])]
     spans = zip(job.pipelines.spans.tolist(), job.pipelines.pipelines, strict=True)
-    _, slowest = max((span, one.replica) for span, one in spans if one.step == step)
+    _, slowest = max((span, pipeline.replica) for span, pipeline in spans if pipeline.step == step)
     assert f"step {step}, replica {slowest}: above as it ran, below as replayed" in drawn_texts
 
 
@@ -633,7 +641,7 @@ def test_the_report_is_one_page(call, folder):
         "Where the seconds of the mean pipeline go",
         "What would make it shorter",
     ]
-    widths = [float(each) for each in re.findall(r"width:([\d.]+)%", text)]
+    widths = [float(width) for width in re.findall(r"width:([\d.]+)%", text)]
     assert sum(widths) == pytest.approx(100.0, abs=0.01)
     (inside,) = re.findall(r'srcdoc="([^"]*)"', text)
     assert html.unescape(inside).startswith("<!doctype html>")
@@ -653,28 +661,28 @@ def test_the_page_explores_the_median_step(call, folder):
     shift = 0.5 * (trace.start > 20.0 + trace.step) + 60.0 * trace.step
     trace = dataclasses.replace(trace, start=trace.start + shift, end=trace.end + shift)
     write_csv(folder / "run.csv", trace)
-    code, said, _ = call("trace", "run.csv", "--schedules", "zb-h1", "--out", "x.html")
+    code, message, _ = call("trace", "run.csv", "--schedules", "zb-h1", "--out", "x.html")
     assert code == 0
     text = Path("x.html").read_text()
-    suspects = [line.strip() for line in said.splitlines() if "suspect:" in line]
+    suspects = [line.strip() for line in message.splitlines() if "suspect:" in line]
     assert len(suspects) >= 2
     assert all(f"<p>{escape(line)}</p>" in text for line in suspects)
     scene = scene_of(html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1]))
-    names = [each["name"] for each in scene["schedules"]]
+    names = [schedule["name"] for schedule in scene["schedules"]]
     assert names == ["replayed", "mean pipeline", "first remedy"]
     shown = re.findall(r"<h2>([^<]*)</h2>", text)[-1]
     number = int(re.match(r"Step (\d), as it ran, and below: replayed; mean pipeline; ", shown)[1])
     replayed = scene["schedules"][0]
     found = traces.replay(traces.pipelines_of(traces.read("run.csv")))
     assert scene["link"] == found.links.model
-    one = found.pipelines.pipelines[number]
+    pipeline = found.pipelines.pipelines[number]
     finish, vector, program = run_of_page(
         replayed, [f["given"] for f in scene["factors"]], scene["link"]
     )
     start = finish - vector[program["lasts"]]
     starts = unpack(replayed["recorded"]["starts"])["start"]
     residuals = starts - start[program["op"]]
-    np.testing.assert_allclose(residuals, found.residuals[one.slices], atol=1e-9)
+    np.testing.assert_allclose(residuals, found.residuals[pipeline.slices], atol=1e-9)
     assert residuals.max() > 0.1
 
 

@@ -51,11 +51,11 @@ def times(trace):
     return dict(zip(named, zip(trace.start, trace.end, strict=True), strict=True))
 
 
-def same(one, other):
-    assert len(one) == len(other)
-    assert sorted(times(one)) == sorted(times(other))
-    for key, (start, end) in times(one).items():
-        assert times(other)[key] == pytest.approx((start, end), abs=2e-6)
+def same(first, second):
+    assert len(first) == len(second)
+    assert sorted(times(first)) == sorted(times(second))
+    for key, (start, end) in times(first).items():
+        assert times(second)[key] == pytest.approx((start, end), abs=2e-6)
     return True
 
 
@@ -70,13 +70,13 @@ def csv_of(path, parquet, rename=lambda name: name, change=lambda row: row):
 
 def labelled(path, slices, rank=0, world=1, **more):
     """Write a trace of PyTorch's profiler: name, start and duration of slices [us]."""
-    found = [
-        {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": start, "dur": lasts}
+    result = [
+        {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": start, "dur": durations}
         | {"name": name, "args": {"name": name}}
-        for name, start, lasts in slices
+        for name, start, durations in slices
     ]
     header = {"distributedInfo": {"rank": rank, "world_size": world}, "baseTimeNanoseconds": 10**18}
-    path.write_text(json.dumps(header | {"traceEvents": found} | more, indent=1))
+    path.write_text(json.dumps(header | {"traceEvents": result} | more, indent=1))
     return path
 
 
@@ -89,8 +89,8 @@ def test_a_public_job_comes_whole(public):
     assert len(public) == 3 * 212
     assert public.left_out == ()
     assert cells(public, 23, 2) == "2F0 2F1 2B0 2F2 2B1 2F3 2B2 2B3"
-    known = {"F", "B", "SEND_F", "SEND_B", "RECV_F", "RECV_B"}
-    assert {*public.phases} - known == {*COLLECTIVES.split()}
+    expected = {"F", "B", "SEND_F", "SEND_B", "RECV_F", "RECV_B"}
+    assert {*public.phases} - expected == {*COLLECTIVES.split()}
 
 
 def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
@@ -108,9 +108,9 @@ def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
     assert same(read(path, columns={"duration": "took_ms", "replica": "copy"}), public)
     packed = tmp_path / "b.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    given = {"duration": "took_ms", "replica": "copy"}
-    assert same(read([packed], columns=given), public)
-    slow = read(packed, columns=given | {"unit": "s"})
+    options = {"duration": "took_ms", "replica": "copy"}
+    assert same(read([packed], columns=options), public)
+    slow = read(packed, columns=options | {"unit": "s"})
     assert slow.end.max() == pytest.approx(1e3 * public.end.max())
     with pytest.raises(ValueError, match="unknown columns 'rank': known are step, replica"):
         read(path, columns={"rank": "copy"})
@@ -194,7 +194,7 @@ def test_damaged_rows_are_counted_and_the_rest_is_read(tmp_path):
 
 
 def test_two_jobs_are_not_one_run(runs, tmp_path):
-    one = csv_of(tmp_path / "one", runs / "public_job.parquet")
+    first = csv_of(tmp_path / "one", runs / "public_job.parquet")
     later = csv_of(
         tmp_path / "two",
         runs / "public_job.parquet",
@@ -203,11 +203,11 @@ def test_two_jobs_are_not_one_run(runs, tmp_path):
     with pytest.raises(
         ValueError, match=r"must be of one run: .*one and .*two both tell of step 23, "
     ):
-        read([one, later])
-    assert len(read([one, one])) == len(read(one))
-    shutil.copy(one, tmp_path / "copy")
-    doubled = read([one, tmp_path / "copy"])
-    assert (len(doubled), doubled.left_out[-1].count) == (len(read(one)), len(read(one)))
+        read([first, later])
+    assert len(read([first, first])) == len(read(first))
+    shutil.copy(first, tmp_path / "copy")
+    doubled = read([first, tmp_path / "copy"])
+    assert (len(doubled), doubled.left_out[-1].count) == (len(read(first)), len(read(first)))
 
 
 # lists of ranks
@@ -261,9 +261,9 @@ def test_ops_begin_when_their_message_is_there(name, runs):
     trace = read(sorted((runs / "pytorch").glob(f"{name}_*")))
     at, waited = times(trace), 0
     for (step, replica, phase, stage, microbatch), (start, _) in at.items():
-        taken = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}.get(phase)
-        if taken and (step, replica, taken, stage, microbatch) in at:
-            arrived = at[step, replica, taken, stage, microbatch][1]
+        spent = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}.get(phase)
+        if spent and (step, replica, spent, stage, microbatch) in at:
+            arrived = at[step, replica, spent, stage, microbatch][1]
             assert start >= arrived
             waited += start == arrived
     assert waited > 10
@@ -312,28 +312,28 @@ def ranks_of(folder, how="unmarked", ahead=0.0):
     for step in range(6):
         long = np.random.default_rng(step).uniform(90, 110, (2, 4, 4))
         run = pj.evaluate(table, pj.Costs(forward=long[0], backward=2 * long[1], transmit=5.0))
-        starts, lasts = run.start.ravel(), run.finish.ravel() - run.start.ravel()
+        starts, durations = run.start.ravel(), run.finish.ravel() - run.start.ravel()
         ops = zip(*np.stack(table.ops[:4]).tolist(), strict=True)
         for cell, phase, stage, microbatch in ops:
             name = f"PP:{stage}{pj.Phase(phase).name}{microbatch}"
-            slices[cell // table.num_slots].append((name, begin + starts[cell], lasts[cell]))
+            slices[cell // table.num_slots].append((name, begin + starts[cell], durations[cell]))
         marks.append((f"ProfilerStep#{step}", begin - 20, run.makespan + 40))
         begin += run.makespan + 50
-    for rank, own in enumerate(slices):
-        moved = [(name, at + ahead * (rank == 1), lasts) for name, at, lasts in own]
-        found = sorted(moved + marks * (how == "marked"), key=lambda each: each[1])
-        labelled(folder / f"rank{rank}", found, rank=rank, world=4)
+    for rank, rank_slices in enumerate(slices):
+        moved = [(name, at + ahead * (rank == 1), durations) for name, at, durations in rank_slices]
+        result = sorted(moved + marks * (how == "marked"), key=lambda event: event[1])
+        labelled(folder / f"rank{rank}", result, rank=rank, world=4)
     return folder
 
 
 def sound_pipelines(trace):
-    found = pj.traces.pipelines_of(trace)
-    lasts = trace.end - trace.start
-    own = {
-        one.step: (span, *np.round(1e9 * lasts[one.slices]).tolist())
-        for one, span in zip(found.pipelines, np.round(found.spans, 9).tolist(), strict=True)
+    result = pj.traces.pipelines_of(trace)
+    durations = trace.end - trace.start
+    spans_by_pipeline = {
+        pipeline.step: (span, *np.round(1e9 * durations[pipeline.slices]).tolist())
+        for pipeline, span in zip(result.pipelines, np.round(result.spans, 9).tolist(), strict=True)
     }
-    return own, {entry.what for entry in found.left_out}
+    return spans_by_pipeline, {entry.what for entry in result.left_out}
 
 
 @pytest.mark.parametrize("how", ["marked", "unmarked", "packed"])
@@ -341,7 +341,7 @@ def test_of_a_cut_rank_the_steps_before_it_are_as_they_were(how, tmp_path):
     ranks_of(tmp_path, how)
     whole, _ = sound_pipelines(read(tmp_path))
     assert sorted(whole) == [*range(6)]
-    kept = []
+    counts = []
     for percent in range(2, 100, 2):
         path = tmp_path / f"rank{percent // 2 % 4}"
         content = path.read_bytes()
@@ -350,12 +350,12 @@ def test_of_a_cut_rank_the_steps_before_it_are_as_they_were(how, tmp_path):
         trace = read(tmp_path, world=4)
         path.write_bytes(content)
         if percent > 36:  # before, no step may be whole
-            found, named = sound_pipelines(trace)
-            assert found == {step: whole[step] for step in found}
-            assert {f"step {step}, replica 0" for step in whole if step not in found} <= named
-            kept.append(len(found))
-    assert kept == sorted(kept)
-    assert set(kept) >= {2, 3, 4, 5}
+            result, named = sound_pipelines(trace)
+            assert result == {step: whole[step] for step in result}
+            assert {f"step {step}, replica 0" for step in whole if step not in result} <= named
+            counts.append(len(result))
+    assert counts == sorted(counts)
+    assert set(counts) >= {2, 3, 4, 5}
 
 
 def test_a_lost_last_worker_does_not_make_a_shorter_pipeline(tmp_path):
@@ -377,8 +377,8 @@ def test_a_cut_rank_whose_clock_is_another_is_left_out(tmp_path):
         text = path.read_text()
         path.write_text(text[: len(text) // 2])
         trace = read(tmp_path)
-        said = [entry for entry in trace.left_out if entry.what == "slices of rank 1"]
-        assert [entry.why[:42] for entry in said] == [why] * bool(why)
+        message = [entry for entry in trace.left_out if entry.what == "slices of rank 1"]
+        assert [entry.why[:42] for entry in message] == [why] * bool(why)
         assert (1 in trace.worker) == (not why)
 
 
@@ -387,8 +387,8 @@ def test_replicas_and_missing_ranks(tmp_path):
     for rank, stage in ranks.items():
         labelled(tmp_path / f"r{rank}.json", [(f"PP:{stage}F0", stage, 1)], rank=rank, world=8)
     trace = read(tmp_path, world=8)
-    found = list(zip(trace.replica.tolist(), trace.worker.tolist(), strict=True))
-    assert sorted(found) == [(0, 0), (0, 1), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
+    result = list(zip(trace.replica.tolist(), trace.worker.tolist(), strict=True))
+    assert sorted(result) == [(0, 0), (0, 1), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("rank 4", 1)]
 
 
@@ -398,15 +398,33 @@ def test_a_cut_rank_stays_with_the_replicas_of_its_worker(tmp_path):
         slices = [(f"PP:{stage}F0", stage, 1) for stage in stages]
         labelled(tmp_path / f"r{rank}.json", slices, rank=rank, world=4)
     trace = read(tmp_path)
-    found = zip(trace.replica.tolist(), trace.worker.tolist(), trace.stage.tolist(), strict=True)
-    assert [*found] == [(0, 0, 0), (0, 0, 2), (0, 1, 1), (0, 1, 3), (1, 0, 0), (1, 1, 1), (1, 1, 3)]
+    result = zip(trace.replica.tolist(), trace.worker.tolist(), trace.stage.tolist(), strict=True)
+    assert [*result] == [
+        (0, 0, 0),
+        (0, 0, 2),
+        (0, 1, 1),
+        (0, 1, 3),
+        (1, 0, 0),
+        (1, 1, 1),
+        (1, 1, 3),
+    ]
 
 
-def launching(number, at, start, lasts, stream=7):
+def launching(number, at, start, durations, stream=7):
     called = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 99, "ts": at}
-    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": stream, "ts": start, "dur": lasts}
-    of = {"correlation": number}
-    return [called | {"dur": 0.01, "args": of}, kernel | {"args": of | {"stream": stream}}]
+    kernel = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "gemm",
+        "tid": stream,
+        "ts": start,
+        "dur": durations,
+    }
+    arguments = {"correlation": number}
+    return [
+        called | {"dur": 0.01, "args": arguments},
+        kernel | {"args": arguments | {"stream": stream}},
+    ]
 
 
 def with_events(path, events):
@@ -432,8 +450,8 @@ def test_kernels_time_the_ops_that_launched_them(tmp_path):
     assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([3e-6, 3e-6])
     assert (trace.end - trace.start)[trace.is_of("B")] == pytest.approx([4e-6])
     # without the kernels of one forward of two, its file is not whole
-    some = labelled(tmp_path / "b", slices)
-    trace = read(with_events(some, [event for pair in kernels[2:] for event in pair]))
+    partly_labelled = labelled(tmp_path / "b", slices)
+    trace = read(with_events(partly_labelled, [event for pair in kernels[2:] for event in pair]))
     assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([1e-6, 1e-6])
     assert "timed by the host" in trace.left_out[0].why
 
@@ -472,14 +490,16 @@ def test_a_trace_of_a_gpu(data):
     Messages go through the host, which waits for them in its ops; the threads of autograd launch
     the kernels of backwards.
     """
-    found = pj.traces.pipelines_of(read(data / "gpu_trace"))
-    assert not found.left_out
-    assert len(found.pipelines) == 2
-    assert pj.traces.registered(found.table) == ("interleaved-zb", {"stages_per_worker": 2})
-    trace = found.trace
-    lasts = trace.end - trace.start
+    result = pj.traces.pipelines_of(read(data / "gpu_trace"))
+    assert not result.left_out
+    assert len(result.pipelines) == 2
+    assert pj.traces.registered(result.table) == ("interleaved-zb", {"stages_per_worker": 2})
+    trace = result.trace
+    durations = trace.end - trace.start
     for phase in ("F", "I"):  # the quickest: processes take turns on the GPU
-        took = [lasts[trace.is_of(phase) & (trace.stage == stage)].min() for stage in range(1, 7)]
+        took = [
+            durations[trace.is_of(phase) & (trace.stage == stage)].min() for stage in range(1, 7)
+        ]
         assert took == pytest.approx([1.5 * took[1], *[took[1]] * 5], rel=0.01)
 
 
@@ -507,8 +527,8 @@ def test_our_own_exports_come_back(name, tmp_path):
     trace = read(path)
     assert trace.left_out == ()
     for worker, row in enumerate(table.rows()):
-        wanted = sorted(str(op) for cell in row for op in cell)
-        assert sorted(cells(trace, 0, worker).split()) == wanted
+        expected = sorted(str(op) for cell in row for op in cell)
+        assert sorted(cells(trace, 0, worker).split()) == expected
     assert trace.end.max() == pytest.approx(run.makespan)
     assert np.sum(trace.is_of(["RECV_F"])) == np.sum(trace.is_of(["SEND_F"])) > 0
     received = trace.is_of(["RECV_F"])
@@ -569,12 +589,14 @@ def test_events_are_found_beside_broken_ones(tmp_path):
 
 
 def test_events_do_not_depend_on_how_the_text_is_cut():
-    kept = [{"ph": "X", "name": '}],{"', "args": {"name": [{"x": 1}]}, "ts": k} for k in range(40)]
-    text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": kept, "last": 12})
+    events_ = [
+        {"ph": "X", "name": '}],{"', "args": {"name": [{"x": 1}]}, "ts": k} for k in range(40)
+    ]
+    text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": events_, "last": 12})
     for size in (1, 7, 100, 10**6):
         header, faults = {}, Counter()
         pieces = (text[at : at + size] for at in range(0, len(text), size))
-        assert list(events(pieces, header, faults)) == kept
+        assert list(events(pieces, header, faults)) == events_
         assert header == {"a": [1, {"traceEvents": 0}], "last": 12}
         assert not faults
 
@@ -622,9 +644,12 @@ def test_files_that_are_cut_or_changed_anywhere(name, runs, tmp_path):
 
 
 def test_progress_is_told(runs):
-    told = []
-    read(runs / "primus", on_progress=lambda *news: told.append(news))
-    assert told[-1][:2] == (told[-1][1], sum(p.stat().st_size for p in (runs / "primus").iterdir()))
+    message = []
+    read(runs / "primus", on_progress=lambda *news: message.append(news))
+    assert message[-1][:2] == (
+        message[-1][1],
+        sum(p.stat().st_size for p in (runs / "primus").iterdir()),
+    )
 
 
 # clocks
@@ -702,9 +727,9 @@ def holding_waits(trace, workers=range(8)):
     """Let every slice of some workers begin where the one before ended, the first at 0."""
     start = trace.start.copy()
     for step, worker in itertools.product(trace.steps, workers):
-        own = np.flatnonzero((trace.step == step) & (trace.worker == worker))
-        own = own[np.argsort(trace.start[own], kind="stable")]
-        start[own] = np.append(trace.start[trace.step == step].min(), trace.end[own[:-1]])
+        rows = np.flatnonzero((trace.step == step) & (trace.worker == worker))
+        rows = rows[np.argsort(trace.start[rows], kind="stable")]
+        start[rows] = np.append(trace.start[trace.step == step].min(), trace.end[rows[:-1]])
     columns = {name: getattr(trace, name) for name in INTEGERS}
     return Trace.of(columns | {"start": start, "end": trace.end}, trace.phases)
 

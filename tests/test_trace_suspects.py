@@ -22,8 +22,8 @@ def test_a_fault_is_named_in_20_of_20_runs_and_nothing_else(kind):
             trace, name = faulty_runs.run(table, kind, seed)
             suspects = faulty_runs.found(trace)
             first = {}
-            for one in suspects:
-                first.setdefault(one.kind, one.name)
+            for suspect in suspects:
+                first.setdefault(suspect.kind, suspect.name)
             # of one stage a worker, a slow stage is a slow worker
             alike = {"worker", "stage"} if kind in ("worker", "stage") else {kind}
             assert first.get(kind) == (None if kind is None else name), (table.name, seed)
@@ -53,8 +53,8 @@ def test_a_slow_worker_of_one_replica_is_no_slow_stage():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     healthy = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
     slow = pj.evaluate(table, pj.Costs(forward=[1.0, 1.3], backward=[2.0, 2.6]))
-    found = faulty_runs.found(pj.traces.of_runs([healthy, slow, healthy] * 2, replicas=3))
-    assert [(one.kind, one.name) for one in found] == [("worker", "1 of replica 1")]
+    result = faulty_runs.found(pj.traces.of_runs([healthy, slow, healthy] * 2, replicas=3))
+    assert [(suspect.kind, suspect.name) for suspect in result] == [("worker", "1 of replica 1")]
 
 
 def test_an_interrupted_op_makes_nobody_slow():
@@ -82,8 +82,8 @@ def test_what_is_slow_in_fused_pairs_is_named(kind):
         factor[(slow, slice(None)) if kind == "stage" else (slice(None), slow)] = 1.3
         parts = {"input_grad": 0.6 * factor, "weight_grad": 0.4 * factor}
         run = pj.evaluate(table, pj.Costs(forward=0.6 * factor, **parts))
-        found = faulty_runs.found(pj.traces.of_runs([run] * 2))
-        assert [(one.kind, one.name) for one in found] == [(kind, str(slow))]
+        result = faulty_runs.found(pj.traces.of_runs([run] * 2))
+        assert [(suspect.kind, suspect.name) for suspect in result] == [(kind, str(slow))]
 
 
 def test_one_pipeline_of_one_stage_has_nobody_beside():
@@ -127,7 +127,10 @@ def test_the_command_names_suspects(call, tmp_path):
     assert "suspect: worker 2 takes 1.3 times the others in all its stages (" in out
     _, out, _ = call("trace", str(path), "--schedules", "gpipe", "--json")
     named = json.loads(out)["suspects"]
-    assert [(one["kind"], one["name"]) for one in named] == [("worker", "2"), ("stage", "2")]
+    assert [(suspect["kind"], suspect["name"]) for suspect in named] == [
+        ("worker", "2"),
+        ("stage", "2"),
+    ]
     assert {*named[0]} == {"kind", "name", "seconds", "ratio", "z", "why"}
 
 
@@ -137,14 +140,14 @@ def test_many_microbatches_are_one_line(call, tmp_path):
     runs = []
     for long in (range(12), range(24, 36)):
         factor = np.where(np.isin(np.arange(64), long), 3.0, 1.0)
-        own = usual * factor
-        runs.append(pj.evaluate(table, pj.Costs(forward=own[:2], backward=2 * own[2:])))
+        seconds = usual * factor
+        runs.append(pj.evaluate(table, pj.Costs(forward=seconds[:2], backward=2 * seconds[2:])))
     path = tmp_path / "run.csv"
     write_csv(path, pj.traces.of_runs(runs))
     _, out, _ = call("trace", str(path), "--schedules", "gpipe")
-    said = [line for line in out.splitlines() if "suspect" in line]
-    assert [" ".join(line.split()) for line in said] == [
+    message = [line for line in out.splitlines() if "suspect" in line]
+    assert [" ".join(line.split()) for line in message] == [
         "suspect: 10 microbatches or more take over 1.1 times the others: their data differ"
     ]
     _, out, _ = call("trace", str(path), "--schedules", "gpipe", "--json")
-    assert [one["kind"] for one in json.loads(out)["suspects"]] == ["microbatch"] * 10
+    assert [load["kind"] for load in json.loads(out)["suspects"]] == ["microbatch"] * 10

@@ -73,8 +73,8 @@ def test_of_all_runs_none_is_wrong_in_silence(tmp_path):
         folder.mkdir()
         results.append((CASES[number][-1], check(folder, number)))
     for change in set(truth.CHANGES) - ASKED:
-        found = [result for case, result in results if case == change]
-        assert found.count("refused") <= (0.3 if "no chunk, no" in change else 0.05) * len(found)
+        answer = [result for case, result in results if case == change]
+        assert answer.count("refused") <= (0.3 if "no chunk, no" in change else 0.05) * len(answer)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_is_planted_is_named(name, form, change, tmp_path):
     assert len(pipelines.pipelines) == 6 * replicas
     suspects = pj.traces.suspects(pj.traces.replay(pipelines), offsets)
     kind = {"slow step": "step", "two replicas": "replica", "own zeros": "clock"}[change]
-    names = [one.name for one in suspects if one.kind == kind]
+    names = [suspect.name for suspect in suspects if suspect.kind == kind]
     if change == "slow step":
         assert [int(name) - min(pipelines.trace.steps) for name in names] == [planted["step"]]
     elif change == "two replicas":
@@ -112,9 +112,9 @@ def paused_step(cell):
     ops = truth._loop(table, draw, 0.02, 0.0, 0.0, (0, cell, 0.5))
     return pj.traces.Trace.of(
         {
-            "phase": np.array([("F", "B", "I", "W", "gc").index(one.phase) for one in ops]),
+            "phase": np.array([("F", "B", "I", "W", "gc").index(op.phase) for op in ops]),
             **{
-                key: np.array([getattr(one, key) for one in ops])
+                key: np.array([getattr(op, key) for op in ops])
                 for key in ("step", "replica", "worker", "stage", "microbatch", "start", "end")
             },
         },
@@ -125,8 +125,8 @@ def paused_step(cell):
 @pytest.mark.parametrize("cell", [0, 2, 5, 8, 11])
 def test_a_pause_stands_behind_its_cell_though_pairs_are_two_ops(cell):
     """A pair is one cell and two ops: counted as ops, the pause came later in the row."""
-    found = pj.traces.attribute(pj.traces.replay(pj.traces.pipelines_of(paused_step(cell))))
-    assert found.replayed[0] == pytest.approx(found.recorded[0], rel=1e-4)
+    result = pj.traces.attribute(pj.traces.replay(pj.traces.pipelines_of(paused_step(cell))))
+    assert result.replayed[0] == pytest.approx(result.recorded[0], rel=1e-4)
 
 
 def test_the_spread_is_of_one_kind_of_op(tmp_path):
@@ -136,9 +136,9 @@ def test_the_spread_is_of_one_kind_of_op(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         truth.write(folder, "csv", slices, table, "nothing", 3)
-        found = pj.traces.analyse(pj.traces.read(folder), schedules=["1f1b"])
-        assert found.op_spread == pytest.approx(0.01, rel=0.15)
-        rows = {(row.name, row.stage): row.median for row in found.op_times if row.kind == "op"}
+        result = pj.traces.analyse(pj.traces.read(folder), schedules=["1f1b"])
+        assert result.op_spread == pytest.approx(0.01, rel=0.15)
+        rows = {(row.name, row.stage): row.median for row in result.op_times if row.kind == "op"}
         assert rows["F", 1] == pytest.approx(0.01, rel=0.05)
         if name != "1f1b":
             assert rows["pair", 1] == pytest.approx(0.03, rel=0.05)
@@ -159,8 +159,11 @@ def test_a_phase_that_nobody_knows_is_no_collective(tmp_path):
     slices, _ = truth.recorded(table, 1, "nothing", steps=1)
     names = {"W": "weight update", "I": "B"}
     rows = [
-        [getattr(one, key) if key != "phase" else names.get(one.phase, one.phase) for key in HEAD]
-        for one in slices
+        [
+            getattr(slice_, key) if key != "phase" else names.get(slice_.phase, slice_.phase)
+            for key in HEAD
+        ]
+        for slice_ in slices
     ]
     path = write_rows(tmp_path / "run", [HEAD, *rows])
     with pytest.raises(ValueError, match=r"8 slices of microbatches are of phase 'weight update'"):

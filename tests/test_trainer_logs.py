@@ -62,8 +62,8 @@ def test_a_log_and_columns_give_rows(name, tmp_path, answer):
     _, _, more, batch, seconds = LOGS[name]
     path, out = written(tmp_path / "train.log", name), tmp_path / "rows.csv"
     columns = COLUMNS.replace("tensor=2,pipeline=2", "tensor=2,data=2,pipeline=2") + more
-    given = "--model", "llama3-8b", "--columns", columns, "--out", out
-    answer("init", "rows", "--from", path, *given)
+    options = "--model", "llama3-8b", "--columns", columns, "--out", out
+    answer("init", "rows", "--from", path, *options)
     rows = read_rows(out)
     assert (rows.seconds[0], rows.global_batch[0]) == (pytest.approx(seconds), batch)
     assert (rows.tensor[0], rows.data[0], rows.recompute[0]) == (2, 2, "full")
@@ -82,16 +82,16 @@ def test_a_log_and_columns_give_rows(name, tmp_path, answer):
 def test_lines_of_older_years_are_read(name, today, older, tmp_path, answer):
     path, out = written(tmp_path / "train.log", name), tmp_path / "rows.csv"
     path.write_text(path.read_text().replace(today, older).replace("global_batch_size: 512", ""))
-    given = "--model", "llama3-8b", "--columns", COLUMNS + BATCH, "--out", out
-    answer("init", "rows", "--from", path, *given)
+    options = "--model", "llama3-8b", "--columns", COLUMNS + BATCH, "--out", out
+    answer("init", "rows", "--from", path, *options)
     assert read_rows(out).seconds[0] == LOGS[name][4]
 
 
 @pytest.mark.parametrize("name", ["Megatron", "NeMo", "DeepSpeed's pipeline engine"])
 def test_a_batch_that_lines_say_is_no_column(name, tmp_path, mistake):
     path = written(tmp_path / "train.log", name)
-    given = "--model", "llama3-8b", "--columns", COLUMNS + BATCH, "--out", tmp_path / "rows.csv"
-    text = mistake("init", "rows", "--from", path, *given)
+    options = "--model", "llama3-8b", "--columns", COLUMNS + BATCH, "--out", tmp_path / "rows.csv"
+    text = mistake("init", "rows", "--from", path, *options)
     assert "it says global_batch itself: leave it out of --columns" in text
 
 
@@ -114,13 +114,13 @@ def test_what_a_log_says_on_other_lines_is_read(tmp_path, answer, mistake):
         "Training starts at step 1, with local batch size 2, global batch size 16, sequence length"
     )
     path.write_text(f"{start} 4096, total steps 10\n{path.read_text()}")
-    given = "init", "rows", "--from", path, "--model", "llama3-8b", "--out", out, "--columns"
-    made = answer(*given, COLUMNS)
-    assert "memory is not read" in made["notes"][0]
+    options = "init", "rows", "--from", path, "--model", "llama3-8b", "--out", out, "--columns"
+    built = answer(*options, COLUMNS)
+    assert "memory is not read" in built["notes"][0]
     rows = read_rows(out)  # 16 x 4096 tokens over 8 accelerators at 2048 a second
     assert (rows.seconds[0], rows.global_batch[0]) == (4.0, 16)
     assert rows.models[0].sequence == 4096
-    text = mistake(*given, f"{COLUMNS},global_batch=8", "--force")
+    text = mistake(*options, f"{COLUMNS},global_batch=8", "--force")
     assert "it says global_batch itself: leave it out of --columns" in text
 
 
@@ -138,9 +138,9 @@ def test_other_texts_are_refused_with_what_is_read(tmp_path, mistake):
 
 def test_columns_that_cannot_be_are_named(tmp_path, mistake):
     path = written(tmp_path / "train.log", "NeMo")
-    given = "init", "rows", "--from", path, "--model", "llama3-8b", "--columns"
-    assert "--columns must be as tensor=2,pipeline=4, got 'tensor'" in mistake(*given, "tensor")
-    assert "--columns must be one of model, layers" in mistake(*given, "tensors=2")
-    assert "--columns must be as" in mistake(*given, "tensor=2,tensor=4")
-    assert "accelerators must be a whole number" in mistake(*given, COLUMNS.replace("=8", "=x"))
+    options = "init", "rows", "--from", path, "--model", "llama3-8b", "--columns"
+    assert "--columns must be as tensor=2,pipeline=4, got 'tensor'" in mistake(*options, "tensor")
+    assert "--columns must be one of model, layers" in mistake(*options, "tensors=2")
+    assert "--columns must be as" in mistake(*options, "tensor=2,tensor=4")
+    assert "accelerators must be a whole number" in mistake(*options, COLUMNS.replace("=8", "=x"))
     assert "needs --from" in mistake("init", "rows", "--columns", "x")

@@ -29,10 +29,10 @@ def plain(objective, step_size, seed, delays, *, cyclic=False, noise=0.0):
     models, largest, norms, losses = [np.zeros((S, 2))], 0.0, [], []
     everything, all_y = rows(objective)
     for k in range(UPDATES):
-        drawn = draw(seed, k, num_stages=S, num_batches=5, delays=delays)
-        s, batch = int(drawn.stage), k % 5 if cyclic else int(drawn.batch)
-        assert 0 <= int(drawn.read.min()) <= int(drawn.read.max()) <= k
-        z = np.stack([models[j][i] for i, j in enumerate(np.asarray(drawn.read))])
+        choice = draw(seed, k, num_stages=S, num_batches=5, delays=delays)
+        s, batch = int(choice.stage), k % 5 if cyclic else int(choice.batch)
+        assert 0 <= int(choice.read.min()) <= int(choice.read.max()) <= k
+        z = np.stack([models[j][i] for i, j in enumerate(np.asarray(choice.read))])
         residual = x[batch] @ z.ravel() - y[batch]
         losses.append(residual @ residual / 8)
         gradient = (x[batch].T @ residual / 4).reshape(S, 2)[s]
@@ -88,20 +88,20 @@ def test_draws_are_uniform_and_of_their_own():
     assert age[:8].max(axis=1).tolist() <= list(range(8))
     for values, count in [(many.stage, 4), (many.batch, 5), *((age[7:, s], 8) for s in range(4))]:
         expected = len(values) / count
-        found = np.bincount(np.asarray(values), minlength=count)
-        assert len(found) == count
+        result = np.bincount(np.asarray(values), minlength=count)
+        assert len(result) == count
         # chi-squared: 8 sigma of its own distribution at most
-        assert ((found - expected) ** 2 / expected).sum() < count + 8 * np.sqrt(2 * count)
+        assert ((result - expected) ** 2 / expected).sum() < count + 8 * np.sqrt(2 * count)
     columns = np.stack([np.asarray(many.stage), np.asarray(many.batch), *age.T])[:, 7:]
     assert np.abs(np.corrcoef(columns) - np.eye(6)).max() < 0.05
 
 
 def test_noise_is_normal_and_of_its_own():
-    each = jax.jit(jax.vmap(lambda k: gradient_noise(0, k, (4,), float)))
-    drawn = np.asarray(each(jnp.arange(8000)))
-    assert np.abs(drawn.mean(axis=0)).max() < 5 / np.sqrt(8000)
-    assert np.abs(np.corrcoef(drawn.T) - np.eye(4)).max() < 0.05
-    share = [(np.abs(drawn) < border).mean() for border in (0.6745, 1.9600)]
+    noise_at = jax.jit(jax.vmap(lambda k: gradient_noise(0, k, (4,), float)))
+    noise = np.asarray(noise_at(jnp.arange(8000)))
+    assert np.abs(noise.mean(axis=0)).max() < 5 / np.sqrt(8000)
+    assert np.abs(np.corrcoef(noise.T) - np.eye(4)).max() < 0.05
+    share = [(np.abs(noise) < border).mean() for border in (0.6745, 1.9600)]
     np.testing.assert_allclose(share, [0.5, 0.95], atol=0.01)
 
 
@@ -112,7 +112,10 @@ def test_a_stage_alone_is_the_stage_of_the_draw():
     rest = _longest_rest(np.array([3], np.uint32), 60, 4)
     at = [[-1, *np.flatnonzero(whole == stage), 60] for stage in range(4)]
     starts = {(s, 0): s - 4 for s in range(4)}  # the start of stage s is update s - 4
-    gaps = [np.diff([starts.get((s, k), n) for k, n in enumerate(own)]) for s, own in enumerate(at)]
+    gaps = [
+        np.diff([starts.get((s, k), n) for k, n in enumerate(updates)])
+        for s, updates in enumerate(at)
+    ]
     assert rest == max(map(max, gaps))
 
 
@@ -120,24 +123,24 @@ def test_sweeps_are_single_runs():
     stacked = jax.tree.map(
         lambda *leaves: jnp.stack(leaves), *(OBJECTIVES["random"](seed) for seed in range(2))
     )
-    given = {"updates": UPDATES, "every": EVERY, "norms": True}
+    options = {"updates": UPDATES, "every": EVERY, "norms": True}
     runs = pt.sweep_randomized_pipedream(
-        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=[0, 7], **given
+        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=[0, 7], **options
     )
     assert runs.gap.shape == (2, 2, 2, 4)
-    one = pt.sweep_randomized_pipedream(
-        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=7, **given
+    single = pt.sweep_randomized_pipedream(
+        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=7, **options
     )
     fields = ("gap", "blocks", "largest_squared_gradient", "mean_squared_gradient")
     for step, step_size in enumerate([0.05, 0.1]):
         for place, seed in enumerate([8, 9]):
             single = pt.randomized_pipedream(
-                OBJECTIVES["random"](place), step_size=step_size, seed=seed, delta=7, **given
+                OBJECTIVES["random"](place), step_size=step_size, seed=seed, delta=7, **options
             )
             for name in fields:
                 expected = getattr(single, name)
-                for found in (getattr(runs, name)[1], getattr(one, name)):
-                    np.testing.assert_allclose(found[step, place], expected, rtol=1e-10)
+                for result in (getattr(runs, name)[1], getattr(single, name)):
+                    np.testing.assert_allclose(result[step, place], expected, rtol=1e-10)
     gaps, blocks, *_ = plain(OBJECTIVES["random"](1), 0.05, 9, 0)
     np.testing.assert_allclose(runs.gap[0, 0, 1], gaps, rtol=1e-10)
     np.testing.assert_allclose(runs.blocks[0, 0, 1], blocks, rtol=1e-10)
@@ -194,9 +197,9 @@ def test_the_bound_holds(name):
     )
     for d, delta in enumerate([0, 7, 20]):
         for step, step_size in enumerate(sizes):
-            one = jax.tree.map(lambda leaf, at=(d, step): leaf[at], runs._replace(update=None))
-            measured = float(np.mean(one.mean_squared_gradient))
-            assert 0 < measured <= bound_of(objective, one, step_size, UPDATES, delta).total
+            single = jax.tree.map(lambda leaf, at=(d, step): leaf[at], runs._replace(update=None))
+            measured = float(np.mean(single.mean_squared_gradient))
+            assert 0 < measured <= bound_of(objective, single, step_size, UPDATES, delta).total
 
 
 @pytest.mark.parametrize(
@@ -224,7 +227,7 @@ def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, given, seed
 
 
 def test_the_best_step_size_is_the_best_of_a_grid():
-    given = {
+    options = {
         "stages": np.array([2, 8])[:, None],
         "updates": 1000,
         "smoothness": 2.0,
@@ -232,11 +235,11 @@ def test_the_best_step_size_is_the_best_of_a_grid():
         "delta": np.array([0.0, 1.0, 60.0, 1e6]),
         "gap": 3.0,
     }
-    best = pt.best_step_size(**given)
+    best = pt.best_step_size(**options)
     assert best.shape == (2, 4)
-    least = pt.convergence_bound(step_size=best, **given).total
+    least = pt.convergence_bound(step_size=best, **options).total
     around = best * np.linspace(0.9, 1.1, 201)[:, None, None]
-    grid = pt.convergence_bound(step_size=around, **given).total
+    grid = pt.convergence_bound(step_size=around, **options).total
     np.testing.assert_allclose(grid.min(axis=0), least, rtol=1e-12)
     assert (grid.argmin(axis=0) == 100).all()
 

@@ -93,8 +93,8 @@ def test_interleaved_with_one_communicator_per_worker(found):
 
 @pytest.mark.slow
 def test_queue_scopes_in_one_table(found):
-    own = queue_makespans(TABLE, COSTS)
-    assert {name: round(value) for name, value in own.items()} == {
+    makespans = queue_makespans(TABLE, COSTS)
+    assert {name: round(value) for name, value in makespans.items()} == {
         "worker": 271,
         "pair": 191,
         "direction": 249,
@@ -106,7 +106,7 @@ def test_queue_scopes_in_one_table(found):
     )
     better = queue_makespans(found.best.table, COSTS)
     assert better["worker"] == found.value
-    assert better["delay"] == own["delay"] == pytest.approx(found.best.free_bound)
+    assert better["delay"] == makespans["delay"] == pytest.approx(found.best.free_bound)
 
 
 @pytest.mark.parametrize("name", ["Interleaved1F1B_4_8", "1F1B_4_8", "DualPipeV_4_8"])
@@ -219,11 +219,11 @@ def test_queue_bound_is_the_largest_over_sets_of_transfers(case, queues):
     length = graph.duration[graph.program.messages.carrier]
     largest = times.makespan
     for queue in range(graph.queues.max(initial=-1) + 1):
-        mine = (graph.queues == queue).any(axis=0)
-        for head, tail in itertools.product(times.head[mine], times.tail[mine]):
-            some = mine & (times.head >= head) & (times.tail >= tail)
-            if some.any():
-                largest = max(largest, head + length[some].sum() + tail)
+        is_own = (graph.queues == queue).any(axis=0)
+        for head, tail in itertools.product(times.head[is_own], times.tail[is_own]):
+            chosen = is_own & (times.head >= head) & (times.tail >= tail)
+            if chosen.any():
+                largest = max(largest, head + length[chosen].sum() + tail)
     assert queue_bound(graph, times) == largest
 
 
@@ -336,11 +336,11 @@ def test_costs_of_nothing_are_no_division_by_zero():
 
 @pytest.mark.slow
 def test_the_seed_decides():
-    one, same, other = (
+    first, same, other = (
         pj.search.messages(TABLE, COSTS, iterations=4, seed=seed) for seed in (1, 1, 2)
     )
-    assert one.best.order.tolist() == same.best.order.tolist()
-    assert one.best.order.tolist() != other.best.order.tolist()
+    assert first.best.order.tolist() == same.best.order.tolist()
+    assert first.best.order.tolist() != other.best.order.tolist()
 
 
 def test_an_interrupt_returns_the_best_so_far():
@@ -418,9 +418,9 @@ def test_command_reports_and_writes(capsys, tmp_path):
     read = pj.read_table(out)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
     assert pj.evaluate(read, costs, link="rendezvous").makespan == result["value"]
-    drawn = tmp_path / "both.svg"
-    assert run([*SMALL, *TIMES, "--iterations", "3", "--figure", str(drawn)]) == 0
-    assert all(f">{when}: " in drawn.read_text() for when in ("before", "after"))
+    picture = tmp_path / "both.svg"
+    assert run([*SMALL, *TIMES, "--iterations", "3", "--figure", str(picture)]) == 0
+    assert all(f">{when}: " in picture.read_text() for when in ("before", "after"))
     text = capsys.readouterr().out
     for part in (
         "one per direction",
@@ -446,17 +446,17 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
 @pytest.mark.slow
 def test_the_gain_is_that_over_the_own_order(call, answer, data):
     path = data / "1F1B_4_8.comms.csv"
-    given = ["--stage-times", "F=1,I=1.5,W=0.7", "--comm", 0.9, "--iterations", 20]
+    words = ["--stage-times", "F=1,I=1.5,W=0.7", "--comm", 0.9, "--iterations", 20]
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.9)
-    own = pj.evaluate(pj.read_table(path), costs, link="rendezvous").makespan
+    default = pj.evaluate(pj.read_table(path), costs, link="rendezvous").makespan
     found = pj.search.messages(pj.read_table(path), costs, iterations=20)
-    assert answer("tune", "messages", "--table", path, *given)["gain"] == 1 - found.value / own
-    _, out, _ = call("tune", "messages", "--table", path, *given)
+    assert answer("tune", "messages", "--table", path, *words)["gain"] == 1 - found.value / default
+    _, out, _ = call("tune", "messages", "--table", path, *words)
     first, gain, who, total, *_ = out.splitlines()
     assert "in the order found" in first
     assert gain == (
-        f"  {100 * (1 - found.value / own):.2f} % less than in its own order of SEND and RECV cells "
-        f"({own:.5g} s)"
+        f"  {100 * (1 - found.value / default):.2f} % less than in its own order of SEND and RECV cells "
+        f"({default:.5g} s)"
     )
     worst = pj.links.transfer_waits(
         pj.evaluate(pj.read_table(path), costs, link="rendezvous")
@@ -481,8 +481,8 @@ def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):
         pj.search.messages(table, costs, gap=2)
     line = ["tune", "messages", "-s", "interleaved-1f1b", "-P", 4, "-M", 4, "-V", 2]
     line += ["-T", "F=1,B=2", "--comm", 1.7]
-    told = answer(*line, "--gap", "5%")
-    assert (told["stopped"], told["value"]) == ("gap", found.value)
+    text = answer(*line, "--gap", "5%")
+    assert (text["stopped"], text["value"]) == ("gap", found.value)
     assert "search ended: gap" in call(*line, "--gap", 0.2)[1]
     code, _, message = call(*line, "--gap", "120%")
     assert (code, "--gap must be a share from 0 to 1, as 0.1 or 10%" in message) == (2, True)

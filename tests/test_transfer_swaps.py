@@ -69,12 +69,12 @@ def test_a_search_goes_on_from_another_order(queues):
 
 def test_swaps_find_more_in_fewer_orders():
     costs = pj.Costs.uniform(TABLE, forward=1.0, backward=2.0, transfer=1.5)
-    found = {}
+    result = {}
     for swaps in (0, 64):
         search = TransferSearch(TABLE, costs, pj.Links("rendezvous"), 0, swaps=swaps)
         search.run(6, None)
-        found[swaps] = search.value, search.evaluated
-    assert found[64][0] < found[0][0]
+        result[swaps] = search.value, search.evaluated
+    assert result[64][0] < result[0][0]
 
 
 def test_nothing_to_swap():

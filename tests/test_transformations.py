@@ -42,13 +42,13 @@ def total(program, leaves, **options):
 
 @functools.cache
 def gradient_of(program):
-    return jax.jit(jax.grad(lambda one: pj.makespan(program, pj.Costs(**one))))
+    return jax.jit(jax.grad(lambda leaves: pj.makespan(program, pj.Costs(**leaves))))
 
 
 def one_by_one(program, leaves):
     run = gradient_of(program)
-    each = [run({name: leaf[k] for name, leaf in leaves.items()}) for k in range(SIZE)]
-    return {name: np.stack([one[name] for one in each]) for name in leaves}
+    values = [run({name: leaf[k] for name, leaf in leaves.items()}) for k in range(SIZE)]
+    return {name: np.stack([value[name] for value in values]) for name in leaves}
 
 
 WAYS = {
@@ -73,7 +73,7 @@ def stacked(leaves):
 SCHEDULES = ("1f1b", "chimera", "zb-h1")
 
 
-@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), of=6))
+@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), one_in=6))
 def test_gradients_are_those_of_makespan(link, name):  # ties included
     program = lowered(link, name)
     run = functools.partial(total, program)
@@ -82,17 +82,17 @@ def test_gradients_are_those_of_makespan(link, name):  # ties included
         leaves = drawn(SCHEDULES.index(name), dyadic=dyadic, name=name)
         expected = one_by_one(program, leaves)
         for way, gradient in functions.items():
-            found = gradient(leaves)
+            result = gradient(leaves)
             for field in FIELDS:
-                np.testing.assert_array_equal(found[field], expected[field], f"{way} {field}")
+                np.testing.assert_array_equal(result[field], expected[field], f"{way} {field}")
 
 
 @pytest.mark.parametrize("way", daily(WAYS))
 def test_every_way_gives_the_same_gradient(way):
     program, leaves = lowered("queued"), drawn(7, dyadic=True)
-    found = WAYS[way](functools.partial(total, program))(leaves)
+    result = WAYS[way](functools.partial(total, program))(leaves)
     for field, expected in one_by_one(program, leaves).items():
-        np.testing.assert_array_equal(found[field], expected, field)
+        np.testing.assert_array_equal(result[field], expected, field)
 
 
 def test_values_inside_of_traces():
@@ -112,9 +112,9 @@ def test_values_inside_of_traces():
     np.testing.assert_allclose(scalars(jnp.array([1.0, 3.0])), [[33.0], [55.0]])
     shared = {name: leaf if name == "forward" else leaf[:1] for name, leaf in leaves.items()}
     one_axis = dict.fromkeys(shared) | {"transmit": 0}
-    found = jax.vmap(run, (one_axis,))(shared | {"transmit": leaves["transmit"][:, None]})
+    result = jax.vmap(run, (one_axis,))(shared | {"transmit": leaves["transmit"][:, None]})
     alone = [run(shared | {"transmit": leaves["transmit"][k, None]}) for k in range(SIZE)]
-    np.testing.assert_array_equal(found, np.stack(alone))
+    np.testing.assert_array_equal(result, np.stack(alone))
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, pytest.param(lambda f: f, marks=slow, id="eager")])
@@ -136,9 +136,9 @@ def test_smooth_makespans_have_first_derivatives():
     smooth = functools.partial(total, program, temperature=0.3)
     _, expected = pj.makespans_and_grad(program, pj.Costs(**leaves), temperature=0.3)
     for way in ("grad", "jit of grad"):
-        found = WAYS[way](smooth)(leaves)
+        result = WAYS[way](smooth)(leaves)
         for field in FIELDS:
-            np.testing.assert_allclose(found[field], getattr(expected, field), rtol=1e-9)
+            np.testing.assert_allclose(result[field], getattr(expected, field), rtol=1e-9)
     with pytest.raises(NotImplementedError, match="first derivatives only"):
         jax.hessian(lambda f: smooth(leaves | {"forward": f}))(leaves["forward"])
 
@@ -229,7 +229,7 @@ def test_programs_that_nobody_holds_are_let_go():
     pj.cycle_time(program, costs)
     pj.makespan(program, pj.Costs(forward=1.0, backward=2.0))
     (plan,) = module._plans[program].values()
-    held = [weakref.ref(each) for each in (program, plan, plan.ops, plan.unrolled)]
+    held = [weakref.ref(reference) for reference in (program, plan, plan.ops, plan.unrolled)]
     del table, program, plan  # a table keeps what it was lowered to
     gc.collect()
-    assert [each() for each in held] == [None] * 4
+    assert [reference() for reference in held] == [None] * 4

@@ -81,8 +81,8 @@ def test_a_relaxation_takes_only_numbers_of_microbatches_that_exist(schedule, co
 
 
 def test_an_exact_evaluation_is_that_of_evaluate():
-    found = pj.tune("1f1b", 4, WORKLOAD, SYSTEM, link="queued", slots={"F": 1, "B": 1})
-    sizes = found.best.details["sizes"]
+    result = pj.tune("1f1b", 4, WORKLOAD, SYSTEM, link="queued", slots={"F": 1, "B": 1})
+    sizes = result.best.details["sizes"]
     assert [size["microbatch_size"] for size in sizes] == [1, 2, 4, 8, 16, 32, 64]
     for size in sizes:
         count = size["microbatches"]
@@ -106,20 +106,20 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     plain = plain.at((192 // plain.size) % 4 == 0)
     assert len(plain.size) > 7
     free = problem.inputs(len(plain.size), limited=False)
-    found = relaxed_size(problem).evaluate(np.log(plain.size)[:, None], free)
+    result = relaxed_size(problem).evaluate(np.log(plain.size)[:, None], free)
     exact = JointProblem(problem, ("size",)).exact(plain)
-    np.testing.assert_allclose(found, exact, rtol=1e-6)
+    np.testing.assert_allclose(result, exact, rtol=1e-6)
 
 
-@pytest.mark.parametrize("capacity", daily([300.0, 30.0], of=2))  # short of memory, and not
+@pytest.mark.parametrize("capacity", daily([300.0, 30.0], one_in=2))  # short of memory, and not
 def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
     problem = TuningProblem.from_workload(family_of("1f1b"), WORKLOAD, with_memory(capacity))
     at, step = np.log([[1.3], [4.7], [21.0]]), 1e-6
-    objective, given = relaxed_size(problem), problem.inputs(3)
-    values, gradient = objective.value_and_grad(at, given)
-    up, down = (objective.evaluate(at + sign * step, given)[0] for sign in (1, -1))
+    objective, options = relaxed_size(problem), problem.inputs(3)
+    values, gradient = objective.value_and_grad(at, options)
+    up, down = (objective.evaluate(at + sign * step, options)[0] for sign in (1, -1))
     np.testing.assert_allclose(gradient[:, 0], (up - down) / (2 * step), rtol=1e-5)
-    np.testing.assert_allclose(values, objective.evaluate(at, given)[0])
+    np.testing.assert_allclose(values, objective.evaluate(at, options)[0])
     free, need = objective.evaluate(at, problem.inputs(3, limited=False))
     assert np.array_equal(free < np.asarray(values), need > capacity * 1e9)
     assert (capacity > 100) == np.all(need < capacity * 1e9)
@@ -183,20 +183,20 @@ def test_held_counts_give_the_peak_for_any_sizes(schedule):
     count = at_least(schedule, 4, 10)
     table = pj.schedules.build(schedule, num_workers=4, num_microbatches=count)
     held, rows = held_counts(table), held_in_rows(table, at_work=True)
-    every = np.random.default_rng(0).integers(0, 99, (20, len(LEDGER_PARTS), table.num_stages))
-    for sizes in every:
+    batches = np.random.default_rng(0).integers(0, 99, (20, len(LEDGER_PARTS), table.num_stages))
+    for sizes in batches:
         assert held.activation_bytes(tuple(sizes)).tolist() == rows.peaks(sizes, 4).tolist()
-    batch = tuple(np.moveaxis(every, 1, 0))
-    assert held.activation_bytes(batch)[7].tolist() == rows.peaks(every[7], 4).tolist()
+    batch = tuple(np.moveaxis(batches, 1, 0))
+    assert held.activation_bytes(batch)[7].tolist() == rows.peaks(batches[7], 4).tolist()
 
 
 def test_descent_keeps_to_its_bounds_and_the_best_point():
     def jump(x):  # falls, then jumps up
         return jnp.where(x < 2, -x, 5.0), jnp.full_like(x, -1.0)
 
-    found = descend(jump, np.array([0.0, 1.5]), steps=30)
-    assert np.all((found.points < 2) & (found.points > 1.5))
-    np.testing.assert_allclose(found.values, -found.points)
+    result = descend(jump, np.array([0.0, 1.5]), steps=30)
+    assert np.all((result.points < 2) & (result.points > 1.5))
+    np.testing.assert_allclose(result.values, -result.points)
     assert descend(jump, np.array([0.0]), upper=1.0).points.tolist() == [1.0]
     with pytest.raises(ValueError, match="steps must be a whole number of at least 1, got 0"):
         descend(jump, np.array([0.0]), steps=0)
@@ -232,15 +232,15 @@ def test_layers_are_those_of_the_exhaustive_search(schedule, speed):
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
     free = few_layers()
     layers = free.pair.assigned.layers
-    least, most = (
+    least, largest = (
         free.evaluate(4, StageLayers(layers, again))[1] for again in (layers, 0 * layers)
     )
-    limit = (least + most) / 2
+    limit = (least + largest) / 2
     problem = few_layers(memory_capacity=limit)
     joint = JointProblem(problem, ("recompute",), 4)
     tuned, best = tune_jointly(joint), search_jointly(joint)
     assert tuned.step_time == pytest.approx(best.step_time, rel=1e-12)
-    assert tuned.memory_bytes <= limit < most
+    assert tuned.memory_bytes <= limit < largest
     full, _ = problem.evaluate(4, StageLayers(layers, layers))
     assert tuned.step_time < full
     with pytest.raises(ValueError, match=r"^nothing fits: the smallest need found is .* 1.0 GB"):
@@ -249,12 +249,12 @@ def test_recomputed_layers_are_those_of_the_exhaustive_search():
 
 def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     problem, table = few_layers(), pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    one = StageLayers(np.array([4.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.0, 2.0, 3.0]))
+    layers = StageLayers(np.array([4.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.0, 2.0, 3.0]))
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
-    costs = work_costs(stage_work(workload, table, assigned=one), SYSTEM)
-    step, need = problem.evaluate(8, one)
+    costs = work_costs(stage_work(workload, table, assigned=layers), SYSTEM)
+    step, need = problem.evaluate(8, layers)
     assert step == pytest.approx(pj.evaluate(table, costs).step_time)
-    assert need == pytest.approx(pj.memory_bytes(workload, table, one).max())
+    assert need == pytest.approx(pj.memory_bytes(workload, table, layers).max())
 
 
 SIZES = "microbatch_size microbatches step_time"
@@ -267,14 +267,14 @@ def run_once(monkeypatch):
 
     Returns What was asked for: the names of functions.
     """
-    found, calls = {}, []
+    result, calls = {}, []
 
     def once(name, way):
         def run(*args, **kwargs):
             calls.append(name)
-            if name not in found:
-                found[name] = way(*args, **kwargs)
-            return found[name]
+            if name not in result:
+                result[name] = way(*args, **kwargs)
+            return result[name]
 
         return run
 
@@ -292,18 +292,18 @@ def call(capsys, *arguments, what="size"):
 def test_microbatches_say_their_size_where_it_is_not_tuned(capsys, tmp_path):
     path = tmp_path / "own.toml"
     path.write_text("microbatches = 16\n")
-    given = ("--minibatch", 32, "--config", path, "--json")
-    code, out, _ = call(capsys, *given, what="recompute")
-    found = json.loads(out)
-    assert (code, found["microbatch_size"], found["microbatches"]) == (0, 2, 16)
+    options = ("--minibatch", 32, "--config", path, "--json")
+    code, out, _ = call(capsys, *options, what="recompute")
+    result = json.loads(out)
+    assert (code, result["microbatch_size"], result["microbatches"]) == (0, 2, 16)
     for more, message in (
         (("--microbatch-size", 2), "--microbatches 16 and --microbatch-size say the same"),
         (("--minibatch", 24), "--microbatches 16 must divide --minibatch 24"),
     ):
-        sized = [*given[:2], *given[2:]] if more[0] != "--minibatch" else list(given[2:])
+        sized = [*options[:2], *options[2:]] if more[0] != "--minibatch" else list(options[2:])
         code, _, err = call(capsys, *sized, *more, what="recompute")
         assert (code, message in err) == (2, True)
-    code, _, err = call(capsys, *given)
+    code, _, err = call(capsys, *options)
     assert (code, "--microbatches 16 does not go with tune size" in err) == (2, True)
 
 
@@ -337,14 +337,14 @@ def test_the_command_answers_by_either_method(capsys):
     ],
 )
 def test_only_the_way_that_is_asked_for_is_paid_for(capsys, monkeypatch, method, key, printed):
-    taken = run_once(monkeypatch)
+    spent = run_once(monkeypatch)
     more = [] if method is None else ["--method", method]
     arguments = ["--minibatch", 16, "--schedule", "chimera", "--link", "rendezvous", *more]
     code, out, _ = call(capsys, *arguments)
     assert code == 0
     assert out.count("tuned") == 1
     assert printed in out
-    assert taken == ["plain_settings", *["tune_jointly"] * (key == "relaxed")]
+    assert spent == ["plain_settings", *["tune_jointly"] * (key == "relaxed")]
     result = json.loads(call(capsys, *arguments, "--json")[1])
     assert {"relaxed", "exhaustive"} & set(result) == {key}
     assert result["method"] == ("gradient" if key == "relaxed" else "exhaustive")
@@ -368,8 +368,8 @@ def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, met
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch, tensor_parallel=8)
     microbatches = 0 if "size" in what else 32
     task = front.TuningTask(ScheduleFamily("1f1b", workers), workload, SYSTEM, True, microbatches)
-    found, why = front._choose_method(task, what)
-    assert found == method
+    result, why = front._choose_method(task, what)
+    assert result == method
     assert re.match(reason, why)
 
 
@@ -381,15 +381,15 @@ def test_a_second_call_compiles_nothing():
         step_time_objective._move,
     )
     first = pj.tune("1f1b", 4, workload, SYSTEM, method="gradient")
-    compiled = [each._cache_size() for each in jitted]
+    compiled = [answer._cache_size() for answer in jitted]
     seen = []
     system = pj.load_system("b200")
     again = pj.tune("1f1b", 4, workload, system, method="gradient", on_best=seen.append)
-    times = [each.value for each in seen]
+    times = [function.value for function in seen]
     assert len(times) > 1
     assert times == sorted(times, reverse=True)
     assert times[-1] == again.value
-    assert [each._cache_size() for each in jitted] == compiled
+    assert [function._cache_size() for function in jitted] == compiled
     assert again.value < first.value
 
 
@@ -431,10 +431,10 @@ def test_a_command_where_nothing_fits_says_so(capsys):
 
 
 def test_memory_is_no_limit_where_that_is_said():
-    given = "1f1b", 4, WORKLOAD, dataclasses.replace(SYSTEM, memory_capacity=1e9)
+    options = "1f1b", 4, WORKLOAD, dataclasses.replace(SYSTEM, memory_capacity=1e9)
     with pytest.raises(ValueError, match="fits"):
-        pj.tune(*given)
-    free = pj.tune(*given, no_memory_limit=True)
+        pj.tune(*options)
+    free = pj.tune(*options, no_memory_limit=True)
     assert not free.best.fits
 
 

@@ -74,9 +74,9 @@ def test_what_is_found_out_about_a_table_is_kept_with_it():
     assert pj.evaluate(table, EQUAL).program is pj.evaluate(table, EQUAL).program
     assert table.dependencies is table.dependencies
     assert pj.lower(build()) is not program
-    kept = weakref.ref(program)
+    reference = weakref.ref(program)
     del program
-    assert kept() is not None
+    assert reference() is not None
     del table
     gc.collect()
-    assert kept() is None
+    assert reference() is None

@@ -36,8 +36,8 @@ def test_published_bubbles_and_peaks(record):  # "any of 2p, 3p, 8p": all three
 @pytest.mark.parametrize("workers", [*WORKERS[:-1], pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("unchecked")
 def test_closed_forms_hold_where_they_say(name, workers):
-    every = 1 if workers < 8 else 5
-    for m in (*range(1, 2 * workers + 1, every), 3 * workers, 8 * workers):
+    step = 1 if workers < 8 else 5
+    for m in (*range(1, 2 * workers + 1, step), 3 * workers, 8 * workers):
         table = built(name, workers, m)
         form, shape = closed_form(table)
         run = pj.evaluate(table, pj.Costs(**EQUAL))
@@ -49,8 +49,8 @@ def test_closed_forms_hold_where_they_say(name, workers):
 
 @pytest.mark.usefixtures("unchecked")
 def test_memory_is_what_the_authors_say():  # in microbatches, of two stages on a worker
-    said = RECORDS["cm.hf"]["value"]
-    assert (said["V-Min"], said["V-Half"]) == ("(p+4)//3", "(p+2)//2")
+    message = RECORDS["cm.hf"]["value"]
+    assert (message["V-Min"], message["V-Half"]) == ("(p+4)//3", "(p+2)//2")
     for p in WORKERS:
         for name, microbatches in (("v-min", (p + 4) // 3), ("v-half", (p + 2) // 2)):
             assert peak_in_flight(built(name, p, 2 * p)).max() == 2 * microbatches
@@ -160,17 +160,17 @@ def planned(name, workers, microbatches, times):
     slots = dict(zip("FIW", (forward, input_grad, weight_grad), strict=True))
     table = built(name, workers, microbatches, slots=slots, transfer=transfer)
     fixed = built(name, workers, microbatches)
-    spans = (pj.evaluate(each, costs).max_span for each in (table, fixed))
+    spans = (pj.evaluate(table_, costs).max_span for table_ in (table, fixed))
     return *spans, table
 
 
 @pytest.mark.parametrize("case", BY_AUTHORS, ids=lambda case: f"{case[0]} {case[1]} {case[3]}")
 @pytest.mark.usefixtures("unchecked")
 def test_spans_are_those_of_the_authors_at_their_times(case):
-    *given, span = case
-    own, fixed, table = planned(*given)
-    assert own <= 1.004 * span < fixed
-    assert peak_in_flight(table).max() <= 2 * (given[1] // 2 + 1)
+    *arguments, span = case
+    span_of_plan, fixed, table = planned(*arguments)
+    assert span_of_plan <= 1.004 * span < fixed
+    assert peak_in_flight(table).max() <= 2 * (arguments[1] // 2 + 1)
 
 
 @settings(max_examples=10)
@@ -181,7 +181,7 @@ def test_spans_are_those_of_the_authors_at_their_times(case):
     times=st.tuples(*(3 * [st.floats(0.2, 3)]), st.floats(0, 1)),
 )
 def test_what_is_planned_is_never_longer_than_the_fixed_order(name, workers, microbatches, times):
-    own, fixed, table = planned(name, workers, microbatches, times)
-    assert own <= fixed * (1 + 1e-12)
-    most = workers // 2 + 1 if name == "v-half" else (workers + 4) // 3
-    assert peak_in_flight(table).max() <= 2 * most
+    planned_span, fixed, table = planned(name, workers, microbatches, times)
+    assert planned_span <= fixed * (1 + 1e-12)
+    largest = workers // 2 + 1 if name == "v-half" else (workers + 4) // 3
+    assert peak_in_flight(table).max() <= 2 * largest

@@ -14,11 +14,11 @@ from pipejax.costs.system.system import Band, CalibrationRecord
 
 def test_errors_are_summed_up_in_percent():
     measured = np.array([1.0, 2.0, 4.0, np.nan])
-    found = prediction_errors(np.array([1.1, 1.8, 4.0, 7.0]), measured)
-    assert found.rows == 3
-    assert found.mape == pytest.approx((10 + 10 + 0) / 3)
-    assert found.bias == pytest.approx((10 - 10 + 0) / 3)
-    assert (found.median, found.largest) == pytest.approx((10, 10))
+    result = prediction_errors(np.array([1.1, 1.8, 4.0, 7.0]), measured)
+    assert result.rows == 3
+    assert result.mape == pytest.approx((10 + 10 + 0) / 3)
+    assert result.bias == pytest.approx((10 - 10 + 0) / 3)
+    assert (result.median, result.largest) == pytest.approx((10, 10))
 
 
 def test_what_is_not_predicted_is_no_error_of_nothing():
@@ -58,18 +58,18 @@ def as_peak(rows, system, link="delay"):
 
 
 def test_each_row_is_predicted_on_its_machine(runs):
-    found = pj.validate(runs, predict=as_peak)
-    assert found.predicted.seconds.tolist() == [2, 2, 1, 1]
-    assert found.time.mape == pytest.approx((0 + 100 + 0 + 75) / 4)
-    assert found.time.bias == pytest.approx((0 + 100 + 0 - 75) / 4)
-    assert (found.memory.rows, found.memory.mape) == (2, pytest.approx(10))
-    assert found.coverage_90 == 50
-    assert {name: len(part.measured) for name, part in found.groups.items()} == {
+    result = pj.validate(runs, predict=as_peak)
+    assert result.predicted.seconds.tolist() == [2, 2, 1, 1]
+    assert result.time.mape == pytest.approx((0 + 100 + 0 + 75) / 4)
+    assert result.time.bias == pytest.approx((0 + 100 + 0 - 75) / 4)
+    assert (result.memory.rows, result.memory.mape) == (2, pytest.approx(10))
+    assert result.coverage_90 == 50
+    assert {name: len(part.measured) for name, part in result.groups.items()} == {
         "slow": 1,
         "fast": 3,
     }
-    assert found.groups["slow"].time.mape == 0
-    assert [(row["row"], row["error"]) for row in found.worst(2)] == [(2, 100), (4, -75)]
+    assert result.groups["slow"].time.mape == 0
+    assert [(row["row"], row["error"]) for row in result.worst(2)] == [(2, 100), (4, -75)]
 
 
 def test_one_machine_for_all_rows(runs):
@@ -79,9 +79,9 @@ def test_one_machine_for_all_rows(runs):
 
 def test_files_have_groups_of_their_own(runs, tmp_path):
     other = write(tmp_path / "other.csv", "a100,2,,fast", "a100,2,,")
-    found = pj.validate([runs, other], predict=as_peak)
-    assert list(found.groups) == ["runs: slow", "runs: fast", "other: fast", "other"]
-    assert found.groups["other"].time.mape == 0
+    result = pj.validate([runs, other], predict=as_peak)
+    assert list(result.groups) == ["runs: slow", "runs: fast", "other: fast", "other"]
+    assert result.groups["other"].time.mape == 0
 
 
 def test_a_row_without_machine_or_prediction_is_named(tmp_path):
@@ -90,9 +90,9 @@ def test_a_row_without_machine_or_prediction_is_named(tmp_path):
         pj.validate(runs, predict=as_peak)
 
     def half(rows, system):
-        found = as_peak(rows, system)
-        found.seconds[1] = np.nan
-        return found
+        result = as_peak(rows, system)
+        result.seconds[1] = np.nan
+        return result
 
     with pytest.raises(ValueError, match=r"runs.csv, row 2: no seconds predicted"):
         pj.validate(runs, "a100", predict=half)
@@ -120,11 +120,11 @@ def test_a_simulator_is_judged_by_the_rows_that_it_predicts(runs, tmp_path):
 
 def test_the_exit_code_says_whether_the_mean_is_within(runs, call, answer, monkeypatch, tmp_path):
     monkeypatch.setattr(validation, "predicted_by_costs", as_peak)
-    found = answer("validate", runs, "--tolerance", 44, "--out", tmp_path / "x.svg")
-    assert (found["rows"], found["mape"], found["coverage_90"]) == (4, 43.75, 50)
-    assert set(found) >= {"median", "p90", "bias", "worst", "groups"}
-    assert set(found["worst"][0]) >= {"row", "measured", "predicted", "error"}
-    assert found["memory"]["mape"] == pytest.approx(10)
+    result = answer("validate", runs, "--tolerance", 44, "--out", tmp_path / "x.svg")
+    assert (result["rows"], result["mape"], result["coverage_90"]) == (4, 43.75, 50)
+    assert set(result) >= {"median", "p90", "bias", "worst", "groups"}
+    assert set(result["worst"][0]) >= {"row", "measured", "predicted", "error"}
+    assert result["memory"]["mape"] == pytest.approx(10)
     assert "predicted [s]" in (tmp_path / "x.svg").read_text()
     code, out, _ = call("validate", runs, "--tolerance", 43)
     assert code == 1
@@ -136,8 +136,12 @@ def test_the_exit_code_says_whether_the_mean_is_within(runs, call, answer, monke
 def test_memory_is_judged_where_no_time_was_measured(answer, call, monkeypatch, tmp_path):
     monkeypatch.setattr(validation, "predicted_by_costs", as_peak)
     runs = write(tmp_path / "runs.csv", "a100,,40e9,x")
-    found = answer("validate", runs, "--tolerance", 10.1)
-    assert (found["mape"], found["worst"], found["memory"]["bias"]) == (None, [], pytest.approx(10))
+    result = answer("validate", runs, "--tolerance", 10.1)
+    assert (result["mape"], result["worst"], result["memory"]["bias"]) == (
+        None,
+        [],
+        pytest.approx(10),
+    )
     assert call("validate", runs, "--tolerance", 9.9)[0] == 1
 
 
@@ -161,31 +165,31 @@ def test_the_cost_model_gives_times_bands_and_memory_where_it_was_measured(runs,
         pj.load_system("a100"), calibration=CalibrationRecord("runs", 9, (), bands)
     )
     rows = pj.files.read_rows(runs).take(np.array([1, 3]))
-    found = validation.predicted_by_costs(rows, system)
-    assert (found.seconds[0], found.low[0], found.high[0]) == pytest.approx((3.0, 2.7, 3.6))
+    result = validation.predicted_by_costs(rows, system)
+    assert (result.seconds[0], result.low[0], result.high[0]) == pytest.approx((3.0, 2.7, 3.6))
     workload = pj.Workload(
         pj.load_model("gpt-22b"), minibatch=4, tensor_parallel=8, recompute="full"
     )
     table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
-    assert found.memory_bytes[0] == pj.memory_bytes(workload, table).max()
-    assert np.isnan(found.memory_bytes[1])
+    assert result.memory_bytes[0] == pj.memory_bytes(workload, table).max()
+    assert np.isnan(result.memory_bytes[1])
 
 
 @pytest.mark.slow  # a minute
 @pytest.mark.usefixtures("unchecked")
 def test_all_tables_that_come_with_pipejax_are_predicted():
-    found = pj.validate()
-    assert found.time.rows == len(found.measured) > 1000
-    assert len({*found.measured.file}) == 13
-    assert 0 < found.time.median < 50
+    result = pj.validate()
+    assert result.time.rows == len(result.measured) > 1000
+    assert len({*result.measured.file}) == 13
+    assert 0 < result.time.median < 50
 
 
 def test_a_configuration_that_was_run_often_counts_once(tmp_path):
-    found = pj.validate(
+    result = pj.validate(
         write(tmp_path / "runs.csv", "a100,2,,x", "a100,4,,y", "h100,1,,x"), predict=as_peak
     )
-    np.testing.assert_allclose(found.errors, [0, -0.5, 0])
-    once = found.by_configuration
+    np.testing.assert_allclose(result.errors, [0, -0.5, 0])
+    once = result.by_configuration
     np.testing.assert_allclose(once.measured.seconds, [3, 1])
     np.testing.assert_allclose(once.errors, [2 / 3 - 1, 0])
 
@@ -203,6 +207,6 @@ def test_layouts_of_one_job_are_ranked(tmp_path):
         return Predictions(order, *np.full((3, 4), np.nan))
 
     with pytest.warns():
-        found = pj.validate(path, predict=swapped).ranking
-    assert found[:2] == (1, 3)
-    assert found[2:] == pytest.approx((1 / 3, 0, 25, 25))
+        result = pj.validate(path, predict=swapped).ranking
+    assert result[:2] == (1, 3)
+    assert result[2:] == pytest.approx((1 / 3, 0, 25, 25))

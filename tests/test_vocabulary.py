@@ -18,15 +18,15 @@ MORE = {1: 2, 2: 1}  # microbatches that a variant holds more: its reductions
 
 
 def built(base, workers, microbatches, **options):
-    given = {"num_workers": workers, "num_microbatches": microbatches}
-    return pj.schedules.build(f"vocabulary-{base}", **given, **options)
+    arguments = {"num_workers": workers, "num_microbatches": microbatches}
+    return pj.schedules.build(f"vocabulary-{base}", **arguments, **options)
 
 
 def costs_of(table, times, hop=0.0):
-    own = {kind.time: times[letters] for letters, kind in table.grammar.kinds.items()}
+    added = {kind.time: times[letters] for letters, kind in table.grammar.kinds.items()}
     fields = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
     usual = {fields[letters]: t for letters, t in times.items() if letters in fields}
-    return pj.Costs(**usual, transmit=hop, others=own)
+    return pj.Costs(**usual, transmit=hop, others=added)
 
 
 def to_waits(stages, variant, gradient):
@@ -61,18 +61,18 @@ def test_runs_as_the_event_loop(base, variant):
         for overlap in (False, True):
             table = built(base, workers, microbatches, variant=variant, overlap=overlap)
             letters = "FBSTXYZ" if gradient == "B" else "FIWSTXYZ"
-            used = {each: rng.integers(1, 20) / 8 for each in letters}
+            used = {letter: rng.integers(1, 20) / 8 for letter in letters}
             waits = to_waits(table.num_stages, variant, gradient)
             assert_runs(table, costs_of(table, used, 0.25), waits)
 
 
 def test_the_example_takes_15_8_seconds():
     """P = 2, M = 3, passes of 0.5, exchanges of 0.2, a hop of 0.1; the authors' order takes less."""
-    found = []
+    result = []
     for overlap in (False, True):
         table = built("1f1b", 2, 3, overlap=overlap)
-        found.append(pj.evaluate(table, costs_of(table, EXAMPLE, 0.1)).makespan)
-    assert found == pytest.approx([15.8, 15.1])
+        result.append(pj.evaluate(table, costs_of(table, EXAMPLE, 0.1)).makespan)
+    assert result == pytest.approx([15.8, 15.1])
 
 
 SIZES = [(2, 8), (4, 6), (4, 16), (8, 32)]
@@ -83,15 +83,15 @@ FREE = EXAMPLE | dict.fromkeys(NET, 0.0)  # exchanges that take no time
 def test_the_bubble_is_that_of_1f1b(workers, microbatches):
     """(P - 1) (F + B), where a worker has F, B, S and T of each microbatch to do."""
     ideal = (workers - 1) * 3.0 + microbatches * 4.0
-    found = {}
+    result = {}
     for variant in MORE:
         for overlap in (False, True):
             table = built("1f1b", workers, microbatches, variant=variant, overlap=overlap)
-            run_of = pj.evaluate(table, costs_of(table, FREE))
-            assert run_of.busy.tolist() == [4.0 * microbatches] * workers
-            found[variant, overlap] = run_of.makespan - ideal
-    assert found[2, False] == 0.0
-    assert max(map(abs, found.values())) <= 1.0  # S and T of one microbatch
+            run = pj.evaluate(table, costs_of(table, FREE))
+            assert run.busy.tolist() == [4.0 * microbatches] * workers
+            result[variant, overlap] = run.makespan - ideal
+    assert result[2, False] == 0.0
+    assert max(map(abs, result.values())) <= 1.0  # S and T of one microbatch
 
 
 @pytest.mark.parametrize("variant", MORE)
@@ -116,17 +116,17 @@ def test_the_order_of_the_authors_hides_exchanges(base, variant):
 def test_a_microbatch_lives_so_many_intervals(workers, microbatches, variant):
     """An interval is what a worker does of a microbatch; each reduction lets it live one longer."""
     table = built("1f1b", workers, microbatches, variant=variant)
-    found = pj.evaluate(table, costs_of(table, FREE))
+    result = pj.evaluate(table, costs_of(table, FREE))
     held = [workers - r + MORE[variant] for r in range(workers)]
-    assert found.peak_in_flight.tolist() == [min(each, microbatches) for each in held]
+    assert result.peak_in_flight.tolist() == [min(count, microbatches) for count in held]
     if microbatches < 4 * workers:
         return
     middle = microbatches // 2
     at = [table.where[p][:, middle : middle + 2] for p in (pj.Phase.F, pj.Phase.B)]
-    start, end = found.start.ravel()[at[0]], found.finish.ravel()[at[1]]
+    start, end = result.start.ravel()[at[0]], result.finish.ravel()[at[1]]
     assert np.diff(end).ravel().tolist() == [4.0] * workers
     lives = (end - start)[:, 0] / 4.0
-    assert [math.ceil(each) for each in lives] == held
+    assert [math.ceil(count) for count in lives] == held
 
 
 @pytest.mark.parametrize("variant", MORE)
@@ -138,9 +138,12 @@ def test_v_half_holds_as_many_more_and_runs_without_gaps(workers, variant):
     for microbatches in (4 * workers, 6 * workers):
         table = built("v-half", workers, microbatches, variant=variant)
         plain = pj.schedules.build("v-half", num_workers=workers, num_microbatches=microbatches)
-        found, bare = pj.evaluate(table, costs_of(table, times)), pj.schedules.peak_in_flight(plain)
-        assert found.peak_in_flight.max() == bare.max() + 2 * MORE[variant]
-        spans.append(found.makespan)
+        result, bare = (
+            pj.evaluate(table, costs_of(table, times)),
+            pj.schedules.peak_in_flight(plain),
+        )
+        assert result.peak_in_flight.max() == bare.max() + 2 * MORE[variant]
+        spans.append(result.makespan)
     assert spans[1] - spans[0] == 4.0 * 2 * workers
 
 

@@ -81,16 +81,16 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
 def test_drafts_of_killed_processes_go_under_the_lock(tmp_path):
     code = f"""
 import os, signal
-from pipejax.base.files import drafted
-with drafted({str(tmp_path / "a")!r}) as draft:
+from pipejax.base.files import atomic_write
+with atomic_write({str(tmp_path / "a")!r}) as draft:
     draft.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
-    (left,) = tmp_path.glob(f"*{DRAFT}*")
+    (draft,) = tmp_path.glob(f"*{DRAFT}*")
     write_file(tmp_path / "b", "other", is_locked=True)
     with draft_folder(tmp_path / "a"):  # without the lock it may be somebody's
-        assert left.exists()
+        assert draft.exists()
     write_file(tmp_path / "a", "whole", is_locked=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 

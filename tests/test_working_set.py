@@ -30,16 +30,16 @@ def activations(workload, table):
     return pj.memory_bytes(workload, table) - sum(static_parts(workload, table).values())
 
 
-def counted(table, left, in_b, in_i, for_w):
+def counted(table, remaining, in_b, in_i, for_w):
     """Walk along the rows: F leaves, B and I bring back, I frees all but what W needs."""
     peaks = []
     for worker in range(table.num_workers):
         held = peak = 0.0
         for slot in range(table.num_slots):
             ops = table.cell(worker, slot)
-            held += sum({"F": left, "B": in_b, "I": in_i}.get(op.phase.name, 0) for op in ops)
+            held += sum({"F": remaining, "B": in_b, "I": in_i}.get(op.phase.name, 0) for op in ops)
             peak = max(peak, held)
-            ends = {"B": left + in_b, "I": left + in_i - for_w, "W": for_w}
+            ends = {"B": remaining + in_b, "I": remaining + in_i - for_w, "W": for_w}
             held -= sum(ends.get(op.phase.name, 0) for op in ops)
         peaks.append(peak)
     return peaks
@@ -168,9 +168,9 @@ def test_w_that_recomputes_again_holds_checkpoints(recompute, cells):
 def test_w_that_recomputes_again_lasts_w_and_r(recompute, layers, cells):
     table, h100 = table_of("zb-h1"), pj.load_system("h100")
     table = table.with_recomputation() if cells else table
-    one = pj.Workload(LLAMA, 16, recompute=recompute)
-    costs = pj.stage_costs(one, h100, table)
-    again = pj.stage_costs(dataclasses.replace(one, recompute_again=True), h100, table)
+    workload = pj.Workload(LLAMA, 16, recompute=recompute)
+    costs = pj.stage_costs(workload, h100, table)
+    again = pj.stage_costs(dataclasses.replace(workload, recompute_again=True), h100, table)
     share = 1 if cells else layers / 8  # R brings all layers of a stage back
     longer = np.asarray(again.weight_grad) - np.asarray(costs.weight_grad)
     np.testing.assert_allclose(longer, share * np.asarray(costs.recompute), rtol=1e-3)
@@ -186,10 +186,10 @@ def test_recompute_again_at_the_command_line(answer, mistake):
     longer = np.subtract(again["busy"], once["busy"])
     np.testing.assert_allclose(longer, 16 * np.asarray(costs.recompute), rtol=1e-3)
     assert sum(again["breakdown"].values()) == pytest.approx(again["step_time"])
-    said = mistake(*run, "--recompute-again")
-    assert "--recompute-again has no effect: no R in zb-h1" in said
-    said = mistake(*run, "--recompute", "mlp", "--recompute-again")
-    assert "recompute-again goes with recompute full, block:N, uniform:N" in said
+    message = mistake(*run, "--recompute-again")
+    assert "--recompute-again has no effect: no R in zb-h1" in message
+    message = mistake(*run, "--recompute", "mlp", "--recompute-again")
+    assert "recompute-again goes with recompute full, block:N, uniform:N" in message
 
 
 # ------------------------------------------------------------------------------------------ forms
@@ -208,8 +208,8 @@ def test_a_form_without_a_number_is_refused(text):
 
 def test_an_unknown_form_names_the_forms(mistake):
     run = ["-s", "1f1b", "-P", 4, "-M", 16, "-m", "llama3-8b", "-y", "h100", "--minibatch", 16]
-    said = mistake("evaluate", *run, "--recompute", "blocks:2")
-    assert "block:N (N layers of a stage), uniform:N (a checkpoint every N layers)" in said
+    message = mistake("evaluate", *run, "--recompute", "blocks:2")
+    assert "block:N (N layers of a stage), uniform:N (a checkpoint every N layers)" in message
 
 
 def test_time_of_a_block_lies_between_none_and_full():
@@ -232,7 +232,9 @@ FLAGS = {
 @pytest.mark.parametrize("recompute", FLAGS)
 def test_launchers_are_told_the_form(recompute):
     workload = pj.Workload(LLAMA, 16, recompute=recompute)
-    launches = {one.launcher: one for one in pj.costing.launches(workload, table_of("1f1b"))}
+    launches = {
+        launch.launcher: launch for launch in pj.costing.launches(workload, table_of("1f1b"))
+    }
     assert launches["Megatron-LM"].options.items() >= FLAGS[recompute].items()
     deepspeed = launches["DeepSpeed"]
     if recompute == "block:7":
@@ -256,7 +258,7 @@ def test_a_sweep_takes_forms(tmp_path):
 
 def test_a_plan_needs_what_evaluate_does():
     ways = ("full", "block:3", "uniform:4", "mlp")
-    found = pj.plan(
+    result = pj.plan(
         LLAMA,
         pj.load_system("h100"),
         gpus=4,
@@ -268,7 +270,7 @@ def test_a_plan_needs_what_evaluate_does():
         choices={"recompute": ways, "pipeline": [4], "tensor": [1]}
         | {"edge_units": [0], "microbatch_size": [1]},
     )
-    rows = [found.best, *found.runners_up]
+    rows = [result.best, *result.runners_up]
     assert {row.layout["recompute"] for row in rows} == {*ways}
     for row in rows:
         table = table_of(row.layout["schedule"])

@@ -133,8 +133,8 @@ def test_efficiency_depends_on_size():
 def test_accelerators_with_less_memory_differ_in_memory_alone():
     large, small = pj.load_system("a100"), pj.load_system("a100-40gb")
     names = ("memory_capacity", "memory_bandwidth", "name", "source")
-    of_small = {name: getattr(small, name) for name in names}
-    assert small == dataclasses.replace(large, **of_small)
+    small_values = {name: getattr(small, name) for name in names}
+    assert small == dataclasses.replace(large, **small_values)
     assert small.memory_capacity < large.memory_capacity / 1.9
     assert small.memory_bandwidth < large.memory_bandwidth
 
@@ -164,14 +164,14 @@ def everything_of(model, size, layers):
 )
 def test_whole_numbers_of_a_trace_do_not_wrap_around(name):
     """JAX's default integers have 32 bits, and nothing says so when they overflow."""
-    given = pj.load_model(name), 64, np.full(8, 16, np.int32)
-    eager = everything_of(*given)
+    options = pj.load_model(name), 64, np.full(8, 16, np.int32)
+    eager = everything_of(*options)
     with jax.enable_x64(False):
-        traced = jax.jit(everything_of)(*given)
-        narrow = everything_of(*jax.tree.map(np.int32, given))
-        some = jax.jit(lambda size, layers: everything_of(given[0], size, layers))(*given[1:])
-    for found in (traced, narrow, some):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6), found, eager)
+        traced = jax.jit(everything_of)(*options)
+        narrow = everything_of(*jax.tree.map(np.int32, options))
+        traced = jax.jit(lambda size, layers: everything_of(options[0], size, layers))(*options[1:])
+    for result in (traced, narrow, traced):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6), result, eager)
 
 
 def test_whole_layers_are_not_assigned_in_a_trace():
@@ -225,13 +225,13 @@ def test_flags_as_numbers_give_the_same_prices():
         system = pj.load_system(name)
         parts = {part: getattr(system, part) for part in ("collectives", "kernels")}
         numbers = {part: with_flags_as_numbers(value) for part, value in parts.items()}
-        known, traced = (
+        plain, traced = (
             work_costs(work, system),
             jax.jit(functools.partial(work_costs, work))(
                 dataclasses.replace(system, name="", source="", calibration=None, **numbers)
             ),
         )
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), traced, known)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), traced, plain)
 
 
 def test_layers_are_assigned_whole():
@@ -369,8 +369,8 @@ def test_recompute_cells_say_when_activations_come_back():
     table = pj.ScheduleTable.from_rows([["0F0", "0F1", "0R1", "0B1", "0R0", "0B0"]])
     workload = pj.Workload(model, minibatch=2, recompute="full")
     memory = stage_bytes(workload, table)
-    layer, kept = (48 * layer_activation_bytes(model, recompute=r) for r in ("none", "full"))
-    assert memory.activations[0] - memory.checkpoint[0] == pytest.approx(layer - kept)
+    layer, held = (48 * layer_activation_bytes(model, recompute=r) for r in ("none", "full"))
+    assert memory.activations[0] - memory.checkpoint[0] == pytest.approx(layer - held)
     need = pj.memory_bytes(workload, table)[0] - memory.static[0]
     assert need == pytest.approx(memory.checkpoint[0] + memory.activations[0])
     system = pj.load_system("h100").with_number("host.launch", 0.0)

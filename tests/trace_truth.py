@@ -73,7 +73,7 @@ def recorded(table, seed, change, steps=4, replicas=1, noise=0.02, op=0.01, mess
     if change == "pause":
         planted["pause"] = int(draw.integers(steps)), int(draw.integers(table.num_workers))
     for step in range(steps):
-        lasts = []
+        durations = []
         for replica in range(replicas):
             factor = op * speed[replica] * (SLOW if planted.get("step") == step else 1.0)
             pause = None
@@ -81,18 +81,16 @@ def recorded(table, seed, change, steps=4, replicas=1, noise=0.02, op=0.01, mess
                 worker = planted["pause"][1]
                 row = [cell for cell in [*table.rows()][worker] if cell]
                 pause = worker, int(draw.integers(1, len(row) - 1)), PAUSE * op
-            found = _loop(table, draw, factor, noise, message, pause)
+            result = _loop(table, draw, factor, noise, message, pause)
             extra = []
             if change == "collectives":
-                extra = _collectives(found, table.num_workers, draw, op)
+                extra = _collectives(result, table.num_workers, draw, op)
             slices += [
-                one._replace(
-                    step=step, replica=replica, start=one.start + begin, end=one.end + begin
-                )
-                for one in (*found, *extra)
+                op._replace(step=step, replica=replica, start=op.start + begin, end=op.end + begin)
+                for op in (*result, *extra)
             ]
-            lasts.append(max(one.end for one in (*found, *extra)))
-        begin += max(lasts) + op * float(draw.uniform(0.2, 0.4))
+            durations.append(max(op.end for op in (*result, *extra)))
+        begin += max(durations) + op * float(draw.uniform(0.2, 0.4))
     return slices, planted
 
 
@@ -101,7 +99,7 @@ def _loop(table, draw, factor, noise, message, pause):
     rows = [[cell for cell in row if cell] for row in table.rows()]
     last = table.num_stages - 1
     usual = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-    ended, worker_of = {}, {}
+    ended, op_workers = {}, {}
     slices, position, free = [], [0] * len(rows), [0.0] * len(rows)
 
     def ready(op, worker):
@@ -117,7 +115,7 @@ def _loop(table, draw, factor, noise, message, pause):
             key = kind, at, microbatch
             if key not in ended:
                 return None
-            times.append(ended[key] + message * (worker_of[key] != worker))
+            times.append(ended[key] + message * (op_workers[key] != worker))
         return max(times)
 
     while any(place < len(row) for place, row in zip(position, rows, strict=True)):
@@ -134,7 +132,7 @@ def _loop(table, draw, factor, noise, message, pause):
                 for op in cell:
                     kind = "D" if op.phase.name in "BI" else op.phase.name
                     key = kind, op.stage, op.microbatch
-                    ended[key], worker_of[key] = end, worker
+                    ended[key], op_workers[key] = end, worker
                     slices.append(
                         Slice(
                             0,
@@ -159,7 +157,9 @@ def _loop(table, draw, factor, noise, message, pause):
 
 def _collectives(slices, workers, draw, op):
     """Gradients are reduced behind the last op of each worker, all together."""
-    ends = [max(one.end for one in slices if one.worker == worker) for worker in range(workers)]
+    ends = [
+        max(slice_.end for slice_ in slices if slice_.worker == worker) for worker in range(workers)
+    ]
     done = max(ends) + op * float(draw.uniform(0.5, 1.0))
     return [
         Slice(0, 0, worker, -1, "grads-reduce-scatter", -1, end, done, -1)
@@ -174,22 +174,20 @@ def write(folder, form, slices, table, change, seed):
     if change == "own zeros":
         shift = {worker: float(draw.uniform(-1, 1)) for worker in range(table.num_workers)}
     if form == "lists":
-        keys = {(one.step, one.worker) for one in slices}
-        shift = {
-            key: min(one.start for one in slices if (one.step, one.worker) == key) for key in keys
-        }
+        keys = {(op.step, op.worker) for op in slices}
+        shift = {key: min(op.start for op in slices if (op.step, op.worker) == key) for key in keys}
     moved = []
-    for one in slices:
-        by = shift.get((one.step, one.worker), shift.get(one.worker, 0.0))
-        moved.append(one._replace(start=one.start - by, end=one.end - by))
+    for op in slices:
+        by = shift.get((op.step, op.worker), shift.get(op.worker, 0.0))
+        moved.append(op._replace(start=op.start - by, end=op.end - by))
     missing = table.num_workers - 1 if change == "missing rank" else None
-    moved = [one for one in moved if one.worker != missing]
+    moved = [op for op in moved if op.worker != missing]
     writer = {"csv": _columns, "parquet": _columns, "lists": _lists, "chrome": _chrome}[form]
     writer(folder, moved, table, change, form)
 
 
 def _columns(folder, slices, table, change, form):
-    several = len({one.replica for one in slices}) > 1
+    several = len({slice_.replica for slice_ in slices}) > 1
     names = ["step", "worker", "stage", "phase", "microbatch", "start", "end"]
     names += ["replica"] * several
     for name, column in (
@@ -201,13 +199,13 @@ def _columns(folder, slices, table, change, form):
             names.remove(column)
     called = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
     if change == "unknown phase":
-        called["W" if any(one.phase == "W" for one in slices) else "B"] = "param_grad"
+        called["W" if any(slice_.phase == "W" for slice_ in slices) else "B"] = "param_grad"
     rows = [
         [
-            called.get(one.phase, one.phase) if name == "phase" else getattr(one, name)
+            called.get(slice_.phase, slice_.phase) if name == "phase" else getattr(slice_, name)
             for name in names
         ]
-        for one in sorted(slices, key=lambda one: (one.start, one.worker))
+        for slice_ in sorted(slices, key=lambda slice_: (slice_.start, slice_.worker))
     ]
     if form == "csv":
         with open(folder / "run.csv", "w", newline="") as file:
@@ -221,22 +219,24 @@ def _columns(folder, slices, table, change, form):
 
 
 def _lists(folder, slices, table, change, form):
-    chunk_of = {}
+    stage_chunks = {}
     for worker in range(table.num_workers):
-        stages = sorted({one.stage for one in slices if one.worker == worker and one.stage >= 0})
-        chunk_of |= {(worker, stage): k for k, stage in enumerate(stages)}
+        stages = sorted(
+            {slice_.stage for slice_ in slices if slice_.worker == worker and slice_.stage >= 0}
+        )
+        stage_chunks |= {(worker, stage): k for k, stage in enumerate(stages)}
     names = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}
-    for worker in sorted({one.worker for one in slices}):
+    for worker in sorted({slice_.worker for slice_ in slices}):
         data = {}
-        for one in sorted(slices, key=lambda one: (one.start, one.end)):
-            if one.worker != worker or one.phase not in names:
+        for slice_ in sorted(slices, key=lambda slice_: (slice_.start, slice_.end)):
+            if slice_.worker != worker or slice_.phase not in names:
                 continue
-            lists, name = data.setdefault(str(one.step + 1), {}), names[one.phase]
-            values = {"start": 1e3 * one.start, "end": 1e3 * one.end}
+            lists, name = data.setdefault(str(slice_.step + 1), {}), names[slice_.phase]
+            values = {"start": 1e3 * slice_.start, "end": 1e3 * slice_.end}
             if "no microbatch" not in change:
-                values["minibatch"] = one.microbatch
+                values["minibatch"] = slice_.microbatch
             if "no chunk" not in change:
-                values["chunk"] = chunk_of[worker, one.stage]
+                values["chunk"] = stage_chunks[worker, slice_.stage]
             for key, value in values.items():
                 lists.setdefault(f"{name}_{key}", []).append(value)
         (folder / f"pp_rank_{worker}.json").write_text(json.dumps(data))
@@ -248,35 +248,35 @@ def _lists(folder, slices, table, change, form):
 
 
 def _chrome(folder, slices, table, change, form):
-    replicas = 1 + max(one.replica for one in slices)
+    replicas = 1 + max(op.replica for op in slices)
     world = replicas * table.num_workers
     for replica in range(replicas):
         for worker in range(table.num_workers):
-            mine = [one for one in slices if (one.replica, one.worker) == (replica, worker)]
-            if not mine:
+            is_own = [op for op in slices if (op.replica, op.worker) == (replica, worker)]
+            if not is_own:
                 continue
             events = []
             cells = {}
-            for one in mine:
-                if one.stage >= 0:
-                    cells.setdefault((one.step, one.cell), []).append(one)
+            for op in is_own:
+                if op.stage >= 0:
+                    cells.setdefault((op.step, op.cell), []).append(op)
             for ops in cells.values():
-                labels = [f"{one.stage}{one.phase}{one.microbatch}" for one in ops]
+                labels = [f"{op.stage}{op.phase}{op.microbatch}" for op in ops]
                 pair = f"({';'.join(labels)})OVERLAP_F_B"
                 events.append((f"PP:{labels[0] if len(labels) == 1 else pair}", ops[0]))
             if change == "collectives":
-                for one in [one for one in mine if one.stage < 0]:
-                    stage = min(op.stage for op in mine if op.stage >= 0)
-                    events.append((f"PP:{stage}REDUCE_GRAD", one))
-            found = [
+                for op in [op for op in is_own if op.stage < 0]:
+                    stage = min(op.stage for op in is_own if op.stage >= 0)
+                    events.append((f"PP:{stage}REDUCE_GRAD", op))
+            result = [
                 {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "name": name}
-                | {"ts": 1e6 * one.start, "dur": 1e6 * (one.end - one.start)}
-                for name, one in sorted(events, key=lambda event: event[1].start)
+                | {"ts": 1e6 * op.start, "dur": 1e6 * (op.end - op.start)}
+                for name, op in sorted(events, key=lambda event: event[1].start)
             ]
             if "no step" not in change:
-                for step in sorted({one.step for one in mine}):
-                    times = [t for one in mine if one.step == step for t in (one.start, one.end)]
-                    found.append(
+                for step in sorted({op.step for op in is_own}):
+                    times = [t for op in is_own if op.step == step for t in (op.start, op.end)]
+                    result.append(
                         {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
                         | {"name": f"ProfilerStep#{step}", "ts": 1e6 * min(times) - 1}
                         | {"dur": 1e6 * (max(times) - min(times)) + 2}
@@ -284,7 +284,7 @@ def _chrome(folder, slices, table, change, form):
             rank = worker * replicas + replica
             header = {"distributedInfo": {"rank": rank, "world_size": world}}
             header |= {"baseTimeNanoseconds": 10**18}
-            (folder / f"rank{rank}.json").write_text(json.dumps(header | {"traceEvents": found}))
+            (folder / f"rank{rank}.json").write_text(json.dumps(header | {"traceEvents": result}))
 
 
 def applies(name, form, change):
@@ -317,11 +317,11 @@ def outcome(folder, slices, table, change):
 
 def judge(slices, trace, pipelines):
     """Compare every op's step, place and time with the truth."""
-    ops = [one for one in slices if one.stage >= 0]
-    first = min(one.step for one in ops)
+    ops = [op for op in slices if op.stage >= 0]
+    first = min(op.step for op in ops)
     truth = {
-        (one.step - first, one.replica, one.worker, one.stage, one.phase, one.microbatch): one
-        for one in ops
+        (op.step - first, op.replica, op.worker, op.stage, op.phase, op.microbatch): op
+        for op in ops
     }
     rows = np.flatnonzero(trace.is_of("FBIW"))
     low = trace.step[rows].min()
@@ -340,7 +340,7 @@ def judge(slices, trace, pipelines):
         abs((trace.end[k] - trace.start[k]) - (truth[key].end - truth[key].start)) < 2e-6
         for key, k in read.items()
     )
-    steps = {(one.step, one.replica) for one in ops}
+    steps = {(op.step, op.replica) for op in ops}
     if is_right and len(pipelines.pipelines) == len(steps):
         return "right"
     return "stated" if trace.inferred else "wrong"

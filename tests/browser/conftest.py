@@ -48,7 +48,7 @@ class Visit:
         self.page = self.context.new_page()
         self.requests, self.complaints = [], []
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda said: self.complaints.append(said.text))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.url = path.as_uri()
         self.page.goto(self.url + (f"#{at}" if at else ""))
@@ -114,10 +114,12 @@ def visit(browser):
         return opened[-1]
 
     yield visit
-    for each in opened:
-        each.close()
-        assert [url for url in each.requests if not url.startswith((each.url, "data:"))] == []
-        assert each.complaints == []
+    for schedule in opened:
+        schedule.close()
+        assert [
+            url for url in schedule.requests if not url.startswith((schedule.url, "data:"))
+        ] == []
+        assert schedule.complaints == []
 
 
 @pytest.fixture(scope="session")

@@ -66,40 +66,40 @@ def offered(tmp_path_factory):
 
 def test_all_that_is_offered_is_what_evaluate_says(offered, visit, capsys):
     opened = visit(offered)
-    found = opened(MAKESPANS)
-    assert len({name for name, *_ in found}) == sum(
+    result = opened(MAKESPANS)
+    assert len({name for name, *_ in result}) == sum(
         "offload" not in builder.options for builder in REGISTRY.values()
     )
-    assert {type(makespan) for *_, makespan, _, _ in found} <= {int, float}  # none is refused
-    for k, (name, count, workers, microbatches, link, makespan, idle, peaks) in enumerate(found):
+    assert {type(makespan) for *_, makespan, _, _ in result} <= {int, float}  # none is refused
+    for k, (name, count, workers, microbatches, link, makespan, idle, peaks) in enumerate(result):
         asked = ["-s", name, "-P", workers, "-M", microbatches, *TIMES, "--link", link]
         if "stages_per_worker" in REGISTRY[name].options:
             asked += ["--stages-per-worker", count]
         if k % SAMPLE == 0:
-            known = answer(capsys, "evaluate", *asked)
-            assert makespan == pytest.approx(known["makespan"], rel=1e-9), asked
-            assert idle == pytest.approx(known["bubble_ratio"], abs=1e-9)
-            assert peaks == known["peak_in_flight"]
+            expected = answer(capsys, "evaluate", *asked)
+            assert makespan == pytest.approx(expected["makespan"], rel=1e-9), asked
+            assert idle == pytest.approx(expected["bubble_ratio"], abs=1e-9)
+            assert peaks == expected["peak_in_flight"]
 
 
 @pytest.fixture(scope="module")
 def csvs(tmp_path_factory):
     """Twenty tables as PyTorch writes them, with transfers and without."""
     folder = tmp_path_factory.mktemp("csvs")
-    found = []
+    result = []
     for name in WRITTEN_BY_PYTORCH:
-        found.append(folder / f"{name}.csv")
-        found[-1].write_text((DATA / found[-1].name).read_text())
+        result.append(folder / f"{name}.csv")
+        result[-1].write_text((DATA / result[-1].name).read_text())
     for k, name in enumerate(AS_PYTORCH):
         table = pj.schedules.build(name, num_workers=4, num_microbatches=8 + 4 * (k % 2))
         lowered = pj.links.insert_transfers(table, lowering="pytorch")
-        for kind, each in (("compute", table), ("comms", lowered)):
-            found.append(folder / f"{name}.{kind}.csv")
+        for kind, rows in (("compute", table), ("comms", lowered)):
+            result.append(folder / f"{name}.{kind}.csv")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that it does not state the shares
-                found[-1].write_text(to_csv(each))
-    assert len(found) >= 20
-    return found
+                result[-1].write_text(to_csv(rows))
+    assert len(result) >= 20
+    return result
 
 
 def test_tables_that_are_dropped_are_what_evaluate_says(offered, csvs, visit, capsys):
@@ -110,39 +110,39 @@ def test_tables_that_are_dropped_are_what_evaluate_says(offered, csvs, visit, ca
         opened.set_link(link)
         shown = opened.makespans()[1:]
         for path, makespan in zip(csvs, shown, strict=True):
-            known = answer(capsys, "evaluate", "--table", path, *TIMES, "--link", link)
-            assert makespan == pytest.approx(known["makespan"], rel=1e-9), (path, link)
+            expected = answer(capsys, "evaluate", "--table", path, *TIMES, "--link", link)
+            assert makespan == pytest.approx(expected["makespan"], rel=1e-9), (path, link)
 
 
 def examples(strategy, count):
     """So many draws, which one page is asked about one after the other."""
-    drawn = []
+    samples = []
 
     @settings(
         max_examples=count, database=None, deadline=None, suppress_health_check=list(HealthCheck)
     )
     @given(strategy)
     def draw(value):
-        drawn.append(value)
+        samples.append(value)
 
     draw()
-    return drawn
+    return samples
 
 
 def test_any_table_is_what_the_engine_says(offered, visit):
     """Drawn ones: two pipes, fused pairs, recomputation, waits, transfers in cells, sharding."""
     how = st.fixed_dictionaries({"communication": st.booleans(), "sharding": st.booleans()})
-    drawn = examples(how.flatmap(lambda how: tables(**how, offloads=False)), 30)
+    samples = examples(how.flatmap(lambda how: tables(**how, offloads=False)), 30)
     opened = visit(offered)
     opened("explorer.scene.times.ops[explorer.scene.grammars[0].codes.R] = 1.1")
     times = {"forward": 1.0, "backward": 2.2, "input_grad": 1.3, "weight_grad": 0.9}
-    for k, (table, _) in enumerate(drawn):
+    for k, (table, _) in enumerate(samples):
         name = opened(
             "([text, name]) => explorer.library.take(text, name)", [to_json(table), f"t{k}.json"]
         )
-        found = opened(MAKESPANS, [name])
+        result = opened(MAKESPANS, [name])
         costs = pj.Costs.per_worker(table, **times, recompute=1.1, transfer=0.17)
-        for *_, link, makespan, idle, peaks in found:
+        for *_, link, makespan, idle, peaks in result:
             run = pj.evaluate(table, costs, link=link)
             assert makespan == pytest.approx(run.makespan, rel=1e-9), (table, link)
             assert idle == pytest.approx(run.bubble_ratio, abs=1e-9)
@@ -163,9 +163,9 @@ def test_a_link_model_is_what_its_record_says(tmp_path, visit, monkeypatch):
     costs = pj.Costs(forward=1.0, backward=2.2, latency=0.1, transmit=0.2)
     opened = visit(page)
     name = opened(TAKE, [to_json(table), "t.json"])
-    found = {link: makespan for *_, link, makespan, _, _ in opened(MAKESPANS, [name])}
-    assert found["queued"] == pytest.approx(pj.evaluate(table, costs, link="queued").makespan)
-    assert found["queued"] > found["delay"]
+    result = {link: makespan for *_, link, makespan, _, _ in opened(MAKESPANS, [name])}
+    assert result["queued"] == pytest.approx(pj.evaluate(table, costs, link="queued").makespan)
+    assert result["queued"] > result["delay"]
 
 
 TAKE = "([text, name]) => explorer.library.take(text, name)"
@@ -197,7 +197,7 @@ def test_what_a_page_does_not_lower_is_refused(name, tmp_path, visit):
 
 def test_any_grammar_is_lowered_as_the_engine_does(tmp_path, visit):
     """Drawn ones: kinds, rules, lanes, gates, slices, graphs, items; others are refused."""
-    drawn = []
+    samples = []
     for case in examples(grammar_cases.cases(), 25):
         with suppress(ScheduleError):  # a spoiled one, or one that cannot run
             table = case.table()
@@ -207,9 +207,9 @@ def test_any_grammar_is_lowered_as_the_engine_does(tmp_path, visit):
                 on_host or table.grammar.moved or table.is_fused.any() or costs.per_microbatch()
             ):
                 pj.evaluate(table, costs, link="rendezvous")
-                drawn.append((table, costs))
-    assert len(drawn) > 5
-    for k, (table, costs) in enumerate(drawn):
+                samples.append((table, costs))
+    assert len(samples) > 5
+    for k, (table, costs) in enumerate(samples):
         path = tmp_path / f"{k}.html"
         path.write_text(page_of([explored(table, costs)]))
         opened = visit(path)
@@ -222,10 +222,10 @@ def test_another_order_of_the_same_kinds_is_dropped(tmp_path, visit, capsys):
     """With times by letters; other kinds and rules are refused, and rows that cannot run."""
     table, costs = of_grammar("braid")
     other, _ = of_grammar("vocabulary")
-    given, page = tmp_path / "braid.json", tmp_path / "x.html"
-    given.write_text(to_json(table))
+    path, page = tmp_path / "braid.json", tmp_path / "x.html"
+    path.write_text(to_json(table))
     times = "Fa=1,Fd=.6,Fm=1.25,Bm=2,Bd=.5,Ba=1.5"
-    shown = ["show", "-t", str(given), "-T", times, "--comm", "0.1", "--out", str(page)]
+    shown = ["show", "-t", str(path), "-T", times, "--comm", "0.1", "--out", str(page)]
     assert pipejax(shown) == 0
     capsys.readouterr()
     opened = visit(page)
@@ -247,9 +247,9 @@ def test_another_order_of_the_same_kinds_is_dropped(tmp_path, visit, capsys):
 
 def test_tables_are_dropped_on_a_page_of_measured_costs(tmp_path, visit, capsys):
     """Times of each stage are taken over for tables of as many stages; others are refused."""
-    given = ["--table", "examples/schedule.csv", "--costs", "examples/measured.json"]
+    options = ["--table", "examples/schedule.csv", "--costs", "examples/measured.json"]
     page = tmp_path / "measured.html"
-    assert pipejax(["show", *given, "--out", str(page)]) == 0
+    assert pipejax(["show", *options, "--out", str(page)]) == 0
     capsys.readouterr()
     opened = visit(page)
     assert not opened.page.locator("#add").is_visible()
@@ -260,8 +260,10 @@ def test_tables_are_dropped_on_a_page_of_measured_costs(tmp_path, visit, capsys)
     opened.wait("explorer.schedules.length === 2")
     for link in LINKS:
         opened.set_link(link)
-        known = answer(capsys, "evaluate", "--table", other, "--costs", given[-1], "--link", link)
-        assert opened.makespans()[1] == pytest.approx(known["makespan"], rel=1e-9)
+        expected = answer(
+            capsys, "evaluate", "--table", other, "--costs", options[-1], "--link", link
+        )
+        assert opened.makespans()[1] == pytest.approx(expected["makespan"], rel=1e-9)
     small = tmp_path / "small.csv"
     small.write_text("0F0,0B0\n1F0,1B0\n")
     opened.page.locator("#open").set_input_files(str(small))
@@ -294,11 +296,11 @@ def test_what_is_no_table_is_refused_and_says_why(text, why, offered, tmp_path, 
     opened.page.locator("#open").set_input_files(str(path))
     if "SEND" in text:  # says so where transfers meet
         opened.wait("explorer.schedules.length === 2")
-        said = opened.page.locator(".refused").last
+        message = opened.page.locator(".refused").last
     else:
-        said = opened.page.locator("#choice-notice")
-    said.wait_for()
-    assert why in said.inner_text()
+        message = opened.page.locator("#choice-notice")
+    message.wait_for()
+    assert why in message.inner_text()
     capsys.readouterr()
     link = ["--link", "rendezvous"]
     assert pipejax(["evaluate", "--table", str(path), *TIMES, *link]) == 2

@@ -64,12 +64,12 @@ def test_sliders_move_the_makespan_to_what_evaluate_says(link, ten, visit, capsy
             opened.set_factor(key, factor)
         times = f"F={factors['F']!r},B={2 * factors['B']!r},I={factors['I']!r},W={factors['W']!r}"
         for (schedule, table), shown in zip(tables.items(), opened.makespans(), strict=True):
-            given = ["--table", table, "--worker-times", times]
+            options = ["--table", table, "--worker-times", times]
             comm = repr(0.2 * factors["transmit"])
-            known = answer(capsys, "evaluate", *given, "--comm", comm, "--link", link)
-            assert shown == pytest.approx(known["makespan"], rel=1e-9), (schedule, setting)
+            expected = answer(capsys, "evaluate", *options, "--comm", comm, "--link", link)
+            assert shown == pytest.approx(expected["makespan"], rel=1e-9), (schedule, setting)
             if setting == {}:
-                assert shown == known["makespan"]  # to the last bit
+                assert shown == expected["makespan"]  # to the last bit
     cells = opened.page.locator("#results td.makespan")
     assert [float(cell.get_attribute("data-value")) for cell in cells.all()] == opened.makespans()
 
@@ -86,11 +86,11 @@ def test_a_dragged_slider_prices_anew(alone, visit):
     factor = opened("explorer.state.factors.get('F')")
     assert factor > 1.5
     scaled = pj.Costs(forward=factor, backward=2.0, transmit=0.25)
-    known = pj.evaluate(run.table, scaled).makespan
+    expected = pj.evaluate(run.table, scaled).makespan
     assert float(opened.page.locator("#makespan").get_attribute("data-value")) == pytest.approx(
-        known, rel=1e-9
+        expected, rel=1e-9
     )
-    assert f"{known:.5g} s" in opened.page.locator("#makespan").inner_text()
+    assert f"{expected:.5g} s" in opened.page.locator("#makespan").inner_text()
     opened.page.get_by_role("button", name="as given").click()
     opened.settle()
     assert opened.makespans() == [run.makespan]
@@ -98,15 +98,15 @@ def test_a_dragged_slider_prices_anew(alone, visit):
 
 @pytest.mark.parametrize("link", LINKS)
 def test_slack_path_messages_and_waits_are_those_of_the_engine(link, alone, visit):
-    path, given = alone
+    path, options = alone
     opened = visit(path, f"link={link}&x.transmit=3&x.F=0.7")
-    run = pj.evaluate(given.table, pj.Costs(forward=0.7, backward=2.0, transmit=0.75), link=link)
+    run = pj.evaluate(options.table, pj.Costs(forward=0.7, backward=2.0, transmit=0.75), link=link)
     program = run.program
     lag = np.asarray(opened("Array.from(explorer.focused.vector)"))[program.lag_index]
     nodes = opened("Array.from(explorer.focused.program.op)")
     slack = longest_path.slack(program.preds, run.node_duration, lag)[nodes]
-    found = opened("[...explorer.focused.program.op.keys()].map(op => explorer.focused.slack(op))")
-    assert np.allclose(found, slack, rtol=0, atol=1e-9)
+    result = opened("[...explorer.focused.program.op.keys()].map(op => explorer.focused.slack(op))")
+    assert np.allclose(result, slack, rtol=0, atol=1e-9)
     critical = opened("Array.from(explorer.focused.isCritical)")
     assert (np.array(critical, bool)[1:] == run.critical[1:]).all()
     times = opened(
@@ -114,8 +114,8 @@ def test_slack_path_messages_and_waits_are_those_of_the_engine(link, alone, visi
           [explorer.focused.leaves(k), explorer.focused.arrives(k),
            explorer.focused.isCriticalMessage(k) ? 1 : 0])"""
     )
-    known = np.stack([run.message_start, run.message_finish, run.message_critical], axis=1)
-    assert np.allclose(times, known, rtol=1e-12)
+    expected = np.stack([run.message_start, run.message_finish, run.message_critical], axis=1)
+    assert np.allclose(times, expected, rtol=1e-12)
     assert opened("explorer.focused.bubbleRatio") == pytest.approx(run.bubble_ratio, rel=1e-9)
     shares = dict(opened("[...explorer.focused.shares]"))
     total = sum(shares.values())
@@ -130,18 +130,18 @@ def test_slack_path_messages_and_waits_are_those_of_the_engine(link, alone, visi
 
 
 def test_memory_curves_are_those_of_the_run(alone, visit):
-    path, given = alone
+    path, options = alone
     opened = visit(path, "x.B=2&curve=memory")
-    run = pj.evaluate(given.table, pj.Costs(forward=1.0, backward=4.0, transmit=0.25))
+    run = pj.evaluate(options.table, pj.Costs(forward=1.0, backward=4.0, transmit=0.25))
     memory = pj.analysis.activation_memory(run)
     steps = opened(
         """explorer.panes[0].curves.steps("memory").map(s =>
           [Array.from(s.time), Array.from(s.held), s.peak, s.peakAt])"""
     )
     for worker, (time, held, peak, at) in enumerate(steps):
-        known = memory.curve(worker)
-        assert np.allclose(time, known[0])
-        assert np.allclose(held, known[1])
+        expected = memory.curve(worker)
+        assert np.allclose(time, expected[0])
+        assert np.allclose(held, expected[1])
         assert (peak, at) == pytest.approx((memory.peak[worker], memory.peak_at[worker]))
     flight = opened("explorer.panes[0].curves.steps('flight').map(s => s.peak)")
     assert flight == run.peak_in_flight.tolist()

@@ -109,8 +109,8 @@ def test_the_pointer_over_an_op_says_what_it_is(op, alone, visit):
     assert f"{run.start[worker, slot]:.5g} s to {run.finish[worker, slot]:.5g} s" in text
     lag = np.asarray(opened("Array.from(explorer.focused.vector)"))[run.program.lag_index]
     slack = longest_path.slack(run.program.preds, run.node_duration, lag)[node]
-    said = "on the critical path" if run.critical[node] else f"slack {slack:.5g} s"
-    assert said in text, text
+    message = "on the critical path" if run.critical[node] else f"slack {slack:.5g} s"
+    assert message in text, text
     opened.page.mouse.move(5, 5)
     assert not tip.is_visible()
 
@@ -136,11 +136,11 @@ def test_search_finds_and_goes_on(alone, visit):
     opened.settle()
     assert opened.page.locator("#matches").inner_text() == "4 found"
     assert (pixels(opened) != plain).mean() > 0.05  # all others fade
-    found = []
+    result = []
     for _ in range(4):
         opened.page.keyboard.press("Enter")
-        found.append(opened("explorer.state.selected"))
-    assert sorted(found) == ["0B3", "1B3", "2B3", "3B3"]
+        result.append(opened("explorer.state.selected"))
+    assert sorted(result) == ["0B3", "1B3", "2B3", "3B3"]
     opened.page.locator("#find").fill("critical")
     count = int(opened.page.locator("#matches").inner_text().split()[0])
     assert count == opened(
@@ -302,7 +302,7 @@ def test_light_and_dark(scheme, alone, visit):
     assert (pixels(opened)[0].mean() < 60) != dark
 
 
-def contrast(one, other):
+def contrast(first, other):
     """Contrast of two colours as WCAG defines it."""
 
     def luminance(colour):
@@ -310,7 +310,7 @@ def contrast(one, other):
         linear = np.where(parts <= 0.03928, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
         return linear @ [0.2126, 0.7152, 0.0722]
 
-    bright, dim = sorted([luminance(one), luminance(other)], reverse=True)
+    bright, dim = sorted([luminance(first), luminance(other)], reverse=True)
     return (bright + 0.05) / (dim + 0.05)
 
 
@@ -431,24 +431,24 @@ def test_within_a_report_it_has_no_address_and_complains_of_nothing(alone, tmp_p
 def test_what_is_no_factor_is_refused_aloud_and_stays(alone, visit):
     opened = visit(alone[0])
     field = opened.page.locator("[data-factor=transmit]")
-    said = opened.page.locator("[data-wrong=transmit]")
+    message = opened.page.locator("[data-wrong=transmit]")
     for text in ("banana", "-2", "", "3 days"):
         field.fill(text)
         field.press("Enter")
         opened.settle()
-        assert said.is_visible()
-        assert f'"{text}" is not a factor of at least 0' in said.inner_text()
+        assert message.is_visible()
+        assert f'"{text}" is not a factor of at least 0' in message.inner_text()
         assert field.input_value() == text
         assert opened.makespans() == [alone[1].makespan]
     field.fill("2")
     field.press("Enter")
     opened.settle()
-    assert not said.is_visible()
+    assert not message.is_visible()
     assert field.get_attribute("aria-invalid") == "false"
     field.fill("banana")
     field.press("Enter")
     opened.page.get_by_role("button", name="as given").click()  # another choice mends it
-    assert not said.is_visible()
+    assert not message.is_visible()
 
 
 @pytest.mark.parametrize("height", [620, 800, 1000])
@@ -481,8 +481,8 @@ def test_names_of_workers_are_whole(crowded, visit):
     opened = visit(crowded[0])
     box = opened.page.locator("canvas.bars").bounding_box()
     clip = {"x": box["x"], "y": box["y"], "width": 6, "height": box["height"]}
-    left = matplotlib.image.imread(io.BytesIO(opened.page.screenshot(clip=clip)))[..., :3]
-    assert left.min() > 0.9  # nothing reaches the edge
+    image = matplotlib.image.imread(io.BytesIO(opened.page.screenshot(clip=clip)))[..., :3]
+    assert image.min() > 0.9  # nothing reaches the edge
 
 
 def test_a_limit_far_above_leaves_no_flat_curve(crowded, visit):
@@ -517,19 +517,22 @@ def recorded(tmp_path_factory):
     paused = 0.3 * (trace.start > 8.0) + 0.7 * (trace.start > 14.0)
     trace = dataclasses.replace(trace, start=trace.start + paused, end=trace.end + paused)
     pipelines = pj.traces.pipelines_of(trace)
-    found = Replay(pipelines, Links.of("blocking"), np.full(6, 0.2), np.zeros(1), {})
-    (one,) = found.pipelines.pipelines
-    costs = pj.traces.costs_of(found, pipeline=one)
-    replayed = explored(found.pipelines.table, costs, found.links)._replace(
-        name="replayed", recorded=found.pipelines.starts(one)
+    result = Replay(pipelines, Links.of("blocking"), np.full(6, 0.2), np.zeros(1), {})
+    (pipeline,) = result.pipelines.pipelines
+    costs = pj.traces.costs_of(result, pipeline=pipeline)
+    replayed = explored(result.pipelines.table, costs, result.links)._replace(
+        name="replayed", recorded=result.pipelines.starts(pipeline)
     )
     path = tmp_path_factory.mktemp("pages") / "recorded.html"
-    path.write_text(page([replayed, explored(table, costs, found.links)]))
+    path.write_text(page([replayed, explored(table, costs, result.links)]))
     labels = [
-        f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}" for k in one.slices
+        f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}"
+        for k in pipeline.slices
     ]
-    of_ops = (each[one.slices] for each in (trace.start, found.residuals, found.stalls))
-    return path, labels, *of_ops
+    op_values = (
+        values[pipeline.slices] for values in (trace.start, result.residuals, result.stalls)
+    )
+    return path, labels, *op_values
 
 
 def of_ops(opened, index, what):
@@ -555,13 +558,13 @@ def test_ops_of_own_kinds_are_found_and_say_what_they_wait_for(tmp_path, visit):
     runs = [explored(*of_grammar(name)) for name in ("vocabulary", "slices")]
     path.write_text(page(runs))
     opened = visit(path)
-    found = {}
+    result = {}
     for text in ("Ca", "s1", "m1", "1f1.0"):
         opened.page.locator("#find").fill(text)
         opened.settle()
-        found[text] = opened("explorer.schedules.map(s => s.found.reduce((sum, f) => sum + f))")
+        result[text] = opened("explorer.schedules.map(s => s.found.reduce((sum, f) => sum + f))")
     # s1 is stage 1, and the vocabulary's forward of microbatch 1 on both workers
-    assert found == {"Ca": [6, 0], "s1": [8, 8], "m1": [12, 8], "1f1.0": [0, 1]}
+    assert result == {"Ca": [6, 0], "s1": [8, 8], "m1": [12, 8], "1f1.0": [0, 1]}
     waits = """name => {
       const one = explorer.schedules[0];
       return one.waits(one.find(name)).map(({ op, isLast }) => [one.label(op), isLast]);
@@ -589,12 +592,12 @@ def test_a_recorded_run_stands_above_its_replay(scheme, recorded, visit):
     opened.page.mouse.move(*opened.place(latest, 1))
     opened.settle()
     tip, start = opened.page.locator("#tip").inner_text(), starts[residuals.argmax()]
-    for said in (
+    for message in (
         f"start as it ran {start:.5g} s",
         f"start replayed {start - 1:.5g} s",
         "residual 1 s",
     ):
-        assert said in tip
+        assert message in tip
     opened.page.mouse.move(5, 5)
     opened.page.get_by_label("residuals", exact=True).uncheck()
     opened.settle()

@@ -28,7 +28,7 @@ def test_a_report_fits_its_screen(report, browser, width, scheme):
     page = context.new_page()
     asked, complaints = [], []
     page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda said: complaints.append(said.text))
+    page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(report.as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == width

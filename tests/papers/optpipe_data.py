@@ -42,38 +42,38 @@ def record(setting, idle, needs):
 
 def solved(setting, idle, bound):
     """A solve; its schedule fits. One second earlier there was one that takes twice as long."""
-    found = record(setting, idle, setting.limit)
+    result = record(setting, idle, setting.limit)
     return {
-        **found,
+        **result,
         "status": "optimal" if idle <= bound else "feasible",
         "source": "search",
         "lower_bound": setting.work * (1 + bound),
         "seconds": 8.0,
-        "news": [(LAST - 1, 2 * found["makespan"]), (LAST, found["makespan"])],
+        "news": [(LAST - 1, 2 * result["makespan"]), (LAST, result["makespan"])],
     }
 
 
 def results(idle, bound):
     """All problems of the small grid; `idle` and `bound` give what a solve finds at a setting."""
-    found = {}
+    result = {}
     for pipe in PIPES:
         for limit in LIMITS:
             for link, sharing in [(link, OWN) for link in LINKS] + [(1.0, SHARED)]:
                 if link == 0.5 and limit == 2.0:
                     continue  # not asked
                 setting = Setting(pipe, 8, limit, link, sharing)
-                own = {name: record(setting, IDLE[name], NEEDS[name]) for name in METHODS}
+                records = {name: record(setting, IDLE[name], NEEDS[name]) for name in METHODS}
                 optima = dict.fromkeys(OPTIMA, solved(setting, idle(setting), bound(setting)))
                 if link == 0.5 or sharing == SHARED:
                     del optima[OPTIMUM_INTERLEAVED]
-                found[setting] = own | optima
-    return found
+                result[setting] = records | optima
+    return result
 
 
 def grid(idle=lambda setting: 0.18 if setting.limit < 2 else 0.05, bound=lambda setting: 0.05):
-    found = results(idle, bound)
-    data = with_bounds(dataset(found))
-    return data.assign(quality(found, data, 8.0)).assign_attrs({"effort of a solve": 8.0})
+    result = results(idle, bound)
+    data = with_bounds(dataset(result))
+    return data.assign(quality(result, data, 8.0)).assign_attrs({"effort of a solve": 8.0})
 
 
 def published(better=0.0):
@@ -101,22 +101,25 @@ NEWS = (
 
 def refinement(news=(NEWS, NEWS[:2]), steps=(1, 10, 1000)):
     """Two cases: one that a search makes better, one that it does not."""
-    times = [job_times(each, 20.0, steps) for each in news]
-    flat = [one for each in news for one in each]
+    times = [job_times(solutions, 20.0, steps) for solutions in news]
+    flat = [solution for solutions in news for solution in solutions]
     cases = ["1.5B, P=8, M=16, limit 0.5, no host link", "6.2B, P=8, M=16, limit 1, offload in 2 F"]
     return xr.Dataset(
         {
             **{
-                name: ("news", [getattr(one, name) for one in flat])
+                name: ("news", [getattr(solution, name) for solution in flat])
                 for name in ("seconds", "makespan", "lower_bound", "source")
             },
-            "of_case": ("news", [k for k, each in enumerate(news) for _ in each]),
+            "of_case": ("news", [k for k, solutions in enumerate(news) for _ in solutions]),
             "ended": ("case", [20.0, 20.0]),
             "bound": ("case", [1.0, 1.0]),
             "work": ("case", [0.9, 0.9]),
             "status": ("case", ["feasible", "optimal"]),
             "gap": ("case", [1 - 1 / 1.1, 0.0]),
-            "time": (("case", "policy", "steps"), [[one[p] for p in POLICIES] for one in times]),
+            "time": (
+                ("case", "policy", "steps"),
+                [[solution[p] for p in POLICIES] for solution in times],
+            ),
         },
         coords={"case": cases, "policy": list(POLICIES), "steps": list(steps)},
     )

@@ -40,11 +40,11 @@ def published():
     ).assign(memory_capacity=80e9)
     workers, counts = data.workers, data.microbatches
     formula = (workers - 1) / (counts + workers - 1)
-    own = (workers - 2) / (2 * counts + workers - 2)
+    share = (workers - 2) / (2 * counts + workers - 2)
     data["formula_bubble_ratio"] = formula.broadcast_like(data.formula_bubble_ratio).copy()
-    put(data.formula_bubble_ratio, own, schedule="chimera")
+    put(data.formula_bubble_ratio, share, schedule="chimera")
     data["table_bubble_ratio"] = formula.broadcast_like(data.table_bubble_ratio).copy()
-    put(data.table_bubble_ratio, own + 0.7 * (formula - own), schedule="chimera")
+    put(data.table_bubble_ratio, share + 0.7 * (formula - share), schedule="chimera")
     _times(data)
     _memory(data)
     data["fitted_saves"] += 0.13 - 1

@@ -58,11 +58,11 @@ def test_other_simulators_are_the_limit_on_their_rows(found):
 
 def test_calibrations_are_judged_by_what_they_left_out():
     errors = prediction_errors(np.array([1.06, 1.02]), np.ones(2))  # mean and bias 4
-    found = fidelity.calibrated([fidelity.Fitted(errors, 91.5)] * len(fidelity.FITS))
-    rows = [(row.measure, row.tolerance, row.holds) for row in found.accuracies]
+    section = fidelity.calibrated([fidelity.Fitted(errors, 91.5)] * len(fidelity.FITS))
+    rows = [(row.measure, row.tolerance, row.holds) for row in section.accuracies]
     assert rows[:2] == [("mean", 7.0, True), ("bias", 2.0, False)]
-    assert len(found.reasons) == len(fidelity.FITS)
-    assert "holds 91.5 % of the rows" in found.reasons[0]
+    assert len(section.reasons) == len(fidelity.FITS)
+    assert "holds 91.5 % of the rows" in section.reasons[0]
 
 
 def test_errors_are_listed_by_microbatches(found):
@@ -78,7 +78,8 @@ def test_tables_of_one_machine_are_predicted_together():
 def test_the_page_says_what_is_beyond_its_limit():
     errors = prediction_errors(np.array([1.02, 0.9]), np.ones(2))  # mean 6, largest 10, bias -4
     rows = [
-        Accuracy("t", of, errors, limit, of) for of, limit in ((MEAN, 6), (EACH, 9), (BIAS, 4.1))
+        Accuracy("t", measure, errors, limit, measure)
+        for measure, limit in ((MEAN, 6), (EACH, 9), (BIAS, 4.1))
     ]
     text = page(
         [Section("Out of the box", "As it comes.", (*rows, Accuracy("t", "", errors)))], "a.png"

@@ -103,7 +103,7 @@ def test_the_declared_design_space():
 
 def by_hand(data, bandwidth, latency):
     """Least step time of the feasible plans of a point, with its schedule and resource."""
-    found = []
+    result = []
     for name, size, recompute in itertools.product(
         data.schedule.values, data.microbatch_size.values, data.recompute.values
     ):
@@ -112,9 +112,9 @@ def by_hand(data, bandwidth, latency):
         )
         if STATUS[int(at.status)] == "feasible":
             resource = data.bound_by.attrs["flag_meanings"].split()[int(at.bound_by)]
-            found.append((float(at.step_time), str(name), str(size), str(recompute), resource))
-    best = min(found)
-    return *best, min(one[0] for one in found if one[1] != best[1]) / best[0] - 1
+            result.append((float(at.step_time), str(name), str(size), str(recompute), resource))
+    best = min(result)
+    return *best, min(time[0] for time in result if time[1] != best[1]) / best[0] - 1
 
 
 def test_the_fastest_schedule_of_every_network(space):
@@ -133,20 +133,20 @@ def test_the_fastest_schedule_of_every_network(space):
 
 def test_the_map_shows_the_fastest(space):
     figure = best_schedule.draw(space)["best_schedule"]
-    left, middle, right, *_ = figure.axes
-    assert [axes.get_title(loc="left") for axes in (left, middle, right)] == [
+    first, middle, right, *_ = figure.axes
+    assert [axes.get_title(loc="left") for axes in (first, middle, right)] == [
         "fastest schedule",
         "lead over the next [%]",
         "largest share of its critical path",
     ]
-    mesh = left.collections[0]
+    mesh = first.collections[0]
     colours = mesh.cmap(mesh.norm(mesh.get_array())).reshape(4, 5, 4)
     for b, k in ((0, 0), (4, 0), (0, 3), (4, 3)):  # rows are latencies
         expected = LOOK[by_hand(space, b, k)[1]]["color"]
         assert tuple(colours[k, b]) == pytest.approx(plt.matplotlib.colors.to_rgba(expected))
-    labels = {text.get_text() for text in left.get_legend().get_texts()}
+    labels = {text.get_text() for text in first.get_legend().get_texts()}
     assert labels == {LOOK[by_hand(space, b, k)[1]]["label"] for b in range(5) for k in range(4)}
-    assert (left.get_xlabel(), left.get_ylabel()) == (
+    assert (first.get_xlabel(), first.get_ylabel()) == (
         "network bandwidth [GB/s]",
         "network latency [µs]",
     )
@@ -202,14 +202,14 @@ def test_run_time_against_microbatches(space):
     assert len(figure.axes) == 2 * 3
     assert [axes.get_xlabel() for axes in figure.axes[3:]] == ["microbatches"] * 3
     assert figure.axes[0].get_ylabel() == "step time [s]"
-    drawn = hollow = 0
+    points = hollow = 0
     for axes in figure.axes:
-        drawn += sum(int(np.isfinite(line.get_ydata()).sum()) for line in axes.lines[::2])
+        points += sum(int(np.isfinite(line.get_ydata()).sum()) for line in axes.lines[::2])
         hollow += sum(int(np.isfinite(line.get_ydata()).sum()) for line in axes.lines[1::2])
     bandwidths = space["network.bandwidth"].values
     columns = [int(abs(bandwidths - value).argmin()) for value in design_run_time.BANDWIDTHS]
     at = space.isel({"network.bandwidth": columns, "network.latency": 1})
-    assert drawn == int(at.step_time.notnull().sum())
+    assert points == int(at.step_time.notnull().sum())
     assert hollow == int((at.status == STATUS.index("out of memory")).sum()) > 0
 
 
@@ -222,8 +222,8 @@ def test_tornado(elasticity):
     assert axes.get_xlabel() == "change of the step time [%]"
     row = [text.get_text() for text in axes.get_yticklabels()].index("network bandwidth")
     ends = elasticity.swing.sel(parameter="network.bandwidth") / elasticity.step_time
-    drawn = [bars.patches[row].get_width() for bars in axes.containers]
-    np.testing.assert_allclose(drawn, 100 * (ends.values.ravel() - 1))
+    widths = [bars.patches[row].get_width() for bars in axes.containers]
+    np.testing.assert_allclose(widths, 100 * (ends.values.ravel() - 1))
     three = elasticity.isel(setting=[0, 0, 0]).assign_coords(setting=["a", "b", "c"])
     visible = [axes.get_visible() for axes in tornado.draw(three)["tornado"].axes]
     assert visible == [True, True, True, False]
@@ -238,11 +238,13 @@ def test_timelines(runs):
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     ordered = runs.sortby("makespan", ascending=False)
     for axes, name in zip(figure.axes, ordered.schedule.values, strict=True):
-        of = (runs.case == name).values
-        more = int(runs.is_critical.values[of].sum() + runs.is_upward.values[of].sum())
-        drawn = [c for c in axes.collections if isinstance(c, PolyCollection)]
+        is_case = (runs.case == name).values
+        more = int(runs.is_critical.values[is_case].sum() + runs.is_upward.values[is_case].sum())
+        collections = [c for c in axes.collections if isinstance(c, PolyCollection)]
         assert axes.get_title(loc="left").startswith(f"{LOOK[name]['label']}: ")
-        assert sum(len(c.get_paths()) for c in drawn) == of.sum() + more  # frames and strokes
+        assert (
+            sum(len(c.get_paths()) for c in collections) == is_case.sum() + more
+        )  # frames and strokes
         assert axes.get_yticklabels()[0].get_text() == "worker 0"
     assert figure.axes[-1].get_xlabel() == "time [s]"
 
@@ -252,9 +254,9 @@ def test_strokes_mark_what_runs_from_the_last_worker_to_the_first(runs):
     up = runs.is_upward.astype(bool)
     pipe_or_leg = {"chimera": runs.microbatch % 2 == 1, "hanayo, 1 wave": runs.stage >= 4}
     for name in runs.schedule.values:
-        of = (runs.case == name).values
-        expected = pipe_or_leg.get(name.removesuffix("-asymmetric"), np.zeros(len(of), bool))
-        np.testing.assert_array_equal(up[of], expected[of])
+        is_case = (runs.case == name).values
+        expected = pipe_or_leg.get(name.removesuffix("-asymmetric"), np.zeros(len(is_case), bool))
+        np.testing.assert_array_equal(up[is_case], expected[is_case])
 
 
 def test_schedule_tables(runs):
@@ -362,7 +364,7 @@ def test_the_page_of_papers_is_that_of_the_stores():
 
 
 def test_every_figure_can_be_printed(space, elasticity, runs, shaken):
-    drawn = {
+    figures = {
         **design_run_time.draw(space),
         **best_schedule.draw(space),
         **pareto.draw(space),
@@ -371,4 +373,6 @@ def test_every_figure_can_be_printed(space, elasticity, runs, shaken):
         **schedule_tables.draw(runs),
         **jitter.draw(shaken),
     }
-    assert {name: faults(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
+    assert {name: faults(figure) for name, figure in figures.items()} == {
+        name: [] for name in figures
+    }

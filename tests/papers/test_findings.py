@@ -40,11 +40,11 @@ def texts(table):
 
 def played(table, times, message, link="delay", scope="worker"):
     """The event loop on times of a microbatch on a worker."""
-    lasts = {
+    durations = {
         (x, s): t * part for x, t in times.items() for s, part in enumerate(table.worker_parts)
     }
     places = product((0, 1), range(table.num_pipes), range(table.num_stages - 1))
-    costs = reference.Costs(lasts, {}, dict.fromkeys(places, message))
+    costs = reference.Costs(durations, {}, dict.fromkeys(places, message))
     return reference.Run(texts(table), table.pipe_of_microbatch.tolist(), costs, link, scope)
 
 
@@ -91,8 +91,8 @@ def test_messages_on_the_critical_path(link):
             count = links.expected_messages(name, link, workers, microbatches)
             expected = (microbatches + workers - 1) * (forward + backward) + count * message
             rows = by_hand(name, workers, microbatches)
-            found = of_rows(rows, forward, backward, message, link)
-            assert found == pytest.approx(expected, rel=1e-12), (name, workers, microbatches)
+            result = of_rows(rows, forward, backward, message, link)
+            assert result == pytest.approx(expected, rel=1e-12), (name, workers, microbatches)
 
 
 def test_who_is_never_slower():
@@ -106,7 +106,7 @@ def test_who_is_never_slower():
         def later(link, rows=rows, times=(forward, forward + more, message)):
             model = link if link not in scopes else "rendezvous"
             scope = scopes.get(link, "worker")
-            gpipe, other = (of_rows(each, *times, model, scope) for each in rows)
+            gpipe, other = (of_rows(row, *times, model, scope) for row in rows)
             return other - gpipe
 
         assert min(later("delay"), later(links.PER_PAIR)) > -1e-9
@@ -120,9 +120,9 @@ def test_the_checker_confirms_both_forms(link):
     for name in links.COMPARED:
         table = built(name, 8, 16)
         form = pj.formula(pj.lower(table, link=links.LINKS[link], step_end=False), ("F", "B", "c"))
-        found = pj.verify(form.certificate(table))
+        result = pj.verify(form.certificate(table))
         assert form.exact
-        assert found.ok, found.problems
+        assert result.ok, result.problems
 
 
 # (d) regimes
@@ -140,12 +140,12 @@ def longest(run, table, forward, backward, message):
     times = {"F": forward, "B": backward}
     ends = {}
     for user in run.end:  # in the order in which they ran
-        lasts = message
+        durations = message
         if user not in run.messages:
             cell = run.table.rows[user[0]][user[1]]
-            lasts = sum(table.worker_parts[s] * times[x] for x, s, _ in cell)
+            durations = sum(table.worker_parts[s] * times[x] for x, s, _ in cell)
         starts = [ends[other] + lag * message for other, lag in run.waits[user]]
-        ends[user] = np.max([np.zeros_like(message), *starts], axis=0) + lasts
+        ends[user] = np.max([np.zeros_like(message), *starts], axis=0) + durations
     return np.max(list(ends.values()), axis=0)
 
 
@@ -178,14 +178,19 @@ def regime_data():
 def test_the_inequalities_at_400_points(regime_data, pair, link):
     rng = np.random.default_rng(SEED)
     backward, message = rng.uniform(0.2, 4.0, 400), 10 ** rng.uniform(-3, 1, 400)
-    of = regimes.PAIRS[pair]
-    one, other = (
-        longest(*waited(case, of.workers, of.microbatches, link), np.ones(400), backward, message)
-        for case in of[:2]
+    pair_cases = regimes.PAIRS[pair]
+    first, second = (
+        longest(
+            *waited(case, pair_cases.workers, pair_cases.microbatches, link),
+            np.ones(400),
+            backward,
+            message,
+        )
+        for case in pair_cases[:2]
     )
-    said = regimes.holds_at(regime_data, pair, link, backward, message)
-    np.testing.assert_array_equal(said, one <= other * (1 + 1e-12))
-    assert 20 < said.sum() < 380
+    text = regimes.holds_at(regime_data, pair, link, backward, message)
+    np.testing.assert_array_equal(text, first <= second * (1 + 1e-12))
+    assert 20 < text.sum() < 380
 
 
 @pytest.mark.parametrize("link", regimes.LINKS)
@@ -204,11 +209,11 @@ def test_the_checker_confirms_the_forms_of_both_pairs(link):
 def test_the_border_of_hanayo(link, border):
     """Both take equally long on it, and Hanayo longer behind it."""
     message = np.array([border - 1e-6, border, border + 1e-6])
-    one, other = (
+    first, second = (
         longest(*waited(case, 8, 8, link), np.ones(3), 2 * np.ones(3), message)
         for case in ("hanayo, 2 waves", "chimera")
     )
-    assert np.sign(np.round(one - other, 9)).tolist() == [-1, 0, 1]
+    assert np.sign(np.round(first - second, 9)).tolist() == [-1, 0, 1]
 
 
 @pytest.mark.parametrize(("workers", "microbatches"), [(4, 4), (4, 12), (6, 6)])
@@ -216,8 +221,8 @@ def test_the_published_form_of_chimera(workers, microbatches):
     table = built("chimera", workers, microbatches)
     for backward in (0.5, 0.9, 1.0, 1.1, 2.0):
         published = (microbatches + workers // 2 - 1) * (1 + backward)
-        found = played(table, {"F": 1.0, "B": backward}, 0.0).makespan
-        assert (abs(found - published) < 1e-9) == (backward == 1.0)
+        result = played(table, {"F": 1.0, "B": backward}, 0.0).makespan
+        assert (abs(result - published) < 1e-9) == (backward == 1.0)
 
 
 # (f) in-order queues
@@ -226,10 +231,10 @@ def test_the_published_form_of_chimera(workers, microbatches):
 def test_queues_cost_time_with_free_messages():
     table = built("chimera-asymmetric", 8, 16, slots={"F": 1, "B": 2})
     free = played(table, DOUBLE, 0.0)
-    of = {s: played(table, DOUBLE, 0.0, "rendezvous", s).makespan for s in queues.QUEUES}
+    makespans = {s: played(table, DOUBLE, 0.0, "rendezvous", s).makespan for s in queues.QUEUES}
     assert free.makespan == pytest.approx(57 + 1 / 3)
-    assert of["worker"] == pytest.approx(60)
-    assert of["pair"] == pytest.approx(free.makespan)
+    assert makespans["worker"] == pytest.approx(60)
+    assert makespans["pair"] == pytest.approx(free.makespan)
     costs = pj.Costs.per_worker(table, forward=1.0, backward=2.0)
     sent = pj.lower(table).messages
     ends = {op: free.end[cell] for op, cell in free.table.cell.items()}
@@ -245,13 +250,13 @@ def test_queues_cost_time_with_free_messages():
 
 
 def test_a_queue_per_pair_costs_nothing_at_random_times():
-    rng, found = np.random.default_rng(SEED), []
+    rng, result = np.random.default_rng(SEED), []
     for name in ("1f1b", "chimera", "interleaved-1f1b"):
         table = built(name, 4, 8)
         stages = rng.uniform(0.5, 1.5, table.num_stages)
-        lasts = {("F", s): t for s, t in enumerate(stages)}
-        lasts |= {("B", s): 2 * t for s, t in enumerate(stages)}
-        pipes, costs = table.pipe_of_microbatch.tolist(), reference.Costs(lasts, {}, {})
+        durations = {("F", s): t for s, t in enumerate(stages)}
+        durations |= {("B", s): 2 * t for s, t in enumerate(stages)}
+        pipes, costs = table.pipe_of_microbatch.tolist(), reference.Costs(durations, {}, {})
         free, pair, worker = (
             reference.Run(texts(table), pipes, costs, link, scope).makespan
             for link, scope in (
@@ -261,8 +266,8 @@ def test_a_queue_per_pair_costs_nothing_at_random_times():
             )
         )
         assert pair == pytest.approx(free, rel=1e-12)
-        found.append(worker / free)
-    assert max(found) > 1.001
+        result.append(worker / free)
+    assert max(result) > 1.001
 
 
 # (b, g) one stage per worker under a memory limit
@@ -273,8 +278,8 @@ STRONGEST = Setting(Pipe("1.5B", 4, 24), 8, 0.75, NO_LINK)  # three activations
 def replayed(table, times, message):
     """Makespan, and the most that a worker holds: times are of whole workers."""
     run = played(table, times, message)
-    each, stages = table.worker_parts, table.num_stages
-    curves = run.held(each, [STRONGEST.pipe.weight_share] * stages, [0.0] * stages)
+    shares, stages = table.worker_parts, table.num_stages
+    curves = run.held(shares, [STRONGEST.pipe.weight_share] * stages, [0.0] * stages)
     return run.makespan, max(level for curve in curves for _, level in curve)
 
 
@@ -289,11 +294,11 @@ def least(setting, seconds=20.0):
     for w in range(workers):
         rows, held, sizes = [], [], []
         for m in range(count):
-            for x, lasts in times.items():
+            for x, durations in times.items():
                 start[x, w, m] = model.new_int_var(0, horizon, "")
-                rows.append(model.new_fixed_size_interval_var(start[x, w, m], lasts, ""))
+                rows.append(model.new_fixed_size_interval_var(start[x, w, m], durations, ""))
                 if m:  # microbatches are alike
-                    model.add(start[x, w, m] >= start[x, w, m - 1] + lasts)
+                    model.add(start[x, w, m] >= start[x, w, m - 1] + durations)
             back = start["I", w, m] + times["I"]
             done = start["W", w, m] + times["W"]
             model.add(start["I", w, m] >= start["F", w, m] + times["F"])
@@ -322,7 +327,7 @@ def test_the_strongest_instance():
         replayed(table, STRONGEST.pipe.times, STRONGEST.pipe.message)
         for table in METHODS["pipe-offload, interleaved"](STRONGEST)
     ]
-    fitting = min(makespan for makespan, most in runs if most <= STRONGEST.activations + 1e-9)
+    fitting = min(makespan for makespan, largest in runs if largest <= STRONGEST.activations + 1e-9)
     bound, status = least(STRONGEST)
     assert round(1e3 * fitting, 1) == 458.2
     assert (round(1e3 * bound, 1), status) == (532.2, "OPTIMAL")
@@ -343,17 +348,17 @@ def test_no_schedule_is_below_the_closed_bounds(count, limit):
 
 def test_what_is_read_off_the_grid():
     grid = made.grid()
-    found = offload.sweep(grid)
+    result = offload.sweep(grid)
     at = {"microbatches": 8, "limit": 0.5, "host_link": 1.0, "sharing": "own"}
-    one = found.sel(at).isel(model=0)
-    assert float(one.ada) == float(
+    problem = result.sel(at).isel(model=0)
+    assert float(problem.ada) == float(
         grid.makespan.sel({**at, "schedule": "ada-offload"}).isel(model=0)
     )
-    assert float(one.interleaved / one.best) == pytest.approx(1.9 / 1.18)
+    assert float(problem.interleaved / problem.best) == pytest.approx(1.9 / 1.18)
     pipe = made.PIPES[0]
-    assert float(one.fill) == offload.fill_bound(Setting(pipe, 8, 0.5, 1.0))
-    assert float(found.rounds.sel(at | {"host_link": np.inf}).isel(model=0)) > 0
-    assert found.best.notnull().equals(grid.solved)
+    assert float(problem.fill) == offload.fill_bound(Setting(pipe, 8, 0.5, 1.0))
+    assert float(result.rounds.sel(at | {"host_link": np.inf}).isel(model=0)) > 0
+    assert result.best.notnull().equals(grid.solved)
 
 
 # claims: one world in which all hold, and one change for each
@@ -374,8 +379,8 @@ def link_data():
 @pytest.fixture(scope="module")
 def queue_data():
     with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
-        kept = ("1f1b", "chimera-asymmetric")
-        patch.setattr(queues, "CASES", {name: queues.CASES[name] for name in kept})
+        names = ("1f1b", "chimera-asymmetric")
+        patch.setattr(queues, "CASES", {name: queues.CASES[name] for name in names})
         patch.setattr(queues, "SIZES", ((4, 8),))
         patch.setattr(queues, "REPAIRED_SIZES", ((4, 8),))
         patch.setattr(queues, "SHARES", np.array([1.0, 2.0]))
@@ -396,8 +401,8 @@ def world(link_data, regime_data, queue_data):
     grid = offload.sweep(made.grid())
     made_up = {name: xr.full_like(grid[name], value) for name, value in times.items()}
     made_up["proven"].loc[{"limit": 2.0}] = times["ada"]  # of ample memory all is known
-    found = {"links": link_data, "regimes": regime_data, "queues": queue_data}
-    data = {f"finding_{name}": each.copy(deep=True) for name, each in found.items()}
+    result = {"links": link_data, "regimes": regime_data, "queues": queue_data}
+    data = {f"finding_{name}": dataset.copy(deep=True) for name, dataset in result.items()}
     return data | {"finding_offload": grid.assign(made_up)}
 
 
@@ -450,16 +455,16 @@ MUTATIONS = {  # data, variable, value and where, one for each claim
 
 
 def verdicts(data):
-    found = judge(MINE, data)
-    assert all(row["reason"] or row["verdict"] in HOLDS for row in found)
-    return {row["number"]: row["verdict"] in HOLDS for row in found}
+    result = judge(MINE, data)
+    assert all(row["reason"] or row["verdict"] in HOLDS for row in result)
+    return {row["number"]: row["verdict"] in HOLDS for row in result}
 
 
 def test_every_finding_holds_and_each_can_fail(world):
     assert set(MUTATIONS) == {claim.number for claim in MINE}
     assert {n for n, holds in verdicts(world).items() if not holds} == set()
     for number, change in MUTATIONS.items():
-        data = {name: each.copy(deep=True) for name, each in world.items()}
+        data = {name: dataset.copy(deep=True) for name, dataset in world.items()}
         spoil(data, change)
         assert not verdicts(data)[number], number
 
@@ -481,11 +486,11 @@ def test_all_modules_are_judged():
 def test_every_figure_can_be_printed(world):
     scripts = (links_figure, offload_figure, queues_figure, regimes_figure)
     stores = ("finding_links", "finding_offload", "finding_queues", "finding_regimes")
-    drawn = {
+    figures = {
         name: figure
         for script, store in zip(scripts, stores, strict=True)
         for name, figure in script.draw(world[store]).items()
     }
-    assert {name: faults(figure) for name, figure in drawn.items()} == {n: [] for n in stores}
+    assert {name: faults(figure) for name, figure in figures.items()} == {n: [] for n in stores}
     shown = {claim.figure.removesuffix(".pdf") for claim in MINE} - {""}
-    assert shown == set(drawn)
+    assert shown == set(figures)

@@ -25,7 +25,7 @@ def test_ends_are_those_of_the_best_single_run(name):
     tried, until = gradient_noise.SCHEMES[name], 80.0
     problem = Problem("logistic regression", 8, num_batches=5, batch_size=2)
     setting = Setting(4, problem, until, (), seeds=(0,))
-    found = gradient_noise._ends(tried, setting, [0.0]).sel(noise=0.0, read="last model")
+    result = gradient_noise._ends(tried, setting, [0.0]).sel(noise=0.0, read="last model")
     objective = jax.tree.map(lambda leaf: leaf[0], make_objectives(setting))
     table = build_until(tried.method, 4, until, **tried.options)
     runs = [
@@ -33,8 +33,8 @@ def test_ends_are_those_of_the_best_single_run(name):
         for size in 2.0**tried.exponents
     ]
     ends = [float(run.value[-1]) for run in runs]
-    assert float(found.end.item()) == pytest.approx(min(ends), rel=1e-9)
-    assert float(found.step_size) == 2.0 ** tried.exponents[np.argmin(ends)]
+    assert float(result.end.item()) == pytest.approx(min(ends), rel=1e-9)
+    assert float(result.step_size) == 2.0 ** tried.exponents[np.argmin(ends)]
 
 
 def longer(data, case, name):
@@ -74,8 +74,8 @@ def found_so():
     axes = ("case", "stages")
     counted_ = xr.Dataset(
         {
-            "max_delay": (axes, np.stack([one for one, _ in counts.values()])),
-            "mean_delay": (axes, np.stack([one for _, one in counts.values()])),
+            "max_delay": (axes, np.stack([values for values, _ in counts.values()])),
+            "mean_delay": (axes, np.stack([values for _, values in counts.values()])),
         },
         coords={"case": list(counts), "stages": stages},
     )
@@ -110,7 +110,7 @@ def test_all_claims_hold_where_they_were_found():
 def test_a_claim_fails_when_its_data_contradict_it(number):
     data = found_so()
     MUTATIONS[number](data)
-    (row,) = judge([one for one in CLAIMS if one.number == number], data)
+    (row,) = judge([claim for claim in CLAIMS if claim.number == number], data)
     assert row["verdict"] == "fails"
     assert row["reason"]
 
@@ -125,8 +125,8 @@ def test_noise_at_which_both_end_alike():
 def test_figure_of_gradient_noise():
     data = found_so()["finding_gradient_noise"]
     figure = figure_of_noise.draw(data)["finding_gradient_noise"]
-    drawn = {line.get_label(): line for line in figure.axes[0].lines}
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
     median = data.end.sel(read="last model", stages=8, scheme="pipedream").median("seed")
-    np.testing.assert_array_equal(drawn["PipeDream"].get_ydata(), median)
-    assert drawn["both end alike"].get_xdata() == [0.05, 0.05]
+    np.testing.assert_array_equal(lines["PipeDream"].get_ydata(), median)
+    assert lines["both end alike"].get_xdata() == [0.05, 0.05]
     assert not faults(figure)

@@ -39,25 +39,25 @@ SMALL = Pipe("1.5B", 4, 24)
 
 def test_times_and_figures_are_those_of_the_source():
     path = Path(__file__).parents[1] / "data" / "published.json"
-    known = {record["id"]: record["value"] for record in json.loads(path.read_text())}
+    published = {record["id"]: record["value"] for record in json.loads(path.read_text())}
     for model, shape in MODELS.items():
-        config = known[f"zb.t3.{model}"]
+        config = published[f"zb.t3.{model}"]
         assert shape == (config["p"], config["hidden"], config["heads"], config["seq"])
-    printed = {key for key in known if key.startswith("zb.prof.")}
+    printed = {key for key in published if key.startswith("zb.prof.")}
     assert len(printed) == 4 * len(PROFILES)
     for (model, m), profile in PROFILES.items():
         names = ("T_F", "T_B", "T_W", "T_comm")
-        assert profile[:4] == tuple(known[f"zb.prof.{model}.m{m}.{name}"] for name in names)
-        assert profile.searched == tuple(known.get(f"zb.t5.{model}.m{m}.{s}") for s in SEARCHED)
+        assert profile[:4] == tuple(published[f"zb.prof.{model}.m{m}.{name}"] for name in names)
+        assert profile.searched == tuple(published.get(f"zb.t5.{model}.m{m}.{s}") for s in SEARCHED)
 
 
 @pytest.mark.usefixtures("unchecked")  # checks of types at every step of a search are slow
 def test_a_method_that_does_not_fit_has_no_makespan():
     tight, plain = (Setting(SMALL, 8, limit, NO_LINK) for limit in (0.5, 1.0))
-    found = {method: by_method(tight, method) for method in METHODS}
-    assert {m for m, one in found.items() if not one["out_of_memory"]} == {"ada-offload"}
-    assert math.isnan(found["1f1b"]["makespan"])
-    assert (found["1f1b"]["peak"], found["ada-offload"]["peak"]) == (4.0, 2.0)
+    result = {method: by_method(tight, method) for method in METHODS}
+    assert {m for m, record in result.items() if not record["out_of_memory"]} == {"ada-offload"}
+    assert math.isnan(result["1f1b"]["makespan"])
+    assert (result["1f1b"]["peak"], result["ada-offload"]["peak"]) == (4.0, 2.0)
     fitting = by_method(plain, "1f1b")
     times = SMALL.times
     total = sum(times.values())
@@ -122,8 +122,8 @@ def test_solves_know_more_together():
     np.testing.assert_allclose(at.sel(host_link=1.0), [0.25, 0.25, 0.2])  # as on the shared one
     np.testing.assert_allclose(at.sel(host_link=0.5), [0.25, 0.25, np.nan])  # that was not asked
     np.testing.assert_allclose(idle.sel(sharing=SHARED, host_link=1.0), [0.25, 0.25, 0.2])
-    own = data.solve_makespan / data.work - 1
-    assert float(own.sel(limit=1.0, host_link=NO_LINK, sharing=OWN)) == pytest.approx(0.6)
+    solve_idle = data.solve_makespan / data.work - 1
+    assert float(solve_idle.sel(limit=1.0, host_link=NO_LINK, sharing=OWN)) == pytest.approx(0.6)
     low = data.bound_idle_time / data.work
     np.testing.assert_allclose(low.sel(host_link=NO_LINK, sharing=OWN), [0.2, 0.1, 0.1])
     np.testing.assert_allclose(low.sel(host_link=1.0, sharing=OWN), [0.2, 0.05, 0.05])
@@ -132,8 +132,8 @@ def test_solves_know_more_together():
     np.testing.assert_allclose(two.sel(host_link=NO_LINK), [0.4, 0.4, 0.2])  # by itself
     np.testing.assert_allclose(two.sel(host_link=1.0), [0.4, 0.3, 0.2])
     assert two.sel(host_link=0.5).isnull().all()  # not asked
-    known = data.makespan.sel(schedule=OPTIMUM, drop=True).notnull()
-    assert bool((known == data.solved).all())
+    has_makespan = data.makespan.sel(schedule=OPTIMUM, drop=True).notnull()
+    assert bool((has_makespan == data.solved).all())
     assert not data.out_of_memory.sel(schedule=OPTIMUM).any()
 
 
@@ -154,11 +154,11 @@ def test_quality_is_what_there_is_by_then():
 def test_jobs_step_by_step(steps):
     clock = made.NEWS[0].seconds
     for _ in range(steps):
-        clock += [one for one in made.NEWS if one.seconds <= clock][-1].makespan
-    found = job_times(made.NEWS, 20.0, [steps])
-    assert found["refine"] == [pytest.approx(clock)]
-    assert found["wait"] == [pytest.approx(20 + steps * 1.1)]
-    assert found["stay"] == [pytest.approx(1.0 + steps * 1.5)]
+        clock += [new for new in made.NEWS if new.seconds <= clock][-1].makespan
+    result = job_times(made.NEWS, 20.0, [steps])
+    assert result["refine"] == [pytest.approx(clock)]
+    assert result["wait"] == [pytest.approx(20 + steps * 1.1)]
+    assert result["stay"] == [pytest.approx(1.0 + steps * 1.5)]
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -233,9 +233,9 @@ def test_effort_must_be_above_0(tmp_path, capsys):
 
 
 def verdicts(data):
-    found = judge(optpipe_claims.CLAIMS, data)
-    assert all(row["reason"] or row["verdict"] in HOLDS for row in found)
-    return {row["number"]: row["verdict"] in HOLDS for row in found}
+    result = judge(optpipe_claims.CLAIMS, data)
+    assert all(row["reason"] or row["verdict"] in HOLDS for row in result)
+    return {row["number"]: row["verdict"] in HOLDS for row in result}
 
 
 def everything():
@@ -243,12 +243,12 @@ def everything():
 
 
 def test_figures_that_hold_are_reproduced():
-    found = verdicts(everything())
-    assert {n for n, holds in found.items() if not holds} == set()
+    result = verdicts(everything())
+    assert {n for n, holds in result.items() if not holds} == set()
 
 
-def at_most(data, of, factor, **where):
-    theirs = data["grid"].makespan.sel(schedule=of, **where)
+def at_most(data, values, factor, **where):
+    theirs = data["grid"].makespan.sel(schedule=values, **where)
     data["grid"].makespan.loc[{"schedule": OPTIMUM, **where}] = theirs * factor
 
 
@@ -259,9 +259,9 @@ def idles(data):
 
 def shares(data):
     """A link of its own is worth more to the optimum than to AdaOffload."""
-    own = {"sharing": OWN, "host_link": 1.0}
-    at_most(data, "ada-offload", 0.7, **own)
-    at_most(data, "ada-offload", 1.0, **own | {"sharing": SHARED})
+    labels = {"sharing": OWN, "host_link": 1.0}
+    at_most(data, "ada-offload", 0.7, **labels)
+    at_most(data, "ada-offload", 1.0, **labels | {"sharing": SHARED})
 
 
 def late(data):
@@ -305,7 +305,7 @@ def test_every_claim_that_is_counted_has_what_contradicts_it():
 def test_every_verdict_can_fail(number):
     data = everything()
     MUTATIONS[number](data)
-    (claim,) = (one for one in optpipe_claims.CLAIMS if one.number == number)
+    (claim,) = (candidate for candidate in optpipe_claims.CLAIMS if candidate.number == number)
     (row,) = judge([claim], data)
     assert row["verdict"] in ("differs", "fails")
     assert row["reason"]
@@ -315,7 +315,7 @@ def test_a_claim_that_the_opponent_decides_says_so():
     data = everything()
     at_most(data, "pipe-offload", 1 / 1.15, limit=0.5)  # 15 % on split backwards, 26 on whole ones
     numbers = ("2, tight", "2, tight, split", "2, tight, whole")
-    rows = judge([one for one in optpipe_claims.CLAIMS if one.number in numbers], data)
+    rows = judge([claim for claim in optpipe_claims.CLAIMS if claim.number in numbers], data)
     verdicts = {row["number"]: row["verdict"] for row in rows}
     expected = ("depends on the opponent", "fails so read", "holds so read")
     assert verdicts == dict(zip(numbers, expected, strict=True))
@@ -329,8 +329,8 @@ def test_gains_in_the_memory_that_the_opponent_holds():
     tight = grid.makespan.sel(schedule="pipe-offload") / float(
         grid.makespan.sel(schedule=OPTIMUM, limit=0.5)
     )
-    found = gain.gain.sel(model="1.5B, P=4", microbatches=8, host_link=1.0, sharing=OWN)
-    np.testing.assert_allclose(found, tight - 1)
+    result = gain.gain.sel(model="1.5B, P=4", microbatches=8, host_link=1.0, sharing=OWN)
+    np.testing.assert_allclose(result, tight - 1)
     data["grid"].peak.loc[{"schedule": "pipe-offload"}] /= 2  # less than any limit
     assert in_its_memory(data, "pipe-offload").gain.isnull().all()
 
@@ -339,6 +339,6 @@ def test_whole_backwards_take_as_long_and_come_as_one():
     split, whole = SMALL, SMALL._replace(whole=True)
     assert sum(whole.times.values()) == pytest.approx(sum(split.times.values()))
     assert whole.times["W"] < 1e-5 * whole.times["I"]
-    found = {method: by_method(Setting(SMALL, 8, 1.0, NO_LINK), method) for method in METHODS}
-    assert found[WHOLE]["makespan"] == pytest.approx(found["1f1b"]["makespan"], rel=1e-5)
-    assert found[WHOLE]["makespan"] > found["pipe-offload"]["makespan"]
+    result = {method: by_method(Setting(SMALL, 8, 1.0, NO_LINK), method) for method in METHODS}
+    assert result[WHOLE]["makespan"] == pytest.approx(result["1f1b"]["makespan"], rel=1e-5)
+    assert result[WHOLE]["makespan"] > result["pipe-offload"]["makespan"]

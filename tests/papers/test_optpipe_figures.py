@@ -28,10 +28,10 @@ def grid():
 def curve(axes, method):
     look = optpipe_cases.LOOK[method]
     (line,) = [
-        one
-        for one in axes.lines
-        if all(getattr(one, f"get_{name}")() == look[name] for name in ("color", "marker"))
-        and one.get_linestyle() == look["linestyle"]
+        line
+        for line in axes.lines
+        if all(getattr(line, f"get_{name}")() == look[name] for name in ("color", "marker"))
+        and line.get_linestyle() == look["linestyle"]
     ]
     return line.get_ydata()
 
@@ -102,23 +102,23 @@ def test_quality_against_solving_time(grid):
 
 def test_gaps_and_times(grid):
     figure = optpipe_gaps.draw(grid)["optpipe_gaps"]
-    left, right = figure.axes
+    gaps, times = figure.axes
     solved = int(grid.solved.sum())
     closed = int((grid.solve_status == "optimal").sum())
     assert 0 < closed < solved
-    assert left.get_title(loc="left") == f"{closed} of {solved} problems have a gap of 0"
-    assert len(left.lines) == 2 * grid.sizes["limit"]  # what may be offloaded, and what may not
-    gaps = np.concatenate([line.get_xdata() for line in left.lines])
+    assert gaps.get_title(loc="left") == f"{closed} of {solved} problems have a gap of 0"
+    assert len(gaps.lines) == 2 * grid.sizes["limit"]  # what may be offloaded, and what may not
+    gaps = np.concatenate([line.get_xdata() for line in gaps.lines])
     np.testing.assert_allclose(np.unique(gaps.round(6)), [0, round(100 * (1 - 1.05 / 1.18), 6)])
-    assert all(line.get_ydata()[-1] == 100 for line in left.lines)
-    found, proven = right.lines[:2]
-    assert found.get_ydata().max() == 100
+    assert all(line.get_ydata()[-1] == 100 for line in gaps.lines)
+    result, proven = times.lines[:2]
+    assert result.get_ydata().max() == 100
     assert 0 < proven.get_ydata().max() < 100
 
 
 def test_solutions_that_get_better():
-    drawn = optpipe_refinement.draw(made.refinement())
-    first, second = drawn["optpipe_anytime"].axes
+    figures = optpipe_refinement.draw(made.refinement())
+    first, second = figures["optpipe_anytime"].axes
     assert first.texts[0].get_text() == "at most 9.1 % from the best"
     assert second.texts[0].get_text() == "the best there is"
     heuristic, search = (optpipe_refinement.FOUND[which]["marker"] for which in (False, True))
@@ -128,14 +128,14 @@ def test_solutions_that_get_better():
     assert by_marker[search].tolist() == [4.0, 9.0]
     none = [line for line in second.lines if line.get_marker() == search]
     assert not len(none[0].get_xdata())
-    job, _ = drawn["optpipe_training"].axes
+    job, _ = figures["optpipe_training"].axes
     data = made.refinement()
     lines = {line.get_color(): line.get_ydata() for line in job.lines}
     expected = 100 * (data.time.isel(case=0) / data.time.isel(case=0).sel(policy="refine") - 1)
     for policy, look in optpipe_cases.POLICIES.items():
         np.testing.assert_allclose(lines[look["color"]], expected.sel(policy=policy))
-    said = figure_caption(drawn["optpipe_training"])
-    assert "a job of 1,000 steps (line) 1.3 to 1.6 % more if it waits, 0.0 to 36.2 %" in said
+    message = figure_caption(figures["optpipe_training"])
+    assert "a job of 1,000 steps (line) 1.3 to 1.6 % more if it waits, 0.0 to 36.2 %" in message
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_command_names_what_is_missing(grid, tmp_path, capsys, monkeypatch):
 
 
 def test_all_can_be_printed(grid, runs):
-    drawn = [
+    figures = [
         optpipe_opponents.draw(grid),
         optpipe_memory.draw(grid),
         optpipe_links.draw(grid),
@@ -189,5 +189,5 @@ def test_all_can_be_printed(grid, runs):
         optpipe_refinement.draw(made.refinement()),
         optpipe_timelines.draw(runs),
     ]
-    for label, figure in (pair for each in drawn for pair in each.items()):
+    for label, figure in (pair for group in figures for pair in group.items()):
         assert faults(figure) == [], label

@@ -86,16 +86,16 @@ def test_the_grid_is_full(few):
 
 def test_only_square_orders_are_drawn_with_equal_slots(few):
     at = few.sel(schedule=HANAYO, setting=AS_REPORTED).makespan
-    mixed, equal, double = (at.sel(drawn=drawn) for drawn in DRAWN)
+    mixed, equal, double = (at.sel(drawn=rule) for rule in DRAWN)
     square = (at.workers == at.microbatches).broadcast_like(mixed)
     assert (mixed == equal.where(square, double)).all()
     assert (equal != double).any()
 
 
 def test_more_microbatches_are_admitted_to_the_pipes_of_chimera_alone(few):
-    less, more = (few.makespan.sel(admission=each) for each in ("P", "1.25 P"))
+    less, more = (few.makespan.sel(admission=rule) for rule in ("P", "1.25 P"))
     differ = (less != more).any([name for name in less.dims if name != "schedule"])
-    assert set(few.schedule.values[differ]) <= {each for each in MANY if "chimera" in each}
+    assert set(few.schedule.values[differ]) <= {rule for rule in MANY if "chimera" in rule}
     assert differ.any()
 
 
@@ -130,7 +130,7 @@ def with_slow_link(costs, table):
             if stage and {row[stage - 1], row[stage]} == middle:
                 latency[:, pipe, stage - 1] *= 10
                 transmit[:, pipe, stage - 1] *= 10
-            if not pipe and {each[stage] for each in table.placement} == middle:
+            if not pipe and {pipe_workers[stage] for pipe_workers in table.placement} == middle:
                 exchange[stage] *= 10
     return dataclasses.replace(costs, latency=latency, transmit=transmit, all_reduce=exchange)
 
@@ -150,9 +150,9 @@ POINTS = [
 @pytest.mark.parametrize("at", daily(POINTS))
 def test_the_batch_equals_one_evaluation(few, at):
     alone = one_run(few, at)
-    found = few.sel(at | {"minibatch": 1024})
-    assert float(found.makespan) == pytest.approx(alone.makespan, rel=1e-9)
-    assert float(found.bubble_ratio) == pytest.approx(alone.bubble_ratio, abs=1e-9)
+    result = few.sel(at | {"minibatch": 1024})
+    assert float(result.makespan) == pytest.approx(alone.makespan, rel=1e-9)
+    assert float(result.bubble_ratio) == pytest.approx(alone.bubble_ratio, abs=1e-9)
 
 
 def test_a_dearer_last_stage_has_the_time_of_one_layer_more():
@@ -165,7 +165,9 @@ def test_a_dearer_last_stage_has_the_time_of_one_layer_more():
 
 
 def test_the_settings_differ_in_two_numbers():
-    reported, ours = (system_at("mid_nw_mid_cp", each) for each in (REPORTED, Setting(0.3, 1e12)))
+    reported, ours = (
+        system_at("mid_nw_mid_cp", setting) for setting in (REPORTED, Setting(0.3, 1e12))
+    )
     assert reported == pj.load_system("mid_nw_mid_cp")
     both = {"compute_efficiency": reported.compute_efficiency, "memory_bandwidth": 34e12}
     assert dataclasses.replace(ours, **both) == reported
@@ -208,16 +210,16 @@ def test_the_published_points_in_slots(whole):
     published = slots.sel(drawn="F=1, B=1", schedule="chimera", workers=8)
     assert float(published.sel(microbatches=8)) == pytest.approx(1 - 24 / 36)
     assert float(published.sel(microbatches=16)) == pytest.approx(0.26, abs=0.005)
-    for drawn, name, total in (
+    for rule, name, total in (
         (AT_SQUARE, "hanayo, 1 wave", 38),
         (AT_SQUARE, HANAYO, 31),
         ("F=1, B=2", HANAYO, 31.5),
         (AT_SQUARE, "hanayo, 4 waves", 27.5),
         ("F=1, B=2", "hanayo, 4 waves", 27.75),
     ):
-        table = draw(name, 8, 8, drawn)
+        table = draw(name, 8, 8, rule)
         end = slot_times(table, {"F": 1, "B": 2})[1].max() * 8 / table.num_stages
-        assert end == total, (name, drawn)
+        assert end == total, (name, rule)
     waves = slots.sel(workers=8, microbatches=8, schedule=HANAYO, drawn=AT_SQUARE)
     assert float(waves) == pytest.approx(1 - 24 / 31)
 
@@ -225,18 +227,18 @@ def test_the_published_points_in_slots(whole):
 @pytest.mark.parametrize("case", ["chimera", "chimera-asymmetric"])
 def test_activations_of_a_stage_are_those_that_its_forwards_left(few, case):
     table = draw(case, 8, 16, DOUBLE)
-    held, most = np.zeros((2, 2, 8))
+    held, largest = np.zeros((2, 2, 8))
     for slot in range(table.num_slots):
         for row in range(8):
             phase, stage, microbatch = (
-                int(each[row, slot]) for each in (table.phase, table.stage, table.microbatch)
+                int(values[row, slot]) for values in (table.phase, table.stage, table.microbatch)
             )
             if microbatch >= 0:
                 held[microbatch % 2, stage] += 1 if phase == pj.Phase.F else -1
-        most = np.maximum(most, held)
+        largest = np.maximum(largest, held)
     point = few.sel(schedule=case, workers=8, microbatches=16, drawn=DOUBLE, admission="P")
     layers = {"chimera": [16] * 8, "chimera-asymmetric": [11] * 4 + [21] * 4}[case]
-    size = point.stage_activation_bytes.squeeze() / (most.max(0) * layers)
+    size = point.stage_activation_bytes.squeeze() / (largest.max(0) * layers)
     assert np.allclose(size, size[0], rtol=1e-12)
 
 
@@ -295,7 +297,7 @@ def world():
 
 
 def verdicts(world, numbers=()):
-    claims = [one for one in tabular_claims.CLAIMS if not numbers or one.number in numbers]
+    claims = [claim for claim in tabular_claims.CLAIMS if not numbers or claim.number in numbers]
     return {row["number"]: row for row in judge(claims, Evidence(main_setting(world), world))}
 
 
@@ -305,7 +307,7 @@ def test_every_claim_can_come_out(world):
 
 
 def test_every_claim_that_is_counted_can_be_contradicted(world):
-    counted = {one.number for one in tabular_claims.CLAIMS if one.kind in COUNTED}
+    counted = {claim.number for claim in tabular_claims.CLAIMS if claim.kind in COUNTED}
     assert set(tabular_data.MUTATIONS) == counted
     for number, contradict in tabular_data.MUTATIONS.items():
         changed = world.copy(deep=True)

@@ -96,7 +96,7 @@ def published():
         coords={"law_updates": [1e4, 1e6], "law_stages": [64, 128]},
     )
     quadratic = dataset({name: gap for name, (gap, _) in pipedream_claims.PUBLISHED_1.items()})
-    one = dataset({"pipedream": 3e-7, "pipedream, drawn": 2e-6, "rpd": 2e-6})
+    data = dataset({"pipedream": 3e-7, "pipedream, drawn": 2e-6, "rpd": 2e-6})
     quadratic["gap"].loc[{"scheme": "rpd delta=60"}] *= 0.99  # 6.7 times above PipeDream is close
     scaled = over(
         "stages",
@@ -125,7 +125,7 @@ def published():
             coords={"schedule": ["pipedream", "pipedream, first stage"]},
         ),
         "pipedream_quadratic": over("setting", {AS_RUN: quadratic, CAPTION: quadratic}),
-        "pipedream_match": one,
+        "pipedream_match": data,
         "pipedream_nesterov": dataset({"pipedream": 2.7, **LOCAL}),
         "pipedream_logistic": dataset({"pipedream": 0.0376, **LOGISTIC}),
         "pipedream_language": dataset({"pipedream": 1.5, **LANGUAGE}),
@@ -137,7 +137,7 @@ def published():
 
 
 def judged(data, numbers=()):
-    claims = [one for one in pipedream_claims.CLAIMS if not numbers or one.number in numbers]
+    claims = [claim for claim in pipedream_claims.CLAIMS if not numbers or claim.number in numbers]
     return judge(claims, data)
 
 
@@ -225,7 +225,7 @@ MUTATIONS = {
 
 
 def test_every_counted_claim_has_a_mutation():
-    counted = {one.number for one in pipedream_claims.CLAIMS if one.kind in COUNTED}
+    counted = {claim.number for claim in pipedream_claims.CLAIMS if claim.kind in COUNTED}
     assert set(MUTATIONS) == counted
 
 
@@ -288,21 +288,25 @@ def test_a_difference_within_the_spread_of_seeds_is_open(data):
     close = data["pipedream_language"].copy(deep=True)
     close["loss"].loc[{"scheme": "local-sgd H=4"}] = close.loss.sel(scheme="local-sgd H=1")
     close["loss"].loc[{"scheme": "local-sgd H=4", "seed": 1}] *= 0.99
-    found = verdicts({**data, "pipedream_language": close}, ("4, winner", "4, order"))
-    assert (found["4, winner"], found["4, order"]) == ("reproduced", "open")
+    result = verdicts({**data, "pipedream_language": close}, ("4, winner", "4, order"))
+    assert (result["4, winner"], result["4, order"]) == ("reproduced", "open")
 
 
 def test_every_figure_of_the_claims_is_drawn(data):
     named = {claim.figure.removesuffix(".pdf") for claim in pipedream_claims.CLAIMS} - {""}
-    drawn = set()
-    own = {"staleness", "convergence_bound", "pipedream_schedules"}  # of one script and one figure
-    for store in data.keys() - own:
+    names = set()
+    single = {
+        "staleness",
+        "convergence_bound",
+        "pipedream_schedules",
+    }  # of one script and one figure
+    for store in data.keys() - single:
         (script,) = figures_command.STORES[f"{store}.zarr"].scripts
         if store == "pipedream_machines":
-            drawn |= {f"{store}_{short}" for short in script.FILES.values()}
+            names |= {f"{store}_{short}" for short in script.FILES.values()}
         else:
-            drawn |= set(script.draw(read(data[store], store).assign_attrs(store=store)))
-    assert named <= drawn | own
+            names |= set(script.draw(read(data[store], store).assign_attrs(store=store)))
+    assert named <= names | single
 
 
 def test_the_step_size_that_counts_has_no_diverged_seed():
@@ -321,9 +325,9 @@ def test_the_step_size_that_counts_has_no_diverged_seed():
 def test_ends_are_medians_where_the_first_scheme_ends():
     data = dataset({"a": 1e-4, "b": 1e-2})
     data["time"].loc[{"scheme": "b"}] *= 2  # half way at the end of a
-    found = ends(data, "gap")
-    np.testing.assert_allclose(found["a"][:3], [1e-4, 0.9e-4, 1.1e-4])
-    np.testing.assert_allclose(found["b"].median, np.sqrt(START * 1e-2))
+    result = ends(data, "gap")
+    np.testing.assert_allclose(result["a"][:3], [1e-4, 0.9e-4, 1.1e-4])
+    np.testing.assert_allclose(result["b"].median, np.sqrt(START * 1e-2))
     equal = at_equal(tuned(data, "gap"), "time")
     assert in_order(equal, ["a", "b"]) is True
     assert in_order(equal, ["b", "a"]) is False
@@ -356,12 +360,12 @@ TINY = Setting(
 
 @pytest.fixture
 def tiny(monkeypatch):
-    one = {"tiny": (TINY, TINY._replace(column=CAPTION, until=filled(2, 50)))}
+    experiment = {"tiny": (TINY, TINY._replace(column=CAPTION, until=filled(2, 50)))}
     for module in (pipedream, pipedream_runs, pipedream_settings):
         if hasattr(module, "EXPERIMENTS"):
-            monkeypatch.setattr(module, "EXPERIMENTS", one)
+            monkeypatch.setattr(module, "EXPERIMENTS", experiment)
     monkeypatch.setattr(pipedream, "PARTS", ("tiny",))
-    return one["tiny"]
+    return experiment["tiny"]
 
 
 def test_runs_of_a_setting():
@@ -378,10 +382,10 @@ def test_runs_of_a_setting():
 
 
 def test_what_is_there_is_kept_and_what_has_changed_is_named(tiny, tmp_path, monkeypatch, capsys):
-    made = []
+    built = []
 
     def count(runs, shown):
-        made.append(sum(not run.path.exists() for run in runs))
+        built.append(sum(not run.path.exists() for run in runs))
         for run in {run.path: run for run in runs if not run.path.exists()}.values():
             pipedream_runs.keep(run)
 
@@ -395,7 +399,7 @@ def test_what_is_there_is_kept_and_what_has_changed_is_named(tiny, tmp_path, mon
     attributes = json.loads((store / ".zattrs").read_text())
     (store / ".zattrs").write_text(json.dumps({**attributes, "settings": "others"}))
     pipedream.main(["--out", str(tmp_path), "--only", "tiny"])
-    assert made == [6, 0, 6]
+    assert built == [6, 0, 6]
     pipedream.main(["--out", str(tmp_path), "--only", "tiny"])
     printed = capsys.readouterr().err
     assert "is made: it is not there" in printed
@@ -433,8 +437,8 @@ def test_settings_are_told_apart_by_what_differs():
 
 
 def test_missing_runs_of_other_depths_are_missing(tmp_path, monkeypatch):
-    one = TINY._replace(schemes=TINY.schemes[:1])
-    monkeypatch.setattr(pipedream_runs, "EXPERIMENTS", {"two": (TINY, one._replace(stages=4))})
+    setting = TINY._replace(schemes=TINY.schemes[:1])
+    monkeypatch.setattr(pipedream_runs, "EXPERIMENTS", {"two": (TINY, setting._replace(stages=4))})
     runs = list_runs("two", tmp_path, "")
     for run in runs:
         part = dataset({run.label: 1e-2}).isel(scheme=0, drop=True)

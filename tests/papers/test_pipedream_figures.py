@@ -77,13 +77,13 @@ def matched():
 @pytest.fixture(scope="module")
 def scaled():
     rates = {2: 0.5, 4: 0.2, 8: 0.1}
-    each = {
+    depths = {
         s: made({"pipedream": 1.0, "rpd": rate, "local-sgd H=5": 0.7}) for s, rate in rates.items()
     }
-    one = many("stages", each)
-    fewer = one.copy(deep=True)
+    data = many("stages", depths)
+    fewer = data.copy(deep=True)
     fewer["gap"].loc[{"stages": 8}] = np.nan  # not run there
-    both = many("setting", {AS_RUN: one, CAPTION: fewer}).isel(step=[1, 2])
+    both = many("setting", {AS_RUN: data, CAPTION: fewer}).isel(step=[1, 2])
     return read(both, "pipedream_scaling")
 
 
@@ -94,15 +94,15 @@ def machines():
     fast = made({"pipedream": 0.5, "local-sgd H=5": 1.0}, 4.0)
     speeds = pipedream_machines.SPEEDS
     names = [pipedream_machines.SYSTEM.format(n, c) for n in speeds for c in speeds]
-    one = many("system", {name: slow if name.startswith("slow") else fast for name in names})
-    return read(many("objective", {"logistic regression": one}), "pipedream_machines")
+    data = many("system", {name: slow if name.startswith("slow") else fast for name in names})
+    return read(many("objective", {"logistic regression": data}), "pipedream_machines")
 
 
 def store(name, data=None):
-    one = made(RATES) if data is None else data
+    runs = made(RATES) if data is None else data
     if name == "pipedream_quadratic":
-        one = many("setting", {AS_RUN: one, CAPTION: made(RATES, until=16.0)})
-    return read(one, name).assign_attrs(store=name)
+        runs = many("setting", {AS_RUN: runs, CAPTION: made(RATES, until=16.0)})
+    return read(runs, name).assign_attrs(store=name)
 
 
 STORES = [f"pipedream_{name}" for name in ("quadratic", "nesterov", "logistic", "language")]
@@ -119,20 +119,20 @@ def test_curves(name):
     assert axes.get_ylabel() == pipedream_cases.QUANTITIES[quantity]
     assert axes.get_yscale() == ("linear" if quantity == "loss" else "log")
     assert axes.get_xlabel() == pipedream_cases.X_LABELS["updates" if is_random else "time"]
-    drawn = lines_of(axes)
+    lines = lines_of(axes)
     gap = made(RATES).gap.sel(scheme="pipedream", step=0).median("seed")
     np.testing.assert_allclose(
-        drawn["PipeDream (1/4)"].get_ydata(), gap + 1 if quantity == "loss" else gap
+        lines["PipeDream (1/4)"].get_ydata(), gap + 1 if quantity == "loss" else gap
     )
-    assert drawn["LocalSGD H=30: diverges"].get_xdata().size == 0
+    assert lines["LocalSGD H=30: diverges"].get_xdata().size == 0
     assert len(axes.collections) == 3  # no band of what diverged
 
 
 def test_captions_have_the_numbers_of_the_table():
     data = store("pipedream_nesterov")
     for x, figure in zip(("time", "updates"), pipedream_curves.draw(data).values(), strict=True):
-        found = ends(data, "gap", x)
-        low, high = sorted(found[name].median for name in ("pipedream", "local-sgd H=2"))
+        result = ends(data, "gap", x)
+        low, high = sorted(result[name].median for name in ("pipedream", "local-sgd H=2"))
         assert f"ends lowest, {high / low:.2g} times below" in figure_caption(figure)
     by_time, by_updates = (ends(data, "gap", x)["pipedream"] for x in ("time", "updates"))
     np.testing.assert_allclose(by_time.median, np.exp(-8))
@@ -149,10 +149,10 @@ def test_a_step_size_at_the_edge_is_said():
 def test_match(matched):
     figure = pipedream_match.draw(matched)["pipedream_match"]
     (axes,) = figure.axes
-    drawn = lines_of(axes)
-    assert list(drawn) == list(pipedream_match.LABELS.values())
+    lines = lines_of(axes)
+    assert list(lines) == list(pipedream_match.LABELS.values())
     gap = matched.shown.sel(scheme="rpd").median("seed")
-    np.testing.assert_array_equal(drawn["RPD, batches drawn"].get_ydata(), gap)
+    np.testing.assert_array_equal(lines["RPD, batches drawn"].get_ydata(), gap)
     turn, by_chance = (
         float(matched.apart.sel(scheme=s)) for s in ("pipedream", "pipedream, drawn")
     )
@@ -164,8 +164,8 @@ def test_match(matched):
 def test_scaling(scaled):
     (axes,) = pipedream_scaling.draw(scaled)["pipedream_scaling"].axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    (drawn,) = [line for line in axes.lines if line.get_label() == "RPD"]
-    np.testing.assert_allclose(drawn.get_ydata(), np.exp([-4, -1.6, -0.8]))
+    (curve,) = [line for line in axes.lines if line.get_label() == "RPD"]
+    np.testing.assert_allclose(curve.get_ydata(), np.exp([-4, -1.6, -0.8]))
     assert "PipeDream ends lowest with every seed at S = 2, 4, 8." in figure_caption(axes.figure)
 
 
@@ -214,10 +214,10 @@ def test_command_names_the_folder_of_stores(tmp_path, capsys):
 
 
 def test_all_figures_can_be_printed(matched, scaled, machines):
-    drawn = {
+    figures = {
         **{k: v for name in STORES for k, v in pipedream_curves.draw(store(name)).items()},
         **pipedream_match.draw(matched),
         **pipedream_scaling.draw(scaled),
         **pipedream_machines.draw(machines),
     }
-    assert not [f"{name}: {fault}" for name, one in drawn.items() for fault in faults(one)]
+    assert not [f"{name}: {fault}" for name, figure in figures.items() for fault in faults(figure)]

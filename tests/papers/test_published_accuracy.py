@@ -80,8 +80,8 @@ def test_zero_bubble_microbatches_take_longer_than_their_profile():
 @pytest.mark.slow  # half a minute
 @pytest.mark.usefixtures("unchecked")
 def test_zero_bubble_table_4_is_within_tolerance():
-    found = zero_bubble_accuracy.accuracies(measured("zero_bubble_a100"))
-    held = {(row.group, row.runs) for row in found if row.tolerance is not None and row.holds}
+    result = zero_bubble_accuracy.accuracies(measured("zero_bubble_a100"))
+    held = {(row.group, row.runs) for row in result if row.tolerance is not None and row.holds}
     assert held == set(zero_bubble_accuracy.TOLERANCE)
 
 
@@ -89,9 +89,9 @@ def test_beyond_its_tolerance_a_report_ends_with_exit_code_1(capsys):
     errors = prediction_errors(np.array([1.02, 0.9]), np.array([1.0, 1.0]))  # mean 6, largest 10
     report("as allowed", [Accuracy("mean", "both", errors, 6.1), Accuracy("none", "", errors)])
     assert "holds" in capsys.readouterr().out
-    for tolerance, of in ((5.9, "mean"), (9.9, EACH)):
+    for tolerance, measure in ((5.9, "mean"), (9.9, EACH)):
         with pytest.raises(SystemExit) as ended:
-            report("beyond", [Accuracy("a", "b", errors, tolerance, of)], ["because"])
+            report("beyond", [Accuracy("a", "b", errors, tolerance, measure)], ["because"])
         assert ended.value.code == 1
         out = capsys.readouterr().out
         assert "fails" in out
@@ -120,5 +120,5 @@ def test_llama_3_405b_reaches_its_share_of_the_peak():
 
 
 def test_differences_of_shares_are_in_points():
-    found = llama3_accuracy.points(np.array([44.0, 39.0]), np.array([43.0, 41.0]))
-    assert (found.rows, found.mape, found.bias, found.largest) == (2, 1.5, -0.5, 2.0)
+    result = llama3_accuracy.points(np.array([44.0, 39.0]), np.array([43.0, 41.0]))
+    assert (result.rows, result.mape, result.bias, result.largest) == (2, 1.5, -0.5, 2.0)

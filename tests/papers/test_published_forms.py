@@ -11,9 +11,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "formula.md"
 
 def test_published_forms_hold_where_the_page_says():
     text = PAGE.read_text()
-    for each, holds, where in rows():
-        assert holds, each.schedule
-        assert f"| {each.schedule} | {each.text} | {where} |" in text
+    for form, holds, where in rows():
+        assert holds, form.schedule
+        assert f"| {form.schedule} | {form.text} | {where} |" in text
 
 
 @pytest.mark.parametrize("k", range(len(FORMS)))

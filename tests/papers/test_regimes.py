@@ -22,13 +22,15 @@ def test_the_map_is_that_of_runs(data):
         tables = [draw(case, pair.workers, pair.microbatches) for case in pair[:2]]
         for b, c in ((0, 0), (4, 5), (8, 8), (3, 7)):
             at = {"backward": float(data.backward[b]), "transfer": float(data.message[c])}
-            one, other = (
+            first, second = (
                 pj.evaluate(
                     table, pj.Costs.per_worker(table, forward=1.0, **at), link=MAIN["link"]
                 ).makespan
                 for table in tables
             )
-            assert float(data.ratio.sel(pair=name)[b, c]) == pytest.approx(one / other, rel=1e-12)
+            assert float(data.ratio.sel(pair=name)[b, c]) == pytest.approx(
+                first / second, rel=1e-12
+            )
 
 
 def test_the_published_outliers_lie_on_both_sides(data):

@@ -33,7 +33,7 @@ LAYOUT = {
 def data():
     """Anything but in two places: 1F1B equals GPipe, and one point fits the memory."""
     rng = np.random.default_rng(0)
-    found = xr.Dataset(
+    result = xr.Dataset(
         {
             name: (list(dims), rng.uniform(0.1, 0.5, list(dims.values())))
             for name, dims in LAYOUT.items()
@@ -53,11 +53,11 @@ def data():
         },
     )
     for name in ("makespan", "bubble_ratio", "formula_bubble_ratio", "table_bubble_ratio"):
-        found[name].loc[{"schedule": "1f1b"}] = found[name].sel(schedule="gpipe")
+        result[name].loc[{"schedule": "1f1b"}] = result[name].sel(schedule="gpipe")
     for name in ("activation_bytes", "static_bytes"):
-        found[name] = 1e12 * found[name]
-        found[name].loc[{"schedule": "1f1b", "workers": 4, "microbatches": 256}] = 1e9
-    return found.assign(memory_capacity=80e9)
+        result[name] = 1e12 * result[name]
+        result[name].loc[{"schedule": "1f1b", "workers": 4, "microbatches": 256}] = 1e9
+    return result.assign(memory_capacity=80e9)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +135,8 @@ def test_times_are_relative_and_on_equal_axes(data, drawn):
         for name in MAIN:
             expected = times.sel(schedule=name) / times.sel(schedule="gpipe", microbatches=8)
             np.testing.assert_allclose(lines[LOOK[name]["label"]], expected)
-    gpipe, one = (figure.axes[0].lines[k] for k in (0, 1))
-    assert gpipe.get_linewidth() > 2 * one.get_linewidth()  # seen below what equals it
+    gpipe, other_line = (figure.axes[0].lines[k] for k in (0, 1))
+    assert gpipe.get_linewidth() > 2 * other_line.get_linewidth()  # seen below what equals it
 
 
 def test_the_mean_of_hanayo_is_a_point_of_its_own(data, drawn):

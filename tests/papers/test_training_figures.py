@@ -42,9 +42,9 @@ def runs():
 def test_staleness_is_that_of_the_tables(stale):
     for stages in (2, 3, 4):
         table = pj.schedules.build("pipedream", num_workers=stages, num_microbatches=40 * stages)
-        one = pj.staleness(table)
+        expected = pj.staleness(table)
         at = stale.sel(stages=stages)
-        assert (at.max_delay, at.mean_delay) == (one.max_delay, one.mean_delay)
+        assert (at.max_delay, at.mean_delay) == (expected.max_delay, expected.mean_delay)
         if stages != 3:  # the law is that of even depths
             assert (at.max_delay, at.mean_delay) == (at.max_delay_law, at.mean_delay_law)
     np.testing.assert_allclose(stale.share.sum("delay"), 1)
@@ -63,10 +63,10 @@ def test_staleness_under_messages(stale):
     table = pj.schedules.build("pipedream", num_workers=4, num_microbatches=160)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
     for link in staleness_sweep.LINKS:
-        one = pj.staleness(table, costs, link=link)
+        expected = pj.staleness(table, costs, link=link)
         at = stale.sel(link=link, message=1.0)
-        assert at.max_delay_under_messages == one.max_delay
-        assert at.mean_delay_under_messages == one.mean_delay
+        assert at.max_delay_under_messages == expected.max_delay
+        assert at.mean_delay_under_messages == expected.mean_delay
 
 
 def test_figure_of_staleness(stale):
@@ -77,9 +77,9 @@ def test_figure_of_staleness(stale):
     np.testing.assert_array_equal(counted.get_ydata(), stale.max_delay)
     assert (depth.get_xscale(), depth.get_yscale()) == ("log", "log")
     assert [text.get_text() for text in distribution.get_legend().get_texts()] == ["S = 4", "S = 2"]
-    drawn = {line.get_label(): line.get_ydata() for line in messages.lines}
+    lines = {line.get_label(): line.get_ydata() for line in messages.lines}
     for link in stale.link.values:
-        np.testing.assert_array_equal(drawn[link], stale.mean_delay_under_messages.sel(link=link))
+        np.testing.assert_array_equal(lines[link], stale.mean_delay_under_messages.sel(link=link))
     assert messages.get_title(loc="left").endswith("S = 4")
     assert "With a backward of 2 forwards" in figure_caption(figure)
 
@@ -97,26 +97,30 @@ def test_divergence_is_data_and_never_a_number(runs):
 def test_the_bound_is_that_of_single_runs(runs):
     at = runs.sel(objective="random quadratic", delta=60, step_size=0.1)
     objective = pt.random_quadratic(S, **SIZES)
-    each = [
+    runs_alone = [
         pt.randomized_pipedream(
             objective, step_size=0.1, seed=seed, updates=UPDATES, delta=60, every=6, norms=True
         )
         for seed in (0, 1)
     ]
-    norms = [float(run.mean_squared_gradient) for run in each]
-    largest = max(float(run.largest_squared_gradient) for run in each)
+    norms = [float(run.mean_squared_gradient) for run in runs_alone]
+    largest = max(float(run.largest_squared_gradient) for run in runs_alone)
     np.testing.assert_allclose(at.mean_squared_gradient, norms, rtol=1e-10)
     np.testing.assert_allclose(at.measured, np.mean(norms), rtol=1e-10)
-    given = {"smoothness": pt.smoothness(objective), "delta": 60, "gap": float(each[0].gap[0])}
-    bound = pt.convergence_bound(S, UPDATES, 0.1, gradient_bound=largest**0.5, **given)
+    options = {
+        "smoothness": pt.smoothness(objective),
+        "delta": 60,
+        "gap": float(runs_alone[0].gap[0]),
+    }
+    bound = pt.convergence_bound(S, UPDATES, 0.1, gradient_bound=largest**0.5, **options)
     for name, value in bound._asdict().items():
         np.testing.assert_allclose(at[name], value, rtol=1e-10)
     np.testing.assert_allclose(at.total_without_delay, bound.start + bound.noise, rtol=1e-10)
 
 
 def test_what_is_measured_is_below_the_bound(runs):
-    known = runs.measured.notnull()
-    assert (runs.measured <= runs.total).values[known].all()
+    is_measured = runs.measured.notnull()
+    assert (runs.measured <= runs.total).values[is_measured].all()
     assert (runs.late_measured <= runs.late_total).all()
     assert (runs.least_bound <= runs.total.min("step_size")).all()
     best = runs.measured.sel(step_size=runs.best_measured)
@@ -145,12 +149,12 @@ def test_figure_of_the_bound(runs):
     assert (y <= x)[np.isfinite(y)].all()
     np.testing.assert_array_equal(late.get_xdata(), runs.late_total)
     np.testing.assert_array_equal(cut.get_xdata(), runs.late_total_without_delay)
-    drawn = {line.get_label(): line for line in terms.lines}
+    lines = {line.get_label(): line for line in terms.lines}
     case = runs.sel(convergence_bound.CASE)
-    np.testing.assert_array_equal(drawn["bound"].get_ydata(), case.total)
-    np.testing.assert_array_equal(drawn["delay"].get_ydata(), case.delay)
-    assert float(np.squeeze(drawn["least bound"].get_xdata())) == float(case.best_step_size)
-    assert float(np.squeeze(drawn["least measured"].get_xdata())) == float(case.best_measured)
+    np.testing.assert_array_equal(lines["bound"].get_ydata(), case.total)
+    np.testing.assert_array_equal(lines["delay"].get_ydata(), case.delay)
+    assert float(np.squeeze(lines["least bound"].get_xdata())) == float(case.best_step_size)
+    assert float(np.squeeze(lines["least measured"].get_xdata())) == float(case.best_measured)
     assert [line.get_label() for line in law.lines[::2]] == [
         "$K = 10^{4}$",
         "$K = 10^{6}$",
@@ -176,11 +180,11 @@ def test_what_schedules_hold_that_update_within_the_table(updating):
 
 
 def test_all_figures_can_be_printed(stale, runs, updating):
-    drawn = {
+    figures = {
         **staleness.draw(stale),
         **convergence_bound.draw(runs),
         **pipedream_schedules.draw(updating),
     }
-    first = drawn["pipedream_schedules"].axes[2]
+    first = figures["pipedream_schedules"].axes[2]
     assert "in flight 4, 4, 3, 1; weight versions 4, 3, 3, 1" in first.get_title(loc="left")
-    assert not [f"{name}: {fault}" for name, one in drawn.items() for fault in faults(one)]
+    assert not [f"{name}: {fault}" for name, figure in figures.items() for fault in faults(figure)]

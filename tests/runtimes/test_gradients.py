@@ -16,8 +16,8 @@ EXACT = 1e-12  # relative, in float64; 1e-6 is asked for
 
 def errors(tables):
     return {
-        table.name: found.error
-        for table, found in zip(tables, run_tables([RuntimeJob(t) for t in tables]), strict=True)
+        table.name: result.error
+        for table, result in zip(tables, run_tables([RuntimeJob(t) for t in tables]), strict=True)
     }
 
 
@@ -37,14 +37,14 @@ def test_exported_schedules(tmp_path):
     tables = []
     for name in names:
         path = tmp_path / f"{name}.csv"
-        given = ["-s", name, "-P", "4", "-M", "8", "--format", "torch-csv", "--out", str(path)]
-        assert command(["export", *given]) == 0
+        options = ["-s", name, "-P", "4", "-M", "8", "--format", "torch-csv", "--out", str(path)]
+        assert command(["export", *options]) == 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tables.append(pj.read_table(path))
-    found = errors(tables)
-    assert len(found) == len(names)
-    assert max(found.values()) < EXACT, found
+    result = errors(tables)
+    assert len(result) == len(names)
+    assert max(result.values()) < EXACT, result
 
 
 @pytest.mark.parametrize(("workers", "microbatches"), [(2, 4), (4, 8)])
@@ -55,15 +55,15 @@ def test_repaired_tables(workers, microbatches, tmp_path):
         built = pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
         costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.5)
         for queues in ("worker", "pair", "direction"):
-            found = pj.search.messages(
+            result = pj.search.messages(
                 built, costs, link=pj.Links("rendezvous", queues), iterations=20
             )
             path = tmp_path / f"{name}-{queues}.csv"
-            pj.write_table(found.best.table, path)
+            pj.write_table(result.best.table, path)
             tables.append(pj.read_table(path))
-    found = errors(tables)
-    assert len(found) == 18
-    assert max(found.values()) < EXACT, found
+    result = errors(tables)
+    assert len(result) == 18
+    assert max(result.values()) < EXACT, result
 
 
 def test_pytorchs_own_tables_with_and_without_communication():
@@ -73,8 +73,8 @@ def test_pytorchs_own_tables_with_and_without_communication():
         for kind, rows in (("compute", actions), ("lowered", lowered)):
             named = f"{name}-{per_rank}-{kind}"
             tables.append(pj.ScheduleTable.from_rows(torch_own.texts(rows), name=named))
-    found = errors(tables)
-    assert max(found.values()) < EXACT, found
+    result = errors(tables)
+    assert max(result.values()) < EXACT, result
 
 
 def test_a_wrong_message_would_be_seen():

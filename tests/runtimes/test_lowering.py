@@ -61,6 +61,6 @@ def test_what_the_other_tests_hold_is_what_pytorch_makes():
         sizes = case["workers"], case["stages_per_worker"], case["microbatches"]
         actions = torch_own.compute_only(case["schedule"], *sizes)
         lowered = torch_own.lowered(actions, *sizes)
-        for rows, kept in ((actions, "compute"), (lowered, "lowered")):
+        for rows, key in ((actions, "compute"), (lowered, "lowered")):
             texts = [" ".join(cell or "-" for cell in row) for row in torch_own.texts(rows)]
-            assert texts == case[kept]
+            assert texts == case[key]

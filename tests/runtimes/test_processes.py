@@ -68,15 +68,15 @@ def test_ranks_end_with_their_caller():
 
 
 def test_the_command(capsys):
-    given = ["run", "-s", "zb-h1", "-P", "2", "-M", "3", "--runtime", "torch", "--json"]
-    assert command(given) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["runtime"] == "torch"
-    assert found["gradient_error"] < 1e-12
+    options = ["run", "-s", "zb-h1", "-P", "2", "-M", "3", "--runtime", "torch", "--json"]
+    assert command(options) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["runtime"] == "torch"
+    assert result["gradient_error"] < 1e-12
     times = ["-T", "F=0.05,B=0.1", "--comm", "0.01", "--steps", "2", "--json"]
-    assert command([*given[:-1], *times]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["step_times"]) == 2
-    assert found["profile"]["I"][0] < 0.03 < 0.05 <= found["profile"]["W"][1] <= 0.08
-    assert 0.01 <= found["message"][0] < 0.03
-    assert abs(found["predicted"] / found["step_time"] - 1) < 0.1
+    assert command([*options[:-1], *times]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["step_times"]) == 2
+    assert result["profile"]["I"][0] < 0.03 < 0.05 <= result["profile"]["W"][1] <= 0.08
+    assert 0.01 <= result["message"][0] < 0.03
+    assert abs(result["predicted"] / result["step_time"] - 1) < 0.1

@@ -24,19 +24,19 @@ MESSAGES = {
 
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_predicted_and_measured(kind, record_property):
-    size, transmit, mean, most = MESSAGES[kind]
+    size, transmit, mean, largest = MESSAGES[kind]
     costs = pj.Costs(forward=OP, input_grad=OP, weight_grad=OP * 2 / 3, transmit=transmit)
     tables = [pj.schedules.build(name, num_workers=2, num_microbatches=4) for name in NAMES]
     runs = run_tables([RuntimeJob(t, costs=costs, steps=STEPS, **size) for t in tables])
     errors = {}
-    for name, found in zip(NAMES, runs, strict=True):
-        measured = float(np.median(found.step_times))
-        errors[name] = found.predicted / measured - 1
-        message = max(found.message)
+    for name, result in zip(NAMES, runs, strict=True):
+        measured = float(np.median(result.step_times))
+        errors[name] = result.predicted / measured - 1
+        message = max(result.message)
         print(
             f"{kind:12s} {name:18s} {measured:8.4f} s {errors[name]:+7.2%} {message * 1e3:.1f} ms"
         )
     off = np.abs(list(errors.values()))
     print(f"{kind:12s} mean {off.mean():.2%}, most {off.max():.2%}")
     assert off.mean() <= mean, errors
-    assert off.max() <= most, errors
+    assert off.max() <= largest, errors

@@ -52,13 +52,13 @@ def test_times_are_recovered(workers, tmp_path):
     ]
     run_tables(jobs)
     for name, job in zip(NAMES, jobs, strict=True):
-        given = {phase: each[:, 0].copy() for phase, each in op_seconds(job).items()}
-        given["W"][0] += given["I"][0]  # of stage 0 in PyTorch
+        options = {phase: seconds[:, 0].copy() for phase, seconds in op_seconds(job).items()}
+        options["W"][0] += options["I"][0]  # of stage 0 in PyTorch
         replayed, _ = analysed([tmp_path / name])
-        known = pj.traces.registered(replayed.pipelines.table)
-        assert known is None or known[0] == name
+        schedule = pj.traces.registered(replayed.pipelines.table)
+        assert schedule is None or schedule[0] == name
         off = [
-            row.median / given[row.name][row.stage] - 1
+            row.median / options[row.name][row.stage] - 1
             for row in pj.traces.op_times(replayed.pipelines)
             if row.kind == "op" and (row.name, row.stage) != ("I", 0)
         ]
@@ -90,19 +90,23 @@ def faults(table):
 @pytest.mark.parametrize("workers", [2, 4])
 def test_a_fault_is_named(workers, tmp_path):
     table = built("interleaved-1f1b", workers)
-    every = list(faults(table))
+    faults_to_plant = list(faults(table))
     run_tables(
         [
             RuntimeJob(table, costs=times, steps=STEPS, trace=tmp_path / str(kind))
-            for kind, _, times in every
+            for kind, _, times in faults_to_plant
         ]
     )
     ahead(tmp_path / "None", tmp_path / "clock", SLOW * OP)
-    for kind, name in [*(fault[:2] for fault in every), ("clock", "1")]:
+    for kind, name in [*(fault[:2] for fault in faults_to_plant), ("clock", "1")]:
         _, suspects = analysed([tmp_path / str(kind)])
-        print(workers, kind, [(one.kind, one.name, one.ratio, one.z) for one in suspects])
-        own = [one.name for one in suspects if one.kind == kind]
-        assert own[:1] == [name] if kind else not suspects, suspects
+        print(
+            workers,
+            kind,
+            [(suspect.kind, suspect.name, suspect.ratio, suspect.z) for suspect in suspects],
+        )
+        names = [suspect.name for suspect in suspects if suspect.kind == kind]
+        assert names[:1] == [name] if kind else not suspects, suspects
 
 
 def ahead(folder: Path, wrong: Path, seconds: float):
@@ -120,12 +124,14 @@ def test_a_late_step_is_named(tmp_path, monkeypatch):
     table = built("1f1b", 2)
     run_tables([RuntimeJob(table, costs=costs(table), steps=STEPS, trace=tmp_path / "late")])
     _, suspects = analysed([tmp_path / "late"])
-    assert [one.name for one in suspects if one.kind == "step"][:1] == [str(late_process.STEP)]
+    assert [suspect.name for suspect in suspects if suspect.kind == "step"][:1] == [
+        str(late_process.STEP)
+    ]
 
 
 def test_the_command_writes_what_trace_reads(tmp_path, capsys):
-    given = ["-s", "1f1b", "-P", "2", "-M", "2", "--runtime", "torch", "--steps", "2"]
-    assert command(["run", *given, "--trace", str(tmp_path / "new")]) == 0
+    options = ["-s", "1f1b", "-P", "2", "-M", "2", "--runtime", "torch", "--steps", "2"]
+    assert command(["run", *options, "--trace", str(tmp_path / "new")]) == 0
     assert f"pipejax trace {tmp_path / 'new'}" in capsys.readouterr().out
     trace = pj.traces.read([tmp_path / "new"])
     assert (trace.steps, trace.workers, trace.stages) == ([0, 1], 2, 2)

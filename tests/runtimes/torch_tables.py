@@ -51,17 +51,17 @@ def compute_only(name, ranks, per_rank, microbatches):
         if per_rank > 1 or (name == "1F1B" and microbatches < ranks):
             return None
         order = SINGLE[name](stubs(0, ranks, 1, "loop")[0], microbatches, **NO_LOSS).pipeline_order
-        kept = {
+        rows = {
             rank: [a for a in row if a is None or a.is_compute_op] for rank, row in order.items()
         }
         if name == "1F1B":  # the last rank counts its forwards from 1
-            kept[ranks - 1] = [
+            rows[ranks - 1] = [
                 a._replace(microbatch_index=a.microbatch_index - 1)
                 if a and a.computation_type == theirs.F
                 else a
-                for a in kept[ranks - 1]
+                for a in rows[ranks - 1]
             ]
-        return kept
+        return rows
     style = "v" if name in V_SHAPED else "loop"
     try:
         return MULTI[name](stubs(0, ranks, per_rank, style), microbatches, **NO_LOSS).pipeline_order

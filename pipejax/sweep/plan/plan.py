@@ -159,12 +159,11 @@ def plan(
     planned = _planned_layouts(evaluator, np.concatenate([best, beyond]), by_row)
     order, ranked = _ranked(planned[: len(best)])
     pair = best[order[:2]]
-    factors = break_even_factors(request, layouts, pair) if len(pair) > 1 else ()
     result = PlanResult(
         best=ranked[0],
         runners_up=ranked[1:],
         outside=tuple(planned[len(best) :]),
-        break_even_factors=factors,
+        break_even_factors=break_even_factors(request, layouts, pair),
         enumerated=len(layouts),
         fitting=int(estimates.fits.sum()),
         evaluated=int((~np.isnan(estimates.step_time)).sum()),

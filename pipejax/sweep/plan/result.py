@@ -106,7 +106,9 @@ def layout_resource_shares(
 
 def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[BreakEven, ...]:
     """List the machine numbers whose change makes the runner-up as fast; nearest factor first."""
-    # Empty if the runner-up is as fast as the best.
+    # Empty without a runner-up, or if it is as fast as the best.
+    if len(rows) < 2:
+        return ()
     pair = layouts.take(rows)
     log_grid = np.log(np.geomspace(1, FURTHEST, POINTS))
     lags = _runner_up_lag(request, pair, np.concatenate([-log_grid, log_grid]))
