@@ -1,4 +1,4 @@
-"""What the optimiser answers, derived again by the checker."""
+"""Answers of the optimiser, derived again by the checker."""
 
 import contextlib
 import dataclasses
@@ -40,7 +40,7 @@ class _EnoughError(Exception):
     """Ends a search at its first solution."""
 
 
-def first_of(*problem, **options):
+def first_solution(*problem, **options):
     """The first solution of a search, which ends there."""
     result = []
 

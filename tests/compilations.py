@@ -4,7 +4,7 @@ from jax import monitoring
 
 
 def jax_events(run):
-    """What JAX traces, lowers and compiles during a call."""
+    """Record what JAX traces, lowers and compiles during a call."""
     events = []
 
     def listen(event, *_, **__):

@@ -1,4 +1,4 @@
-"""What the tests of the explorer share, those in a browser too: tables with costs of every kind."""
+"""Shared by the tests of the explorer, in a browser too: tables with costs of every kind."""
 
 import base64
 import json
@@ -91,7 +91,7 @@ def explored(table, costs, link="delay", limits=None):
     )
 
 
-def scene_of(text):
+def read_scene(text):
     return json.loads(
         re.search(r'<script type="application/json" id="scene">(.*?)</script>', text, re.DOTALL)[1]
     )

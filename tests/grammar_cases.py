@@ -70,7 +70,7 @@ class Grammar(TableRules):
 
 
 class Table(NamedTuple):
-    """What a rule asks a table for: how many stages and microbatches, and which ops there are."""
+    """Table that a rule is asked about: counts of stages and microbatches, and ops."""
 
     stages: int
     microbatches: int
@@ -220,7 +220,7 @@ def _ops(d, kinds):
 
 
 def _holds(data, rule, table):
-    """Whether both ends of a rule exist wherever it speaks of them."""
+    """Return whether both ends of a rule exist wherever it speaks of them."""
     grammar = Grammar({**data, "rules": [rule]})
     try:
         grammar.check_rule(grammar.rules[-1], table.cell_of, table.stages, table.microbatches)
@@ -392,7 +392,7 @@ def _table(d, pipes):
 
 
 def _counted(grammar, rows):
-    """How many microbatches there are by what workers compute."""
+    """Count the microbatches that workers compute."""
     ops = [op for row in rows for text in row if text for op in grammar.split(text)]
     return 1 + max(
         (m for letters, _, m in ops if letters in "FBIWR" or grammar.is_counted(letters)),
@@ -424,7 +424,7 @@ def price(data, rng, *, by_microbatch=False):
         return rng.integers(0, 40, shape) / 8 * (rng.random(shape) < 0.9)
 
     options = {}
-    for letters, (name, scope) in fields_of(data).items():
+    for letters, (name, scope) in read_fields(data).items():
         places = workers if scope == "worker" else stages
         if name not in options:
             options[name] = values(
@@ -441,7 +441,7 @@ def price(data, rng, *, by_microbatch=False):
     return priced(data, options)
 
 
-def fields_of(data):
+def read_fields(data):
     """Name of the cost of each kind, and what it is of, by letters."""
     stage_letters = ("A", *SHARDING)
     result = {k: (PHASE_FIELDS[k], "stage" if k in stage_letters else "microbatch") for k in USUAL}
@@ -456,7 +456,7 @@ def priced(data, options):
     costs = pj.Costs(**{name: options[name] for name in options if name in usual}, others=added)
     stages, workers = len(data["placement"][0]), len(data["rows"])
     op = {}
-    for letters, (name, scope) in fields_of(data).items():
+    for letters, (name, scope) in read_fields(data).items():
         names = [f"worker {w}" for w in range(workers)] if scope == "worker" else [*range(stages)]
         op |= {(letters, place): options[name][k].tolist() for k, place in enumerate(names)}
     sent = [

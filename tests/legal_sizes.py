@@ -18,7 +18,7 @@ WHOLE = tuple(name for name in REGISTRY if name not in SLICED)
 
 
 def is_legal(name, workers, microbatches):
-    """Whether a registered schedule can be built."""
+    """Return whether a registered schedule can be built."""
     return LEGAL[REGISTRY[name].legal](workers, microbatches)
 
 

@@ -97,7 +97,7 @@ def _leaves(rng, table, shared):
 
 
 @st.composite
-def links_of(draw, table):
+def draw_links(draw, table):
     """Draw links: the model, its queues, shared host links and what `carried` draws."""
     model = draw(LINKS)
     groups = draw(strategies.host_links(table.num_workers)) if table.offloads else ()
@@ -130,7 +130,7 @@ def tables(draw):
 def sets(draw):
     """Draw a set; orders of transfers that deadlock are left out."""
     table, grown = draw(tables())
-    links = draw(links_of(table))
+    links = draw(draw_links(table))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shared = {"transmit"} if links.eager_below else set()
     leaves, exact = _leaves(rng, table, shared)
@@ -239,7 +239,7 @@ def _trace(options):
 
 
 def _explorer(options):
-    """Of the first of the costs: a page looks for closed forms under all link models."""
+    """Write a page of the first costs: it looks for closed forms under all link models."""
     ones = np.ones(options.table.num_stages)
     memory = MemoryView("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), None)
     scene = payload([Explored(options.runs[0], memory)], unit="s")

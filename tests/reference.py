@@ -154,7 +154,7 @@ class Run(events.Run):
         return [claims.peak_in_flight(row, self.rules) for row in self.table.rows]
 
     def held(self, sizes, weight_share, checkpoints):
-        """What each worker holds, [(moment, level)], by sizes and weight shares of stages."""
+        """Return memory curves of workers, [(moment, level)], by sizes and weight shares of stages."""
         memory = {"sizes": sizes, "weight_share": weight_share, "checkpoints": checkpoints}
         return [claims.memory_curve(self, memory, row) for row in range(len(self.table.rows))]
 

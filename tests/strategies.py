@@ -25,7 +25,7 @@ class Case(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What the rows of a table hold besides forwards."""
+    """Cells of a table besides forwards."""
 
     splits: np.ndarray
     recomputes: np.ndarray

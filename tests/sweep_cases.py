@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: a declared sweep and a grid of 560 points."""
+"""Shared by the tests of sweeps: a declared sweep and a grid of 560 points."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a microbatch leaves in memory, beyond the published table of a GPT."""
+"""Activation memory of a microbatch, beyond the published table of a GPT."""
 
 import dataclasses
 

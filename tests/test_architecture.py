@@ -82,7 +82,7 @@ def height(room, part):
 
 
 def wrong_imports(path):
-    """What a file must not import: other than downwards, or what only other rooms may."""
+    """List imports that are not downwards, or that only other rooms may do."""
     room, part = place(path)
     for imported in imports(path):
         top, *rest = imported.split(".")

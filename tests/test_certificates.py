@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import strategies
-from certificate_cases import KINDS, LINKS, derived_bounds, optimum_of, written
+from certificate_cases import KINDS, LINKS, derived_bounds, solve_optimum, written
 from hypothesis import given, settings, strategies as st
 from legal_sizes import SLICED
 from test_grammar_runs import BRAID
@@ -216,7 +216,7 @@ def optimum():
     """An optimum with limits that are reached."""
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
     times = {"forward": 2.0, "input_grad": 3.0, "weight_grad": 1.0, "transfer": 1.0}
-    return optimum_of(table, pj.Costs.uniform(table, **times), 2.0)
+    return solve_optimum(table, pj.Costs.uniform(table, **times), 2.0)
 
 
 def formula(name="chimera", links="rendezvous", **options):
@@ -323,7 +323,7 @@ def evaluation(claimed):
 
 
 def is_near(first, second):
-    """Whether JSON is alike but for rounding."""
+    """Return whether JSON is alike but for rounding."""
     if isinstance(first, dict):
         return first.keys() == second.keys() and all(
             is_near(first[key], second[key]) for key in first
@@ -338,7 +338,7 @@ def is_near(first, second):
 
 
 def is_true_run(changed):
-    """Whether the engine derives the run, or the starts and the value, that are claimed."""
+    """Return whether the engine derives the run, or the starts and the value, that are claimed."""
     run, claim = evaluation(changed), changed["claim"]
     memory = pj.analysis.activation_memory(run, **changed["costs"]["memory"])
     limits = claim["limits"] or memory.peak
@@ -365,7 +365,7 @@ QUESTION = ("objective", "limits", "offload", "lower_bounds")
 
 
 def is_true_form(changed):
-    """Whether runs at random points are as long as the form says."""
+    """Return whether runs at random points are as long as the form says."""
     costs, claim = changed["costs"], changed["claim"]
     parameters, rng = costs["parameters"], np.random.default_rng(0)
     gap = claim["gap"][0] / claim["gap"][1]
@@ -394,7 +394,7 @@ def is_true_form(changed):
 
 
 def is_still_true(place, changed, verdict):
-    """Whether the engine derives what is claimed; inputs that it refuses have no certificate."""
+    """Return whether the engine derives what is claimed; inputs that it refuses have no certificate."""
     if place.startswith("claim.lower_bounds"):
         held = [b.value <= TIGHT[b.by] for b in verdict.bounds if b.checked]
         return all(held) and len(verdict.bounds) == len(changed["claim"]["lower_bounds"])
@@ -404,7 +404,7 @@ def is_still_true(place, changed, verdict):
         return False
 
 
-def verdict_of(changed):
+def read_verdict(changed):
     try:
         return pj.verify(changed)
     except ValueError:  # malformed
@@ -417,7 +417,7 @@ def assert_no_change_is_believed(data, limit=None):
     assert pj.verify(data).problems == ()
     for path, changed in changes(data, limit):
         count += 1
-        verdict, place = verdict_of(signed(changed)), ".".join(map(str, path))
+        verdict, place = read_verdict(signed(changed)), ".".join(map(str, path))
         if verdict is not None and verdict.ok and not re.fullmatch(FREE[data["kind"]], place):
             assert is_still_true(place, changed, verdict), (place, changed["claim"])
     return count
@@ -437,7 +437,7 @@ def test_every_other_value_of_every_field_is_refused_or_true(name):
 def test_an_optimum_that_was_damaged_is_refused_whatever_was_changed():
     data = written(optimum())
     for path, changed in changes(data, limit=1):
-        verdict = verdict_of(changed)
+        verdict = read_verdict(changed)
         assert verdict is None or not verdict.ok, path
 
 
@@ -538,7 +538,7 @@ def test_what_is_no_certificate_is_refused(claimed, path):
 
 
 def test_edges_of_a_graph_join_stages_of_the_table():
-    """Where one worker has all stages, no time depends on the edge."""
+    """No time depends on the edge if one worker has all stages."""
     grammar = pj.schedules.Grammar(graph=[(0, 1)])
     table = pj.ScheduleTable.from_rows([["0F0", "1F0", "1B0", "0B0"]], grammar=grammar)
     claimed = written(pj.certificate(pj.evaluate(table, pj.Costs(forward=1.0, backward=1.0))))
@@ -561,7 +561,7 @@ def test_a_deadlock_is_named():
 
 
 def test_a_closed_form_has_no_messages_that_are_buffered():
-    """Which ones are depends on the parameters, so the form would hold for some of them alone."""
+    """Buffered messages depend on the parameters: the form would hold for some of them only."""
     claimed = written(formula())
     claimed["costs"]["links"]["eager_below"] = 0.5
     with pytest.raises(ValueError, match=r"eager_below must be 0 in a closed form, got 0\.5"):

@@ -1,4 +1,4 @@
-"""What compiles nothing starts without JAX, which hears of our trees as soon as it is there."""
+"""Commands that compile nothing start without JAX; our trees are registered once it is there."""
 
 import itertools
 import json
@@ -144,7 +144,7 @@ def test_the_type_of_numbers_is_that_of_jax():
 
 
 class Config:
-    """What a process says to JAX."""
+    """Configuration of JAX in a process."""
 
     def __init__(self, folder=None):
         self.jax_compilation_cache_dir = folder

@@ -215,7 +215,7 @@ def test_every_cell_of_an_example_has_its_output_on_record(script, data):
 
 
 def shows(source):
-    """Whether a cell prints, or ends in a value."""
+    """Return whether a cell prints, or ends in a value."""
     tree = ast.parse(source)
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     prints = any(getattr(function, "id", "") == "print" for function in calls)
@@ -223,7 +223,7 @@ def shows(source):
 
 
 def shown_by(script, folder):
-    """What the cells of a script show, as a notebook does, cell by cell."""
+    """Return the output of each cell of a script, as a notebook shows it."""
     names, shown = {"__name__": "__main__"}, []
     for source in code_cells(script):
         tree = ast.parse(source)

@@ -1,4 +1,4 @@
-"""What stands at the doors: options that were given, names, types of arguments."""
+"""Checks of public arguments: options, names, types."""
 
 import json
 import pickle

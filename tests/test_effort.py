@@ -12,8 +12,8 @@ OFFLOADS = ("ada-offload", "pipe-offload")
 HEURISTICS = ("1f1b", "zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", *OFFLOADS)
 
 
-def told_of(table, costs, **options):
-    """What a search had done when it came to each value, with its rows; and how it ended."""
+def search_history(table, costs, **options):
+    """Return the effort and rows at each value of a search, and its end."""
     message, news = [], {}
     last = pj.optimize(table, costs, **options, on_best=message.append)
     for news in message:
@@ -37,7 +37,7 @@ def test_the_same_effort_finds_the_same_beside_a_busy_machine(name):
         table = pj.schedules.build(name, num_workers=3, num_microbatches=8)
         costs = pj.Costs.uniform(table, forward=3.0, input_grad=4.0, weight_grad=2.0, transfer=0.5)
         options |= {"memory_limit": 4.0, "offload": False}
-    alone, over = told_of(table, costs, **options), threading.Event()
+    alone, over = search_history(table, costs, **options), threading.Event()
 
     def compute():
         while not over.is_set():
@@ -47,7 +47,7 @@ def test_the_same_effort_finds_the_same_beside_a_busy_machine(name):
     for other in others:
         other.start()
     try:
-        nearby = told_of(table, costs, **options)
+        nearby = search_history(table, costs, **options)
     finally:
         over.set()
         for other in others:

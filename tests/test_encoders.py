@@ -12,7 +12,7 @@ def built(name, workers, microbatches, **options):
     return pj.schedules.build(name, **arguments, **options)
 
 
-def to_waits(encoders, each, stages):
+def expected_waits(encoders, each, stages):
     """A forward waits for those before it, of the model's first stage all encoders' last ones."""
     first = encoders * each
     durations = [each * (e + 1) - 1 for e in range(encoders)]
@@ -41,7 +41,7 @@ def test_runs_as_the_event_loop(name, encoders, depth):
         options = {"encoders": encoders, "encoder_stages": depth}
         table = built(name, workers, microbatches, **options)
         times = {"F": rng.integers(1, 20) / 8, "B": rng.integers(1, 20) / 8}
-        waits = to_waits(encoders, depth, table.num_stages)
+        waits = expected_waits(encoders, depth, table.num_stages)
         costs = pj.Costs(forward=times["F"], backward=times["B"], transmit=0.25)
         assert_runs(table, costs, waits)
 

@@ -1,4 +1,4 @@
-"""What does not fit is said first, with the least that makes it fit."""
+"""A run that does not fit says so first, with the least change that makes it fit."""
 
 import pytest
 

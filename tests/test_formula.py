@@ -253,7 +253,7 @@ def test_any_weights():
 
 
 def test_a_microbatch_of_its_own():
-    """How much longer one microbatch may be before it decides the step, and by how much then."""
+    """The form says how long one microbatch may be before it decides the step."""
     table, program = lowered("1f1b", 4, 8, "queued")
     longer = np.zeros((4, 8))
     longer[:, 3] = 1.0
@@ -289,12 +289,16 @@ def test_a_backward_takes_what_its_halves_take():
 def test_jax_takes_it():
     form = pj.formula(lowered("chimera", 4, 4)[1])
 
-    def of(backward):
+    def backward_makespan(backward):
         return form(F=1.0, B=backward, c_F=0.0, c_B=0.0)
 
-    assert of(2.0) == jax.jit(of)(2.0) == 16.0
-    assert [float(jax.grad(of)(b)) for b in (0.5, 1.0, 2.0)] == [4.0, 4.0, 6.0]  # the first wins
-    assert jax.vmap(of)(np.array([0.5, 1.0, 2.0])).tolist() == [8.0, 10.0, 16.0]
+    assert backward_makespan(2.0) == jax.jit(backward_makespan)(2.0) == 16.0
+    assert [float(jax.grad(backward_makespan)(b)) for b in (0.5, 1.0, 2.0)] == [
+        4.0,
+        4.0,
+        6.0,
+    ]  # the first wins
+    assert jax.vmap(backward_makespan)(np.array([0.5, 1.0, 2.0])).tolist() == [8.0, 10.0, 16.0]
     theta = np.random.default_rng(0).random((500_000, 4)).astype(np.float32)  # compiled for so many
     many = form(theta)
     assert many.dtype == np.float32

@@ -48,7 +48,7 @@ WILD = st.sampled_from(
 
 
 class Files(NamedTuple):
-    """What one example is made of."""
+    """Files of one example."""
 
     table: str
     suffix: str
@@ -153,7 +153,7 @@ def table_files(draw, kind, mutated):
 
 @st.composite
 def heads(draw):
-    """What a JSON table says beside its rows."""
+    """Keys of a JSON table beside its rows."""
     data = {"format": "pipejax-table", "version": 1, "name": "x", "slots": {"F": 1, "B": 1}}
     stages, count = draw(COUNT), draw(COUNT)
     data["placement"] = [[draw(COUNT) - 1 for _ in range(stages)] for _ in range(draw(COUNT))]
@@ -270,7 +270,7 @@ def by_library(files, paths):
 
 
 def check(files, folder, *, with_command=True):
-    """Whether the files are legal; if so, they have the makespan of the event loop."""
+    """Return whether the files are legal; if so, they have the makespan of the event loop."""
     paths = [folder / f"table{files.suffix}", folder / "costs.json"]
     for path, text in zip(paths, (files.table, files.costs), strict=True):
         path.write_bytes(text.encode())

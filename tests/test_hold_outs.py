@@ -1,4 +1,4 @@
-"""Which rows each fit leaves out."""
+"""Rows that each fit leaves out."""
 
 import re
 

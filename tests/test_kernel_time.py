@@ -1,4 +1,4 @@
-"""How long kernels take on the device, and their host."""
+"""Time of kernels on the device and on the host."""
 
 import dataclasses
 
@@ -111,7 +111,7 @@ def test_the_smooth_maximum_is_a_norm_without_kinks_or_nans():
 
 
 def test_the_host_starts_layers_and_neither_embedding_nor_head():
-    """Where the host is slower than all devices, a phase takes what it takes for its layers."""
+    """A phase takes the host's time for its layers if the host is slower than all devices."""
     model = pj.load_model("gpt-22b")
     system = dataclasses.replace(pj.load_system("h100"), host=Host(layer=1000.0))
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)

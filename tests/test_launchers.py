@@ -1,4 +1,4 @@
-"""What launchers are told to run a layout: names that they have, and what they lack."""
+"""Settings of launchers for a layout: their names, and what they lack."""
 
 import dataclasses
 import json
@@ -66,7 +66,7 @@ DEEPSPEED = {
 
 
 def told(schedule="1f1b", workers=4, model=LLAMA, **arguments):
-    """What the three launchers are told, by their first letters."""
+    """Return the settings of the three launchers, by their first letters."""
     options = {"stages_per_worker": arguments.pop("stages")} if "stages" in arguments else {}
     table = pj.schedules.build(schedule, num_workers=workers, num_microbatches=8, **options)
     result = pj.costing.launches(pj.Workload(model, minibatch=16, **arguments), table)

@@ -1,4 +1,4 @@
-"""What is built from the repository runs without it."""
+"""Packages built from the repository run without it."""
 
 import os
 import re

@@ -228,15 +228,17 @@ def test_lanes_are_thin_rows_below_their_worker(name, below):
 
 def test_what_runs_have_of_their_own_looks_alike_in_one_picture():
     picture = pj.plot([pj.evaluate(*of_grammar("mixed")), run("1f1b"), run("zb-h1")])
-    (patches,) = [c for c in picture.axes[0].collections if hatchless(c) and is_of(c, "#123456")]
+    (patches,) = [
+        c for c in picture.axes[0].collections if hatchless(c) and has_colour(c, "#123456")
+    ]
     assert patches.get_paths()
     table, _ = of_grammar("mixed")
     phases = [*table.used_phases, *run("zb-h1").table.used_phases]
     dispatch = palette.phase_looks(phases)["D"].fill
-    assert any(is_of(c, dispatch) for c in picture.axes[0].collections if hatchless(c))
+    assert any(has_colour(c, dispatch) for c in picture.axes[0].collections if hatchless(c))
 
 
-def is_of(collection, colour):
+def has_colour(collection, colour):
     return tuple(collection.get_facecolor()[0, :3]) == to_rgb(colour)
 
 

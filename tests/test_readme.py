@@ -35,7 +35,7 @@ def as_read(text):
 
 
 def is_shown(printed, page):
-    """Whether the page shows what is printed; `...` on the page stands for whatever is left out."""
+    """Return whether the page shows what is printed; `...` on the page stands for whatever is left out."""
     return doctest.OutputChecker().check_output(as_read(page), as_read(printed), doctest.ELLIPSIS)
 
 

@@ -34,7 +34,7 @@ def makespan(table, costs, link="delay", queues="worker"):
     return float(_path(program.preds, priced).finish.max())
 
 
-def graph_of(program, priced):
+def build_graph(program, priced):
     """The program as a networkx graph without padding; a node's duration is on its incoming edges."""
     graph = nx.DiGraph()
     arrays = [np.asarray(x) for x in (program.preds, priced.lag, priced.duration)]
@@ -72,7 +72,7 @@ def test_equals_event_loop_and_networkx(link, queues, data):
     priced = price(program, case.costs)
     finish = np.asarray(_path(program.preds, priced).finish)
     assert finish.max() == pytest.approx(expected.makespan, rel=1e-12)
-    graph = graph_of(program, priced)
+    graph = build_graph(program, priced)
     assert nx.dag_longest_path_length(graph) == pytest.approx(finish.max(), rel=1e-12)
     assert result.makespan == pytest.approx(expected.makespan, rel=1e-12)
     np.testing.assert_allclose(result.busy, expected.busy(), rtol=1e-12)

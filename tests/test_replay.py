@@ -161,7 +161,7 @@ CASES = [
 ]
 
 
-def stages_of(name, objective):
+def replayed_stages(name, objective):
     if name == "language":
         return ByJax(objective)
     if name == "logistic":
@@ -189,7 +189,9 @@ def test_equals_an_event_loop_that_stashes_weights(name, case):
     trained = OBJECTIVES[name]()
     table = build(TABLES[case][0], **TABLES[case][1])
     step_size = 0.02 if name == "nesterov" else 0.1
-    *_, (end, blocks) = stash_and_update(trained, stages_of(name, trained), table, step_size, 3)
+    *_, (end, blocks) = stash_and_update(
+        trained, replayed_stages(name, trained), table, step_size, 3
+    )
     run = replay(trained, table, step_size=step_size, seed=3, times=4)
     assert run.time[-1] == end
     np.testing.assert_allclose(run.blocks, blocks, rtol=1e-10, atol=1e-10)

@@ -316,7 +316,7 @@ def test_rows_are_in_the_order_of_the_papers(monkeypatch, workers, count, wide):
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("stages", [2, 3])
 def test_looped_bfs_in_the_order_of_pytorch(workers, stages):
-    """What ScheduleLoopedBFS's `_calculate_single_rank_operations` lists: backwards go back."""
+    """Backwards go back, as ScheduleLoopedBFS's `_calculate_single_rank_operations` lists them."""
     for count in (1, 2, 3, 4, 8, 9):
         sizes = {"num_workers": workers, "num_microbatches": count, "stages_per_worker": stages}
         table = build("looped-bfs", **sizes, last_first=True)

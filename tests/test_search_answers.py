@@ -1,4 +1,4 @@
-"""What a search says of its table is what the table gives: written, read back and evaluated.
+"""The value of a search is that of its table: written, read back and evaluated.
 
 Costs differ by up to fourteen powers of ten here, ops may take no time at all, and limits may be
 anything from one activation up to more than there will ever be.
@@ -8,7 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
-from certified import all_of, check_solution, first_of
+from certified import all_of, check_solution, first_solution
 from daily import daily
 
 import pipejax as pj
@@ -104,7 +104,7 @@ def test_where_nothing_fits_elsewhere_microbatches_run_one_by_one():
     table = pj.schedules.build("hanayo", num_workers=2, num_microbatches=3)
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, offload=1.0)
     options = {"memory_limit": 1.0, "offload": True, "link": pj.Links()}
-    first = first_of(table, costs, **options)
+    first = first_solution(table, costs, **options)
     assert first.best.source == "one by one"
     assert first.best.offloaded == 4 * 3
     sizes = {"sizes": np.ones(4), "weight_share": 1 / 3, "objective": "makespan"}

@@ -1,4 +1,4 @@
-"""What software adds to a step: exchanges, kernels, experts' ways, graphs, recomputation, adapters."""
+"""Terms of software: exchanges, kernels, experts, graphs, recomputation, adapters."""
 
 import dataclasses
 import itertools
@@ -179,7 +179,7 @@ def parameters(**options):
 
 
 def test_an_offloaded_update_takes_what_link_and_host_take():
-    """Of a parameter 4 + 2 bytes cross the link; the host moves 2 (2 + 12) of its memory."""
+    """4 + 2 bytes of a parameter cross the link; the host moves 2 (2 + 12) of its memory."""
     model = dataclasses.replace(LLAMA, gradient_bytes=4)
     away = 0.75 * parameters()
     ways = 2 * LINK.latency + away * (4 + 2) / (LINK.bandwidth * LINK.efficiency)
@@ -223,15 +223,15 @@ def test_without_offload_nothing_depends_on_the_host():
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_offloads_are_priced_alike_in_numpy_and_in_jax(share):
-    def of_rate(rate, system=QUIET):
+    def update_seconds(rate, system=QUIET):
         result = work_costs(work, system.with_number("host.memory_bandwidth", rate))
         return result.update[0]
 
     work = stage_work(pj.Workload(LLAMA, 1, optimizer_offload=share), TABLE)
     with jax.enable_x64(True):
-        value, slope = jax.jit(jax.value_and_grad(of_rate))(50e9)
-        unknown = jax.grad(lambda rate: of_rate(rate, NOWHERE))(0.0)
-    assert float(value) == pytest.approx(float(of_rate(50e9)), rel=1e-14)
+        value, slope = jax.jit(jax.value_and_grad(update_seconds))(50e9)
+        unknown = jax.grad(lambda rate: update_seconds(rate, NOWHERE))(0.0)
+    assert float(value) == pytest.approx(float(update_seconds(50e9)), rel=1e-14)
     assert float(slope) == pytest.approx(-share * parameters() * 28 / 50e9**2)
     assert np.isfinite(unknown)
 
@@ -493,7 +493,7 @@ def test_adapters_are_recomputed_with_what_they_lie_beside(recompute):
 
 
 def test_exchanges_of_adapters_are_those_of_megatron():
-    """Of a layer: two narrow all-gathers, two narrow all-reduces, outputs of two adapters."""
+    """A layer has two narrow all-gathers, two narrow all-reduces, and outputs of two adapters."""
     at = {"tensor": 4, "sequence_parallel": 1.0}
     plain, lora = (layer_collectives(LLAMA, Layout(**at, **options)) for options in ({}, LORA))
     frozen = layer_collectives(LLAMA, Layout(**at, frozen=True))

@@ -162,7 +162,7 @@ def test_a_caption_allows_unequal_axes():
 
 
 def test_figures_are_saved_at_their_size(tmp_path):
-    """What reaches beyond the canvas makes no file larger: a column stays a column."""
+    """Text beyond the canvas makes no file larger: a column stays a column."""
     figure, axes = good()
     axes.text(2.0, 0.5, "far out")
     figure.savefig(tmp_path / "any.png")

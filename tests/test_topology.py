@@ -80,7 +80,7 @@ MACHINES = [(2, (0.0, 1.0)), (3, (0.125, 0.75)), (4, (0.0, 0.5)), ((1, 3), (0.0,
 
 
 @functools.cache
-def of_all_placements(name, sizes, transmit):
+def placement_makespans(name, sizes, transmit):
     """Makespans of all 720 placements of 6 workers, each priced by itself, in one batch."""
     table = build(name)
     orders = list(itertools.permutations(range(6)))
@@ -100,7 +100,7 @@ def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     if tried == "some":
         monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)
     sizes, transmit = machine
-    table, times = build(name), of_all_placements(name, sizes, transmit)
+    table, times = build(name), placement_makespans(name, sizes, transmit)
     topology = pj.Topology(sizes, transmit=transmit)
     result = pj.search.places(table, COSTS, topology, iterations=30)
     assert result.value == pytest.approx(times.min(), rel=1e-12)

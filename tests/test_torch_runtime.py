@@ -1,4 +1,4 @@
-"""What PyTorch's runtime is given, and what it is not; tests/runtimes runs it."""
+"""Tables for PyTorch's runtime, and refusals; tests/runtimes runs it."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Who is slow in a measured run: one fault at a time is named, and nothing in healthy runs."""
+"""Suspects of a measured run: one fault at a time is named, and nothing in healthy runs."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ def test_an_interrupted_op_makes_nobody_slow():
 
 
 def test_fused_pairs_make_nobody_slow():
-    """Of a pair each op has what it takes alone: microbatches and stages differ in their pairs."""
+    """Each op of a pair has the time it takes alone: microbatches and stages differ in pairs."""
     table = pj.schedules.build("dualpipe-v", num_workers=2, num_microbatches=8)
     for pair in (1.0, 1.3, 1.6):  # as if both ran at once, or one behind the other
         costs = pj.Costs(forward=0.6, input_grad=0.6, weight_grad=0.4, pair=pair, transmit=0.3)

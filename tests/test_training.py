@@ -170,7 +170,7 @@ def test_a_gap_of_1000_times_the_start_is_divergence(quadratic):
 # the bound
 
 
-def bound_of(objective, run, step_size, updates, delta):
+def run_bound(objective, run, step_size, updates, delta):
     largest = float(np.max(run.largest_squared_gradient)) ** 0.5
     return pt.convergence_bound(
         objective.num_stages,
@@ -199,7 +199,7 @@ def test_the_bound_holds(name):
         for step, step_size in enumerate(sizes):
             single = jax.tree.map(lambda leaf, at=(d, step): leaf[at], runs._replace(update=None))
             measured = float(np.mean(single.mean_squared_gradient))
-            assert 0 < measured <= bound_of(objective, single, step_size, UPDATES, delta).total
+            assert 0 < measured <= run_bound(objective, single, step_size, UPDATES, delta).total
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, given, seed
         **given,
     )
     assert not runs.diverged.any()
-    bound = bound_of(flat, runs, step_size, 40_000, delta)
+    bound = run_bound(flat, runs, step_size, 40_000, delta)
     measured = float(runs.mean_squared_gradient.mean())
     assert 2 * (bound.start + bound.noise) < measured <= bound.total
 

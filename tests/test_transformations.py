@@ -41,12 +41,12 @@ def total(program, leaves, **options):
 
 
 @functools.cache
-def gradient_of(program):
+def batch_gradient(program):
     return jax.jit(jax.grad(lambda leaves: pj.makespan(program, pj.Costs(**leaves))))
 
 
 def one_by_one(program, leaves):
-    run = gradient_of(program)
+    run = batch_gradient(program)
     values = [run({name: leaf[k] for name, leaf in leaves.items()}) for k in range(SIZE)]
     return {name: np.stack([value[name] for value in values]) for name in leaves}
 

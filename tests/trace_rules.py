@@ -1,4 +1,4 @@
-"""What the Trace Event Format and Perfetto's importer ask of a trace; each rule returns its faults.
+"""Rules of the Trace Event Format and of Perfetto's importer; each returns its faults.
 
 The importer reads microseconds as whole nanoseconds, takes events by time and at one time in the
 order of the file, keeps a stack of slices for every track, and binds a flow to the slice that

@@ -46,7 +46,7 @@ PAUSE = 8.0  # of an op
 
 
 class Slice(NamedTuple):
-    """What ran when."""
+    """Slice of a worker: an op and its time."""
 
     step: int
     replica: int
@@ -288,7 +288,7 @@ def _chrome(folder, slices, table, change, form):
 
 
 def applies(name, form, change):
-    """Whether a form can be changed so."""
+    """Return whether a form can be changed so."""
     if form == "chrome":
         return not (
             "no microbatch" in change

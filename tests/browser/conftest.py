@@ -83,7 +83,7 @@ class Visit:
         self.settle()
 
     def makespans(self):
-        """What the page shows, by schedule."""
+        """Makespans that the page shows, by schedule."""
         return self("explorer.schedules.map(s => s.error ? null : s.makespan)")
 
     def place(self, op, index=0):

@@ -1,4 +1,4 @@
-"""What is chosen on a page, and what is dropped on it, is what `pipejax evaluate` says."""
+"""Schedules chosen on a page, or dropped on it, have the numbers of `pipejax evaluate`."""
 
 import dataclasses
 import json
@@ -172,7 +172,7 @@ TAKE = "([text, name]) => explorer.library.take(text, name)"
 
 
 def as_engine(opened, table, costs, name, *, releases=True):
-    """What a page says of a table that is dropped on it is what the engine does."""
+    """Compare the page's answer for a dropped table with the engine's."""
     for *_, link, makespan, idle, peaks in opened(MAKESPANS, [name]):
         run = pj.evaluate(table, costs, link=link)
         assert makespan == pytest.approx(run.makespan, rel=1e-12), link

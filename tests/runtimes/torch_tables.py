@@ -1,4 +1,4 @@
-"""What PyTorch's own schedule classes generate and lower, without processes: stages are stubs."""
+"""Tables that PyTorch's schedule classes generate and lower, without processes: stages are stubs."""
 
 import csv
 import io
