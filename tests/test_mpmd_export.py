@@ -10,8 +10,8 @@ from mpmd_stand_ins import (
     PipelineSchedule,
     executed,
     fragments,
-    task_op,
     preprocessed,
+    task_op,
     task_text,
 )
 
@@ -101,7 +101,9 @@ def test_a_module_for_shardy_orders_every_fragment_as_the_table(name, monkeypatc
             fragment for fragment in all_of_them if fragment.mesh_name == f"mesh{worker}"
         ]
         (rule,), merges = build(worker_fragments, None)
-        assert sorted(map(task_op, rule.ordered_fragments)) == sorted(map(task_op, worker_fragments))
+        assert sorted(map(task_op, rule.ordered_fragments)) == sorted(
+            map(task_op, worker_fragments)
+        )
         ordered = [task_op(fragment) for fragment in rule.ordered_fragments]
         ops = [op for cell in [*table.rows()][worker] for op in cell]
         assert ordered == [half for op in ops for half in _as_shardy_splits(op, split)]
