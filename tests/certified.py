@@ -40,7 +40,7 @@ class _EnoughError(Exception):
     """Ends a search at its first solution."""
 
 
-def first_solution(*problem, **options):
+def first_of(*problem, **options):
     """The first solution of a search, which ends there."""
     result = []
 

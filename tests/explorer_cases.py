@@ -91,7 +91,7 @@ def explored(table, costs, link="delay", limits=None):
     )
 
 
-def read_scene(text):
+def scene_of(text):
     return json.loads(
         re.search(r'<script type="application/json" id="scene">(.*?)</script>', text, re.DOTALL)[1]
     )

@@ -424,7 +424,7 @@ def price(data, rng, *, by_microbatch=False):
         return rng.integers(0, 40, shape) / 8 * (rng.random(shape) < 0.9)
 
     options = {}
-    for letters, (name, scope) in read_fields(data).items():
+    for letters, (name, scope) in fields_of(data).items():
         places = workers if scope == "worker" else stages
         if name not in options:
             options[name] = values(
@@ -441,7 +441,7 @@ def price(data, rng, *, by_microbatch=False):
     return priced(data, options)
 
 
-def read_fields(data):
+def fields_of(data):
     """Name of the cost of each kind, and what it is of, by letters."""
     stage_letters = ("A", *SHARDING)
     result = {k: (PHASE_FIELDS[k], "stage" if k in stage_letters else "microbatch") for k in USUAL}
@@ -456,7 +456,7 @@ def priced(data, options):
     costs = pj.Costs(**{name: options[name] for name in options if name in usual}, others=added)
     stages, workers = len(data["placement"][0]), len(data["rows"])
     op = {}
-    for letters, (name, scope) in read_fields(data).items():
+    for letters, (name, scope) in fields_of(data).items():
         names = [f"worker {w}" for w in range(workers)] if scope == "worker" else [*range(stages)]
         op |= {(letters, place): options[name][k].tolist() for k, place in enumerate(names)}
     sent = [

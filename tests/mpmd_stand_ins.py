@@ -114,19 +114,19 @@ def executed(text, monkeypatch):
 LETTERS = dict(zip(TaskType, "FBIW", strict=True))
 
 
-def task_text(task):
+def text_of(task):
     """A slot as the record of JaxPP's own schedules has it."""
     if task is None:
         return "-"
     if isinstance(task, FusedTask):
-        return "+".join(map(task_text, task))
+        return "+".join(map(text_of, task))
     return f"{task.stage_id}{LETTERS[task.fwd_or_bwd]}{task.mubatch_idx}"
 
 
 def preprocessed(row):
     """Return the ops that JaxPP runs: no empty slots, and I of stage 0 alone where W comes next."""
     tasks = [list(task) if isinstance(task, FusedTask) else [task] for task in row if task]
-    flat = [[task_text(task) for task in slot] for slot in tasks]
+    flat = [[text_of(task) for task in slot] for slot in tasks]
     row = [slot for slot in flat if slot]
     result = []
     for slot in row:
@@ -150,7 +150,7 @@ def fragments(table, *, split):
                 yield FragmentInfo(origins[1], split_type=kind, **where)
 
 
-def task_op(fragment):
+def op_of(fragment):
     """Phase, stage and microbatch of a fragment."""
     phases = {None: Phase.B, SplitFragmentType.KEEP_TRANSFERRED: Phase.I}
     backward = phases.get(fragment.split_type, Phase.W)

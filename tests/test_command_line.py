@@ -50,9 +50,9 @@ def test_an_option_means_the_same_in_every_command():
     parsed = {}
     for name, parameters in EVERY.items():
         for key, (types, option) in parameters.items():
-            listed = record(key, name)
-            assert option.metavar == (listed.kind.metavar or None), (name, key)
-            assert option.help.casefold().startswith(listed.head.casefold()), (name, key)
+            known = record(key, name)
+            assert option.metavar == (known.kind.metavar or None), (name, key)
+            assert option.help.casefold().startswith(known.head.casefold()), (name, key)
             if (name, key) not in EXCEPTIONS:
                 parsed.setdefault(key, set()).update(value_kinds(types))
     # a number, or several where a command takes several: these are read as a text

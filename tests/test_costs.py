@@ -40,18 +40,18 @@ seconds = st.lists(st.just(0.0) | st.floats(1e-300, 1e6), min_size=2, max_size=2
 
 
 @given(one=seconds, other=seconds, kind=st.sampled_from(sorted(KINDS)))
-def test_what_follows_is_filled_in(first, second, kind):
+def test_what_follows_is_filled_in(one, other, kind):
     kind_fields = KINDS[kind]
-    whole, part = np.maximum(first, second), np.minimum(first, second)
+    whole, part = np.maximum(one, other), np.minimum(one, other)
     cases = [
         (
-            {"backward": kind_fields(first)},
-            {"input_grad": kind_fields(first), "weight_grad": kind_fields(first)},
+            {"backward": kind_fields(one)},
+            {"input_grad": kind_fields(one), "weight_grad": kind_fields(one)},
             0.5,
         ),
         (
-            {"input_grad": kind_fields(first), "weight_grad": kind_fields(second)},
-            {"backward": kind_fields([a + b for a, b in zip(first, second, strict=True)])},
+            {"input_grad": kind_fields(one), "weight_grad": kind_fields(other)},
+            {"backward": kind_fields([a + b for a, b in zip(one, other, strict=True)])},
             1.0,
         ),
         (
@@ -142,8 +142,8 @@ def test_per_worker_is_what_the_command_line_does(name, call, tmp_path):
                 assert total == pytest.approx(value * shares.mean() if is_own.any() else 0)
     path = tmp_path / "table.json"
     pj.write_table(table, path)
-    times = "F=1,I=1.25,W=0.5" + ",O=0.75" * table.offloads
-    given_times = ["--worker-times", times, "--comm", "0.125"]
+    of_ops = "F=1,I=1.25,W=0.5" + ",O=0.75" * table.offloads
+    given_times = ["--worker-times", of_ops, "--comm", "0.125"]
     code, out, _ = call("evaluate", "--table", path, *given_times, "--json")
     assert (code, json.loads(out)["makespan"]) == (0, pj.evaluate(table, costs).makespan)
 

@@ -26,14 +26,14 @@ CASES = [
 ]
 
 
-def build_table(case):
+def table_of(case):
     name, workers, _, _, microbatches = case
     return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
 
 
 def drawn(case, count, seed=0):
     """Costs of so many steps; some microbatches are far longer than others."""
-    table, members = build_table(case), case[3] * case[4]
+    table, members = table_of(case), case[3] * case[4]
     rng = np.random.default_rng(seed)
     batches = []
     for step in range(count):

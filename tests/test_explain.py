@@ -177,14 +177,14 @@ PLANTED = [(fault, schedule) for schedule in HEALTHY for fault in FAULTS]
 
 @pytest.mark.parametrize(
     ("fault", "schedule"),
-    daily(PLANTED, always=8, one_in=24),
-    ids=lambda fault: fault.__name__ if callable(fault) else fault[0],
+    daily(PLANTED, always=8, of=24),
+    ids=lambda each: each.__name__ if callable(each) else each[0],
 )
 def test_a_planted_fault_is_the_first_one(fault, schedule):
     rng = np.random.default_rng(len(fault.__name__) + schedule[1] * schedule[2])
     table, costs, how, is_named = fault(built(*schedule), rng)
     result = pj.explain(table, costs, **how)
-    assert is_named(result.bottleneck), [(fault.kind, fault.seconds) for fault in result.faults]
+    assert is_named(result.bottleneck), [(each.kind, each.seconds) for each in result.faults]
     parts = sum(part.seconds for part in result.parts)
     assert parts == pytest.approx(result.step_time, rel=1e-9)
     for remedy in result.remedies:
@@ -321,7 +321,7 @@ def test_tables_of_remedies_are_written(answer, call, tmp_path, monkeypatch):
     line = ["-s", "gpipe", "-P", 4, "-M", 4, "-C", "m.json", "-l", "rendezvous"]
     result = answer("explain", *line, "--write-tables", "tables")
     assert result["write-tables"] == "tables"
-    searched = [remedy for remedy in result["remedies"] if "order of messages" in remedy["what"]]
+    searched = [each for each in result["remedies"] if "order of messages" in each["what"]]
     assert searched
     for remedy in searched:
         assert "--table tables/" in remedy["command"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from daily import daily
-from jitter_cases import ALL, ONE, D, S, build, case_costs
+from jitter_cases import ALL, ONE, D, S, build, costs_of
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import (
@@ -22,7 +22,7 @@ from pipejax.engine.pricing import price
 COUNT = 20_000
 
 
-def read_factors(run, costs, sample):
+def factors_of(run, costs, sample):
     """Factors of a sample by (phase, stage, microbatch or worker), and of messages."""
     program, ones = run.evaluation.program, {}
     priced, sample_of_costs = price(program, costs), sample_costs(run, costs, sample)
@@ -126,7 +126,7 @@ def test_schedules_share_their_random_numbers():
     ones = []
     for name in ("gpipe", "1f1b"):
         run = pj.jitter(build(name), costs, ALL, samples=9)
-        ones.append(read_factors(run, costs, 7))
+        ones.append(factors_of(run, costs, 7))
     assert ones[0] == pytest.approx(ones[1])
     assert len(set(ones[0].values())) == len(ones[0])
     worker = pj.analysis.Jitter(worker=D("lognormal", 0.3))
@@ -145,10 +145,10 @@ def test_schedules_share_their_random_numbers():
 @pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
 def test_who_has_which_factor(link):
     table = build(p=4, m=4)
-    costs = case_costs(table)
+    costs = costs_of(table)
 
     def factors(**given):
-        return read_factors(
+        return factors_of(
             pj.jitter(table, costs, pj.analysis.Jitter(**given), samples=3, link=link), costs, 2
         )
 

@@ -160,17 +160,13 @@ def test_layers_that_are_not_spread_evenly_are_named():
 
 
 @pytest.mark.parametrize(
-    ("zero", "strategy", "reshard"),
+    ("zero", "megatron", "reshard"),
     [(2, "optim_grads", "never"), (3, "optim_grads_params", "always")],
 )
-def test_what_replicas_split(zero, strategy, reshard):
-    megatron, torchtitan, _ = told(workers=1, zero=zero, data_parallel=4)
-    assert megatron.options["data-parallel-sharding-strategy"] == strategy
-    assert (
-        megatron.options["use-megatron-fsdp"]
-        is megatron.options["use-distributed-optimizer"]
-        is True
-    )
+def test_what_replicas_split(zero, megatron, reshard):
+    one, torchtitan, _ = told(workers=1, zero=zero, data_parallel=4)
+    assert one.options["data-parallel-sharding-strategy"] == megatron
+    assert one.options["use-megatron-fsdp"] is one.options["use-distributed-optimizer"] is True
     assert torchtitan.options["parallelism.data_parallel_shard_degree"] == 4
     assert torchtitan.options["parallelism.fsdp_reshard_after_forward"] == reshard
 

@@ -23,7 +23,7 @@ KINDS = [
 ]
 
 
-def total(ops, what):
+def sum_of(ops, what):
     """Sum of a quantity over ops: "flop", "volume" or "launches"."""
     return Phases(*map(sum, zip(*(getattr(op, what) for op in ops), strict=True)))
 
@@ -42,11 +42,11 @@ def of(ops, name):
 @pytest.mark.parametrize("layout", [Layout(microbatch_size=3), SPLIT])
 def test_flop_of_the_products_are_the_formula(name, kind, recompute, layout):
     model = dataclasses.replace(pj.load_model(name), causal=False, window=None)
-    result = total(products(layer_ops(model, layout, kind, recompute)), "flop")
+    result = sum_of(products(layer_ops(model, layout, kind, recompute)), "flop")
     shares = layout.tensor * layout.context
     printed = layer_flop(model, 3, recompute, kind)
     assert [shares * phase for phase in result] == pytest.approx(list(printed), rel=1e-12)
-    head = total(products(head_ops(model, layout)), "flop")
+    head = sum_of(products(head_ops(model, layout)), "flop")
     assert [shares * phase for phase in head] == pytest.approx(list(head_flop(model, 3)))
 
 
@@ -54,7 +54,7 @@ def test_only_a_flash_kernel_skips_what_a_causal_mask_hides():
     for name, share in (("llama3-70b", 0.5), ("gpt3-175b", 1.0)):
         model = pj.load_model(name)
         masked, whole = (
-            total([op for op in layer_ops(m, SPLIT) if op.kind == "attention"], "flop")
+            sum_of([op for op in layer_ops(m, SPLIT) if op.kind == "attention"], "flop")
             for m in (model, dataclasses.replace(model, causal=False))
         )
         assert list(masked) == pytest.approx([share * phase for phase in whole])
@@ -107,7 +107,7 @@ def test_a_model_without_shared_experts_launches_none():
     for name, launched in (("deepseek-v3", 1), ("mixtral-8x7b", 0)):
         ops = layer_ops(pj.load_model(name), Layout(), "moe")
         shared = [op for op in ops if op.name.startswith("shared")]
-        assert total(shared, "launches") == (3 * launched, 3 * launched, 2 * launched)
+        assert sum_of(shared, "launches") == (3 * launched, 3 * launched, 2 * launched)
 
 
 def test_latent_attention_gathers_only_what_it_unfolds_from():
@@ -188,7 +188,7 @@ def test_layouts_are_priced_as_one_batch():
 
     def flop(tensor, shared):
         ops = layer_ops(model, Layout(tensor=tensor, sequence_parallel=shared))
-        return total(ops, "volume")
+        return sum_of(ops, "volume")
 
     result = jax.jit(jax.vmap(flop))(degrees, jnp.array([0.0, 1.0, 1.0]))
     for i, (tensor, shared) in enumerate(((1, 0), (2, 1), (8, 1))):

@@ -98,7 +98,7 @@ def test_every_schedule_of_tiny_problems(part):
         check_solution(result, costs, **options)
         assert result.lower_bound <= result.value + result.best.rounding
         assert all(other is None or other >= result.value for other in result.baselines.values())
-        pipes = tiny_problems.read_pipes(table, costs, options)
+        pipes = tiny_problems.pipes_of(table, costs, options)
         slack = Fraction(result.best.rounding) + Fraction(result.value) / 10**9
         below, above = Fraction(result.lower_bound) - slack, Fraction(result.value) + slack
         try:

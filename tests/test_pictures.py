@@ -228,17 +228,15 @@ def test_lanes_are_thin_rows_below_their_worker(name, below):
 
 def test_what_runs_have_of_their_own_looks_alike_in_one_picture():
     picture = pj.plot([pj.evaluate(*of_grammar("mixed")), run("1f1b"), run("zb-h1")])
-    (patches,) = [
-        c for c in picture.axes[0].collections if hatchless(c) and has_colour(c, "#123456")
-    ]
+    (patches,) = [c for c in picture.axes[0].collections if hatchless(c) and is_of(c, "#123456")]
     assert patches.get_paths()
     table, _ = of_grammar("mixed")
     phases = [*table.used_phases, *run("zb-h1").table.used_phases]
     dispatch = palette.phase_looks(phases)["D"].fill
-    assert any(has_colour(c, dispatch) for c in picture.axes[0].collections if hatchless(c))
+    assert any(is_of(c, dispatch) for c in picture.axes[0].collections if hatchless(c))
 
 
-def has_colour(collection, colour):
+def is_of(collection, colour):
     return tuple(collection.get_facecolor()[0, :3]) == to_rgb(colour)
 
 
@@ -362,9 +360,9 @@ def test_the_terminal_has_the_colours_of_the_figures(chimera):
 
 def test_the_terminal_has_a_line_for_each_lane():
     table, costs = of_grammar("mixed")
-    shown = pj.evaluate(table, costs)
-    whole = segment_window(run("1f1b"), "warmup")._replace(stop=shown.makespan)
-    shown = ShownRun(shown, None, whole, False, True)
+    one = pj.evaluate(table, costs)
+    whole = segment_window(run("1f1b"), "warmup")._replace(stop=one.makespan)
+    shown = ShownRun(one, None, whole, False, True)
     lines = terminal(shown, None).splitlines()
     names = [line[:8].strip() for line in lines[:6]]
     assert names == ["worker 0", "net", "host", "worker 1", "net", "host"]

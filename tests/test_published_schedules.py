@@ -62,7 +62,7 @@ def test_what_order_alone_can_save(name, most):
         assert none < cells < within <= most * none + 1e-9
 
 
-def expected_waits(stages, gradient):
+def to_waits(stages, gradient):
     def waits(kind, s, m):
         if kind == "W":
             return [(("I", s, m), False)]
@@ -108,7 +108,7 @@ def test_routes_and_runs_after_failures(split):
             shares = [counts[home, w] for w in alive if w % p == home % p]
             assert max(shares) - min(shares) <= 1
         costs_of_table = pj.Costs(**costs, transmit=0.25)
-        assert_runs(table, costs_of_table, expected_waits(p, "I" if split else "B"))
+        assert_runs(table, costs_of_table, to_waits(p, "I" if split else "B"))
 
 
 def test_without_failures_pipelines_run_1f1b():

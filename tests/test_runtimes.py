@@ -109,7 +109,7 @@ def steps(request):
     }
 
 
-@pytest.mark.parametrize("name", daily([*WHOLE, FOUR_PIPES], one_in=2))
+@pytest.mark.parametrize("name", daily([*WHOLE, FOUR_PIPES], of=2))
 def test_every_schedule_has_the_gradients_of_the_model_without_a_pipeline(name, steps):
     gradient, _, loss = steps["error"][name]
     assert (gradient < EXACT, loss < EXACT) == (True, True)

@@ -40,7 +40,7 @@ PAIR = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 
 
-@pytest.mark.parametrize(("name", "options"), daily(CASES, one_in=6))
+@pytest.mark.parametrize(("name", "options"), daily(CASES, of=6))
 def test_builds_at_every_legal_size(name, options):
     for p, m in SIZES:
         pipes = options.get("pipes", 1)

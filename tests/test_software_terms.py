@@ -223,15 +223,15 @@ def test_without_offload_nothing_depends_on_the_host():
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_offloads_are_priced_alike_in_numpy_and_in_jax(share):
-    def update_seconds(rate, system=QUIET):
+    def of_rate(rate, system=QUIET):
         result = work_costs(work, system.with_number("host.memory_bandwidth", rate))
         return result.update[0]
 
     work = stage_work(pj.Workload(LLAMA, 1, optimizer_offload=share), TABLE)
     with jax.enable_x64(True):
-        value, slope = jax.jit(jax.value_and_grad(update_seconds))(50e9)
-        unknown = jax.grad(lambda rate: update_seconds(rate, NOWHERE))(0.0)
-    assert float(value) == pytest.approx(float(update_seconds(50e9)), rel=1e-14)
+        value, slope = jax.jit(jax.value_and_grad(of_rate))(50e9)
+        unknown = jax.grad(lambda rate: of_rate(rate, NOWHERE))(0.0)
+    assert float(value) == pytest.approx(float(of_rate(50e9)), rel=1e-14)
     assert float(slope) == pytest.approx(-share * parameters() * 28 / 50e9**2)
     assert np.isfinite(unknown)
 

@@ -80,7 +80,7 @@ MACHINES = [(2, (0.0, 1.0)), (3, (0.125, 0.75)), (4, (0.0, 0.5)), ((1, 3), (0.0,
 
 
 @functools.cache
-def placement_makespans(name, sizes, transmit):
+def of_all_placements(name, sizes, transmit):
     """Makespans of all 720 placements of 6 workers, each priced by itself, in one batch."""
     table = build(name)
     orders = list(itertools.permutations(range(6)))
@@ -94,13 +94,13 @@ def placement_makespans(name, sizes, transmit):
 
 @pytest.mark.parametrize(
     ("name", "machine", "tried"),
-    daily(itertools.product(SCHEDULES, MACHINES, ("all", "some")), always=2, one_in=6),
+    daily(itertools.product(SCHEDULES, MACHINES, ("all", "some")), always=2, of=6),
 )
 def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     if tried == "some":
         monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)
     sizes, transmit = machine
-    table, times = build(name), placement_makespans(name, sizes, transmit)
+    table, times = build(name), of_all_placements(name, sizes, transmit)
     topology = pj.Topology(sizes, transmit=transmit)
     result = pj.search.places(table, COSTS, topology, iterations=30)
     assert result.value == pytest.approx(times.min(), rel=1e-12)
@@ -233,8 +233,8 @@ def test_levels_pick_what_files_and_microbatches_say():
     far = pj.Costs(forward=1.0, backward=2.0, transmit=10 * transmit)
     placed = levels_on(near, table, pj.Topology(2, transmit=(1.0, 2.0)))
     assert placed.at([0, 1, 2, 3]).transmit[0, 0].tolist() == [1.0, 2.0, 1.0]
-    transmit = type(placed).from_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
-    assert transmit[1, 0].tolist() == [[1, 2, 3], [40, 50, 60], [7, 8, 9]]
+    own = type(placed).from_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
+    assert own[1, 0].tolist() == [[1, 2, 3], [40, 50, 60], [7, 8, 9]]
 
 
 LOOPED = ["-s", "interleaved-1f1b", "-P", 4, "-M", 4, "-T", "F=1,B=2"]

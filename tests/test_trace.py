@@ -13,7 +13,7 @@ import justhtml
 import numpy as np
 import pytest
 from daily import daily
-from explorer_cases import read_scene, run_of_page, unpack
+from explorer_cases import run_of_page, scene_of, unpack
 from markupsafe import escape
 from matplotlib.collections import PolyCollection, QuadMesh
 
@@ -38,7 +38,7 @@ SCHEDULES = {
 traces = pj.traces
 
 
-def build_table(name, workers=4):
+def table_of(name, workers=4):
     size = {"num_workers": workers, "num_microbatches": 2 * workers}
     return pj.schedules.build(name, **size, **SCHEDULES[name])
 
@@ -65,7 +65,7 @@ def replayed(*runs, **how):
 
 @pytest.mark.parametrize(("name", "link"), [*itertools.product(SCHEDULES, LINKS)])
 def test_the_replay_of_a_run_is_exact(name, link):
-    table = build_table(name)
+    table = table_of(name)
     run, sent = drawn(table, link)
     found = replayed(run, link=link)
     assert found.pipelines.table.num_pipes == table.num_pipes
@@ -80,7 +80,7 @@ def test_the_replay_of_a_run_is_exact(name, link):
 @pytest.mark.parametrize(("name", "link"), daily(itertools.product(SCHEDULES, LINKS)))
 def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     """As a run of its table, start by start, as `residuals` say; what was recorded stands beside."""
-    run, sent = drawn(build_table(name), link)
+    run, sent = drawn(table_of(name), link)
     found = replayed(run, link=link)
     shifted = Replay(found.pipelines, Links.of(link), 1.5 * sent, found.errors)
     (pipeline,) = found.pipelines.pipelines
@@ -102,7 +102,7 @@ def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     ("name", "link"), [*itertools.product(SCHEDULES, ("delay", "blocking", "rendezvous"))]
 )
 def test_links_and_messages_are_found(name, link):
-    run, sent = drawn(build_table(name), link, transmit=0.2)
+    run, sent = drawn(table_of(name), link, transmit=0.2)
     found = replayed(run)
     assert found.links.model == link
     message = found.link_estimate.is_told
@@ -117,7 +117,7 @@ LONG = ("interleaved-1f1b", Links("rendezvous", "direction"), 8)  # many are buf
 
 @pytest.mark.parametrize(("name", "links", "workers"), daily([LONG, *MOST], always=2), ids=str)
 def test_messages_of_links_that_differ_are_found(name, links, workers):
-    run, sent = drawn(build_table(name, workers), links)
+    run, sent = drawn(table_of(name, workers), links)
     assert sent.max() > 3 * sent.min()
     found = replayed(run, link=links)
     assert found.link_times == pytest.approx(sent, rel=1e-9)
@@ -131,7 +131,7 @@ def test_messages_of_links_that_differ_are_found(name, links, workers):
 
 def test_messages_that_scatter_are_found_within_gaps():
     """Ops begin up to some percent late, and messages of a link differ by 3 %."""
-    table, links = build_table("interleaved-1f1b"), Links("rendezvous")
+    table, links = table_of("interleaved-1f1b"), Links("rendezvous")
     rng, shape = np.random.default_rng(7), (8, 8)
     sent = 0.05 * 8 ** rng.uniform(0, 1, (2, 1, 7, 1))
     costs = [
@@ -149,7 +149,7 @@ def test_messages_that_scatter_are_found_within_gaps():
 
 
 def test_link_models_that_explain_a_run_as_well_are_named(call, answer, folder):
-    table = build_table("1f1b")
+    table = table_of("1f1b")
     for link in ("queued", "blocking"):
         run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.2), link=link)
         write_csv(folder / f"{link}.csv", traces.of_runs([run] * 2))
@@ -168,7 +168,7 @@ def test_link_models_that_explain_a_run_as_well_are_named(call, answer, folder):
 
 
 def test_a_step_that_nothing_explains_hides_no_link_model():
-    table = build_table("1f1b")
+    table = table_of("1f1b")
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.2)
     trace = traces.of_runs([pj.evaluate(table, costs, link="blocking")] * 8)
     late = (trace.step == 0) & (trace.start > 5.0)
@@ -196,7 +196,7 @@ def test_links_that_nothing_waited_for_are_named(call, answer, folder):
 
 
 def test_a_fused_pair_is_of_its_forward_whatever_a_file_names_first():
-    run = drawn(build_table("dualpipe-v"), "delay", transmit=0.2)[0]
+    run = drawn(table_of("dualpipe-v"), "delay", transmit=0.2)[0]
     trace = traces.of_runs([run])
     phases = trace.phases[::-1]
     turned = dataclasses.replace(trace, phase=len(phases) - 1 - trace.phase, phases=phases)
@@ -220,7 +220,7 @@ def costs_but(run, table, chosen, usual):
 @pytest.mark.parametrize("link", ["delay", "blocking"])
 @pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b"])
 def test_what_is_put_right_is_the_run_at_other_costs(name, link):
-    table = build_table(name)
+    table = table_of(name)
     run, _ = drawn(table, link, transmit=0.2)
     found = traces.attribute(replayed(run, link=link))
     stage, microbatch = np.indices((table.num_stages, table.num_microbatches))
@@ -271,25 +271,25 @@ def test_a_production_job_is_replayed(job):
 
 def test_the_slowdown_of_a_job_is_as_published(shares, data):
     """A stage of the published analysis is all that its workers run, collectives too."""
-    published = json.loads((data / "traces" / "published_what_if.json").read_text())
+    known = json.loads((data / "traces" / "published_what_if.json").read_text())
     recorded, again = (
-        [published[name][str(step)] for step in shares.steps] for name in ("recorded", "replayed")
+        [known[name][str(step)] for step in shares.steps] for name in ("recorded", "replayed")
     )
     assert shares.recorded.tolist() == pytest.approx(recorded, rel=1e-6)
     assert shares.replayed.tolist() == pytest.approx(again, rel=0.002)
-    assert shares.ideal == pytest.approx(published["ideal"], rel=0.001)
-    assert shares.replayed_slowdown == pytest.approx(published["slowdown"], rel=0.003)
+    assert shares.ideal == pytest.approx(known["ideal"], rel=0.001)
+    assert shares.replayed_slowdown == pytest.approx(known["slowdown"], rel=0.003)
     names = {"F": "forward-compute", "B": "backward-compute"}
     for kind in ("worker", "replica", "phase"):
         parts = shares.of(kind)
         assert len(parts) >= 2
         for name, share in parts.items():
-            slowdown = published[kind][names.get(name, name)]
-            assert 1 + share.adds / shares.ideal == pytest.approx(slowdown, rel=0.002), name
+            published = known[kind][names.get(name, name)]
+            assert 1 + share.adds / shares.ideal == pytest.approx(published, rel=0.002), name
     last = shares.of("worker")["3"]
     rest = shares.replayed.mean() - last.saves
-    assert rest == pytest.approx(published["without_last_stage"], rel=0.01)
-    assert shares.ideal + last.adds == pytest.approx(published["last_stage_alone"], rel=0.002)
+    assert rest == pytest.approx(known["without_last_stage"], rel=0.01)
+    assert shares.ideal + last.adds == pytest.approx(known["last_stage_alone"], rel=0.002)
 
 
 def test_a_forecast_is_students_interval():
@@ -408,7 +408,7 @@ def test_the_answer_and_the_commands_that_go_on(answer, folder):
 
 
 def test_jitter_reads_what_is_saved(answer, folder):
-    write_csv(folder / "run.csv", traces.of_runs(jittered(build_table("gpipe"))))
+    write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
     found = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
     shaken = answer(*shlex.split(found["next"][1])[1:])
     (row,) = shaken["rows"]
@@ -421,7 +421,7 @@ FASTER = pj.Costs(forward=1.0, backward=2.0, input_grad=1.2, weight_grad=1.0, tr
 
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "mixed"])
 def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
-    table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else build_table(name)
+    table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else table_of(name)
     write_csv(folder / "run.csv", traces.of_runs([pj.evaluate(table, FASTER)] * 2))
     found = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
     run = answer(*shlex.split(found["next"][0])[1:])
@@ -443,7 +443,7 @@ def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
 
 
 def test_what_is_saved_is_said(call, folder):
-    table = build_table("1f1b")
+    table = table_of("1f1b")
     long = np.random.default_rng(1).uniform(1.0, 3.0, (8, 8, 8))
     runs = [pj.evaluate(table, pj.Costs(forward=x[:4], backward=x[4:])) for x in long]
     write_csv(folder / "run.csv", traces.of_runs([*runs, *runs], replicas=2))
@@ -455,7 +455,7 @@ def test_what_is_saved_is_said(call, folder):
 
 
 def test_another_run_says_what_got_slower(answer, call, folder):
-    table = build_table("1f1b")
+    table = table_of("1f1b")
     for name, slow in (("now", [2]), ("then", [])):
         write_csv(folder / f"{name}.csv", traces.of_runs(jittered(table, slow)))
     line = ["trace", "now.csv", "--against", "then.csv", "--schedules", "1f1b"]
@@ -471,7 +471,7 @@ def test_another_run_says_what_got_slower(answer, call, folder):
 
 
 def test_a_run_against_itself_saves_nothing(answer, folder):
-    write_csv(folder / "run.csv", traces.of_runs(jittered(build_table("1f1b"), [2])))
+    write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("1f1b"), [2])))
     found = answer("trace", "run.csv", "--against", "run.csv", "--schedules", "1f1b")
     against = found["against"]
     assert against["other_step_time"] == against["step_time"] == found["step_time"]
@@ -482,7 +482,7 @@ def test_a_run_against_itself_saves_nothing(answer, folder):
 
 def test_whole_backwards_are_held_against_halves(answer, folder):
     for name in ("1f1b", "zb-h1"):
-        table = build_table(name)
+        table = table_of(name)
         write_csv(folder / f"{name}.csv", traces.of_runs([pj.evaluate(table, EVEN)] * 4))
     line = ["--schedules", "1f1b"]
     found = answer("trace", "zb-h1.csv", "--against", "1f1b.csv", *line)["against"]
@@ -494,7 +494,7 @@ EVEN = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
 
 
 def test_some_steps_alone(answer, mistake, folder):
-    table = build_table("1f1b")
+    table = table_of("1f1b")
     write_csv(folder / "run.csv", traces.of_runs(jittered(table, [2])))
     whole = answer("trace", "run.csv", "--schedules", "1f1b")
     steps = [step_row["step"] for step_row in whole["replay"]["per_step"]]
@@ -515,7 +515,7 @@ def test_some_steps_alone(answer, mistake, folder):
 
 
 def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
-    runs = jittered(build_table("1f1b"))
+    runs = jittered(table_of("1f1b"))
     slow = dataclasses.replace(runs[0], start=2 * runs[0].start, finish=2 * runs[0].finish)
     write_csv(folder / "run.csv", traces.of_runs([slow, *runs]))
     line = ["trace", "run.csv", "--schedules", "gpipe"]
@@ -526,7 +526,7 @@ def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
 
 
 def test_what_a_stranger_reads(answer, call, folder):
-    run = pj.evaluate(build_table("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
+    run = pj.evaluate(table_of("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
     write_csv(folder / "run.csv", traces.of_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b")
     assert "gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica\n" in text
@@ -540,7 +540,7 @@ def test_what_a_stranger_reads(answer, call, folder):
 
 
 def test_columns_have_other_names(answer, folder):
-    write_csv(folder / "run.csv", traces.of_runs(jittered(build_table("gpipe"))))
+    write_csv(folder / "run.csv", traces.of_runs(jittered(table_of("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
     Path("an other.csv").write_text(text)
     line = ["--schedules", "1f1b"]
@@ -555,7 +555,7 @@ def test_columns_have_other_names(answer, folder):
 
 @pytest.fixture(scope="module")
 def found(job):
-    run = drawn(build_table("interleaved-1f1b"), "delay", transmit=0.2)[0]
+    run = drawn(table_of("interleaved-1f1b"), "delay", transmit=0.2)[0]
     return traces.analyse(traces.of_runs([run] * 2), schedules=["1f1b"])
 
 
@@ -621,9 +621,9 @@ def test_the_figure_names_workers_replicas_and_steps(call, folder, job, shares):
 
 
 def test_the_report_is_one_page(call, folder):
-    runs = jittered(build_table("1f1b"), [2])
+    runs = jittered(table_of("1f1b"), [2])
     write_csv(folder / "run.csv", traces.of_runs(runs))
-    write_csv(folder / "other.csv", traces.of_runs(jittered(build_table("1f1b"))))
+    write_csv(folder / "other.csv", traces.of_runs(jittered(table_of("1f1b"))))
     line = ["--schedules", "zb-h1", "--against", "other.csv", "--out", "x.html"]
     code, _, error = call("trace", "run.csv", *line)
     assert (code, error) == (0, "")
@@ -650,7 +650,7 @@ def test_the_report_is_one_page(call, folder):
 
 def test_the_page_explores_the_median_step(call, folder):
     """As it ran and as replayed, then the mean pipeline; suspects are said as in the terminal."""
-    table = build_table("1f1b")
+    table = table_of("1f1b")
     forward, backward = np.array([[1.0, 1.0, 1.5, 1.0], [2.0, 2.0, 3.0, 2.0]])
     runs = [
         pj.evaluate(table, pj.Costs(forward=k * forward, backward=k * backward, transmit=0.1))
@@ -667,7 +667,7 @@ def test_the_page_explores_the_median_step(call, folder):
     suspects = [line.strip() for line in message.splitlines() if "suspect:" in line]
     assert len(suspects) >= 2
     assert all(f"<p>{escape(line)}</p>" in text for line in suspects)
-    scene = read_scene(html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1]))
+    scene = scene_of(html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1]))
     names = [schedule["name"] for schedule in scene["schedules"]]
     assert names == ["replayed", "mean pipeline", "first remedy"]
     shown = re.findall(r"<h2>([^<]*)</h2>", text)[-1]
@@ -687,7 +687,7 @@ def test_the_page_explores_the_median_step(call, folder):
 
 
 def test_what_is_left_out_stands_on_the_page(call, folder):
-    trace = traces.of_runs(jittered(build_table("1f1b")))
+    trace = traces.of_runs(jittered(table_of("1f1b")))
     whole = ~((trace.step == 4) & (trace.worker == 1))
     late = (trace.step == 2) & (trace.worker == 0) & (trace.start > 30.0)
     moved = dataclasses.replace(trace, start=trace.start + 5.0 * late, end=trace.end + 5.0 * late)
@@ -717,9 +717,9 @@ def test_a_run_of_one_replica_is_drawn_by_step(found):
 def test_a_fused_pair_is_drawn_once():
     from pipejax.cli.output.trace_report import _median_step
 
-    run = drawn(build_table("dualpipe-v"), "delay", transmit=0.2)[0]
+    run = drawn(table_of("dualpipe-v"), "delay", transmit=0.2)[0]
     step = _median_step(traces.analyse(traces.of_runs([run]), schedules=["1f1b"]))
-    table = build_table("dualpipe-v")
+    table = table_of("dualpipe-v")
     assert sum(" " in label for label in step.label) == table.is_fused.sum()
     assert len(step.label) == len(step.start) == sum(map(len, map(list, _cells(table))))
 

@@ -128,7 +128,7 @@ def test_sweeps_are_single_runs():
         stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=[0, 7], **options
     )
     assert runs.gap.shape == (2, 2, 2, 4)
-    single = pt.sweep_randomized_pipedream(
+    one = pt.sweep_randomized_pipedream(
         stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=7, **options
     )
     fields = ("gap", "blocks", "largest_squared_gradient", "mean_squared_gradient")
@@ -139,7 +139,7 @@ def test_sweeps_are_single_runs():
             )
             for name in fields:
                 expected = getattr(single, name)
-                for result in (getattr(runs, name)[1], getattr(single, name)):
+                for result in (getattr(runs, name)[1], getattr(one, name)):
                     np.testing.assert_allclose(result[step, place], expected, rtol=1e-10)
     gaps, blocks, *_ = plain(OBJECTIVES["random"](1), 0.05, 9, 0)
     np.testing.assert_allclose(runs.gap[0, 0, 1], gaps, rtol=1e-10)
@@ -170,7 +170,7 @@ def test_a_gap_of_1000_times_the_start_is_divergence(quadratic):
 # the bound
 
 
-def run_bound(objective, run, step_size, updates, delta):
+def bound_of(objective, run, step_size, updates, delta):
     largest = float(np.max(run.largest_squared_gradient)) ** 0.5
     return pt.convergence_bound(
         objective.num_stages,
@@ -199,7 +199,7 @@ def test_the_bound_holds(name):
         for step, step_size in enumerate(sizes):
             single = jax.tree.map(lambda leaf, at=(d, step): leaf[at], runs._replace(update=None))
             measured = float(np.mean(single.mean_squared_gradient))
-            assert 0 < measured <= run_bound(objective, single, step_size, UPDATES, delta).total
+            assert 0 < measured <= bound_of(objective, single, step_size, UPDATES, delta).total
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, given, seed
         **given,
     )
     assert not runs.diverged.any()
-    bound = run_bound(flat, runs, step_size, 40_000, delta)
+    bound = bound_of(flat, runs, step_size, 40_000, delta)
     measured = float(runs.mean_squared_gradient.mean())
     assert 2 * (bound.start + bound.noise) < measured <= bound.total
 

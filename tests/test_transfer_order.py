@@ -51,7 +51,7 @@ def by_reference(table, costs, queues, host_links=()):
 
 
 @st.composite
-def draw_links(draw, table):
+def links_of(draw, table):
     groups = draw(strategies.host_links(table.num_workers))
     links = pj.Links("rendezvous", draw(SCOPES), groups)
     try:
@@ -61,13 +61,13 @@ def draw_links(draw, table):
     return links
 
 
-def transfer_ops(table):
+def ops_of(table):
     return [
         [op for cell in row for op in cell if op.phase not in COMMUNICATION] for row in table.rows()
     ]
 
 
-def table_transfers(table):
+def transfers_of(table):
     return [
         [str(op) for cell in row for op in cell if op.phase in COMMUNICATION]
         for row in table.rows()
@@ -88,7 +88,7 @@ def test_interleaved_with_one_communicator_per_worker(found):
     assert found.best.free_bound < found.lower_bound < found.value
     assert found.gap == pytest.approx(1 - found.lower_bound / found.value)
     assert found.stopped == "iterations"
-    assert transfer_ops(found.best.table) == transfer_ops(TABLE)
+    assert ops_of(found.best.table) == ops_of(TABLE)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_producer_by_producer_is_how_pytorch_lowers(name, data):
 )
 @settings(max_examples=25)
 def test_legal_orders_are_run_as_their_tables_are(case, communication, data, seed):
-    links = data.draw(draw_links(case.table))
+    links = data.draw(links_of(case.table))
     table = pj.links.insert_transfers(case.table, link=links) if communication else case.table
     graph = transfer_graph(table, case.costs, links)
     order = producer_order(table, links)
@@ -137,7 +137,7 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, data, see
     makespans = finish_of_orders(graph, orders).max(axis=1)
     for k in (0, -1):  # a critical move where there is one, and any
         ordered = pj.links.insert_transfers(table, orders[k])
-        assert transfer_ops(ordered) == transfer_ops(table)
+        assert ops_of(ordered) == ops_of(table)
         assert pj.evaluate(ordered, case.costs, link=links).makespan == makespans[k]
 
 
@@ -167,7 +167,7 @@ def test_transfers_wait_for_other_rows_on_a_shared_host_link(groups):
 @given(case=strategies.cases(pairs=True, step_end=True), data=st.data())
 @settings(max_examples=25)
 def test_found_orders_hold_what_they_promise(case, data):
-    table, links = case.table, data.draw(draw_links(case.table))
+    table, links = case.table, data.draw(links_of(case.table))
     shared = links.queues, links.host_links
     if data.draw(st.booleans()):  # cells in an order that may deadlock
         table = pj.links.insert_transfers(table, link=links)
@@ -178,7 +178,7 @@ def test_found_orders_hold_what_they_promise(case, data):
     free = dataclasses.replace(links, model="delay")
     assert result.best.free_bound == pj.evaluate(table, case.costs, link=free).makespan
     assert result.best.free_bound <= result.lower_bound <= result.value
-    assert transfer_ops(result.best.table) == transfer_ops(table)
+    assert ops_of(result.best.table) == ops_of(table)
     assert result.baselines["own"] == pj.evaluate(table, case.costs, link=links).makespan
     naive = by_reference(pj.links.insert_transfers(table, link=links), case.theirs, *shared)
     assert result.baselines["by producer"] == naive.makespan
@@ -199,7 +199,7 @@ def test_waits_that_would_hold_up_the_end_of_a_step_are_left_out():
     case=strategies.cases(pairs=True, step_end=True), data=st.data(), urgency=st.floats(0.0, 1.0)
 )
 def test_greedy_orders_are_legal_from_either_end(case, data, urgency):
-    links = data.draw(draw_links(case.table))
+    links = data.draw(links_of(case.table))
     graph = transfer_graph(case.table, case.costs, links)
     times, waits = heads_and_tails(graph), WaitsFor.from_preds(graph.preds)
     forth, forth_end = priority_order(graph, waits, times.tail, urgency)
@@ -393,7 +393,7 @@ def test_orders_that_are_not_legal_are_refused():
 def test_orders_of_programs_agree_with_their_queues():
     ordered = pj.links.insert_transfers(TABLE)
     order = pj.lower(ordered, link="rendezvous").transfer_order
-    assert table_transfers(pj.links.insert_transfers(TABLE, order)) == table_transfers(ordered)
+    assert transfers_of(pj.links.insert_transfers(TABLE, order)) == transfers_of(ordered)
 
 
 SMALL = ["tune", "messages", "--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
@@ -437,7 +437,7 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
     assert run(["tune", "messages", "--table", str(path), *TIMES, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["baselines"]["own"] is None
-    assert result["to_waits"] == "by producer"
+    assert result["waits_of"] == "by producer"
     assert (result["gain"], result["own_order"]) == (None, "cells")
     assert run(["tune", "messages", "--table", str(path), *TIMES]) == 0
     assert "its own order of SEND and RECV cells deadlocks" in capsys.readouterr().out

@@ -41,12 +41,12 @@ def total(program, leaves, **options):
 
 
 @functools.cache
-def batch_gradient(program):
+def gradient_of(program):
     return jax.jit(jax.grad(lambda leaves: pj.makespan(program, pj.Costs(**leaves))))
 
 
 def one_by_one(program, leaves):
-    run = batch_gradient(program)
+    run = gradient_of(program)
     values = [run({name: leaf[k] for name, leaf in leaves.items()}) for k in range(SIZE)]
     return {name: np.stack([value[name] for value in values]) for name in leaves}
 
@@ -73,7 +73,7 @@ def stacked(leaves):
 SCHEDULES = ("1f1b", "chimera", "zb-h1")
 
 
-@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), one_in=6))
+@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), of=6))
 def test_gradients_are_those_of_makespan(link, name):  # ties included
     program = lowered(link, name)
     run = functools.partial(total, program)

@@ -66,7 +66,7 @@ def is_text(node):
 
 
 def is_flag(node):
-    """Whether a factor of a text is a truth value: text * flag is a riddle, text * 3 is none."""
+    """Return whether a factor of a text is a truth value: text * flag is a riddle, text * 3 is none."""
     is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     return isinstance(node, ast.Compare | ast.BoolOp) or (is_call and node.func.id == "bool")
 

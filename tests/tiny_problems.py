@@ -70,7 +70,7 @@ def exact(number):
     return Fraction(float(number)).limit_denominator(48)
 
 
-def read_pipes(table, costs, options):
+def pipes_of(table, costs, options):
     """The same problem for `optimum`."""
     stages, pipes = table.num_stages, table.num_pipes
     entries = lambda values, *shape: np.broadcast_to(np.asarray(values), shape)  # noqa: E731
@@ -96,7 +96,7 @@ def read_pipes(table, costs, options):
         all_reduce=by_stage(costs.all_reduce),
         update=by_stage(costs.update),
         sizes=sizes,
-        held_for_w=tuple(size * exact(options["weight_share"]) for size in sizes),
+        kept=tuple(size * exact(options["weight_share"]) for size in sizes),
         limits=tuple(map(exact, options["memory_limit"])),
         host_links=options["link"].host_links,
     )

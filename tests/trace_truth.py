@@ -86,10 +86,12 @@ def recorded(table, seed, change, steps=4, replicas=1, noise=0.02, op=0.01, mess
             if change == "collectives":
                 extra = _collectives(result, table.num_workers, draw, op)
             slices += [
-                op._replace(step=step, replica=replica, start=op.start + begin, end=op.end + begin)
-                for op in (*result, *extra)
+                one._replace(
+                    step=step, replica=replica, start=one.start + begin, end=one.end + begin
+                )
+                for one in (*result, *extra)
             ]
-            durations.append(max(op.end for op in (*result, *extra)))
+            durations.append(max(one.end for one in (*result, *extra)))
         begin += max(durations) + op * float(draw.uniform(0.2, 0.4))
     return slices, planted
 
@@ -248,34 +250,34 @@ def _lists(folder, slices, table, change, form):
 
 
 def _chrome(folder, slices, table, change, form):
-    replicas = 1 + max(op.replica for op in slices)
+    replicas = 1 + max(one.replica for one in slices)
     world = replicas * table.num_workers
     for replica in range(replicas):
         for worker in range(table.num_workers):
-            is_own = [op for op in slices if (op.replica, op.worker) == (replica, worker)]
+            is_own = [one for one in slices if (one.replica, one.worker) == (replica, worker)]
             if not is_own:
                 continue
             events = []
             cells = {}
-            for op in is_own:
-                if op.stage >= 0:
-                    cells.setdefault((op.step, op.cell), []).append(op)
+            for one in is_own:
+                if one.stage >= 0:
+                    cells.setdefault((one.step, one.cell), []).append(one)
             for ops in cells.values():
-                labels = [f"{op.stage}{op.phase}{op.microbatch}" for op in ops]
+                labels = [f"{one.stage}{one.phase}{one.microbatch}" for one in ops]
                 pair = f"({';'.join(labels)})OVERLAP_F_B"
                 events.append((f"PP:{labels[0] if len(labels) == 1 else pair}", ops[0]))
             if change == "collectives":
-                for op in [op for op in is_own if op.stage < 0]:
+                for one in [one for one in is_own if one.stage < 0]:
                     stage = min(op.stage for op in is_own if op.stage >= 0)
-                    events.append((f"PP:{stage}REDUCE_GRAD", op))
+                    events.append((f"PP:{stage}REDUCE_GRAD", one))
             result = [
                 {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "name": name}
-                | {"ts": 1e6 * op.start, "dur": 1e6 * (op.end - op.start)}
-                for name, op in sorted(events, key=lambda event: event[1].start)
+                | {"ts": 1e6 * one.start, "dur": 1e6 * (one.end - one.start)}
+                for name, one in sorted(events, key=lambda event: event[1].start)
             ]
             if "no step" not in change:
-                for step in sorted({op.step for op in is_own}):
-                    times = [t for op in is_own if op.step == step for t in (op.start, op.end)]
+                for step in sorted({one.step for one in is_own}):
+                    times = [t for one in is_own if one.step == step for t in (one.start, one.end)]
                     result.append(
                         {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
                         | {"name": f"ProfilerStep#{step}", "ts": 1e6 * min(times) - 1}

@@ -535,7 +535,7 @@ def recorded(tmp_path_factory):
     return path, labels, *op_values
 
 
-def op_numbers(opened, index, what):
+def of_ops(opened, index, what):
     """Return a number of every op of a schedule of the page."""
     return opened(
         "([k, what]) => [...explorer.schedules[k].ops.phase.keys()].map(op => "
@@ -581,9 +581,9 @@ def test_a_recorded_run_stands_above_its_replay(scheme, recorded, visit):
     opened = visit(path, "critical=0", color_scheme=scheme, viewport={"width": 1200, "height": 900})
     names = [heading.inner_text() for heading in opened.page.locator(".schedule h2 b").all()]
     assert names == ["as it ran", "replayed", "1f1b"]
-    np.testing.assert_allclose(op_numbers(opened, 0, "start"), starts, atol=1e-12)
-    np.testing.assert_allclose(op_numbers(opened, 1, "start"), starts - residuals, atol=1e-9)
-    np.testing.assert_allclose(op_numbers(opened, 0, "stall"), stalls, atol=1e-9)
+    np.testing.assert_allclose(of_ops(opened, 0, "start"), starts, atol=1e-12)
+    np.testing.assert_allclose(of_ops(opened, 1, "start"), starts - residuals, atol=1e-9)
+    np.testing.assert_allclose(of_ops(opened, 0, "stall"), stalls, atol=1e-9)
     latest, first = labels[residuals.argmax()], labels[residuals.argmin()]
     ends = palette.SECONDS[:: 1 if scheme == "light" else -1]
     for index in (0, 1):
@@ -611,5 +611,5 @@ def test_a_recorded_run_stands_above_its_replay(scheme, recorded, visit):
     opened.set_factor("B", 1.5)
     ran, replayed, _ = opened.makespans()
     assert (ran, replayed > before[1]) == (before[0], True)
-    np.testing.assert_allclose(op_numbers(opened, 0, "start"), starts, atol=1e-12)
+    np.testing.assert_allclose(of_ops(opened, 0, "start"), starts, atol=1e-12)
     assert opened("explorer.schedules[0].residuals.least") < -1.0  # it is late no more

@@ -158,12 +158,11 @@ def plan(
         on_front = evaluator.find_front() if front else None
     planned = _planned_layouts(evaluator, np.concatenate([best, beyond]), by_row)
     order, ranked = _ranked(planned[: len(best)])
-    pair = best[order[:2]]
     result = PlanResult(
         best=ranked[0],
         runners_up=ranked[1:],
         outside=tuple(planned[len(best) :]),
-        break_even_factors=break_even_factors(request, layouts, pair),
+        break_even_factors=break_even_factors(request, layouts, best[order[:2]]),
         enumerated=len(layouts),
         fitting=int(estimates.fits.sum()),
         evaluated=int((~np.isnan(estimates.step_time)).sum()),

@@ -34,11 +34,11 @@ def parse_label(label: str) -> Cell:
     """Return the ops of a label, nothing for one that is none.
 
     Example:
-      >>> cell_of("PP:0F1"), cell_of("0UNSHARD"), cell_of("aten::mm")
+      >>> parse_label("PP:0F1"), parse_label("0UNSHARD"), parse_label("aten::mm")
       ((('F', 0, 1),), (('UNSHARD', 0, -1),), ())
-      >>> cell_of("PP:(2F1;3B0)OVERLAP_F_B")
+      >>> parse_label("PP:(2F1;3B0)OVERLAP_F_B")
       (('F', 2, 1), ('B', 3, 0))
-      >>> cell_of("Backward 3")
+      >>> parse_label("Backward 3")
       (('B', -1, 3),)
     """
     if single := _SINGLE.fullmatch(label):

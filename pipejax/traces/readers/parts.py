@@ -122,7 +122,7 @@ def phase_name(name: str) -> str:
     """Return the phase that a name means, or the name.
 
     Example:
-      >>> phase_of("forward-compute"), phase_of("recv_backward"), phase_of("optimizer")
+      >>> phase_name("forward-compute"), phase_name("recv_backward"), phase_name("optimizer")
       ('F', 'RECV_B', 'optimizer')
     """
     return _PHASE_OF.get("-".join(name.strip().casefold().replace("_", " ").split()), name.strip())
