@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from rich.console import Console
+from rich.style import Style
 
 import pipejax as pj
 from figures.kit.rules import faults, figure_caption
@@ -335,6 +336,9 @@ def test_without_matplotlib_a_notebook_shows_text(chimera, monkeypatch):
 
 
 def terminal(shown, colours):
+    # a style keeps the codes of the first console that it was shown on
+    Style.parse.cache_clear()
+    Style._add.cache_clear()
     out = Console(
         file=io.StringIO(), force_terminal=colours is not None, color_system=colours, width=100
     )
