@@ -192,7 +192,7 @@ function mergedOps(cells, { together }) {
 /** Lower a table under a link model, a record of `links.py`; what cannot run says why. */
 export function lower(table, model, layout, { sent, unsent }, grammar) {
   const { cells, workers } = table;
-  const { occupancy, lag: later, blocks, isRendezvous } = model;
+  const { occupancy, lag: later, blocks, is_rendezvous: isRendezvous } = model;
   const edges = []; // tail, head, lag
   // nodes: the source, then ops, then gates, then transfers
   const node = Int32Array.from(cells, ({ ops }) => (isRendezvous || !grammar.waits.includes(ops[0].phase) ? 1 : 0));
