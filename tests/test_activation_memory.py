@@ -51,7 +51,7 @@ def test_rows_say_what_the_run_says(name):
 def test_counts_price_many_sizes_at_once():
     held = held_counts(pj.schedules.build("chimera", num_workers=4, num_microbatches=8))
     sizes = np.random.default_rng(0).integers(1, 9, (6, 5, 4)).astype(float)  # parts, batch, stages
-    expected = [held.activation_bytes(tuple(swapax)) for swapax in sizes.swapaxes(0, 1)]
+    expected = [held.activation_bytes(tuple(part_sizes)) for part_sizes in sizes.swapaxes(0, 1)]
     assert np.array_equal(held.activation_bytes(tuple(sizes)), expected)
 
 
