@@ -98,8 +98,8 @@ class Summary:
       ...     pj.training.random_quadratic(4, dimension=8, seed=0), step_sizes=[40.0, 0.25, 0.001],
       ...     seeds=range(2), updates=400, every=200,
       ... )
-      >>> found = pj.training.summarise(runs)
-      >>> found.diverged.tolist(), found.best, found.final_gap.mask.tolist()
+      >>> result = pj.training.summarise(runs)
+      >>> result.diverged.tolist(), result.best, result.final_gap.mask.tolist()
       ([2, 0, 0], 1, [True, False, False])
     """
 

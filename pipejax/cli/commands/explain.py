@@ -68,7 +68,7 @@ def explain(
       --stragglers 2=1.4
     """
     from pipejax.search.remedies.explain import explain_setup
-    from pipejax.search.remedies.setup import Schedule, begin
+    from pipejax.search.remedies.setup import Schedule, begin_setup
 
     if choice.repair is not None:
         raise ValueError(f"--repair {choice.repair}: write the table with `pipejax export` first")
@@ -82,7 +82,7 @@ def explain(
     if choice.schedule is not None and not is_limited:
         schedule = Schedule(choice.schedule, choice.options.of_table(choice.schedule))
     layers = None if stage_layers is None else _stage_layers(stage_layers, table.num_stages)
-    setup = begin(table, links, priced.of_stages(table.num_stages), schedule, layers)
+    setup = begin_setup(table, links, priced.of_stages(table.num_stages), schedule, layers)
     limit = _limit(memory_limit, setup)
     names = None if schedules is None else [name.strip() for name in schedules.split(",")]
     with progress("explaining", None) as bar:
@@ -136,7 +136,7 @@ def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dic
         "tolerated": found.tolerated if math.isfinite(found.tolerated or math.inf) else None,
         "memory": {
             "unit": found.memory.unit,
-            "needs": found.memory.at_first,
+            "needs": found.memory.begin_needs,
             "limit": found.memory.limit,
             "fits": found.memory.fits(first),
         },

@@ -72,10 +72,10 @@ def deal(
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
       >>> lengths = np.array([[1.0, 4.0, 3.0, 5.0, 2.0, 2.0]])  # of all stages alike
       >>> costs = pj.Costs(forward=lengths, backward=lengths)
-      >>> found = pj.search.deal(table, costs, replicas=3)
-      >>> found.value, found.baselines["given"], found.stopped
+      >>> result = pj.search.deal(table, costs, replicas=3)
+      >>> result.value, result.baselines["given"], result.stopped
       (21.0, 24.0, 'optimal')
-      >>> found.best.order.tolist()
+      >>> result.best.order.tolist()
       [[0, 3], [1, 4], [2, 5]]
     """
     check_types(costs=(costs, Costs))
@@ -125,8 +125,8 @@ def deals(
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
       >>> steps = np.array(([[3.0, 3.0, 1.0, 1.0]], [[1.0, 1.0, 2.0, 5.0]]))
       >>> costs = [pj.Costs(forward=times, backward=times) for times in steps]
-      >>> found = pj.search.deals(table, costs, replicas=2)
-      >>> [step.baselines["given"] for step in found], [step.value for step in found]
+      >>> result = pj.search.deals(table, costs, replicas=2)
+      >>> [step.baselines["given"] for step in result], [step.value for step in result]
       ([18.0, 22.0], [13.0, 21.0])
     """
     check_types(table=(table, ScheduleTable), costs_by_step=(costs_by_step, list, tuple))

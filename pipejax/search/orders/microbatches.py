@@ -94,8 +94,8 @@ def microbatches(
       >>> lengths = [1.0, 1.0, 1.0, 8.0, 2.0, 1.0, 4.0, 1.0]
       >>> costs = pj.Costs(forward=1.0, backward=2.0)
       >>> costs = pj.costing.scaled_costs(costs, table, microbatches=lengths)
-      >>> found = pj.search.microbatches(table, costs)
-      >>> found.value, found.baselines["ascending"], found.baselines["descending"]
+      >>> result = pj.search.microbatches(table, costs)
+      >>> result.value, result.baselines["ascending"], result.baselines["descending"]
       (114.0, 121.0, 125.0)
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))

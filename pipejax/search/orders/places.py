@@ -109,8 +109,8 @@ def places(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("interleaved-1f1b", num_workers=8, num_microbatches=8)
       >>> machine = pj.Topology(2, latency=(0.0, 0.25))
-      >>> found = pj.search.places(table, pj.Costs(forward=0.5, backward=1.0), machine)
-      >>> found.value <= min(found.baselines.values())
+      >>> result = pj.search.places(table, pj.Costs(forward=0.5, backward=1.0), machine)
+      >>> result.value <= min(result.baselines.values())
       True
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs, Workload))

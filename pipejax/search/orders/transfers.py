@@ -137,8 +137,8 @@ def messages(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
-      >>> found = pj.search.messages(table, costs, iterations=5)
-      >>> found.baselines["by producer"], found.value, found.best.free_bound, found.stopped
+      >>> result = pj.search.messages(table, costs, iterations=5)
+      >>> result.baselines["by producer"], result.value, result.best.free_bound, result.stopped
       (32.0, 31.0, 31.0, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))

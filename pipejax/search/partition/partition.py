@@ -286,8 +286,8 @@ def layers(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
       >>> workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=16, tensor_parallel=2)
-      >>> found = pj.search.layers(table, workload, pj.load_system("h100"))
-      >>> print(found.best.layout, found.stopped)
+      >>> result = pj.search.layers(table, workload, pj.load_system("h100"))
+      >>> print(result.best.layout, result.stopped)
       Et*9|t*9|t*8|t*6L optimal
     """
     check_types(

@@ -75,8 +75,8 @@ def optimize(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> costs = pj.Costs.uniform(table, forward=10.0, input_grad=10.0, weight_grad=10.0)
-      >>> found = pj.optimize(table, costs, memory_limit=3)
-      >>> found.value, found.best.status
+      >>> result = pj.optimize(table, costs, memory_limit=3)
+      >>> result.value, result.best.status
       (310.0, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), offload=(offload, bool))

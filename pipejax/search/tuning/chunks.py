@@ -101,10 +101,10 @@ def chunks(
 
     Example:
       >>> import pipejax as pj
-      >>> found = pj.search.chunks(4096, 4, fixed=1e-3, per_token=1e-5, per_pair=5e-9, num_chunks=4)
-      >>> found.best.sizes, f"{1e3 * found.value:.2f} ms"
+      >>> cuts = pj.search.chunks(4096, 4, fixed=1e-3, per_token=1e-5, per_pair=5e-9, num_chunks=4)
+      >>> cuts.best.sizes, f"{1e3 * cuts.value:.2f} ms"
       ((1506, 1031, 836, 723), '152.10 ms')
-      >>> [f"{1e3 * found.baselines[name]:.2f} ms" for name in ("equal sizes", "equal times")]
+      >>> [f"{1e3 * cuts.baselines[name]:.2f} ms" for name in ("equal sizes", "equal times")]
       ['175.67 ms', '152.10 ms']
     """
     counts = {"tokens": tokens, "num_workers": num_workers, "multiple": multiple}

@@ -127,8 +127,8 @@ def lookahead(
       >>> table = pj.schedules.build(
       ...     "interleaved-1f1b", num_workers=2, num_microbatches=4, stages_per_worker=3)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, unshard=1.5, reduce_grad=1.5)
-      >>> found = pj.search.lookahead(table, costs, limit=2)
-      >>> found.value, found.baselines["no lookahead"], found.stopped
+      >>> result = pj.search.lookahead(table, costs, limit=2)
+      >>> result.value, result.baselines["no lookahead"], result.stopped
       (42.5, 55.5, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), lane=(lane, str))

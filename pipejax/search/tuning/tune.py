@@ -154,8 +154,8 @@ def tune(
     Example:
       >>> import pipejax as pj
       >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
-      >>> found = pj.tune("1f1b", 4, workload, pj.load_system("h100"))
-      >>> found.best.microbatch_size, found.best.microbatches, found.best.method
+      >>> result = pj.tune("1f1b", 4, workload, pj.load_system("h100"))
+      >>> result.best.microbatch_size, result.best.microbatches, result.best.method
       (2, 16, 'exhaustive')
     """
     check_types(workload=(workload, Workload), system=(system, System))
