@@ -105,7 +105,7 @@ def test_links_and_messages_are_found(name, link):
     run, sent = drawn(table_of(name), link, transmit=0.2)
     found = replayed(run)
     assert found.links.model == link
-    message = found.link_estimate.is_told
+    message = found.link_estimate.is_observed
     assert found.link_times[message] == pytest.approx(sent[message], rel=1e-9)
     assert found.worst_error <= 1e-9
     assert found.message_time == pytest.approx(0.2, rel=1e-9)
@@ -143,7 +143,7 @@ def test_messages_that_scatter_are_found_within_gaps():
         for _ in range(4)
     ]
     found = replayed(*[pj.evaluate(table, cost, link=links) for cost in costs], link=links)
-    assert found.link_estimate.is_told.all()
+    assert found.link_estimate.is_observed.all()
     assert np.abs(found.link_times / sent.ravel() - 1).max() < 0.1
     assert found.mean_error < 0.002
 
