@@ -177,7 +177,7 @@ class TuningProblem:
 
     def evaluate(self, num_microbatches: int, assigned: StageLayers) -> tuple[float, float]:
         """Evaluate layers of each stage exactly: step time [s], and need [B]."""
-        objective = self.objective(as_they_are, num_microbatches)
+        objective = self.objective(identity_relaxation, num_microbatches)
         layers = StageLayers(*(np.asarray(stages, float)[None] for stages in assigned))
         (step,), (need,) = objective.evaluate(
             layers, self.inputs(1, num_microbatches, limited=False)
@@ -185,7 +185,7 @@ class TuningProblem:
         return float(step), float(need)
 
 
-def as_they_are(assigned: StageLayers, inputs: Inputs) -> tuple[Pair, Number]:
+def identity_relaxation(assigned: StageLayers, inputs: Inputs) -> tuple[Pair, Number]:
     """Layers of each stage as variables."""
     return inputs.pair._replace(assigned=assigned), inputs.size
 
