@@ -498,7 +498,8 @@ def test_a_trace_of_a_gpu(data):
     durations = trace.end - trace.start
     for phase in ("F", "I"):  # the quickest: processes take turns on the GPU
         took = [
-            durations[trace.has_phase(phase) & (trace.stage == stage)].min() for stage in range(1, 7)
+            durations[trace.has_phase(phase) & (trace.stage == stage)].min()
+            for stage in range(1, 7)
         ]
         assert took == pytest.approx([1.5 * took[1], *[took[1]] * 5], rel=0.01)
 
@@ -715,7 +716,9 @@ def test_few_foreign_messages_do_no_harm(public):
     assert len(trace.steps) == 6
     wrong = trace.has_phase(["RECV_F"]) & (trace.step == 34)
     early = {name: getattr(trace, name) - 1.0 * wrong for name in TIMES}
-    damaged = Trace.from_columns({name: getattr(trace, name) for name in INTEGERS} | early, trace.phases)
+    damaged = Trace.from_columns(
+        {name: getattr(trace, name) for name in INTEGERS} | early, trace.phases
+    )
     assert not any(offset.is_corrected for offset in aligned(damaged)[1])
     assert any(offset.is_corrected for offset in aligned(damaged.only(damaged.step > 30))[1])
 

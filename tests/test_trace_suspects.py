@@ -119,7 +119,9 @@ def write_csv(path, trace):
 def test_the_command_names_suspects(call, tmp_path):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     cost = np.array([1.0, 1.0, 1.3, 1.0])
-    trace = pj.traces.record_runs([pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))] * 2)
+    trace = pj.traces.record_runs(
+        [pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))] * 2
+    )
     path = tmp_path / "run.csv"
     write_csv(path, trace)
     code, out, _ = call("trace", str(path), "--schedules", "gpipe")

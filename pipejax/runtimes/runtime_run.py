@@ -53,7 +53,7 @@ class RuntimeRun(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The larger of both errors; infinite where one is no number."""
+        """Return the larger of both errors; infinite if one is NaN."""
         errors = (self.gradient_error, self.loss_error)
         return math.inf if any(map(math.isnan, errors)) else max(errors)
 

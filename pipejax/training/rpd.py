@@ -37,7 +37,7 @@ from pipejax.training.training_run import (
     Numbers,
     Seeds,
     TrainingRun,
-    checked_runs,
+    check_runs,
     over_runs,
     run_alone,
 )
@@ -132,7 +132,7 @@ def sweep_randomized_pipedream(
     whole_number(every, "every")
     if whole_number(updates, "updates") % every:
         raise wrong("updates", f"must be a multiple of every {every}, got {updates}")
-    chosen, checked = checked_runs(objective, step_sizes, seeds, updates // every + 1, every)
+    chosen, checked = check_runs(objective, step_sizes, seeds, updates // every + 1, every)
     law = _law(objective, delta, delays)
     cyclic, deviation = (
         resolve_choice(batches, RANDOM_ORDERS, "batches") == "cyclic",
@@ -235,6 +235,7 @@ def _compiled(
     noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
+    """Train for all step sizes, seeds and delay laws in one compiled call."""
     train = over_runs(functools.partial(_train, noise=noise, how=how), objective, None)
     if law.ndim == 1:
         train = jax.vmap(train, (None, None, None, 0))
@@ -250,6 +251,10 @@ def _train(
     noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
+    """Train once with random stages and delays; `how` are the static settings.
+
+    A model is a row of block versions, one per stage; version num_stages + k is made by update k.
+    """
     start = objective.init(start_key(seed))
     size, (num_stages, width) = step_size.astype(start.dtype), start.shape
     stages = jnp.arange(num_stages, dtype=jnp.int32)
@@ -270,8 +275,9 @@ def _train(
             added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
         return newest[-how.window :], _Choice(k, draws.stage, batch, read, added)
 
-    def update(state: _State, chosen: _Choice) -> tuple[_State, Float[Array, ""]]:
-        k, stage, batch, read, added = chosen
+    def update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
+        """Update the block of the chosen stage by a gradient at the versions that it reads."""
+        k, stage, batch, read, added = choice
         mixed = state.blocks_made[read % how.depth]
         loss, gradients = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
         gradient = gradients[stage] + added
@@ -289,8 +295,8 @@ def _train(
     def to_sample(
         carry: tuple[_State, Array], first: Array
     ) -> tuple[tuple[_State, Array], tuple[Array, Array]]:
-        models, chosen = choices(carry[1], first)
-        state, losses = jax.lax.scan(update, carry[0], chosen)
+        models, choice = choices(carry[1], first)
+        state, losses = jax.lax.scan(update, carry[0], choice)
         return (state, models), (objective.gap(state.blocks), jnp.mean(losses))
 
     zero = jnp.zeros((), start.dtype)
@@ -308,7 +314,7 @@ def _train(
 def _noise(
     objective: TrainingObjective, seed: Array, k: Array, stage: Array, start: Array
 ) -> Float[Array, "updates width"]:
-    """Noise of many updates, of deviation 1, and 0 where blocks are padded."""
+    """Return unit noise of many updates; 0 where blocks are padded."""
     held = jnp.broadcast_to(jnp.asarray(objective.held()), start.shape)
     width = (start.shape[1],)
     return held[stage] * jax.vmap(lambda k: gradient_noise(seed, k, width, start.dtype))(k)

@@ -128,14 +128,13 @@ def best_step_size(
 
 
 def pipedream_delay(stages: int) -> int:
-    """Largest delay of PipeDream's asynchronous 1F1B in steady state, floor(S^2 - S/2).
+    """Return the largest delay of PipeDream's 1F1B in steady state, floor(S^2 - S/2).
 
     Args:
       stages: S.
 
     Returns:
-      How many block updates, of all stages, happen between a read of a block and the update that
-      comes of it.
+      Block updates of all stages between a read of a block and the resulting update.
 
     Source:
       arXiv 2606.03498, S^2 - S/2 + O(1); the floor is what the schedule gives at S = 2 to 32.
@@ -150,7 +149,7 @@ def pipedream_delay(stages: int) -> int:
 
 
 def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given) -> Values:
-    """Delay term of the bound for PipeDream, as S and K grow: it is Theta(S^4 / K).
+    """Return the delay term of PipeDream's bound for large S and K: Theta(S^4 / K).
 
     The step size is the best one without delays, gamma = sqrt(2 (f_0 - f*) / (K L)) / G, which does
     not depend on S. With delta = `pipedream_delay` the term is 2 L (f_0 - f*) delta^2 / K.
@@ -176,7 +175,7 @@ def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given
 
 
 def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
-    """Factors of 1 / gamma, gamma and gamma^2 for `_OF_TERMS`, all of the broadcast shape."""
+    """Return the factors of 1 / gamma, gamma and gamma^2 in the bound."""
     _check(**dict(zip(_OF_TERMS, numbers, strict=True)))
     s, k, lipschitz, g, d, f = (np.asarray(value, np.float64) for value in numbers)
     a, b, c = np.broadcast_arrays(2 * s * f / k, s * lipschitz * g**2, (lipschitz * d * g) ** 2)

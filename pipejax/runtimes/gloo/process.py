@@ -147,7 +147,7 @@ class SlowLink:
             threading.Thread(target=self._carry, args=(self._posted[sends],), daemon=True).start()
 
     def post(self, work: dist.Work, sends: bool, seconds: float) -> SlowMessage:
-        """Post a message at this end."""
+        """Post a message at this end of the link."""
         message = SlowMessage(work, seconds)
         self._posted[sends].put(message)
         return message
@@ -180,10 +180,11 @@ class SlowLinks:
                 setattr(stage, name, _noted(getattr(stage, name), travel))
 
     def take_over(self) -> None:
-        """Have the runtime post all messages here."""
+        """Let the runtime post all messages through this object."""
         schedules._batch_p2p = self._post
 
     def _post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
+        """Post messages on slow links, in the place of the runtime's function."""
         posted = []
         for message in messages:
             sends = message.op is dist.isend
@@ -243,7 +244,7 @@ class OpClock:
             self._last[-1] += self._begun - self._ended - self._waited
 
     def end(self, stage: int, phase: str, microbatch: int) -> None:
-        """End the op that has begun."""
+        """End the running op, after a sleep up to its least time, and record its seconds."""
         least = float(self.least[phase][stage, microbatch]) if self.least else 0.0
         time.sleep(max(0.0, self._begun + least - time.perf_counter()))
         self._ended, self._waited = time.perf_counter(), 0.0
@@ -251,7 +252,7 @@ class OpClock:
         self._last.append(self._ended - self._begun)
 
     def means(self) -> dict[int, dict[str, float]]:
-        """Mean seconds by stage and phase letter since they were forgotten."""
+        """Return mean seconds by stage and phase letter since the last reset."""
         result: dict[int, dict[str, float]] = {}
         for (stage, phase), times in self.measured.items():
             result.setdefault(stage, {})[phase] = statistics.fmean(times)
@@ -366,8 +367,7 @@ class TableRun:
         return {"gradient_error": float(np.max(off_by)), "loss": loss, "loss_error": off}
 
     def time_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps that begin together: the messages before each, and the ops of each."""
-        # A trace of them is written where the task says so.
+        """Time steps that begin together on all ranks; write a trace if the task says so."""
         path = self.task["trace"]
         if path is None or not count:
             return self._timed_steps(count)
@@ -378,7 +378,7 @@ class TableRun:
         return steps
 
     def _timed_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps; a slice of a trace marks each, as `profiler.step()` does."""
+        """Run and time steps; a slice in the trace marks each, as `profiler.step()` does."""
         steps = []
         for number in range(count):
             message = self._message_seconds()
@@ -392,20 +392,20 @@ class TableRun:
         return steps
 
     def _message_seconds(self) -> list[float]:
-        """Half a round trip over each stage boundary [s]; 0 on this rank where it takes no part."""
+        """Return half a round trip over each stage boundary [s]; 0 if this rank takes no part."""
         placement = self.task["placement"]
         seconds = []
-        for here, there in itertools.pairwise(placement):
+        for source, target in itertools.pairwise(placement):
             dist.barrier()
-            took = 0.0
-            if here != there and self.rank in (here, there):
-                took = round_trip(self.model, self.rank, here, there) / 2
-            seconds.append(took)
+            half_trip = 0.0
+            if source != target and self.rank in (source, target):
+                half_trip = round_trip(self.model, self.rank, source, target) / 2
+            seconds.append(half_trip)
         return seconds
 
 
 def relative_difference(ours: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """Largest difference, relative to the largest entry; NaN where one is missing or no number."""
+    """Return the largest difference relative to the largest entry; NaN if values are missing."""
     if ours is None or other is None:
         return float("nan")
     scale = float(other.abs().max()) or 1.0
@@ -427,7 +427,7 @@ def round_trip(model: TorchModel, rank: int, here: int, there: int) -> float:
 
 
 def agreed_start(rank: int) -> float:
-    """Agree on a moment a little ahead; the clock is that of the machine."""
+    """Agree with all ranks on a start a little ahead, by the clock of the machine."""
     moment = torch.zeros(1, dtype=torch.float64)
     dist.barrier()
     if rank == 0:
@@ -437,7 +437,7 @@ def agreed_start(rank: int) -> float:
 
 
 def answer_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Meet the other ranks and run all tables."""
+    """Join the other ranks, run all tables, and return their results."""
     torch.set_num_threads(1)
     rank, ranks = request["rank"], request["ranks"]
     dist.init_process_group(

@@ -88,6 +88,8 @@ def unpipelined(
     # Padded stages pass on their input, and microbatches without a share count
     # nothing, so one compilation serves models of all sizes up to this one.
     def mean_loss(parameters: StageParameters) -> Array:
+        """Return the mean loss of all microbatches through all stages."""
+
         def through(activation: Array, stage: tuple[StageParameters, Array]) -> tuple[Array, None]:
             weights, is_there = stage
             return jnp.where(is_there, run_stage(weights, activation), activation), None
@@ -149,6 +151,7 @@ def _rest(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
 
 
 def _forward(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
+    """Run F: keep its input, and on the last stage the loss and its gradient."""
     held = moving.held
     activation = held.activations[step.read]
     output = run_stage(_at(held.weights, step.weight), activation)
@@ -242,6 +245,7 @@ def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _In
 def _store_arrivals(
     buffer: Array, sent: Array, to: Index, shifts: tuple[int, ...], workers: int
 ) -> Array:
+    """Send values around the ring by each shift, and store the arrivals at positions `to`."""
     for lane, shift in enumerate(shifts):
         ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
         arrived = jax.lax.ppermute(sent, WORKERS, ring) if shift else sent
@@ -268,14 +272,17 @@ def execute(
     step_size: Float[Array, ""],
     sizes: SpmdSizes,
 ) -> WorkerState:
-    """Run a table on as many devices as `sizes` has workers; return their final state."""
-    # Instructions (slots, workers, ...), state (workers, ...).
+    """Run a table with a device per worker; return the final state (workers, ...).
+
+    Instructions are (slots, workers, ...): each worker runs up to two ops per slot, then exchanges
+    messages.
+    """
     branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
 
     def on_worker(instructions: Instructions, state: WorkerState, fixed: _Fixed) -> WorkerState:
         def slot(held: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
-            nothing = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
-            moving = _InFlight(held, nothing, nothing)
+            no_message = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
+            moving = _InFlight(held, no_message, no_message)
             for member in range(2):
                 fields = {name: getattr(now, name)[member] for name in steps}
                 step = now._replace(**fields)

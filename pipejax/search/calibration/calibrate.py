@@ -115,7 +115,7 @@ class Calibration:
 
     @property
     def stack_numbers(self) -> dict[str, float]:
-        """Numbers of the software that the runs were of, in SI units; none where it has no name."""
+        """Return the numbers of the runs' software in SI units; empty if it has no name."""
         record = self.system.calibration
         if record is None or not record.stack:
             return {}
@@ -193,7 +193,7 @@ def calibrate(
         problem = problem._replace(after_step=lambda: tell(next(steps), None, "steps"))
         chosen = None
         if fit is None and layer_times is None:
-            problem, chosen = _chosen(problem, as_is, seed)
+            problem, chosen = _choose_numbers(problem, as_is, seed)
         minimum = robust_fit(problem.residuals, points, weights)
         best = int(minimum.objective.argmin())
         left_out = _left_out(problem, folds, minimum.point[best])
@@ -223,10 +223,10 @@ class _Fitting(NamedTuple):
 
     @property
     def independent_share(self) -> float:
-        """Return how many independent rows one row counts for; the total is one per layer shape."""
-        # The error of the model for a layer shape is the same in all rows with that shape. If each
-        # row counted fully, many rows of few shapes would overrule every prior, and fit errors of
-        # the model with numbers that no machine has. Shapes with a fitted time have no such error.
+        """Return the weight of a row, such that all rows of a layer shape count as one."""
+        # The model's error for a layer shape is common to all its rows. With full weights, many
+        # rows of few shapes would overrule every prior and fit model errors with absurd numbers.
+        # Shapes with a fitted layer time have no such error.
         if len(self.parameters.names) > self.num_numbers:
             return 1.0
         shapes, runs = (fold_by_columns(self.rows, columns) for columns in (LAYER_SHAPE, RUN))
@@ -262,6 +262,7 @@ def _fitting(
     layer_times: str | None,
     general: bool,
 ) -> _Fitting:
+    """Set up the fit: rows, numbers with priors, and factors of layer times if they are free."""
     check_machine_of_rows(rows, system)
     kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
@@ -272,14 +273,14 @@ def _fitting(
     shapes = fold_by_columns(rows, layer_times)
     group = shapes.left_out.argmax(axis=0)
     free = factors([f"layer {name}" for name in shapes.names], LAYER_SPREAD)
-    both = joined(numbers, free)
-    is_free = np.ones(len(both.names), bool)
+    all_parameters = joined(numbers, free)
+    is_free = np.ones(len(all_parameters.names), bool)
     times = StepTimes(rows, layer_group=group, system=system)
-    return _Fitting(rows, system, both, len(names), times, is_free)
+    return _Fitting(rows, system, all_parameters, len(names), times, is_free)
 
 
 def _on_stack(rows: MeasuredRows, system: System) -> System:
-    """The machine as the software of all rows uses it."""
+    """Return the machine with the software of all rows, which must be the same."""
     stacks = dict.fromkeys(rows.stack.tolist())
     if len(stacks) > 1:
         names = ", ".join(name or "none" for name in stacks)
@@ -297,12 +298,12 @@ UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1
 
 
 def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
-    """Refuse rows that all differ from the machine in one direction: their unit is wrong."""
-    # Tokens per second, sequences per second and other units are named by their factor alone.
+    """Refuse rows whose times are off by one factor, as in a wrong unit."""
+    # a unit such as tokens per second is recognized by its factor
     factor = float(np.median(rows.seconds / as_is))
-    close = {name: abs(math.log(factor / size)) for name, size in UNITS.items()}
-    name = min(close, key=lambda unit: close[unit])
-    is_unit = close[name] < math.log(NEAR)
+    distance = {name: abs(math.log(factor / size)) for name, size in UNITS.items()}
+    name = min(distance, key=lambda unit: distance[unit])
+    is_unit = distance[name] < math.log(NEAR)
     if not is_unit and 1 / UNBELIEVABLE < factor < UNBELIEVABLE:
         return
     guess = f", as if they were {name}" if is_unit else ""
@@ -321,35 +322,36 @@ class _FitChoice(NamedTuple):
     parts: int  # of the rows, each of which a fit left out
 
 
-def _chosen(
+def _choose_numbers(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
 ) -> tuple[_Fitting, _FitChoice]:
-    """Choose the numbers to fit: those whose fits best predict rows that they left out."""
-    # Each rung of `LADDER` is fitted once per part of the rows, without that part. Rows of a
-    # configuration are left out together: one predicts the other.
+    """Choose the numbers to fit by cross-validation over the sets of `LADDER`.
+
+    Rows of a configuration are left out together, because one predicts the other.
+    """
     count = len(problem.rows)
     chosen_rows = np.arange(count)
     if count > MOST_CHOSEN_BY:
         chosen_rows = np.sort(np.random.default_rng(seed).permutation(count)[:MOST_CHOSEN_BY])
         rows = problem.rows.take(chosen_rows)
-        few = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
+        sample = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
     else:
-        few = problem
-    folds = _parts(few.rows, seed)
+        sample = problem
+    folds = _random_folds(sample.rows, seed)
     errors = np.log(as_is / problem.rows.seconds)[chosen_rows]
     free = np.zeros(len(problem.free), bool)
     if len(folds.names) > 1:
         for names in LADDER:
-            rung = few._replace(free=np.isin(problem.parameters.names, names))
-            residual = _left_out(rung, folds, np.zeros(len(rung.free)))
+            candidate = sample._replace(free=np.isin(problem.parameters.names, names))
+            residual = _left_out(candidate, folds, np.zeros(len(candidate.free)))
             unseen_errors = residual[folds.left_out.argmax(axis=0), np.arange(len(chosen_rows))]
             if np.abs(np.expm1(unseen_errors)).mean() < np.abs(np.expm1(errors)).mean():
-                free, errors = rung.free, unseen_errors
+                free, errors = candidate.free, unseen_errors
     return problem._replace(free=free), _FitChoice(chosen_rows, errors, len(folds.names))
 
 
-def _parts(rows: MeasuredRows, seed: int) -> Folds:
-    """At most `MOST_LEFT_OUT` parts of the rows, each of whole configurations."""
+def _random_folds(rows: MeasuredRows, seed: int) -> Folds:
+    """Divide the rows into at most `MOST_LEFT_OUT` random folds of complete configurations."""
     configuration = fold_by_columns(rows, RUN).left_out.argmax(axis=0)
     count = configuration.max() + 1
     parts = min(count, MOST_LEFT_OUT)
@@ -376,6 +378,7 @@ def _result(
     comparison: tuple[NumpyArray, "_FitChoice | None"],
     seconds: float,
 ) -> Calibration:
+    """Assemble the result of the best fit, with errors on fitted and on left-out rows."""
     rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(minimum.point)
@@ -394,10 +397,10 @@ def _result(
         judged = residual[~is_far]
         groups = len(judged)
     bands = error_bands(judged, groups if groups > 1 else len(judged))
-    apart = residual.copy()
+    unseen = residual.copy()
     if chosen is not None:
-        apart[chosen.rows] = chosen.residual
-    evidence = summarize_evidence(rows, np.expm1(apart), float(problem.system.gpus_per_node))
+        unseen[chosen.rows] = chosen.residual
+    evidence = summarize_evidence(rows, np.expm1(unseen), float(problem.system.gpus_per_node))
     record = CalibrationRecord(
         _sources(rows),
         len(rows),
@@ -440,7 +443,7 @@ def _common_overlap(rows: MeasuredRows) -> float | None:
 def _mean_left_out(
     left_out: Float[NumpyArray, "folds rows"], folds: Folds
 ) -> Float[NumpyArray, " rows"]:
-    """Mean residual of each row in the folds that left it out; NaN where none did."""
+    """Return the mean residual of each row over the folds without it; NaN if there is none."""
     times = folds.left_out.sum(axis=0)
     total = (left_out * folds.left_out).sum(axis=0)
     return np.where(times > 0, total / np.maximum(times, 1), np.nan)
@@ -453,6 +456,7 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 def _outliers(
     rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
+    """Return the rows with large residuals, the largest first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(

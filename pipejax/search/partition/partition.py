@@ -38,7 +38,7 @@ from pipejax.search.partition.holdings import Shares, Splits, default_layouts, p
 from pipejax.search.partition.integer_program import SLACK, PathCuts, SplitProgram, busy_of_stages
 
 CLOSE = 1e-3  # of the step time: a relaxation that is known so well is not refined
-KEPT = 0.7  # of the centre of the relaxed points, where the second run of a round is
+CENTRE_WEIGHT = 0.7  # of the old centre in the new centre of relaxed points
 SHARES_OF_TIME = {"relaxation": 0.3, "local search": 0.55}  # ends of both, as shares of the limit
 CLOSE_WHOLE = 0.1  # of the gap: a split that the next paths may rule out is known no better
 
@@ -90,7 +90,7 @@ class SplitSearch:
 
     @property
     def best(self) -> Split | None:
-        """The fastest split so far that fits in memory."""
+        """Return the fastest split so far that fits in memory; None without one."""
         legal = (split for split in self.splits_run.values() if split.memory_bytes <= self.capacity)
         return min(legal, key=lambda split: split.step_time, default=None)
 
@@ -172,7 +172,7 @@ class SplitSearch:
         def look() -> bool:
             nonlocal centre, best
             best = self.integer.shares
-            centre = best if centre is None else KEPT * centre + (1 - KEPT) * best
+            centre = best if centre is None else CENTRE_WEIGHT * centre + (1 - CENTRE_WEIGHT) * best
             value, is_new = self._learn(best)
             is_new |= self._learn(centre)[1]
             return is_new and value * (1 - CLOSE) > self.integer.bound
@@ -186,6 +186,7 @@ class SplitSearch:
         program = self.integer
 
         def look() -> bool:
+            """Evaluate the solution of the program; return whether to solve again."""
             self.on_split()
             layout = self.prices.layout(program.shares.argmax(axis=0))
             is_known = layout in self.splits_run
@@ -317,6 +318,7 @@ def layers(
 
 
 def _current_result(search: SplitSearch, stopped: str) -> Found[Partition]:
+    """Return the result so far; raise ValueError if no split fits in memory."""
     best = search.best
     if best is None:
         least = min(split.memory_bytes for split in search.splits_run.values())

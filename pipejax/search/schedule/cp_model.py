@@ -144,7 +144,7 @@ class ScheduleModel:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
-        """O and L, where the activation goes out; return since when it is there for I."""
+        """Add O and L of an activation, used if `out`; return the time since when I can hold it."""
         model, stage, worker = self.model, key[0], self._worker(*key)
         forward = self.start["F"][key]
         forward_end = forward + int(self.problem.forward[stage])
@@ -167,7 +167,7 @@ class ScheduleModel:
         return since
 
     def _add_waits(self, stage: int, microbatch: int) -> None:
-        """An op waits for the one before it on the microbatch's way."""
+        """Add the dependencies of an op on the one before it on the microbatch's path."""
         key, start = (stage, microbatch), self.start
         forward_end = start["F"][key] + int(self.problem.forward[stage])
         if stage < self.problem.num_stages - 1:
@@ -179,7 +179,7 @@ class ScheduleModel:
             self._send(1, before, self._input_end[key], start["I"][before])
 
     def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
-        """A message: a lag, or an interval on its link."""
+        """Add a message: a lag, or an interval on its link."""
         boundary, pipe = key[0], self._pipe(key[1])
         where = direction, pipe, boundary
         lag, transmit = int(self.problem.lag[where]), int(self.problem.transmit[where])
@@ -240,6 +240,7 @@ class ScheduleModel:
             last_end = until
 
     def _add_objective(self) -> None:
+        """Bound the objective from below by the work, the last ops and the tails of all workers."""
         problem, model, total = self.problem, self.model, self.objective
         work = problem.forward + problem.gradient
         pipes = problem.microbatch_pipes
@@ -297,13 +298,13 @@ class ScheduleModel:
             model.add_no_overlap(intervals)
 
     def hint(self, plan: Plan, model: cp_model.CpModel | None = None) -> None:
-        """Hint the solver at a plan; in a copy of the model if one is given."""
+        """Add a plan as a hint for the solver, to a copy of the model if one is given."""
         model = model or self.model
         for letter, variables in self.start.items():
             starts = plan.starts[letter]
             for place, variable in variables.items():
-                at = plan.forward if starts[place] == NEVER else starts
-                model.add_hint(variable, int(at[place]))
+                values = plan.forward if starts[place] == NEVER else starts
+                model.add_hint(variable, int(values[place]))
         for place, out in self.out.items():
             model.add_hint(out, bool(plan.offload[place] != NEVER))
         for place, whole in self.whole.items():
@@ -370,6 +371,7 @@ def search(
         budget.meter.under_way = SOLVER * work_done / num_threads
 
     def solve(tell: Callable[[SolverState], None]) -> None:
+        """Run the solver; report plans and bounds on the way."""
         solver.best_bound_callback = lambda bound: tell(
             SolverState(None, whole_bound(bound), False)
         )

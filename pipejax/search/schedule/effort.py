@@ -49,12 +49,12 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Total effort of all parts so far."""
+        """Return the total effort of all parts so far."""
         return self.meter.done + self.meter.under_way
 
     @property
     def remaining(self) -> float:
-        """Effort that remains; seconds where effort has no limit."""
+        """Return the effort that remains; seconds if effort has no limit."""
         return self.end - self.spent if self.end < math.inf else self.until - time.monotonic()
 
     @property

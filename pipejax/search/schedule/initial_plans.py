@@ -115,10 +115,10 @@ def greedy_plan(
     is_patient: bool = False,
     shorter_than: float = FOREVER,
 ) -> Plan | None:
-    """Run the workers greedily, nothing offloaded; None where memory stops them, or it is long."""
-    # `extra` forwards may run ahead of the gradients of their stage, beyond those that keep it busy
-    # while a microbatch goes to the last stage and comes back. A patient weight gradient waits
-    # where it would delay an op whose time is known.
+    """Run the workers greedily without offloads; None if memory stops them or it takes too long."""
+    # A stage may run `extra` forwards ahead of its gradients, beyond those that keep it busy during
+    # a microbatch's trip to the last stage and back. A patient weight gradient waits if it would
+    # delay an op whose time is known.
     trip = paths(problem).trip + problem.forward + problem.input_grad
     work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
     patience = (Phase.F, Phase.I) if is_patient else ()
@@ -131,21 +131,25 @@ def greedy_plan(
 def one_by_one(problem: Problem) -> Plan:
     """Run one op at a time, microbatch by microbatch: this fits if any plan does."""
     # Activations go to the host where their worker has no room for all its stages of a microbatch.
-    at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
+    starts = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     hop, durations = problem.lag + problem.transmit, {p.name: t for p, t in problem.times.items()}
     now = 0
     for microbatch, pipe in enumerate(problem.microbatch_pipes.tolist()):
         row = problem.placement[pipe]
         held = np.bincount(row, problem.sizes, problem.num_workers)
-        goes = (held > problem.limits)[row]
-        there = [("FO" if goes[stage] else "F", stage, 0) for stage in range(len(row))]
-        back = [("LIW" if goes[stage] else "IW", stage, 1) for stage in range(len(row))]
-        for letters, stage, way in there + back[::-1]:
+        is_offloaded = (held > problem.limits)[row]
+        forward_ops = [
+            ("FO" if is_offloaded[stage] else "F", stage, 0) for stage in range(len(row))
+        ]
+        backward_ops = [
+            ("LIW" if is_offloaded[stage] else "IW", stage, 1) for stage in range(len(row))
+        ]
+        for letters, stage, direction in forward_ops + backward_ops[::-1]:
             for letter in letters:
-                at[letter][stage, microbatch] = now
+                starts[letter][stage, microbatch] = now
                 now += int(durations[letter][stage])
-            now += int(hop[way, pipe].max(initial=0))
-    return Plan.from_starts(at)
+            now += int(hop[direction, pipe].max(initial=0))
+    return Plan.from_starts(starts)
 
 
 def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
@@ -208,7 +212,7 @@ def _options(problem: Problem) -> Mapping[str, Any]:
 
 
 def _times(problem: Problem) -> Mapping[str, NumpyArray]:
-    """Times that schedules are planned for, as a batch of one by field of `Costs` [s]."""
+    """Return times for planned schedules, as a batch of one by field of `Costs` [s]."""
     times = {PHASE_FIELDS[phase.name]: problem.times[phase] for phase in (*SPLIT, Phase.B)}
     times |= {"latency": problem.lag, "transmit": problem.transmit}
     times |= {NAMES[phase]: getattr(problem, NAMES[phase]) for phase in HOST}

@@ -63,12 +63,12 @@ class Entry:
 
     @property
     def objective(self) -> int:
-        """Objective of the schedule [units]."""
+        """Return the objective of the schedule [units]."""
         return int(self.data["claim"]["value"])
 
     @property
     def proven_bound(self) -> int:
-        """The bound [units], if this version of the code proved it; 0 otherwise."""
+        """Return the bound if this version of the code proved it, else 0 [units]."""
         is_ours = self.data["proof"]["prover"] == prover()
         return int(self.data["claim"]["lower_bounds"][0]["value"]) if is_ours else 0
 
@@ -202,9 +202,10 @@ class SolvedProblems:
             self._warn(self.path, error.strerror or str(error))
 
     def nearest(self, problem: Problem) -> Neighbours:
-        """Return starts and a bound from solved problems of the same shape."""
-        # First come plans that are sure to keep the limits, those that end soonest: a plan for less
-        # memory or longer times is among them. Then those of the most similar problems.
+        """Return starts and a bound from solved problems of the same shape.
+
+        Plans that surely fit come first, the shortest first; then plans of similar problems.
+        """
         others = self._others(problem)
         ends = {n: reach(problem, other.problem, other.objective) for n, other in others.items()}
         sure = sorted((end, n) for n, end in ends.items() if end is not None)
@@ -253,7 +254,7 @@ class SolvedProblems:
 
 
 def _time(path: Path) -> float:
-    """Modification time of a file [s]; a deleted one counts as the oldest."""
+    """Return the modification time of a file [s]; a deleted one counts as the oldest."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -304,7 +305,7 @@ def rows_keep_limits(source: Problem, problem: Problem) -> bool:
 
 
 def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
-    """Transfer a bound from a problem that is nowhere harder, up to a factor of all times."""
+    """Transfer a bound from an easier problem, whose times may differ by a factor; 0 if none."""
     may_offload = easier.offload is not None or problem.offload is None
     if not (may_offload and fits_in(problem, easier) and _shares_less(easier, problem)):
         return 0
@@ -333,6 +334,7 @@ def distance(problem: Problem, other: Problem) -> float:
 
 
 def _proportions(problem: Problem) -> np.ndarray:
+    """Return times relative to the work of a microbatch, and sizes relative to the limits."""
     work = float((problem.forward + problem.gradient).sum()) or 1.0
     fields = [getattr(problem, name) for name in (*TIMES, *HOST_TIMES)]
     times = [np.ravel(np.zeros(problem.num_stages) if t is None else t) / work for t in fields]

@@ -172,17 +172,19 @@ class _ChunkSearch:
         return Found(self.best, self.value, bound, self.baselines, self.evaluated, stopped)
 
     def _bound(self, count: int) -> float:
-        """No cut into so many chunks is faster, under any link model."""
-        # Up to a chunk the first stage computes, behind it the last one, and it passes all stages
-        # between: the mean of these ways over all chunks. And each stage computes all chunks, while
-        # another one computes nothing of the first or of the last.
+        """Bound the makespan of all cuts into so many chunks from below, for any link model [s]."""
+        # One bound is the mean over chunks of a path: all chunks before it on the first stage, the
+        # chunk through all stages, all later chunks on the last one. The other is the work of one
+        # stage, and the first and last chunk on all others.
         a, b, c, _ = self.times
-        whole = count * a + b * self.tokens + c * self.tokens**2 / 2  # of each stage, without g
+        stage_work = (
+            count * a + b * self.tokens + c * self.tokens**2 / 2
+        )  # of each stage, without g
         hops = self.num_workers - 1
-        least = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
-        mean = (1 - 1 / count) * least + whole.sum() / count
+        least_work = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
+        mean = (1 - 1 / count) * least_work + stage_work.sum() / count
         mean += hops * (self.latency + self.rate * self.tokens / count)
-        busy = (whole - a).max() + a.sum() + (hops * self.latency)
+        busy = (stage_work - a).max() + a.sum() + (hops * self.latency)
         return float(max(mean, busy, self._prefix_bound(count)))
 
     def _prefix_bound(self, count: int) -> float:
@@ -191,31 +193,32 @@ class _ChunkSearch:
         # all chunks have (integral of L dh) / t - N tokens or more: over a chunk L exceeds its
         # prefix by no more than its n tokens, so the integral by no more than n t.
         a, b, c, g = (time.min() for time in self.times)
-        whole = b * self.tokens + c * self.tokens**2 / 2
+        work = b * self.tokens + c * self.tokens**2 / 2
         integral = b * self.tokens**2 / 2 + c * self.tokens**3 / 3
         hops = self.num_workers - 1
         # g (integral / t - N) + (P - 1) t is least here; beyond integral / N only t counts
-        least = math.sqrt(g * integral / hops) if hops else math.inf
-        longest = min(max(min(least, integral / self.tokens), whole / count), whole)
+        optimum = math.sqrt(g * integral / hops) if hops else math.inf
+        longest = min(max(min(optimum, integral / self.tokens), work / count), work)
         prefixes = max(integral / longest - self.tokens, 0.0) if longest > 0 else 0.0
         ends = self.times[0].sum() - a + hops * (longest + self.latency)
-        return float(count * a + whole + g * prefixes + ends)
+        return float(count * a + work + g * prefixes + ends)
 
     def _cut(self, count: int) -> None:
+        """Search the best cut into so many chunks; keep it if it beats the best so far."""
         table = build(
             "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
         )
         self.program = lower(table, link=self.links)
-        equal, alike = np.full(count, self.tokens / count), self._alike(count)
+        equal_sizes, equal_times = np.full(count, self.tokens / count), self._equal_times(count)
         noise = self.rng.normal(0, 0.3, (STARTS - 2, count))
-        starts = np.log([equal, alike, *alike * np.exp(noise)])
+        starts = np.log([equal_sizes, equal_times, *equal_times * np.exp(noise)])
         if count > 1:
             starts = descend(self._value_and_grad, starts, steps=STEPS, rate=0.1).points
             self.evaluated += STARTS * (STEPS + 1)
-        cuts = self._whole(np.concatenate([[equal, alike], self._sizes(starts)]))
+        cuts = self._round_sizes(np.concatenate([[equal_sizes, equal_times], self._sizes(starts)]))
         values = self._values(cuts)
-        first = int(values.argmin())
-        sizes, value = self._moved(cuts[first], values[first])
+        row = int(values.argmin())
+        sizes, value = self._improve_sizes(cuts[row], values[row])
         if value < self.value:
             self.value, self.baselines = (
                 value,
@@ -225,8 +228,8 @@ class _ChunkSearch:
             self.best = PromptChunks(tuple(map(int, sizes)), table, costs)
             self.value = evaluate(table, costs, link=self.links).makespan
 
-    def _alike(self, count: int) -> Float[NumpyArray, " chunks"]:
-        """Sizes of chunks that last alike, so long that the last one ends the prompt."""
+    def _equal_times(self, count: int) -> Float[NumpyArray, " chunks"]:
+        """Return sizes of chunks with equal times, the last of which ends the prompt."""
         _, b, c, g = (float(time.mean()) for time in self.times)
         if not b + c > 0:
             return np.full(count, self.tokens / count)
@@ -246,14 +249,14 @@ class _ChunkSearch:
         return sizes(brentq(excess, 0.0, 2.0, xtol=1e-14) * whole)
 
     def _sizes(self, points: Points) -> Float[NumpyArray, "starts chunks"]:
-        """Sizes (starts, chunks) whose logarithms points are, but for their sum."""
+        """Return sizes (starts, chunks), proportional to exp(points), that sum to the prompt."""
         parts = np.exp(np.asarray(points, float) - np.max(points, axis=-1, keepdims=True))
         return self.tokens * parts / parts.sum(axis=-1, keepdims=True)
 
     def _value_and_grad(
         self, points: Points
     ) -> tuple[Float[NumpyArray, " starts"], Float[NumpyArray, "starts chunks"]]:
-        """Makespans of cuts whose logarithms are given, and their relative slopes."""
+        """Return the makespans of cuts, given logarithms of sizes, and their relative gradients."""
         # The engine says how a makespan grows with each time; what is left is how times grow with
         # sizes, of a chunk itself and of those behind it, and sizes with their logarithms.
         sizes, (_, b, c, g) = self._sizes(points), self.times
@@ -270,7 +273,7 @@ class _ChunkSearch:
         seconds = np.asarray(values)[:, None]
         return np.asarray(values), slope / np.where(seconds > 0, seconds, 1.0)
 
-    def _whole(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
+    def _round_sizes(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
         """Round to multiples, of which each chunk has one or more; the last one ends the prompt."""
         count, units = np.shape(sizes)[-1], -(-self.tokens // self.multiple)
         ends = np.round(np.cumsum(sizes, axis=-1) / self.multiple).astype(int)
@@ -286,7 +289,7 @@ class _ChunkSearch:
         costs = chunk_costs(cuts.astype(float), self.num_workers, **self.time_arguments)
         return np.asarray(makespans(self.program, costs, batch_size=len(cuts)))
 
-    def _moved(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:
+    def _improve_sizes(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:
         """Move whole multiples from chunk to chunk, fewer and fewer, as long as that helps."""
         count = len(sizes)
         moves = np.eye(count, dtype=int)[:, None] - np.eye(count, dtype=int)[None]

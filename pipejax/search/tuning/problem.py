@@ -50,10 +50,12 @@ class ScheduleFamily:
 
     @functools.cached_property
     def few_microbatches(self) -> tuple[int, ...]:
-        """The fewest microbatches, and multiples of P up to a period: what a relaxation takes."""
-        # Only those that the schedule exists for.
+        """List microbatch counts at which a relaxation interpolates: 1 or 2, P, 2 P and 4 P.
+
+        Counts without a schedule are skipped; a table from a file has its own count alone.
+        """
         file_sizes = schedules.find(self.schedule).sizes
-        if file_sizes is not None:  # a table from a file: its own M alone
+        if file_sizes is not None:
             if self.refusal(file_sizes[1]):
                 raise ValueError(self.refusal(file_sizes[1]))
             return (file_sizes[1],)
@@ -65,7 +67,7 @@ class ScheduleFamily:
 
     @functools.cached_property
     def table(self) -> Callable[[int], ScheduleTable]:
-        """The table for M microbatches."""
+        """Return a cached function from M to the table."""
 
         def build(num_microbatches: int) -> ScheduleTable:
             size = {"num_workers": self.num_workers, "num_microbatches": num_microbatches}
@@ -79,13 +81,15 @@ class ScheduleFamily:
         return functools.cache(build)
 
     def program(self, num_microbatches: int) -> Program:
-        """The program for M microbatches, with all-reduce and update; its table keeps it."""
+        """Return the program for M microbatches, with all-reduce and update."""
         return lower(self.table(num_microbatches), link=self.link, step_end=True)
 
     @functools.cached_property
     def held(self) -> Callable[[int], HeldCounts]:
-        """Memory that the workers hold with M microbatches; moments are filled up with zeros."""
-        # So few shapes are compiled for, however many M are evaluated.
+        """Return a cached function from M to the counts that workers hold.
+
+        Moments are padded with zeros to a power of two, so that few shapes are compiled.
+        """
 
         def make(num_microbatches: int) -> HeldCounts:
             held = held_counts(self.table(num_microbatches))
@@ -154,7 +158,7 @@ class TuningProblem:
 
     @functools.cached_property
     def shape(self) -> PricingShape:
-        """The static argument of the compiled prices."""
+        """Return the static argument of the compiled prices."""
         return PricingShape.from_workload(
             self.workload, self.family.table(self.family.few_microbatches[-1])
         )
@@ -186,7 +190,7 @@ class TuningProblem:
 
 
 def identity_relaxation(assigned: StageLayers, inputs: Inputs) -> tuple[Pair, Number]:
-    """Layers of each stage as variables."""
+    """Return the pair with these layers: the variables are the layers themselves."""
     return inputs.pair._replace(assigned=assigned), inputs.size
 
 

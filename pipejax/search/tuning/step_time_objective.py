@@ -68,7 +68,7 @@ def descend(
     lower: Points | float = -jnp.inf,
     upper: Points | float = jnp.inf,
 ) -> Descent:
-    """Follow the gradients of a batch of starts with Adam, whose rate falls along a cosine."""
+    """Descend from many starts with Adam and a cosine schedule; return the best points."""
     whole_number(steps, "steps")
     points = jnp.clip(jnp.asarray(starts), lower, upper)
     state = _adam(rate, steps).init(points)
@@ -76,9 +76,9 @@ def descend(
     values = np.full(len(best), np.inf)
     for step in range(steps + 1):
         value, gradient = value_and_grad(points)
-        better = np.asarray(value) < values
-        values = np.where(better, value, values)
-        best[better] = np.asarray(points)[better]
+        is_better = np.asarray(value) < values
+        values = np.where(is_better, value, values)
+        best[is_better] = np.asarray(points)[is_better]
         if step < steps:
             gradient = jnp.asarray(gradient, points.dtype)
             points, state = _move(points, state, gradient, rate, lower, upper, steps=steps)
@@ -205,8 +205,7 @@ class StepTimeObjective:
     def value_and_grad(
         self, variables: Tree, inputs: Inputs
     ) -> tuple[Float[Array, " batch"], Tree]:
-        """Evaluate a batch, and the derivative with respect to the variables."""
-        # Returns (batch) values, and derivatives like the variables.
+        """Return the values of a batch, and their gradients in the shape of the variables."""
         price = functools.partial(priced_on_host, slopes=True)
         costs, moved = price(self._prices, (), variables, inputs)
         size = batch_length(variables)
@@ -226,7 +225,7 @@ class StepTimeObjective:
         return value, _like(variables, slopes)
 
     def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
-        """Makespans (batch) [s]: of a handful by the recurrence on the host."""
+        """Return makespans (batch) [s]: of few rows on the host, else by compiled code."""
         if size > FEW_RUNS:
             costs = filled(costs, size)
             ends = makespans(program, costs, batch_size=batch_length(costs), unroll=False)
@@ -263,7 +262,7 @@ def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
 
 
 def _weights(count: Numbers, nodes: Float[Any, " programs"]) -> Any:
-    """Weights (programs) of linear interpolation, extrapolating from the last two."""
+    """Return weights (programs) of linear interpolation; beyond the last, extrapolate."""
     if len(nodes) == 1:
         return np.ones(1)
     place = np.arange(len(nodes))

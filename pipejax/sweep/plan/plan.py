@@ -257,16 +257,18 @@ def _parted(
 def _planned_layouts(
     evaluator: Evaluator, rows: Rows, by_row: Sequence[Evidence | None]
 ) -> list[PlannedLayout]:
+    """Describe layouts: step time, memory, bottleneck, and evidence if there is any."""
     reasons = bounds_of_steps(evaluator.request, evaluator.layouts, rows)
     return [
-        _planned(evaluator, row, reason, by_row[row])
+        _describe_layout(evaluator, row, reason, by_row[row])
         for row, reason in zip(rows.tolist(), reasons, strict=True)
     ]
 
 
-def _planned(
+def _describe_layout(
     evaluator: Evaluator, row: int, bound_by: str, evidence: Evidence | None
 ) -> PlannedLayout:
+    """Describe one layout; its band is the widest known for the system."""
     request, layouts, estimates = evaluator.request, evaluator.layouts, evaluator.estimates
     step, need = float(estimates.step_time[row]), float(estimates.memory_bytes[row])
     known_bands = {} if evidence is None else bands(request.system, step)
@@ -297,22 +299,26 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArray, " layouts"]:
-    """Chance of each layout to have the shortest step, where each is off by itself."""
-    # The logarithm of a step time is normal around that of its prediction m_i, with spread s_i:
-    #     P(i) = integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j)
+    """Return the probability of each layout to have the shortest step, for independent errors.
+
+    Logarithms of step times are normal with the prediction m_i as mean and spread s_i:
+    P(i) = integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j).
+    """
     log, spread = np.log(times), np.asarray(spreads)
-    at = log[:, None] + spread[:, None] * NODES  # (layouts, nodes)
-    beyond = (log[None, :, None] - at[:, None]) / spread[None, :, None]
-    above = np.vectorize(math.erfc)(-beyond / math.sqrt(2)) / 2  # (layouts, others, nodes)
+    values = log[:, None] + spread[:, None] * NODES  # (layouts, nodes of the quadrature)
+    z = (log[None, :, None] - values[:, None]) / spread[None, :, None]
+    is_slower = np.vectorize(math.erfc)(-z / math.sqrt(2)) / 2  # (layouts, others, nodes)
     is_self = np.eye(len(log), dtype=bool)[..., None]
-    products = np.where(is_self, 1.0, above).prod(axis=1) @ WEIGHTS
+    products = np.where(is_self, 1.0, is_slower).prod(axis=1) @ WEIGHTS
     return np.asarray(products / products.sum())
 
 
 def _ranked(planned: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedLayout, ...]]:
-    """Rank layouts by their chance to be the best, where errors of predictions are known."""
-    # The mean absolute value of a normal error is sqrt(2 / pi) of its spread.
-    # Returns the places that they had, and the layouts.
+    """Rank layouts by their chance to be the best; return old positions and layouts.
+
+    They stay as they are if errors of predictions are unknown.
+    """
+    # the mean absolute value of a normal error is sqrt(2 / pi) times its spread
     errors = [layout.evidence.mean_error / 100 for layout in planned if layout.evidence is not None]
     if len(errors) < len(planned):
         return [*range(len(planned))], tuple(planned)

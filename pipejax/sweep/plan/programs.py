@@ -97,7 +97,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
 
 
 def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
-    """Broadcast costs to all layouts; a phase that is whole or split takes the shorter time."""
+    """Broadcast costs to all layouts; a phase that can be full or split takes the shorter time."""
     stages = pipe.placement.shape[1]
 
     def cost(name: str) -> PerStage:
@@ -114,15 +114,15 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     sent = [(message(k, "latency") + message(k, "transmit")) * crosses for k in (0, 1)]
     halves = cost("input_grad") + cost("weight_grad")
 
-    def least(whole: PerStage, split: PerStage) -> PerStage:
+    def shorter(whole: PerStage, split: PerStage) -> PerStage:
         return np.minimum(np.where(pipe.whole, whole, np.inf), np.where(pipe.split, split, np.inf))
 
     # a fused pair lasts max(F, B) + k min(F, B), which is (1 + k) / 2 of their sum or more
     factor = 1.0 if costs.pair_factor is None else np.min(np.asarray(costs.pair_factor))
     return _StageTimes(
         forward=cost("forward"),
-        back=least(cost("backward"), cost("input_grad")),
-        work=(cost("forward") + least(cost("backward"), halves)) * (1 + min(factor, 1.0)) / 2
+        back=shorter(cost("backward"), cost("input_grad")),
+        work=(cost("forward") + shorter(cost("backward"), halves)) * (1 + min(factor, 1.0)) / 2
         + pipe.again * cost("recompute"),
         ending=cost("all_reduce") + cost("update"),
         update=cost("update"),
@@ -161,9 +161,9 @@ def build_table(shape: ProgramShape, microbatches: int) -> ScheduleTable:
 
 
 def refusal(shape: ProgramShape, microbatches: int) -> str:
-    """Say why the schedule does not exist for M microbatches; nothing if it does."""
-    # Built-in schedules ask for multiples of 2 or P, or for at least 2P: there the table of another
-    # M, less than 8P, answers for a long one. What a user's own schedule asks for is not known.
+    """Return why the schedule does not exist for M microbatches; empty if it does."""
+    # Built-in schedules need multiples of 2 or P, or at least 2P: then a table with fewer than 8P
+    # microbatches decides for a long one. Conditions of a user's own schedule are unknown.
     legal = schedules.find(shape.schedule).legal
     if legal == ANY:
         return ""
@@ -188,12 +188,13 @@ def table_pipe(shape: ProgramShape) -> Pipe:
 
 
 def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
-    """Count what workers hold with M microbatches."""
-    # Where twice and three times as many microbatches as workers leave the same peaks, a schedule
-    # has settled: more of them only repeat its period.
-    few, more = (count * shape.workers for count in SETTLED)
-    if microbatches > more and np.array_equal(_held(shape, few).parts, _held(shape, more).parts):
-        return _held(shape, more)
+    """Count what workers hold with M microbatches.
+
+    If two shorter tables have the same peaks, a longer one only repeats their period.
+    """
+    few, many = (count * shape.workers for count in SETTLED)
+    if microbatches > many and np.array_equal(_held(shape, few).parts, _held(shape, many).parts):
+        return _held(shape, many)
     return _held(shape, microbatches)
 
 
@@ -205,9 +206,9 @@ def _held(shape: ProgramShape, microbatches: int) -> HeldCounts:
 def exact_times(
     shape: ProgramShape, microbatches: int, costs: Costs, links: Links
 ) -> Float[NumpyArray, " layouts"]:
-    """Makespans (layouts) of one program, all-reduce and update included [s]."""
-    # A long program is that of fewer microbatches with its period put in as often as is missing,
-    # which is exact (engine/periodic_makespan.py); where it has no period it is lowered whole.
+    """Return the makespans (layouts) of one program, with all-reduce and update [s]."""
+    # a long program repeats the period of a shorter one, which is exact
+    # (engine/periodic_makespan.py); without a period it is lowered completely
     size = len(np.asarray(costs.forward))
     if shape.ops(microbatches) > MOST_OPS:
         try:

@@ -58,12 +58,12 @@ class BreakEven(NamedTuple):
 
 
 def scaled_systems(system: System, factors: Factors) -> System:
-    """A system for every row (rows), in which each number is multiplied by its factor there."""
+    """Return a system per row (rows), with each number multiplied by its factor."""
     rows = len(next(iter(factors.values())))
     named = {FIELDS[name]: factor for name, factor in factors.items()}
 
     def scaled(where: Any, leaf: Any) -> Any:
-        # the leaves of an efficiency are the entries of its curve: they have no name of their own
+        # entries of an efficiency curve have no name of their own
         path = tuple(key.name for key in where if hasattr(key, "name"))
         return leaf * named.get(path, np.ones(rows))
 
@@ -94,10 +94,10 @@ def bounds_of_steps(request: PlanRequest, layouts: Layouts, rows: Rows) -> list[
 def layout_resource_shares(
     request: PlanRequest, layouts: Layouts
 ) -> Float[NumpyArray, "resources layouts"]:
-    """Shares (resources, layouts) of the step that each resource takes, for one program."""
+    """Return shares (resources, layouts) of the step that each resource takes, for one program."""
     machines = 1 + len(RESOURCES)  # as it is, and with a little more of each
-    more = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
-    factors = dict(zip(RESOURCES, np.repeat(more, len(layouts), axis=1), strict=True))
+    multipliers = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
+    factors = dict(zip(RESOURCES, np.repeat(multipliers, len(layouts), axis=1), strict=True))
     repeated = layouts.take(np.tile(np.arange(len(layouts)), machines))
     times = times_on(request, repeated, factors).reshape(machines, -1)
     power = np.array(list(POWER.values()))
@@ -105,8 +105,10 @@ def layout_resource_shares(
 
 
 def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[BreakEven, ...]:
-    """List the machine numbers whose change makes the runner-up as fast; nearest factor first."""
-    # Empty without a runner-up, or if it is as fast as the best.
+    """List the machine numbers whose change makes the runner-up as fast, the nearest factor first.
+
+    Empty without a runner-up, or if it is as fast as the best.
+    """
     if len(rows) < 2:
         return ()
     pair = layouts.take(rows)
@@ -137,14 +139,14 @@ def _first_sign_change(
 
 
 def _refined_factor(
-    request: PlanRequest, pair: Layouts, name: str, with_lag: float, without: float
+    request: PlanRequest, pair: Layouts, name: str, with_lag: float, without_lag: float
 ) -> float:
-    """Narrow a bracket of logarithms; return its end without a lag as a factor."""
+    """Narrow a bracket of logarithmic factors, and return its end without a lag as a factor."""
     for _ in range(ROUNDS):
-        logarithms = np.linspace(with_lag, without, POINTS)
+        logarithms = np.linspace(with_lag, without_lag, POINTS)
         lags = _runner_up_lag(request, pair, logarithms, (name,))[0]
-        with_lag, without = _first_sign_change(logarithms, lags) or (with_lag, without)
-    return float(np.exp(without))
+        with_lag, without_lag = _first_sign_change(logarithms, lags) or (with_lag, without_lag)
+    return float(np.exp(without_lag))
 
 
 def _runner_up_lag(
@@ -297,7 +299,7 @@ class PlanResult:
 def layout_columns(
     request: PlanRequest, layouts: Layouts, estimates: Estimates
 ) -> dict[str, NumpyArray]:
-    """All layouts by column, with names instead of numbers where there are names."""
+    """Return all layouts by column, with names instead of codes."""
     named: dict[str, NumpyArray] = dict(layouts._asdict())
     named["schedule"] = np.array(request.schedules)[layouts.schedule]
     named["recompute"] = np.array(request.recomputations)[layouts.recompute]
@@ -305,7 +307,7 @@ def layout_columns(
 
 
 def as_dataset(request: PlanRequest, columns: Mapping[str, NumpyArray]) -> "xr.Dataset":
-    """Label columns of layouts, with what is needed to go on from them."""
+    """Return columns of layouts as a labelled dataset, with the request."""
     import xarray as xr  # an extra
 
     units = {"memory_bytes": "B", "lower_bound": "s", "step_time": "s"}
@@ -322,7 +324,7 @@ def as_dataset(request: PlanRequest, columns: Mapping[str, NumpyArray]) -> "xr.D
 
 
 def as_text(request: PlanRequest) -> str:
-    """All that decides the numbers of a plan: equal texts are equal requests."""
+    """Return a text of everything that decides a plan: equal texts are equal requests."""
     return json.dumps(dataclasses.asdict(request), default=float, sort_keys=True)
 
 

@@ -56,7 +56,7 @@ class Priced(NamedTuple):
 
 
 def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
-    """The workload of one layout, as any other command takes it."""
+    """Return the workload of one layout, as other commands take it."""
     layout = layouts.described(request, place)
     is_default = request.model.moe is None or layout["expert_tensor"] == layout["tensor"]
     return Workload(
@@ -120,6 +120,7 @@ class _Layouts:
 
 
 def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
+    """Return the layouts of one program as a batch of numbers for pricing."""
     first = layout_workload(request, layouts, 0).layout(_short_table(shape), 1.0)
     names = ("tensor", "context", "expert", "expert_tensor", "data", "zero", "microbatch_size")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
@@ -138,7 +139,7 @@ def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "tw
 
 
 def _short_table(shape: ProgramShape) -> ScheduleTable:
-    """A table of the shape: where stages lie does not depend on the microbatches."""
+    """Return a short table of this shape: the placement does not depend on microbatches."""
     return build_table(shape, 2 * shape.workers)
 
 
@@ -168,6 +169,7 @@ def _padded(leaf: NumpyArray, more: int) -> Float[NumpyArray, "..."]:
 
 
 def _cut(priced: Priced, stages: int) -> Priced:
+    """Keep the prices of the first stages, and of the messages between them."""
     messages = {name: getattr(priced.costs, name)[..., : stages - 1] for name in MESSAGE_FIELDS}
     memory = jax.tree.map(lambda leaf: leaf[:, :stages], priced.memory)
     ops = {
@@ -234,7 +236,7 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
 def _memory(
     shape: ProgramShape, priced: Priced, rows: Rows, microbatches: int
 ) -> Float[NumpyArray, " some"]:
-    """Need of the fullest worker (some) of layouts of one program, per accelerator [B]."""
+    """Return the need of the fullest worker for layouts of one program, per accelerator [B]."""
     held = held_in(shape, microbatches)
     sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], priced.memory)
     need = held.static_bytes(sizes.static, sizes.version) + held.activation_bytes(sizes.parts)
@@ -283,7 +285,7 @@ class Evaluator:
         return distinct[(splits[distinct] != splits[row]).any(axis=1)]
 
     def _known_in_order(self, among: Bool[NumpyArray, " layouts"]) -> Rows:
-        """Those of some that were evaluated, by step time and memory."""
+        """Select the evaluated rows, sorted by step time and memory."""
         times = self.estimates.step_time
         order = np.lexsort((self.estimates.memory_bytes, times))
         return order[(among & ~np.isnan(times))[order]]
