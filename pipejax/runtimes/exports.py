@@ -317,10 +317,8 @@ def absent(table: ScheduleTable) -> dict[Phase, int]:
 
 
 def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
-    """Add cells that PyTorch's runtime needs beside SEND and RECV, with a notice.
-
-    Every SEND needs its wait; with `sharding`, also gathers and reductions are added.
-    """
+    """Add cells that PyTorch's runtime needs beside SEND and RECV, with a notice."""
+    # Every SEND needs its wait; with `sharding`, also gathers and reductions are added.
     if not table.has_communication:
         return table
     result = with_sharding(table) if sharding else table

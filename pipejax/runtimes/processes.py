@@ -63,10 +63,8 @@ def call_together(
 
 
 def serve(answer_to: Callable[[Any], Any]) -> None:
-    """Answer one request from stdin, or report the error in one line and exit.
-
-    A ValueError is a refusal. The process exits at once, as ranks may wait for each other.
-    """
+    """Answer one request from stdin, or report the error in one line and exit."""
+    # A ValueError is a refusal. The process exits at once, as ranks may wait for each other.
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
     try:

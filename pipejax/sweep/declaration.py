@@ -293,11 +293,9 @@ def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> 
 
 
 def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
-    """Read the axes over fields of the systems.
-
-    Sections and keys with units are those of a system file. A value is a number, a list, or
-    `{from, to, points, scale}` with the scale "linear" or "log".
-    """
+    """Read the axes over fields of the systems."""
+    # Sections and keys with units are those of a system file. A value is a number, a list, or
+    # `{from, to, points, scale}` with the scale "linear" or "log".
     if not isinstance(section, Mapping):
         raise ValueError(f"{where} must be a table of {', '.join(SECTIONS)}, got {section!r}")
     check_keys(dict(section), dict.fromkeys(SECTIONS, ""), where)

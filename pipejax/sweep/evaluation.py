@@ -125,10 +125,8 @@ def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
 
 
 def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
-    """Evaluate one schedule and workload on all systems, or report why it is illegal.
-
-    The generator stops once, when the first batch of systems is priced.
-    """
+    """Evaluate one schedule and workload on all systems, or report why it is illegal."""
+    # The generator stops once, when the first batch of systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))
     variables = sweep_variables(sweep)
     values = {name: variable.empty(num_systems) for name, variable in variables.items()}
@@ -321,10 +319,8 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 
 
 def stack_systems(axes: list[Axis], software: Stack) -> System:
-    """Stack all systems of a block along the first axis of every field, the last field fastest.
-
-    The software applies to the systems before their fields are varied.
-    """
+    """Stack all systems of a block along the first axis of every field, the last field fastest."""
+    # The software applies to the systems before their fields are varied.
     system_axis, per_node, *fields = axes
     system_axis = system_axis._replace(values=tuple(map(software.on, system_axis.values)))
     inner = tuple(len(axis.values) for axis in fields)
@@ -346,10 +342,8 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
 
 
 def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
-    """Drop names, and pad efficiency curves to one length with steps at infinity.
-
-    Flags become numbers if the systems differ in them.
-    """
+    """Drop names, and pad efficiency curves to one length with steps at infinity."""
+    # Flags become numbers if the systems differ in them.
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
     def pad(curve: Efficiency, steps: int) -> Efficiency:

@@ -48,10 +48,8 @@ def distinct_front(
 def _distinct(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
-    """Merge points with equal printed measures that fill a grid; return the first `count` rows.
-
-    `order` are the points to choose from, the best first.
-    """
+    """Merge points with equal printed measures that fill a grid; return the first `count` rows."""
+    # `order` are the points to choose from, the best first.
     sizes = _sizes(results)
     is_free = np.zeros(len(results.status), bool)  # points without a row yet
     is_free[order] = True

@@ -165,10 +165,8 @@ class SweepResults(NamedTuple):
 def _compare(
     values: NumpyArray, sign: str, text: str, condition: str, *, printed: bool = False
 ) -> NumpyArray:
-    """Return which values meet a condition: labels by name, numbers by value.
-
-    With `printed`, a number may also be the printed form of a single value.
-    """
+    """Return which values meet a condition: labels by name, numbers by value."""
+    # With `printed`, a number may also be the printed form of a single value.
     if values.dtype.kind not in "iuf":
         if sign not in ("=", "!="):
             raise ValueError(f"where {condition}: names are compared by = or !=")

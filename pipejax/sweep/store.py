@@ -183,10 +183,8 @@ class BlockStore:
         return checksum == _checksum(parts)
 
     def _regions(self, block: Block) -> dict[str, tuple[Any, ...]]:
-        """Return the region of every variable that a block writes.
-
-        Variables without systems belong to the first block of systems.
-        """
+        """Return the region of every variable that a block writes."""
+        # Variables without systems belong to the first block of systems.
         is_first = not any(cut.start for cut in block.cuts[len(self.sweep.shape_axes) :])
         return {
             name: (*(block.cuts[place] for place in variable.places(self.sweep)), ...)

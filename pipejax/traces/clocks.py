@@ -141,10 +141,8 @@ class _Transfers(NamedTuple):
     def bounds(
         self, is_selected: NumpyArray, workers: Int[NumpyArray, " workers"]
     ) -> Float[NumpyArray, "workers workers"]:
-        """Bound the lead of the receiver's clock (second axis) over the sender's from above [s].
-
-        Only the selected transfers count; without one, a bound is infinite.
-        """
+        """Bound the lead of the receiver's clock (second axis) over the sender's from above [s]."""
+        # Only the selected transfers count; without one, a bound is infinite.
         size = len(workers)
         upper = np.full((size, size), math.inf)
         np.fill_diagonal(upper, 0.0)

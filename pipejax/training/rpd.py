@@ -197,7 +197,7 @@ class _RandomizedSettings(NamedTuple):
     window: int  # models that can be read
     depth: int  # blocks that are kept
     samples: int  # of the gap
-    every: int  # updates between them
+    interval: int  # updates between them
     norms: bool  # whether full gradients are measured
     cyclic: bool  # whether batches come in turn
     noisy: bool  # whether there is noise
@@ -251,10 +251,8 @@ def _train(
     noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
-    """Train once with random stages and delays; `how` are the static settings.
-
-    A model is a row of block versions, one per stage; version num_stages + k is made by update k.
-    """
+    """Train once with random stages and delays; `how` are the static settings."""
+    # A model is a row of block versions, one per stage; version num_stages + k is made by update k.
     start = objective.init(start_key(seed))
     size, (num_stages, width) = step_size.astype(start.dtype), start.shape
     stages = jnp.arange(num_stages, dtype=jnp.int32)
@@ -264,13 +262,13 @@ def _train(
 
     def choices(models: Array, first: Array) -> tuple[Array, _Choice]:
         """Draw the updates until the next sample; `models` is the window up to `first`."""
-        k = first + jnp.arange(how.every, dtype=jnp.int32)
+        k = first + jnp.arange(how.interval, dtype=jnp.int32)
         draws = jax.vmap(choose)(k)
         new_block = jnp.where(draws.stage[:, None] == stages[None], num_stages + k[:, None], 0)
         newest = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(new_block), models[-1:])])
         read = newest[draws.read - first + how.window - 1, stages[None]]
         batch = k % objective.num_batches if how.cyclic else draws.batch
-        added = jnp.zeros(how.every, start.dtype)
+        added = jnp.zeros(how.interval, start.dtype)
         if how.noisy:
             added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
         return newest[-how.window :], _Choice(k, draws.stage, batch, read, added)
@@ -302,12 +300,12 @@ def _train(
     zero = jnp.zeros((), start.dtype)
     blocks_made = jnp.zeros((how.depth, width), start.dtype).at[:num_stages].set(start)
     models = jnp.broadcast_to(stages, (how.window, num_stages))
-    firsts = how.every * jnp.arange(how.samples, dtype=jnp.int32)
+    firsts = how.interval * jnp.arange(how.samples, dtype=jnp.int32)
     begin = _State(blocks_made, start, zero, zero), models
     (state, _), (gaps, losses) = jax.lax.scan(to_sample, begin, firsts)
     gap = jnp.append(objective.gap(start), gaps)
     diverged = jnp.any(~jnp.isfinite(gap) | (gap > DIVERGED * gap[0]))
-    mean = state.total / (how.samples * how.every) if how.norms else None
+    mean = state.total / (how.samples * how.interval) if how.norms else None
     return gap, diverged, state.blocks, state.largest, mean, jnp.append(jnp.nan, losses)
 
 

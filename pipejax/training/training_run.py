@@ -227,10 +227,8 @@ def run_alone(
 def check_runs(
     objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds, looks: int, updates: int = 0
 ) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
-    """Check step sizes and seeds of a sweep, and that it fits in memory; return them as arrays.
-
-    A run has `looks` samples, and holds the random numbers of `updates` at once.
-    """
+    """Check step sizes and seeds of a sweep, and that it fits in memory; return them as arrays."""
+    # A run has `looks` samples, and holds the random numbers of `updates` at once.
     num_runs = len(step_sizes) * len(seeds)
     num_bytes = num_runs * looks * BYTES_PER_LOOK + len(seeds) * updates * BYTES_PER_UPDATE
     check_fits(num_bytes, f"{num_runs} runs that are looked at {looks} times need")

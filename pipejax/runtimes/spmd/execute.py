@@ -272,11 +272,9 @@ def execute(
     step_size: Float[Array, ""],
     sizes: SpmdSizes,
 ) -> WorkerState:
-    """Run a table with a device per worker; return the final state (workers, ...).
-
-    Instructions are (slots, workers, ...): each worker runs up to two ops per slot, then exchanges
-    messages.
-    """
+    """Run a table with a device per worker; return the final state (workers, ...)."""
+    # Instructions are (slots, workers, ...): each worker runs up to two ops per slot, then
+    # exchanges messages.
     branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
 
     def on_worker(instructions: Instructions, state: WorkerState, fixed: _Fixed) -> WorkerState:

@@ -194,11 +194,9 @@ def _placed(table: ScheduleTable) -> _Placed:
 
 
 def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Write the activation that each op reads, stores and frees, and its weights.
-
-    The buffer holds arrived activations, then the inputs of later backwards. A recomputed
-    activation stays at its arrival until R; O and L move the output of F.
-    """
+    """Write the activation that each op reads, stores and frees, and its weights."""
+    # The buffer holds arrived activations, then the inputs of later backwards. A recomputed
+    # activation stays at its arrival until R; O and L move the output of F.
     placed, versions, runs = _placed(table), find_versions(table), table.weights.runs
     ops, copies = placed.ops, StageCopies.from_table(table)
     needs_recompute = is_recomputed(table)[ops.stage, ops.microbatch]
@@ -290,10 +288,8 @@ def _write_means(
 
 
 def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Write where the messages at the end of each slot are stored, by distance of the workers.
-
-    A worker sends at most one activation and one input gradient per slot.
-    """
+    """Write where the messages at the end of each slot are stored, by distance of the workers."""
+    # A worker sends at most one activation and one input gradient per slot.
     placed = _placed(table)
     for phases, hop, field, shifts in (
         ((Phase.F,), 1, written.activation_to, sizes.activation_shifts),

@@ -325,10 +325,8 @@ class _FitChoice(NamedTuple):
 def _choose_numbers(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
 ) -> tuple[_Fitting, _FitChoice]:
-    """Choose the numbers to fit by cross-validation over the sets of `LADDER`.
-
-    Rows of a configuration are left out together, because one predicts the other.
-    """
+    """Choose the numbers to fit by cross-validation over the sets of `LADDER`."""
+    # Rows of a configuration are left out together, because one predicts the other.
     count = len(problem.rows)
     chosen_rows = np.arange(count)
     if count > MOST_CHOSEN_BY:

@@ -120,11 +120,9 @@ def robust_fit(
     *,
     losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
-    """Fit the model from every start by Levenberg-Marquardt, with weights of the rows per start.
-
-    A weight of 0 leaves a row out; its residual is still reported. Each loss starts from the
-    minimum of the previous one.
-    """
+    """Fit the model from every start by Levenberg-Marquardt, with weights of the rows per start."""
+    # A weight of 0 leaves a row out; its residual is still reported. Each loss starts from the
+    # minimum of the previous one.
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(array, float) for array in model(point))
@@ -157,11 +155,9 @@ def robust_fit(
 def _step(
     model: ResidualModel, state: _FitState, weights: NumpyArray, loss: Loss
 ) -> tuple[_FitState, NumpyArray]:
-    """Try one damped step of each fit; return the new states and which fits have converged.
-
-    Damping follows the ratio of a step's gain to the gain predicted by the linear model (Nielsen,
-    1999). A step that does not lower the objective is rejected and damped more.
-    """
+    """Try one damped step of each fit; return the new states and which fits have converged."""
+    # Damping follows the ratio of a step's gain to the gain predicted by the linear model (Nielsen,
+    # 1999). A step that does not lower the objective is rejected and damped more.
     point, residual, jacobian, noise, damping, growth = state
     z = residual / noise[:, None]
     gradient = np.einsum("brp,br->bp", jacobian, loss.factor * weights * loss.slope(z))
@@ -223,11 +219,9 @@ def _information(
 
 
 def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArray, " batch"]:
-    """Estimate the noise of each fit from bounded residuals and its degrees of freedom.
-
-    Parameters use trace((J^T J + prior)^-1 J^T J) rows. A prior, which counts as a few rows, keeps
-    the noise above 0 if parameters fit few rows exactly.
-    """
+    """Estimate the noise of each fit from bounded residuals and its degrees of freedom."""
+    # Parameters use trace((J^T J + prior)^-1 J^T J) rows. A prior, which counts as a few rows,
+    # keeps the noise above 0 if parameters fit few rows exactly.
     information = _information(state, weights, loss, loss.bend)
     posterior = information + np.eye(information.shape[-1])
     used_rows = np.einsum("bpp->b", np.linalg.solve(posterior, information))

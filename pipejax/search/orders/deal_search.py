@@ -66,10 +66,8 @@ class StepCosts(NamedTuple):
 
     @classmethod
     def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
-        """Stack costs of one shape; each step gets one more member, with the least of all times.
-
-        Fields of microbatches that the program does not read are dropped.
-        """
+        """Stack costs of one shape; each step gets one more member, with the least of all times."""
+        # Fields of microbatches that the program does not read are dropped.
         phases = {*program.layout.phases, *program.layout.paired_phases}
         unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
         by_member, by_step = {}, {}
@@ -185,10 +183,8 @@ class DealSearch(LocalSearch[list[Deal]]):
         self.baselines = {name: float(values.mean()) for name, values in self._baselines.items()}
 
     def times(self, orders: Int[NumpyArray, "*some microbatches"]) -> Float[NumpyArray, "*some"]:
-        """Return the makespan of a replica with each order [s].
-
-        Batches have one size, so the engine compiles once: the last one is padded by repetition.
-        """
+        """Return the makespan of a replica with each order [s]."""
+        # Batches have one size, so the engine compiles once: the last one is padded by repetition.
         size = orders.shape[-1]
         flat = orders.reshape(-1, size)
         padded = np.resize(flat, (-(-len(flat) // self.batch) * self.batch, size))
@@ -230,10 +226,8 @@ class DealSearch(LocalSearch[list[Deal]]):
         return np.stack([ranked[:, :slow], others], axis=2)
 
     def _improve(self, steps: Steps, groups: Replicas) -> Bool[NumpyArray, " steps"]:
-        """Make the best move in each group of replicas; return which steps changed.
-
-        The slowest replica of a group decides, and the others a little.
-        """
+        """Make the best move in each group of replicas; return which steps changed."""
+        # The slowest replica of a group decides, and the others a little.
         place = steps[:, None, None], groups
         members = self._order[place]
         moves = self._moves(groups.shape)
@@ -251,10 +245,8 @@ class DealSearch(LocalSearch[list[Deal]]):
         return (best > 0).any(axis=1)
 
     def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
-        """Return the empty move, then swaps and insertions in a group, up to a number limit.
-
-        `groups` is the shape (steps, groups, replicas). If there are too many, they are random.
-        """
+        """Return the empty move, then swaps and insertions in a group, up to a number limit."""
+        # `groups` is the shape (steps, groups, replicas). If there are too many, they are random.
         shape = groups[2], self._shape[2]
         length = math.prod(shape)
         places = np.indices((length, length)).reshape(2, -1)
@@ -330,10 +322,8 @@ def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " member
 def _longest_first(
     work: Float[NumpyArray, "steps members"], shape: tuple[int, int, int]
 ) -> Members:
-    """Deal microbatches, the longest first, each to the replica with the least work and room.
-
-    `shape` is (steps, replicas, microbatches of a replica).
-    """
+    """Deal microbatches, the longest first, each to the replica with the least work and room."""
+    # `shape` is (steps, replicas, microbatches of a replica).
     steps, replicas, size = shape
     all_steps = np.arange(steps)
     order = np.zeros(shape, int)
@@ -349,10 +339,8 @@ def _longest_first(
 def _fastest_sets(
     masks: Int[NumpyArray, " sets"], times: Float[NumpyArray, " sets"], members: int
 ) -> list[int]:
-    """Choose disjoint sets of all members with the least maximum of their times; return rows.
-
-    A set is a mask of bits, one per member.
-    """
+    """Choose disjoint sets of all members with the least maximum of their times; return rows."""
+    # A set is a mask of bits, one per member.
     by_lowest_bit: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
     for row, (mask, time) in enumerate(zip(masks.tolist(), times.tolist(), strict=True)):
         by_lowest_bit[(mask & -mask).bit_length() - 1].append((mask, time, row))

@@ -121,13 +121,13 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         numbers = sum(np.size(leaf) for leaf in leaves(costs))
         self.batch = max(1, min(BATCH, MAX_NUMBERS // numbers))
         self.kind = _kinds(costs, table.num_microbatches)
-        given = np.arange(table.num_microbatches)
+        unchanged = np.arange(table.num_microbatches)
         descending = np.argsort(-_work(costs, table.num_microbatches), kind="stable")
-        random = self.rng.permuted(np.tile(given, (NUM_RANDOM, 1)), axis=1)
-        fixed = [given, descending[::-1], descending, *_hills(descending)]
+        random = self.rng.permuted(np.tile(unchanged, (NUM_RANDOM, 1)), axis=1)
+        fixed = [unchanged, descending[::-1], descending, *_hills(descending)]
         times = self.start_from(np.concatenate([fixed, random]))
         # a lower bound: the longest microbatch alone among artificial shortest ones
-        extended, count = with_least(self._costs), len(given)
+        extended, count = with_least(self._costs), len(unchanged)
         shortest = batched_makespans(
             self.program,
             lambda orders: in_order(extended, orders),

@@ -116,10 +116,8 @@ class PermutationSearch(LocalSearch[Best]):
 def batched_makespans(
     program: Program, order_costs: Callable[[Orders], Costs], orders: Orders, batch: int
 ) -> Float[NumpyArray, " orders"]:
-    """Return the makespans of orders (orders) [s].
-
-    Batches are padded to powers of two by repetition, so the engine compiles few sizes.
-    """
+    """Return the makespans of orders (orders) [s]."""
+    # Batches are padded to powers of two by repetition, so the engine compiles few sizes.
     from pipejax.engine.batched.makespans import makespans  # searches are set up without JAX
 
     results = []
@@ -133,10 +131,8 @@ def batched_makespans(
 
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
-    """Return an order for each swap of two places, and for each insertion that is no swap.
-
-    `start` and `target` (pairs) are all pairs of places, in both directions.
-    """
+    """Return an order for each swap of two places, and for each insertion that is no swap."""
+    # `start` and `target` (pairs) are all pairs of places, in both directions.
     place, is_swap = np.arange(len(order)), start < target
     low, high = start[is_swap, None], target[is_swap, None]
     swapped = np.where(place == low, high, np.where(place == high, low, place))
@@ -229,10 +225,8 @@ def with_least(costs: Costs) -> Costs:
 
 
 def alone(longest: int, least: int, count: int) -> Orders:
-    """Return an order for each place of the longest microbatch, among artificial shortest ones.
-
-    The fastest of them bounds the makespan of any order from below.
-    """
+    """Return an order for each place of the longest microbatch, among artificial shortest ones."""
+    # The fastest of them bounds the makespan of any order from below.
     orders = np.full((count, count), least)
     np.fill_diagonal(orders, longest)
     return orders
@@ -241,10 +235,9 @@ def alone(longest: int, least: int, count: int) -> Orders:
 def _least_run(
     table: ScheduleTable, costs: Costs, links: Links, replicas: int
 ) -> tuple[Program, float, Workers]:
-    """Run a table with least times, averaged over the shortest microbatches of all replicas.
-
-    Return its program, its makespan, and per worker the time before, between and after its ops [s].
-    """
+    """Run a table with least times, averaged over the shortest microbatches of all replicas."""
+    # Return its program, its makespan, and per worker the time before, between and after its ops
+    # [s].
     least = map_microbatches(
         lambda time: np.sort(np.asarray(time, float))[..., :replicas].mean(axis=-1), costs
     )

@@ -113,12 +113,10 @@ def _reach(
     Int[NumpyArray, " nodes"],
     Int[NumpyArray, "nodes rows"],
 ]:
-    """Find the last op of each row that a node waits for without transfers, itself included.
-
-    `rows` are the workers that share a host link with each worker, and itself. Return the column of
-    each worker's own row in it, the row of each node, and these last ops. A node beside compute
-    belongs to the row that issues it.
-    """
+    """Find the last op of each row that a node waits for without transfers, itself included."""
+    # `rows` are the workers that share a host link with each worker, and itself. Return the column
+    # of each worker's own row in it, the row of each node, and these last ops. A node beside
+    # compute belongs to the row that issues it.
     width = rows.shape[1]
     place = (rows == np.arange(len(rows))[:, None]).argmax(axis=1)
     row = np.maximum(program.worker, 0).astype(np.int64)
@@ -144,10 +142,8 @@ def invert_orders(orders: Orders) -> Orders:
 def legal_range(
     graph: TransferGraph, position: Int[NumpyArray, " transfers"]
 ) -> tuple[Int[NumpyArray, " transfers"], Int[NumpyArray, " transfers"]]:
-    """Return the positions strictly between which each transfer may move, all else unchanged.
-
-    They are the last position of a transfer that it depends on, and the first of a dependent one.
-    """
+    """Return the positions strictly between which each transfer may move, all else unchanged."""
+    # They are the last position of a transfer that it depends on, and the first of a dependent one.
     messages, size = graph.program.messages, graph.num_transfers
     low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]].max(axis=1)
     # a running minimum from the end; the offset makes later rows larger, so it restarts in each row
@@ -165,10 +161,8 @@ def _latest_arrival(graph: TransferGraph, positions: Orders) -> Int[NumpyArray, 
 
 
 def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders transfers 2"]:
-    """Return the node in front of each transfer in its sender's and its receiver's queue.
-
-    It is the source at the begin of a queue.
-    """
+    """Return the node in front of each transfer in its sender's and its receiver's queue."""
+    # It is the source at the begin of a queue.
     # Every transfer is listed twice, once per queue. A stable sort by queue keeps the order in a
     # queue, so the previous entry is in front if it has the same queue.
     count, size = orders.shape
@@ -188,11 +182,9 @@ def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders
 
 
 def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
-    """Return the finish time of every node under each order [s].
-
-    A key numbers the nodes topologically: a transfer has its position, an op follows the last
-    transfer that its row has received by then, and equal keys keep the order without queues.
-    """
+    """Return the finish time of every node under each order [s]."""
+    # A key numbers the nodes topologically: a transfer has its position, an op follows the last
+    # transfer that its row has received by then, and equal keys keep the order without queues.
     program, carrier = graph.program, graph.program.messages.carrier
     (count, size), nodes = orders.shape, program.num_nodes
     positions = invert_orders(orders)
@@ -230,12 +222,10 @@ def heads_and_tails(graph: TransferGraph) -> HeadsTails:
 
 
 def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
-    """Bound the makespan from below by the busiest queue [s].
-
-    Each queue is a one-machine problem: one transfer at a time, none before its head, and at least
-    its tail after each. With interruptions allowed, Jackson's rule is optimal: serve the longest
-    tail first (Carlier: The one-machine sequencing problem, 1982).
-    """
+    """Bound the makespan from below by the busiest queue [s]."""
+    # Each queue is a one-machine problem: one transfer at a time, none before its head, and at
+    # least its tail after each. With interruptions allowed, Jackson's rule is optimal: serve the
+    # longest tail first (Carlier: The one-machine sequencing problem, 1982).
     length = graph.duration[graph.program.messages.carrier]
     bound = times.makespan
     for queue in range(int(graph.queues.max(initial=-1)) + 1):
@@ -294,11 +284,9 @@ class WaitsFor(NamedTuple):
 def priority_order(
     graph: TransferGraph, waits: WaitsFor, tail: Float[NumpyArray, " transfers"], urgency: float
 ) -> tuple[Order, float]:
-    """Run the schedule with a greedy order of transfers; return the order and the makespan [s].
-
-    The next transfer has the smallest earliest start minus urgency times tail, at a tie the longest
-    tail. On the reverse graph, tails are heads, and the last transfer comes first.
-    """
+    """Run the schedule with a greedy order of transfers; return the order and the makespan [s]."""
+    # The next transfer has the smallest earliest start minus urgency times tail, at a tie the
+    # longest tail. On the reverse graph, tails are heads, and the last transfer comes first.
     duration, carrier = graph.duration.tolist(), graph.program.messages.carrier.tolist()
     transfer_by_node = {node: k for k, node in enumerate(carrier)}
     missing = [len(before) for before in waits.before]

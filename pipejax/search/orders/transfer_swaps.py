@@ -140,11 +140,9 @@ class SwapSearch:
         return swaps
 
     def _estimate(self, swap: Swap) -> float:
-        """Return the longest path through one of the two after a swap, all else unchanged [s].
-
-        The path enters the second (`second_head`), then the first (`first_head`), and leaves them
-        by `second_tail` or `first_tail`. Comparisons in place of max() halve the time.
-        """
+        """Return the longest path through one of the two after a swap, all else unchanged [s]."""
+        # The path enters the second (`second_head`), then the first (`first_head`), and leaves them
+        # by `second_tail` or `first_tail`. Comparisons in place of max() halve the time.
         first, second, queues = swap
         duration, front, next_node = self._duration, self._front, self._next
         # tail[-node] is the longest path from the start of a node on, 0 for the source

@@ -149,10 +149,8 @@ def messages(
 def _table_order(
     table: ScheduleTable, costs: Costs, links: Links
 ) -> tuple[Order | None, float | None]:
-    """Return the order of the table's cells, or the default, and its makespan [s].
-
-    Both are None for a deadlock.
-    """
+    """Return the order of the table's cells, or the default, and its makespan [s]."""
+    # Both are None for a deadlock.
     try:
         program, vector = lower_and_price(table, costs, links)
     except ScheduleError:

@@ -313,10 +313,9 @@ class SplitProgram:
 
 
 def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any:
-    """Solve a mixed integer program within a time limit [s], up to a relative gap.
-
-    Arguments and result are those of `scipy.optimize.milp`, with bounds and constraints as tuples.
-    """
+    """Solve a mixed integer program within a time limit [s], up to a relative gap."""
+    # Arguments and result are those of `scipy.optimize.milp`, with bounds and constraints as
+    # tuples.
     from scipy.optimize import milp  # at first use: it takes a while
 
     arguments = {**arguments, "options": {"mip_rel_gap": gap, "time_limit": _within(seconds, HERE)}}

@@ -45,10 +45,8 @@ MAX_OPS = 1 << 14  # stages times microbatches of tables that are tried
 
 
 def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tuple[str, Setup]]:
-    """Yield all other synchronous schedules with the same workers and microbatches.
-
-    Default names: the registry, without schedules that would take long to plan.
-    """
+    """Yield all other synchronous schedules with the same workers and microbatches."""
+    # Default names: the registry, without schedules that would take long to plan.
     if not setup.table.grammar.is_usual:
         return  # no other schedule has the same ops
     ops = setup.table.num_workers * setup.table.num_microbatches
@@ -153,10 +151,8 @@ def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def _move_layers(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Move one layer after the other from the worker with most compute to that with least.
-
-    The time of a layer is the median over stages. Other time of a stage, such as its head, stays.
-    """
+    """Move one layer after the other from the worker with most compute to that with least."""
+    # The time of a layer is the median over stages. Other time of a stage, such as its head, stays.
     measured, old_layers = setup.times.stages, np.array(setup.layers)
     layer_seconds = float(np.median(measured / old_layers))
     layers, workers = old_layers.copy(), np.arange(setup.table.num_workers)
@@ -285,11 +281,9 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield setups of a ring with more requests in flight.
-
-    With one more request, each rule of the ring names one microbatch earlier: 0F4 <- 3F0 in place
-    of 0F3 <- 3F0 means 4 requests in flight in place of 3.
-    """
+    """Yield setups of a ring with more requests in flight."""
+    # With one more request, each rule of the ring names one microbatch earlier: 0F4 <- 3F0 in place
+    # of 0F3 <- 3F0 means 4 requests in flight in place of 3.
     table, table_without_ring = setup.table, without_rules(setup.table)
     if not table.grammar.forward_only or table_without_ring is None or table.grammar.slices > 1:
         return

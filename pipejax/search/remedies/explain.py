@@ -275,10 +275,8 @@ MAX_FACTOR = 1e6  # tolerated factors above this count as infinite
 
 
 def _tolerated_factor(begin: Setup) -> float | None:
-    """Return the factor on message times that lengthens the step by the tolerance.
-
-    None if messages take no time, infinite if the step does not depend on them.
-    """
+    """Return the factor on message times that lengthens the step by the tolerance."""
+    # None if messages take no time, infinite if the step does not depend on them.
     program, vector = lower_and_price(begin.table, begin.costs, begin.links)
     first_link = program.layout.first_link
     if not vector[first_link:].any():
@@ -333,10 +331,8 @@ def _apply(kind: str, change: Changes, setup: Setup, begin: Setup, memory: Memor
 
 
 def _select(kind: str, remedies: Sequence[Remedy], begin: Setup, memory: Memory) -> list[Remedy]:
-    """Keep remedies that shorten the step or make it fit in memory; of alternatives, the best.
-
-    Also keep the best without more pipes than now, which most runtimes do not support.
-    """
+    """Keep remedies that shorten the step or make it fit in memory; of alternatives, the best."""
+    # Also keep the best without more pipes than now, which most runtimes do not support.
     min_gain = changes.MIN_GAIN * begin.step_time if memory.fits(begin) else -math.inf
     useful = [remedy for remedy in remedies if remedy.fits and remedy.saves > min_gain]
     if kind not in BEST_ONLY or not useful:
@@ -354,10 +350,8 @@ def _combine(
     begin: Setup,
     memory: Memory,
 ) -> list[Remedy]:
-    """Combine candidates of several kinds; return the best combination if it beats all remedies.
-
-    If memory rules out a good schedule, a second order starts with smaller microbatches.
-    """
+    """Combine candidates of several kinds; return the best combination if it beats all remedies."""
+    # If memory rules out a good schedule, a second order starts with smaller microbatches.
     orders: list[tuple[str, ...]] = [COMBINED]
     min_gain = changes.MIN_GAIN * begin.step_time
     if any(not remedy.fits and remedy.saves > min_gain for remedy in candidates["schedule"]):
@@ -377,10 +371,8 @@ def _apply_in_turn(
     begin: Setup,
     memory: Memory,
 ) -> Remedy | None:
-    """Apply the best remedy of each kind in this order; None if fewer than two help.
-
-    `candidates` are the remedies of each kind on the unchanged setup.
-    """
+    """Apply the best remedy of each kind in this order; None if fewer than two help."""
+    # `candidates` are the remedies of each kind on the unchanged setup.
     setup, titles = begin, list[str]()
     for kind, change in kinds.items():
         remedies = candidates[kind]

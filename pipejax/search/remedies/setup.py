@@ -207,10 +207,8 @@ class Setup:
 
     @functools.cached_property
     def bound(self) -> float:
-        """Bound the step time of any schedule of these stages and workers from below [s].
-
-        If `optimize` does not support the problem, it is the work of the busiest worker.
-        """
+        """Bound the step time of any schedule of these stages and workers from below [s]."""
+        # If `optimize` does not support the problem, it is the work of the busiest worker.
         busy = float(self.run.busy.max())
         try:
             no_limit = float(self.table.num_stages * self.table.num_microbatches)
@@ -231,10 +229,8 @@ class Setup:
         )
 
     def rebuilt(self, schedule: Schedule, num_microbatches: int) -> "Setup":
-        """Return the setup with another schedule or number of microbatches.
-
-        Scaling rules of single stages are dropped: another table has other stages.
-        """
+        """Return the setup with another schedule or number of microbatches."""
+        # Scaling rules of single stages are dropped: another table has other stages.
         rules = tuple(rule for rule in self.rules if "@" not in rule)
         size = {"num_workers": self.table.num_workers, "num_microbatches": num_microbatches}
         old_schedule = self.schedule or schedule

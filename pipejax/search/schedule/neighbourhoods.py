@@ -297,11 +297,9 @@ def search_grids(problem: Problem) -> list[Problem]:
 def search_neighbourhoods(
     problem: Problem, start: ScheduleTable, budget: Budget, num_threads: int
 ) -> Generator[ScheduleTable, None, None]:
-    """Yield better and better tables until the budget ends or the iterator is closed.
-
-    Each thread begins on a grid of its own, and changes to the next one when it gets stuck. All
-    continue from the best table. The search ends early without a gain for half its budget.
-    """
+    """Yield better and better tables until the budget ends or the iterator is closed."""
+    # Each thread begins on a grid of its own, and changes to the next one when it gets stuck. All
+    # continue from the best table. The search ends early without a gain for half its budget.
     best, over, begun = Best(problem, start, budget), threading.Event(), budget.spent
     grids, running = search_grids(problem), dict[int, NeighbourhoodSearch]()
 

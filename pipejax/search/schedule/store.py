@@ -202,10 +202,8 @@ class SolvedProblems:
             self._warn(self.path, error.strerror or str(error))
 
     def nearest(self, problem: Problem) -> Neighbours:
-        """Return starts and a bound from solved problems of the same shape.
-
-        Plans that surely fit come first, the shortest first; then plans of similar problems.
-        """
+        """Return starts and a bound from solved problems of the same shape."""
+        # Plans that surely fit come first, the shortest first; then plans of similar problems.
         others = self._others(problem)
         ends = {n: reach(problem, other.problem, other.objective) for n, other in others.items()}
         sure = sorted((end, n) for n, end in ends.items() if end is not None)

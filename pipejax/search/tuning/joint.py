@@ -46,10 +46,8 @@ def relax_size(log_size: Array, inputs: Inputs) -> tuple[Pair, Number]:
 
 
 def relax_layers(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-    """Relax the layers of stages: one each, the rest by a softmax of the variables.
-
-    The recomputed share of each stage stays.
-    """
+    """Relax the layers of stages: one each, the rest by a softmax of the variables."""
+    # The recomputed share of each stage stays.
     even, recomputed = inputs.pair.assigned
     layers = 1 + xp.softmax(variables) * (even.sum() - len(even))
     assigned = StageLayers(layers, layers * recomputed / even)
@@ -380,10 +378,8 @@ def _best(
 def improve_settings(
     joint: JointProblem, settings: Settings, evaluate: Callable[[Settings], PerConfiguration]
 ) -> tuple[Settings, PerConfiguration]:
-    """Improve settings by moves of one layer until none helps, all at once; sizes stay.
-
-    A point is the layers of all stages, then the recomputed ones; `owner` is its setting.
-    """
+    """Improve settings by moves of one layer until none helps, all at once; sizes stay."""
+    # A point is the layers of all stages, then the recomputed ones; `owner` is its setting.
     stages = settings.layers.shape[1]
     is_recomputed = joint.problem.pair.assigned.recomputed > 0
     tunes_recompute = "recompute" in joint.parts

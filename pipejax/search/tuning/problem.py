@@ -50,10 +50,8 @@ class ScheduleFamily:
 
     @functools.cached_property
     def few_microbatches(self) -> tuple[int, ...]:
-        """List microbatch counts at which a relaxation interpolates: 1 or 2, P, 2 P and 4 P.
-
-        Counts without a schedule are skipped; a table from a file has its own count alone.
-        """
+        """List microbatch counts at which a relaxation interpolates: 1 or 2, P, 2 P and 4 P."""
+        # Counts without a schedule are skipped; a table from a file has its own count alone.
         file_sizes = schedules.find(self.schedule).sizes
         if file_sizes is not None:
             if self.refusal(file_sizes[1]):

@@ -299,11 +299,9 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArray, " layouts"]:
-    """Return the probability of each layout to have the shortest step, for independent errors.
-
-    Logarithms of step times are normal with the prediction m_i as mean and spread s_i:
-    P(i) = integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j).
-    """
+    """Return the probability of each layout to have the shortest step, for independent errors."""
+    # Logarithms of step times are normal with the prediction m_i as mean and spread s_i: P(i) =
+    # integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j).
     log, spread = np.log(times), np.asarray(spreads)
     values = log[:, None] + spread[:, None] * NODES  # (layouts, nodes of the quadrature)
     z = (log[None, :, None] - values[:, None]) / spread[None, :, None]
@@ -314,10 +312,8 @@ def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArra
 
 
 def _ranked(planned: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedLayout, ...]]:
-    """Rank layouts by their chance to be the best; return old positions and layouts.
-
-    They stay as they are if errors of predictions are unknown.
-    """
+    """Rank layouts by their chance to be the best; return old positions and layouts."""
+    # They stay as they are if errors of predictions are unknown.
     # the mean absolute value of a normal error is sqrt(2 / pi) times its spread
     errors = [layout.evidence.mean_error / 100 for layout in planned if layout.evidence is not None]
     if len(errors) < len(planned):

@@ -188,10 +188,8 @@ def table_pipe(shape: ProgramShape) -> Pipe:
 
 
 def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
-    """Count what workers hold with M microbatches.
-
-    If two shorter tables have the same peaks, a longer one only repeats their period.
-    """
+    """Count what workers hold with M microbatches."""
+    # If two shorter tables have the same peaks, a longer one only repeats their period.
     few, many = (count * shape.workers for count in SETTLED)
     if microbatches > many and np.array_equal(_held(shape, few).parts, _held(shape, many).parts):
         return _held(shape, many)

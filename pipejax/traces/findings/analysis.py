@@ -249,10 +249,8 @@ class Analysis:
 
     @property
     def stalls(self) -> Sequence[Stall]:
-        """List ops that started long after all their inputs, the longest delay first.
-
-        Long is 1 % of the median pipeline; nothing in the trace explains such a delay.
-        """
+        """List ops that started long after all their inputs, the longest delay first."""
+        # Long is 1 % of the median pipeline; nothing in the trace explains such a delay.
         trace, delay = self.pipelines.trace, self.replay.stalls
         stalled = np.flatnonzero(delay > MIN_STALL * float(np.median(self.pipelines.spans)))
         return ResultList(

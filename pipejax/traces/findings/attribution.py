@@ -161,10 +161,8 @@ def _check_same_stages(replayed: Replay, other: Replay) -> None:
 
 
 def _complete_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
-    """Yield groups of steps with all replicas, whose replicas run the same tables.
-
-    A group maps the number of a step to the positions of its pipelines, by replica.
-    """
+    """Yield groups of steps with all replicas, whose replicas run the same tables."""
+    # A group maps the number of a step to the positions of its pipelines, by replica.
     pipelines = replayed.pipelines.pipelines
     replicas = sorted({pipeline.replica for pipeline in pipelines})
     by_step: dict[int, dict[int, int]] = {}
@@ -245,11 +243,9 @@ class _JobSteps:
         ideal_times: Float[NumpyArray, " steps"],
         report: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """Return the time that each name saves and adds in every step [s].
-
-        First, the nodes of a name take their ideal times and all others recorded ones; then the
-        reverse. `masks` select the nodes of a name.
-        """
+        """Return the time that each name saves and adds in every step [s]."""
+        # First, the nodes of a name take their ideal times and all others recorded ones; then the
+        # reverse. `masks` select the nodes of a name.
         recorded_durations, ideal_durations = self.duration.T, self.ideal(ideal).T
         shape = len(names), len(self.steps)
         without_fault, fault_alone = np.zeros(shape), np.zeros(shape)
@@ -270,10 +266,8 @@ class _JobSteps:
         return step_times - without_fault, fault_alone - ideal_times
 
     def masks(self) -> Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]]:
-        """Return the nodes of each worker, stage, phase, replica, microbatch and link by name.
-
-        A name is a pair such as ("worker", "3").
-        """
+        """Return the nodes of each worker, stage, phase, replica, microbatch and link by name."""
+        # A name is a pair such as ("worker", "3").
         trace, graph = self.replayed.pipelines.trace, self.graph
         slices = self.slice.max(axis=0)
         is_slice = slices != NONE

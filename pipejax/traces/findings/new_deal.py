@@ -131,10 +131,8 @@ def _step_costs(replayed: Replay, replicas: Sequence[Pipeline]) -> Costs:
 
 
 def replica_share(replayed: Replay) -> float:
-    """Return the share of the variance between replicas in that of all microbatches, in [0, 1].
-
-    This is the intraclass correlation of the total time of a microbatch.
-    """
+    """Return the share of the variance between replicas in that of all microbatches, in [0, 1]."""
+    # This is the intraclass correlation of the total time of a microbatch.
     steps = _complete_steps(replayed).values()
     if not steps:
         return 0.0

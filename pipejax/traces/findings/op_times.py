@@ -168,10 +168,8 @@ def measured_costs(replayed: Replay, *, pipeline: Pipeline | None = None) -> Cos
 
 
 def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
-    """Return mean times of ops as fields of Costs [s].
-
-    `shape` is (stages) or (stages, microbatches). Places without an op are filled from others.
-    """
+    """Return mean times of ops as fields of Costs [s]."""
+    # `shape` is (stages) or (stages, microbatches). Places without an op are filled from others.
     fields, size = {}, math.prod(shape)
     for kind, kind_ops in ops.by_kind():
         place = np.ravel_multi_index((kind_ops.stage, kind_ops.microbatch)[: len(shape)], shape)

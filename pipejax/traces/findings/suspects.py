@@ -95,10 +95,8 @@ def _sort_key(suspect: Suspect) -> float:
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
-    """Compare each value with all others: their median, the excess over it, its standard errors.
-
-    `errors` are standard errors of the values themselves; the spread of the others adds to them.
-    """
+    """Compare each value with all others: their median, the excess over it, its standard errors."""
+    # `errors` are standard errors of the values themselves; the spread of the others adds to them.
     size = len(values)
     if size < 2:
         return values, np.zeros(size), np.zeros(size)
@@ -244,11 +242,9 @@ class _MicrobatchTimes(NamedTuple):
 
 
 def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
-    """Return the times of ops, where each half of a fused pair has a time of its own [s].
-
-    A half gets the median time of such ops alone, scaled by the pair's time over the median pair.
-    So stages with more or fewer pairs compare with each other.
-    """
+    """Return the times of ops, where each half of a fused pair has a time of its own [s]."""
+    # A half gets the median time of such ops alone, scaled by the pair's time over the median pair.
+    # So stages with more or fewer pairs compare with each other.
     seconds, is_first = ops.seconds.copy(), ops.is_first
     if not is_first.any():
         return seconds
@@ -286,10 +282,8 @@ def _medians(
 def _slow_links(
     pipelines: Pipelines, wrong_workers: set[int], median_op: float
 ) -> Iterator[Suspect]:
-    """Yield links between workers whose two quickest messages are slow and some op waited for.
-
-    The quickest messages have waited for nothing else. Workers with a wrong clock are skipped.
-    """
+    """Yield links between workers whose two quickest messages are slow and some op waited for."""
+    # The quickest messages have waited for nothing else. Workers with a wrong clock are skipped.
     placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
     # by (sender, receiver), all messages; by (sender, receiver, link), those of one boundary
     times: dict[tuple[int, ...], list[NumpyArray]] = {}

@@ -44,12 +44,10 @@ class RankSlices(NamedTuple):
 
 
 def number_steps(ranks: Sequence[RankSlices]) -> tuple[list[Int[NumpyArray, " slices"]], str]:
-    """Return the step of each slice of each rank, and why some are OUTSIDE of all steps.
-
-    Marks decide, if there are any. Else a step begins at each first op of a rank, and the k-th
-    steps of all ranks with the usual count are one. Other ranks, whose trace begins late or ends
-    early, or repeats or lacks an op, are aligned in time.
-    """
+    """Return the step of each slice of each rank, and why some are OUTSIDE of all steps."""
+    # Marks decide, if there are any. Else a step begins at each first op of a rank, and the k-th
+    # steps of all ranks with the usual count are one. Other ranks, whose trace begins late or ends
+    # early, or repeats or lacks an op, are aligned in time.
     if any(rank.marks for rank in ranks):
         return [_steps_by_marks(rank) for rank in ranks], BY_MARKS
     by_rank = [_steps_by_first_op(rank) for rank in ranks]
@@ -82,11 +80,9 @@ def _steps_by_marks(rank: RankSlices) -> Int[NumpyArray, " slices"]:
 def _steps_by_first_op(
     rank: RankSlices,
 ) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
-    """Count first ops: return the step of each slice and the begin of each step.
-
-    A step that began before the trace has begin NaN. A slice that is no op belongs to the step of
-    the op before it, or after it if `is_before`.
-    """
+    """Count first ops: return the step of each slice and the begin of each step."""
+    # A step that began before the trace has begin NaN. A slice that is no op belongs to the step of
+    # the op before it, or after it if `is_before`.
     count, ops = np.cumsum(rank.is_first), np.flatnonzero(rank.is_op)
     if not len(ops):
         return np.zeros(len(count), np.int64), np.array([np.nan])
@@ -100,11 +96,9 @@ def _steps_by_first_op(
 def _align_steps(
     begin: Float[NumpyArray, " steps"], usual_begin: Float[NumpyArray, " others"], *, is_cut: bool
 ) -> Int[NumpyArray, " steps"] | None:
-    """Number the steps of a rank as the nearest in time of a usual rank; None if in doubt.
-
-    As clocks may be wrong, either the first steps of both must agree, or, in a complete file, the
-    last ones. NaN is a step that began before the trace.
-    """
+    """Number the steps of a rank as the nearest in time of a usual rank; None if in doubt."""
+    # As clocks may be wrong, either the first steps of both must agree, or, in a complete file, the
+    # last ones. NaN is a step that began before the trace.
     present, offset = np.flatnonzero(~np.isnan(begin)), int(np.isnan(usual_begin).sum())
     usual_begin = usual_begin[offset:]
     if not len(present) or not len(usual_begin):
@@ -223,10 +217,8 @@ def _join(first: Rows, second: Rows) -> Rows:
 def _time_by_kernels(
     ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
 ) -> Sequence[Rows]:
-    """Replace the times of ops by those of their kernels, and drop ranks where this fails.
-
-    If it fails on all ranks, times of the host remain.
-    """
+    """Replace the times of ops by those of their kernels, and drop ranks where this fails."""
+    # If it fails on all ranks, times of the host remain.
     kernel_rows = [_kernel_times(rows, cells) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
         if timed is None and any(kernel_rows):
@@ -239,11 +231,9 @@ def _time_by_kernels(
 
 
 def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
-    """Replace the times of a rank's ops by those of their kernels on the busiest stream.
-
-    None if only some ops of a phase and stage have kernels. If none of them has, as I of the first
-    stage, these ops take no time. `cells` are the ops of every label.
-    """
+    """Replace the times of a rank's ops by those of their kernels on the busiest stream."""
+    # None if only some ops of a phase and stage have kernels. If none of them has, as I of the
+    # first stage, these ops take no time. `cells` are the ops of every label.
     has_op = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
     is_receive = np.array([bool(c) and c[0][0].startswith("RECV_") for c in cells], bool)
     launch, start, end, stream = rows.kernels
@@ -278,10 +268,8 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
 def _find_launchers(
     rows: Rows, slices: Int[NumpyArray, " candidates"], launch: Float[NumpyArray, " kernels"]
 ) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
-    """Return the slice during which each kernel was launched, and whether there is one.
-
-    The thread of the launch does not matter: the thread of the slice waits meanwhile.
-    """
+    """Return the slice during which each kernel was launched, and whether there is one."""
+    # The thread of the launch does not matter: the thread of the slice waits meanwhile.
     if not len(slices):
         return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
     position = np.searchsorted(rows.start[slices], launch, "right") - 1
@@ -343,10 +331,8 @@ def _op_columns(
 def _subtract_waits(
     rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell]
 ) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"]]:
-    """Return start and end of each slice: a RECV ends at the arrival, and its op starts then.
-
-    `cells` are the ops of every label. Slices of a label without a stage receive by themselves.
-    """
+    """Return start and end of each slice: a RECV ends at the arrival, and its op starts then."""
+    # `cells` are the ops of every label. Slices of a label without a stage receive by themselves.
     labels = {op: label for label, cell in enumerate(cells) for op in cell}
     receive_labels = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
     for label, cell in enumerate(cells):
@@ -387,10 +373,8 @@ def _subtract_waits(
 def _find_places(
     parts: Sequence[Columns], rows: Sequence[Rows], world: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return replica and worker of each rank, inferred from its ops, and the number of workers.
-
-    A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
-    """
+    """Return replica and worker of each rank, inferred from its ops, and the number of workers."""
+    # A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
     ranks = [rank_rows.rank for rank_rows in rows]
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}

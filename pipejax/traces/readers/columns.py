@@ -28,13 +28,11 @@ _CLOCK_ERROR = 1e-4  # time by which a message may begin before its op ends [s]
 def match_messages(
     columns: Columns, phases: tuple[str, ...]
 ) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
-    """Assign stage and microbatch to messages without them; also return which slices remain.
-
-    Messages of a worker follow the order of its ops. Megatron's interleaved schedules also record
-    calls without a message. So, for each kind of message, worker and step: with as many messages
-    as its ops need, the k-th belongs to the k-th op; with one for each op, unneeded ones are
-    dropped; with more, each op takes its first possible message; with fewer, none is matched.
-    """
+    """Assign stage and microbatch to messages without them; also return which slices remain."""
+    # Messages of a worker follow the order of its ops. Megatron's interleaved schedules also record
+    # calls without a message. So, for each kind of message, worker and step: with as many messages
+    # as its ops need, the k-th belongs to the k-th op; with one for each op, unneeded ones are
+    # dropped; with more, each op takes its first possible message; with fewer, none is matched.
     stays, left_out = np.ones(len(columns["start"]), bool), []
     group = number_groups(*(columns[name] for name in ("step", "replica", "worker")))
     for name in MESSAGES:
@@ -66,10 +64,8 @@ _WHY = {
 def _message_ops(
     name: str, columns: Columns, phases: tuple[str, ...]
 ) -> tuple[Int[NumpyArray, " ops"], Bool[NumpyArray, " ops"]]:
-    """Return the rows of ops that may send or take messages `name`, and whether each needs one.
-
-    An op needs a message if the stage at the other end runs on another worker.
-    """
+    """Return the rows of ops that may send or take messages `name`, and whether each needs one."""
+    # An op needs a message if the stage at the other end runs on another worker.
     codes = [phases.index(op) for op in ("F" if name.endswith("F") else "BI") if op in phases]
     ops = np.flatnonzero(np.isin(columns["phase"], codes) & (columns["stage"] >= 0))
     stage, worker = columns["stage"][ops], columns["worker"][ops]
@@ -89,11 +85,9 @@ def _match_ops(
     ops: Int[NumpyArray, " ops"],
     is_needed: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " messages"]:
-    """Return the row of the op of each message, or the code _EXTRA or _UNMATCHED.
-
-    `group` numbers step, replica and worker of every slice; `unmatched` are the rows of messages
-    `name`, `ops` the rows of ops that may need them.
-    """
+    """Return the row of the op of each message, or the code _EXTRA or _UNMATCHED."""
+    # `group` numbers step, replica and worker of every slice; `unmatched` are the rows of messages
+    # `name`, `ops` the rows of ops that may need them.
     num_groups, is_send = int(group.max(initial=0)) + 1, name.startswith("SEND")
     result = np.full(len(unmatched), _EXTRA)
     message_group = group[unmatched]
@@ -131,11 +125,9 @@ def _match_surplus(
     *,
     is_send: bool,
 ) -> Int[NumpyArray, " messages"]:
-    """Match the ops of one worker with a surplus of messages; return the op of each message.
-
-    Both are in order of time. Each op takes the first send that begins after its end, or, from the
-    end backwards, the last receive that ends before its start.
-    """
+    """Match the ops of one worker with a surplus of messages; return the op of each message."""
+    # Both are in order of time. Each op takes the first send that begins after its end, or, from
+    # the end backwards, the last receive that ends before its start.
     result, place = np.full(len(messages), _EXTRA), 0
     if not is_send:
         messages, ops = messages[::-1], ops[::-1]
@@ -472,10 +464,8 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
 
 
 def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> None:
-    """Refuse absurd numbers of workers, times stored in 32 bits, and unknown phases of ops.
-
-    `row` is the row of each entry in the file, for error texts.
-    """
+    """Refuse absurd numbers of workers, times stored in 32 bits, and unknown phases of ops."""
+    # `row` is the row of each entry in the file, for error texts.
     absurd = np.flatnonzero(columns.get("worker", np.zeros(0)) >= len(row))
     if len(absurd):
         where = f"row {row[absurd[0]] + 1} has worker {columns['worker'][absurd[0]]}"

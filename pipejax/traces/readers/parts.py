@@ -36,10 +36,8 @@ def rank_in_group(group: Int[NumpyArray, " rows"], *keys: NumpyArray) -> Int[Num
 def passing_rows(
     checks: Sequence[tuple[Bool[NumpyArray, " rows"], str]], what: str
 ) -> tuple[Bool[NumpyArray, " rows"], list[LeftOut]]:
-    """Return which rows pass all checks, and for each check how many rows fail it first.
-
-    A check is a mask of the wrong rows and the reason; `what` names the rows in the entries.
-    """
+    """Return which rows pass all checks, and for each check how many rows fail it first."""
+    # A check is a mask of the wrong rows and the reason; `what` names the rows in the entries.
     passes = np.ones(len(checks[0][0]), bool)
     left_out = []
     for is_wrong, why in checks:
@@ -148,11 +146,9 @@ def collective_scope(phase: str) -> str | None:
 
 
 def check_phases(columns: Columns, phases: Sequence[str]) -> None:
-    """Refuse a phase with an unknown name whose slices look like ops.
-
-    Such slices have a stage and a microbatch, unlike those of a collective. In files without
-    microbatches, there are as many slices as forwards.
-    """
+    """Refuse a phase with an unknown name whose slices look like ops."""
+    # Such slices have a stage and a microbatch, unlike those of a collective. In files without
+    # microbatches, there are as many slices as forwards.
     count = np.bincount(columns["phase"], minlength=len(phases))
     for code, name in enumerate(phases):
         if name in Phase.__members__ or not count[code] or collective_scope(name):
@@ -174,10 +170,8 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
 def with_split_backwards(
     columns: Columns, phases: Sequence[str]
 ) -> tuple[Int[NumpyArray, " slices"], tuple[str, ...]]:
-    """Turn each B with a W of the same microbatch into I: return codes (slices) and phases.
-
-    Most frameworks write B for the input gradient of a split backward.
-    """
+    """Turn each B with a W of the same microbatch into I: return codes (slices) and phases."""
+    # Most frameworks write B for the input gradient of a split backward.
     code = columns["phase"]
     if "W" not in phases or "B" not in phases:
         return code, (*phases,)

@@ -76,11 +76,9 @@ def read_rank_lists(
 def check_ranks(
     ranks: Collection[int], stated: int, accepted: int, left_out: list[LeftOut]
 ) -> list[str]:
-    """Check that every rank has a readable file; return a note if no file states the world size.
-
-    `stated` is the world size in the files, `accepted` that of the user; 0 if unknown. With
-    `accepted`, missing ranks are no error but entries of `left_out`.
-    """
+    """Check that every rank has a readable file; return a note if no file states the world size."""
+    # `stated` is the world size in the files, `accepted` that of the user; 0 if unknown. With
+    # `accepted`, missing ranks are no error but entries of `left_out`.
     world = accepted or max(stated, max(ranks, default=-1) + 1)
     missing = (rank for rank in range(world) if rank not in ranks)
     numbers = [str(rank) for rank in itertools.islice(missing, MOST_LISTED)]
@@ -142,10 +140,9 @@ def _is_size(value: Any) -> TypeGuard[int]:
 
 
 def _rank_series(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[_Series]:
-    """Yield the ops of each phase of a rank, step by step, without damaged steps.
-
-    `data` is the JSON object of the rank's file, by step: {"fwd_start": [..], "fwd_end": [..], ..}.
-    """
+    """Yield the ops of each phase of a rank, step by step, without damaged steps."""
+    # `data` is the JSON object of the rank's file, by step: {"fwd_start": [..], "fwd_end": [..],
+    # ..}.
     for step, entry in data.items():
         if not (step.isascii() and step.isdigit() and len(step) < 10 and isinstance(entry, dict)):
             why = "it is no step with its lists"

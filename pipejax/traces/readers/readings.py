@@ -132,10 +132,8 @@ def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
 
 
 def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
-    """Return the turn of each op among those with equal columns and kind, and the usual number.
-
-    B and I share their turns; the k-th W belongs to the k-th I.
-    """
+    """Return the turn of each op among those with equal columns and kind, and the usual number."""
+    # B and I share their turns; the k-th W belongs to the k-th I.
     is_split, merged_kind = ops["kind"] == KINDS["I"], ops["kind"] % 2
     names = ("replica", "step", "worker", "stage", "chunk", "microbatch")
     place = number_groups(*(ops[name] for name in names if name in ops))
@@ -227,10 +225,8 @@ def _step_readings(
 
 
 def _has_ambiguous_weights(columns: Columns) -> bool:
-    """Return whether some W of a worker and microbatch starts after all its backwards.
-
-    Then it can belong to any stage of the worker.
-    """
+    """Return whether some W of a worker and microbatch starts after all its backwards."""
+    # Then it can belong to any stage of the worker.
     group = number_groups(*(columns[name] for name in ("replica", "step", "worker", "microbatch")))
     merged_kind = _MERGED_KINDS[columns["kind"]]
     is_backward, is_weight = merged_kind == KINDS["B"], merged_kind == KINDS["W"]
@@ -244,11 +240,9 @@ def _has_ambiguous_weights(columns: Columns) -> bool:
 def _placement_readings(
     columns: Columns, chunk: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield stages of ops under every placement: looped, in a V, or in two pipes.
-
-    `chunk` is the number of an op's stage among the `stages` of its worker. Two pipes are possible
-    only if a worker has one stage per pipe and the file states microbatches.
-    """
+    """Yield stages of ops under every placement: looped, in a V, or in two pipes."""
+    # `chunk` is the number of an op's stage among the `stages` of its worker. Two pipes are
+    # possible only if a worker has one stage per pipe and the file states microbatches.
     microbatch, worker = columns["microbatch"], columns["worker"]
     placements = {"": chunk < 0, "in a V": chunk % 2 == 1}  # which ops run on the way up
     if stages == 1 and not microbatches:
@@ -263,10 +257,8 @@ def _placement_readings(
 def _order_readings(
     columns: Columns, turn: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield the orders of interleaved, breadth-first and registered schedules.
-
-    `stages` is the number per worker, `turn` the number of an op in its step and worker.
-    """
+    """Yield the orders of interleaved, breadth-first and registered schedules."""
+    # `stages` is the number per worker, `turn` the number of an op in its step and worker.
     group_sizes: dict[str, int | None] = {"by turns": None}
     if stages > 1:
         group_sizes |= dict.fromkeys(("breadth first", "breadth first, last first"), microbatches)
@@ -287,10 +279,8 @@ def _order_readings(
 def _registered_readings(
     columns: Columns, stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield a reading for every registered schedule whose rows have the recorded phases.
-
-    `stages` is the number per worker. Recorded microbatches, if any, must agree, too.
-    """
+    """Yield a reading for every registered schedule whose rows have the recorded phases."""
+    # `stages` is the number per worker. Recorded microbatches, if any, must agree, too.
     rows = np.lexsort([columns[key] for key in ("kind", "end", "start", "worker")])
     pipeline = number_groups(columns["replica"], columns["step"])[rows]
     pipeline_rows = [rows[pipeline == number] for number in range(int(pipeline.max()) + 1)]
@@ -339,10 +329,8 @@ def _find_pipes(columns: Columns) -> Int[NumpyArray, " ops"]:
 
 
 def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading]:
-    """Select the readings without a violation, at the smallest tolerance that leaves any.
-
-    Clocks are taken as recorded at first, then as corrected.
-    """
+    """Select the readings without a violation, at the smallest tolerance that leaves any."""
+    # Clocks are taken as recorded at first, then as corrected.
     traces = [
         Trace.from_columns(
             reading.columns | {"phase": reading.columns["kind"]}, (*KINDS,), has_step_clocks=by_step
@@ -360,10 +348,8 @@ def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list
 
 
 def _violation(trace: Trace) -> float:
-    """Return by how much an op starts too early at worst [s]; infinite if ops lack or repeat.
-
-    Too early is before the end of its inputs or of the previous op on its worker.
-    """
+    """Return by how much an op starts too early at worst [s]; infinite if ops lack or repeat."""
+    # Too early is before the end of its inputs or of the previous op on its worker.
     pipeline, kind = number_groups(trace.replica, trace.step), _MERGED_KINDS[trace.phase]
     op_count = np.bincount(pipeline)
     is_usual = op_count == Counter(op_count.tolist()).most_common(1)[0][0]

@@ -30,10 +30,8 @@ class CutError(ValueError):
 
 
 def read_bytes(path: Path, on_bytes: OnBytes) -> Iterator[bytes]:
-    """Yield the content of a file, decompressed if it is gzip, whatever its suffix.
-
-    Raises CutError, after all readable content, where gzip is damaged or ends early.
-    """
+    """Yield the content of a file, decompressed if it is gzip, whatever its suffix."""
+    # Raises CutError, after all readable content, where gzip is damaged or ends early.
     with path.open("rb") as file:
         piece = file.read(_READ_BYTES)
         is_packed = piece.startswith(_GZIP_MAGIC)

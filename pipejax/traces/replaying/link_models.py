@@ -82,11 +82,9 @@ def judge(
     noise: float | None,
     preferred: Links | None = None,
 ) -> LinkIdentification:
-    """Rank candidates by the residuals of measured step times (runs) [s].
-
-    The best has the smallest residuals, unless another candidate is preferred. Candidates are in
-    order of simplicity; without `noise`, the residuals of the best are taken as the noise.
-    """
+    """Rank candidates by the residuals of measured step times (runs) [s]."""
+    # The best has the smallest residuals, unless another candidate is preferred. Candidates are in
+    # order of simplicity; without `noise`, the residuals of the best are taken as the noise.
     squares = _squares(measured, predicted)
     if not np.isfinite(squares).any():
         raise ValueError(

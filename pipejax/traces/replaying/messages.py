@@ -133,10 +133,8 @@ class Messages:
         self.max_usual_delay = self.rounding + usual_delay
 
     def ends(self, times: LinkTimes) -> Ends:
-        """Return the end of every op and message (nodes, runs) [s], given message times by link.
-
-        A message ends at the start of its first consumer at the latest.
-        """
+        """Return the end of every op and message (nodes, runs) [s], given message times by link."""
+        # A message ends at the start of its first consumer at the latest.
         end, graph = self.end.copy(), self.graph
         for level in self.levels:
             ready = end[graph.preds[level]].max(axis=1)
@@ -144,10 +142,8 @@ class Messages:
         return end
 
     def evidence(self, end: Ends) -> TakenMessages:
-        """Return observed times of messages [s] and the strength of this evidence.
-
-        `end` (nodes, runs) are the ends of ops and messages [s].
-        """
+        """Return observed times of messages [s] and the strength of this evidence."""
+        # `end` (nodes, runs) are the ends of ops and messages [s].
         preds, start = self.graph.preds, self.start[self.consumer]
         ready = end[preds[self.message]].max(axis=1)
         free = end[self.other_preds].max(axis=1)
@@ -201,10 +197,8 @@ def by_link(evidence: Sequence[TakenMessages], links: int) -> Iterator[tuple[Sec
 
 
 def best_evidence(seconds: Seconds, strength: Strength) -> Seconds:
-    """Select the message times of a link with the strongest evidence [s]; may be empty.
-
-    If ops were at most idle, only the smallest upper bound counts.
-    """
+    """Select the message times of a link with the strongest evidence [s]; may be empty."""
+    # If ops were at most idle, only the smallest upper bound counts.
     for level in (WAITED, FIRST):
         if (strength == level).any():
             return seconds[strength == level]
@@ -231,11 +225,9 @@ def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) ->
 
 
 def link_times(messages: Sequence[Messages], links: int) -> Iterator[LinkTimes]:
-    """Yield candidates for the time of a message by link [s].
-
-    Candidates are consistent with the link model, or as if no message waited for another. The
-    median suits messages that differ; the lower quartile, queues that the link model lacks.
-    """
+    """Yield candidates for the time of a message by link [s]."""
+    # Candidates are consistent with the link model, or as if no message waited for another. The
+    # median suits messages that differ; the lower quartile, queues that the link model lacks.
     evidence = [table.evidence(table.end) for table in messages]
     for average in (median, _lower_quartile):
         times = estimate(evidence, links, average).times

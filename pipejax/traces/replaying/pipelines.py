@@ -198,10 +198,8 @@ def _op_name(trace: Trace, row: int) -> str:
 def _table_number(
     trace: Trace, slices: Slices, table_numbers: dict[bytes, int | str], tables: list[ScheduleTable]
 ) -> int | str:
-    """Return the position of a pipeline's table in `tables`, or why its order is illegal.
-
-    A new table is appended; `table_numbers` caches the answers.
-    """
+    """Return the position of a pipeline's table in `tables`, or why its order is illegal."""
+    # A new table is appended; `table_numbers` caches the answers.
     is_second = is_second_of_pair(trace, slices)
     keys = (trace.worker, trace.phase, trace.stage, trace.microbatch)
     key = np.stack([*(x[slices] for x in keys), is_second]).tobytes()
@@ -294,10 +292,8 @@ def _input_leads(trace: Trace) -> Float[NumpyArray, " slices"]:
 
 
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
-    """Describe the op that starts earliest before its input; None if clock rounding explains it.
-
-    `lead` is the time by which every slice of the trace starts before its input ends [s].
-    """
+    """Describe the op that starts earliest before its input; None if clock rounding explains it."""
+    # `lead` is the time by which every slice of the trace starts before its input ends [s].
     worst = slices[lead[slices].argmax()]
     max_lead = float(lead[worst])
     tolerance = float(MAX_LEAD * np.median(trace.end[slices] - trace.start[slices]))
@@ -312,11 +308,9 @@ def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slice
 def _find_held_waits(
     trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"], tolerance: float
 ) -> str:
-    """Describe workers whose slices seem to include waits for messages; empty if there are none.
-
-    The quickest messages of both directions take at least 0 s in sum, by any offset of clocks. On
-    such a worker they contradict this, and almost every slice begins at the end of the previous.
-    """
+    """Describe workers whose slices seem to include waits for messages; empty if there are none."""
+    # The quickest messages of both directions take at least 0 s in sum, by any offset of clocks. On
+    # such a worker they contradict this, and almost every slice begins at the end of the previous.
     producers, consumers = transfers(trace, OP_INPUTS)
     is_inside = np.isin(producers, slices) & np.isin(consumers, slices)
     producers, consumers = producers[is_inside], consumers[is_inside]

@@ -112,10 +112,8 @@ class Replay:
 
     @functools.cached_property
     def residuals(self) -> Float[NumpyArray, " slices"]:
-        """Return the delay of the start of every op against the replay [s]; 0 for other slices.
-
-        Both starts count from the first start of the pipeline.
-        """
+        """Return the delay of the start of every op against the replay [s]; 0 for other slices."""
+        # Both starts count from the first start of the pipeline.
         trace, result = self.pipelines.trace, np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             start, _ = runs.replay(self.link_times[None])
@@ -194,10 +192,8 @@ def model_name(links: Links) -> str:
 
 
 def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
-    """Return the message times (links) [s] with the least error, and a share of early messages.
-
-    Early messages were taken before they could be sent; the link with the most of them counts.
-    """
+    """Return the message times (links) [s] with the least error, and a share of early messages."""
+    # Early messages were taken before they could be sent; the link with the most of them counts.
     samples = [run.sample(MAX_NODES) for run in runs]
     links = 2 * (pipelines.table.num_stages - 1)
     messages = [Messages(sample) for sample in samples]
@@ -212,10 +208,8 @@ def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTi
 def _span_errors(
     pipelines: Pipelines, runs: Sequence[TableRuns], times: Float[NumpyArray, "candidates links"]
 ) -> Float[NumpyArray, "candidates pipelines"]:
-    """Return replayed over recorded span, minus 1, for each candidate; NaN of other pipelines.
-
-    A candidate is a time of every message by link [s].
-    """
+    """Return replayed over recorded span, minus 1, for each candidate; NaN of other pipelines."""
+    # A candidate is a time of every message by link [s].
     errors = np.full((len(times), len(pipelines.pipelines)), np.nan)
     for run in runs:
         _, spans = run.replay(times)

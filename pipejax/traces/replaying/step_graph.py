@@ -144,11 +144,9 @@ def _add_pipeline(
 
 
 def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-    """Return the link whose transmit time stands at each position of the cost vector, or -1.
-
-    Link costs are an array (kind, direction, pipe, boundary, column) from `first_link` on. Traces
-    count the whole time of a message as transmit time, so latencies are skipped.
-    """
+    """Return the link whose transmit time stands at each position of the cost vector, or -1."""
+    # Link costs are an array (kind, direction, pipe, boundary, column) from `first_link` on. Traces
+    # count the whole time of a message as transmit time, so latencies are skipped.
     layout = program.layout
     _, pipes, boundaries, columns = layout.link_shape
     kind, rest = np.divmod(position - layout.first_link, 2 * pipes * boundaries * columns or 1)
@@ -161,10 +159,8 @@ def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[Num
 def _add_rests(
     builder: _GraphBuilder, rows: Sequence[Sequence[Row]], rests: Sequence[Rest]
 ) -> None:
-    """Add slices that are no ops to the rows of their workers, in order of time.
-
-    Members of a collective wait for a gate node, which waits for the predecessors of all members.
-    """
+    """Add slices that are no ops to the rows of their workers, in order of time."""
+    # Members of a collective wait for a gate node, which waits for the predecessors of all members.
     gates = {
         group: int(builder.add_nodes(1)[0]) for group in sorted({r.group for r in rests} - {NONE})
     }
@@ -209,10 +205,8 @@ class _Key(NamedTuple):
 
 
 def find_rests(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> Rests:
-    """Match slices that are no ops and no messages over steps, and find their usual places.
-
-    A step has one pipeline per replica; replicas run the same tables in all steps.
-    """
+    """Match slices that are no ops and no messages over steps, and find their usual places."""
+    # A step has one pipeline per replica; replicas run the same tables in all steps.
     trace = pipelines.trace
     slices_by_worker = _other_slices(trace)
     slices_by_key: dict[_Key, dict[int, int]] = {}
