@@ -53,13 +53,7 @@ from pipejax.schedules.table.links import (
 )
 from pipejax.sweep.schedule_axis import Choice, read_schedule, unfolded
 
-OUTPUTS = (
-    "bubble_ratio",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "bound_by",
-    "share",
-)
+OUTPUTS = ("bubble_ratio", "tokens_per_second", "tokens_per_second_per_gpu", "bound_by", "share")
 DTYPES = ("float64", "float32")
 SCALES = ("linear", "log")
 MAX_POINTS = 10**6  # of one axis: a label each

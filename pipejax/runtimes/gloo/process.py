@@ -323,10 +323,7 @@ class TableRun:
             for stage in numbers
         ]
         self.schedule = schedules._PipelineScheduleRuntime(
-            stages,
-            count,
-            lambda out, target: square_loss(out, target) / count,
-            scale_grads=False,
+            stages, count, lambda out, target: square_loss(out, target) / count, scale_grads=False
         )
         self.schedule._load_csv(task["path"], format=task["format"])
         self.clock = OpClock(task["seconds"])

@@ -56,11 +56,7 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
         timeout = START_UP + sum(map(_time_limit, jobs))
         request: dict[str, Any] = {
             "ranks": ranks,
-            "model": {
-                "hidden": first.hidden,
-                "batch_size": first.batch_size,
-                "seed": first.seed,
-            },
+            "model": {"hidden": first.hidden, "batch_size": first.batch_size, "seed": first.seed},
             "steps": first.steps,
             "timeout": timeout,
             "tasks": tasks,

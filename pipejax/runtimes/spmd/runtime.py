@@ -192,10 +192,7 @@ def run_table(job: RuntimeJob) -> RuntimeRun:
 def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[RuntimeRun]:
     """Run a step under each table, all in one process and one compilation."""
     workers = max(table.num_workers for table in tables)
-    request = {
-        "tables": [json.loads(to_json(table)) for table in tables],
-        "model": model._asdict(),
-    }
+    request = {"tables": [json.loads(to_json(table)) for table in tables], "model": model._asdict()}
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if FORCED not in flag]
     environment = {
         "JAX_PLATFORMS": "cpu",

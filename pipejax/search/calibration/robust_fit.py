@@ -207,10 +207,7 @@ def _objective(
 
 
 def _information(
-    state: _FitState,
-    weights: NumpyArray,
-    loss: Loss,
-    bend: Callable[[NumpyArray], NumpyArray],
+    state: _FitState, weights: NumpyArray, loss: Loss, bend: Callable[[NumpyArray], NumpyArray]
 ) -> Float[NumpyArray, "batch params params"]:
     """Return J^T rho'' J / noise^2 of each fit: how much the rows determine the parameters."""
     noise = state.noise[:, None]

@@ -14,13 +14,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.trees import leaves, mapped
-from pipejax.costs.costs import (
-    FIELDS,
-    PHASE_FIELDS,
-    Costs,
-    differs_by_microbatch,
-    unchecked_costs,
-)
+from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, differs_by_microbatch, unchecked_costs
 from pipejax.costs.stage.microbatches import in_order, map_microbatches
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import lower_and_price

@@ -108,11 +108,7 @@ def _reach(
     preds: Int[NumpyArray, "nodes max_preds"],
     at_end: Int[NumpyArray, " some"],
     rows: Int[NumpyArray, "workers rows"],
-) -> tuple[
-    Int[NumpyArray, " workers"],
-    Int[NumpyArray, " nodes"],
-    Int[NumpyArray, "nodes rows"],
-]:
+) -> tuple[Int[NumpyArray, " workers"], Int[NumpyArray, " nodes"], Int[NumpyArray, "nodes rows"]]:
     """Find the last op of each row that a node waits for without transfers, itself included."""
     # `rows` are the workers that share a host link with each worker, and itself. Return the column
     # of each worker's own row in it, the row of each node, and these last ops. A node beside

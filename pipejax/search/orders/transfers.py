@@ -25,10 +25,7 @@ from pipejax.engine.lowering.program import SOURCE
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.cells.ops import ScheduleError
-from pipejax.schedules.table.communication_cells import (
-    producer_order,
-    with_transfers,
-)
+from pipejax.schedules.table.communication_cells import producer_order, with_transfers
 from pipejax.schedules.table.links import LINK_MODELS, Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import GAP, TIME_LIMIT, Found

@@ -97,10 +97,7 @@ def dense_layers(model: Model) -> int:
 
 
 def price_holdings(
-    workload: Workload,
-    system: System,
-    table: ScheduleTable,
-    may_hold: Callable[[Costs], bool],
+    workload: Workload, system: System, table: ScheduleTable, may_hold: Callable[[Costs], bool]
 ) -> HoldingPrices:
     """Price every holding that a stage may have, on every stage."""
     # `may_hold` decides by the costs of a table with this holding on every stage. If it refuses a

@@ -34,13 +34,7 @@ from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.effort import LIST, Budget
-from pipejax.search.schedule.plan import (
-    NEVER,
-    Plan,
-    keeps_limits,
-    plan_objective,
-    to_table,
-)
+from pipejax.search.schedule.plan import NEVER, Plan, keeps_limits, plan_objective, to_table
 from pipejax.search.schedule.problem import NAMES, Problem
 
 EXTRA = (1, 2, NO_LIMIT)  # forwards that run ahead, as `greedy_plan` counts them

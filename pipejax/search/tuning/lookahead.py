@@ -267,11 +267,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
     def _pytorch(self, limits: Float[NumpyArray, " workers"]) -> float | None:
         """Return the makespan of PyTorch's rule on the lane [s]; None if it exceeds the limit."""
         ruled = insert_sharding(
-            self.table,
-            lookahead=PYTORCH - 1,
-            residency=PYTORCH,
-            counted=STAGES,
-            lane=self._lane,
+            self.table, lookahead=PYTORCH - 1, residency=PYTORCH, counted=STAGES, lane=self._lane
         )
         if (gathered_peak(ruled, self._sizes) > limits).any():
             return None
@@ -301,9 +297,7 @@ def _gathers(row: Sequence[Cell], compute: Sequence[AnyPhase]) -> list[Cell]:
 
 
 def _list_options(
-    table: ScheduleTable,
-    sizes: Float[NumpyArray, " stages"],
-    limits: Float[NumpyArray, " workers"],
+    table: ScheduleTable, sizes: Float[NumpyArray, " stages"], limits: Float[NumpyArray, " workers"]
 ) -> list[list[_Option]]:
     """List the different rows that each worker can have, by residency and lookahead."""
     ways_by_worker = []

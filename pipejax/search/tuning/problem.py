@@ -23,12 +23,7 @@ from pipejax.schedules.registry import check_size
 from pipejax.schedules.table.held_activations import HeldCounts, held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.tuning.step_time_objective import (
-    Inputs,
-    Pair,
-    Relax,
-    StepTimeObjective,
-)
+from pipejax.search.tuning.step_time_objective import Inputs, Pair, Relax, StepTimeObjective
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

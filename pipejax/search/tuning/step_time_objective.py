@@ -28,13 +28,7 @@ from pipejax.costs.stage.stage_costs import costs_of_shape
 from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.costs.system.system import Number, Numbers, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
-from pipejax.engine.batched.pricing import (
-    Tree,
-    batch_length,
-    filled,
-    priced,
-    priced_on_host,
-)
+from pipejax.engine.batched.pricing import Tree, batch_length, filled, priced, priced_on_host
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector, program_for
 from pipejax.engine.recurrence_host import makespan_on_host

@@ -397,10 +397,7 @@ def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
     problem = task.problem()
     even = problem.pair.assigned
     none, full = (StageLayers(even.layers, share * even.layers) for share in (0, 1))
-    settings = {
-        "layers": {"even": even},
-        "recompute": {"none": none, "full": full},
-    }[what]
+    settings = {"layers": {"even": even}, "recompute": {"none": none, "full": full}}[what]
     times: dict[str, float | None] = {}
     if task.family.is_planned:
         all_layers = int(even.layers.max())

@@ -81,8 +81,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
     # a way home may end at any stage before: its all-reduce and update still follow
     after = way_out + np.maximum.accumulate(times.ending - way_out, axis=1)
     bound = np.maximum(
-        there_and_back + after[:, -1],
-        microbatches * times.work.sum(axis=1) / workers,
+        there_and_back + after[:, -1], microbatches * times.work.sum(axis=1) / workers
     )
     if len(pipe.placement) > 1:
         return bound

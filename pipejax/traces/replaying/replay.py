@@ -11,12 +11,7 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import with_short_repr
 from pipejax.base.medians import DEVIATION
 from pipejax.schedules.table.links import Links
-from pipejax.traces.replaying.link_models import (
-    MIN_NOISE,
-    LinkIdentification,
-    judge,
-    single_models,
-)
+from pipejax.traces.replaying.link_models import MIN_NOISE, LinkIdentification, judge, single_models
 from pipejax.traces.replaying.messages import (
     LinkEstimate,
     LinkTimes,
