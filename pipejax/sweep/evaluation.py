@@ -80,9 +80,9 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
 
 
 def _one_ahead(points: Iterable[Steps]) -> list[Values]:
-    """Prepare and price each point while the one before runs: XLA compiles meanwhile."""
+    """Prepare and price each point while the previous one runs, so that XLA compiles meanwhile."""
     running: list[Future[Values]] = []
-    with ThreadPoolExecutor(1, "pipejax-sweep") as other:
+    with ThreadPoolExecutor(1, "pipejax-sweep") as executor:
         for point in points:
             try:
                 with EXACTLY():
@@ -90,7 +90,7 @@ def _one_ahead(points: Iterable[Steps]) -> list[Values]:
             finally:
                 if running:
                     running[-1].result()
-            running.append(other.submit(_run_on, point))
+            running.append(executor.submit(_run_on, point))
     return [future.result() for future in running]
 
 
@@ -124,7 +124,7 @@ def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
         raise ValueError(f"at {point}: {error}") from error
 
 
-def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
+def _at_point(sweep: Sweep, point_values: Values, systems: System) -> Steps:
     """Evaluate one schedule and workload on all systems, or report why it is illegal."""
     # The generator stops once, when the first batch of systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))
@@ -132,7 +132,7 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
     values = {name: variable.empty(num_systems) for name, variable in variables.items()}
     values["status"][:] = ILLEGAL
     try:
-        points = list(_points(at, systems))
+        points = list(_points(point_values, systems))
         works = [stage_work(point.workload, point.table) for _, point in points]
         needs = [float(memory_bytes(point.workload, point.table).max()) for _, point in points]
     except MismatchError as error:
@@ -142,22 +142,22 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
     check_machine(points[0][1].workload, systems)
     is_first = True
     for (rows, point), work, need in zip(points, works, needs, strict=True):
-        machines = _cut(systems, rows)
-        if point.table.offloads and not np.all(np.asarray(machines.host_link.bandwidth) > 0):
+        point_systems = _cut(systems, rows)
+        if point.table.offloads and not np.all(np.asarray(point_systems.host_link.bandwidth) > 0):
             raise ValueError("activations are offloaded, and a system has no host_link")
-        fits = need <= np.asarray(machines.memory_available)
+        fits = need <= np.asarray(point_systems.memory_available)
         memory = values["memory_bytes"]
         memory[rows if memory.ndim else ...] = need
         values["status"][rows] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
         step = max(1, MAX_NUMBERS // point.table.num_stages)
-        for low in range(0, len(rows), step):
-            part = rows[low : low + step]
-            priced = _price(point, work, _cut(systems, part), sweep)
+        for begin in range(0, len(rows), step):
+            batch = rows[begin : begin + step]
+            priced = _price(point, work, _cut(systems, batch), sweep)
             if is_first:
                 yield
             is_first = False
             for name, value in _run(point, priced, sweep).items():
-                values[name][part] = value
+                values[name][batch] = value
     return values
 
 

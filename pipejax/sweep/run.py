@@ -75,14 +75,14 @@ def run_sweep(
         missing = [block.number for block in blocks if not store.is_whole(block)]
         done = sweep.num_points - sum(blocks[number].num_points for number in missing)
         tell(done, sweep.num_points, "points")
-        for number, values in _evaluated(sweep, missing, scheduler):
+        for number, values in _evaluate_blocks(sweep, missing, scheduler):
             store.write(blocks[number], values)
             done += blocks[number].num_points
             tell(done, sweep.num_points, "points")
     return xr.open_zarr(path, chunks=None)
 
 
-def _evaluated(
+def _evaluate_blocks(
     sweep: Sweep, numbers: list[int], scheduler: str | None
 ) -> Iterator[tuple[int, Values]]:
     """Evaluate blocks in this process, one after the other, or on a cluster in any order."""

@@ -157,7 +157,7 @@ def sweep_randomized_pipedream(
 
 
 def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: int) -> int:
-    """Return the longest time between two updates of a stage, with start and end [updates]."""
+    """Return the largest number of updates without one of some stage."""
     ends = np.arange(num_stages)
     last = np.full(num_stages, num_stages + updates)
     number = np.concatenate([ends, num_stages + np.arange(updates), last])

@@ -273,12 +273,12 @@ def execute(
     sizes: SpmdSizes,
 ) -> WorkerState:
     """Run a table with a device per worker; return the final state (workers, ...)."""
-    # Instructions are (slots, workers, ...): each worker runs up to two ops per slot, then
-    # exchanges messages.
+    # Instructions are (slots, workers, ...).
     branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
 
     def on_worker(instructions: Instructions, state: WorkerState, fixed: _Fixed) -> WorkerState:
         def slot(held: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
+            """Run up to two ops of a slot, then exchange messages."""
             no_message = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
             moving = _InFlight(held, no_message, no_message)
             for member in range(2):

@@ -153,10 +153,10 @@ def step_errors(
     )
     pairs = zip(step.gradients, gradients, strict=True)
     errors = []
-    for ours, exact_stages in pairs:
+    for computed, exact_stages in pairs:
         for stage in range(table.num_stages):
             exact = np.asarray(exact_stages)[stage]
-            largest = np.max(np.abs(np.asarray(ours[stage]) / count - exact))
+            largest = np.max(np.abs(np.asarray(computed[stage]) / count - exact))
             errors.append(float(largest / np.max(np.abs(exact))))
     mean = float(np.mean(step.losses))
     return StepErrors(float(np.max(errors)), mean, abs(mean - float(loss)) / abs(float(loss)))

@@ -469,18 +469,18 @@ def _outliers(
 
 
 def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
-    """Say where rows are of two kinds: many on each side of a wide gap."""
-    order = np.sort(residual)
-    gaps = np.diff(order)
-    least = max(2, math.ceil(LEAST_KIND * len(order)))  # rows of each kind
-    inner = gaps[least - 1 : len(order) - least]
-    if not len(inner) or inner.max() < math.log(APART):
+    """Return a remark if rows are of two kinds: many on each side of a wide gap of residuals."""
+    ordered = np.sort(residual)
+    gaps = np.diff(ordered)
+    min_rows = max(2, math.ceil(LEAST_KIND * len(ordered)))  # rows of each kind
+    inner_gaps = gaps[min_rows - 1 : len(ordered) - min_rows]
+    if not len(inner_gaps) or inner_gaps.max() < math.log(APART):
         return ()
-    cut = least + int(inner.argmax())
-    factor = math.exp(float(np.median(order[cut:]) - np.median(order[:cut])))
+    cut = min_rows + int(inner_gaps.argmax())
+    factor = math.exp(float(np.median(ordered[cut:]) - np.median(ordered[:cut])))
     return (
-        f"{cut} of {len(order)} rows take about {factor:.3g} times as long, beside what the others "
-        "say: they are of another unit, stack or machine, and no fit meets both kinds",
+        f"{cut} of {len(ordered)} rows take about {factor:.3g} times as long, beside what the "
+        "others say: they are of another unit, stack or machine, and no fit meets both kinds",
     )
 
 

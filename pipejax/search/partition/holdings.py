@@ -119,14 +119,14 @@ def price_holdings(
     def stacked(values: Sequence[object]) -> Float[NumpyArray, "holdings stages"]:
         return np.stack([np.broadcast_to(np.asarray(value, float), stages) for value in values])
 
-    none = Holding(0)  # the messages of a model without layers for further tokens
-    plain = pricing.price(none)[0]
+    no_layers = Holding(0)  # the messages of a model without layers for further tokens
+    prices = pricing.price(no_layers)[0]
     return HoldingPrices(
         tuple(entry[0] for entry in priced),
         {name: np.stack([by_stage(getattr(item, name)) for item in costs]) for name in fields},
-        plain.pair_factor,
-        np.asarray(plain.latency, float),
-        np.asarray(plain.transmit, float),
+        prices.pair_factor,
+        np.asarray(prices.latency, float),
+        np.asarray(prices.transmit, float),
         int(workload.model.mtp_layers),
         stacked([sizes.static for sizes in memory]),
         stacked([sizes.version for sizes in memory]),

@@ -21,21 +21,21 @@ class Paths(NamedTuple):
 
 
 def paths(problem: Problem) -> Paths:
-    """Add up ops and messages along the path of a microbatch."""
+    """Return the least times before, between and after F and I of each stage, per pipe [units]."""
     pipes, stages = problem.placement.shape
     hop = problem.lag + problem.transmit
-    least = np.minimum(problem.input_grad, problem.backward)
+    input_grad = np.minimum(problem.input_grad, problem.backward)
     is_split = problem.backward >= problem.input_grad + problem.weight_grad
-    after = np.where(is_split, problem.weight_grad, 0) + problem.step_end
+    rest = np.where(is_split, problem.weight_grad, 0) + problem.step_end
     head, trip, tail = (np.zeros((pipes, stages), np.int64) for _ in range(3))
-    tail[:] = after
+    tail[:] = rest
     for stage in range(1, stages):
         head[:, stage] = head[:, stage - 1] + problem.forward[stage - 1] + hop[0, :, stage - 1]
-        down = hop[1, :, stage - 1] + least[stage - 1] + tail[:, stage - 1]
-        tail[:, stage] = np.maximum(tail[:, stage], down)
+        tail_below = hop[1, :, stage - 1] + input_grad[stage - 1] + tail[:, stage - 1]
+        tail[:, stage] = np.maximum(tail[:, stage], tail_below)
     for stage in range(stages - 2, -1, -1):
         there_and_back = hop[0, :, stage] + hop[1, :, stage]
-        work = problem.forward[stage + 1] + least[stage + 1]
+        work = problem.forward[stage + 1] + input_grad[stage + 1]
         trip[:, stage] = trip[:, stage + 1] + there_and_back + work
     return Paths(head, trip, tail)
 
@@ -185,8 +185,8 @@ def area_bound(problem: Problem) -> int:
     # I. One that is offloaded takes it from the start of F to the end of O and from the start of L
     # to the end of I, and O and L of the host link. The earlier the end, the more have to be
     # offloaded, and the less time there is to carry them.
-    way = paths(problem)
-    memories = {w: _memory(problem, way, w) for w in np.unique(problem.worker).tolist()}
+    stage_paths = paths(problem)
+    memories = {w: _memory(problem, stage_paths, w) for w in np.unique(problem.worker).tolist()}
     shared_links: Sequence[tuple[int, ...]] = ()
     if problem.objective == "makespan":  # spans of two workers need not overlap
         shared_links = problem.host_links

@@ -54,9 +54,10 @@ class ScheduleModel:
         self.model = cp_model.CpModel()
         self.redundant = frozenset(redundant)
         self.in_order = in_order or problem.offload is None
+        # variables by (stage, microbatch)
         self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
-        self.whole: dict[Key, cp_model.BoolVarT] = {}
-        self.out: dict[Key, cp_model.BoolVarT] = {}
+        self.whole: dict[Key, cp_model.BoolVarT] = {}  # whether the backward is not split
+        self.out: dict[Key, cp_model.BoolVarT] = {}  # whether the activation is offloaded
         self._input_end: dict[Key, Variable] = {}
         self._gradient_end: dict[Key, Variable] = {}
         self._on_worker: list[list[Interval]] = [[] for _ in range(problem.num_workers)]

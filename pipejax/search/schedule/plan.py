@@ -211,18 +211,18 @@ def reached_by(problem: Problem, table: ScheduleTable) -> int:
 
 
 def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
-    """Run a table at the times of a problem, every op as early as it can."""
+    """Run a table at the times of a problem, every op as early as it can; return the plan."""
     program, run = _run(problem, table, step_end=False)
     start = run.start
-    at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
-    for letter, starts in at.items():
+    by_phase = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
+    for letter, starts in by_phase.items():
         phase_ops = table.ops.take(table.ops.phase == Phase[letter])
         node = program.node_of_cell.ravel()[phase_ops.cell]
         starts[phase_ops.stage, phase_ops.microbatch] = np.round(start[node])
-    whole = at["B"] != NEVER
-    turn = np.where(whole, at["B"], at["I"])
-    last = np.where(whole, at["B"] + problem.backward[:, None], at["W"])
-    return Plan.from_starts({**at, "I": turn, "W": last}, whole)
+    is_whole = by_phase["B"] != NEVER
+    input_grad = np.where(is_whole, by_phase["B"], by_phase["I"])
+    weight_grad = np.where(is_whole, by_phase["B"] + problem.backward[:, None], by_phase["W"])
+    return Plan.from_starts({**by_phase, "I": input_grad, "W": weight_grad}, is_whole)
 
 
 def broken_limit(problem: Problem, plan: Plan) -> str | None:

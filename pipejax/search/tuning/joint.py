@@ -390,6 +390,7 @@ def improve_settings(
         return settings.at(owner)._replace(layers=layers, recomputed=recomputed)
 
     def point_times(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
+        """Return the step times of points [s]; infinite for illegal ones."""
         moved, times = to_settings(points, owner), np.full(len(points), np.inf)
         layers, recomputed = moved.layers, moved.recomputed
         is_legal = (layers >= 1) & (recomputed >= 0) & (recomputed <= layers)

@@ -162,21 +162,21 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._sizes = _shaped("sizes", sizes, stages)
         limits = np.full(workers, np.inf) if limit is None else _shaped("limit", limit, workers)
         self._all_options = _list_options(self.table, self._sizes, limits)
-        self.options = [_undominated(ways) for ways in self._all_options]
+        self.options = [_undominated(options) for options in self._all_options]
         self._times: dict[tuple[int | None, ...], float] = {}
-        self.best = tuple(len(ways) - 1 for ways in self.options)
+        self.best = tuple(len(options) - 1 for options in self.options)
         self.value = self._makespan(self.best)
         usual = {
-            name: [_largest_residency(ways, ahead) for ways in self._all_options]
+            name: [_largest_residency(options, ahead) for options in self._all_options]
             for name, ahead in (("no lookahead", 0), ("one ahead", 1))
         }
         self.baselines = {name: self._evaluate(combination) for name, combination in usual.items()}
         self.baselines |= {"PyTorch": self._pytorch(limits)}
         self.plain = self._build_table(usual["no lookahead"])
         for combination in usual.values():
-            keys = [[way.key for way in ways] for ways in self.options]
+            keys = [[option.key for option in options] for options in self.options]
             pairs = zip(keys, combination, strict=True)
-            self._try(tuple(own_keys.index(way.key) for own_keys, way in pairs))
+            self._try(tuple(own_keys.index(option.key) for own_keys, option in pairs))
         self.lower_bound = self._relaxed()
         self._turns = itertools.cycle(range(workers))
         self._unchanged = 0  # consecutive turns without a better option
@@ -245,21 +245,24 @@ class LookaheadSearch(LocalSearch[Gathering]):
             if bound < self.value * (1 - self.precision):
                 yield from self._branch((*prefix, k))
 
-    def _makespan(self, ways: tuple[int | None, ...]) -> float:
+    def _makespan(self, choices: tuple[int | None, ...]) -> float:
         """Return the makespan of some options [s]; None stands for a row without sharding cells."""
-        if ways not in self._times:
-            chosen = [None if k is None else w[k] for w, k in zip(self.options, ways, strict=True)]
-            self._times[ways] = self._evaluate(chosen)
-        return self._times[ways]
+        if choices not in self._times:
+            options = [
+                None if k is None else w[k] for w, k in zip(self.options, choices, strict=True)
+            ]
+            self._times[choices] = self._evaluate(options)
+        return self._times[choices]
 
-    def _evaluate(self, ways: Sequence[_Option | None]) -> float:
+    def _evaluate(self, options: Sequence[_Option | None]) -> float:
         self.evaluated += 1
         costs, links = self._run_arguments
-        return float(evaluate(self._build_table(ways), costs, link=links).makespan)
+        return float(evaluate(self._build_table(options), costs, link=links).makespan)
 
-    def _build_table(self, ways: Sequence[_Option | None]) -> ScheduleTable:
+    def _build_table(self, options: Sequence[_Option | None]) -> ScheduleTable:
         rows = [
-            bare if way is None else way.row for bare, way in zip(self._rows, ways, strict=True)
+            bare if option is None else option.row
+            for bare, option in zip(self._rows, options, strict=True)
         ]
         rows = in_host_order(self.table, rows) if self.table.offloads else rows
         return on_lane(self.table.with_rows(rows), self._lane)
@@ -300,18 +303,18 @@ def _list_options(
     table: ScheduleTable, sizes: Float[NumpyArray, " stages"], limits: Float[NumpyArray, " workers"]
 ) -> list[list[_Option]]:
     """List the different rows that each worker can have, by residency and lookahead."""
-    ways_by_worker = []
+    options_by_worker = []
     for worker, row in enumerate(dense_rows(table)):
-        all_ways = list(_worker_options(row, table.grammar, sizes))
-        allowed = [way for way in all_ways if way.peak <= limits[worker] * (1 + ROUNDING)]
+        options = list(_worker_options(row, table.grammar, sizes))
+        allowed = [option for option in options if option.peak <= limits[worker] * (1 + ROUNDING)]
         if not allowed:
-            least = min(way.peak for way in all_ways)
+            least = min(option.peak for option in options)
             raise InfeasibleError(
                 f"worker {worker} gathers {least:g} at once at least, the limit is "
                 f"{limits[worker]:g}"
             )
-        ways_by_worker.append(allowed)
-    return ways_by_worker
+        options_by_worker.append(allowed)
+    return options_by_worker
 
 
 def _worker_options(
@@ -340,17 +343,17 @@ def _peak(row: Sequence[Cell], sizes: Float[NumpyArray, " stages"]) -> float:
     return float(max(held))
 
 
-def _undominated(ways: Sequence[_Option]) -> list[_Option]:
+def _undominated(options: Sequence[_Option]) -> list[_Option]:
     """Keep, of options with the same lane order and residency, the earliest gathers."""
-    return list({way.key: way for way in ways}.values())
+    return list({option.key: option for option in options}.values())
 
 
-def _largest_residency(ways: Sequence[_Option], ahead: int) -> _Option:
+def _largest_residency(options: Sequence[_Option], ahead: int) -> _Option:
     """Return the option with the largest residency and at most this lookahead."""
-    largest = max(way.residency for way in ways)
+    largest = max(option.residency for option in options)
     return max(
-        (way for way in ways if way.residency == largest and way.ahead <= ahead),
-        key=lambda way: way.ahead,
+        (option for option in options if option.residency == largest and option.ahead <= ahead),
+        key=lambda option: option.ahead,
     )
 
 

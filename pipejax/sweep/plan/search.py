@@ -146,19 +146,19 @@ def _short_table(shape: ProgramShape) -> ScheduleTable:
 def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stages:
     """Return the stages of each layout (layouts, length), padded with empty stages."""
     table = _short_table(shape)
-    more = -shape.stages % LENGTH
+    padding = -shape.stages % LENGTH
     whole_layers = layouts.recompute * _whole_layers(request, layouts)[0]
-    _, first, kind = np.unique(
+    _, first_rows, kind = np.unique(
         np.stack([layouts.edge_units, whole_layers], axis=1),
         axis=0,
         return_index=True,
         return_inverse=True,
     )
     by_kind = []
-    for place in first.tolist():
-        workload = layout_workload(request, layouts, place)
+    for row in first_rows.tolist():
+        workload = layout_workload(request, layouts, row)
         stages = build_stages(table, assign_layers(workload, table))
-        by_kind.append(jax.tree.map(functools.partial(_padded, more=more), stages))
+        by_kind.append(jax.tree.map(functools.partial(_padded, more=padding), stages))
     by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *by_kind)
     return by_layout
 
@@ -254,8 +254,8 @@ class Evaluator:
         tell: Callable[[], object],
     ) -> None:
         self.request, self.layouts, self.estimates, self.tell = request, layouts, estimates, tell
-        self.programs = 0  # how many were evaluated
-        self.idea = layouts.idea  # (layouts) number of the idea of each
+        self.programs = 0  # number of evaluated programs
+        self.idea = layouts.idea  # (layouts) equal if only the split over stages differs
         self._program_rows = row_groups((*layouts[:3], layouts.microbatches))
         self._program = np.empty(len(layouts), int)
         for number, rows in enumerate(self._program_rows):

@@ -353,6 +353,7 @@ def _violation(trace: Trace) -> float:
     pipeline, kind = number_groups(trace.replica, trace.step), _MERGED_KINDS[trace.phase]
     op_count = np.bincount(pipeline)
     is_usual = op_count == Counter(op_count.tolist()).most_common(1)[0][0]
+    # usual pipelines must hold F and B of every stage and microbatch exactly once
     keys = np.stack([pipeline, kind, trace.stage, trace.microbatch])
     keys = keys[:, is_usual[pipeline] & (kind < 2)]
     size = is_usual.sum() * len(np.unique(keys[1])) * trace.stages * (int(keys[3].max()) + 1)

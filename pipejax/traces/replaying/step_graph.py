@@ -91,9 +91,10 @@ class _GraphBuilder:
         order = topological_order(self.size, tail, head)
         number = np.empty_like(order)
         number[order] = np.arange(self.size)
-        by_head, column, shape = lay_out_edges(self.size, number[head])
+        tail, head = number[tail], number[head]
+        edges, column, shape = lay_out_edges(self.size, head)
         preds = np.zeros(shape, np.int64)
-        preds[number[head][by_head], column] = number[tail][by_head]
+        preds[head[edges], column] = tail[edges]
         labels = {name: np.concatenate(values)[order] for name, values in self.labels.items()}
         return StepGraph(preds, **labels)
 
