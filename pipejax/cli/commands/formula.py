@@ -11,7 +11,9 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.checks import MAX_COUNT, resolve_choice
 from pipejax.base.data_files import whole_cell
+from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
+from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Count, Text, parse_float, parse_seconds
 from pipejax.cli.output.answer import Answer
@@ -172,10 +174,12 @@ def map_line(shown: "RegimeMap") -> str:
 HEIGHT = 3.4  # inches, the legend above included
 
 
+@options
 def formula(
-    choice: TableChoice,
-    links: pj.Links,
-    printed: PaperSettings,
+    *,
+    run: TableFields = TableFields(),
+    links: LinkOptions = LinkOptions(),
+    printed: PaperSettings = PaperSettings(),
     parameters: Text = None,
     family: Text = None,
     versus: Text = None,
@@ -211,6 +215,7 @@ def formula(
     Example:
       pipejax formula -s 1f1b -P 8 -M 32
     """
+    choice = run.choice()
     names = None if parameters is None else [name.strip() for name in parameters.split(",")]
     symbol, numbers = (None, []) if family is None else _parse_family(family)
     if symbol and choice.workers is not None and choice.microbatches is None:
@@ -220,7 +225,7 @@ def formula(
     if figure.path is not None and names is None:
         names = ["F", "B", "c"]
     ranges = _parse_box(box, names[0] if names else "F")
-    chosen = _Chosen(choice, links, names, per_worker, ranges, max_facets)
+    chosen = _Chosen(choice, links.links(), names, per_worker, ranges, max_facets)
     paper = None if figure.path is None else printed.paper("column")
     table = choice.build()
     if symbol and names is None:

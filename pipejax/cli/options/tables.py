@@ -1,5 +1,6 @@
 """Options that say which tables: one, several, or schedules to build, and built with what."""
 
+import dataclasses
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ import pipejax as pj
 from pipejax.base.checks import MismatchError, nearest, resolve_choice, share
 from pipejax.cli.options.catalogue import OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
+from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.sharding import ShardingChoice
 from pipejax.cli.options.values import (
@@ -21,7 +23,7 @@ from pipejax.cli.options.values import (
     parse_number,
 )
 from pipejax.schedules import Builder, find, listed
-from pipejax.schedules.naming import named, told_options
+from pipejax.schedules.naming import told_options
 from pipejax.schedules.table.table_files import REPAIRS
 
 # options of builders that the command line calls otherwise: runs have these names too
@@ -132,6 +134,10 @@ class TableOptions(NamedTuple):
         }
         return " ".join([schedule, *(f"{name}={value}" for name, value in own.items())])
 
+    def without(self, name: str) -> "TableOptions":
+        """Leave out an option that is not for building the table."""
+        return self._replace(options={k: v for k, v in self.options.items() if k != name})
+
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
         takes = self.builder(schedule).takes
@@ -139,7 +145,8 @@ class TableOptions(NamedTuple):
         return self._replace(options=own, of_runs=())
 
 
-class ScheduleSettings(NamedTuple):
+@options
+class ScheduleSettings:
     """What a schedule takes besides workers and microbatches.
 
     Attributes:
@@ -185,16 +192,17 @@ class ScheduleSettings(NamedTuple):
     lookahead: Text = None
     residency: Text = None
 
-    def chosen(self) -> TableOptions:
-        """Keep what is given."""
-        options = {name: value for name, value in self._asdict().items() if value is not None}
+    def table_options(self, of_runs: tuple[str, ...] = ()) -> TableOptions:
+        """Keep the options that are given; `of_runs` are those that say something of a run too."""
+        every = {name: getattr(self, name) for name in SCHEDULE_OPTIONS}
+        options = {name: value for name, value in every.items() if value is not None}
         recomputes = options.pop("recompute_cells")
         given = (options.pop(name, None) for name in ("sharding_lane", "lookahead", "residency"))
         sharding = ShardingChoice.read(*given)
         if self.schedule_options is not None:
             own = _parse_options(options.pop("schedule_options"))
             for name in own:
-                if name in self._fields:
+                if name in SCHEDULE_OPTIONS:
                     raise ValueError(f"--schedule-options {name}: it has an option, {flag(name)}")
             options |= own
         if self.weight_share is not None:
@@ -212,7 +220,10 @@ class ScheduleSettings(NamedTuple):
             options["memory_limit"] = MemoryLimit.read(self.memory_limit)
         if self.slots is not None:
             options["slots"] = _parse_slots(self.slots)
-        return TableOptions(options, recomputes=recomputes, sharding=sharding)
+        return TableOptions(options, of_runs, recomputes=recomputes, sharding=sharding)
+
+
+SCHEDULE_OPTIONS = tuple(field.name for field in dataclasses.fields(ScheduleSettings))
 
 
 def _parse_options(text: str) -> dict[str, Any]:
@@ -231,7 +242,7 @@ def _parse_options(text: str) -> dict[str, Any]:
 
 def is_flag(option: str) -> bool:
     """Whether an option of builders is one of the command line too; of own functions few are."""
-    return option in OF_BUILDERS or PLANNED.get(option, option) in ScheduleSettings._fields
+    return option in OF_BUILDERS or PLANNED.get(option, option) in SCHEDULE_OPTIONS
 
 
 def written(option: str) -> str:
@@ -367,12 +378,6 @@ class TableChoice(NamedTuple):
     workers: CountIfGiven = None
     microbatches: CountIfGiven = None
     repair: Text = None
-
-    def chosen(self) -> "TableChoice":
-        """Find the schedule that is meant."""
-        if self.schedule is None:
-            return self
-        return self._replace(schedule=named(self.schedule))
 
     @property
     def is_given(self) -> bool:

@@ -1,0 +1,203 @@
+"""Options as cyclopts reads them: each has its line of the catalogue and a detail of its own."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from cyclopts import Group, Parameter
+from cyclopts.validators import Number
+
+from pipejax.cli.options.catalogue import (
+    CATALOGUE,
+    PANELS,
+    begin_sentence,
+    flag,
+    panel_of,
+    record,
+)
+from pipejax.cli.output.files import Output, check_apart
+from pipejax.cli.output.kinds import OutputKind
+
+GROUPS = {title: Group(title, sort_key=k) for k, title in enumerate(PANELS)}
+# an entry of a docstring under `Attributes:` or `Options:`, with the lines that it goes on in
+_ENTRY = re.compile(r"^  (\w+): (.*(?:\n {4,}\S.*)*)", re.MULTILINE)
+Described = TypeVar("Described")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def options(described: Described) -> Described:
+    """Make options of the fields of a record, or of the parameters of a command."""
+    entries = dict(_ENTRY.findall(inspect.getdoc(described) or ""))
+    is_record = isinstance(described, type)
+    command = "" if is_record else described.__name__  # type: ignore[attr-defined]
+    # of a record its own, not those of its bases
+    kinds = vars(described).get("__annotations__", {}) if is_record else described.__annotations__
+    for name in kinds.keys() & CATALOGUE.keys():
+        detail = " ".join(entries.get(name, "").split())
+        # --plot is what people try; where a command writes nothing but a picture, --out names it
+        of_figure = ("--plot",) if "out" in kinds else ("--plot", "--out", "-o")
+        aliases = of_figure if name == "figure" else ()
+        kinds[name] = Annotated[kinds[name], parameter(name, kinds[name], command, detail, aliases)]
+    if not is_record:
+        return described
+    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(described)  # type: ignore[arg-type]
+    return Parameter(name="*")(made)
+
+
+def parameter(
+    name: str, kind: Any, command: str = "", detail: str = "", aliases: Collection[str] = ()
+) -> Parameter:
+    """Return how an option is read and what its help says."""
+    known = record(name, command)
+    is_output = output_kind(kind) is not None
+    is_number = bool(value_kinds(kind) & {int, float})
+    return Parameter(
+        name=flag(name),
+        alias=[*([f"-{known.short}"] if known.short else []), *aliases],
+        help=sentences(known.head, " ".join(filter(None, (known.more, detail)))),
+        group=GROUPS[panel_of(name, command)],
+        metavar=known.kind.metavar,
+        converter=_read_output if is_output else None,
+        accepts_keys=False if is_output else None,
+        validator=Number(gte=known.kind.least, lte=known.kind.most) if is_number else None,
+        allow_repeating=any(get_origin(each) is list for each in value_kinds(kind)),
+    )
+
+
+def _read_output(_: Any, tokens: Any) -> Output:
+    return Output(Path(tokens[0].value))
+
+
+def value_kinds(annotation: Any) -> set[Any]:
+    """Return the types of a value, without None."""
+    if get_origin(annotation) is Annotated:
+        annotation = annotation.__origin__
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return {*kinds} - {NoneType}
+
+
+def output_kind(annotation: Any) -> OutputKind | None:
+    """Return the kind of file that an option names, if it is an output."""
+    marks = getattr(annotation, "__metadata__", ())
+    return next((mark for mark in marks if isinstance(mark, OutputKind)), None)
+
+
+def sentences(head: str, detail: str) -> str:
+    """Join the line of the catalogue and what a docstring says beyond it."""
+    if not detail:
+        return begin_sentence(head)
+    return f"{begin_sentence(head)}{'. ' if detail[0].isupper() else ': '}{detail}"
+
+
+# what commands take without declaring it; program and parser read the last two by themselves
+COMMON: Mapping[str, tuple[Any, Any]] = {
+    "format": (str, "text"),
+    "force": (bool, False),
+    "json": (bool, False),
+    "config": (str | None, None),
+}
+HELP = ("help", "help_all")  # options that the program answers
+DETAILS = {"config": "keys are names of options; an option on the line wins."}
+NO_TABLES = ("show",)  # commands that print none, and need no --format
+
+
+def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that all have: in its signature alone, which cyclopts reads."""
+    signature = inspect.signature(command)
+    takes = signature.parameters
+    left_out = {
+        "force": not any(output_kind(each.annotation) for each in takes.values()),
+        "format": command.__name__ in NO_TABLES,
+    }
+    common = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[kind, parameter(name, kind, "", DETAILS.get(name, ""))],
+        )
+        for name, (kind, default) in COMMON.items()
+        if name not in takes and not left_out.get(name)
+    ]
+
+    def described(*args: Any, **options: Any) -> Any:
+        return command(*args, **options)
+
+    every = [*takes.values(), *common]
+    made: Any = described
+    made.__signature__ = signature.replace(parameters=every)
+    made.__annotations__ = {each.name: each.annotation for each in every}
+    return described
+
+
+class Option(NamedTuple):
+    """An option of a command."""
+
+    kind: Any  # type of its value
+    default: Any  # `inspect.Parameter.empty` if it has to be given
+    help: str
+
+
+def command_options(command: Callable[..., Any]) -> dict[str, Option]:
+    """Return the options of a command by name, those of its records among them."""
+    takes = inspect.signature(with_common_options(command)).parameters
+    found: dict[str, Option] = {}
+    for name, each in takes.items():
+        if dataclasses.is_dataclass(each.annotation) and name not in CATALOGUE:
+            hints = get_type_hints(each.annotation, include_extras=True)
+            for field in dataclasses.fields(each.annotation):
+                default = field.default
+                is_needed = default is dataclasses.MISSING
+                found[field.name] = _option(
+                    hints[field.name], inspect.Parameter.empty if is_needed else default
+                )
+        elif name in CATALOGUE:
+            found[name] = _option(each.annotation, each.default)
+    for name in HELP:
+        found[name] = _option(Annotated[bool, parameter(name, bool)], False)
+    return found
+
+
+def _option(annotation: Any, default: Any) -> Option:
+    known = annotation.__metadata__[-1]
+    is_output = isinstance(default, Output)
+    return Option(annotation.__origin__, None if is_output else default, known.help)
+
+
+def command_arguments(command: Callable[..., Any]) -> dict[str, str]:
+    """Return the help of what stands on a line without the name of an option, by its name there."""
+    found = {}
+    for name, each in inspect.signature(command).parameters.items():
+        marks = getattr(each.annotation, "__metadata__", ())
+        if name not in CATALOGUE and marks:
+            dots = "..." if each.kind is inspect.Parameter.VAR_POSITIONAL else ""
+            found[f"{marks[0].name[0]}{dots}"] = marks[0].help
+    return found
+
+
+def check_outputs(
+    command: Callable[..., Any], arguments: dict[str, Any], *, force: bool
+) -> list[Output]:
+    """Check before the work the files that a command is to write, and fill in their options."""
+    takes = inspect.signature(command).parameters
+    kinds = {name: kind for name, each in takes.items() if (kind := output_kind(each.annotation))}
+    draws = flag("figure") if "figure" in kinds else ""
+    for name, kind in kinds.items():
+        drawn_by = "" if name == "figure" else draws
+        arguments[name] = Output(arguments[name].path, flag(name), force, drawn_by).check(kind)
+    outputs = [arguments[name] for name in kinds]
+    check_apart(outputs)
+    return outputs
