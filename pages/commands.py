@@ -17,7 +17,8 @@ from collections.abc import Collection, Iterator
 from pages.repository import ROOT
 from pipejax.cli.app import COMMANDS, function_of, run, split_command
 from pipejax.cli.options.given import GivenOptions
-from pipejax.cli.parsing import parse, parser
+from pipejax.cli.options.option import parser
+from pipejax.cli.parsing import parse
 
 OTHER_PROGRAMS = ("apt", "cd", "dask", "git", "pip", "pipx", "uvx")  # whose options are their own
 _BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -155,9 +156,9 @@ def check_mention(text: str) -> None:
 @functools.cache
 def option_flags(called: str) -> frozenset[str]:
     """The options of a command, as they are written."""
-    arguments = parser(function_of(called), called).assemble_argument_collection()
+    arguments = parser(function_of(called)).assemble_argument_collection()
     helps = ("--help", "-h", "--help-all")
-    return frozenset((*helps, *(name for each in arguments for name in each.names)))
+    return frozenset((*helps, *(flag for argument in arguments for flag in argument.names)))
 
 
 def check_pipejax(arguments: list[str]) -> None:
@@ -167,7 +168,8 @@ def check_pipejax(arguments: list[str]) -> None:
         if arguments and not arguments[0].startswith("-"):
             raise ValueError(f"pipejax has no command {arguments[0]}")
     elif not {"--help", "-h", "--help-all"} & {*words}:
-        parse(function_of(called), called, words, GivenOptions(called, COMMANDS))
+        with contextlib.suppress(FileNotFoundError):  # a file of options that a page writes
+            parse(function_of(called), words, GivenOptions(called, COMMANDS))
 
 
 def _commands(line: str) -> Iterator[list[str]]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from pipejax.cli.app import COMMANDS, function_of
 from pipejax.cli.options.catalogue import (
+    CATALOGUE,
     DIFFERENT_DEFAULTS,
     EXCEPTIONS,
     PANELS,
@@ -23,6 +24,8 @@ def option_defaults() -> dict[str, dict[str, str]]:
     defaults: dict[str, dict[str, str]] = {}
     for command in COMMANDS:
         for name, option in command_options(function_of(command)).items():
+            if name not in CATALOGUE:  # an argument
+                continue
             default = option.default
             is_needed = default is inspect.Parameter.empty
             shown = (

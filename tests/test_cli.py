@@ -12,8 +12,7 @@ from legal_sizes import SLICED, at_least
 
 import pipejax as pj
 from pipejax.cli.app import COMMANDS, function_of
-from pipejax.cli.options.option import command_options
-from pipejax.cli.parsing import parser
+from pipejax.cli.options.option import command_options, parser
 from pipejax.schedules import REGISTRY
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
@@ -176,7 +175,7 @@ def test_every_option_says_what_it_is(command):
     for name, option in command_options(function_of(command)).items():
         assert option.help, name
         assert not option.help.startswith("as `"), name  # what is said elsewhere is said here too
-    arguments = parser(function_of(command), command).assemble_argument_collection()
+    arguments = parser(function_of(command)).assemble_argument_collection()
     assert not [each.name for each in arguments if each.negatives]  # no --no-...
 
 

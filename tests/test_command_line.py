@@ -31,7 +31,8 @@ TIMES = ["-T", "F=1,B=2"]
 
 def options(name):
     """Options of a command: types of the value, default and help."""
-    return command_options(function_of(name))
+    every = command_options(function_of(name))
+    return {key: option for key, option in every.items() if key in CATALOGUE}
 
 
 EVERY = {name: options(name) for name in COMMANDS}
@@ -136,7 +137,7 @@ def test_an_example_is_a_command_line(name):
     count = len(name.split())
     assert (program, *words[:count]) == ("pipejax", *name.split())
     words = words[count:]
-    parse(function_of(name), name, words, GivenOptions(name, COMMANDS))
+    parse(function_of(name), words, GivenOptions(name, COMMANDS))
 
 
 SPELLED = {

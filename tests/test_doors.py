@@ -209,7 +209,7 @@ def within(place, error):
 def test_an_error_names_the_option_of_its_file_or_of_its_argument():
     options = GivenOptions("evaluate", COMMANDS)
     words = ["--memory-limit", "2", "--table", "x.csv", "--slack"]
-    parse(function_of("evaluate"), "evaluate", words, options)
+    parse(function_of("evaluate"), words, options)
     limit = wrong("memory_limit", "must be 3", 2)
     first = "the memory limit of worker 0 is 2"
     for error, message in (

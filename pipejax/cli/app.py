@@ -168,7 +168,7 @@ def run(arguments: Sequence[str]) -> int:
             from pipejax.cli.options.given import GivenOptions as Given
 
             given = Given(called, COMMANDS)
-            bound = parsing.parse(function_of(called), called, words, given)
+            bound = parsing.parse(function_of(called), words, given)
             with notices_as_lines():
                 code = parsing.answer(function_of(called), bound, given)
         sys.stdout.flush()  # what cannot be printed is an error of the command

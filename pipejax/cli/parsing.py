@@ -1,33 +1,19 @@
 """What a command line says to a command: its options, read by cyclopts, and the run of it."""
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts import CycloptsError, MissingArgumentError
 from cyclopts.exceptions import RepeatArgumentError, UnusedCliTokensError
 
 from pipejax.cli.options.given import GivenOptions, written_as
-from pipejax.cli.options.option import COMMON, check_outputs, with_common_options
+from pipejax.cli.options.option import COMMON, check_outputs, parser
 from pipejax.cli.output.report import printing
 
 
-@functools.cache
-def parser(command: Callable[..., Any], called: str) -> App:
-    """Return what reads the options of a command."""
-    app = App(
-        name=f"pipejax {called}",
-        help_flags=(),
-        version_flags=(),
-        default_parameter=Parameter(negative=()),
-    )
-    app.default(with_common_options(command))
-    return app
-
-
 def parse(
-    command: Callable[..., Any], called: str, words: Sequence[str], given: GivenOptions
+    command: Callable[..., Any], words: Sequence[str], given: GivenOptions
 ) -> inspect.BoundArguments:
     """Read the options of a command, as a line and its file of options give them.
 
@@ -35,7 +21,7 @@ def parse(
       ValueError: if the command has no such option, its value is of another type, or it has no
         effect beside the others.
     """
-    app = parser(command, called)
+    app = parser(command)
     app.config = (given.read,)
     try:
         _, bound, _ = app.parse_args(list(words), print_error=False, exit_on_error=False)

@@ -170,7 +170,7 @@ def evaluate(
     Example:
       pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms
     """
-    table, priced = run.choice().build(), required(run.pricing)
+    table, priced = run.build(), required(run.pricing)
     costs = priced.table_costs(table)
     evaluation = pj.evaluate(table, costs, link=links.links())
     _check_pairs(evaluation)

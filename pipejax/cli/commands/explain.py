@@ -84,13 +84,12 @@ def explain(
     memory_limit, line = run.memory_limit, Line(written_but())
     is_limited = memory_limit is not None and takes_limit(run.schedule)
     # a schedule may be planned for the limit too
-    settings = run.table_options()
-    choice = run.choice(settings if is_limited else settings.without("memory_limit"))
-    table = choice.build()
+    settings = run.settings if is_limited else run.settings.without("memory_limit")
+    table = run.build(settings)
     priced, link = required(run.pricing), links.links()
     schedule = None  # as a table where it is planned for a limit: that of other sizes is another
-    if choice.schedule is not None and not is_limited:
-        schedule = Schedule(choice.schedule, choice.options.of_table(choice.schedule))
+    if run.name is not None and not is_limited:
+        schedule = Schedule(run.name, settings.of_table(run.name))
     layers = None if stage_layers is None else _stage_layers(stage_layers, table.num_stages)
     setup = begin(table, link, priced.of_stages(table.num_stages), schedule, layers)
     limit = _limit(memory_limit, setup)

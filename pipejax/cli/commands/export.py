@@ -30,7 +30,7 @@ def export(
       pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv
     """
     format = resolve_choice(format, FORMATS, "--format")
-    table = run.choice().build()
+    table = run.build()
     costs = or_slots(run.pricing, table)
     given = pj.evaluate(table, costs, link=links.links()) if FORMATS[format].is_run else table
     text = FORMATS[format].writer(given)

@@ -16,7 +16,6 @@ from pipejax.base.files import check_writable
 from pipejax.cli.options.given import command_line, written, written_but
 from pipejax.cli.options.memory import (
     LIMIT_OPTION,
-    ActivationOptions,
     HeldMemory,
     MemoryLimit,
     Room,
@@ -25,7 +24,6 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import COST_OPTIONS, Pricing, required
 from pipejax.cli.options.pricing_steps import takes_host_time
 from pipejax.cli.options.run import LinkOptions, SizedRunOptions
-from pipejax.cli.options.tables import OF_RUNS, TableChoice
 from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, save_table
@@ -143,8 +141,7 @@ def optimize(
         return Answer(result, said, files, next=go_on)
 
     try:
-        choice = run.choice(run.table_options(OF_RUNS).without("memory_limit"))
-        task = _pose(choice, required(run.pricing), run.activations, limit)
+        task = _pose(run, required(run.pricing), limit)
         with best_so_far(report) as keep, _shown() as show:
 
             def tell(found: "Found[Optimum]") -> None:
@@ -213,25 +210,25 @@ class _PosedTask(NamedTuple):
 
 
 def _pose(
-    choice: TableChoice,
+    run: OptimizedRun,
     pricing: Pricing,
-    activations: ActivationOptions,
     limit: MemoryLimit,
 ) -> _PosedTask:
     """Build the table, which may itself be planned for the limit, and its costs."""
-    builder = None if choice.schedule is None else pj.schedules.find(choice.schedule)
-    if builder is not None and "memory_limit" in builder.options and choice.workers is not None:
+    settings, activations = run.settings.without("memory_limit"), run.activations
+    builder = None if run.name is None else pj.schedules.find(run.name)
+    if builder is not None and "memory_limit" in builder.options and run.workers is not None:
         like = pj.schedules.build(
-            "1f1b", num_workers=choice.workers, num_microbatches=choice.microbatches or 1
+            "1f1b", num_workers=run.workers, num_microbatches=run.microbatches or 1
         )
         room = limit.room(like, activations, pricing.workload)
-        options = choice.options.options | {
+        options = settings.options | {
             "memory_limit": MemoryLimit([room.activations], in_bytes=False),
             "weight_share": float(room.stages.weight_share.max()),
         }
-        choice = choice._replace(options=choice.options._replace(options=options))
+        settings = settings._replace(options=options)
     # the search may offload where the table does not
-    table = choice._replace(pricing=pricing._replace(rare={})).build()
+    table = run.build(settings, pricing._replace(rare={}))
     costs = pricing.table_costs(table)
     room = limit.room(table, activations, pricing.workload)
     # a model's times of O and L stand there whether or not activations are to go to the host

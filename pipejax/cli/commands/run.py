@@ -56,7 +56,7 @@ def run(
     most = positive(tolerance, "--tolerance")
     if trace.path is not None and (name != "torch" or steps == 0):
         raise ValueError("--trace needs --runtime torch, and --steps of which there is a trace")
-    table, pricing = timed.choice().build(), timed.pricing
+    table, pricing = timed.build(), timed.pricing
     job = RuntimeJob(
         table,
         links.links(),

@@ -44,7 +44,7 @@ def sensitivity(
     """
     from pipejax.analysis.uncertainty.sensitivity import is_possible, swings
 
-    table, priced, link = run.choice().build(), required(run.pricing), links.links()
+    table, priced, link = run.build(), required(run.pricing), links.links()
     priced.check_alike("sensitivity")
     if not 1 < factor <= LARGEST_FACTOR:
         limits = "above 1" if factor <= 1 else f"above 1 and at most {LARGEST_FACTOR:g}"

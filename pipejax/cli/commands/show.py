@@ -15,8 +15,8 @@ from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimi
 from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.run import LinkOptions, SizedRunOptions
-from pipejax.cli.options.tables import chosen_tables, naming
+from pipejax.cli.options.run import LinkOptions, SizedRunOptions, shown_tables
+from pipejax.cli.options.tables import OF_RUNS, naming
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -165,8 +165,8 @@ def show(
     Example:
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
     """
-    choice, pricing, activations = run.choice(), run.pricing, run.activations
-    settings, suffix = choice.options, None if out.path is None else out.path.suffix
+    pricing, activations = run.pricing, run.activations
+    suffix = None if out.path is None else out.path.suffix
     picture.check(suffix, printed)
     if open and suffix != ".html":
         raise ValueError("--open has no effect without --out PAGE.html")
@@ -175,7 +175,8 @@ def show(
     paper = None if suffix in (None, ".html") else printed.paper()
     beside = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
-    tables, missing = chosen_tables(settings, choice, pricing, schedules, with_curves=with_curves)
+    settings = run.table_options((*OF_RUNS, "memory_limit") if with_curves else OF_RUNS)
+    tables, missing = shown_tables(run, settings, schedules)
     limit = settings.options.get("memory_limit") if with_curves else None
     scene = _scene(tables, pricing, links.links(), activations, picture, messages, memory, limit)
     if suffix == ".html":

@@ -43,7 +43,7 @@ def staleness(
     """
     from pipejax.costs.stage.stage_work import stage_bytes
 
-    table, pricing, link = run.choice().build(), run.pricing, links.links()
+    table, pricing, link = run.build(), run.pricing, links.links()
     costs = None if pricing is None else pricing.table_costs(table)
     found = pj.staleness(table, costs, link=link)
     result = pick(

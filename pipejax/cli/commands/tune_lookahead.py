@@ -52,13 +52,13 @@ def lookahead(
     from pipejax.search.tuning.lookahead import LookaheadSearch
 
     limit, priced = parse_seconds(time_limit, "--time-limit"), required(run.pricing)
-    choice, link = run.choice(), links.links()
-    asked = choice.options.sharding or ShardingChoice(None, None, None)
+    settings, link = run.settings, links.links()
+    asked = settings.sharding or ShardingChoice(None, None, None)
     for option, value in (("--lookahead", asked.lookahead), ("--residency", asked.residency)):
         if value is not None:
             raise ValueError(f"{option} does not go with tune lookahead, which finds it")
     plain = ShardingChoice(asked.lane, [0], None)
-    table = choice._replace(options=choice.options._replace(sharding=plain)).build()
+    table = run.build(settings._replace(sharding=plain))
     costs, sizes = priced.table_costs(table), np.ones(table.num_stages)
     if priced.workload is not None:
         from pipejax.costs.stage.stage_work import gathered_sizes

@@ -71,7 +71,7 @@ def messages(
     from pipejax.search.orders.transfers import TransferSearch
 
     limit, enough = parse_seconds(time_limit, "--time-limit"), parse_share(gap, "--gap")
-    table, rendezvous = run.choice().build(), shared.links()
+    table, rendezvous = run.build(), shared.links()
     costs = required(run.pricing).table_costs(table)
 
     def report(found: "Found[TransferOrder]") -> Callable[[], Answer]:
@@ -284,7 +284,7 @@ def microbatches(
     from pipejax.search.orders.microbatches import MicrobatchSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    table, priced, link = run.choice().build(), required(run.pricing), links.links()
+    table, priced, link = run.build(), required(run.pricing), links.links()
     if priced.stragglers and table.num_pipes > 1:
         raise ValueError(
             "--stragglers: a microbatch of another pipe meets a stage on another worker, so slow "
@@ -334,7 +334,7 @@ def places(
     from pipejax.search.orders.places import PlacementSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    table, priced, link = run.choice().build(), required(run.pricing), links.links()
+    table, priced, link = run.build(), required(run.pricing), links.links()
     if priced.placed is None:
         raise ValueError(
             "tune places needs a machine of nodes: give --workers-per-node N and --comm with a "

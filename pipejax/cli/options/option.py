@@ -1,6 +1,7 @@
 """Options as cyclopts reads them: each has its line of the catalogue and a detail of its own."""
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -14,10 +15,9 @@ from typing import (
     dataclass_transform,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from pipejax.cli.options.catalogue import (
@@ -143,8 +143,16 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return described
 
 
+@functools.cache
+def parser(command: Callable[..., Any]) -> App:
+    """Return what reads the options of a command."""
+    app = App(help_flags=(), version_flags=(), default_parameter=Parameter(negative=()))
+    app.default(with_common_options(command))
+    return app
+
+
 class Option(NamedTuple):
-    """An option of a command."""
+    """An option of a command, or an argument that stands without a name."""
 
     kind: Any  # type of its value
     default: Any  # `inspect.Parameter.empty` if it has to be given
@@ -152,39 +160,17 @@ class Option(NamedTuple):
 
 
 def command_options(command: Callable[..., Any]) -> dict[str, Option]:
-    """Return the options of a command by name, those of its records among them."""
-    takes = inspect.signature(with_common_options(command)).parameters
+    """Return the options of a command by name, and its arguments by what help calls them."""
     found: dict[str, Option] = {}
-    for name, each in takes.items():
-        if dataclasses.is_dataclass(each.annotation) and name not in CATALOGUE:
-            hints = get_type_hints(each.annotation, include_extras=True)
-            for field in dataclasses.fields(each.annotation):
-                default = field.default
-                is_needed = default is dataclasses.MISSING
-                found[field.name] = _option(
-                    hints[field.name], inspect.Parameter.empty if is_needed else default
-                )
-        elif name in CATALOGUE:
-            found[name] = _option(each.annotation, each.default)
+    for argument in parser(command).assemble_argument_collection():
+        field, about = argument.field_info, argument.parameter.help or ""
+        default = None if isinstance(field.default, Output) else field.default
+        dots = "..." * (field.kind is field.VAR_POSITIONAL)
+        if argument.parse and not argument.children:
+            name = field.name if field.name in CATALOGUE else argument.name + dots
+            found[name] = Option(argument.hint, default, about)
     for name in HELP:
-        found[name] = _option(Annotated[bool, parameter(name, bool)], False)
-    return found
-
-
-def _option(annotation: Any, default: Any) -> Option:
-    known = annotation.__metadata__[-1]
-    is_output = isinstance(default, Output)
-    return Option(annotation.__origin__, None if is_output else default, known.help)
-
-
-def command_arguments(command: Callable[..., Any]) -> dict[str, str]:
-    """Return the help of what stands on a line without the name of an option, by its name there."""
-    found = {}
-    for name, each in inspect.signature(command).parameters.items():
-        marks = getattr(each.annotation, "__metadata__", ())
-        if name not in CATALOGUE and marks:
-            dots = "..." if each.kind is inspect.Parameter.VAR_POSITIONAL else ""
-            found[f"{marks[0].name[0]}{dots}"] = marks[0].help
+        found[name] = Option(bool, False, parameter(name, bool).help or "")
     return found
 
 

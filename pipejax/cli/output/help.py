@@ -19,7 +19,7 @@ from pipejax.cli.options.catalogue import (
     panel_of,
     record,
 )
-from pipejax.cli.options.option import Option, command_arguments, command_options
+from pipejax.cli.options.option import Option, command_options
 
 SCREENS = 48  # lines of two screens
 NARROWEST, WIDEST = 60, 100  # columns that help is written in
@@ -54,8 +54,9 @@ def program_help(about: str, groups: Mapping[str, Mapping[str, str]]) -> str:
 
 def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
     """Say what a command does and takes: in two screens, or everything."""
-    width, options = _width(), command_options(command)
-    head = _head(name, command, options, width)
+    width, every = _width(), command_options(command)
+    head = _head(name, command, every, width)
+    options = {key: option for key, option in every.items() if key in CATALOGUE}
     notes = list(_notes(command.__name__, options, width))
     if everything:
         panels = _panels(command.__name__, options, options, width, full=True)
@@ -93,9 +94,9 @@ def _head(
     needed = [
         f"{flag(key)} {CATALOGUE[key].kind.metavar}"
         for key, p in options.items()
-        if p.default is inspect.Parameter.empty
+        if key in CATALOGUE and p.default is inspect.Parameter.empty
     ]
-    arguments = command_arguments(command)
+    arguments = {key: each.help for key, each in options.items() if key not in CATALOGUE}
     words = [*arguments, *needed, "[OPTIONS]"]
     usage = f"Usage: pipejax {name} {' '.join(words)}"
     lines = _wrapped(usage, width, "  ")
