@@ -169,7 +169,7 @@ def test_an_option_given_twice_is_refused(mistake, other):
         (["-jQ"], "unknown option: -Q"),
         (["-P"], "parameter -P requires an argument"),
         (["-P="], "--workers must not be empty"),
-        (["-P", "-4"], 'invalid value "-4" for -P'),
+        (["-P", "-4"], "invalid value '-4' for -P: must be at least 1"),
     ],
 )
 def test_letters_are_checked(mistake, words, said):

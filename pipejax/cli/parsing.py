@@ -40,7 +40,8 @@ def _message(error: CycloptsError) -> str:
         return f"{option or error.token.keyword} is given twice"
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
-    text = str(error).removesuffix(".")
+    text = str(error).removesuffix(".").replace(". Did you mean", "; did you mean")
+    text = text.replace(". Must be >= ", ": must be at least ").replace('"', "'")
     return text[0].lower() + text[1:]
 
 

@@ -137,7 +137,8 @@ class GivenOptions:
         """Refuse what says nothing, and numbers that Python alone reads."""
         for name, value in self.values:
             if value == "":
-                raise ValueError(f"{flag(name)} must not be empty")
+                called = flag(name) if name in CATALOGUE else name.upper()
+                raise ValueError(f"{called} must not be empty")
             if {int, float} & self.takes[name] and not is_plain(value):
                 raise ValueError(f"{flag(name)} must be a number in digits 0 to 9, got {value!r}")
 
@@ -161,8 +162,9 @@ class GivenOptions:
         alone, behind the option that names the file.
         """
         message = str(getattr(error, "reason", error))
-        parts = [(name, part) for name, value in self.values for part in value.split(",")]
-        for name, value in [*self.values, *parts]:
+        options = [(name, value) for name, value in self.values if name in CATALOGUE]
+        parts = [(name, part) for name, value in options for part in value.split(",")]
+        for name, value in [*options, *parts]:
             is_file = "." in value and message.startswith((f"{value} ", f"{value}, "))
             if message.startswith(f"{value}: ") or is_file:
                 return f"{flag(name)} {_in_letters(message)}"

@@ -7,15 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    NamedTuple,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin
 
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
@@ -40,40 +32,40 @@ Described = TypeVar("Described")
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def options(described: Described) -> Described:
     """Make options of the fields of a record, or of the parameters of a command."""
-    entries = dict(_ENTRY.findall(inspect.getdoc(described) or ""))
+    details = dict(_ENTRY.findall(inspect.getdoc(described) or ""))
     is_record = isinstance(described, type)
     command = "" if is_record else described.__name__  # type: ignore[attr-defined]
-    # of a record its own, not those of its bases
+    # a record's own annotations, not those of its bases
     kinds = vars(described).get("__annotations__", {}) if is_record else described.__annotations__
     for name in kinds.keys() & CATALOGUE.keys():
-        detail = " ".join(entries.get(name, "").split())
+        detail = " ".join(details.get(name, "").split())
         # --plot is what people try; where a command writes nothing but a picture, --out names it
-        of_figure = ("--plot",) if "out" in kinds else ("--plot", "--out", "-o")
-        aliases = of_figure if name == "figure" else ()
+        figure_names = ("--plot",) if "out" in kinds else ("--plot", "--out", "-o")
+        aliases = figure_names if name == "figure" else ()
         kinds[name] = Annotated[kinds[name], parameter(name, kinds[name], command, detail, aliases)]
     if not is_record:
         return described
-    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(described)  # type: ignore[arg-type]
-    return Parameter(name="*")(made)
+    record_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(described)  # type: ignore[arg-type]
+    return Parameter(name="*")(record_class)
 
 
 def parameter(
     name: str, kind: Any, command: str = "", detail: str = "", aliases: Collection[str] = ()
 ) -> Parameter:
     """Return how an option is read and what its help says."""
-    known = record(name, command)
+    entry = record(name, command)
     is_output = output_kind(kind) is not None
     is_number = bool(value_kinds(kind) & {int, float})
     return Parameter(
         name=flag(name),
-        alias=[*([f"-{known.short}"] if known.short else []), *aliases],
-        help=sentences(known.head, " ".join(filter(None, (known.more, detail)))),
+        alias=[*([f"-{entry.short}"] if entry.short else []), *aliases],
+        help=sentences(entry.head, " ".join(filter(None, (entry.more, detail)))),
         group=GROUPS[panel_of(name, command)],
-        metavar=known.kind.metavar,
+        metavar=entry.kind.metavar,
         converter=_read_output if is_output else None,
         accepts_keys=False if is_output else None,
-        validator=Number(gte=known.kind.least, lte=known.kind.most) if is_number else None,
-        allow_repeating=any(get_origin(each) is list for each in value_kinds(kind)),
+        validator=Number(gte=entry.kind.least, lte=entry.kind.most) if is_number else None,
+        allow_repeating=any(get_origin(value) is list for value in value_kinds(kind)),
     )
 
 
@@ -96,32 +88,30 @@ def output_kind(annotation: Any) -> OutputKind | None:
 
 
 def sentences(head: str, detail: str) -> str:
-    """Join the line of the catalogue and what a docstring says beyond it."""
+    """Join the line of the catalogue and the detail of a docstring."""
     if not detail:
         return begin_sentence(head)
     return f"{begin_sentence(head)}{'. ' if detail[0].isupper() else ': '}{detail}"
 
 
-# what commands take without declaring it; program and parser read the last two by themselves
+# options of all commands: type of the value, and default
 COMMON: Mapping[str, tuple[Any, Any]] = {
     "format": (str, "text"),
     "force": (bool, False),
     "json": (bool, False),
     "config": (str | None, None),
 }
-HELP = ("help", "help_all")  # options that the program answers
+HELP = ("help", "help_all")  # options that the program answers itself
 DETAILS = {"config": "keys are names of options; an option on the line wins."}
 NO_TABLES = ("show",)  # commands that print none, and need no --format
 
 
 def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that all have: in its signature alone, which cyclopts reads."""
+    """Give a command the options of all: in its signature alone, which cyclopts reads."""
     signature = inspect.signature(command)
     takes = signature.parameters
-    left_out = {
-        "force": not any(output_kind(each.annotation) for each in takes.values()),
-        "format": command.__name__ in NO_TABLES,
-    }
+    has_outputs = any(output_kind(option.annotation) for option in takes.values())
+    excluded = {"force": not has_outputs, "format": command.__name__ in NO_TABLES}
     common = [
         inspect.Parameter(
             name,
@@ -130,22 +120,22 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             annotation=Annotated[kind, parameter(name, kind, "", DETAILS.get(name, ""))],
         )
         for name, (kind, default) in COMMON.items()
-        if name not in takes and not left_out.get(name)
+        if name not in takes and not excluded.get(name)
     ]
 
     def described(*args: Any, **options: Any) -> Any:
         return command(*args, **options)
 
-    every = [*takes.values(), *common]
-    made: Any = described
-    made.__signature__ = signature.replace(parameters=every)
-    made.__annotations__ = {each.name: each.annotation for each in every}
+    parameters = [*takes.values(), *common]
+    function: Any = described
+    function.__signature__ = signature.replace(parameters=parameters)
+    function.__annotations__ = {option.name: option.annotation for option in parameters}
     return described
 
 
 @functools.cache
 def parser(command: Callable[..., Any]) -> App:
-    """Return what reads the options of a command."""
+    """Return the parser of a command's options."""
     app = App(help_flags=(), version_flags=(), default_parameter=Parameter(negative=()))
     app.default(with_common_options(command))
     return app
@@ -160,18 +150,18 @@ class Option(NamedTuple):
 
 
 def command_options(command: Callable[..., Any]) -> dict[str, Option]:
-    """Return the options of a command by name, and its arguments by what help calls them."""
-    found: dict[str, Option] = {}
+    """Return the options of a command by name, and its arguments by their names in help."""
+    listed: dict[str, Option] = {}
     for argument in parser(command).assemble_argument_collection():
         field, about = argument.field_info, argument.parameter.help or ""
         default = None if isinstance(field.default, Output) else field.default
-        dots = "..." * (field.kind is field.VAR_POSITIONAL)
+        dots = "..." if field.kind is field.VAR_POSITIONAL else ""
         if argument.parse and not argument.children:
             name = field.name if field.name in CATALOGUE else argument.name + dots
-            found[name] = Option(argument.hint, default, about)
+            listed[name] = Option(argument.hint, default, about)
     for name in HELP:
-        found[name] = Option(bool, False, parameter(name, bool).help or "")
-    return found
+        listed[name] = Option(bool, False, parameter(name, bool).help or "")
+    return listed
 
 
 def check_outputs(
@@ -179,7 +169,8 @@ def check_outputs(
 ) -> list[Output]:
     """Check before the work the files that a command is to write, and fill in their options."""
     takes = inspect.signature(command).parameters
-    kinds = {name: kind for name, each in takes.items() if (kind := output_kind(each.annotation))}
+    marks = {name: output_kind(option.annotation) for name, option in takes.items()}
+    kinds = {name: kind for name, kind in marks.items() if kind is not None}
     draws = flag("figure") if "figure" in kinds else ""
     for name, kind in kinds.items():
         drawn_by = "" if name == "figure" else draws

@@ -54,12 +54,10 @@ class RendezvousOptions:
 
 
 @options
-class LinkOptions:
-    """The link models and what is shared.
+class LinkOptions(RendezvousOptions):
+    """The link models, and what messages share.
 
     Attributes:
-      queues: worker, pair or direction.
-      host_links: O and L of such workers take turns.
       posting: early is from the start of the step, program when its row reaches the cell; without
         SEND and RECV cells program puts them producer by producer.
       shared_links: pairs (both ways of every pair of workers), or groups, as 0-1+1-0,2-3+1-3.
@@ -69,8 +67,6 @@ class LinkOptions:
     """
 
     link: str = "delay"
-    queues: str = "worker"
-    host_links: Text = None
     posting: str = "early"
     shared_links: Text = None
     pair_links: Text = None
