@@ -146,6 +146,7 @@ SPELLED = {
     "letters and values": ["-s1f1b", "-P4", "-M8", "-j"],
     "with =": ["--schedule=1f1b", "-P=4", "-M=8", "-j"],
     "a flag before a letter": ["-s1f1b", "-P4", "-jM8"],
+    "a flag that is switched off": ["-s1f1b", "-P4", "-jM8", "--slack=false"],
 }
 
 

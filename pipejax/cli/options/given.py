@@ -103,6 +103,7 @@ class GivenOptions:
             (name, name if token.implicit_value is True else token.value)
             for name, option in options.items()
             for token in option.tokens
+            if token.implicit_value is not False  # a flag that is switched off
         ]
         self._check()
         on_line = dict(self.values)
@@ -141,6 +142,9 @@ class GivenOptions:
                 raise ValueError(f"{called} must not be empty")
             if {int, float} & self.takes[name] and not is_plain(value):
                 raise ValueError(f"{flag(name)} must be a number in digits 0 to 9, got {value!r}")
+            # cyclopts takes 4.5 for 4 and 0x10 for 16
+            if int in self.takes[name] and not re.fullmatch(r"\s*[+-]?\d+\s*", value):
+                raise ValueError(f"{flag(name)} must be a whole number, got {value!r}")
 
     def _check_effects(self) -> None:
         """Refuse what has no effect beside the others."""
