@@ -1,7 +1,7 @@
-"""Tables for other runtimes: PyTorch's, and JAX runtimes with one program per worker.
+"""Exports of tables to PyTorch's runtime, and to JAX runtimes with one program per worker.
 
-Schedules of these runtimes of JAX are objects of Python, so a table becomes a module: its rows as
-literals, and the few lines that make objects of them. They take F, B, I and W of one pipe.
+Schedules of these JAX runtimes are Python objects, so a table becomes a module: its rows as
+literals, and a few lines that make objects of them. They take F, B, I and W of one pipe.
 """
 
 import itertools

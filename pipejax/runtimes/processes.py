@@ -1,8 +1,8 @@
-"""Runtimes in processes of their own: started at once, ended together, none of them left behind.
+"""Processes of a runtime: started and ended together.
 
-What a runtime needs is set before its library is imported. Each process is sent one line on stdin,
-which stays open as long as its answer is awaited, so it ends when this one does, however this one
-ends. What it prints is shown only where it fails.
+The environment of a process is set before it imports the library of the runtime. A process gets one
+request on stdin, which stays open: when this process ends, for whatever reason, the others end.
+Their output is shown only after a failure.
 """
 
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""The declaration of a sweep: what is varied, read from Python or from a TOML file."""
+"""Declaration of a sweep: its axes, read from Python or from a TOML file."""
 
 import dataclasses
 import json

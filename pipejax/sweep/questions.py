@@ -1,6 +1,6 @@
-"""Questions to a sweep: which points are best, where an axis stops to pay, who wins where.
+"""Questions to a sweep: its best points, knees of an axis, and regions of the best choice.
 
-All of them look at the least cost over what is not asked for.
+All of them take the least cost over the other axes.
 """
 
 import math
@@ -19,7 +19,7 @@ Among = Bool[NumpyArray, " points"]
 
 
 class DistinctPoint(NamedTuple):
-    """A point, and others that are as good."""
+    """A point, and others with equal measures."""
 
     place: int  # of the first of them
     same: dict[str, list[Any]]  # values by axis, where these do not matter
@@ -89,7 +89,7 @@ def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any)
 
 
 class Knee(NamedTuple):
-    """Values of an axis around its best one that are near that."""
+    """Near-optimal values of an axis around its best one."""
 
     axis: str | None  # another axis that has one value, or None where all others are at their best
     label: Any  # that value

@@ -1,9 +1,8 @@
-"""The dataset of a sweep: its variables, its blocks, and the Zarr store that they are written to.
+"""Dataset of a sweep: its variables, its blocks, and its Zarr store.
 
-A block is a part of the grid that is evaluated and written as one, a chunk of the store. Its values
-are written first, its checksum last. A block counts as whole if its checksum is there and what is
-read back agrees with it; all others are evaluated and written again. Nothing in the store depends
-on when or in how many pieces it was written.
+A block is a part of the grid that is evaluated and written at once, a chunk of the store. Its
+checksum is written after its values. A block without a correct checksum is evaluated again. The
+content of the store does not depend on the times or the order of writes.
 """
 
 import contextlib
@@ -155,7 +154,7 @@ def _blocks_by_axis(sweep: Sweep) -> list[int]:
 
 
 class BlockStore:
-    """A store that is being written; only `opened` makes one, since it holds the lock."""
+    """A store open for writing; only `opened` makes one, because it holds the lock."""
 
     def __init__(self, sweep: Sweep, path: Path) -> None:
         self.sweep = sweep

@@ -119,7 +119,7 @@ OF_FEATURES: Any = None  # a count that is not given
 
 
 class LinearBatch(NamedTuple):
-    """Examples that one gradient is taken of."""
+    """Examples of one gradient."""
 
     features: Leaf  # (examples, stages, width) x of each example, partitioned over the stages
     targets: Leaf  # (examples) y of each example

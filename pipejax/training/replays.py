@@ -1,8 +1,7 @@
-"""Training as a table does it: the gradients of its timeline, with the weights that they read.
+"""Training along the timeline of a table: its gradients, with the weights that they read.
 
 PipeDream, PipeDream-2BW and LocalSGD are tables, so one replay runs them all. Time is that of the
-table: slots of one op, or seconds under given costs, so that methods can be compared at the same
-time on the same machine.
+table, in slots or seconds, so methods compare at equal times on one machine.
 """
 
 import dataclasses

@@ -80,7 +80,7 @@ class TrainingRun(NamedTuple):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Runs by step size, over their seeds.
+    """Results of runs by step size, over their seeds.
 
     A step size counts only if no seed diverged: everything is masked where one did.
 

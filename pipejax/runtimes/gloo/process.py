@@ -1,6 +1,6 @@
-"""One rank: it joins the others, runs tables in PyTorch's runtime and reports its times.
+"""One rank of PyTorch's runtime: it runs tables with a small model and reports times.
 
-Before that: the small model that is trained, and links that are as slow as they are said to be.
+Links between ranks can be slowed down to stated times.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ class SlowMessage:
         self._slice.__enter__()
 
     def begin(self, free: float) -> float:
-        """Travel from now on, or from when the link is free; return when it is free again."""
+        """Start now, or when the link is free; return when it is free again."""
         self._there = max(time.perf_counter(), free) + self.seconds
         self._begun.set()
         return self._there
@@ -136,7 +136,7 @@ class SlowMessage:
 
 
 class SlowLink:
-    """The link to another rank; each end keeps the time that both agree on but for gloo's own."""
+    """Link to another rank; both ends track its occupied time, equal up to gloo's own delays."""
 
     def __init__(self) -> None:
         self._free = 0.0
@@ -161,7 +161,7 @@ class SlowLink:
 
 
 class SlowLinks:
-    """All links of a rank; they carry nothing as long as no times are given."""
+    """All links of a rank; without stated times they do nothing."""
 
     def __init__(self) -> None:
         self._links: dict[int, SlowLink] = {}
@@ -218,7 +218,7 @@ WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 
 
 class OpClock:
-    """Measures the ops of a rank, which take at least as long as they are to take."""
+    """Clock of the ops of a rank: it measures them, and makes them last a least time."""
 
     # What the runtime does between two ops, but for waiting, belongs to the one before: to post a
     # SEND or a RECV takes the worker's time.

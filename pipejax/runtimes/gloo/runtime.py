@@ -1,7 +1,7 @@
-"""PyTorch's runtime: one process for each worker of a table, joined by gloo.
+"""PyTorch's runtime: one process for each worker of a table, connected by gloo.
 
-Gradients are exact. Times are those of this machine: where costs are given, each op waits until it
-has taken as long, so a pipeline of many workers runs on few cores; messages take what gloo takes.
+Gradients are exact. Each op sleeps until its stated time has passed, so a pipeline of many workers
+runs on few cores. Without stated times, ops and messages take the time of this machine.
 """
 
 import importlib.util

@@ -1,11 +1,11 @@
-"""One program for all devices: a scan over lockstep slots, a switch on the op, then the messages.
+"""One program for all devices: a scan over lockstep slots, a switch on the op, then messages.
 
-    for each slot:  op of the slot, and of its partner   -> an activation, an input gradient
-                    one ppermute for each distance that activations move, one for gradients
+  for each slot:  op of the slot, and of its partner   -> an activation, an input gradient
+                  one ppermute for each distance that activations move, one for gradients
 
-Tables are arguments, arrays of integers, so all tables of one size share a compilation. What a
-buffer does not hold is NaN, and what is dropped becomes NaN: an op that came too early, or after
-what it needs was freed, would spoil every gradient behind it.
+Tables are arguments, arrays of integers, so all tables of one size share a compilation. Empty and
+freed entries of buffers are NaN: an op that runs too early or too late spoils every gradient after
+it.
 """
 
 import functools
@@ -108,7 +108,7 @@ Index = Any  # a traced whole number, or several; instructions are made as array
 
 
 class WorkerState(NamedTuple):
-    """Buffers of workers; inside the program, of one of them."""
+    """Buffers of all workers; inside the program, of one worker."""
 
     activations: Float[Array, "*workers kept batch hidden"]  # arrived, then for backwards
     gradients: Float[Array, "*workers places batch hidden"]  # gradients of what stages passed on
@@ -128,7 +128,7 @@ class _InFlight(NamedTuple):
 
 
 class _Fixed(NamedTuple):
-    """Data that are the same for all slots."""
+    """Data that are equal in all slots."""
 
     target: Array
     step_size: Array

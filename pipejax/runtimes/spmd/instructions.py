@@ -1,11 +1,10 @@
-"""Table as integers for devices in lockstep: the op of each in a slot, and its arrivals.
+"""Tables as integers for devices in lockstep: the op of each in a slot, and its arrivals.
 
-A slot ends with messages to all, so an op stands in the first slot behind those of all that it
-waits for, on its own worker and on others: the longest path with one slot for every cell.
+A slot ends with messages to all, so an op stands in the first slot after those of its inputs and of
+the previous op on its worker: a longest path with one slot per cell.
 
-Every buffer of a worker has an entry for each copy of a stage on it and each microbatch, and one
-entry more, the last, that takes what nobody needs. So an instruction has no conditions: where an op
-leaves nothing behind, it writes there.
+Every buffer of a worker has an entry for each stage copy and microbatch, and a last one for unused
+values. So instructions need no conditions: an op without a result writes to the last entry.
 """
 
 from collections.abc import Iterable
@@ -42,7 +41,7 @@ LEFT_OUT |= dict.fromkeys(_OTHERS, "no device can do it")
 
 
 class SpmdSizes(NamedTuple):
-    """Sizes that a compiled program is for; smaller tables run in it too."""
+    """Sizes of a compiled program; smaller tables run in it, too."""
 
     workers: int  # P, devices
     slots: int  # lockstep slots
@@ -172,7 +171,7 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
 
 
 class _Placed(NamedTuple):
-    """Ops of a table with all that their instructions name."""
+    """Ops of a table with their slots, workers and buffer entries."""
 
     ops: HeldCells
     at: tuple[NumpyArray, NumpyArray, NumpyArray]  # slot, worker, step

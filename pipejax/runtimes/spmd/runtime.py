@@ -1,7 +1,7 @@
-"""JAX as a runtime: a process with as many devices of its CPU as the table has workers.
+"""JAX as a runtime: a process with one CPU device per worker of the table.
 
-How many devices a CPU has is settled when JAX starts, hence the process. They share the processor,
-so the program proves gradients; it says nothing of times.
+JAX fixes the number of devices at its start, so this needs a process. The devices share the
+processor, so a run proves gradients, not times.
 """
 
 import json
@@ -38,7 +38,7 @@ from pipejax.schedules.table.table_files import from_json, to_json
 
 
 class StepErrors(NamedTuple):
-    """Distance of a step from the one without a pipeline."""
+    """Errors of a step against a step without a pipeline."""
 
     gradient_error: float  # relative to the largest entry of its array
     loss: float  # mean over the microbatches

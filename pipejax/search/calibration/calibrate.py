@@ -1,4 +1,4 @@
-"""The entry point of calibration: measured rows in, a system and what is known of it out."""
+"""Entry point of calibration: from measured rows to a fitted system with its errors."""
 
 import dataclasses
 import itertools
@@ -72,7 +72,7 @@ class Outlier(NamedTuple):
 @with_short_repr("fit held_out parameters system coverage outliers noise seconds")
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """A system fitted to measured step times, and how far it can be trusted.
+    """A system fitted to measured step times, with the errors of its predictions.
 
     Attributes:
       system: with the fitted numbers, and the record of its calibration.
@@ -211,7 +211,7 @@ def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
 
 
 class _Fitting(NamedTuple):
-    """Numbers to fit to rows; those that are not `free` keep the value of the system."""
+    """Numbers to fit to rows; numbers that are not `free` keep the value of the system."""
 
     rows: MeasuredRows
     system: System

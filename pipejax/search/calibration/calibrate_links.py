@@ -1,4 +1,4 @@
-"""Calibration of links: collectives and messages that were timed by themselves."""
+"""Calibration of links from measured times of single collectives and messages."""
 
 import dataclasses
 import functools

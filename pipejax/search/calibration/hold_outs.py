@@ -1,4 +1,4 @@
-"""Hold-outs: which rows each fit leaves out, and bands that left-out rows lie in."""
+"""Hold-outs: rows that each fit leaves out, and error bands from these rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

@@ -66,7 +66,7 @@ class _FitState(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A loss of residuals in noises, up to a factor: z^2 / 2 near 0."""
+    """A loss of residuals in units of the noise, up to a factor: z^2 / 2 near 0."""
 
     value: Callable[[NumpyArray], NumpyArray]  # rho
     slope: Callable[[NumpyArray], NumpyArray]  # its derivative

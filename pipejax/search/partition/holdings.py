@@ -1,4 +1,4 @@
-"""Contents of a stage, what they cost there in seconds and bytes, and splits of a model into them.
+"""Contents of a stage, their costs in seconds and bytes, and splits of a model into them.
 
 The costs of a stage follow from what it holds itself: layers of each kind, those for further
 tokens, embedding or head. So each possible holding is priced once, on all stages at a time.
@@ -36,7 +36,7 @@ Seconds = dict[str, Float[NumpyArray, "holdings stages *microbatches"]]
 
 
 class Holding(NamedTuple):
-    """Content of one stage besides embedding and head."""
+    """Content of one stage, without embedding and head."""
 
     dense: int  # layers of the model's first kind
     rest: int = 0  # layers of its other kind; 0 in a model that has one
@@ -248,6 +248,7 @@ class Splits:
         return splits[self._fit(splits)]
 
     def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
+        """Return which splits fit in memory (points)."""
         if self.held is None:
             return np.ones(len(points), bool)
         chosen = points, np.arange(self.stages)

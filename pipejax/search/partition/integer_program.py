@@ -1,14 +1,12 @@
-"""The split that no path and no memory limit rules out: an integer program over holdings.
+"""Integer program over holdings: the best split by all known paths and the memory limits.
 
-One variable for each stage and holding says that the stage has it. Everything is linear in these:
-how many layers there are, in what order their kinds stand, how long a path is, what a worker holds.
+A variable for each stage and holding says that the stage has it. Everything is linear in these:
+numbers of layers, order of their kinds, lengths of paths, memory of workers. The makespan is at
+least the length of every path, so the program gives a lower bound, relaxed or not. Its solution is
+run next, which adds paths (Kelley).
 
-A makespan lies above the length of every path. The least time that some of these cuts leave is a
-linear program, or a mixed integer one where only whole choices count, and a lower bound of the
-least time. What it chooses is run next: that makes new cuts, which the next program knows (Kelley).
-
-Nothing interrupts SciPy's solver (HiGHS) while it works. So it works in this process for a second
-at most, and for longer in one of its own, which can be ended at any time.
+SciPy's solver (HiGHS) cannot be interrupted. It runs here for a second at most, and longer in a
+process that can be killed.
 """
 
 import math
@@ -203,7 +201,7 @@ Matrix = Float[NumpyArray, "_ _"]
 
 
 class SplitProgram:
-    """Splits of a model into stages; columns are stages by holdings, then what `_order` adds."""
+    """Integer program of splits; columns are stages by holdings, then those of `_order`."""
 
     # Of a relaxation the point is a mixture of splits.
 
@@ -303,7 +301,7 @@ class SplitProgram:
 
     @property
     def shares(self) -> Shares:
-        """Share of each holding in each stage, as solved; whole numbers if a split is required."""
+        """Return the share of each holding in each stage; whole numbers if a split is required."""
         values = self.point[: len(self.holding)]
         solved = np.zeros(self.may_hold.shape)
         solved[self.holding, self.stage] = (

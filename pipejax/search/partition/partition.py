@@ -1,12 +1,11 @@
-"""The fastest split of a model into the stages of a table: exact, by cutting planes.
+"""Fastest split of a model into the stages of a table: exact, by cutting planes.
 
-Under given holdings the step time is the longest path of one program, so paths are lower bounds of
-all splits. An integer program finds the split that is fastest by the paths known so far; running
-it gives its step time and new paths, its critical path among them. When no split is faster by
-these bounds than the best that was run, that one is optimal.
+For given holdings the step time is the longest path of a program, so every path is a lower bound
+for all splits. An integer program finds the fastest split by all known paths; a run gives its step
+time and new paths. When no split has a bound below the best step time, that split is optimal.
 
-Before that a relaxation, whose stages hold a mixture, finds the paths that matter (Kelley's cutting
-planes), and splits near it are looked at by these bounds, and run where they do not rule them out.
+Before, a relaxation with mixed stages finds important paths (Kelley's cutting planes), and splits
+near it are run unless their bounds rule them out.
 """
 
 import dataclasses

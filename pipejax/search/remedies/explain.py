@@ -312,6 +312,7 @@ def _parts_with_places(begin: Setup) -> list[Part]:
 
 
 def _remedy(kind: str, what: str, setup: Setup, begin: Setup, memory: Memory) -> Remedy:
+    """Compare a changed setup with the unchanged one."""
     return Remedy(
         kind,
         what,

@@ -1,4 +1,4 @@
-"""Lower bounds of all schedules, from paths and sums alone."""
+"""Lower bounds on all schedules, from paths and sums."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def paths(problem: Problem) -> Paths:
 
 
 class LowerBound(NamedTuple):
-    """No schedule is shorter."""
+    """Lower bound on the objective of all schedules, with the reason."""
 
     value: int  # the bound [units]
     by: str  # what it rests on, in the words of `CheckedBound`

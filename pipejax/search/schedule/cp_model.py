@@ -1,16 +1,13 @@
-"""The constraint model: starts of all ops, order on every worker and link, offloads.
+"""Constraint model: starts of all ops, their order on workers and links, and offloads.
 
-Microbatches of a pipe are alike, so where nothing is offloaded each kind of op runs in their order
-on every stage; of the backwards, W in the order of those that are split, for a whole one need not
-wait for the W of others. Where activations may be away, gradients of others can go first, and only
-the first forwards are in order, which is a matter of names.
+Microbatches of a pipe are interchangeable, so without offloads each kind of op keeps their order on
+every stage; W only among split backwards. With offloads, only the first forwards are in order.
 
-Memory is a cumulative resource of each worker: an activation takes its size from the start of F to
-the end of I, and what W needs until the end of W; one that is offloaded does so from F to O and
-again from L on.
+Memory is a cumulative resource of each worker: an activation occupies it from the start of F to the
+end of I, or from F to O and from L on if offloaded; a share for W stays until the end of W.
 
-CP-SAT searches it in a thread of its own, and its plans and bounds come as they are found. A bound
-comes from one stage alone too: the others never keep it waiting, but messages and memory do.
+CP-SAT runs in its own thread, and reports plans and bounds as it finds them. A bound for a single
+stage, with its messages and memory, is valid, too.
 """
 
 import dataclasses
@@ -40,7 +37,7 @@ room; tails: the end is not before an input gradient and its way to the first st
 
 
 class ScheduleModel:
-    """The model of one problem and the variables in it."""
+    """Constraint model of one problem, with its variables."""
 
     def __init__(
         self,
@@ -333,7 +330,7 @@ class ScheduleModel:
 
 
 class SolverState(NamedTuple):
-    """News of a search."""
+    """A new plan or bound of a running search."""
 
     plan: Plan | None  # a better plan, or None where only the bound is new
     bound: int  # units that no plan of the model can go below

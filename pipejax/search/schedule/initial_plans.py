@@ -1,8 +1,8 @@
 """Initial plans: schedules of the literature, greedy ones, and repeated building blocks.
 
-A few numbers say what a block looks like and how closely its order is followed. They are drawn at
-random, or some of them anew in one of the best draws so far. A run that cannot be better is given
-up before its end, and of many microbatches a few are run first: so most draws cost little.
+A few random numbers define a block and how closely its order is followed; or some numbers of one of
+the best draws change. A run is stopped when it cannot become the best, and a few microbatches are
+run before all of them, so most draws cost little.
 """
 
 import itertools

@@ -1,14 +1,12 @@
-"""Large-neighbourhood search: a small part of a plan is searched anew, again and again.
+"""Large-neighbourhood search: solve a small part of a plan again and again.
 
-A neighbourhood is a set of free ops. All others keep their order on workers and host links, but
-not their times: where something is gained in the middle, what follows moves up. An offload or load
-that is free may also be left out or come anew.
+A neighbourhood is a set of free ops. All others keep their order on workers and host links, but not
+their times, so later ops move up. Free offloads and loads may be dropped or added.
 
-Where memory is tight, the whole model is too large for the solver to move anything: what it changes
-in one place breaks a limit in another. A step frees the ops of one neighbourhood and asks for any
-plan that is better; most steps end within a fraction of a second. Better is a plan that ends
-sooner, or one whose input gradients come sooner in sum while its end is not later: only one of many
-paths has to be shortened for it, and after enough such steps the end moves too.
+If memory is tight, the complete model is too large for the solver. A step frees the ops of one
+neighbourhood and asks for any better plan, mostly within a fraction of a second. Better is an
+earlier end, or an equal end with a smaller sum of the ends of input gradients: after enough such
+steps the end gets earlier, too.
 """
 
 import itertools

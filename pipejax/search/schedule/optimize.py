@@ -1,4 +1,4 @@
-"""`optimize`, which can be imported without OR-Tools: the solver is loaded when it is called."""
+"""`optimize`, importable without OR-Tools: the solver is loaded by the call."""
 
 import dataclasses
 import os

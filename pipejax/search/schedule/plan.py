@@ -1,4 +1,4 @@
-"""A plan: when every op starts, in units of the problem. Plans as tables, and tables as plans."""
+"""Plans: the start of every op, in units of the problem; conversion to and from tables."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

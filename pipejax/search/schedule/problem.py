@@ -1,6 +1,6 @@
-"""The problem in whole numbers: which ops there are, what they take, what a worker can hold.
+"""Scheduling problems in whole numbers: ops, their times, and memory of workers.
 
-A constraint solver knows nothing but whole numbers: seconds and sizes are counted in units.
+A constraint solver needs whole numbers, so seconds and sizes are counted in units.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ PerBoundary = Int[NumpyArray, "directions pipes boundaries"]
 
 
 class InfeasibleError(ArgumentError):
-    """No schedule keeps the memory limit."""
+    """No schedule fits within the memory limit."""
 
     def __init__(self, text: str, argument: str = "") -> None:
         super().__init__(argument, None, text)

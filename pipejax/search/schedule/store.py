@@ -1,13 +1,11 @@
-"""The store of solved problems: a folder with a JSON file for each, whole at any moment.
+"""Store of solved problems: a folder with one JSON file per problem, each written atomically.
 
-A file is a certificate. Its schedule is checked by running it. Its bound cannot be: it counts for
-the versions of the code that proved it, and a checksum tells a file that was damaged.
+A file is a certificate. A run checks its schedule. Its bound counts only for the versions of the
+code that proved it; a checksum detects damage.
 
-What one problem implies for another of the same shape: a plan of one is an order of ops, which also
-runs at the other's times. If all times are s times as long, so is every schedule, so of what is
-compared are proportions: where no time of a problem is above s times that of another, and every set
-of activations that fits there fits here, no schedule here need take longer than s times the one
-there.
+A plan is an order of ops, so it also runs in another problem of the same shape. If no time of a
+problem is above s times that of another, and every set of activations that fits there fits here,
+then the best schedule here takes at most s times as long. So bounds carry over, too.
 """
 
 import dataclasses
@@ -56,7 +54,7 @@ def prover() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """A solved problem of unit 1, which stands for those in all units of time."""
+    """A solved problem of unit 1, which stands for equal problems in all units of time."""
 
     problem: Problem
     data: Mapping[str, Any]  # the certificate
@@ -74,7 +72,7 @@ class Entry:
 
     @functools.cached_property
     def table(self) -> ScheduleTable:
-        """The schedule, which keeps the limits and reaches the objective."""
+        """Return the schedule, after a check of limits and objective."""
         table = from_json(self.data["table"])
         if fault := broken_limit(self.problem, to_plan(self.problem, table)):
             raise ValueError(fault)
@@ -155,7 +153,7 @@ def read_entry(path: Path) -> Entry:
 
 
 class Neighbours(NamedTuple):
-    """Solved problems whose plans are worth a try, and a bound [units]: 0 if there is none."""
+    """Similar solved problems, whose plans are good starts, and a bound [units]; 0 without one."""
 
     starts: list[Entry]
     bound: int

@@ -1,9 +1,9 @@
-"""Search of the cut of a prompt into chunks whose first token comes soonest.
+"""Search for the cut of a prompt into chunks with the earliest first token.
 
-Few chunks leave most workers idle while the first one passes and after the last one; many pay what
-any chunk costs. And as later tokens attend to more, chunks that last alike get smaller. For each
-number of chunks the gradient of the step time, which the engine knows, moves the cuts from many
-starts at once; then tokens are whole, and go from chunk to chunk as long as that helps.
+With few chunks most workers idle at the start and the end; many chunks pay the fixed cost of a
+chunk often. Later tokens attend to more, so chunks of equal time get smaller. For each number of
+chunks, gradient descent moves the cuts from many starts; then whole tokens move from chunk to chunk
+as long as that helps.
 """
 
 import math
@@ -235,6 +235,7 @@ class _ChunkSearch:
             return np.full(count, self.tokens / count)
 
         def sizes(seconds: float) -> Float[NumpyArray, " chunks"]:
+            """Return sizes of chunks that take so long each, as long as tokens are left."""
             chunks = np.zeros(count)
             for chunk in range(count):
                 before = chunks.sum()

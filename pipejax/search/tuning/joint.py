@@ -33,7 +33,7 @@ from pipejax.search.tuning.step_time_objective import Inputs, Pair, PerConfigura
 
 
 class NothingFitsError(ValueError):
-    """No legal setting leaves room on the accelerators."""
+    """No legal setting fits in the memory of the accelerators."""
 
 
 NO_ROOM = 1e12  # replaces the step time of a setting that does not fit [s]

@@ -28,7 +28,7 @@ from pipejax.search.tuning.step_time_objective import Inputs, Pair, Relax, StepT
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScheduleFamily:
-    """The tables of one schedule on so many workers, each made once, when it is asked for."""
+    """Tables of one schedule on so many workers, each built once at first use."""
 
     schedule: str  # name of the schedule
     num_workers: int  # P

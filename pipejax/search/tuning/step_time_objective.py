@@ -1,11 +1,11 @@
-"""The objective: step times of batches of variables, through costs and makespans, in JAX.
+"""Step times of batches of variables, with gradients, through costs and makespans in JAX.
 
-A `Relax` says what variables mean: a model on a system, and a microbatch size, all real numbers.
-At fixed costs the makespan is affine in M beyond a few periods, so the makespans of a few small
-programs give that of every M = N / b; those of one program are exact for its own M.
+A `Relax` turns variables into a model on a system and a microbatch size, all real numbers. At fixed
+costs the makespan is affine in M beyond a few periods, so a few small programs give it for every M
+= N / b; a single program is exact for its own M.
 
-A step time has kinks and, where an efficiency is a step curve, jumps. So the step size of a descent
-shrinks to 0, and what counts is the best point on the way, not the last one.
+A step time has kinks and, with step curves of efficiency, jumps. So the step size of a descent
+shrinks to 0, and the best point on the way counts, not the last one.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ PerConfiguration = Float[NumpyArray, " batch"]
 
 
 class Pair(NamedTuple):
-    """A model on a system, or a batch of them: numbers only, so that pairs are mapped over."""
+    """A model on a system, or a batch of them, as numbers only, so that `vmap` applies."""
 
     model: Model  # the transformer; in a batch every number has a leading axis
     system: System  # the machine, likewise
@@ -116,7 +116,7 @@ class Pair(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Inputs of the step time of one configuration besides its variables."""
+    """Inputs of the step time of one configuration, without its variables."""
 
     pair: Pair  # the model on the system
     size: Number  # b, where the variables say nothing of it [sequences]

@@ -1,4 +1,4 @@
-"""The layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
+"""Layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class PlanRequest:
-    """A training job, and the layouts that may be chosen for it."""
+    """A training job, and the layouts that it may use."""
 
     model: Model  # the transformer
     system: System  # the machine

@@ -1,4 +1,4 @@
-"""`pj.plan`: the layout of a training job that takes the shortest step."""
+"""`pj.plan`: search for the layout of a training job with the shortest step."""
 
 import dataclasses
 import errno

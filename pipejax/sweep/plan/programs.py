@@ -1,13 +1,12 @@
-"""The tables and programs of layouts, each made once, and lower bounds of their step times.
+"""Tables and programs of layouts, each made once, and lower bounds on their step times.
 
-A bound comes from costs alone: no program is built, no order of ops is asked. In max-plus terms a
-makespan is the longest of many paths, and the length of any one of them is a bound. Three kinds of
-path are cheap for all layouts at once:
+A bound needs costs only, no program. The makespan is the longest of many paths, so each of them is
+a bound. Three kinds are cheap for all layouts at once:
 
-- the row of one worker: the shortest way from the start to its first op, all that it computes, and
-  the shortest way from its last op to the end of the step;
+- the row of one worker: the shortest path to its first op, all its work, and the shortest path
+  from its last op to the end of the step;
 - one microbatch: down all stages and back again;
-- the work of all workers, shared evenly: it bounds tables with two pipes, too.
+- the work of all workers, divided evenly, which also holds for two pipes.
 """
 
 import functools
@@ -60,7 +59,7 @@ class Pipe(NamedTuple):
 
 
 class _StageTimes(NamedTuple):
-    """Seconds of each stage (layouts, stages), and of the ways between them."""
+    """Seconds of each stage (layouts, stages), and of the messages between them."""
 
     forward: PerStage  # F
     back: PerStage  # till the input gradient is there: B or I, what is less
@@ -136,7 +135,7 @@ def _sums_before(steps: PerStage) -> PerStage:
 
 
 class ProgramShape(NamedTuple):
-    """Choices that make a table, but for its number of microbatches."""
+    """Choices that determine a table, except its number of microbatches."""
 
     schedule: str  # its name
     workers: int  # P

@@ -227,7 +227,7 @@ class PlannedLayout:
 
     @property
     def table(self) -> ScheduleTable:
-        """Its schedule."""
+        """Return its schedule."""
         names = ("schedule", "pipeline", "stages_per_worker")
         shape = ProgramShape(*(self.layout[name] for name in names))
         return build_table(shape, self.layout["microbatches"])
@@ -236,7 +236,7 @@ class PlannedLayout:
 @with_short_repr("best runners_up outside enumerated fitting evaluated programs seconds")
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PlanResult:
-    """The best layouts of a job, and what is known of all others.
+    """The best layouts of a job, and the estimates of all others.
 
     Attributes:
       best: the layout of the shortest step, of those whose regime was measured on the machine; of

@@ -1,11 +1,11 @@
-"""The best of all layouts, by branch and bound: exact, though few layouts are evaluated exactly.
+"""Branch and bound over all layouts: exact, with few exact evaluations.
 
-Every layout is priced, so its memory and a lower bound of its step time are known. Layouts are
-evaluated exactly in the order of their bounds, with all others of the same program that could still
-be among the best; what is left when the next bound is beyond the last of the best cannot be.
+All layouts are priced, which gives memory and a lower bound on the step time. They are evaluated
+exactly in the order of bounds, each with all layouts of its program that may still be among the
+best. The search ends when the next bound exceeds the last of the best.
 
-What is asked for are different ideas: layouts that differ in more than how layers are split over
-stages. The best of each stands for it.
+The best are different ideas: layouts that differ only in the split of layers over stages count as
+one.
 """
 
 import dataclasses
@@ -188,7 +188,7 @@ Rows = Int[NumpyArray, " some"]
 
 @short_repr
 class Estimates(NamedTuple):
-    """Facts of every layout."""
+    """Memory, bounds and step times of all layouts."""
 
     lower_bound: Times  # (layouts) of the step time [s]
     memory_bytes: Float[NumpyArray, " layouts"]  # need of the fullest worker, per accelerator [B]
@@ -244,7 +244,7 @@ def _memory(
 
 
 class Evaluator:
-    """Fills in exact step times, program by program."""
+    """Exact evaluation of step times, program by program."""
 
     def __init__(
         self,
