@@ -103,10 +103,8 @@ class Knee(NamedTuple):
 def knees(
     results: SweepResults, among: Among, name: str, axis: str, within: float
 ) -> Iterator[Knee]:
-    """Yield the knees of an axis: with all other axes at their best, then for each of their values.
-
-    A value is near if it costs at most a share `within` more than the best.
-    """
+    """Yield the knees of an axis: with other axes at their best, then for each of their values."""
+    # a value is near if it costs at most a share `within` more than the best
     values = results.axes[axis]
     costs = np.moveaxis(_costs(results, among, name), [*results.axes].index(axis), -1)
     others = [axis_name for axis_name in results.axes if axis_name != axis]

@@ -163,11 +163,9 @@ class _Transfers(NamedTuple):
 def _solve_offsets(
     bounds: Float[NumpyArray, "workers workers"], *, always: bool
 ) -> list[tuple[float, float, bool, str]]:
-    """Return for each clock: offset [s], largest error [s], whether to correct it, reason if not.
-
-    `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
-    the reference are corrected; else only clocks that contradict the others.
-    """
+    """Return for each clock: offset [s], error [s], whether to correct it, and a reason if not."""
+    # `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
+    # the reference are corrected; else only clocks that contradict the others.
     size = len(bounds)
     for middle in range(size):  # Floyd-Warshall: bounds over several workers add up
         bounds = np.minimum(bounds, bounds[:, middle, None] + bounds[None, middle])

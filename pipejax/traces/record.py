@@ -154,10 +154,7 @@ MESSAGE_ENDS: Dependencies = ((("SEND_F",), ("RECV_F",), 1), (("SEND_B",), ("REC
 
 
 def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]:
-    """Match producers and consumers: return the slices of both (transfers); of a repeated op one.
-
-    A dependency names the phases of producers and of consumers, and by how many stages they differ.
-    """
+    """Match producers and consumers: return the slices of both (transfers), each op once."""
     _, step = np.unique(trace.step, return_inverse=True)
     num_stages, microbatches = trace.stages + 2, int(trace.microbatch.max(initial=0)) + 1
     pipeline = step * (int(trace.replica.max(initial=0)) + 1) + trace.replica

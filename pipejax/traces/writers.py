@@ -155,6 +155,9 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
       replayed: a replayed trace.
       step: number of the step; default: the first.
 
+    Returns:
+      Text of a .json file.
+
     Raises:
       ValueError: if there is no such step.
 

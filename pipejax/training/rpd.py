@@ -89,20 +89,19 @@ def sweep_randomized_pipedream(
 ) -> TrainingRun:
     """Train with every step size and seed, in one compiled call.
 
-    The choices of a seed are the same whatever the step size, and whatever is run beside it.
+    The random choices of a seed do not depend on the step size or on other runs.
 
     Args:
-      objective: what is trained; either one, or those of the seeds, stacked.
+      objective: objective to train, or one per seed, stacked.
       step_sizes: (step_sizes) gamma.
       seeds: (seeds) of start, stages, batches and delays.
-      updates: block updates to do, a multiple of `every`.
-      delta: largest delay: every block is read from a model of the last delta updates, uniformly
-        and on its own; 0 is stochastic block coordinate descent. Several are a further, leading
-        axis.
-      delays: instead of delta, whole numbers (samples, stages), or (stages, samples, stages) by the
-        stage that is updated: one sample is drawn uniformly and says how many updates old each
-        block is, never older than the start. They can be those of a schedule.
-      every: updates from one sample of the gap to the next.
+      updates: number of block updates, a multiple of `every`.
+      delta: largest delay: every block is read from a random model of the last delta updates; 0 is
+        stochastic block coordinate descent. Several make a leading axis.
+      delays: instead of delta, samples of delays (samples, stages), or (stages, samples, stages) by
+        the updated stage, such as those of a schedule. One sample is drawn: the age of each block
+        in updates, at most back to the start.
+      every: updates between two samples of the gap.
       norms: whether to measure the full gradient before every update, which costs as much as f.
       batches: "drawn", or "cyclic" for batch k mod batches at update k.
       noise: standard deviation of the normal numbers that are added to every coordinate of every
@@ -116,9 +115,8 @@ def sweep_randomized_pipedream(
       ValueError: if an argument is out of range, or both delta and delays are given.
 
     Cost:
-      Holds (largest delay + some times S) blocks for each run, and the numbers of the blocks of
-      (largest delay + 1) models for each seed and delta. Compiles once per shape: step sizes,
-      seeds, deltas and delays are data.
+      Memory for (largest delay + a multiple of S) blocks per run. Compiles once per shape: step
+      sizes, seeds, deltas and delays are data.
 
     Example:
       >>> import pipejax as pj

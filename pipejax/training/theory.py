@@ -1,4 +1,4 @@
-"""Convergence bound of Randomized PipeDream, as published: the price of outdated blocks.
+"""Convergence bound of Randomized PipeDream, as published, with the cost of outdated blocks.
 
 For f with an L-Lipschitz gradient, block gradients of second moment at most G^2, and reads from
 the last delta models, K updates of step size gamma end with
@@ -25,12 +25,12 @@ Given = float | NumpyArray
 
 @short_repr
 class ConvergenceBound(NamedTuple):
-    """The terms of the bound on the mean squared gradient norm, each of the broadcast shape.
+    """Terms of the bound on the mean squared gradient norm, each of the broadcast shape.
 
     Attributes:
-      start: 2 S (f_0 - f*) / (gamma K), of how far there is to go.
-      noise: gamma S L G^2, of the batches and of moving one block at a time.
-      delay: gamma^2 L^2 delta^2 G^2, of outdated blocks.
+      start: 2 S (f_0 - f*) / (gamma K), from the initial gap.
+      noise: gamma S L G^2, from batches and single-block updates.
+      delay: gamma^2 L^2 delta^2 G^2, from outdated blocks.
       total: their sum.
 
     Example:
@@ -55,7 +55,7 @@ def convergence_bound(
     delta: Given,
     gap: Given,
 ) -> ConvergenceBound:
-    """Bound on the mean squared gradient norm of a run; all arguments broadcast.
+    """Return the bound on the mean squared gradient norm of a run; all arguments broadcast.
 
     Args:
       stages: S.
@@ -95,9 +95,9 @@ def best_step_size(
     delta: Given,
     gap: Given,
 ) -> Values:
-    """Step size at which the bound is least; all arguments broadcast.
+    """Return the step size with the least bound; all arguments broadcast.
 
-    The bound is a / gamma + b gamma + c gamma^2. Its derivative has one positive root, that of
+    The bound a / gamma + b gamma + c gamma^2 is least at the positive root of
     2 c gamma^3 + b gamma^2 = a, which Newton's method approaches from above.
 
     Args:

@@ -263,10 +263,8 @@ def _write_means(
     number: Int[NumpyArray, " updates"],
     written: Instructions,
 ) -> None:
-    """Write averages of the models of all runs, after the last update of each round but the last.
-
-    All runs have the same newest version then, so their models are contiguous.
-    """
+    """Write averages of all runs after the last update of each round but the last."""
+    # all runs have the same newest version then, so their models are contiguous
     rule, ops, (slot, worker, _) = table.weights, updates.ops, updates.at
     rounds = ops.microbatch // rule.round_size
     kinds = np.stack([worker, ops.stage, rounds])  # of a copy of a stage in a round

@@ -235,12 +235,12 @@ class _ChunkSearch:
             return np.full(count, self.tokens / count)
 
         def sizes(seconds: float) -> Float[NumpyArray, " chunks"]:
-            """Return sizes of chunks that take so long each, as long as tokens are left."""
+            """Return sizes of chunks that take so long each."""
             chunks = np.zeros(count)
             for chunk in range(count):
                 before = chunks.sum()
                 slope, duration = b + c * before, max(seconds - g * before, 0.0)
-                # the stable root of c n^2 / 2 + (b + c p) n = lasts
+                # the stable root of c n^2 / 2 + (b + c before) n = duration
                 root = slope + math.sqrt(slope**2 + 2 * c * duration)
                 chunks[chunk] = max(2 * duration / root if root > 0 else 0.0, TINY)
             return chunks

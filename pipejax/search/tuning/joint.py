@@ -348,10 +348,8 @@ def _round_settings(joint: JointProblem, sizes: Sizes, soft: StageLayers) -> Set
 
 
 def _plain(joint: JointProblem) -> list[tuple[Any, ...]]:
-    """List every size with even layers: all or none recomputed if tuned; else as in the workload.
-
-    If any setting fits, one of these does.
-    """
+    """List every size with even layers, and all or none recomputed if that is tuned."""
+    # if any setting fits, one of these does
     layers, recomputed = joint.problem.pair.assigned
     options = [layers * (recomputed > 0)]
     if "recompute" in joint.parts:

@@ -79,10 +79,7 @@ class ScheduleFamily:
 
     @functools.cached_property
     def held(self) -> Callable[[int], HeldCounts]:
-        """Return a cached function from M to the counts that workers hold.
-
-        Moments are padded with zeros to a power of two, so that few shapes are compiled.
-        """
+        """Return a cached function from M to the counts that workers hold; few shapes are made."""
 
         def make(num_microbatches: int) -> HeldCounts:
             held = held_counts(self.table(num_microbatches))

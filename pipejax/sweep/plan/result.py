@@ -105,10 +105,7 @@ def layout_resource_shares(
 
 
 def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[BreakEven, ...]:
-    """List the machine numbers whose change makes the runner-up as fast, the nearest factor first.
-
-    Empty without a runner-up, or if it is as fast as the best.
-    """
+    """List the changes of machine numbers that make the runner-up as fast, the smallest first."""
     if len(rows) < 2:
         return ()
     pair = layouts.take(rows)

@@ -31,10 +31,7 @@ from pipejax.traces.replaying.replay import Replay, replay
 
 
 def trace_setup(replayed: Replay, stage_layers: Sequence[int] | None = None) -> Setup:
-    """Return a setup of the most frequent table at its mean recorded times, under its link model.
-
-    `stage_layers` are the layers of each stage, if remedies may move them.
-    """
+    """Return a setup of the most frequent table, at mean recorded times and its link model."""
     table, match = replayed.pipelines.table, registered(replayed.pipelines.table)
     schedule = None if match is None else Schedule(*match)
     if schedule is not None:

@@ -319,10 +319,8 @@ class _Ideal(NamedTuple):
 
     @classmethod
     def ratios(cls, other_jobs: Sequence["_JobSteps"], jobs: Sequence["_JobSteps"]) -> "_Ideal":
-        """Scale ops by the ratio of mean times in both runs, by phase and stage; copy link times.
-
-        Random variation of the run remains, so a run against itself saves nothing.
-        """
+        """Scale ops by the ratio of mean times in both runs, per phase and stage."""
+        # random variation of the run remains, so a run against itself saves nothing
         names = jobs[0].replayed.pipelines.trace.phases
         other_names = other_jobs[0].replayed.pipelines.trace.phases
         stages = range(NONE, jobs[0].replayed.pipelines.trace.stages)

@@ -174,10 +174,7 @@ Roles = dict[str, tuple[str, float]]  # by role: name of the column, and seconds
 def read_columns(
     paths: Sequence[Path], column_names: Mapping[str, str], sizes: RunSizes, on_bytes: OnBytes
 ) -> Trace:
-    """Read Parquet and CSV files; `column_names` are the user's names by role, of phases by phase.
-
-    `sizes` are the sizes of the run that the user states.
-    """
+    """Read Parquet and CSV files, with the user's names of columns and phases."""
     for role in column_names:
         resolve_name(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []

@@ -331,10 +331,8 @@ def _integer(value: Any) -> int:
 def read_rows(
     path: Path, names: dict[str, int], on_bytes: OnBytes, left_out: list[LeftOut]
 ) -> tuple[list[Rows], int | None]:
-    """Read the slices of each rank in a file, and the zero of its clock [ns]; None if not stated.
-
-    `names` numbers labels over all files; new ones are added.
-    """
+    """Read the slices of each rank in a file, and the zero of its clock [ns], if it is stated."""
+    # `names` numbers the labels of all files; new ones are added
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
     collector = _EventCollector(names)

@@ -56,11 +56,9 @@ class _Reading(NamedTuple):
 
 
 def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
-    """Add the missing columns step, worker, stage and microbatch of ops, and return notes on them.
-
-    `kind` is the position of each row in `KINDS`, below 0 for other slices. Exactly one reading
-    must be possible. With `by_step`, clocks of workers restart in every step.
-    """
+    """Add missing columns step, worker, stage and microbatch of ops, and return notes on them."""
+    # `kind` is the position of each row in `KINDS`, below 0 for other slices. Exactly one reading
+    # must be possible. With `by_step`, clocks of workers restart in every step.
     missing = [name for name in _INFERABLE if name not in columns]
     rows = np.flatnonzero(kind >= 0)
     columns.setdefault("replica", np.zeros(len(kind), np.int64))
@@ -76,8 +74,7 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
     for reading in _list_readings(ops, missing, sizes):
         key = np.stack([reading.columns[name] for name in _INFERABLE]).tobytes()
         distinct[key] = distinct.pop(key, reading)  # of equal readings the first
-    candidates = [*distinct.values()]
-    possible = candidates
+    possible = candidates = [*distinct.values()]
     if len(candidates) > 1:
         possible = _consistent_readings(candidates, by_step=by_step)
     missing_text = ", ".join(missing)
@@ -88,20 +85,14 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
         columns[name][rows] = possible[0].columns[name][row_ops]
     if "step" in missing:
         _assign_other_steps(columns, kind)
-    how = "by order in time, the only reading that fits the counts"
-    if len(candidates) > 1:
-        how = (
-            f"the only one of {len(candidates)} readings in which ops start after what they "
-            "wait for"
-        )
+    how, count = "by order in time, the only reading that fits the counts", len(candidates)
+    if count > 1:
+        how = f"the only one of {count} readings in which ops start after what they wait for"
     return [f"no file says {missing_text}: {possible[0].text()} is {how}"]
 
 
 def _why_ambiguous(what: str, candidates: Sequence[_Reading], possible: Sequence[_Reading]) -> str:
-    """Return the error text if not exactly one reading is possible, with options that select one.
-
-    `what` lists the missing columns.
-    """
+    """Return the error text if not exactly one reading is possible; `what` are missing columns."""
     listed = "; ".join(reading.text() for reading in possible[:_MAX_LISTED])
     if len(possible) > _MAX_LISTED:
         listed += f"; and {len(possible) - _MAX_LISTED} more"

@@ -166,10 +166,7 @@ def _missing_workers(trace: Trace, slices: Slices) -> list[int]:
 
 
 def _find_fault(trace: Trace, slices: Slices, usual_length: int) -> str | None:
-    """Describe missing ops, wrong times or overlaps of a pipeline's slices; None without a fault.
-
-    `usual_length` is the number of ops of most pipelines.
-    """
+    """Describe missing ops, wrong times or overlaps of a pipeline's slices; None if it is valid."""
     missing = _missing_workers(trace, slices)
     if missing:
         return f"worker {missing[0]} is missing"
