@@ -43,8 +43,7 @@ def deal(
       iterations: largest number of rounds, in which pairs of replicas exchange microbatches.
       time_limit: time after which no further round starts [s]; None for no limit.
       seed: seed of all random choices.
-      on_progress: called after each round with its number, `iterations`, and the best value so far
-        as a text; default: a bar in notebooks.
+      on_progress: called after each round with its number, `iterations`, and a text.
 
     Returns:
       The best deal; its value is the makespan of its slowest replica [s], and `evaluated` counts

@@ -71,8 +71,7 @@ def microbatches(
       iterations: largest number of batches of orders.
       time_limit: time after which no further batch starts [s]; None for no limit.
       seed: seed of all random choices.
-      on_progress: called after each batch with its number, `iterations`, and the best makespan so
-        far as a text; default: a bar in notebooks.
+      on_progress: called after each batch with its number, `iterations`, and a text.
 
     Returns:
       The best order; if all orders were tried, the bound is its makespan. Baselines are the "given"

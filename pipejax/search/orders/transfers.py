@@ -110,8 +110,7 @@ def messages(
       time_limit: time after which no further batch starts [s]; None for no limit.
       seed: seed of all random choices.
       gap: the search ends when no order can save more than this share of the makespan; 0: never.
-      on_progress: called after each iteration with its number, `iterations`, and the best makespan
-        so far as a text; default: a bar in notebooks.
+      on_progress: called after each iteration with its number, `iterations`, and a text.
 
     Returns:
       The best order, as a table; the bound is the larger of `free_bound` and the bound of the

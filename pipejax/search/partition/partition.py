@@ -234,11 +234,11 @@ class Partition(NamedTuple):
     """A split of a model into stages.
 
     Attributes:
-      layout: what each stage holds.
-      workload: with this layout.
+      layout: content of each stage.
+      workload: the workload with this layout.
       memory_bytes: (workers) need per accelerator [B].
-      fits: whether the accelerators have so much.
-      defaults: splits that runtimes make by default, by name.
+      fits: whether this fits in the accelerators' memory.
+      defaults: default splits of runtimes, by name.
     """
 
     layout: PipelineLayout
@@ -259,25 +259,23 @@ def layers(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Partition]], object] | None = None,
 ) -> Found[Partition]:
-    """Find the layers of every stage that make the step the shortest, and prove it.
+    """Find the layers of every stage with the shortest step, and prove it.
 
-    Embedding, head and the layers for further tokens (MTP) are units of the split beside the
-    transformer layers: the first stage holds the embedding, with layers or alone, the last one the
-    head; those for further tokens are together, behind all layers.
+    The first stage holds the embedding, with layers or alone; the last one holds the head. MTP
+    layers are together, after all other layers.
 
     Args:
       table: the schedule.
       workload: model, minibatch and parallelism, without a layout.
       system: the machine.
       link: link model, or `Links`.
-      no_memory_limit: whether workers may need more than their accelerators have.
-      time_limit: when the search ends, proven or not [s]; None for no limit.
-      on_progress: called with how many splits were run, None, and the best as a text; a bar in
-        notebooks if None.
-      on_best: called after each step with what an interrupt there would leave.
+      no_memory_limit: whether workers may need more memory than their accelerators have.
+      time_limit: time after which the search ends [s]; None for no limit.
+      on_progress: called with the number of splits that were run, None, and the best as a text.
+      on_best: called after each step with the best result so far.
 
     Returns:
-      The split, its exact step time, a lower bound of all that fit, and the runtimes' defaults.
+      The split, its exact step time, a lower bound on all that fit, and the runtimes' defaults.
 
     Raises:
       ValueError: if the workload has a layout already, time_limit is negative, or nothing fits.

@@ -68,31 +68,30 @@ def chunks(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[PromptChunks]], object] | None = None,
 ) -> Found[PromptChunks]:
-    """Search the cut of a prompt whose first token comes soonest.
+    """Search the cut of a prompt into chunks with the earliest first token.
 
-    A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
+    A chunk of n tokens after p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
     Numbers of chunks are tried in the order of their bounds, until no other can save a thousandth.
 
     Args:
-      tokens: of the prompt.
+      tokens: tokens of the prompt.
       num_workers: P; one stage each.
-      fixed: a, of any chunk, a number or one for each worker [s].
-      per_token: b, of each token [s].
-      per_pair: c, of each pair of a token and one before it [s].
-      per_prefix_token: g, of each token before the chunk, which is read or rebuilt [s].
-      latency: of a message [s].
-      transmit_per_token: of a message, by tokens of its chunk [s].
-      num_chunks: K; from 1 to 64 if None.
-      multiple: that sizes are of, but for the last one.
+      fixed: a, time of a chunk, a number or one for each worker [s].
+      per_token: b, time of a token [s].
+      per_pair: c, time of a pair of a token and an earlier one [s].
+      per_prefix_token: g, time of a token before the chunk, which is read or rebuilt [s].
+      latency: latency of a message [s].
+      transmit_per_token: transmit time of a message per token of its chunk [s].
+      num_chunks: K; default: from 1 to 64.
+      multiple: divisor of all sizes except the last one.
       link: link model, or `Links`.
-      seed: of the starts.
-      time_limit: when no further number of chunks is tried [s]; None for no limit.
-      on_progress: called with each number of chunks, and the best makespan so far as a text; a bar
-        in notebooks if None.
+      seed: seed of the starts.
+      time_limit: time after which no further number of chunks is tried [s]; None for no limit.
+      on_progress: called with each number of chunks, and the best makespan so far as a text.
       on_best: called with the result so far, after each number of chunks.
 
     Returns:
-      The best cut; the bound holds for all that were asked for. Baselines have as many chunks: of
+      The best cut; the bound holds for all requested numbers. Baselines have as many chunks of
       "equal sizes", and of "equal times" as schedulers choose them.
 
     Raises:

@@ -109,8 +109,7 @@ def lookahead(
       iterations: largest number of steps: in one, a worker chooses its best option, or the search
         goes through 64 partial combinations.
       time_limit: time after which no further step starts [s]; None for no limit.
-      on_progress: called after each step with its number, `iterations`, and the best makespan so
-        far as a text; default: a bar in notebooks.
+      on_progress: called after each step with its number, `iterations`, and a text.
 
     Returns:
       The best combination; if all others are ruled out, the bound is its makespan. Baselines are

@@ -188,23 +188,22 @@ class PlannedLayout:
     """A layout, evaluated exactly.
 
     Attributes:
-      layout: its degrees, schedule and sizes by name, as columns of measured runs.
+      layout: degrees, schedule and sizes by name, as columns of measured runs.
       step_time: [s].
-      band: widest band of the step time [s] that the system's calibration gives, where it has runs
-        of the regime.
-      band_percent: of such steps that lie in it.
-      mfu: share of the peak that the model's own FLOP reach.
-      tokens_per_second: of the whole job.
+      band: widest error band of the step time [s], if the calibration has runs of the regime.
+      band_percent: percent of such steps inside the band.
+      mfu: share of the peak used by the model's FLOP.
+      tokens_per_second: of the complete job.
       memory_bytes: need of the fullest worker, per accelerator [B].
-      memory_left: what is left there of the memory that tensors may take [B].
-      bound_by: the resource with the largest share of the critical path, as `sensitivity` says.
-      regime: what its step time rests on.
-      evidence: measured runs of that regime on the machine, and how far predictions were from
-        them; None where there are none.
-      chance: to be the best of those shown, where each is off by itself as far as the evidence
-        says; 0 where there is none.
-      also: other splits of its layers over stages that were evaluated, with their step times [s].
-      workload: what each pipeline trains, as `evaluate` takes it.
+      memory_left: memory for tensors minus this need [B].
+      bound_by: the resource with the largest share of the critical path, as in `sensitivity`.
+      regime: regime of the layout.
+      evidence: measured runs of this regime on the machine, and errors of predictions; None if
+        there are none.
+      chance: probability to be the best reported layout, by the errors of predictions; 0 without
+        evidence.
+      also: other evaluated splits of its layers over stages, with their step times [s].
+      workload: workload of each pipeline, for `evaluate`.
     """
 
     layout: Mapping[str, Any]
