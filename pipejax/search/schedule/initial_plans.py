@@ -260,8 +260,8 @@ def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Star
 def _starts_by_few(
     problem: Problem, few: int, budget: Budget, enough: int, best: float
 ) -> Iterator[Start]:
-    """Yield ever better plans; runs of few microbatches choose the draws for whole runs."""
-    begun, on_whole = budget.spent, 0.0
+    """Yield better and better plans; runs of a few microbatches select draws for complete runs."""
+    begun, complete_effort = budget.spent, 0.0
     small = problem if few == problem.num_microbatches else problem.with_microbatches(few)
     search = BlockSearch(small, problem.num_microbatches - few)
     while best > enough and not search.is_stale and not budget.is_over:
@@ -271,12 +271,12 @@ def _starts_by_few(
         if plan is None:
             continue
         if small is not problem:
-            if 2 * on_whole > budget.spent - begun:
+            if 2 * complete_effort > budget.spent - begun:
                 continue
             plan = run_draw(problem, block_draw, best)
             effort = LIST * 3 * problem.worker.size
             budget.spend(effort)
-            on_whole += effort
+            complete_effort += effort
         if plan is not None and (value := plan_objective(problem, plan)) < best:
             best = value
             yield Start("building block", plan)
@@ -289,7 +289,7 @@ def _few(problem: Problem, per_worker: int) -> int:
 
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
-    """Run the workers in the order that a draw stands for."""
+    """Run the workers in the order of a draw: a building block, its interval, and priorities."""
     work = list_work(problem, problem.limits)
     step, legs = float(np.mean([work.lasts[phase] for phase in SPLIT])) / 2, num_legs(work)
     waits = [step * number for number in block_draw.waits]

@@ -176,9 +176,7 @@ class _ChunkSearch:
         # chunk through all stages, all later chunks on the last one. The other is the work of one
         # stage, and the first and last chunk on all others.
         a, b, c, _ = self.times
-        stage_work = (
-            count * a + b * self.tokens + c * self.tokens**2 / 2
-        )  # of each stage, without g
+        stage_work = count * a + b * self.tokens + c * self.tokens**2 / 2  # without prefixes
         hops = self.num_workers - 1
         least_work = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
         mean = (1 - 1 / count) * least_work + stage_work.sum() / count
