@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cyclopts import CycloptsError, MissingArgumentError
+from cyclopts import CoercionError, CycloptsError, MissingArgumentError
 from cyclopts.exceptions import RepeatArgumentError, UnusedCliTokensError
 
 from pipejax.cli.options.given import GivenOptions, written_as
@@ -38,6 +38,8 @@ def _message(error: CycloptsError) -> str:
         return f"missing option {option}" if option.startswith("-") else f"missing {option}"
     if isinstance(error, RepeatArgumentError):
         return f"{option or error.token.keyword} is given twice"
+    if isinstance(error, CoercionError) and error.msg and error.token:
+        return f"{option} {error.msg}"
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
     text = str(error).removesuffix(".").replace(". Did you mean", "; did you mean")

@@ -15,7 +15,6 @@ from pipejax.base.data_files import load_json
 from pipejax.base.files import read_file
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.option import value_kinds
-from pipejax.cli.options.values import is_plain
 from pipejax.cli.output.files import Output
 from pipejax.schedules.table.links import CARRIED, MEETING, POSTINGS, QUEUES
 
@@ -135,16 +134,11 @@ class GivenOptions:
         return {name: every[name] for name in order if name in given}
 
     def _check(self) -> None:
-        """Refuse what says nothing, and numbers that Python alone reads."""
+        """Refuse what says nothing."""
         for name, value in self.values:
             if value == "":
                 called = flag(name) if name in CATALOGUE else name.upper()
                 raise ValueError(f"{called} must not be empty")
-            if {int, float} & self.takes[name] and not is_plain(value):
-                raise ValueError(f"{flag(name)} must be a number in digits 0 to 9, got {value!r}")
-            # cyclopts takes 4.5 for 4 and 0x10 for 16
-            if int in self.takes[name] and not re.fullmatch(r"\s*[+-]?\d+\s*", value):
-                raise ValueError(f"{flag(name)} must be a whole number, got {value!r}")
 
     def _check_effects(self) -> None:
         """Refuse what has no effect beside the others."""
