@@ -110,7 +110,7 @@ def attribute(
       >>> slow = pj.Costs(forward=[1.0, 1.5], backward=[2.0, 3.0])
       >>> runs = pj.traces.record_runs([pj.evaluate(table, slow)])
       >>> result = pj.traces.attribute(pj.traces.replay(pj.traces.find_pipelines(runs)))
-      >>> result.recorded.tolist(), result.ideal, result.shares[0].of, result.shares[0].name
+      >>> result.recorded.tolist(), result.ideal, result.shares[0].kind, result.shares[0].name
       ([21.0], 18.75, 'worker', '1')
     """
     check_types(replayed=(replayed, Replay), against=(against, Replay, type(None)))
