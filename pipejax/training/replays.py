@@ -225,7 +225,7 @@ def make_plan(
     finish: Float[NumpyArray, "workers slots"],
     time: Float[NumpyArray, " samples"],
 ) -> ReplayPlan:
-    """Read the plan off a table and the times of its ops."""
+    """Plan a replay: merge the gradients of a table with samples at given times, in order."""
     if not table.updates_within:
         raise ValueError(f"{table.name} does not update weights within the table: no U cell")
     check_usual(on_lane(table, COMPUTING), "training")  # wherever weights are gathered

@@ -291,6 +291,7 @@ def _train(
     def to_sample(
         carry: tuple[_State, Array], first: Array
     ) -> tuple[tuple[_State, Array], tuple[Array, Array]]:
+        """Train from update `first` to the next sample; add its gap and the mean loss."""
         models, choice = choices(carry[1], first)
         state, losses = jax.lax.scan(update, carry[0], choice)
         return (state, models), (objective.gap(state.blocks), jnp.mean(losses))

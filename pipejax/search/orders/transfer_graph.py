@@ -114,18 +114,18 @@ def _reach(
     # of each worker's own row in it, the row of each node, and these last ops. A node beside
     # compute belongs to the row that issues it.
     width = rows.shape[1]
-    place = (rows == np.arange(len(rows))[:, None]).argmax(axis=1)
+    own_column = (rows == np.arange(len(rows))[:, None]).argmax(axis=1)
     row = np.maximum(program.worker, 0).astype(np.int64)
     reach = np.zeros((program.num_nodes, width), np.int64)
     ops = np.flatnonzero(program.worker != NO_WORKER)
-    reach[ops, place[row[ops]]] = ops
+    reach[ops, own_column[row[ops]]] = ops
     follows = (program.worker == NO_WORKER) | (width > 1)
     follows[[SOURCE, *program.messages.carrier, *at_end]] = False
     for node in np.flatnonzero(follows).tolist():  # in topological order
         if program.worker[node] == NO_WORKER:
             row[node] = row[preds[node].max()]
         reach[node] = np.maximum(reach[node], reach[preds[node]].max(axis=0))
-    return place, row, reach
+    return own_column, row, reach
 
 
 def invert_orders(orders: Orders) -> Orders:
@@ -158,9 +158,9 @@ def _latest_arrival(graph: TransferGraph, positions: Orders) -> Int[NumpyArray, 
 
 def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders transfers 2"]:
     """Return the node in front of each transfer in its sender's and its receiver's queue."""
-    # It is the source at the begin of a queue.
-    # Every transfer is listed twice, once per queue. A stable sort by queue keeps the order in a
-    # queue, so the previous entry is in front if it has the same queue.
+    # The first transfer of a queue gets the source. Every transfer is listed twice, once per queue.
+    # A stable sort by queue keeps the order in a queue, so the previous entry is in front if it has
+    # the same queue.
     count, size = orders.shape
     users = np.repeat(orders, 2, axis=1)
     side = np.tile([0, 1], size)

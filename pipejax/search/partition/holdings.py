@@ -231,9 +231,8 @@ class Splits:
 
     def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Found:
         """Return the splits with these layers that are legal, fast enough and fit."""
-        place = {holding: k for k, holding in enumerate(self.prices.holdings)}
         table = np.full((1 + int(self.model.layers), 1 + int(self.model.layers), 2), -1)
-        for holding, k in place.items():
+        for k, holding in enumerate(self.prices.holdings):
             table[holding.dense, holding.rest, int(holding.mtp)] = k
         before = np.cumsum(layers, axis=1) - layers
         behind_mtp = (np.cumsum(mtp, axis=1) - mtp > 0) & (layers > 0)

@@ -110,12 +110,12 @@ class AnytimeSearch:
 
     def _steps(self) -> Sequence[Callable[[], None]]:
         """Order the steps; with offloads, a stage alone is too hard to bound by search."""
-        starts = self._stored, self._first, self._baselines, self._blocks, self._greedy
+        starts = self._use_store, self._first, self._baselines, self._blocks, self._greedy
         parts = self._brief_search, self._neighbourhoods
         bound = (self._relaxed,) if self.problem.offload is None else ()
         return *starts, *bound, *parts, self._search
 
-    def _stored(self) -> None:
+    def _use_store(self) -> None:
         """Use the store: solutions of the problem itself, or of similar ones."""
         if self.store is None:
             return
@@ -126,11 +126,11 @@ class AnytimeSearch:
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
-        near = self.store.nearest(self.problem)
-        if near.bound > self.bound:
-            self.bound, self.bound_by = near.bound, "solver"
-        for other in near.starts:
-            if rows_keep_limits(other.problem, self.problem):  # the very table: not slower by a bit
+        similar = self.store.nearest(self.problem)
+        if similar.bound > self.bound:
+            self.bound, self.bound_by = similar.bound, "solver"
+        for other in similar.starts:
+            if rows_keep_limits(other.problem, self.problem):  # its plan might be slower
                 self._take("neighbour", other.table)
                 continue
             plan = to_plan(self.problem, other.table)

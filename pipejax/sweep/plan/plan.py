@@ -214,7 +214,7 @@ class _Keeper:
         self._saved = time.perf_counter()
 
     def after_program(self) -> None:
-        """Tell, and write if the last time is long ago."""
+        """Report progress, and save to a .zarr store if the last save is long ago."""
         estimates = self._state[2]
         done = int((~np.isnan(estimates.step_time)).sum())
         self._tell(done, int(estimates.fits.sum()), "layouts evaluated")

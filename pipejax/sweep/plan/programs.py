@@ -44,7 +44,7 @@ class Pipe(NamedTuple):
     placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
     whole: Bool[NumpyArray, " stages"]  # whether a stage has whole backwards, B
     split: Bool[NumpyArray, " stages"]  # whether it has split ones, I and W
-    again: Bool[NumpyArray, " stages"]  # whether all microbatches have R there
+    is_recomputed: Bool[NumpyArray, " stages"]  # whether all microbatches have R
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "Pipe":
@@ -54,40 +54,38 @@ class Pipe(NamedTuple):
             both = [cells.stage[cells.phase == phase] for cells in (table.cells, table.partners)]
             return np.bincount(np.concatenate(both), minlength=table.num_stages)
 
-        again = is_recomputed(table).min(axis=1)
-        return cls(np.asarray(table.placement), count(Phase.B) > 0, count(Phase.I) > 0, again)
+        recomputed = is_recomputed(table).min(axis=1)
+        return cls(np.asarray(table.placement), count(Phase.B) > 0, count(Phase.I) > 0, recomputed)
 
 
 class _StageTimes(NamedTuple):
     """Seconds of each stage (layouts, stages), and of the messages between them."""
 
     forward: PerStage  # F
-    back: PerStage  # till the input gradient is there: B or I, what is less
-    work: PerStage  # all that one microbatch computes there
+    back: PerStage  # until the input gradient is computed: the shorter of B and I
+    work: PerStage  # all computation of one microbatch
     ending: PerStage  # A and U after its last gradient
     update: PerStage  # U
-    there: PerStage  # (layouts, stages - 1) message of an activation, the least of all pipes
-    home: PerStage  # (layouts, stages - 1) message of a gradient
+    activation: PerStage  # (layouts, stages - 1) its message to the next stage, least of all pipes
+    gradient: PerStage  # (layouts, stages - 1) its message to the previous stage
 
 
 def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layouts"]) -> Bound:
     """Bound the makespans of layouts with the same stages from below."""
     times = _stage_times(pipe, costs, len(microbatches))
     workers = int(pipe.placement.max()) + 1
-    way_in = _sums_before(times.forward[:, :-1] + times.there)
-    way_out = _sums_before(times.back[:, :-1] + times.home)
-    there_and_back = way_in[:, -1] + times.forward[:, -1] + times.back[:, -1]
-    # a way home may end at any stage before: its all-reduce and update still follow
+    way_in = _sums_before(times.forward[:, :-1] + times.activation)
+    way_out = _sums_before(times.back[:, :-1] + times.gradient)
+    round_trip = way_in[:, -1] + times.forward[:, -1] + times.back[:, -1]
+    # the last gradient may be that of any earlier stage, whose all-reduce and update follow it
     after = way_out + np.maximum.accumulate(times.ending - way_out, axis=1)
-    bound = np.maximum(
-        there_and_back + after[:, -1], microbatches * times.work.sum(axis=1) / workers
-    )
+    bound = np.maximum(round_trip + after[:, -1], microbatches * times.work.sum(axis=1) / workers)
     if len(pipe.placement) > 1:
         return bound
     for worker in range(workers):
         on_worker = pipe.placement[0] == worker
         busy = microbatches * times.work[:, on_worker].sum(axis=1)
-        # where a row may end with W, nothing but the end of the step is sure to follow
+        # after a W at the end of a row, only the end of the step is sure to follow
         last = np.where(pipe.split, times.ending, after)[:, on_worker].min(axis=1)
         last = np.maximum(last, times.update[:, on_worker].sum(axis=1))
         bound = np.maximum(bound, way_in[:, on_worker].min(axis=1) + busy + last)
@@ -121,11 +119,11 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
         forward=cost("forward"),
         back=shorter(cost("backward"), cost("input_grad")),
         work=(cost("forward") + shorter(cost("backward"), halves)) * (1 + min(factor, 1.0)) / 2
-        + pipe.again * cost("recompute"),
+        + pipe.is_recomputed * cost("recompute"),
         ending=cost("all_reduce") + cost("update"),
         update=cost("update"),
-        there=sent[0].min(axis=1),
-        home=sent[1].min(axis=1),
+        activation=sent[0].min(axis=1),
+        gradient=sent[1].min(axis=1),
     )
 
 
