@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MOST_LISTED, resolve_choice, resolve_name, wrong
+from pipejax.base.checks import MAX_LISTED, resolve_choice, resolve_name, wrong
 from pipejax.traces.readers.parts import (
     Columns,
     check_phases,
@@ -336,7 +336,7 @@ def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str
     lacks += [] if {"worker", "stage"} & roles.keys() else ["worker or stage"]
     if lacks:
         named = [name for name in header if name]
-        listed = ", ".join([*named[:MOST_LISTED], *["..."] * (len(named) > MOST_LISTED)])
+        listed = ", ".join([*named[:MAX_LISTED], *["..."] * (len(named) > MAX_LISTED)])
         raise wrong(
             "columns",
             f"must say which column of {path} is {', '.join(lacks)}: it has {listed}",
