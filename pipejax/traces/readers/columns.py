@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MOST_LISTED, resolve_choice, resolve_name, wrong
+from pipejax.base.checks import MAX_LISTED, resolve_choice, resolve_name, wrong
 from pipejax.traces.readers.parts import (
     Columns,
     check_phases,
@@ -351,7 +351,7 @@ def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str
         missing.append("worker or stage")
     if missing:
         named = [name for name in header if name]
-        listed = ", ".join([*named[:MOST_LISTED], "..."] if len(named) > MOST_LISTED else named)
+        listed = ", ".join([*named[:MAX_LISTED], "..."] if len(named) > MAX_LISTED else named)
         why = f"must say which column of {path} is {', '.join(missing)}: it has {listed}"
         raise wrong("columns", why)
     return roles

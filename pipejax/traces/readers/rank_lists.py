@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from pipejax.base.checks import MAX_COUNT, MOST_LISTED, is_number, wrong
+from pipejax.base.checks import MAX_COUNT, MAX_LISTED, is_number, wrong
 from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows, with_split_backwards
 from pipejax.traces.readers.readings import RunSizes, complete
 from pipejax.traces.readers.sources import OnBytes, read_texts
@@ -81,7 +81,7 @@ def check_ranks(
     # `accepted`, missing ranks are no error but entries of `left_out`.
     world = accepted or max(stated, max(ranks, default=-1) + 1)
     missing = (rank for rank in range(world) if rank not in ranks)
-    numbers = [str(rank) for rank in itertools.islice(missing, MOST_LISTED)]
+    numbers = [str(rank) for rank in itertools.islice(missing, MAX_LISTED)]
     count = world - sum(rank < world for rank in ranks)
     listed = ", ".join([*numbers, "..."] if count > len(numbers) else numbers)
     if numbers and ranks and not accepted:
