@@ -28,9 +28,9 @@ CONTRADICTION = 0.01  # by which B may differ from I + W in files and options
 MESSAGE_FIELDS = ("latency", "transmit")
 TIME_FIELDS: Mapping[str, str] = {**PHASE_FIELDS, "pair": "pair"}  # of ops and of fused pairs
 DIMENSIONLESS = ("pair_factor",)  # fields that are no times
-OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].of != MICROBATCH)
+OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].scope != MICROBATCH)
 # of these, ops that every copy of a stage runs by itself
-OF_COPIES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].of == COPY)
+OF_COPIES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].scope == COPY)
 # ways to give a missing time, by field
 _WAYS = dict.fromkeys(
     ("backward", "input_grad", "weight_grad"),

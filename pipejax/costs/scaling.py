@@ -40,7 +40,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # computing ops of a microbatch, and fused pairs of two
 _COMPUTED = (
-    kind.time for kind in KINDS.values() if (kind.lane, kind.of) == (COMPUTING, MICROBATCH)
+    kind.time for kind in KINDS.values() if (kind.lane, kind.scope) == (COMPUTING, MICROBATCH)
 )
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "compute": (*filter(None, _COMPUTED), "pair"),
@@ -68,17 +68,17 @@ class ScaledFields(NamedTuple):
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "ScaledFields":
         """Add the costs of a table's own kinds to those of every table."""
-        kinds = table.grammar.own
+        kinds = table.grammar.custom_phases
         computed = tuple(p.kind.time for p in kinds if p.kind.lane == COMPUTING)
-        numbered = tuple(p.kind.time for p in kinds if p.kind.of in (MICROBATCH, WORKER))
+        numbered = tuple(p.kind.time for p in kinds if p.kind.scope in (MICROBATCH, WORKER))
         words: dict[str, tuple[str, ...]] = {word: (field,) for word, field in _WORD.items()}
         words |= {word: (p.kind.time,) for p in kinds for word in (p.kind.time, p.name)}
         return cls(
             {**words, **GROUPS, "compute": (*GROUPS["compute"], *computed)},
             (*GROWING, *numbered),
             (*ON_WORKERS, *computed),
-            frozenset(phase.kind.time for phase in kinds if phase.kind.of == WORKER),
-            frozenset((*OF_STAGES, *(p.kind.time for p in kinds if p.kind.of in (STAGE, COPY)))),
+            frozenset(phase.kind.time for phase in kinds if phase.kind.scope == WORKER),
+            frozenset((*OF_STAGES, *(p.kind.time for p in kinds if p.kind.scope in (STAGE, COPY)))),
         )
 
 

@@ -53,7 +53,7 @@ def lower_and_price(
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
     """Lower a table, with all-reduce and update where they cost, and price it in float64."""
     costs.check_shapes(*cost_sizes(table))
-    program = lowered(table, Links.of(link), ends_step(costs), costs)
+    program = lowered(table, Links.resolve(link), ends_step(costs), costs)
     check_known(program, costs)
     program = by_microbatch(program) if costs.per_microbatch() else program
     exact = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)

@@ -189,7 +189,7 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     )
 
     def point(table: ScheduleTable) -> _GridPoint:
-        if table.grammar.own:
+        if table.grammar.custom_phases:
             check_usual(table, "a sweep over models")
         return _GridPoint(
             table, workload, _links(at), Slowed.from_stragglers(table, dict(workload.stragglers))

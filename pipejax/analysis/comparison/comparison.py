@@ -102,7 +102,7 @@ def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> floa
 def mean_slots(costs: Costs, table: ScheduleTable) -> dict[str, float]:
     """Return mean times of F, B, I, W and a table's own kinds, in units of F."""
     # in units of F where F takes time, else of the first that does
-    times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.own]}
+    times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.custom_phases]}
     mean = {letter: float(np.mean(time)) for letter, time in times.items() if time is not None}
     unit = next(filter(None, mean.values()), 1.0)
     return {letter: time / unit for letter, time in mean.items()}

@@ -64,7 +64,7 @@ class IncrementalRun:
             evaluation.links.carries
             or evaluation.table.offloads
             or evaluation.table.updates_within
-            or bool(evaluation.table.grammar.together or evaluation.table.grammar.moved)
+            or bool(evaluation.table.grammar.collectives or evaluation.table.grammar.lane_sharding)
             or (self._ends_step and shares)
         )
         self._vector = self._price(evaluation.costs)
@@ -384,15 +384,15 @@ class IncrementalRun:
 
 def _name(bar: Bar) -> str:
     """Name an op; add the worker if the op belongs to no stage."""
-    is_worker_op = bar.ops[0].phase.kind.of == WORKER
+    is_worker_op = bar.ops[0].phase.kind.scope == WORKER
     return f"{bar.label} (worker {bar.worker})" if is_worker_op else bar.label
 
 
 def _queues(table: ScheduleTable, program: Program) -> list[list[int]]:
     """List the nodes of each row in order, then those of each lane beside it."""
-    cells = row_order(table, table.grammar.off_row)
+    cells = row_order(table, table.grammar.side_phases)
     worker, node_by_cell = cells // table.num_slots, program.node_of_cell.ravel()
-    lane = table.grammar.lane_of[table.phase.ravel()[cells]]
+    lane = table.grammar.phase_lanes[table.phase.ravel()[cells]]
     queues = [np.flatnonzero(program.worker == w).tolist() for w in range(program.num_workers)]
     for pair in sorted({*zip(worker.tolist(), lane.tolist(), strict=True)}):
         queues.append(node_by_cell[cells[(worker == pair[0]) & (lane == pair[1])]].tolist())

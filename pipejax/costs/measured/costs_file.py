@@ -218,7 +218,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     # Those of another number of stages become those of the table, see `restaged_costs`.
     sizes = _Sizes(stages or table.num_stages, table.num_microbatches)
     data = _load(path)
-    fields_by_name = {phase.name: phase.kind.time for phase in table.grammar.own}
+    fields_by_name = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
     check_keys(data, dict.fromkeys((*_KEYS, *fields_by_name), ""), str(path))
     scale = UNIT_SECONDS[resolve_choice(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data and Phase.F in needed_by(table):
@@ -350,6 +350,6 @@ def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
     others: dict[str, Any] = {}
     for phase in table.grammar.timed:
         if (slot := (durations or table.slots).get(phase.name)) is not None:
-            seconds = slot if phase.kind.of == WORKER else slot * shares
+            seconds = slot if phase.kind.scope == WORKER else slot * shares
             (slots if phase.kind.time in FIELDS else others)[phase.kind.time] = seconds
     return Costs(offload=0.0, others=others, **slots)

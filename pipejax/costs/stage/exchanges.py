@@ -203,7 +203,11 @@ def kinds_of_layers(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
     """Costs of a table's own kinds that are parts of layers."""
-    kinds = [p for p in table.grammar.own if p.kind.time in OF_LAYERS and p in table.used_phases]
+    kinds = [
+        p
+        for p in table.grammar.custom_phases
+        if p.kind.time in OF_LAYERS and p in table.used_phases
+    ]
     if not kinds:
         return {}
     has = f"{table.name} has {kinds[0].name} ({kinds[0].kind.name}), a part of layers with experts"

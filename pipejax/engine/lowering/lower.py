@@ -82,7 +82,7 @@ def lower(
         step_end=(step_end, bool),
         costs=(costs, Costs, type(None)),
     )
-    links = Links.of(link)
+    links = Links.resolve(link)
     if links.eager_below and costs is not None:
         costs.check_shapes(*cost_sizes(table))
     return lowered(table, links, step_end, costs)
@@ -116,7 +116,7 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
         phases=_timed(table, table.phase[~fused]),
         paired_phases=_timed(table, table.phase[fused], table.partners.phase[fused]),
         num_workers=table.num_workers if table.grammar.worker_phases else 0,
-        own=table.grammar.own,
+        own=table.grammar.custom_phases,
         graph=tuple(table.grammar.graph),
     )
     builder = ProgramBuilder(table, links, layout)
@@ -175,21 +175,21 @@ def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
 
 def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
     table = builder.table
-    if not table.grammar.off_row:
+    if not table.grammar.side_phases:
         return
-    cells = row_order(table, table.grammar.off_row)
+    cells = row_order(table, table.grammar.side_phases)
     nodes = builder.add_cells(cells, duration=builder.durations(cells))
     builder.add_chains(nodes, _queues(table)[cells])
     # usual kinds are issued where they stand, behind the op before them in the row
     before = op_before(table, executed, cells)
-    issued = np.isin(table.phase.ravel()[cells], table.grammar.moved) & (before != NOWHERE)
+    issued = np.isin(table.phase.ravel()[cells], table.grammar.lane_sharding) & (before != NOWHERE)
     tail = builder.node_of_cell.ravel()[executed[before[issued]]]
     builder.add_edges(tail, nodes[issued], ZERO)
 
 
 def _queues(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
     """Queue of each cell (cells): worker and lane as one number, of which lane 0 is the row."""
-    lane = table.grammar.lane_of[table.phase.ravel()]
+    lane = table.grammar.phase_lanes[table.phase.ravel()]
     return np.arange(table.phase.size) // table.num_slots * (lane.max() + 1) + lane
 
 
@@ -286,7 +286,7 @@ def _reduced_beside(
     """List the cells that reduce gradients of some copies of stages on a lane, and which copies."""
     number = np.full((table.num_workers, table.num_stages), NOWHERE)
     number[worker, stage] = np.arange(len(worker))
-    moved = [phase for phase in table.grammar.moved if phase == Phase.REDUCE_GRAD]
+    moved = [phase for phase in table.grammar.lane_sharding if phase == Phase.REDUCE_GRAD]
     ops = table.ops.take(np.isin(table.ops.phase, moved))
     copy = number[ops.cell // table.num_slots, ops.stage]
     return ops.cell[copy != NOWHERE], copy[copy != NOWHERE]

@@ -26,8 +26,8 @@ from pipejax.schedules.cells.ops import (
     TIMED,
     WORKER,
     AnyPhase,
+    CustomPhase,
     Op,
-    OwnPhase,
     Phase,
     matching_receive,
 )
@@ -58,7 +58,7 @@ class CostLayout:
     per_microbatch: bool = False  # whether every microbatch has costs of its own
     pairs_apart: bool = False  # a time for each kind of fused pair
     num_workers: int = 0  # P, where kinds of ops of its own are of workers, else 0
-    own: tuple[OwnPhase, ...] = ()  # phases of its own, that have a time
+    own: tuple[CustomPhase, ...] = ()  # phases of its own, that have a time
     graph: tuple[tuple[int, int], ...] = ()  # of stages that are no chain
 
     @property
@@ -74,13 +74,13 @@ class CostLayout:
     @property
     def sizes(self) -> Sizes:
         """Lengths of the axes of costs."""
-        places = tuple((p.kind.time, self.num_workers) for p in self.own if p.kind.of == WORKER)
+        places = tuple((p.kind.time, self.num_workers) for p in self.own if p.kind.scope == WORKER)
         microbatches = self.num_microbatches
         return self.num_stages, self.num_pipes, microbatches, self.num_boundaries, places
 
     def num_places(self, phase: AnyPhase) -> int:
         """Number of places that a phase has times for: stages, or workers."""
-        return self.num_workers if phase.kind.of == WORKER else self.num_stages
+        return self.num_workers if phase.kind.scope == WORKER else self.num_stages
 
     @functools.cached_property
     def _first_op(self) -> Int[NumpyArray, " codes"]:

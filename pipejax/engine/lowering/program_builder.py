@@ -76,8 +76,8 @@ class ProgramBuilder:
         columns |= {"microbatch": microbatch, "pipe": pipe}
         nodes = self.add_nodes(**columns)
         self.node_of_cell.reshape(-1)[cells] = nodes
-        if self.table.grammar.together:
-            together = np.isin(phase, self.table.grammar.together)
+        if self.table.grammar.collectives:
+            together = np.isin(phase, self.table.grammar.collectives)
             self._open_together(nodes[together], cells[together])
         return nodes
 
@@ -86,9 +86,9 @@ class ProgramBuilder:
     ) -> None:
         """Let the cells of one op on all workers start when all workers have reached it."""
         # A gate of no duration waits for the predecessors of all these nodes, and they wait for it.
-        assert self.table.op_of_cell is not None
+        assert self.table.first_cells is not None
         _, first, group = np.unique(
-            self.table.op_of_cell[cells], return_index=True, return_inverse=True
+            self.table.first_cells[cells], return_index=True, return_inverse=True
         )
         fields = {name: getattr(self.table.cells, name).ravel()[cells[first]] for name in _OF_GATES}
         gates = self.add_nodes(duration=np.full(len(first), ZERO), **fields)

@@ -140,7 +140,7 @@ def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
     """Order the transfers producer by producer, as PyTorch lowers a schedule."""
     # The messages of an op follow it at once, however late their consumers are. Of the links only
     # shared host links matter, since ops wait for them.
-    rounds = _in_rounds(without_transfers(table), Links.of(link))
+    rounds = _in_rounds(without_transfers(table), Links.resolve(link))
     return np.array([transfer for _, transfers in rounds for transfer in transfers], int)
 
 
@@ -219,7 +219,7 @@ def insert_transfers(
         resolve_name(lowering, LOWERINGS, "lowering")
     is_torch = lowering is not None
     bare = without_transfers(table)
-    return with_transfers(bare, order, Links.of(link), waits=is_torch, sharding=is_torch)
+    return with_transfers(bare, order, Links.resolve(link), waits=is_torch, sharding=is_torch)
 
 
 def with_transfers(

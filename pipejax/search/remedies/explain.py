@@ -192,7 +192,7 @@ def explain(
         assert isinstance(costs, Costs)
         source = MeasuredTimes(costs, table.num_stages)
     schedule = _recognized_schedule(table, source)
-    first = begin(table, Links.of(link), source, schedule, stage_layers)
+    first = begin(table, Links.resolve(link), source, schedule, stage_layers)
     return explain_setup(
         first,
         _limit(memory_limit, first),

@@ -80,7 +80,7 @@ def optimize(
       (310.0, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), offload=(offload, bool))
-    links = Links.of(link)
+    links = Links.resolve(link)
     link_of_worker(links, table.num_workers)
     memory = memory_limit, sizes, weight_share
     problem = build_problem(table, costs, *memory, offload, links, objective)

@@ -133,7 +133,7 @@ def lookahead(
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), lane=(lane, str))
     iterations, _ = check_local_search(iterations, 0, time_limit)
-    search = LookaheadSearch(table, costs, Links.of(link), limit, sizes, lane)
+    search = LookaheadSearch(table, costs, Links.resolve(link), limit, sizes, lane)
     with telling("look ahead", on_progress) as tell:
         return search.run(iterations, time_limit, tell)
 

@@ -236,7 +236,7 @@ def _orders(
     """Yield the orders of interleaved and of breadth-first schedules, and those of the registry."""
     orders = {"by turns": None, "breadth first": count, "breadth first, last first": count}
     for name, group in [*orders.items()][: 1 if stages == 1 else 3]:
-        turns, is_back = Turns.of(workers, count, stages, group), columns["kind"] > 0
+        turns, is_back = Turns.from_sizes(workers, count, stages, group), columns["kind"] > 0
         loop, microbatch = turns.loop[place], turns.microbatch[place]
         chunk = np.where(is_back, stages - 1 - loop, loop)
         if name.endswith("last first"):
