@@ -76,17 +76,17 @@ where = _dispatch("where")
 
 
 def softmax(logits: Any) -> Any:
-    """Shares (...) that sum to 1."""
+    """Return shares (...) that sum to 1, in proportion to the exponentials of logits."""
     weights = exp(logits - max(logits, axis=-1))
     return weights / sum(weights)
 
 
 def stacked(values: Sequence[Any]) -> Any:
-    """One array from several numbers, NumPy's unless one of them is JAX's."""
+    """Return one array of several numbers, NumPy's unless one of them is JAX's."""
     return stack([asarray(value, float) for value in values])
 
 
 def stacked_trees(trees: Sequence[Any]) -> Any:
-    """One tree of arrays (trees) from several trees of numbers."""
+    """Return one tree of arrays (trees) from several trees of numbers."""
     first, *others = trees
     return mapped(lambda *leaves: stacked(leaves), first, *others)

@@ -40,7 +40,7 @@ def _has_float64() -> bool:
 
 
 def float_type(*values: Any) -> np.dtype:
-    """Type in which values are added up."""
+    """Return the floating-point type in which values are added."""
     # Numbers: float32 where all arrays among them are float32 or smaller, else float64; Python's
     # numbers take the type of the arrays beside them, and alone they are float64. Tracers: JAX's.
     if is_traced(values):
@@ -66,7 +66,7 @@ def _number_type(kinds: frozenset[Any]) -> np.dtype:
 
 @contextmanager
 def _plain_numbers() -> Iterator[None]:
-    """Numbers stay numbers, whatever trace is under way, and JAX knows float64, if it is there."""
+    """Leave any trace of JAX, and let JAX accept float64."""
     if not is_loaded():
         yield
         return
@@ -92,7 +92,7 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def _exact(tree: Any) -> Any:
-    """Copy numbers to float64; a tree without any, as a program, stays the same object."""
+    """Copy the numbers of a tree to float64; return a tree without numbers as it is."""
     if not any(map(_is_real, leaves(tree))):
         return tree
     return mapped(lambda leaf: np.array(leaf, np.float64) if _is_real(leaf) else leaf, tree)
@@ -161,7 +161,7 @@ def check_finite(results: Any, inputs: Any) -> None:
 
 
 def _named(tree: Any) -> list[tuple[str, NumpyArray]]:
-    """The numbers of a tree, each with the last part of its name."""
+    """List the numbers of a tree, each with the last part of its name."""
     return [
         (name, on_host(leaf))
         for name, leaf in named_leaves(tree)
@@ -174,7 +174,7 @@ def _is_finite(values: NumpyArray) -> bool:
 
 
 def on_host(value: Any) -> NumpyArray:
-    """A value as NumPy's; of an array over several processes, the numbers that this one holds."""
+    """Return a value as a NumPy array; of an array over several processes, the local part."""
     if is_array(value) and not value.is_fully_addressable:
         return np.concatenate(
             [np.asarray(shard.data).ravel() for shard in value.addressable_shards]

@@ -43,10 +43,8 @@ from pipejax.schedules.cells.ops import (
 
 
 def _cell_error(content: Content, cell: Index, reason: str, *phases: AnyPhase) -> ScheduleError:
-    """Return the error of a cell; {op} and {worker} in the reason stand for its op and worker.
-
-    Of a fused pair, {op} is the op of the given phases, or both ops.
-    """
+    """Return the error of a cell; {op} and {worker} in the reason stand for its op and worker."""
+    # Of a fused pair, {op} is the op of the given phases, or both ops.
     worker, slot = place = content.place(cell)
     ops = tuple(op for op in content.cell(worker, slot) if not phases or op.phase in phases)
     return ScheduleError(reason.format(op=content.grammar.text(ops), worker=worker), place=place)

@@ -74,7 +74,7 @@ class OwnFunction:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The function, whose signature and docstring are those of the schedule."""
+        """Return the function, which gives the schedule its signature and docstring."""
         return self.function
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ def _digest(text: str) -> str:
 
 @functools.cache
 def installed() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Entry points of installed packages, by name; those of built-in schedules are theirs."""
+    """Return entry points of installed packages by name, without names of built-in schedules."""
     return {
         point.name: point
         for point in importlib.metadata.entry_points(group=GROUP)

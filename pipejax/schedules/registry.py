@@ -74,19 +74,19 @@ class Builder(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """First line of the builder's docstring."""
+        """Return the first line of the builder's docstring."""
         lines = (inspect.getdoc(inspect.unwrap(self.function)) or "").splitlines()
         return lines[0].rstrip(".") if lines else ""
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Parameters beyond workers, microbatches and slots."""
+        """Return the parameters beyond workers, microbatches and slots."""
         common = {"num_workers", "num_microbatches", "slots"}
         return tuple(name for name in self._parameters if name not in common)
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """Options, and slots where the schedule is drawn in some."""
+        """Return the options, and slots if the schedule is drawn in slots."""
         return (*self.options, *(["slots"] if "slots" in self._parameters else []))
 
     @property

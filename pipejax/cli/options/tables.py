@@ -66,12 +66,12 @@ class TableOptions(NamedTuple):
         builder = self.builder(schedule)
         given = self.of_table(schedule)
         # needs JAX, and a table in its own slots does not
-        from pipejax.costs.planning import build_for_run, like
+        from pipejax.costs.planning import build_for_run, similar_table
 
         if "memory_limit" in given:
             sized = ActivationOptions(given.get("weight_share"), None)
             workload = None if pricing is None else pricing.workload
-            room = given["memory_limit"].room(like(builder, size, given), sized, workload)
+            room = given["memory_limit"].room(similar_table(builder, size, given), sized, workload)
             given["memory_limit"] = room.activations
         if pricing:
             return self.finished(build_for_run(builder, size, given, pricing.table_costs))

@@ -41,7 +41,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def over(cls, group: Group, volume: Number, copies: Number = 0.0) -> "Spread":
-        """Spread a tensor over a group."""
+        """Spread a tensor of some volume over the accelerators of a group."""
         n, q, volume = map(as_float, (*group, volume))
         return cls(volume, n, q, n / q, 1.0 * (n > q), (n - 1) / n * volume, copies)
 
@@ -57,14 +57,14 @@ class Route(NamedTuple):
 
 
 def _halving(spread: Spread) -> Route:
-    """Recursive halving (and doubling) over one kind of link, the slowest that the group has."""
+    """Return the route of recursive halving and doubling over the slowest kind of link."""
     # source: Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
     near, hops = 1 - spread.far, xp.log2(spread.size)
     return Route(near * hops, spread.far * hops, near * spread.moved, spread.far * spread.moved)
 
 
 def _ring(spread: Spread) -> Route:
-    """Rings through all accelerators, node by node: q of them, each through another NIC."""
+    """Return the route of rings through all accelerators, node by node, one ring for each NIC."""
     # A part of the tensor takes n - 1 of its ring's n hops. The one that is left out lies inside a
     # node for the part that waits longest, or, with one accelerator per node, between two.
     steps = spread.size - 1
@@ -74,7 +74,7 @@ def _ring(spread: Spread) -> Route:
 
 
 def _tree(spread: Spread) -> Route:
-    """Two binary trees of nodes with half the tensor each, chains inside: only for all-reduces."""
+    """Return the route of an all-reduce over two trees of nodes, with chains inside nodes."""
     # A node is a leaf of one tree and an inner node of the other, and sends the tensor once on the
     # way up and once on the way down.
     far_bytes = spread.far / spread.inside * spread.volume
@@ -83,14 +83,14 @@ def _tree(spread: Spread) -> Route:
 
 
 def _hierarchical(spread: Spread) -> Route:
-    """A ring inside each node, and q rings between nodes, each for its part of the tensor."""
+    """Return the route of rings inside each node, then q rings between nodes."""
     near, far = spread.inside - 1, spread.nodes - 1
     part = spread.volume / spread.inside
     return Route(near, far, near * part, far / spread.nodes * part, in_turn=True)
 
 
 def _pairs(spread: Spread) -> Route:
-    """All pairs at once: a share of 1 / n for each other accelerator."""
+    """Return the route of an exchange of all pairs at once, with 1 / n for each accelerator."""
     # Where a piece goes to k accelerators, one copy travels to each node that has any of them, and
     # from there inside the node. Of N nodes each has one with probability 1 - (1 - 1 / N)^k, and of
     # n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
@@ -112,7 +112,7 @@ def _pairs(spread: Spread) -> Route:
 
 
 def _steps(spread: Spread) -> Route:
-    """A round of n - 1 steps to the next accelerator: each lasts as long as its slowest hop."""
+    """Return the route of n - 1 steps, each to the next accelerator of a ring."""
     # One accelerator of a node sends to another node, by its share of a NIC; all others stay
     # inside.
     steps, far = spread.size - 1, spread.far
@@ -184,12 +184,12 @@ def _algorithms(system: System, kind: str) -> dict[str, Flag]:
 
 
 def _where(flag: Flag, seconds: Number) -> Number:
-    """Seconds of an algorithm that may be used, else infinity."""
+    """Return the seconds of an algorithm if its flag allows it, else infinity."""
     return seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
 
 
 def _alone_at_nic(system: System, inside: Number) -> Number:
-    """Rate of the one accelerator of a group that sends out of its node, over its NIC share."""
+    """Return the factor of a NIC's share if one accelerator of a group sends out of its node."""
     # The NIC serves its neighbours too, of other groups, that send at the same time.
     neighbours = xp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
     return system.gpus_per_nic / neighbours
@@ -254,7 +254,7 @@ def layer_collectives(
 
 
 def _split_mlps(model: Model, kind: str) -> Number:
-    """MLPs of a layer that tensor parallelism splits."""
+    """Count the MLPs of a layer that tensor parallelism splits: 1, or 0 without shared experts."""
     # Routed experts take the part of the tokens that an accelerator has; shared ones are split.
     is_moe = kind == "moe" and model.moe is not None
     return 1.0 * (model.moe.shared_experts > 0) if is_moe and model.moe else 1.0
@@ -377,7 +377,7 @@ def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...
 def whole_layer_collectives(
     model: Model, layout: Layout, kind: str = "dense"
 ) -> tuple[Collective, ...]:
-    """The exchanges that go with a layer priced as one op: two all-reduces in F and in I."""
+    """List the exchanges of a layer priced as one op: two all-reduces in F and in I."""
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
     all_reduce = Collective("all_reduce", "tensor", _same(volume), Phases(2.0, 2.0, 0.0))
     experts = _expert_exchanges(model, layout) if kind == "moe" and model.moe is not None else ()

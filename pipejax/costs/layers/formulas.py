@@ -35,7 +35,7 @@ def num_tokens(model: Model, microbatch_size: Number) -> Number:
 def layer_flop(
     model: Model, microbatch_size: Number, recompute: str = "none", kind: str = "dense"
 ) -> Phases:
-    """FLOP of one layer: F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2 in a GPT."""
+    """Count the FLOP of one layer; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2."""
     # Attention counts all s^2 pairs of tokens, as published formulas do, whether or not a kernel
     # skips those that a causal mask hides.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
@@ -73,7 +73,7 @@ def _module_matrices(model: Model, kind: str, module: str) -> Number:
 
 
 def head_flop(model: Model, microbatch_size: Number) -> Phases:
-    """FLOP of the output head: 2bshV in each phase."""
+    """Count the FLOP of the output head: 2bshV in each phase."""
     flop = 2 * num_tokens(model, microbatch_size) * model.head_parameters
     return Phases(flop, flop, flop)
 
@@ -107,14 +107,14 @@ FLOAT32 = 4  # bytes
 
 
 def tokens_on_one(model: Model, layout: Layout) -> Number:
-    """Tokens of a microbatch on one accelerator, a float."""
+    """Return the tokens of a microbatch on one accelerator, as a float."""
     return num_tokens(model, layout.microbatch_size) / layout.context
 
 
 def layer_activation_bytes(
     model: Model, layout: Layout = WHOLE, recompute: str = "none", kind: str = "dense"
 ) -> Number:
-    """Bytes that one microbatch leaves on one layer until its backward."""
+    """Return the bytes that one layer keeps of a microbatch from F to its backward."""
     # sbh(10 + 24/t + 5as/(ht)) in a GPT; under sequence parallelism the 10 is divided by t too;
     # with selective recomputation the last term is gone; with full recomputation only the input
     # stays, 2sbh.
@@ -137,7 +137,7 @@ def layer_activation_bytes(
 
 
 def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Bytes per token that kernels which are not fused leave on a layer, until I."""
+    """Return the extra bytes per token that kernels without fusion keep on a layer until I."""
     # The activation function of a gated MLP leaves its output beside the product with the other
     # half. Attention leaves its output as its product puts it out and as the projection takes it
     # in. A norm leaves its input in float32 and the normalized one, where a fused one leaves its
@@ -161,13 +161,13 @@ def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -
 
 
 def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes of the keys and values of one layer, as attention meets them."""
+    """Return the bytes of the keys and values of one layer."""
     units = (model.kv_hidden + model.value_hidden) / layout.tensor
     return tokens_on_one(model, layout) * model.element_bytes * units
 
 
 def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes that one layer keeps of the tokens of a microbatch where no backward follows."""
+    """Return the bytes of one layer's cache of a microbatch's tokens, without any backward."""
     # Keys and values: of a head of them, at least one on each accelerator. Latent attention keeps
     # the vector that they unfold from, which no tensor parallelism splits.
     # source: DeepSeek-V2 (arXiv:2405.04434), section 2.1.4.
@@ -182,7 +182,7 @@ def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def layer_weight_grad_bytes(
     model: Model, layout: Layout = WHOLE, kind: str = "dense", recompute: str = "none"
 ) -> Number:
-    """Bytes that W of one layer needs after I: both inputs of its weight GEMMs, 32sbh in a GPT."""
+    """Return the bytes that W of one layer needs after I: 32sbh in a GPT."""
     # These are the layer's inputs of the four products (queries, keys and values; projection; both
     # of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
     # attention and activation function had theirs: only scores and dropout masks are gone after I.
@@ -228,7 +228,7 @@ def layer_weight_grad_bytes(
 
 
 def kept_input_bytes(model: Model, layout: Layout) -> Number:
-    """Bytes of an input of a linear layer that stays until W."""
+    """Return the bytes per element of a linear layer's input that stays until W."""
     # Frozen weights have no W; that of an adapter's A takes it in the model's precision, the
     # gradient of A x is r units wide and not counted.
     base = layout.trains_base * operand_bytes(model, layout)
@@ -242,7 +242,7 @@ def _keeps_inputs_as_they_are(layout: Layout) -> bool:
 
 
 def _adapters_met(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Adapters whose A x one token leaves: no tensor parallelism splits these few units."""
+    """Count the adapters of a layer that one token passes, each of which keeps r units of A x."""
     attention: Number = 2
     if model.mla is not None:
         ups = 1 + (model.mla.query_rank is not None)
@@ -255,7 +255,7 @@ def _adapters_met(model: Model, layout: Layout, kind: str, modules: Set[str]) ->
 
 
 def _half_products_bytes(model: Model, layout: Layout) -> Number:
-    """Bytes of a layer that keeps attention's output and that of every second product."""
+    """Return the bytes of a layer that keeps the outputs of attention and every second product."""
     # Beside them stay the inputs of both norms.
     halves = 2 if model.gated_mlp else 1
     whole = 2 * model.hidden + 2 * model.hidden / 2
@@ -270,12 +270,12 @@ OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with
 
 
 def operand_bytes(model: Model, layout: Layout) -> Number:
-    """Bytes of a factor of a layer's product."""
+    """Return the bytes per element of a product's factors, with their scales."""
     return OPERAND_BYTES.get(layout.precision, model.element_bytes)
 
 
 def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
-    """Bytes that one microbatch leaves on the first stage's embedding and last stage's head."""
+    """Return the bytes that a microbatch leaves on the embedding, and on the head."""
     # The head keeps its norm's input and output, and the softmax of its logits in float32 or, where
     # the loss is fused, the logits. Where both are frozen, no gradient reaches the embedding, and
     # only the head's W would need the norm's output.
@@ -291,7 +291,7 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
 
 
 def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes that W of a head needs after I: its input and the logits' gradient."""
+    """Return the bytes that W of a head needs after I: its input and the logits' gradient."""
     # The loss hands that gradient back in `element_bytes`, whatever it was computed in.
     units = model.hidden / layout.shared_by + model.vocabulary / layout.tensor
     tokens = layout.trains_base * tokens_on_one(model, layout)
@@ -299,7 +299,7 @@ def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 
 
 def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes that cross a stage boundary: bsh elements, by t under sequence parallelism."""
+    """Return the bytes across a stage boundary: bsh elements, over t under sequence parallelism."""
     volume = tokens_on_one(model, layout) * model.hidden * model.element_bytes
     return volume / layout.shared_by
 

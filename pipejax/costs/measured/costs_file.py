@@ -259,7 +259,7 @@ def _is_recorded(data: Mapping[str, Any], path: str | Path) -> bool:
 def _messages(
     data: dict[str, Any], table: _Sizes, path: str, scale: float
 ) -> Iterator[dict[str, NumpyArray]]:
-    """Latency and transmit time (2, 1, boundaries, microbatches) [s] of messages, by level."""
+    """Yield latency and transmit time (2, 1, boundaries, microbatches) [s] of each level."""
     levels = len(read_sizes(path)) + 1
     both = "message", "message_back" if "message_back" in data else "message"
     for key in both if levels > 1 else ():
@@ -295,7 +295,7 @@ PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # microbatches are 1 
 
 
 def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the axis of microbatches where all are alike; B, I and W have it together."""
+    """Drop the axis of microbatches of size 1; B, I and W keep or drop it together."""
     backward = {name: times[name] for name in _BACKWARD if name in times}
     together = np.broadcast_arrays(*backward.values())
     times = times | dict(zip(backward, together, strict=True))
@@ -344,7 +344,7 @@ def _message(section: Any, table: _Sizes, where: str, scale: float) -> dict[str,
 
 
 def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
-    """Costs equal to slots, the table's own if None, for drawings where no times are given."""
+    """Return costs equal to slot durations, by default the table's, for drawings without times."""
     shares = np.asarray(table.stage_shares)
     slots: dict[str, Any] = {}
     others: dict[str, Any] = {}

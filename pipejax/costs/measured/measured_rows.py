@@ -125,12 +125,12 @@ class MeasuredRows:
 
     @property
     def microbatches(self) -> Int[NumpyArray, " rows"]:
-        """Microbatches M of one pipeline and step."""
+        """Return the microbatches M of one pipeline and step."""
         return self.global_batch // (self.data * self.microbatch_size)
 
     @property
     def accelerators(self) -> Int[NumpyArray, " rows"]:
-        """Accelerators of the job, t c d P."""
+        """Return the accelerators of the job, t c d P."""
         return self.tensor * self.context * self.data * self.pipeline
 
     def column(self, name: str) -> NumpyArray:

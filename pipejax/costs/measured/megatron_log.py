@@ -369,7 +369,7 @@ class MegatronLog(NamedTuple):
         return experts | ({"capacity_factor": float(capacity)} if capacity else {})
 
     def _dense_layers(self) -> int:
-        """First layers without experts: those with 0 in a list of all layers."""
+        """Count the first layers without experts: the leading zeros in a list of all layers."""
         text = self.text("moe_layer_freq") or "1"
         if self.whole("expert_interval", 1) > 1 and "moe_layer_freq" not in self.arguments:
             text = f"of every {self.text('expert_interval')} (expert_interval)"

@@ -220,7 +220,7 @@ class RowReader:
         return total // needed
 
     def _names(self, cells: dict[str, str], counts: dict[str, Any]) -> dict[str, Any]:
-        """Schedule, recomputation, precision, and whether norms are split and exchanges hidden."""
+        """Read the columns of a row that hold names, and its fields of software."""
         is_interleaved = counts["stages_per_worker"] > 1
         schedule = self._cell(
             cells,
@@ -346,7 +346,7 @@ def _profiled(columns: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
 
 
 def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | None:
-    """Experts of a row: those of its model with changes, or experts as wide as its MLP."""
+    """Return the experts of a row: the model's with changes, or new ones as wide as its MLP."""
     changes: dict[str, Any] = {name: sizes[name] for name in EXPERT_FIELDS if name in sizes}
     if not changes or (model.moe is None and not sizes.get("experts")):
         return model.moe

@@ -196,12 +196,12 @@ class Workload:
 
     @property
     def expert_tensor(self) -> int:
-        """Accelerators that split each expert: as many as split a layer if not chosen."""
+        """Count the accelerators that split each expert; by default as many as split a layer."""
         return self.expert_tensor_parallel or self.tensor_parallel
 
     @property
     def accelerators_per_worker(self) -> int:
-        """Accelerators that make up one worker: t c."""
+        """Count the accelerators of one worker: t c."""
         return self.tensor_parallel * self.context_parallel
 
     @property
@@ -211,7 +211,7 @@ class Workload:
         return self.precision, attention or PRECISIONS[0], head or PRECISIONS[0]
 
     def layout(self, table: ScheduleTable, microbatch_size: Number | None = None) -> Layout:
-        """The numbers of the layout on the workers of a schedule."""
+        """Return the layout of the workload on the workers of a schedule."""
         size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
         layers, attention, head = self.precisions
         return Layout(
@@ -244,7 +244,7 @@ class Workload:
 
     @property
     def recomputation(self) -> Recomputation:
-        """Layers, groups of layers or parts of them that the backward recomputes."""
+        """Return the layers, groups of layers or parts of layers that the backward recomputes."""
         return parse_recompute(self.recompute)
 
     @property
@@ -253,7 +253,7 @@ class Workload:
         return self.recomputation.in_layer
 
     def microbatch_size(self, table: ScheduleTable) -> int:
-        """Sequences of one microbatch.
+        """Return the sequences of one microbatch.
 
         Args:
           table: the schedule, with its number of microbatches.
@@ -371,7 +371,7 @@ def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArr
 
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
-    """Share of the layers for further tokens on each stage (stages): all on the last by default."""
+    """Return the share of each stage in the layers for further tokens: (stages)."""
     # The layout is checked where its layers are assigned: here the model's numbers may be traced.
     if workload.pipeline_layout:
         counts = PipelineLayout.parse(workload.pipeline_layout).count("m")
@@ -450,7 +450,7 @@ def layers_by_kind(
 
 
 def all_layers_by_kind(model: Model, stages: Stages) -> tuple[PerStage, ...]:
-    """Layers (stages) of each kind, those for further tokens included."""
+    """Count the layers of each kind, with those for further tokens: (stages) each."""
     return layers_by_kind(model, stages, stages.layers, stages.mtp * model.mtp_layers)
 
 
@@ -462,7 +462,7 @@ class ParameterCounts(NamedTuple):
 
 
 def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
-    """Parameters of one layer on one accelerator, and its adapters, by kind of layer."""
+    """Count the parameters of one layer on one accelerator, with adapters, by kind of layer."""
     # Tensor parallelism splits both factors of an adapter, one by its rank or inputs and one by its
     # outputs, as Megatron does: r (inputs + outputs) / t.
     t, r, parts = layout.tensor, layout.lora_rank, layout.expert_tensor
@@ -486,7 +486,7 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
 def stage_parameters(
     model: Model, layout: Layout, stages: Stages, *, base: bool = True
 ) -> ParameterCounts:
-    """Parameters (stages) of one copy of each stage on one accelerator, and its adapters."""
+    """Count the parameters of each stage's copy on one accelerator, with adapters: (stages)."""
     # A tied head is a second copy of the embedding where it lies on another stage. So have stages
     # of layers for further tokens, which look up their tokens; a tied head beside these needs none.
     counts = all_layers_by_kind(model, stages)

@@ -28,7 +28,7 @@ Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
 
 
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
-    """Activations of microbatches with lengths of their own, as `stage_costs` prices them."""
+    """Return activation sizes of microbatches with different lengths, by microbatch."""
 
     def price(model: Model, size: float) -> dict[str, Any]:
         sized = dataclasses.replace(workload, model=model)

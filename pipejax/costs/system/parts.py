@@ -70,7 +70,7 @@ class Link(FloatFields):
 
     @property
     def rate(self) -> Number:
-        """Bandwidth that a message reaches [B/s]."""
+        """Return the bandwidth that a message reaches [B/s]."""
         return self.bandwidth * self.efficiency
 
 
@@ -206,7 +206,7 @@ def _flags_in(record: Any, names: Iterable[str]) -> None:
 
 
 def with_flags_as_numbers(record: Any) -> Any:
-    """A record that makes one batch with others of its kind, whatever their flags."""
+    """Return a record with flags as numbers, which makes a batch with records of other flags."""
     numbers = {name: np.asarray(value, float) for name, value in _bool_fields(record).items()}
     return dataclasses.replace(record, **numbers)
 

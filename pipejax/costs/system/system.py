@@ -238,7 +238,7 @@ class System(FloatFields):
 
     @property
     def memory_available(self) -> Number:
-        """Memory of one accelerator that tensors can have [B]."""
+        """Return the memory of one accelerator that tensors can have [B]."""
         return self.memory_capacity - self.memory_reserve
 
     def with_number(self, name: str, value: Number) -> "System":
@@ -275,7 +275,7 @@ class System(FloatFields):
         return dataclasses.replace(self.node, bandwidth=bandwidth)
 
     def peak(self, precision: str) -> Number:
-        """Dense peak of one accelerator in a precision [FLOP/s].
+        """Return the dense peak of one accelerator in a precision [FLOP/s].
 
         Args:
           precision: "bf16", "fp16", or a field of `NarrowPeaks`.
@@ -505,7 +505,7 @@ def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficien
 
 
 def names_in(folder: str) -> tuple[str, ...]:
-    """Names of the data files of a folder."""
+    """Return the names of the data files in a folder."""
     return tuple(sorted(path.stem for path in (DATA / folder).glob("*.json")))
 
 

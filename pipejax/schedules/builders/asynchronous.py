@@ -117,10 +117,8 @@ def _starts_without_flush(workers: int, microbatches: int) -> tuple[Starts, Star
 
 
 def _starts_run_ahead(forward: Starts) -> Starts:
-    """Return starts of forwards (workers, microbatches) that run ahead while the pipe fills.
-
-    `forward` are those of 1F1B without an end; only the first S microbatches start earlier.
-    """
+    """Return starts of forwards (workers, microbatches) that run ahead while the pipe fills."""
+    # `forward` are those of 1F1B without an end; only the first S microbatches start earlier.
     # Microbatch m arrives on stage s in slot s + m. It runs at once if it arrives before the first
     # backward of the stage, whose slot is fixed; later ones alternate with backwards.
     workers = len(forward)
@@ -139,10 +137,8 @@ def _table_with_updates(
     slots: Slots,
     weights: WeightRule,
 ) -> ScheduleTable:
-    """Build a table from starts of F and B in equal slots, with a U after some backwards.
-
-    `has_update` marks the microbatches whose backwards are followed by a U on every stage.
-    """
+    """Build a table from starts of F and B in equal slots, with a U after some backwards."""
+    # `has_update` marks the microbatches whose backwards are followed by a U on every stage.
     stage, microbatch = np.indices((len(forward), len(has_update)))
     exists = np.ones_like(stage, bool)
     ops = [

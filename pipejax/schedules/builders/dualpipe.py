@@ -103,10 +103,8 @@ def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -
 
 
 def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArray, "cells 2 3"]:
-    """Return the row of a worker in a half: (cells, 2, 3) phase, stage, microbatch of its ops.
-
-    `microbatches` are those of directions 0 and 1. A cell with one op has `NO_OP` as partner.
-    """
+    """Return the row of a worker in a half: (cells, 2, 3) phase, stage, microbatch of its ops."""
+    # `microbatches` are those of directions 0 and 1. A cell with one op has `NO_OP` as partner.
     stages = worker, 2 * half - 1 - worker  # of directions 0 and 1
     pending = {
         (phase, direction): iter(members)
@@ -253,12 +251,10 @@ def _paired(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequence[Seq
 
 
 def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """DualPipe whose pairs are braided: what is fused there is ops on compute and network here.
-
-    The order within a pair follows figure 4 of the report on DeepSeek-V3. On compute, MLP and
-    attention of the backward, each with its weight gradient, surround the MLP of the forward; on
-    the network, dispatches and combines alternate.
-    """
+    """DualPipe whose pairs are braided: what is fused there is ops on compute and network here."""
+    # The order within a pair follows figure 4 of the report on DeepSeek-V3. On compute, MLP and
+    # attention of the backward, each with its weight gradient, surround the MLP of the forward; on
+    # the network, dispatches and combines alternate.
     name = "braided-dualpipe"
     rows, placement, microbatch_pipes = two_pipes(name, num_workers, num_microbatches)
     cells = [braided_row(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
@@ -283,11 +279,9 @@ def _without_empty(row: NumpyArray) -> Iterator[Sequence[Sequence[int]]]:
 def braided_row(
     cells: Iterable[Sequence[Sequence[int]]], grammar: Grammar, orders: Orders
 ) -> NumpyArray:
-    """Replace each cell of a row by its parts in order: (parts, 3) phase, stage, microbatch.
-
-    The parts of a cell are the letters in `orders` for its phases. Parts of the forward begin with
-    F; all others belong to the last op of the cell.
-    """
+    """Replace each cell of a row by its parts in order: (parts, 3) phase, stage, microbatch."""
+    # The parts of a cell are the letters in `orders` for its phases. Parts of the forward begin
+    # with F; all others belong to the last op of the cell.
     parts = []
     for cell in cells:
         phases = tuple(Phase(op[0]) for op in cell)

@@ -163,10 +163,9 @@ class _Filling(NamedTuple):
     max_in_flight: int  # microbatches that all copies of an encoder may hold
 
     def run(self, order: Sequence[int]) -> tuple[list[Queue], float]:
-        """Run the op that can start first, again and again; return rows and the last end.
-
-        Each worker has three queues; `order` gives their ranks, which decide between equal starts.
-        """
+        """Run the op that can start first, again and again; return rows and the last end."""
+        # Each worker has three queues; `order` gives their ranks, which decide between equal
+        # starts.
         queues = self._queues()
         workers, ends = range(len(queues)), dict[Key, float]()
         free, rows = [0.0] * len(queues), [Queue() for _ in workers]
@@ -202,10 +201,8 @@ class _Filling(NamedTuple):
         return queues
 
     def _start(self, op: Key, free: float, ends: Mapping[Key, float]) -> float:
-        """Return the earliest start of an op on a worker that is free from a time on.
-
-        `ends` are the ends of ops that have run; the start is `FOREVER` if an input is missing.
-        """
+        """Return the earliest start of an op on a worker that is free from a time on."""
+        # `ends` are the ends of ops that have run; the start is `FOREVER` if an input is missing.
         phase, stage, m = op
         target = 1 if phase == F else 0  # end of an edge that waits: backwards reverse the graph
         producers = [(phase, e[1 - target], m) for e in self.stages.graph if e[target] == stage]

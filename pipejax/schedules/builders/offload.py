@@ -204,10 +204,8 @@ def pipe_offload(
 
 
 def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -> list[Op]:
-    """Return F, I and W of a worker in the order of the source's building block.
-
-    `loops` counts its stages, `group` the microbatches of a group.
-    """
+    """Return F, I and W of a worker in the order of the source's building block."""
+    # `loops` counts its stages, `group` the microbatches of a group.
     # A turn is a forward, an input gradient and its weight gradient. The `loops` stages of a worker
     # take turns, group by group of microbatches; its next stage comes at least half a round trip
     # through the pipe later. Turns give the order alone: a row has no gaps.
@@ -233,10 +231,8 @@ def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -
 def _offload_candidates(
     workers: int, microbatches: int, num_stages: float
 ) -> Iterator[tuple[int, int]]:
-    """Yield (stage, microbatch) on the first `num_stages` stages of each worker.
-
-    Of 1.5 stages, the second stage yields every other microbatch.
-    """
+    """Yield (stage, microbatch) on the first `num_stages` stages of each worker."""
+    # Of 1.5 stages, the second stage yields every other microbatch.
     for loop in range(ceil(num_stages)):
         part = min(1.0, num_stages - loop)
         for m in range(microbatches):

@@ -16,10 +16,8 @@ Ops = Int[NumpyArray, "ops 3"]  # phase, stage, microbatch
 
 
 def phase_ops(phase: AnyPhase, stage: Index | Column, microbatches: Column | range) -> Ops:
-    """Return ops of a phase, one for each microbatch: (ops, 3) phase, stage, microbatch.
-
-    `stage` is one stage for all, or an array with the stage of each op.
-    """
+    """Return ops of a phase, one for each microbatch: (ops, 3) phase, stage, microbatch."""
+    # `stage` is one stage for all, or an array with the stage of each op.
     ops = np.empty((len(microbatches), 3), np.int32)
     ops[:, 0], ops[:, 1], ops[:, 2] = phase, stage, np.asarray(microbatches)
     return ops
@@ -80,11 +78,9 @@ class Turns(NamedTuple):
         stages_per_worker: int,
         group_size: int | None = None,
     ) -> "Turns":
-        """Run groups of `group_size` microbatches through all stages, one group after another.
-
-        The last group may be smaller. If `group_size` is None, groups have P microbatches, or are
-        larger and of nearly equal sizes.
-        """
+        """Run groups of `group_size` microbatches through all stages, one group after another."""
+        # The last group may be smaller. If `group_size` is None, groups have P microbatches, or are
+        # larger and of nearly equal sizes.
         microbatches, stages = np.arange(num_microbatches), range(stages_per_worker)
         if group_size is None:
             groups = np.array_split(microbatches, max(1, num_microbatches // num_workers))
@@ -226,10 +222,8 @@ def _breadth_first(
     *,
     reverse: bool = False,
 ) -> ScheduleTable:
-    """Build a table of all forwards stage by stage, then all backwards.
-
-    If `reverse`, backwards begin with the last microbatch.
-    """
+    """Build a table of all forwards stage by stage, then all backwards."""
+    # If `reverse`, backwards begin with the last microbatch.
     first_stages = range(0, workers * stages_per_worker, max(workers, 1))  # of worker 0
     forward_order = range(microbatches)
     backward_order = forward_order[::-1] if reverse else forward_order

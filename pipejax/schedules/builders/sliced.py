@@ -116,10 +116,8 @@ def chunked_prefill(
 
 
 def _slice_ops(turns: Turns, worker: int, num_microbatches: int, slices: int) -> list[Ops]:
-    """Return forwards and backwards of a worker's slices, microbatch by microbatch.
-
-    `turns` are the turns of the slices of one microbatch; backwards take them in reverse.
-    """
+    """Return forwards and backwards of a worker's slices, microbatch by microbatch."""
+    # `turns` are the turns of the slices of one microbatch; backwards take them in reverse.
     first_slices = slices * np.arange(num_microbatches)
     ops = []
     for phase, step in ((Phase.F, 1), (Phase.B, -1)):

@@ -56,10 +56,8 @@ ORDER_RULES: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
 
 
 def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None:
-    """Return the run with the shortest span of a worker; None if no run keeps the limits.
-
-    Each block is run in several orders; if there are many microbatches, short runs select orders.
-    """
+    """Return the run with the shortest span of a worker; None if no run keeps the limits."""
+    # Each block is run in several orders; if there are many microbatches, short runs select orders.
     orders = [
         Order(block, delay, True, runs_ahead=True, prefers_weights=prefers_weights, late=late)
         for block, (delay, late, prefers_weights) in itertools.product(blocks, ORDER_RULES)
@@ -236,10 +234,8 @@ def _planned(
     slots: Slots,
     transfer: float,
 ) -> ScheduleTable:
-    """Build the published table for equal ops; for other times the one with the shortest span.
-
-    The span is the longest of any worker.
-    """
+    """Build the published table for equal ops; for other times the one with the shortest span."""
+    # The span is the longest of any worker.
     # In the published order a weight gradient comes half an interval after its place in the block.
     # At other times it is often better to fill the first gap with it, or, with little memory, to
     # place all ops anew: none of the three orders is always the best.
@@ -288,10 +284,8 @@ def _repeat_block(
     slots: Slots,
     delay: float = INTERVAL / 2,
 ) -> ScheduleTable:
-    """Build a table that repeats a building block of ops of one slot each.
-
-    `delay` is the time after its place in the block at which a weight gradient is due [slots].
-    """
+    """Build a table that repeats a building block of ops of one slot each."""
+    # `delay` is the time after its place in the block at which a weight gradient is due [slots].
     work = _unit_work(microbatches, limits)
     block = building_block(work, waits, INTERVAL)
     runs_ahead = any(any(wait) for wait in waits)  # without any wait, later ops would overlap

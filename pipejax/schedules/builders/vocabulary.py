@@ -54,10 +54,8 @@ Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 def _variant(
     kinds: Mapping[str, OpKind], rules: tuple[str, ...], producer: str
 ) -> tuple[Mapping[Phase, Grammar], int]:
-    """Return grammars by the phase of input gradients, and the reductions before a backward.
-
-    The backward of the last stage waits for the kind `producer`.
-    """
+    """Return grammars by the phase of input gradients, and the reductions before a backward."""
+    # The backward of the last stage waits for the kind `producer`.
     grammars = {
         phase: Grammar(kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {producer}"))
         for phase in INPUT_GRADS
@@ -114,10 +112,8 @@ def vocabulary_v_half(
 def _with_vocabulary(
     name: str, table: ScheduleTable, gradient: Phase, variant: int, overlap: bool
 ) -> ScheduleTable:
-    """Add vocabulary passes and exchanges to a table, and delay its backwards for them.
-
-    `gradient` is the phase of input gradients, B or I.
-    """
+    """Add vocabulary passes and exchanges to a table, and delay its backwards for them."""
+    # `gradient` is the phase of input gradients, B or I.
     grammars, reductions = VARIANTS[resolve_choice(variant, tuple(VARIANTS), "variant")]
     grammar, (start, finish) = grammars[gradient], slot_times(table)
     interval = durations(table)[0].sum() / table.num_microbatches

@@ -24,21 +24,17 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
-    """1F1B with split backwards in the memory of 1F1B; its bubble is a third of it at F = I = W.
-
-    Worker r holds P - r whole activations and, of r more, what their weight gradients need.
-    """
+    """1F1B with split backwards in the memory of 1F1B; its bubble is a third of it at F = I = W."""
+    # Worker r holds P - r whole activations and, of r more, what their weight gradients need.
     delays = range(num_workers)
     return _table("zb-h1", [num_workers - r for r in delays], delays, num_microbatches, slots)
 
 
 def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
-    """ZB-H1 with a warm-up twice as long: no bubble within a worker's span at F = I = W.
-
-    Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
-    need. Steps have to overlap for its span to count: no worker may wait for all others before
-    it updates its weights.
-    """
+    """ZB-H1 with a warm-up twice as long: no bubble within a worker's span at F = I = W."""
+    # Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
+    # need. Steps have to overlap for its span to count: no worker may wait for all others before it
+    # updates its weights.
     warmup = [2 * (num_workers - r) - 1 for r in range(num_workers)]
     delays = range(0, 2 * num_workers, 2)
     return _table("zb-h2", warmup, delays, num_microbatches, slots)
@@ -47,10 +43,8 @@ def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
 def _table(
     name: str, warmup: list[int], delays: range, microbatches: int, slots: Slots
 ) -> ScheduleTable:
-    """Build a table of one stage per worker from each worker's warm-up and delay of W.
-
-    `warmup` counts forwards, `delays` microbatches from I to W.
-    """
+    """Build a table of one stage per worker from each worker's warm-up and delay of W."""
+    # `warmup` counts forwards, `delays` microbatches from I to W.
     rows = []
     for r, count in enumerate(warmup):
         forwards, grads, weights = (phase_ops(phase, r, range(microbatches)) for phase in SPLIT)
@@ -204,10 +198,8 @@ def draw_rows(
     host_links: Sequence[Sequence[int]] = (),
     placement: Placement | None = None,
 ) -> ScheduleTable:
-    """Build a table from rows of cells, drawn with their idle slots.
-
-    With shared host links the columns stay as they are, since they give the order of offloads.
-    """
+    """Build a table from rows of cells, drawn with their idle slots."""
+    # With shared host links the columns stay as they are, since they give the order of offloads.
     if not host_links:
         return spread_rows(name, [[op for (op,) in row] for row in rows], slots, placement)
     placement = looped(len(rows)) if placement is None else placement

@@ -161,11 +161,9 @@ class Content:
 
     @functools.cached_property
     def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
-        """Return the cell of every op by phase: (stages, microbatches) worker * slots + slot.
-
-        The cell is `NOWHERE` if the table lacks the op. A phase of workers has the shape (workers,
-        microbatches).
-        """
+        """Return the cell of every op by phase: (stages, microbatches) worker * slots + slot."""
+        # The cell is `NOWHERE` if the table lacks the op. A phase of workers has the shape
+        # (workers, microbatches).
         worker_phases, count = self.grammar.worker_phases, self.num_microbatches
         no_stage_ops = np.broadcast_to(NOWHERE, (self.num_stages, count))
         no_worker_ops = np.broadcast_to(NOWHERE, (self.num_workers, count))
@@ -180,10 +178,8 @@ class Content:
 
     @functools.cached_property
     def first_cells(self) -> Int[NumpyArray, " cells"] | None:
-        """Return, for each cell, the first cell of its op: (cells); None without collectives.
-
-        A cell outside of collectives is its own first cell.
-        """
+        """Return, for each cell, the first cell of its op: (cells); None without collectives."""
+        # A cell outside of collectives is its own first cell.
         if not self.grammar.collectives:
             return None
         first_cells = np.arange(self.cells.phase.size)

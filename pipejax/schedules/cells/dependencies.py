@@ -38,10 +38,8 @@ class Dependencies(NamedTuple):
         return Dependencies(*(field[which] for field in self))
 
     def boundary(self, graph: Sequence[Edge]) -> Int[NumpyArray, " edges"]:
-        """Return the stage boundary that each edge crosses: b lies between stages b and b + 1.
-
-        In a graph of stages, the boundary is the index of the graph's edge between both stages.
-        """
+        """Return the stage boundary that each edge crosses: b lies between stages b and b + 1."""
+        # In a graph of stages, the boundary is the index of the graph's edge between both stages.
         if not graph:
             return np.minimum(self.from_stage, self.to_stage)
         indices = {frozenset(edge): index for index, edge in enumerate(graph)}
@@ -105,10 +103,8 @@ def waiting_ops(content: Content, rule: Rule) -> Iterator[Waiting]:
 def _producer_stages(
     content: Content, rule: Rule, stages: NumpyArray, consumers: NumpyArray
 ) -> Iterator[NumpyArray]:
-    """Yield a stage (ops) of a producer of each op that waits by a rule; -1 if there is none.
-
-    `stages` and `consumers` are stages and cells of the waiting ops.
-    """
+    """Yield a stage (ops) of a producer of each op that waits by a rule; -1 if there is none."""
+    # `stages` and `consumers` are stages and cells of the waiting ops.
     num_stages = content.num_stages
     if rule.producers[0] in content.grammar.worker_phases:
         yield consumers // content.num_slots  # workers, in place of stages
@@ -176,10 +172,8 @@ def _rule_edges(content: Content, rule: Rule) -> Iterator[tuple[NumpyArray, ...]
 def _stage_edges(
     content: Content, consumers: Sequence[AnyPhase], producer: Phase
 ) -> tuple[NumpyArray, ...]:
-    """Return the fields of `Dependencies` for ops that wait for an earlier op of their stage.
-
-    An op of the phases `consumers` waits for the last `producer` before it in its row.
-    """
+    """Return the fields of `Dependencies` for ops that wait for an earlier op of their stage."""
+    # An op of the phases `consumers` waits for the last `producer` before it in its row.
     ops, producers = last_before(content, consumers, (producer,))
     exists = producers != NOWHERE
     ops, producers = ops.take(exists), producers[exists]
@@ -190,11 +184,9 @@ def _stage_edges(
 def last_before(
     content: Content, consumers: Sequence[AnyPhase], producers: Sequence[AnyPhase]
 ) -> tuple[HeldCells, Int[NumpyArray, " ops"]]:
-    """Find the last producer before each consumer, of the same stage and in the same row.
-
-    Returns the ops of the phases `consumers`, and the cell (ops) of each one's producer or
-    `NOWHERE`.
-    """
+    """Find the last producer before each consumer, of the same stage and in the same row."""
+    # Returns the ops of the phases `consumers`, and the cell (ops) of each one's producer or
+    # `NOWHERE`.
     ops = content.ops.take(np.isin(content.ops.phase, [*consumers, *producers]))
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage
     order = np.lexsort((ops.cell, copy))  # copy by copy of a stage, in row order
@@ -221,11 +213,9 @@ def _directions(waiting: Waiting, graph: Sequence[Edge]) -> Int[NumpyArray, " ed
 def cell_edges(
     content: Content, cells: Int[NumpyArray, " cells"] | None = None
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
-    """Return the edges of a run without message times: (edges) cells from and to.
-
-    Each of `cells`, by default every cell with an op, waits for its dependencies and for the cell
-    before it in its row or on its lane. A collective is represented by its first cell.
-    """
+    """Return the edges of a run without message times: (edges) cells from and to."""
+    # Each of `cells`, by default every cell with an op, waits for its dependencies and for the cell
+    # before it in its row or on its lane. A collective is represented by its first cell.
     edges, grammar = find_dependencies(content), content.grammar
     cells = np.flatnonzero(content.cells.phase) if cells is None else cells  # row by row
     queue, issues = cells // content.num_slots, np.zeros((2, 0), int)
@@ -339,10 +329,8 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
 
 
 def _events(content: Content) -> tuple[NumpyArray, HeldCells]:
-    """Return forwards, gradients and updates by group, in row order, and the group of each.
-
-    A group is a copy of a stage and a run: (worker * stages + stage) * runs + run.
-    """
+    """Return forwards, gradients and updates by group, in row order, and the group of each."""
+    # A group is a copy of a stage and a run: (worker * stages + stage) * runs + run.
     ops = content.ops.take(np.isin(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))
     runs, (worker, slot) = content.weights.runs, np.divmod(ops.cell, content.num_slots)
     group = (worker * content.num_stages + ops.stage) * runs + ops.microbatch % runs

@@ -121,10 +121,8 @@ class _End(NamedTuple):
 
 
 def parse_rule(text: str, phases: Mapping[str, AnyPhase], slices: int = 1) -> Rule:
-    """Read a rule, such as "Fd <- Fa", "Fa <- Fc@-1 [message]" or "2U0 <- W (all)".
-
-    A number before the letters is a stage, a number after them a microbatch.
-    """
+    """Read a rule, such as "Fd <- Fa", "Fa <- Fc@-1 [message]" or "2U0 <- W (all)"."""
+    # A number before the letters is a stage, a number after them a microbatch.
     match = _RULE.fullmatch(text.strip())
     if match is None:
         raise ValueError(

@@ -69,10 +69,8 @@ RECOMPUTED: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = {
 
 
 def held_change(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
-    """Return the change of a worker's memory at the start or end of an op without recomputation.
-
-    `whole` is the size of an activation, `for_w` of the share that W needs after I.
-    """
+    """Return the change of a worker's memory at the start or end of an op without recomputation."""
+    # `whole` is the size of an activation, `for_w` of the share that W needs after I.
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
     entries = (entry for entry in memory_ledger([phase]).get(phase, ()) if entry.moment == moment)
     return sum((entry.change * size[entry.part] for entry in entries), start=0 * whole)
@@ -178,10 +176,8 @@ class HeldParts(NamedTuple):
         return cls(worker, time, part, stage, change, is_last_at_time, items)
 
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
-        """Return the memory of the worker after the last change at each time.
-
-        Returns (levels) in the unit of `sizes`, which are sizes of the parts of activations.
-        """
+        """Return the memory of the worker after the last change at each time."""
+        # Returns (levels) in the unit of `sizes`, which are sizes of the parts of activations.
         # Sum counts of each size, not sizes: counts are exact, so the level is 0 when all is freed.
         #   worker 0 0 1 1, change 1 -1 1 1: counts 1 0 1 2, less those of earlier workers
         size = with_items(sizes, self.items)[self.part, self.stage]

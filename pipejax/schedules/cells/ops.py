@@ -55,7 +55,7 @@ class Phase(enum.IntEnum):
 
     @property
     def kind(self) -> "OpKind":
-        """Record of its kind; an idle cell has none."""
+        """Return the record of the phase's kind; an idle cell has none."""
         return KINDS[self]
 
 

@@ -43,11 +43,9 @@ def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> 
 def infer(
     rows: Sequence[Sequence[Cell]], compute: Sequence[AnyPhase] = COMPUTE
 ) -> tuple[Placement, PipeOfMicrobatch]:
-    """Infer the placement, and the pipe of each microbatch, from the rows of a table.
-
-    Either every stage is on one worker, or two pipes mirror each other (worker w against worker
-    P-1-w), or there are f such couples of pipes, which begin P/f workers apart.
-    """
+    """Infer the placement, and the pipe of each microbatch, from the rows of a table."""
+    # Either every stage is on one worker, or two pipes mirror each other (worker w against worker
+    # P-1-w), or there are f such couples of pipes, which begin P/f workers apart.
     first_ops: dict[tuple[int, int], tuple[Op, int, int]] = {}  # op, worker, slot
     for worker, row in enumerate(rows):
         for slot, op in ((t, op) for t, cell in enumerate(row) for op in cell):

@@ -52,10 +52,9 @@ def number_legs(row: Sequence[int]) -> list[int]:
 
 
 def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
-    """Place the ops of a microbatch along its way, without overlap when they are repeated.
-
-    An op without a long enough gap stays where its input arrives, for the list scheduler to order.
-    """
+    """Place the ops of a microbatch along its way, without overlap when they are repeated."""
+    # An op without a long enough gap stays where its input arrives, for the list scheduler to
+    # order.
     period = interval * len(work.placement)
     busy_times: list[list[tuple[float, float]]] = [[] for _ in work.limits]  # start, duration
     starts = {phase: np.zeros_like(work.placement, float) for phase in (*SPLIT, Phase.B)}
@@ -141,10 +140,8 @@ def _turns(work: Work) -> list[float]:
 
 
 def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
-    """Return a lower bound on the interval of microbatches: the busiest worker's work of one.
-
-    With a block, the bound also respects its memory: activation size times lifetime over limit.
-    """
+    """Return a lower bound on the interval of microbatches: the busiest worker's work of one."""
+    # With a block, the bound also respects its memory: activation size times lifetime over limit.
     busy, held = (np.zeros(len(work.limits)) for _ in range(2))
     stage_times = np.sum(
         [work.durations[phase] for phase in COMPUTE if phase in work.durations], axis=0
@@ -219,11 +216,9 @@ class RowOrder:
             self.remaining_forwards[worker] -= op.phase is Phase.F
 
     def choose(self, worker: int, now: Time, ready: Iterator[Op], weight: Op | None) -> Op | None:
-        """Return the op that a free worker starts, or None to wait.
-
-        `ready` are forwards and gradients whose inputs are there, `weight` is the most urgent
-        weight gradient.
-        """
+        """Return the op that a free worker starts, or None to wait."""
+        # `ready` are forwards and gradients whose inputs are there, `weight` is the most urgent
+        # weight gradient.
         row, position = self.rows[worker], self.next_position[worker]
         while position < len(row) and row[position] in self.started:
             position += 1
@@ -326,10 +321,8 @@ def _memory_change(work: Work, op: Op) -> Time:
 
 
 def _rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
-    """Return forwards and gradients of every worker by their starts in the repeated block.
-
-    Returns the rows, and the start of each of their ops.
-    """
+    """Return forwards and gradients of every worker by their starts in the repeated block."""
+    # Returns the rows, and the start of each of their ops.
     # Ops with equal starts are sorted by microbatch, then by their way through the pipe: over all
     # workers, no op comes before an op that it waits for.
     phases, pipe = (Phase.F, work.gradient), np.array(work.microbatch_pipes)

@@ -117,10 +117,8 @@ def ada_offload_starts(
     load: Numbers | None = None,
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Plan a pipe greedily under its memory limits, with offloads only if memory is short.
-
-    Several rules are tried, with and without offloads; the plan with the least makespan is used.
-    """
+    """Plan a pipe greedily under its memory limits, with offloads only if memory is short."""
+    # Several rules are tried, with and without offloads; the plan with the least makespan is used.
     work, later_stages = pipe.work(), range(pipe.num_stages)[::-1]  # number after each stage
     depths = [[1 + n + int(extra * n) for n in later_stages] for extra in EXTRA_DEPTHS]
     rules = [

@@ -43,10 +43,8 @@ class Work(NamedTuple):
         transfer: Time = 0,
         **memory: Sequence[Time],
     ) -> "Work":
-        """Make work with one time for all messages between workers, which occupy no link.
-
-        `memory` are the fields sizes, weight_sizes and limits; memory is unlimited without them.
-        """
+        """Make work with one time for all messages between workers, which occupy no link."""
+        # `memory` are the fields sizes, weight_sizes and limits; memory is unlimited without them.
         lag = (np.diff(placement) != 0) * transfer  # (pipes, boundaries)
         none: Sequence[Time] = [0] * placement.shape[1]
         limits: Sequence[Time] = [0] * (int(placement.max()) + 1)
@@ -216,11 +214,9 @@ def rows_from_starts(
     weight_share: float | Float[NumpyArray, " stages"] = WEIGHT_SHARE,
     host_links: Sequence[Sequence[int]] = (),
 ) -> list[list[Cell]]:
-    """Put ops with start times into rows that keep a memory limit at all times.
-
-    A WAIT_O stands only where memory that is certainly free is not enough, and awaits as few of
-    the oldest offloads as possible.
-    """
+    """Put ops with start times into rows that keep a memory limit at all times."""
+    # A WAIT_O stands only where memory that is certainly free is not enough, and awaits as few of
+    # the oldest offloads as possible.
     for code in np.unique(ops.phase).tolist():
         if code not in PLANNED_PHASES:
             names = ", ".join(phase.name for phase in PLANNED_PHASES)
@@ -254,10 +250,8 @@ def _tolerance(ops: TimedOps) -> float:
 
 
 def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
-    """Return the order (ops) of a worker's ops in its row.
-
-    Ops are sorted by start; an offload or load stands after the last op that ended by its start.
-    """
+    """Return the order (ops) of a worker's ops in its row."""
+    # Ops are sorted by start; an offload or load stands after the last op that ended by its start.
     is_on_link = np.isin(ops.phase, HOST)
     executed = np.flatnonzero(~is_on_link)
     executed = executed[np.lexsort((ops.end[executed], ops.start[executed]))]
@@ -272,10 +266,8 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
 
 
 def _levels(row: TimedOps, sizes: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
-    """Return, for each op, the sum of sizes of all ops that start no later: (ops).
-
-    At a tie, loads come last.
-    """
+    """Return, for each op, the sum of sizes of all ops that start no later: (ops)."""
+    # At a tie, loads come last.
     start = row.start + _tolerance(row) * (row.phase == Phase.L)
     order = np.argsort(start, kind="stable")
     levels = np.empty_like(sizes)

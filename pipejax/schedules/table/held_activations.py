@@ -22,10 +22,8 @@ Bytes = Float[NumpyArray, " stages"]
 def in_flight(
     table: ScheduleTable, sizes: Bytes | None = None
 ) -> Int[NumpyArray, "workers slots"] | Float[NumpyArray, "workers slots"]:
-    """Return the activations that each worker holds in each slot: (workers, slots).
-
-    The result counts activations, or sums `sizes` of the activations of each stage.
-    """
+    """Return the activations that each worker holds in each slot: (workers, slots)."""
+    # The result counts activations, or sums `sizes` of the activations of each stage.
     ops = HeldOps.from_content(table)
     on_host = np.isin(ops.phase, table.grammar.host)
     held = HeldParts.from_ops(HeldOps(*(field[~on_host] for field in ops)), table.grammar)
@@ -145,10 +143,8 @@ class HeldCounts(NamedTuple):
         return static @ self.copies.T + version @ self.stashed.T
 
     def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
-        """Return the peak of activation memory, (..., workers) bytes, for sizes of each part.
-
-        The sizes are (..., stages) bytes and may be traced.
-        """
+        """Return the peak of activation memory, (..., workers) bytes, for sizes of each part."""
+        # The sizes are (..., stages) bytes and may be traced.
         sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
         held = [size @ counts for size, counts in zip(sizes, self.parts, strict=True)]
         return sum(held[1:], start=held[0]).max(axis=-1).T

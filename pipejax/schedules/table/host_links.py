@@ -41,10 +41,8 @@ def known_groups(groups: Groups, num_workers: int) -> Groups:
 
 
 def tied_rows(table: ScheduleTable, links: Links) -> Int[NumpyArray, "workers rows"]:
-    """Return the workers on the host link of each worker: (workers, rows), padded by repetition.
-
-    Without offloads, each row is tied to itself alone.
-    """
+    """Return the workers on the host link of each worker: (workers, rows), padded by repetition."""
+    # Without offloads, each row is tied to itself alone.
     workers = np.arange(table.num_workers)
     link = link_of_worker(links, len(workers)) if table.offloads else workers
     groups = [np.flatnonzero(link == link[worker]) for worker in workers]
@@ -85,10 +83,8 @@ def waiting_cells(table: Content, links: Links) -> tuple[Cells, Cells]:
 def align_columns(
     rows: Sequence[Sequence[Cell]], queues: Iterable[Sequence[tuple[int, int]]]
 ) -> list[list[Cell]]:
-    """Insert as few idle cells as possible, so that columns of each queue's cells ascend.
-
-    A cell of a queue is given as (worker, index in its row).
-    """
+    """Insert as few idle cells as possible, so that columns of each queue's cells ascend."""
+    # A cell of a queue is given as (worker, index in its row).
     # Number all cells row by row. The column of a cell is one more than the columns of the cells
     # before it in its row and in its queue: a longest path over edges between cell numbers.
     row_starts = np.cumsum([0, *map(len, rows)])

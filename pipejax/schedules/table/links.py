@@ -66,10 +66,8 @@ def find_message_models(
     num_workers: int,
     ends: tuple[Int[NumpyArray, " messages"], Int[NumpyArray, " messages"]],
 ) -> Int[NumpyArray, " messages"]:
-    """Return the index of the link model of each message in `model_names`: (messages).
-
-    `ends` are senders and receivers, `default` is the index for other pairs than `pair_links`.
-    """
+    """Return the index of the link model of each message in `model_names`: (messages)."""
+    # `ends` are senders and receivers, `default` is the index for other pairs than `pair_links`.
     # A pair stands for both directions, unless the other one is named too.
     model_indices = np.full((num_workers, num_workers), default)
     pair_models = dict(pair_links)
@@ -379,11 +377,9 @@ def find_shared_links(
     sender: Int[NumpyArray, " uses"],
     receiver: Int[NumpyArray, " uses"],
 ) -> tuple[Matches, Matches]:
-    """Find the shared links that each use of a pair (sender, receiver) occupies.
-
-    Returns (matches) indices of uses, and the group of each; a use in several groups comes several
-    times.
-    """
+    """Find the shared links that each use of a pair (sender, receiver) occupies."""
+    # Returns (matches) indices of uses, and the group of each; a use in several groups comes
+    # several times.
     if links.shared_links == PAIRS:
         low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
         return np.arange(len(sender)), low * num_workers + high

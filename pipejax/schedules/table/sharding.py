@@ -158,18 +158,18 @@ class _Coming:
             self._stages_to_come[k] = len(to_come)
 
     def resident_stages(self, first: int) -> list[int]:
-        """Those that come next, as many as may be there at once."""
+        """Return the stages that come next, as many as may be gathered at once."""
         return self._next(first, self._how.max_gathered_stages, len(self._row))
 
     def gathered_stages(self, first: int) -> list[int]:
-        """Those to gather now."""
+        """Return the stages to gather now."""
         if self._how.counted == STAGES:
             count = min(self._how.ahead + 1, self._how.max_gathered_stages)
             return self._next(first, count, len(self._row))
         return self._next(first, self._how.max_gathered_stages, self._how.ahead + 1)
 
     def _next(self, first: int, count: int, uses: int) -> list[int]:
-        """The first stages of so many uses that come next; none behind an update of its own."""
+        """Return up to `count` stages of the next `uses` ops, without stages that are updated."""
         stages: dict[int, None] = {}
         updated: set[int] = set()
         for k in range(first, len(self._row)):

@@ -69,10 +69,8 @@ def slot_times(
 def durations(
     table: ScheduleTable | _Rows, slots: Slots | None = None, shares: bool = True
 ) -> Float[NumpyArray, "workers slots"]:
-    """Return the duration of each cell: (workers, slots), in `slots` or those of the table.
-
-    A fused pair takes the sum of both ops; `shares` scales durations by stage shares.
-    """
+    """Return the duration of each cell: (workers, slots), in `slots` or those of the table."""
+    # A fused pair takes the sum of both ops; `shares` scales durations by stage shares.
     slots = table.slots if slots is None else slots
     phase_slots = np.array([slots.get(phase.name, 0) for phase in table.grammar.phases], float)
     # the last entry serves `NO_STAGE`, -1: idle cells, and ops of a worker
@@ -84,10 +82,8 @@ def durations(
 
 
 def spread(table: ScheduleTable) -> ScheduleTable:
-    """Return a table with its idle slots: every op in the column of its start.
-
-    A table with ops on lanes beside compute stays as it is.
-    """
+    """Return a table with its idle slots: every op in the column of its start."""
+    # A table with ops on lanes beside compute stays as it is.
     # Offloads and loads follow the op at whose end they are issued. Across rows their columns
     # follow those ends, an order in which workers can share any host link without a deadlock.
     if table.grammar.side_phases:  # ops of two lanes may start at once: one column would hold both
@@ -122,12 +118,10 @@ def spread_rows(
     weights: WeightRule = NEWEST,
     grammar: Grammar = USUAL,
 ) -> ScheduleTable:
-    """Build a table from rows of ops, drawn with idle slots; by default worker r has stage r.
-
-    A row is a sequence of `Op` or an array (ops, 3) of phase, stage and microbatch; or an array
-    (ops, 2, 3) with partners of fused pairs, whose phase is IDLE if there is none. As in `spread`,
-    a table with lanes beside compute gets no idle slots.
-    """
+    """Build a table from rows of ops, drawn with idle slots; by default worker r has stage r."""
+    # A row is a sequence of `Op` or an array (ops, 3) of phase, stage and microbatch; or an array
+    # (ops, 2, 3) with partners of fused pairs, whose phase is IDLE if there is none. As in
+    # `spread`, a table with lanes beside compute gets no idle slots.
     check_slots(slots)
     placement = looped(len(rows)) if placement is None else placement
     arrays = [np.asarray(row, np.int32) for row in rows]
@@ -156,11 +150,9 @@ def columns(
     start: Num[NumpyArray, " ops"],
     has_duration: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " ops"]:
-    """Return the column of each op in a drawing with idle slots: (ops).
-
-    A column is one slot if all starts are whole numbers and not far apart; otherwise it is one
-    distinct start. Ops without duration have columns before other ops of the same start.
-    """
+    """Return the column of each op in a drawing with idle slots: (ops)."""
+    # A column is one slot if all starts are whole numbers and not far apart; otherwise it is one
+    # distinct start. Ops without duration have columns before other ops of the same start.
     max_start = MAX_COLUMNS_PER_START * len(start)
     is_to_scale = start.max() <= max_start and bool(np.all(start == np.round(start)))
     if is_to_scale:  # count distinct starts without a sort

@@ -170,44 +170,44 @@ class ScheduleTable(Content, Drawn):
 
     @property
     def phase(self) -> Int[NumpyArray, "workers slots"]:
-        """Phase code of each cell."""
+        """Return the phase code of each cell."""
         return self.cells.phase
 
     @property
     def stage(self) -> Int[NumpyArray, "workers slots"]:
-        """Stage of each cell."""
+        """Return the stage of each cell."""
         return self.cells.stage
 
     @property
     def microbatch(self) -> Int[NumpyArray, "workers slots"]:
-        """Microbatch of each cell."""
+        """Return the microbatch of each cell."""
         return self.cells.microbatch
 
     @property
     def pipe(self) -> Int[NumpyArray, "workers slots"]:
-        """Pipe of each cell."""
+        """Return the pipe of each cell."""
         return self.cells.pipe
 
     @property
     def dependencies(self) -> Dependencies:
-        """Edges between cells: which op waits for which."""
+        """Return the edges between cells: which op waits for which."""
         return find_dependencies(self)
 
     @property
     def stages_per_worker(self) -> int:
-        """Largest number of stages that one pipe has on one worker."""
+        """Return the largest number of stages that one pipe has on one worker."""
         return int(max(np.bincount(row).max() for row in self.placement))
 
     @property
     def worker_parts(self) -> Float[NumpyArray, " stages"]:
-        """Part of what one microbatch does on one worker that each of its stages there takes."""
+        """Return the part of each stage in a microbatch's work on its worker: (stages)."""
         workers = self.placement[0]
         there = np.bincount(workers, minlength=self.num_workers)[workers]
         return np.asarray(self.stage_shares) / there
 
     @property
     def is_fused(self) -> Bool[NumpyArray, "workers slots"]:
-        """Slots (workers, slots) that hold a forward and a backward run as one op."""
+        """Return whether each slot holds a fused pair: (workers, slots)."""
         return self.partners.phase != Phase.IDLE
 
     @property
