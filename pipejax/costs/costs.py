@@ -33,8 +33,7 @@ OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].scope != 
 OF_COPIES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].scope == COPY)
 # ways to give a missing time, by field
 _WAYS = dict.fromkeys(
-    ("backward", "input_grad", "weight_grad"),
-    "backward (B), or input_grad (I) and weight_grad (W)",
+    ("backward", "input_grad", "weight_grad"), "backward (B), or input_grad (I) and weight_grad (W)"
 ) | {
     "offload": "offload (O) in seconds, as F=1,B=2,O=1; a model has it on a system whose file says "
     "what its host_link is",

@@ -1,15 +1,14 @@
-"""Collectives: seconds of each by algorithm, and which of them a layer needs.
+"""Collectives: their seconds by algorithm, and the exchanges of a layer.
 
-How often data waits for a link, and how much of it passes, decides the seconds. An algorithm is a
-function from numbers to a `Route`: hops and bytes on the links inside a node and on those between
-nodes. A system says which algorithms it may use; the fastest is taken, as NCCL
-does. A group of n accelerators has q of them in each of n / q nodes. What crosses to another node
-is spread over the q shares of NICs that the q accelerators bring along; other groups of the same
-node use the other shares at the same time.
+The hops and bytes on each kind of link decide the seconds. An algorithm is a function from numbers
+to a `Route`: hops and bytes on links inside a node and between nodes. A system lists the algorithms
+it may use; the fastest is used, as NCCL does. A group of n accelerators has q of them in each of
+n / q nodes. Data to other nodes uses the NIC shares of the q accelerators; other groups of the same
+node use their own shares at the same time.
 
-Volume is the whole tensor's: what an all-reduce has on each accelerator, what an all-gather leaves
-there, what a reduce-scatter starts from. In an all-to-all it is what one accelerator holds before
-it, of which 1 / n stays; in a ring exchange what passes by in one round, 1 / n of it in each step.
+The volume is the size of the whole tensor: on each accelerator before an all-reduce or a
+reduce-scatter, after an all-gather. For an all-to-all it is the data of one accelerator, of which
+1 / n stays; for a ring exchange the data of one round, 1 / n of it in each step.
 """
 
 import dataclasses
@@ -65,8 +64,8 @@ def _halving(spread: Spread) -> Route:
 
 def _ring(spread: Spread) -> Route:
     """Return the route of rings through all accelerators, node by node, one ring for each NIC."""
-    # A part of the tensor takes n - 1 of its ring's n hops. The one that is left out lies inside a
-    # node for the part that waits longest, or, with one accelerator per node, between two.
+    # A part of the tensor takes n - 1 of its ring's n hops. The missing hop of the slowest part
+    # lies inside a node, or between nodes if each has one accelerator.
     steps = spread.size - 1
     crossings = spread.far * xp.minimum(spread.nodes, steps)
     far_bytes = spread.far / spread.inside * spread.moved
@@ -91,10 +90,10 @@ def _hierarchical(spread: Spread) -> Route:
 
 def _pairs(spread: Spread) -> Route:
     """Return the route of an exchange of all pairs at once, with 1 / n for each accelerator."""
-    # Where a piece goes to k accelerators, one copy travels to each node that has any of them, and
-    # from there inside the node. Of N nodes each has one with probability 1 - (1 - 1 / N)^k, and of
+    # If a piece goes to k accelerators, one copy travels to each node with any of them, and is
+    # passed on inside the node. Each of N nodes has one with probability 1 - (1 - 1 / N)^k, each of
     # n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
-    # nodes, and of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already.
+    # nodes; of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already.
     # source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
     share = spread.volume / spread.size
     near, far = (spread.inside - 1) * share, (spread.size - spread.inside) * share
@@ -226,17 +225,15 @@ def layer_collectives(
     model: Model, layout: Layout, kind: str = "dense", *, recompute: str = "none"
 ) -> tuple[Collective, ...]:
     """List the exchanges of a layer."""
-    # Tensor parallelism: an all-reduce behind attention and one behind the MLP in F, and one each
-    # in I, where Megatron runs it beside the weight gradients of the same product. Under sequence
+    # Tensor parallelism: in F one all-reduce after attention and one after the MLP, in I one each,
+    # which Megatron runs beside the weight gradients of the same product. Under sequence
     # parallelism each is an all-gather and a reduce-scatter, and W gathers its inputs once more,
-    # beside I's products. Both are listed, with counts of 0 where they are not used: whether the
-    # sequence is split may be traced. Context parallelism: keys and values go round a ring beside
-    # attention, in I their gradients follow them. Experts: an all-to-all sends every token to its
-    # experts, one brings it back; the same in I, once more where the experts are recomputed.
-    # Accelerators that split an expert gather their tokens after the first and scatter sums before
-    # the second.
-    # Adapters have exchanges of their own, r units wide but for the outputs of one that follows a
-    # split input.
+    # beside I's products. Both forms are listed, one with counts of 0, because the choice may be
+    # traced. Context parallelism: keys and values go round a ring beside attention; in I their
+    # gradients follow. Experts: an all-to-all sends every token to its experts, another brings it
+    # back; the same in I, once more if the experts are recomputed. Accelerators that split an
+    # expert gather tokens after the first and scatter sums before the second. Adapters add
+    # exchanges, mostly r units wide.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
     tokens, e, h = tokens_on_one(model, layout), model.element_bytes, model.hidden
     is_moe = kind == "moe" and model.moe is not None

@@ -183,12 +183,12 @@ def layer_weight_grad_bytes(
     model: Model, layout: Layout = WHOLE, kind: str = "dense", recompute: str = "none"
 ) -> Number:
     """Return the bytes that W of one layer needs after I: 32sbh in a GPT."""
-    # These are the layer's inputs of the four products (queries, keys and values; projection; both
-    # of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
-    # attention and activation function had theirs: only scores and dropout masks are gone after I.
-    # Inputs of products have the bytes of the layout's precision, the rest those of the model.
-    # Parts that are recomputed leave what they start from. Adapters need all of that too, and their
-    # own activations; where weights are frozen without adapters, it is what I needs, and W nothing.
+    # They are the inputs of the four products (queries, keys and values; projection; two of the
+    # MLP), 14sbh, and the gradients of their outputs, 18sbh, which I writes over the activations of
+    # norms, attention and activation function: only scores and dropout masks are free after I.
+    # Inputs of products have the layout's precision, all else the model's. Recomputed parts keep
+    # their inputs. Adapters also need their own activations. Frozen weights without adapters need
+    # these bytes for I only.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     e, operand, moe = model.element_bytes, kept_input_bytes(model, layout), model.moe
     h, modules = model.hidden, recomputed_modules(model, recompute)
@@ -276,9 +276,9 @@ def operand_bytes(model: Model, layout: Layout) -> Number:
 
 def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
     """Return the bytes that a microbatch leaves on the embedding, and on the head."""
-    # The head keeps its norm's input and output, and the softmax of its logits in float32 or, where
-    # the loss is fused, the logits. Where both are frozen, no gradient reaches the embedding, and
-    # only the head's W would need the norm's output.
+    # The head keeps its norm's input and output, and the softmax of its logits in float32 or, with
+    # a fused loss, the logits. With frozen weights, no gradient reaches the embedding, and nothing
+    # needs the norm's output.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.3.
     tokens = tokens_on_one(model, layout) * (model.vocabulary > 0)
     trained = layout.trains_base
@@ -308,11 +308,10 @@ def buffer_bytes(
     model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
 ) -> Numbers:
     """Return the bytes of backward buffers beside activations, once per worker."""
-    # Counted where gradients are accumulated in a wider type, as Megatron-core does; the formulas
-    # of the literature leave them out. Products then write gradients of weights in `element_bytes`
-    # first: into one buffer for each shape of matrix, which all layers share, as TransformerEngine
-    # keeps them, and into one for the head while it runs; those of adapters are too narrow to
-    # count. Beside them lie the gradients of the widest activations.
+    # They exist if gradients are accumulated in a wider type, as in Megatron-core; the formulas of
+    # the literature omit them. Products first write weight gradients in `element_bytes`: into one
+    # buffer for each shape of matrix, which all layers share, as in TransformerEngine, and into one
+    # for the head; those of adapters are negligible. The gradients of the widest activations add.
     e, t, h = model.element_bytes, layout.tensor, model.hidden
     tokens, mlp_parts = tokens_on_one(model, layout), (3 if model.gated_mlp else 2)
     weights = model.attention_matrices / t + dense * model.mlp_matrices(model.ffn_hidden) / t

@@ -23,11 +23,7 @@ _SIZES = {  # keys of a model's file: those of config.json
     "vocabulary": "vocab_size",
     "sequence_tokens": "max_position_embeddings",
 }
-_LATENT = {
-    "kv_rank": "kv_lora_rank",
-    "rope_width": "qk_rope_head_dim",
-    "value_width": "v_head_dim",
-}
+_LATENT = {"kv_rank": "kv_lora_rank", "rope_width": "qk_rope_head_dim", "value_width": "v_head_dim"}
 
 
 class Architecture(NamedTuple):

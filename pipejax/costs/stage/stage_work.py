@@ -140,12 +140,7 @@ def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
 
 
 def work_of_stages(
-    model: Model,
-    layout: Layout,
-    stages: Stages,
-    *,
-    recompute: str = "none",
-    offloads: bool = False,
+    model: Model, layout: Layout, stages: Stages, *, recompute: str = "none", offloads: bool = False
 ) -> StageWork:
     """Count the work of stages from numbers alone, all of which may be traced."""
     # `recompute` names the parts that a layer itself recomputes, never "full": full recomputation

@@ -190,12 +190,7 @@ SPLIT = Grammar(  # backwards in two halves: of inputs and of weights
         "Im": OpKind("experts, of inputs", "im", look=("#00875F",)),
         "Wm": OpKind("experts, of weights", "wm", look=("#F9F08F",)),
         "Bd": OpKind("dispatch back", "bd", NETWORK, look=("#8A5A14",)),
-        "Ia": OpKind(
-            "attention, of inputs",
-            "ia",
-            at_end={WHOLE: -1, FOR_W: 1},
-            look=("#006B4B",),
-        ),
+        "Ia": OpKind("attention, of inputs", "ia", at_end={WHOLE: -1, FOR_W: 1}, look=("#006B4B",)),
         "Wa": OpKind("attention, of weights", "wa", at_end={FOR_W: -1}, look=("#AC9C38",)),
     },
     rules=(
