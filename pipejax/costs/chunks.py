@@ -73,7 +73,7 @@ def _array(sizes: Any) -> Any:
 
 
 def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " stages"]]:
-    """Check times and lay each out for all stages."""
+    """Return checked times by name, each as an array (stages) of `count` stages."""
     arrays = []
     for name, time in times.items():
         values = as_floats(time, name)

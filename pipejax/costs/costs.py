@@ -482,6 +482,7 @@ def check_backward(times: Mapping[str, Any]) -> None:
 
 
 def _combined(what: str, combine: Any, first: Any, second: Any) -> Any:
+    """Return the sum or difference of two costs whose shapes fit; `what` names it in errors."""
     shapes = np.shape(first), np.shape(second)
     if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
         len(shapes[0]) == len(shapes[1])

@@ -99,6 +99,7 @@ def _exact(tree: Any) -> Any:
 
 
 def _is_real(leaf: Any) -> bool:
+    """Return whether a leaf is an array of floating-point numbers, and not masked."""
     if not (is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)):
         return False
     if leaf.dtype.kind in "iub":
@@ -232,6 +233,7 @@ def _as_float(numbers: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
+    """Return a value as an array of numbers; None if it is none."""
     if is_array(value):
         return value if isinstance(value.dtype, np.dtype) else None  # random keys have their own
     if is_masked(value):

@@ -173,6 +173,7 @@ def scaled_costs(
 
 
 def _microbatch_factors(scale: Any, costs: Costs) -> Any:
+    """Return checked factors of the microbatches: (microbatches)."""
     factors = scale if is_traced(scale) else as_floats(scale, "scale")
     is_wrong = not is_traced(scale) and (
         factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all()
@@ -219,6 +220,7 @@ def factors_of_ops(table: ScheduleTable, factors: Stragglers) -> Any:
 
 
 def _worker_factors(factors: Stragglers, table: ScheduleTable) -> Any:
+    """Return checked factors of all workers, (workers), 1 for workers that are not slow."""
     if not isinstance(factors, Mapping):
         values = factors if is_traced(factors) else np.asarray(factors, float)
         if np.shape(values) != (table.num_workers,):
@@ -247,6 +249,7 @@ def workers_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
 
 
 def _read(text: str, scaled: ScaledFields) -> ScalingRule:
+    """Read a scaling rule, such as "compute@worker3*1.3"."""
     match = _RULE.fullmatch(text)
     if match is None:
         form = "WHAT*FACTOR or WHAT@PLACE*FACTOR, as transmit*2 or compute@worker3*1.3"
@@ -263,6 +266,7 @@ def _read(text: str, scaled: ScaledFields) -> ScalingRule:
 
 
 def _read_factor(text: str, where: str) -> float:
+    """Read a factor from text: a number of at least 0."""
     try:
         factor = float(text) if text.isascii() and "_" not in text else np.nan
     except ValueError:

@@ -189,17 +189,14 @@ def check_complete(content: Content) -> None:
 
 def _check_ends(content: Content, rule: Rule) -> None:
     """Check that stages and microbatches in a rule exist, and that some op waits by it."""
-    slices, stages, microbatches = (
-        content.grammar.slices,
-        content.num_stages,
-        content.num_microbatches,
-    )
+    slices = content.grammar.slices  # of a microbatch; a stage has 1
     text = f"rule {format_rule(rule, slices)}"
-    for index, count, what, parts in (
-        (rule.consumer_stage, stages, "stage", 1),
-        (rule.producer_stage, stages, "stage", 1),
-        (rule.consumer_microbatch, microbatches, "microbatch", slices),
-        (rule.producer_microbatch, microbatches, "microbatch", slices),
+    stage, microbatch = (content.num_stages, "stage", 1), (content.num_microbatches, "microbatch")
+    for index, (count, what, parts) in (
+        (rule.consumer_stage, stage),
+        (rule.producer_stage, stage),
+        (rule.consumer_microbatch, (*microbatch, slices)),
+        (rule.producer_microbatch, (*microbatch, slices)),
     ):
         if index is not None and index >= count:
             reason = f"{what} {format_number(index, parts)} is none: the last one is"

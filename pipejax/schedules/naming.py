@@ -106,6 +106,7 @@ class OwnFunction:
         return table
 
     def _called(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the user's function; raise its errors as a ValueError with file and line."""
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is for what the command prints
                 return self.function(**arguments)
@@ -121,6 +122,7 @@ class OwnFunction:
         return f"{self.name}: {_error_text(error, self.file[0] or source)}"
 
     def _table(self, value: Any) -> ScheduleTable:
+        """Return the value of the user's function, a table or rows, as a table of this name."""
         if isinstance(value, ScheduleTable):
             return value if value.name == self.name else replace(value, name=self.name)
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -414,6 +416,7 @@ def is_folder(text: str) -> bool:
 
 
 def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
+    """Return the name and the builder of the schedule that a text means."""
     check_types(name=(text, str))
     builders = {**BUILT_IN, **registered}
     name = match_name(text, builders)

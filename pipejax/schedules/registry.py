@@ -205,6 +205,7 @@ _EXTENDED = {
 
 
 def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
+    """Return a builder's function with checks of its arguments."""
     signature = inspect.signature(builder.function)
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 

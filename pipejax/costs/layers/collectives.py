@@ -313,28 +313,28 @@ def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
 
 
 def _expert_exchanges(model: Model, layout: Layout, again: bool = False) -> tuple[Collective, ...]:
+    """List the exchanges of tokens with experts; `again` if I recomputes the experts."""
     assert model.moe is not None
     slots = model.moe.slots
     routed = tokens_on_one(model, layout) / layout.shared_by * slots
-    moved = _same(model.element_bytes * routed * model.hidden)
+    token_bytes = model.element_bytes * routed * model.hidden
     copies = layout.dispatch_per_node * slots
     both_ways = Phases(2.0, 4.0 if again else 2.0, 0.0)
+    dispatch = Collective("all_to_all", "expert", _same(token_bytes), both_ways, "layer", copies)
+    # Accelerators that split an expert gather their tokens and scatter sums; those that have the
+    # same tokens, without sequence parallelism, only sum outputs and gradients.
     n = layout.expert_gather
-    gathered = _same(moved.forward * n)
-    # without sequence parallelism all have the same tokens, and sum outputs and gradients
     gathers, sums = 1.0 * (n > 1), 1.0 * (layout.expert_tensor > n)
-    once = Phases(1.0, 2.0 if again else 1.0, 0.0)
-    return (
-        Collective("all_to_all", "expert", moved, both_ways, "layer", copies),
-        *(
-            Collective(kind, "expert_tensor", gathered, Phases(*(count * k for k in once)), "layer")
-            for kind, count in {
-                "all_gather": gathers,
-                "reduce_scatter": gathers,
-                "all_reduce": sums,
-            }.items()
-        ),
-    )
+    exchanges = [dispatch]
+    for kind, count in (
+        ("all_gather", gathers),
+        ("reduce_scatter", gathers),
+        ("all_reduce", sums),
+    ):
+        counts = Phases(count, (2.0 if again else 1.0) * count, 0.0 * count)
+        volume = _same(token_bytes * n)
+        exchanges.append(Collective(kind, "expert_tensor", volume, counts, "layer"))
+    return tuple(exchanges)
 
 
 def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:

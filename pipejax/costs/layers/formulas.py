@@ -62,8 +62,8 @@ def _module_matrices(model: Model, kind: str, module: str) -> Number:
     if module == "half_products":
         return model.active_matrices(kind) / 2
     if module == "mla_up_proj" and mla is not None:
-        into = model.query_hidden if mla.query_rank is None else mla.query_rank
-        down_and_out = into + mla.kv_rank + mla.rope_width + model.output_hidden
+        query_width = model.query_hidden if mla.query_rank is None else mla.query_rank
+        down_and_out = query_width + mla.kv_rank + mla.rope_width + model.output_hidden
         return model.attention_matrices - model.hidden * down_and_out
     if kind == "moe" and moe is not None:
         shared = mlp(moe.shared_experts * moe.expert_hidden)
@@ -138,10 +138,9 @@ def layer_activation_bytes(
 
 def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
     """Return the extra bytes per token that kernels without fusion keep on a layer until I."""
-    # The activation function of a gated MLP leaves its output beside the product with the other
-    # half. Attention leaves its output as its product puts it out and as the projection takes it
-    # in. A norm leaves its input in float32 and the normalized one, where a fused one leaves its
-    # input.
+    # A gated MLP keeps the output of its activation function beside its product with the gate.
+    # Attention keeps its output in the order of its product and in the order of the projection. A
+    # norm keeps its input in float32 and the normalized one; a fused norm keeps its input.
     unfused, e, moe, t = unfused_kernels(model), model.element_bytes, model.moe, layout.tensor
     if "half_products" in modules:
         return 0.0
@@ -154,10 +153,10 @@ def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -
         return extra
     if kind == "dense" or moe is None:
         return extra + ("mlp" not in modules) * e * model.ffn_hidden / t
-    shared = not modules & {"moe", "shared_experts"}
-    routed = not modules & {"moe", "moe_act"}
-    extra += shared * e * moe.shared_experts * moe.expert_hidden / t
-    return extra + routed * e * moe.slots * moe.expert_hidden / layout.shared_by
+    keeps_shared = not modules & {"moe", "shared_experts"}
+    keeps_routed = not modules & {"moe", "moe_act"}
+    extra += keeps_shared * e * moe.shared_experts * moe.expert_hidden / t
+    return extra + keeps_routed * e * moe.slots * moe.expert_hidden / layout.shared_by
 
 
 def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
@@ -222,7 +221,7 @@ def layer_weight_grad_bytes(
         whole += ("moe" not in modules) * moe.slots * routed
     else:
         parts += ("mlp" not in modules) * (operand + takes) * model.ffn_hidden
-    adapters = e * layout.lora_rank * _adapters_met(model, layout, kind, modules)
+    adapters = e * layout.lora_rank * _kept_adapters(model, layout, kind, modules)
     shared = whole / layout.shared_by + parts / layout.tensor
     return tokens_on_one(model, layout) * (shared + adapters)
 
@@ -241,16 +240,19 @@ def _keeps_inputs_as_they_are(layout: Layout) -> bool:
     return layout.lora_rank > 0 or (layout.trains_base and is_wide)
 
 
-def _adapters_met(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Count the adapters of a layer that one token passes, each of which keeps r units of A x."""
-    attention: Number = 2
+def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
+    """Count the adapters of a layer that keep their r units A x of a token until W.
+
+    `modules` are the parts of a layer that are recomputed: their adapters keep nothing.
+    """
+    attention: Number = 2  # queries, keys and values; projection
     if model.mla is not None:
-        ups = 1 + (model.mla.query_rank is not None)
-        attention = 3 + ups * ("mla_up_proj" not in modules)
+        num_ups = 1 + (model.mla.query_rank is not None)
+        attention = 3 + num_ups * ("mla_up_proj" not in modules)
     if kind == "moe" and model.moe is not None:
-        is_kept = "moe" not in modules and "shared_experts" not in modules
+        keeps_shared = "moe" not in modules and "shared_experts" not in modules
         routed = ("moe" not in modules) * model.moe.slots / layout.shared_by
-        return attention + 2 * is_kept * (model.moe.shared_experts > 0) + 2 * routed
+        return attention + 2 * keeps_shared * (model.moe.shared_experts > 0) + 2 * routed
     return attention + 2 * ("mlp" not in modules)
 
 
@@ -262,7 +264,7 @@ def _half_products_bytes(model: Model, layout: Layout) -> Number:
     in_attention = model.query_hidden + model.kv_hidden + model.value_hidden
     parts = model.output_hidden + (in_attention + halves * model.ffn_hidden) / 2
     unit_bytes = tokens_on_one(model, layout) * model.element_bytes
-    adapters = layout.lora_rank * _adapters_met(model, layout, "dense", frozenset()) / 2
+    adapters = layout.lora_rank * _kept_adapters(model, layout, "dense", frozenset()) / 2
     return unit_bytes * (whole / layout.shared_by + parts / layout.tensor + adapters)
 
 

@@ -282,6 +282,7 @@ def _messages(
 
 
 def _stragglers(section: Any, where: str) -> dict[int, float]:
+    """Read the factor of each slow worker from its section."""
     if not isinstance(section, dict):
         raise ValueError(f'{where} must be factors by worker, as {{"3": 1.2}}, got {section!r}')
     for worker, factor in section.items():

@@ -241,6 +241,7 @@ def read_collectives(path: str | Path) -> CollectiveRows:
 
 
 def _row(cells: Mapping[str, str]) -> tuple[str, int, int, float, float, float, str]:
+    """Return the fields of one measured collective, in the order of `CollectiveRows`."""
     kind = resolve_choice(cells.get("kind", "all_reduce"), KINDS, "kind")
     missing = [name for name in ("ranks", "bytes", "seconds") if name not in cells]
     if missing:

@@ -491,6 +491,7 @@ def read_model(data: Any, where: str) -> Model:
 
 
 def _record(kind: type, data: Any, where: str) -> Any:
+    """Make a model, or a record within it, from the object of a file."""
     fields = {_KEYS.get(field.name, field.name): field for field in dataclasses.fields(kind)}
     check_keys(data, dict.fromkeys(fields, ""), where)
     values: dict[str, Any] = {}

@@ -281,6 +281,7 @@ class Workload:
 
 
 def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]:
+    """Return checked pairs of slow worker and factor, sorted by worker."""
     where = "stragglers: a worker"
     return tuple(
         sorted(
@@ -429,7 +430,7 @@ def build_stages(
 def stages_held(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> Stages:
-    """Return stages as they are, or build them from layers that are given or assigned here."""
+    """Return the stages of a schedule, built from assigned layers unless they are given."""
     if isinstance(assigned, Stages):
         return assigned
     layers = assign_layers(workload, table) if assigned is None else assigned

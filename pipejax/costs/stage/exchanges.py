@@ -85,6 +85,7 @@ def price_exchanges(
 def _within_layers(
     work: StageWork, system: System, exchanges: Sequence[Collective]
 ) -> list[_Exchange]:
+    """Return the exchanges within layers with their groups on the nodes of a system."""
     layout, per_node = work.layout, system.gpus_per_node
     groups = {
         "tensor": layout.tensor_group.on(per_node),

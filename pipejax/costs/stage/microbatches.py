@@ -154,9 +154,9 @@ def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[N
 
 
 def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Costs:
-    """Let microbatch k of a table be number order[k] of those that costs are for."""
-    # Several orders, (batch, microbatches), give costs for `makespans`; what does not differ by
-    # microbatch has a batch axis of 1 then.
+    """Return costs in another order: microbatch k gets the costs of microbatch order[k]."""
+    # Several orders, (batch, microbatches), give costs for `makespans`, with a batch axis of 1 for
+    # costs without an axis of microbatches.
     if order.ndim == 1:
         return map_microbatches(lambda time: time[..., order], costs)
     batched = mapped(lambda time: time[None] if np.ndim(time) else time, costs)

@@ -148,6 +148,7 @@ def _evidence(data: Any, where: str) -> tuple[tuple[float, ...], ...]:
 
 
 def _parameter(name: str, data: Any, where: str) -> FittedParameter:
+    """Read one fitted number of a calibration."""
     check_keys(data, dict.fromkeys(FittedParameter._fields[1:], ""), where)
     value, error = data.get("value"), data.get("standard_error")
     if not is_number(value) or not (error is None or is_number(error)):
@@ -391,6 +392,7 @@ Sections = Mapping[str, dict[str, Any]]
 
 
 def _device(sections: Sections, where: str) -> dict[str, Any]:
+    """Read the accelerator's fields from the sections compute and memory."""
     compute, memory = sections["compute"], sections["memory"]
     in_compute, in_memory = f"{where}: compute", f"{where}: memory"
     return {
@@ -454,6 +456,7 @@ def _host(section: dict[str, Any], where: str) -> Host:
 
 
 def _attention_kernels(section: Any, where: str) -> AttentionKernels:
+    """Read the share of the peak that each kernel of attention reaches."""
     where = f"{where}: attention"
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be an object of shares by kernel, got {section!r}")

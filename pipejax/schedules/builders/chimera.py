@@ -226,9 +226,12 @@ def _visit_ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, unit
 
 def _forward_turns(workers: int, worker: int, units: int) -> Bool[NumpyArray, " ops"]:
     """Return whether each op of a worker's row is a forward: (ops)."""
-    # A unit warms up, alternates and cools down; the next unit warms up before its last backwards.
+    # A unit warms up, alternates and cools down. The next unit warms up before the last backwards
+    # of the unit before it: `cool_down_and_warmup` replaces both.
     warmup = workers + workers // 2 + min(worker, workers - 1 - worker)
-    steady = 2 * workers - warmup
-    between = "B" * (warmup - steady + 1) + "F" + "FB" * (steady - 1) + "F" * (warmup - steady)
-    row = "F" * warmup + ("FB" * steady + between) * (units - 1) + "FB" * steady + "B" * warmup
+    steady = 2 * workers - warmup  # pairs of forward and backward
+    cool_down_and_warmup = "B" * (warmup - steady + 1) + "F"
+    cool_down_and_warmup += "FB" * (steady - 1) + "F" * (warmup - steady)
+    row = "F" * warmup + ("FB" * steady + cool_down_and_warmup) * (units - 1)
+    row += "FB" * steady + "B" * warmup
     return np.array(list(row)) == "F"

@@ -348,6 +348,7 @@ def _without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTabl
 
 
 def _parse_rows(rows: Sequence[Sequence[Cell | str]], grammar: Grammar) -> list[list[Cell]]:
+    """Return the checked cells of each row, from texts or ops."""
     parsed = []
     for worker, row in enumerate(rows):
         if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray):

@@ -257,6 +257,7 @@ def to_json(table: ScheduleTable) -> str:
 
 
 def _as_data(table: ScheduleTable) -> dict[str, Any]:
+    """Return a table as the object of its JSON file."""
     weights = {key: getattr(table.weights, field) for key, field in _WEIGHT_KEYS.items()}
     rule = {"weights": weights} if table.updates_within else {}
     return {
@@ -274,6 +275,7 @@ def _as_data(table: ScheduleTable) -> dict[str, Any]:
 
 
 def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
+    """Read a table from a CSV or from printed rows, with notices of what was inferred."""
     rows, step_note = _cells(text)
     rows, letter_note = pasted_rows.in_todays_letters(rows)
     for note in filter(None, (step_note, letter_note)):
