@@ -1,4 +1,4 @@
-"""Functions of arrays: JAX's where an argument is an array of JAX, traced or not, else NumPy's.
+"""Functions of arrays: JAX's if an argument is a JAX array, traced or not, else NumPy's.
 
 A price is a few thousand operations on small arrays. In a trace they become part of one program.
 Of numbers that are known, JAX would compile each operation by itself and anew for every shape,

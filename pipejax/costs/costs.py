@@ -185,7 +185,7 @@ class Costs:
         transfer: "Seconds | None" = None,
         **others: "Seconds | None",
     ) -> "Costs":
-        """Divide what one microbatch takes on one worker over the stages that it meets there.
+        """Divide the times of a microbatch on one worker over its stages there.
 
         Schedules with several stages per worker then do the same work as those with one:
         interleaved stages take a V-th each, those of a Hanayo wave a 2 * waves-th; a Chimera
@@ -229,7 +229,7 @@ class Costs:
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from one number or batch for each time, of every stage or of a worker."""
+        """Make costs from one number or batch for each time, per stage or per worker."""
         # A batch axis is written out on every leaf, before axes of stages or boundaries. What is of
         # a worker is divided over the stages that a microbatch meets there.
         check_types(table=(table, ScheduleTable))
@@ -331,7 +331,7 @@ class Costs:
     ) -> None:
         """Check that every cost has one entry, or one per stage or boundary, and no batch axis.
 
-        Or one per stage or boundary and microbatch.
+        A cost may also have one entry per stage or boundary and microbatch.
 
         Args:
           num_stages: S.
@@ -349,14 +349,14 @@ class Costs:
             shape = getattr(value, "shape", ())
             if not shape:
                 continue
-            # a single axis is of stages, or of boundaries: microbatches are the second axis of an
-            # op, (1, M) where stages are alike, and the fourth of a message
+            # One axis is of stages or boundaries. Microbatches are the second axis of an op, (1, M)
+            # for equal stages, and the fourth axis of a message.
             target = links if name in MESSAGE_FIELDS else stages
             target = (other[name],) if name in other else target
             entries, microbatches = shape, ""
-            # the second axis of U is of copies of a stage, so that all its stages are there
-            is_alike = name in OF_COPIES and shape[0] != num_stages
-            if differs_by_microbatch(name, value) and not is_alike:
+            # U differs by copy of a stage only if it has an entry for each stage
+            has_equal_stages = name in OF_COPIES and shape[0] != num_stages
+            if differs_by_microbatch(name, value) and not has_equal_stages:
                 microbatches = f" and {num_microbatches} microbatches"
                 entries = shape[:-1] if shape[-1] == num_microbatches else shape
             try:
@@ -409,7 +409,7 @@ _CALLED = {
 
 
 def unknown_cost(name: str) -> UnknownNameError:
-    """Return the error of a name that is no cost; of a letter or a word of files, which it is."""
+    """Return the error of an unknown cost; for a letter or word of files it names the argument."""
     if name not in _CALLED:
         return unknown("cost", name, FIELDS)
     argument = _CALLED[name]
@@ -429,9 +429,9 @@ def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
     return costs
 
 
-# A tree of costs also holds derivatives, axes or the inside of a transformation, which are no
-# costs: taking it apart and putting it together neither checks nor fills in anything.
-def _taken_apart(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]:
+# A tree of costs may also hold derivatives, axes or tracers of a transformation, not costs:
+# its functions neither check nor complete values.
+def _flatten(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]:
     """Flatten a tree of costs: names and leaves, and the names as its form."""
     names = tuple(vars(costs))
     return names, tuple(vars(costs).values()), names
@@ -439,7 +439,7 @@ def _taken_apart(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[
 
 register(
     Costs,
-    _taken_apart,
+    _flatten,
     lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True))),
 )
 

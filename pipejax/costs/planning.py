@@ -33,7 +33,7 @@ def build_for_run(
 def for_times(
     builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
 ) -> dict[str, Any]:
-    """Add to a builder's options the times that its schedule is planned for, if it is planned."""
+    """Return a builder's options; for a planned schedule with the times from priced costs."""
     if not is_planned(builder, options):
         return dict(options)
     costs = price(similar_table(builder, size, options))

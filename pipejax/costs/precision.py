@@ -1,4 +1,4 @@
-"""Floating-point type of solutions, and the check that results are finite.
+"""Floating-point types of solutions, and the check that results are finite.
 
 JAX's default knows no float64, and float32 loses what a person reads: after 20,000 additions the
 fourth digit may be wrong. So numbers are solved in float64 whatever the default, and come back as
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 def is_traced(*trees: Any) -> bool:
-    """Return whether JAX traces a number of these, so that its value is out of sight."""
+    """Return whether JAX traces a number of some trees, so that its value is unknown."""
     return is_loaded() and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves(trees))
 
 
@@ -104,7 +104,7 @@ def _is_real(leaf: Any) -> bool:
         return False
     if leaf.dtype.kind in "iub":
         return False
-    # a masked one is left for `Costs` to refuse
+    # `Costs` refuses a masked array
     return not is_masked(leaf) and (
         leaf.dtype.kind == "f" or jnp.issubdtype(leaf.dtype, jnp.floating)
     )
@@ -212,8 +212,8 @@ def checked_seconds(name: str, value: Any) -> Any:
 
 def _are_times(numbers: NumpyArray) -> bool:
     """Return whether all numbers, of float32 or float64, are finite and at least 0."""
-    # Read as whole numbers without a sign, the bits of such floats stand below those of infinity,
-    # and NaN and all with a sign above: one pass tells. Only -0 needs the second look.
+    # One pass over the bits as unsigned whole numbers decides: those of finite positive floats are
+    # below infinity's, those of NaN and of floats with a sign are above. -0 needs a second check.
     if numbers.size == 0:
         return True
     bits = np.dtype(f"u{numbers.itemsize}")

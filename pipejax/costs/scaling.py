@@ -57,7 +57,7 @@ _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(
 
 
 class ScaledFields(NamedTuple):
-    """Groups of a table's costs that are scaled together, with kinds of its own."""
+    """Groups of a table's costs that are scaled together, with its custom kinds."""
 
     words: Mapping[str, tuple[str, ...]]  # fields by letter, field or group
     growing: tuple[str, ...]  # of a microbatch, and longer for a longer one
@@ -67,7 +67,7 @@ class ScaledFields(NamedTuple):
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "ScaledFields":
-        """Add the costs of a table's own kinds to those of every table."""
+        """Return the groups of a table's costs, with the costs of its custom kinds."""
         phases = table.grammar.custom_phases
         computed = tuple(p.kind.time for p in phases if p.kind.lane == COMPUTING)
         growing = tuple(p.kind.time for p in phases if p.kind.scope in (MICROBATCH, WORKER))

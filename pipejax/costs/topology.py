@@ -63,8 +63,8 @@ class Topology:
         object.__setattr__(self, "workers_per_node", sizes)
         for name in MESSAGE_FIELDS:
             value = getattr(self, name)
-            is_one = not isinstance(value, Sequence) and np.ndim(value) == 0
-            times = [value] * (len(sizes) + 1) if is_one else value
+            is_number = not isinstance(value, Sequence) and np.ndim(value) == 0
+            times = [value] * (len(sizes) + 1) if is_number else value  # by level
             if len(times) != len(sizes) + 1:
                 raise ValueError(
                     f"{name} must have one time for each of {len(sizes) + 1} levels, got "
@@ -130,7 +130,7 @@ def place_levels(sizes: Sequence[int], num_places: int) -> Levels:
 
 
 def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Costs:
-    """Let messages take as long as the links of a machine do that they go over.
+    """Return costs with the message times of a machine's links, by the places of workers.
 
     Args:
       costs: unbatched costs [s]; their own message times play no part.

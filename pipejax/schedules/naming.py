@@ -1,4 +1,4 @@
-"""Names of schedules: the one place that turns a text into a builder.
+"""Names of schedules, and the builders that they mean.
 
 A name is that of a built-in schedule, of a registered or installed one, FILE.py:FUNCTION, or the
 path of a table. Commands, sweeps and Python ask here, so each takes all of these. Own schedules
@@ -51,7 +51,7 @@ registered: dict[str, Builder] = {}
 
 @dataclass(frozen=True, eq=False)
 class OwnFunction:
-    """A user's function as a builder: what it gives is checked, what it raises is told."""
+    """A user's function as a builder, with checks of its result and errors with file and line."""
 
     name: str  # that its tables bear
     function: Callable[..., Any]  # makes a table, or rows of one

@@ -1,4 +1,4 @@
-"""Published schedules: every builder with its source, and what it checks before it counts."""
+"""Published schedules: every builder with its source and its checks."""
 
 import functools
 import inspect

@@ -28,7 +28,7 @@ from pipejax.costs.system.system import Number, System
 
 
 class Spread(NamedTuple):
-    """Tensor on the accelerators of a group, with numbers that several algorithms share."""
+    """Size of a tensor and of a group of accelerators, as algorithms need them."""
 
     volume: Number  # of the whole tensor [B]
     size: Number  # n, accelerators
@@ -46,7 +46,7 @@ class Spread(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Hops and bytes of one accelerator while a tensor goes round once."""
+    """Hops and bytes of one accelerator for one pass of a tensor."""
 
     near_hops: Number  # links inside the node that data passes one after another
     far_hops: Number  # the same between nodes
@@ -139,7 +139,7 @@ def collective_time(
     count: Number = 1.0,
     copies: Number = 0.0,
 ) -> Number:
-    """Time [s] of `count` equal collectives, one after another; 0 within a group of one."""
+    """Return the time [s] of `count` equal collectives in sequence; 0 in a group of one."""
     #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
     # The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a
     # share of the bandwidth. Copies are passes of the tensor through memory that links wait for.
@@ -173,12 +173,13 @@ def collective_time(
 
 
 def _algorithms(system: System, kind: str) -> dict[str, Flag]:
-    """Return the algorithms by name, and whether each may be used; a tree only reduces."""
+    """Return whether a system may use each algorithm for a kind of collective, by name."""
+    # A tree is for all-reduces alone: for other kinds, its flag allows a ring.
     flags = {name: getattr(system.collectives, name) for name in ROUTES}
-    if PASSES[kind] == 1:
+    if kind != "all_reduce":
         ring, tree = flags["ring"], flags.pop("tree")
-        are_known = isinstance(ring, bool) and isinstance(tree, bool)
-        flags["ring"] = (ring or tree) if are_known else xp.maximum(ring, tree)
+        is_concrete = isinstance(ring, bool) and isinstance(tree, bool)
+        flags["ring"] = (ring or tree) if is_concrete else xp.maximum(ring, tree)
     return flags
 
 

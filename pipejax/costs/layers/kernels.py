@@ -147,7 +147,7 @@ ALIGNED = 8  # elements: tensor cores read rows of 16 bytes at full rate
 
 
 def device_time(system: System, op: LayerOp, phase: str) -> Number:
-    """Time [s] that one op of a layer takes on the device, in one phase of one microbatch."""
+    """Return the time [s] of one op of a layer on the device, in one phase of one microbatch."""
     flop, volume, launches = (
         as_float(getattr(amounts, phase)) for amounts in (op.flop, op.volume, op.launches)
     )
@@ -184,7 +184,7 @@ def host_time(
 
 
 def phase_time(system: System, device: Number, host: Number) -> Number:
-    """Time [s] of a phase that accelerator and host work on at once: the longer of both."""
+    """Return the time [s] of a phase on accelerator and host at once: the longer of both."""
     return smooth_max(device, host, system.kernels.sharpness)
 
 
@@ -202,7 +202,7 @@ def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
 def update_time(
     system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
 ) -> Numbers:
-    """Time [s] of the optimizer's update, and of the step."""
+    """Return the time [s] of the optimizer's update, and of the host's work per step."""
     # Accelerator and host update their parts at once: the longer counts. Gradients go to the host
     # before, and weights come back after it, as in Megatron's hybrid optimizer without
     # `--overlap-cpu-optimizer-d2h-h2d`.

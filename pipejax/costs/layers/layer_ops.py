@@ -127,14 +127,14 @@ def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of one linear layer's adapter, in the model's own precision."""
     plain = _trained(dataclasses.replace(layout, precision=PRECISIONS[0]))
     m, n, k = op.shape
-    first, second = (layout.tensor**power for power in ADAPTED[op.name])
-    into, out = (k, layout.lora_rank / first), (layout.lora_rank, n / second)
-    # two read and one written: outputs in F, in I gradients of the input
-    added, launched = 3 * model.element_bytes * op.batch * m, 1.0 * (op.batch > 0)
+    split_a, split_b = (layout.tensor**power for power in ADAPTED[op.name])
+    shape_a, shape_b = (k, layout.lora_rank / split_a), (layout.lora_rank, n / split_b)
+    # the sum with the layer reads two and writes one: outputs in F, gradients of the input in I
+    row_bytes, launches = 3 * model.element_bytes * op.batch * m, 1.0 * (op.batch > 0)
     return (
-        gemm(op.name, model, plain, into, tokens=m, batch=op.batch),
-        gemm(op.name, model, plain, out, tokens=m, batch=op.batch),
-        memory(op.name, added * n, added * k, (launched, launched)),
+        gemm(op.name, model, plain, shape_a, tokens=m, batch=op.batch),
+        gemm(op.name, model, plain, shape_b, tokens=m, batch=op.batch),
+        memory(op.name, row_bytes * n, row_bytes * k, (launches, launches)),
     )
 
 

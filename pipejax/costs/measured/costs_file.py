@@ -106,7 +106,7 @@ def _column(name: str, path: Path) -> tuple[str, float]:
 
 
 def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Put columns together: a list by stage, of messages by boundary."""
+    """Return the content of a JSON file from columns: lists by stage, for messages by boundary."""
     content: dict[str, Any] = {"unit": "seconds"}
     for key in keys:
         count = len(rows) - (key in _MESSAGES)

@@ -1,4 +1,4 @@
-"""Measured rows: runs of models, and collectives and messages alone; a column each.
+"""Measured rows, as one array per column: runs of models, and collectives and messages alone.
 
 Columns are NumPy arrays: what fits or predicts rows never loops over them. `rows_file` reads runs
 from CSV; collectives are few columns, which are read here.
@@ -73,7 +73,7 @@ OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 @with_short_repr("file models system schedule seconds memory_bytes")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """Measured runs, a column each."""
+    """Measured runs, with one array for each column."""
 
     models: tuple[Model, ...]  # the models that are trained, each once
     model: Int[NumpyArray, " rows"]  # which of them

@@ -144,7 +144,7 @@ class MegatronLog(NamedTuple):
         return load_arguments("megatron").notes({**self.arguments, **derived}, str(self.path))
 
     def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
-        """Compare the log with the model of its rows."""
+        """Compare the log with the model of its rows: return columns to change, and notes."""
         try:
             trained = read_model({"name": model.name, **self.model()}, str(self.path))
         except ValueError as error:  # rows need no sizes of the log

@@ -1,4 +1,4 @@
-"""Measured runs from a CSV file, a row each.
+"""Reader of measured runs from a CSV file, one run per row.
 
 Rows are read one by one, so that a mistake is named with its row, column and value.
 """
@@ -330,7 +330,7 @@ def _workload_cell(cells: Mapping[str, str], name: str) -> Any:
 
 
 def _profiled(columns: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
-    """Read the op and stage of a profile; its batch is the smallest, for it fits any."""
+    """Read the op and stage of a profile row; its global batch is the smallest that fits."""
     op = resolve_choice(cells.get("op", STEP), (STEP, *OPS), "op")
     stages = columns["pipeline"] * columns["stages_per_worker"]
     stage = whole_cell(cells.get("stage", "0"), "stage", 0, stages - 1)
@@ -351,7 +351,7 @@ def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | Non
 
 
 def file_beside(path: Path, name: str) -> str:
-    """Return a file by its name; one that is not there is looked for beside the rows."""
+    """Return the path of a file by name; if it does not exist, the path beside the rows."""
     is_elsewhere = name.endswith(".json") and not Path(name).exists()
     return str(path.parent / name) if is_elsewhere else name
 

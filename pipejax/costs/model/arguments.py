@@ -1,4 +1,4 @@
-"""Tables of the arguments and keys that files of other programs hold, and which of them are read.
+"""Tables of the arguments and keys in files of other programs, and their effect here.
 
 A table is data (`costs/data/arguments`). An argument that is set is read, has no effect on time or
 memory, or is named with the value that is assumed instead.

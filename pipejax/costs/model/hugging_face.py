@@ -121,7 +121,7 @@ def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture
 
 
 class _Config(NamedTuple):
-    """A config.json, and how its values are read."""
+    """A config.json, and the reader of its whole numbers."""
 
     data: Mapping[str, Any]
     path: str

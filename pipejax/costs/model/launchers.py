@@ -1,4 +1,4 @@
-"""Flags and files of options that make launchers of training run a layout.
+"""Flags and files of options with which launchers of training run a layout.
 
 Names are those of Megatron-LM core 0.20 (megatron/training/arguments.py and the records that it
 makes flags of), torchtitan 0.2.2 (torchtitan/config/job_config.py) and DeepSpeed 0.19 (its page on
@@ -157,7 +157,7 @@ def pipeline_launches(
 
 
 class _Pipeline:
-    """Stages and their order, in the words that launchers share."""
+    """Stages and order of a schedule, in terms that launchers share."""
 
     def __init__(self, table: ScheduleTable) -> None:
         self.table = table
@@ -168,7 +168,7 @@ class _Pipeline:
 
 
 class _Job(_Pipeline):
-    """A layout in the words that launchers share."""
+    """Workload and pipeline of a job, in terms that launchers share."""
 
     def __init__(self, workload: Workload, table: ScheduleTable) -> None:
         super().__init__(table)

@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
 
 class RankGroup(NamedTuple):
-    """A group by its numbers of ranks: the product of several strided ranges."""
+    """A group of ranks, as the product of several strided ranges."""
 
     extents: tuple[Number, ...]  # members along each range
     strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]

@@ -62,7 +62,7 @@ class LatentAttention:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class MixtureOfExperts:
-    """An MLP of many experts, of which each token meets a few.
+    """An MLP of many experts, of which each token passes a few.
 
     Attributes:
       experts: routed experts of a layer.
@@ -586,7 +586,7 @@ def parse_recompute(recompute: str) -> Recomputation:
 
 
 def check_recompute(recompute: str) -> str:
-    """Return the text of a recomputation: parts of layers in order, each once; raises as above."""
+    """Return the canonical text of a recomputation, with parts of layers sorted; refuse others."""
     layers, group, in_layer = parse_recompute(recompute)
     if not layers:
         return in_layer

@@ -229,7 +229,7 @@ def _stages(content: Any, label: str) -> list[Any]:
 
 
 def _stage_letters(stage: Any, label: str) -> str:
-    """Write a stage in letters; head and loss are two words for one of them."""
+    """Return the letters of a stage from its words; head and loss together are one L."""
     if not isinstance(stage, str | list | tuple):
         raise _none_at(label, stage)
     heads = [word for word in stage if WORDS.get(str(word).lower(), word) == "L"]
@@ -243,7 +243,7 @@ def _stage_letters(stage: Any, label: str) -> str:
 
 
 def _unrolled(bare: str, label: str) -> str:
-    """Write all repeats out: groups first, whose insides may repeat letters."""
+    """Return a layout with all repeats written out, also within groups."""
     parts: list[str] = []
     place = size = 0
     while place < len(bare):

@@ -1,4 +1,4 @@
-"""Stacks: numbers of software rather than of machines, read from data files.
+"""Stacks: properties of software rather than of machines, read from data files.
 
 A stack says which kernel computes attention, how much more than fused kernels move its norms and
 activation functions move, what the host takes to start kernels, and what its exchanges run beside.

@@ -30,7 +30,7 @@ ByPhase = Float[Computed, " phases"]
 
 
 class Exchanges(NamedTuple):
-    """Seconds of all exchanges but messages, before compute hides any."""
+    """Seconds of all exchanges except messages, before any overlap with compute."""
 
     within_layers: list[ByPhase]  # (phases) of each exchange within a layer, in the order given
     split_weights: list[ByPhase]  # (phases) gathered in F and I, gradients summed in W
@@ -41,7 +41,7 @@ class Exchanges(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """Collectives of one kind; all numbers may be arrays that broadcast."""
+    """Collectives of one kind, with numbers or arrays that broadcast."""
 
     kind: str
     volume: Number
@@ -53,32 +53,35 @@ class _Exchange(NamedTuple):
 def price_exchanges(
     work: StageWork, system: System, within_layers: Sequence[Collective]
 ) -> Exchanges:
-    """Price all exchanges of a step, but messages."""
-    # Dense weights and experts have groups of their own; copies of a stage in other pipes are
-    # members too.
-    held, trained = (
-        xp.stack([*stacked_trees(list(parts))], axis=1) * work.element_bytes  # (parts, groups)
-        for parts in zip(*((part.weights, part.trained) for part in work.parts), strict=True)
+    """Price all exchanges of a step, except messages between stages."""
+    # Dense weights and experts have different groups of replicas; copies of a stage in other pipes
+    # are replicas too.
+    weights, trained = (
+        xp.stack([*stacked_trees(list(counts))], axis=1) * work.element_bytes  # (parts, groups)
+        for counts in ([part.weights for part in work.parts], [part.trained for part in work.parts])
     )
     replicas, by_stage = _replicas(work, system)
     parameters = xp.stack([count + 0 * work.stages.copies for count in work.parameters])
     gradients = parameters * work.gradient_bytes  # (groups, stages)
-    *layers, gather, reduce, scatter, all_reduce, weights, tied = _priced(
-        system,
-        [
-            *_within_layers(work, system, within_layers),
-            _Exchange("all_gather", held, replicas),
-            _Exchange("reduce_scatter", trained, replicas),
-            _Exchange("reduce_scatter", gradients, by_stage),
-            _Exchange("all_reduce", gradients, by_stage),
-            _Exchange("all_gather", parameters * work.element_bytes, by_stage),
-            _tied(work, system),
-        ],
-    )
-    gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)
-    split = xp.stack([gather, gather, reduce], axis=-1)
+    exchanges = [
+        *_within_layers(work, system, within_layers),
+        _Exchange("all_gather", weights, replicas),
+        _Exchange("reduce_scatter", trained, replicas),
+        _Exchange("reduce_scatter", gradients, by_stage),
+        _Exchange("all_reduce", gradients, by_stage),
+        _Exchange("all_gather", parameters * work.element_bytes, by_stage),
+        _tied(work, system),
+    ]
+    *layers, gather, reduce, scatter, all_reduce, update_gather, tied = _priced(system, exchanges)
+    gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)  # of dense weights and experts
+    split_weights = xp.stack([gather, gather, reduce], axis=-1)  # (parts, phases)
     return Exchanges(
-        layers, list(split), scatter.sum(axis=0), all_reduce.sum(axis=0), weights.sum(axis=0), tied
+        within_layers=layers,
+        split_weights=list(split_weights),
+        gradient_parts=scatter.sum(axis=0),
+        gradients=all_reduce.sum(axis=0),
+        weights=update_gather.sum(axis=0),
+        tied=tied,
     )
 
 

@@ -1,4 +1,4 @@
-"""Microbatches that differ in length: costs that follow their tokens, and their order.
+"""Microbatches of different lengths: costs that follow their tokens, and their order.
 
 Where sequences are packed, or sorted into microbatches by length, no two microbatches need take
 the same time. Lengths are tokens: one number for each microbatch, or the lengths of the sequences
@@ -43,7 +43,7 @@ def by_length(
     lengths: Lengths,
     price: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Price each different microbatch once, and stack the results by microbatch."""
+    """Price each distinct microbatch once; return prices by name, with an axis of microbatches."""
     packed = Packed.from_lengths(lengths)
     packed.check_count(table)
     size = np.where(
@@ -62,7 +62,7 @@ def _with_sequence(model: Model, sequence: float) -> Model:
 
 
 class Packed(NamedTuple):
-    """Lengths of microbatches, read."""
+    """Lengths of microbatches, as tokens and as equivalent sequence lengths."""
 
     tokens: Float[NumpyArray, " microbatches"]
     sequence: Float[NumpyArray, " microbatches"]  # sum of squares of its sequences over its tokens
@@ -143,7 +143,7 @@ def _in_lines(text: str) -> list[Any]:
 
 
 def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[NumpyArray, " m"]:
-    """Check that an order names each of so many microbatches once."""
+    """Check that an order names each of `count` microbatches once."""
     places = whole_numbers(order, where)
     if sorted(places.tolist()) != list(range(count)):
         raise ValueError(
@@ -166,7 +166,7 @@ def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Cos
 
 
 def map_microbatches(function: Callable[[Any], Any], costs: Costs, *, batch_axes: int = 0) -> Costs:
-    """Apply a function to every cost that differs by microbatch: its last axis is theirs."""
+    """Apply a function to every cost with an axis of microbatches, which is its last."""
     return unchecked_costs(
         {
             name: function(time) if differs_by_microbatch(name, time, batch_axes) else time

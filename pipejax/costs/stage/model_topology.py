@@ -1,4 +1,4 @@
-"""Costs of a model on a system by where its workers sit: which links messages and copies use."""
+"""Costs of a model on a system by the places of its workers, which decide links of messages."""
 
 import dataclasses
 from typing import Any

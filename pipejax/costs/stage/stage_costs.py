@@ -114,7 +114,7 @@ def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
 def _with_kinds(
     costs: Costs, work: StageWork, workload: Workload, system: System, table: ScheduleTable
 ) -> Costs:
-    """Add the costs of a table's own kinds that are parts of layers."""
+    """Add the costs of custom kinds that are parts of layers."""
     kinds = kinds_of_layers(table, workload, system)
     if not kinds:
         return costs

@@ -133,7 +133,7 @@ def stage_work(
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
-    """Return 1 for each phase whose exchanges of split weights are cells: (phases); else None."""
+    """Return 1 for each phase whose split weights are exchanged in cells: (phases), or None."""
     phases = Phase.UNSHARD, Phase.UNSHARD, Phase.REDUCE_GRAD
     in_table = np.isin(phases, table.phase).astype(float)
     return in_table if in_table.any() else None
@@ -468,5 +468,5 @@ def static_parts(
     parts = {name: static_bytes(table, np.asarray(part)) for name, part in by_part.items()}
     gathered = gathered_bytes(workload, table)
     parts |= {"gathered weights": gathered} if gathered.any() else {}
-    older = static_bytes(table, np.zeros(table.num_stages), np.asarray(memory.version))
-    return parts | {"parameters": parts["parameters"] + older}
+    stashed = static_bytes(table, np.zeros(table.num_stages), np.asarray(memory.version))
+    return parts | {"parameters": parts["parameters"] + stashed}

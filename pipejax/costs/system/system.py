@@ -305,7 +305,7 @@ register(System)
 
 
 def roofline_time(system: System, flop: Number, volume: Number, precision: str = "bf16") -> Number:
-    """Time [s] of an op that computes and moves bytes at the same time."""
+    """Return the time [s] of an op that computes and moves bytes at the same time."""
     #     t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
     # source: Barley et al. (arXiv:2605.24006), section on the cost model.
     flop, volume = as_float(flop), as_float(volume)
@@ -375,7 +375,7 @@ OF_SHEETS = (
 
 
 def _say_what_is_far(system: System, where: str) -> None:
-    """Warn of numbers of a data sheet that are far above all machines here."""
+    """Warn of numbers that are far above those of all machines here: a unit may be wrong."""
     systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
         ratio = system_number(system, name) / max(system_number(other, name) for other in systems)
@@ -416,7 +416,7 @@ def _device(sections: Sections, where: str) -> dict[str, Any]:
 def _beyond_the_data_sheet(
     data: Mapping[str, Any], sections: Sections, where: str
 ) -> dict[str, Any]:
-    """Read the sections that a file may lack: without them, kernels and host cost nothing more."""
+    """Read the optional sections; by default kernels and host take no extra time."""
     kernels, in_kernels = sections["kernels"], f"{where}: kernels"
     sharpness = number(kernels.get("sharpness", 4.0), f"{in_kernels}: sharpness", least=1.0)
     shares = {

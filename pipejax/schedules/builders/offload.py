@@ -1,4 +1,4 @@
-"""Activations that go to the host: beside a fixed schedule, or where memory is short."""
+"""Schedules that offload activations to the host: beside fixed compute, or if memory is short."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence

@@ -154,7 +154,7 @@ F, I, W = Phase.F, Phase.I, Phase.W  # noqa: E741
 
 
 class RoundRules(NamedTuple):
-    """Choices that are tried both ways."""
+    """Choices of the heuristic that are tried both ways."""
 
     # the forwards before the first gradient end before its input arrives
     waits_before_gradient: bool

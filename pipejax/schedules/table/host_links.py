@@ -41,7 +41,7 @@ def known_groups(groups: Groups, num_workers: int) -> Groups:
 
 
 def tied_rows(table: ScheduleTable, links: Links) -> Int[NumpyArray, "workers rows"]:
-    """Return the workers on the host link of each worker: (workers, rows), padded by repetition."""
+    """List the workers whose rows share a host link with each worker: (workers, rows), padded."""
     # Without offloads, each row is tied to itself alone.
     workers = np.arange(table.num_workers)
     link = link_of_worker(links, len(workers)) if table.offloads else workers

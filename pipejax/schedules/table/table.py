@@ -1,4 +1,4 @@
-"""The schedule as a dense table, workers x slots, and the only judge of what is legal.
+"""Schedule as a dense table, workers x slots, with the check of what is legal.
 
 A table is validated completely when it is made, so a wrong one cannot exist and everything to
 the right of this module may rely on it: every op is there once, on the worker that its stage is
