@@ -365,19 +365,13 @@ def bytes_of_stages(
         held_in_w = xp.where(has_r, activations - checkpoint, layer_peak)
     parameters = stage_parameters(model, layout, stages)
     trained = stage_parameters(model, layout, stages, base=layout.trains_base)
-    replicas = layout.replicas, layout.expert_replicas
-
-    def split_bytes(parameters: ParameterCounts, size: Number, level: int) -> Numbers:
-        """Return bytes of parameters of some size, which replicas split from a ZeRO level on."""
-        dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in replicas)
-        return size * (parameters.dense / dense + parameters.experts / experts)
-
+    optimizer = _split_bytes(layout, trained, model.optimizer_bytes, 1)
     layer_sizes = [sum(counts) for counts in layer_weights(model, layout).values()]
     largest_layer = functools.reduce(xp.maximum, layer_sizes)
     return StageBytes(
-        weights=split_bytes(parameters, model.element_bytes, 3),
-        gradients=split_bytes(trained, model.accumulated_bytes, 2),
-        optimizer=(1 - layout.optimizer_offload) * split_bytes(trained, model.optimizer_bytes, 1),
+        weights=_split_bytes(layout, parameters, model.element_bytes, 3),
+        gradients=_split_bytes(layout, trained, model.accumulated_bytes, 2),
+        optimizer=(1 - layout.optimizer_offload) * optimizer,
         gathered=2 * model.element_bytes * largest_layer * (layout.zero >= 3) * stages.share,
         buffers=_buffers(model, layout, layers, stages) + (slices - 1) * sum(layers) * keys,
         activations=activations,
@@ -387,6 +381,13 @@ def bytes_of_stages(
         at_work=(layer_peak, held_in_i, held_in_w),
         version=model.element_bytes * (trained.dense + trained.experts),
     )
+
+
+def _split_bytes(layout: Layout, parameters: ParameterCounts, size: Number, level: int) -> Numbers:
+    """Return bytes of parameters of some size, which replicas split from a ZeRO level on."""
+    replicas = layout.replicas, layout.expert_replicas
+    dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in replicas)
+    return size * (parameters.dense / dense + parameters.experts / experts)
 
 
 def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages: Stages) -> Numbers:
