@@ -163,7 +163,7 @@ def scaled_costs(
         size = _microbatch_factors(microbatches, costs)  # behind all other axes
         scale(scaled.growing, lambda field: size[(None,) * (3 if field in MESSAGE_FIELDS else 1)])
     if workers is not None:
-        by_op, by_worker = factors_of_ops(table, workers), _worker_factors(workers, table)
+        by_op, by_worker = op_factors(table, workers), _worker_factors(workers, table)
         scale(scaled.on_workers, lambda field: by_worker if field in scaled.per_worker else by_op)
     for text in () if rules is None else rules.split(","):
         rule = _read(text, scaled)
@@ -214,9 +214,9 @@ def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> N
             )
 
 
-def factors_of_ops(table: ScheduleTable, factors: Stragglers) -> Any:
+def op_factors(table: ScheduleTable, factors: Stragglers) -> Any:
     """Return the factors of ops: (stages), or (stages, microbatches) if pipes differ."""
-    return _worker_factors(factors, table)[workers_of_ops(table)]
+    return _worker_factors(factors, table)[op_workers(table)]
 
 
 def _worker_factors(factors: Stragglers, table: ScheduleTable) -> Any:
@@ -240,7 +240,7 @@ def _worker_factors(factors: Stragglers, table: ScheduleTable) -> Any:
     return array
 
 
-def workers_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
+def op_workers(table: ScheduleTable) -> Int[NumpyArray, "..."]:
     """Return the workers of ops: (stages), or (stages, microbatches) if pipes differ."""
     placement = table.placement
     if (placement == placement[0]).all():
@@ -327,7 +327,7 @@ def _rule_factors(
         if field in MESSAGE_FIELDS:  # messages that it sends or receives
             is_scaled = np.stack([on_worker[:, edges[:, 0]] | on_worker[:, edges[:, 1]]] * 2)
         else:
-            is_scaled = workers_of_ops(table) == rule.number
+            is_scaled = op_workers(table) == rule.number
             has_one_time = field in scaled.per_stage and field not in scaled.on_workers
             if is_scaled.ndim == 2 and has_one_time:
                 stage = int(np.flatnonzero((on_worker != on_worker[0]).any(axis=0))[0])
@@ -387,7 +387,7 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
     stages = whole_number(stages, "stages")
     if stages == table.num_stages:
         return costs
-    share = shares_of_stages(stages, table.num_stages)
+    share = stage_overlaps(stages, table.num_stages)
     leaves = {}
     for name in FIELDS:
         value = getattr(costs, name)
@@ -408,7 +408,7 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
     return dataclasses.replace(costs, **leaves)
 
 
-def shares_of_stages(old: int, new: int) -> Float[NumpyArray, "new old"]:
+def stage_overlaps(old: int, new: int) -> Float[NumpyArray, "new old"]:
     """Return the share of each old stage in each new one."""
     # Stage s of n covers [s / n, (s + 1) / n] of the model. In units of 1 / (old new) all ends are
     # whole numbers, so overlaps of old and new stages are exact.

@@ -340,7 +340,7 @@ def check_updates(content: Content) -> None:
         stage, microbatch = fault
         run = f", run {microbatch % rule.runs}," if rule.runs > 1 else ""
         reason = f"the gradient of {{op}} is never applied: no U of stage {stage}{run}"
-        cell = content.last_of_backward[stage, microbatch]
+        cell = content.backward_end_cells[stage, microbatch]
         raise _cell_error(content, cell, f"{reason} stands after it", *WEIGHT_GRADS)
     reason = "op {op} does not apply the gradient that it is named after"
     repeated = updates[(updates != NOWHERE) & (updates != versions.update_cell)]

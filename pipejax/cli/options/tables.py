@@ -22,7 +22,7 @@ from pipejax.cli.options.values import (
     parse_number,
 )
 from pipejax.schedules import Builder, find, listed
-from pipejax.schedules.naming import told_options
+from pipejax.schedules.naming import options_text
 from pipejax.schedules.table.table_files import REPAIRS
 
 # options of builders that the command line calls otherwise: runs have these names too
@@ -106,7 +106,7 @@ class TableOptions(NamedTuple):
                 )
             ((name, builder),) = builders.items()
             raise ValueError(
-                f"{told(option)}: {name} takes no {words}: {told_options(builder, written)}"
+                f"{told(option)}: {name} takes no {words}: {options_text(builder, written)}"
                 f"{more}{suggestion}"
             )
 

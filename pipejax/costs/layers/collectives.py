@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
-from pipejax.costs.layers.formulas import Phases, boundary_bytes, tokens_on_one
+from pipejax.costs.layers.formulas import Phases, accelerator_tokens, boundary_bytes
 from pipejax.costs.model.layout import Group, Layout
 from pipejax.costs.model.model import LatentAttention, Model, recomputed_modules
 from pipejax.costs.precision import as_float
@@ -236,7 +236,7 @@ def layer_collectives(
     # expert gather tokens after the first and scatter sums before the second. Adapters add
     # exchanges, mostly r units wide.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
-    tokens, e, h = tokens_on_one(model, layout), model.element_bytes, model.hidden
+    tokens, e, h = accelerator_tokens(model, layout), model.element_bytes, model.hidden
     is_moe = kind == "moe" and model.moe is not None
     split_mlps = _split_mlps(model, kind)
     if model.mla is None:
@@ -293,7 +293,7 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
     # source: Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
-    tokens = model.element_bytes * tokens_on_one(model, layout)
+    tokens = model.element_bytes * accelerator_tokens(model, layout)
     narrow, wide = tokens * layout.lora_rank, tokens * model.hidden
     count = count * (layout.tensor > 1)
     shared = layout.sequence_parallel * count
@@ -306,7 +306,7 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
 
 
 def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
-    units = model.element_bytes * tokens_on_one(model, layout) / layout.tensor
+    units = model.element_bytes * accelerator_tokens(model, layout) / layout.tensor
     keys = model.kv_hidden + model.value_hidden
     ring = layout.context * units * keys
     volume = Phases(ring, 2 * ring, 0.0)
@@ -317,7 +317,7 @@ def _expert_exchanges(model: Model, layout: Layout, again: bool = False) -> tupl
     """List the exchanges of tokens with experts; `again` if I recomputes the experts."""
     assert model.moe is not None
     slots = model.moe.slots
-    routed = tokens_on_one(model, layout) / layout.shared_by * slots
+    routed = accelerator_tokens(model, layout) / layout.shared_by * slots
     token_bytes = model.element_bytes * routed * model.hidden
     copies = layout.dispatch_per_node * slots
     both_ways = Phases(2.0, 4.0 if again else 2.0, 0.0)
@@ -342,10 +342,10 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the exchanges of the output head, whose vocabulary is split by t."""
     # Its input is gathered under sequence parallelism; the maximum, the sum and the token's own
     # logit are reduced over the vocabulary in float32; in I the input's gradient is reduced.
-    whole = model.element_bytes * tokens_on_one(model, layout) * model.hidden
+    whole = model.element_bytes * accelerator_tokens(model, layout) * model.hidden
     shared = layout.sequence_parallel
     again = layout.trains_base * shared
-    scalars = 4 * tokens_on_one(model, layout)
+    scalars = 4 * accelerator_tokens(model, layout)
     return (
         Collective("all_gather", "tensor", _same(whole), Phases(shared, 0.0, 0.0)),
         Collective("all_reduce", "tensor", _same(scalars), Phases(3.0, 0.0, 0.0)),
@@ -361,7 +361,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
 
 def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the exchanges of the embedding, whose vocabulary is split by t."""
-    whole = model.element_bytes * tokens_on_one(model, layout) * model.hidden
+    whole = model.element_bytes * accelerator_tokens(model, layout) * model.hidden
     shared = layout.sequence_parallel
     return (
         Collective("all_reduce", "tensor", _same(whole), Phases(1 - shared, 0.0, 0.0)),

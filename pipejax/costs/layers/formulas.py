@@ -106,7 +106,7 @@ WHOLE = Layout()
 FLOAT32 = 4  # bytes
 
 
-def tokens_on_one(model: Model, layout: Layout) -> Number:
+def accelerator_tokens(model: Model, layout: Layout) -> Number:
     """Return the tokens of a microbatch on one accelerator, as a float."""
     return num_tokens(model, layout.microbatch_size) / layout.context
 
@@ -120,7 +120,7 @@ def layer_activation_bytes(
     # stays, 2sbh.
     # source: Korthikanti et al. (arXiv:2205.05198), Table 2.
     recompute = check_recompute(recompute)
-    tokens = tokens_on_one(model, layout)
+    tokens = accelerator_tokens(model, layout)
     if recompute == "full":
         return model.element_bytes * tokens * model.hidden / layout.shared_by
     e, masks = model.element_bytes, (2 if model.dropout else 0)
@@ -162,7 +162,7 @@ def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -
 def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     """Return the bytes of the keys and values of one layer."""
     units = (model.kv_hidden + model.value_hidden) / layout.tensor
-    return tokens_on_one(model, layout) * model.element_bytes * units
+    return accelerator_tokens(model, layout) * model.element_bytes * units
 
 
 def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
@@ -175,7 +175,7 @@ def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     else:
         split = model.kv_heads + (layout.tensor - model.kv_heads) * (layout.tensor < model.kv_heads)
         units = (model.kv_hidden + model.value_hidden) / split
-    return tokens_on_one(model, layout) * model.element_bytes * units
+    return accelerator_tokens(model, layout) * model.element_bytes * units
 
 
 def layer_weight_grad_bytes(
@@ -223,7 +223,7 @@ def layer_weight_grad_bytes(
         parts += ("mlp" not in modules) * (operand + takes) * model.ffn_hidden
     adapters = e * layout.lora_rank * _kept_adapters(model, layout, kind, modules)
     shared = whole / layout.shared_by + parts / layout.tensor
-    return tokens_on_one(model, layout) * (shared + adapters)
+    return accelerator_tokens(model, layout) * (shared + adapters)
 
 
 def kept_input_bytes(model: Model, layout: Layout) -> Number:
@@ -263,7 +263,7 @@ def _half_products_bytes(model: Model, layout: Layout) -> Number:
     whole = 2 * model.hidden + 2 * model.hidden / 2
     in_attention = model.query_hidden + model.kv_hidden + model.value_hidden
     parts = model.output_hidden + (in_attention + halves * model.ffn_hidden) / 2
-    unit_bytes = tokens_on_one(model, layout) * model.element_bytes
+    unit_bytes = accelerator_tokens(model, layout) * model.element_bytes
     adapters = layout.lora_rank * _kept_adapters(model, layout, "dense", frozenset()) / 2
     return unit_bytes * (whole / layout.shared_by + parts / layout.tensor + adapters)
 
@@ -282,7 +282,7 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
     # a fused loss, the logits. With frozen weights, no gradient reaches the embedding, and nothing
     # needs the norm's output.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.3.
-    tokens = tokens_on_one(model, layout) * (model.vocabulary > 0)
+    tokens = accelerator_tokens(model, layout) * (model.vocabulary > 0)
     trained = layout.trains_base
     mask = trained * tokens * model.hidden / layout.shared_by if model.dropout else 0.0
     inputs = tokens * (1 + trained) * model.element_bytes * model.hidden / layout.shared_by
@@ -296,13 +296,13 @@ def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     """Return the bytes that W of a head needs after I: its input and the logits' gradient."""
     # The loss hands that gradient back in `element_bytes`, whatever it was computed in.
     units = model.hidden / layout.shared_by + model.vocabulary / layout.tensor
-    tokens = layout.trains_base * tokens_on_one(model, layout)
+    tokens = layout.trains_base * accelerator_tokens(model, layout)
     return tokens * (model.vocabulary > 0) * model.element_bytes * units
 
 
 def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     """Return the bytes across a stage boundary: bsh elements, over t under sequence parallelism."""
-    volume = tokens_on_one(model, layout) * model.hidden * model.element_bytes
+    volume = accelerator_tokens(model, layout) * model.hidden * model.element_bytes
     return volume / layout.shared_by
 
 
@@ -315,7 +315,7 @@ def buffer_bytes(
     # buffer for each shape of matrix, which all layers share, as in TransformerEngine, and into one
     # for the head; those of adapters are negligible. The gradients of the widest activations add.
     e, t, h = model.element_bytes, layout.tensor, model.hidden
-    tokens, mlp_parts = tokens_on_one(model, layout), (3 if model.gated_mlp else 2)
+    tokens, mlp_parts = accelerator_tokens(model, layout), (3 if model.gated_mlp else 2)
     weights = model.attention_matrices / t + dense * model.mlp_matrices(model.ffn_hidden) / t
     width = dense * mlp_parts * model.ffn_hidden / t
     if model.moe is not None:

@@ -22,9 +22,9 @@ from pipejax.costs import array_functions as xp
 from pipejax.costs.layers.formulas import (
     OPERAND_BYTES,
     Phases,
+    accelerator_tokens,
     boundary_bytes,
     operand_bytes,
-    tokens_on_one,
 )
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
@@ -78,7 +78,7 @@ def gemm(
     # Its factors have the bytes of the layout's precision, its results those of the model; W adds
     # to the accumulated gradient: it reads and writes that. Frozen weights have no W.
     k, n = shape
-    m = tokens_on_one(model, layout) if tokens is None else tokens
+    m = accelerator_tokens(model, layout) if tokens is None else tokens
     element, factor = model.element_bytes, operand_bytes(model, layout)
     flop, weights = 2 * batch * m * n * k, batch * n * k
     trained = layout.trains_base

@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pipejax.costs.layers.formulas import (
     Phases,
+    accelerator_tokens,
     boundary_bytes,
     edge_activation_bytes,
     head_flop,
     layer_activation_bytes,
     layer_flop,
     operand_bytes,
-    tokens_on_one,
 )
 from pipejax.costs.layers.kernels import (
     NONE,
@@ -194,7 +194,7 @@ def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
 
 
 def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    tokens, width = tokens_on_one(model, layout), model.ffn_hidden / layout.tensor
+    tokens, width = accelerator_tokens(model, layout), model.ffn_hidden / layout.tensor
     return _two_products("mlp", model, layout, (tokens, width), 1.0)
 
 
@@ -222,7 +222,7 @@ def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     assert moe is not None
     e = model.element_bytes
     plain = dataclasses.replace(layout, precision=PRECISIONS[0])
-    tokens = tokens_on_one(model, layout) / layout.shared_by
+    tokens = accelerator_tokens(model, layout) / layout.shared_by
     routed, local_experts = tokens * moe.slots, moe.experts / layout.expert
     scores = 4 * tokens * moe.experts  # in float32
     # read the hidden state, write it sorted; read and write once more, by expert
@@ -231,7 +231,7 @@ def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     expert_width = moe.expert_hidden / layout.expert_tensor
     has_shared = 1.0 * (moe.shared_experts > 0)
     shared_size = (
-        tokens_on_one(model, layout),
+        accelerator_tokens(model, layout),
         moe.shared_experts * moe.expert_hidden / layout.tensor,
     )
     expert_size = gathered / local_experts, expert_width
@@ -255,7 +255,7 @@ def _activation(name: str, model: Model, units: Number, kernels: Number) -> Laye
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of the head: final norm, logits and cross entropy."""
     head_layout = dataclasses.replace(layout, precision=layout.head_precision)  # not of layers
-    logits = tokens_on_one(model, layout) * model.vocabulary / layout.tensor
+    logits = accelerator_tokens(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
     # fused: the logits are read twice and their gradient written in their place; apart: float32 is
     # written, read for the maximum, shifted, raised and summed, and I scales what is left
@@ -272,7 +272,7 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of the embedding: look-up of tokens, positions and dropout."""
     # W adds rows to the gradient. Frozen weights have neither I nor W.
-    units, trained = tokens_on_one(model, layout) * model.hidden, layout.trains_base
+    units, trained = accelerator_tokens(model, layout) * model.hidden, layout.trains_base
     e, gradient = model.element_bytes, model.accumulated_bytes
     look_up = LayerOp(
         "memory",
@@ -344,7 +344,7 @@ def _latent(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     # The ways down are not split by heads: each accelerator has them for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
-    tokens = tokens_on_one(model, layout)
+    tokens = accelerator_tokens(model, layout)
     part = tokens / layout.shared_by
     unfolded = (model.kv_hidden + model.value_hidden) - model.heads * mla.rope_width
     ops = [
@@ -364,7 +364,9 @@ def _latent(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 def _rotation(model: Model, layout: Layout) -> LayerOp:
     """Return the op of rotary positions, which reads and writes queries and keys."""
-    units = tokens_on_one(model, layout) * (model.query_hidden + model.kv_hidden) / layout.tensor
+    units = (
+        accelerator_tokens(model, layout) * (model.query_hidden + model.kv_hidden) / layout.tensor
+    )
     moved = 2 * model.element_bytes * units
     return memory("rotation", moved, moved, (2.0, 2.0))
 
@@ -384,7 +386,7 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
     """Return the op of a flash kernel, which keeps no scores: I repeats the first product."""
     # Factors of products (queries, keys, values, the output's gradient) have the bytes of the
     # layout's precision; the output and the other gradients have those of the model.
-    tokens, t, e = tokens_on_one(model, layout), layout.tensor, model.element_bytes
+    tokens, t, e = accelerator_tokens(model, layout), layout.tensor, model.element_bytes
     factor = operand_bytes(model, layout)
     queries, values = model.query_hidden / t, model.output_hidden / t
     # with consecutive tokens under a causal mask, tokens of the last accelerator attend to

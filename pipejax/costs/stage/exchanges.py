@@ -202,7 +202,7 @@ BEFORE_EXPERTS = ("router", "routing", "dispatch")
 _EXPERT_OPS = {*MODULE_OPS["moe"], *MODULE_OPS["mlp"], "mlp_residual"} - {*BEFORE_EXPERTS}
 
 
-def kinds_of_layers(
+def layer_part_kinds(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
     """Return the field and part of the cost of each custom kind that is a part of layers."""

@@ -43,7 +43,7 @@ from pipejax.costs.stage.exchanges import (
     attention_alone,
     exposed_buckets,
     exposed_ring,
-    kinds_of_layers,
+    layer_part_kinds,
     price_exchanges,
     with_kinds,
 )
@@ -115,7 +115,7 @@ def _with_kinds(
     costs: Costs, work: StageWork, workload: Workload, system: System, table: ScheduleTable
 ) -> Costs:
     """Add the costs of custom kinds that are parts of layers."""
-    kinds = kinds_of_layers(table, workload, system)
+    kinds = layer_part_kinds(table, workload, system)
     if not kinds:
         return costs
     seconds = op_seconds(work, system)
@@ -422,7 +422,7 @@ def stage_costs(
     def price(model: Model, size: float) -> dict[str, Any]:
         """Return the costs of one microbatch that depend on its length, by field."""
         costs = vars(costs_of_microbatch(model, system, no_stragglers, table, size))
-        fields = (*GROWING, *kinds_of_layers(table, workload, system))
+        fields = (*GROWING, *layer_part_kinds(table, workload, system))
         return {name: np.asarray(costs[name]) for name in fields if costs[name] is not None}
 
     if lengths is None:
@@ -452,7 +452,7 @@ def _stage_parts(
         return {name: _with_host_delay(system, parts) for name, parts in seconds.items()}
 
     workload = dataclasses.replace(workload, model=model)
-    kinds, attention = kinds_of_layers(table, workload, system), {}
+    kinds, attention = layer_part_kinds(table, workload, system), {}
     if kinds:
         check_whole(table, "a breakdown of parts of layers")
         work = stage_work(workload, table)

@@ -230,7 +230,7 @@ def add_reductions_within(builder: ProgramBuilder) -> None:
     update_cell = find_versions(table).update_cell
     update, which = np.unique(update_cell, return_inverse=True)
     last = np.full(len(update), NOWHERE)  # gradient before each update
-    np.maximum.at(last, which.ravel(), table.last_of_backward.ravel())
+    np.maximum.at(last, which.ravel(), table.backward_end_cells.ravel())
     stage, nodes = table.stage.ravel()[update], builder.node_of_cell.ravel()
     reductions = builder.add_nodes(
         duration=builder.layout.op(Phase.A, stage),
@@ -249,7 +249,7 @@ def add_step_end(builder: ProgramBuilder) -> None:
     table, layout = builder.table, builder.layout
     place = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
     for cells in (table.cells, table.partners):
-        worker, slot = np.nonzero(np.isin(cells.phase, table.grammar.ends_backward))
+        worker, slot = np.nonzero(np.isin(cells.phase, table.grammar.backward_ends))
         np.maximum.at(place, (worker, cells.stage[worker, slot]), slot)
     copies = np.argwhere(place >= 0)  # by worker and stage: pipes share a worker's copy
     if not len(copies):

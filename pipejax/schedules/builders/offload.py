@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, number, share
-from pipejax.schedules.builders.zero_bubble import draw_rows, pipe_of_slots, planned
+from pipejax.schedules.builders.zero_bubble import draw_rows, planned, slot_pipe
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts
 from pipejax.schedules.cells.ops import SPLIT, UNIT_SLOTS, Op, Phase, Slots
 from pipejax.schedules.cells.placement import looped
@@ -267,7 +267,7 @@ def ada_offload(
       >>> [table.offloads for table in tables]
       [False, True]
     """
-    pipe = pipe_of_slots(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
+    pipe = slot_pipe(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
     host_links = known_groups(host_links, num_workers)
     ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=host_links)
     return planned("ada-offload", pipe, ops, slots, host_links)

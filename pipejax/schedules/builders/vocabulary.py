@@ -131,7 +131,7 @@ def _with_vocabulary(
         if reductions == 1:
             del passes["Z"]
             if not overlap:
-                backward_cells = table.last_of_backward[table.placement[0] == w]
+                backward_cells = table.backward_end_cells[table.placement[0] == w]
                 passes["T"] = (cell_ends[backward_cells].max(axis=0) + delay, 4)
         phase_passes = {grammar.by_letters[letter]: item for letter, item in passes.items()}
         rows.append(_merge_passes(table, w, due[w], phase_passes))

@@ -109,7 +109,7 @@ def zero_bubble(
         worker 0  0F0  0F1   .   0I0  0W0  0F2  0I1  0W1  0I2  0W2
         worker 1   .   1F0  1I0  1F1  1I1  1W0  1F2  1I2  1W1  1W2
     """
-    pipe = pipe_of_slots(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
+    pipe = slot_pipe(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
     return planned("zero-bubble", pipe, zero_bubble_starts(pipe), slots)
 
 
@@ -127,7 +127,7 @@ def zb_1p(
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
     """
-    pipe = pipe_of_slots(num_workers, num_microbatches, num_workers, weight_share, transfer, slots)
+    pipe = slot_pipe(num_workers, num_microbatches, num_workers, weight_share, transfer, slots)
     return planned("zb-1p", pipe, zero_bubble_starts(pipe), slots)
 
 
@@ -145,13 +145,11 @@ def zb_2p(
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
     """
-    pipe = pipe_of_slots(
-        num_workers, num_microbatches, 2 * num_workers, weight_share, transfer, slots
-    )
+    pipe = slot_pipe(num_workers, num_microbatches, 2 * num_workers, weight_share, transfer, slots)
     return planned("zb-2p", pipe, zero_bubble_starts(pipe), slots)
 
 
-def pipe_of_slots(
+def slot_pipe(
     num_workers: int,
     num_microbatches: int,
     memory_limit: float | None,

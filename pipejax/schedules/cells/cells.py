@@ -201,7 +201,7 @@ class Content:
         return int((self.cells.phase == Phase.O).sum())
 
     @functools.cached_property
-    def last_of_backward(self) -> Int[NumpyArray, "stages microbatches"]:
+    def backward_end_cells(self) -> Int[NumpyArray, "stages microbatches"]:
         """Return the cell of the op that ends each backward, B or W: (stages, microbatches)."""
         whole, split = (self.where[phase] for phase in WEIGHT_GRADS)
         return np.maximum(whole, split)

@@ -293,7 +293,7 @@ class PhaseLists(Generic[SomePhase]):
         return (*self.busy, *(phase for phase in self.waits if phase not in self.wait_send))
 
     @functools.cached_property
-    def ends_backward(self) -> tuple[SomePhase, ...]:
+    def backward_ends(self) -> tuple[SomePhase, ...]:
         """Return the phases that end a backward: they free the last part of an activation."""
 
         def frees_activation(kind: OpKind) -> bool:

@@ -61,7 +61,7 @@ def with_sharding(table: ScheduleTable) -> ScheduleTable:
     if used_phases.isdisjoint({Phase.UNSHARD, Phase.RESHARD}):
         rows = [with_gathers(row, table.grammar.compute, TORCH_LOOKAHEAD) for row in rows]
     if used_phases.isdisjoint({Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD}):
-        ends = table.grammar.ends_backward
+        ends = table.grammar.backward_ends
         rows = [with_reductions(row, deferred=False, ends=ends) for row in rows]
     return table.with_rows(rows)
 

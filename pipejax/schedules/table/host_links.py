@@ -21,7 +21,7 @@ from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 Cells = Int[NumpyArray, " edges"]  # worker * slots + slot
 
 
-def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]:
+def host_link_ids(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]:
     """Return the host link of each worker, as the first worker of its group: (workers)."""
     host_link = np.arange(num_workers)
     for group in links.host_links:
@@ -36,7 +36,7 @@ def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"
 def known_groups(groups: Groups, num_workers: int) -> Groups:
     """Return checked groups of workers that share a host link: each worker exists, in one group."""
     links = Links(host_links=groups)
-    link_of_worker(links, num_workers)
+    host_link_ids(links, num_workers)
     return links.host_links
 
 
@@ -44,7 +44,7 @@ def tied_rows(table: ScheduleTable, links: Links) -> Int[NumpyArray, "workers ro
     """List the workers whose rows share a host link with each worker: (workers, rows), padded."""
     # Without offloads, each row is tied to itself alone.
     workers = np.arange(table.num_workers)
-    link = link_of_worker(links, len(workers)) if table.offloads else workers
+    link = host_link_ids(links, len(workers)) if table.offloads else workers
     groups = [np.flatnonzero(link == link[worker]) for worker in workers]
     width = max(map(len, groups))
     return np.stack([np.resize(group, width) for group in groups])
@@ -55,7 +55,7 @@ def host_edges(table: Content, links: Links) -> tuple[Cells, Cells]:
 
     Returns (edges) cells from and to, worker * slots + slot.
     """
-    link = link_of_worker(links, table.num_workers)
+    link = host_link_ids(links, table.num_workers)
     grammar = table.grammar
     cells, executed = row_order(table, grammar.host), row_order(table, links.executed(grammar))
     before = op_before(table, executed, cells)
@@ -112,7 +112,7 @@ def in_host_order(table: ScheduleTable, rows: Sequence[Sequence[Cell]]) -> list[
 
 def check_host_links(table: Content, links: Links) -> None:
     """Refuse shared host links that make the offloads and loads of a table deadlock."""
-    link = link_of_worker(links, table.num_workers)
+    link = host_link_ids(links, table.num_workers)
     if len(set(link.tolist())) == table.num_workers or not isinstance(table, ScheduleTable):
         return  # a link of one worker has the order of its row
     if not table.offloads:

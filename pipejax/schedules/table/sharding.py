@@ -90,7 +90,7 @@ def insert_sharding(
     compute, rows = bare.grammar.compute, []
     for row, before, held in zip(dense_rows(bare), ahead, max_stages, strict=True):
         gathered = with_gathers(row, compute, Lookahead(before, held, counted))
-        ends = bare.grammar.ends_backward
+        ends = bare.grammar.backward_ends
         rows.append(with_reductions(gathered, defer_reduce_grad_wait, ends))
     sharded = bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
     return on_lane(sharded, lane)

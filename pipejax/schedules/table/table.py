@@ -329,14 +329,14 @@ class ScheduleTable(Content, Drawn):
 
 
 def check_usual(table: ScheduleTable, who: str) -> None:
-    """Refuse a table with a grammar of its own, for one who knows the usual ops and rules alone."""
+    """Refuse a table with a grammar of its own, for a user `who` supports usual ops and rules."""
     if not table.grammar.is_usual:
         has = f"{table.name} has {table.grammar.unusual}"
         raise MismatchError(f"{who} knows the usual ops and rules alone, and {has}")
 
 
 def without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
-    """Take the cells of some phases out of a table; the table itself where it has none."""
+    """Return a table without the cells of some phases; the table itself if it has none."""
     return table if len(row_order(table, phases)) == 0 else _without(table, phases)
 
 
@@ -379,7 +379,7 @@ def row_order(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, "
 def op_before(
     table: Content, executed: Int[NumpyArray, " ops"], cells: Int[NumpyArray, " cells"]
 ) -> Int[NumpyArray, " cells"]:
-    """Return which of the executed cells stands before each cell in its row, or `NOWHERE`."""
+    """Return the index in `executed` of the last cell before each cell in its row, or `NOWHERE`."""
     rows = cells // table.num_slots
     before = np.searchsorted(executed, cells) - 1
     return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)
@@ -396,7 +396,7 @@ def format_grid(
     mark: tuple[int, int | None] | None = None,
     max_slots: int | None = None,
 ) -> str:
-    """Lay the cells of a table out in columns."""
+    """Return a table as text in columns, with a place marked; only part of a large table."""
     num_slots = max((len(row) for row in rows), default=0)
     slots = _window(num_slots, mark[1] if mark else None, max_slots or num_slots)
     workers = _window(len(rows), mark[0] if mark else None, MAX_WORKERS)

@@ -159,7 +159,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._run_arguments, self._lane = (costs, links), lane
         self.table = without(on_lane(table, COMPUTING), SHARDING)
         stages, workers = self.table.num_stages, self.table.num_workers
-        self._rows, self._ends = dense_rows(self.table), self.table.grammar.ends_backward
+        self._rows, self._ends = dense_rows(self.table), self.table.grammar.backward_ends
         self._sizes = _shaped("sizes", sizes, stages)
         limits = np.full(workers, np.inf) if limit is None else _shaped("limit", limit, workers)
         self._all_ways = _ways(self.table, self._sizes, limits)
@@ -332,7 +332,7 @@ def _worker_ways(
             if gathered == last:  # every gather stands where it stands earliest
                 break
             last = gathered
-            whole = with_reductions(gathered, True, grammar.ends_backward)
+            whole = with_reductions(gathered, True, grammar.backward_ends)
             yield _Way(ahead, residency, whole, _peak(gathered, sizes))
 
 
