@@ -83,9 +83,9 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answe
 
     system, collectives, fit = fitting.system, fitting.collectives, fitting.fit
     if out.path is None:
-        raise ValueError("Missing option '--out'.")
+        raise ValueError("missing option --out")
     if system is None:
-        raise ValueError("Missing option '--system'.")
+        raise ValueError("missing option --system")
     if not files and collectives is None:
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
     out.check(SYSTEM)
