@@ -462,8 +462,8 @@ def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_backward(times: Mapping[str, Any]) -> None:
-    """Refuse B beside an I and a W that make up another one, where a person gives all three."""
-    # Measured ones may differ by 1 %. `Costs` itself takes any: a fused backward may be faster.
+    """Refuse a B that differs from I + W by more than 1 %, where all three are given."""
+    # `Costs` itself takes any: a fused backward may be faster.
     backwards = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
     if any(time is None for time in backwards):
         return

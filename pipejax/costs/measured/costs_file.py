@@ -116,7 +116,7 @@ def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[
                 raise ValueError(f"{path}, stage {stage}: {key} {wrong}")
         section = content
         if key in _MESSAGES:
-            name = "message" + BACK * key.endswith(BACK)
+            name = f"message{BACK}" if key.endswith(BACK) else "message"
             section = content.setdefault(name, {})
         section[key.removesuffix(BACK)] = [row[key] for row in rows[:count]]
     return content
