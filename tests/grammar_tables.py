@@ -19,10 +19,10 @@ BRAID = Grammar(
 )
 VOCABULARY = Grammar(
     kinds={
-        "Ca": OpKind("broadcast", "ca", "net", of="worker", together=True),
-        "S": OpKind("vocabulary forward", "s", of="worker"),
-        "Cb": OpKind("reduce logits", "cb", "net", of="worker", together=True),
-        "T": OpKind("vocabulary backward", "t", of="worker"),
+        "Ca": OpKind("broadcast", "ca", "net", scope="worker", is_collective=True),
+        "S": OpKind("vocabulary forward", "s", scope="worker"),
+        "Cb": OpKind("reduce logits", "cb", "net", scope="worker", is_collective=True),
+        "T": OpKind("vocabulary backward", "t", scope="worker"),
     },
     rules=["Ca <- F@last", "S <- Ca", "Cb <- S", "B@last <- Cb", "T <- Cb"],
 )

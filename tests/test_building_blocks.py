@@ -35,7 +35,7 @@ def test_an_order_whose_rows_fit_never_gets_stuck(drawn, data):
     rules = data.draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
     order = Order(building_block(work, waits, interval), delay, *rules)
     run = list_schedule(work, Rules(order=order))
-    assert (run is not None) == RowOrder(work, order, Timeline(work), 0).fits
+    assert (run is not None) == RowOrder(work, order, Timeline(work), 0).keeps_limits
     if run is not None:
         check_run(work, run)
         end = max(run.clock)
@@ -64,9 +64,9 @@ def test_ops_of_a_block_begin_where_their_input_has_arrived(drawn, data):
             same, leg = legs[stage] == legs[stage + 1], legs[stage]
             there = waits.forward[leg] if same else waits.turns[leg]
             back = waits.gradient[leg] if same else waits.turns[-1 - leg]
-            arrives = forward[stage] + work.lasts[F][stage] + takes[0]
+            arrives = forward[stage] + work.durations[F][stage] + takes[0]
             assert forward[stage + 1] >= arrives + there
-            arrives = gradient[stage + 1] + work.lasts[I][stage + 1] + takes[1]
+            arrives = gradient[stage + 1] + work.durations[I][stage + 1] + takes[1]
             assert gradient[stage] >= arrives + back
 
 

@@ -46,7 +46,9 @@ def table_of(name):
 def evaluated(name, link="delay", scale=1e-3, seed=0):
     """Evaluate a run of uneven costs: no time is a whole number of nanoseconds, messages overlap."""
     table = table_of(name)
-    added = {phase.kind.time: scale * (0.3 + k) for k, phase in enumerate(table.grammar.own)}
+    added = {
+        phase.kind.time: scale * (0.3 + k) for k, phase in enumerate(table.grammar.custom_phases)
+    }
     rng = np.random.default_rng(seed)
     ops = ("forward", "input_grad", "weight_grad", "update", "offload", "load")
     times = {op: scale * rng.uniform(0.5, 1.5, table.num_stages) for op in ops}

@@ -64,7 +64,7 @@ def test_deals_equal_brute_force_and_bounds_stay_below(
     table, batches = drawn(case, 40 if size < 4 else 16)
     optimum = brute_force(table, batches, link, replicas)
     for bound in (order_bound, packed_bound):
-        below = [bound(table, costs, Links.of(link), replicas) for costs in batches]
+        below = [bound(table, costs, Links.resolve(link), replicas) for costs in batches]
         assert (below <= optimum * (1 + 1e-12)).all()
     for few in (True, False):
         monkeypatch.setattr(deal_search, "MAX_EXHAUSTIVE", 12 if few else 0)
@@ -167,7 +167,7 @@ def test_the_longest_microbatches_meet():
     """Three long ones, two replicas: one gets two, whatever the mean says."""
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
     costs = pj.Costs(forward=np.array([[4.0, 4.0, 4.0, 0.0]]), backward=0.5)
-    links = Links.of("delay")
+    links = Links.resolve("delay")
     assert order_bound(table, costs, links, 2) == 7.0
     assert packed_bound(table, costs, links, 2) == 9.0
 
@@ -177,7 +177,9 @@ def test_a_sender_that_is_held_is_part_of_the_bound():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
     forward = np.array([[0.0] * 3, [10.0, 20.0, 30.0]])
     costs = pj.Costs(forward=forward, backward=0.0, transmit=1.0)
-    result = {link: order_bound(table, costs, Links.of(link)) for link in ("delay", "blocking")}
+    result = {
+        link: order_bound(table, costs, Links.resolve(link)) for link in ("delay", "blocking")
+    }
     assert result == {"delay": 1 + 60 + 1, "blocking": 1 + 60 + 2 + 1}
 
 

@@ -483,7 +483,7 @@ def test_rules_of_a_table_with_backwards_are_a_cause():
 
 def test_rules_of_kinds_of_a_tables_own_order_data_and_stay():
     table = pj.schedules.build("vocabulary-1f1b", num_workers=2, num_microbatches=4)
-    others = {phase.kind.time: 0.1 for phase in table.grammar.own}
+    others = {phase.kind.time: 0.1 for phase in table.grammar.custom_phases}
     result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0, others=others))
     assert "rules" not in {part.name for part in result.parts}
 

@@ -403,7 +403,7 @@ def test_messages_of_a_graph_go_along_its_edges():
 
 def test_what_all_do_together_is_one_op_where_transfers_get_their_order():
     """In the run of unit slots the host link of worker 0 waits for both workers."""
-    kinds = {"S": kind(scope="worker", together=True), "H": kind("host", time="host")}
+    kinds = {"S": kind(scope="worker", is_collective=True), "H": kind("host", time="host")}
     rows = [["S0", "0F0", "0H0"], ["1N0", "S0", "1F0"]]
     table = table_of(rows, {"kinds": {**kinds, "N": kind(time="net")}, "forward_only": True})
     start, _ = slot_times(table, table.grammar.unit_slots)

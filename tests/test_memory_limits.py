@@ -46,7 +46,7 @@ def pipes(draw):
 
     sizes = per(stages, st.sampled_from([0.5, 1.0, 1.7]))
     room = per(stages, st.sampled_from([1.0, 1.5, 2.0, 2.5, 4.0]))
-    return LimitedPipe.of(
+    return LimitedPipe.from_numbers(
         stages,
         microbatches,
         forward=per(stages, TIMES),
@@ -141,7 +141,9 @@ def test_offloads_keep_the_limits_whatever_the_times(pipe, offload, load, seed, 
 
 @pytest.mark.parametrize("message", [0, 1, 5])
 def test_two_microbatches_that_fit_go_through_the_pipe_behind_each_other(message):
-    pipe = LimitedPipe.of(3, 2, forward=1, input_grad=1, weight_grad=1, there=message, limits=3)
+    pipe = LimitedPipe.from_numbers(
+        3, 2, forward=1, input_grad=1, weight_grad=1, there=message, limits=3
+    )
     way = 2 * 2 * (1 + message)  # to the last stage and back
     assert zero_bubble_starts(pipe).end.max() == way + 2 * 2 + 1  # there F and I, then a W
 
@@ -159,7 +161,7 @@ def test_without_offloads_the_greedy_schedule_is_plain(pipe, offload):
 def test_only_offloads_reach_the_time_of_ample_memory_in_half_of_it():
     times = {"forward": 1, "input_grad": 1, "weight_grad": 1}
     plain, offloading, ample = (
-        ada_offload_starts(LimitedPipe.of(8, 32, limits=limit, **times), offload=offload)
+        ada_offload_starts(LimitedPipe.from_numbers(8, 32, limits=limit, **times), offload=offload)
         for limit, offload in ((4, None), (4, 0.5), (32, None))
     )
     assert (plain.end.max(), ample.end.max()) == (pytest.approx(160, abs=20), 103)
@@ -176,7 +178,7 @@ ROW = timed_ops("F0 0 1, O0 1 1.8, F1 2 3, I1 3 4, W1 4 5, L0 5 6, I0 6 7, W0 7 
 
 
 def row_text(ops, limit, weight_share=1 / 3):
-    timed = TimedOps.of([(phase, 0, m, 0, start, end) for phase, m, start, end in ops])
+    timed = TimedOps.from_tuples([(phase, 0, m, 0, start, end) for phase, m, start, end in ops])
     (row,) = rows_from_starts(timed, sizes=[1.0], limits=[limit], weight_share=weight_share)
     return " ".join(str(op)[1:] for cell in row for op in cell)
 
@@ -223,7 +225,7 @@ def test_starts_that_break_the_limit_are_refused(change, message):
 
 def test_columns_follow_the_starts_on_a_shared_link():
     by_worker = "F0 0 1, O0 2 3, L0 4 5, B0 5 6", "F0 .5 1.5, O0 1.5 2, L0 3 4, B0 4 5"
-    timed = TimedOps.of(
+    timed = TimedOps.from_tuples(
         [
             (phase, worker, m, worker, start, end)
             for worker, text in enumerate(by_worker)
@@ -330,10 +332,10 @@ def test_selective_offload_saves_more_than_its_share():
 
 def test_ada_offload_copes_with_little_memory_and_with_stages_that_differ():
     """530 is the best known schedule of the first problem; the second one has room for one."""
-    tight = LimitedPipe.of(4, 16, forward=10, input_grad=10, weight_grad=10, limits=2)
+    tight = LimitedPipe.from_numbers(4, 16, forward=10, input_grad=10, weight_grad=10, limits=2)
     assert ada_offload_starts(tight, offload=10, load=10).end.max() == 530
     times = {"forward": 2, "input_grad": 2, "weight_grad": 2}
-    uneven = LimitedPipe.of(4, 10, **times, limits=[1, 2, 2, 2])
+    uneven = LimitedPipe.from_numbers(4, 10, **times, limits=[1, 2, 2, 2])
     alone, away = (ada_offload_starts(uneven, offload=t).end.max() for t in (None, 1.0))
     assert (alone, away) == (180.0, 86.0)
 
@@ -382,7 +384,9 @@ def test_mistakes_of_offloads_are_named():
         pj.schedules.build("pipe-offload", num_workers=6, num_microbatches=8, offload_share=2)
     for sizes in ([1, -1], [1, np.nan], [np.inf, 1]):
         with pytest.raises(ValueError, match="sizes must be 2 finite numbers of at least 0, got"):
-            LimitedPipe.of(2, 2, forward=1, input_grad=1, weight_grad=1, limits=2, sizes=sizes)
+            LimitedPipe.from_numbers(
+                2, 2, forward=1, input_grad=1, weight_grad=1, limits=2, sizes=sizes
+            )
 
 
 ONE = ["--workers", "8", "--microbatches", "24"]

@@ -22,7 +22,7 @@ def is_usual(name):
         return False
     microbatches = at_least(name, WORKERS, 8)
     table = pj.schedules.build(name, num_workers=WORKERS, num_microbatches=microbatches)
-    return not table.grammar.own and not table.updates_within
+    return not table.grammar.custom_phases and not table.updates_within
 
 
 def draw(seed, folder):

@@ -129,7 +129,7 @@ def test_parts_of_a_step_name_its_lanes(name):
     result = pj.explain(table, costs)
     parts = {part.name: part.seconds for part in result.parts}
     assert sum(parts.values()) == pytest.approx(pj.evaluate(table, costs).makespan)
-    lanes = {f"lane {phase.kind.lane}" for phase in table.grammar.own} - {"lane compute"}
+    lanes = {f"lane {phase.kind.lane}" for phase in table.grammar.custom_phases} - {"lane compute"}
     assert {part for part in parts if part.startswith("lane")} == lanes
     assert not any(remedy.kind == "schedule" for remedy in result.remedies)
 
@@ -139,7 +139,7 @@ def test_levels_agree_without_messages(name):
     """The idealised table in the ratio of all times is the run without messages and sharding."""
     table, costs = of_grammar(name)
     alike = {field: np.mean(time) for field, time in vars(costs).items() if time is not None}
-    times = {phase.kind.time: alike.pop(phase.kind.time) for phase in table.grammar.own}
+    times = {phase.kind.time: alike.pop(phase.kind.time) for phase in table.grammar.custom_phases}
     free = dict.fromkeys(("transmit", "unshard", "reduce_grad"), 0.0)
     both = pj.compare(table, pj.Costs(**alike | free, others=times))
     assert both.bubble_ratio == pytest.approx(both.table_bubble_ratio)

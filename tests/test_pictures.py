@@ -210,7 +210,7 @@ def test_lanes_are_thin_rows_below_their_worker(name, below):
     assert faults(picture) == []
     names = [text.get_text() for text in picture.legends[0].get_texts()]
     assert f"thin rows: {', '.join(below)}" in names
-    assert {phase.kind.name for phase in table.grammar.own} <= {*names}
+    assert {phase.kind.name for phase in table.grammar.custom_phases} <= {*names}
     tops = {}
     looks = palette.phase_looks(table.used_phases)
     colour_lanes = {to_rgb(looks[phase.name].fill): phase.kind.lane for phase in table.used_phases}

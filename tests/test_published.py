@@ -284,7 +284,7 @@ def test_zero_bubble_table_5_searched(record):  # ours is as good, in spans of a
     setting, times = record["setting"], profile(record["setting"])
     p, m, name = setting["p"], setting["m"], setting["schedule"].lower()
     share = weight_share(setting["model"])
-    pipe = LimitedPipe.of(
+    pipe = LimitedPipe.from_numbers(
         p,
         m,
         forward=times["T_F"],
@@ -317,7 +317,7 @@ def test_zero_bubble_against_memory(record):  # Figure 9: the limit in multiples
     for limit, published in zip(
         setting["M_limit_over_pMB"], record["value"]["ZB heuristic"], strict=True
     ):
-        pipe = LimitedPipe.of(
+        pipe = LimitedPipe.from_numbers(
             setting["p"],
             setting["m"],
             forward=f,

@@ -103,7 +103,7 @@ def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
     for _, finish, _, _, (phase, s, m) in ops:
         version = versions[m % rule.runs, s]
         if phase is pj.Phase.F:
-            v = len(version) - 1 if rule.behind is None else max(groups[s, m] - rule.behind, 0)
+            v = len(version) - 1 if rule.lag is None else max(groups[s, m] - rule.lag, 0)
             out, stash[s, m] = stages.forward(s, version[v], inputs.pop((s, m), None), order[m])
             if s == last:
                 gradients[s, m] = stages.last(out, order[m])

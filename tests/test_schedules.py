@@ -217,12 +217,12 @@ def works(draw, tightest=4):
     limit = tightest * stages * pipes
     work = Work(
         placement=numbers(0, workers - 1, pipes, stages),
-        pipe_of=numbers(0, pipes - 1, microbatches),
-        lasts={phase: numbers(1, 5, stages) for phase in (F, I, W)},
+        microbatch_pipes=numbers(0, pipes - 1, microbatches),
+        durations={phase: numbers(1, 5, stages) for phase in (F, I, W)},
         lag=numbers(0, 4, 2, pipes, stages - 1),
         transmit=numbers(0, 3, 2, pipes, stages - 1),
         sizes=numbers(2, 4, stages),
-        kept=numbers(0, 2, stages),
+        weight_sizes=numbers(0, 2, stages),
         limits=numbers(limit, 2 * limit, workers),
     )
     return work, numbers
@@ -232,10 +232,10 @@ def check_run(work, run, depth=()):
     """Every op has run, behind what it waits for, alone on its worker and within the limits."""
     stages, sizes = len(work.placement[0]), work.sizes
     times = {(phase, s, m): (start, end) for phase, s, m, _, start, end in run.log}
-    assert len(times) == len(run.log) == 3 * stages * len(work.pipe_of)
+    assert len(times) == len(run.log) == 3 * stages * len(work.microbatch_pipes)
     assert all(type(time) is int for pair in times.values() for time in pair)
     for (phase, stage, m), (start, _) in times.items():
-        pipe = work.pipe_of[m]
+        pipe = work.microbatch_pipes[m]
         before = stage - 1 if phase is F else stage + 1
         if phase is W or (phase is I and stage == stages - 1):
             assert start >= times[I if phase is W else F, stage, m][1]
@@ -244,7 +244,7 @@ def check_run(work, run, depth=()):
             sent = (values[hop[0]][hop[1]][hop[2]] for values in (work.lag, work.transmit))
             assert start >= times[phase, before, m][1] + sum(sent)
         if phase is F and depth:
-            ahead = [times[I, stage, n][0] for n in range(m) if work.pipe_of[n] == pipe]
+            ahead = [times[I, stage, n][0] for n in range(m) if work.microbatch_pipes[n] == pipe]
             assert sum(begun > start for begun in ahead) < depth[pipe][stage]
     for worker in range(len(work.limits)):
         rows = sorted((start, end) for *_, w, start, end in run.log if w == worker)
@@ -252,7 +252,9 @@ def check_run(work, run, depth=()):
         changes = sorted(
             (end if phase in (I, W) else start, change)
             for phase, s, _, w, start, end in run.log
-            for change in [{F: sizes[s], I: work.kept[s] - sizes[s], W: -work.kept[s]}[phase]]
+            for change in [
+                {F: sizes[s], I: work.weight_sizes[s] - sizes[s], W: -work.weight_sizes[s]}[phase]
+            ]
             if w == worker
         )
         assert max(itertools.accumulate([0, *(c for _, c in changes)])) <= work.limits[worker]

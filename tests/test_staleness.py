@@ -326,9 +326,9 @@ ILLEGAL = {  # rows, workers apart by a slash
     "op 0U3 on worker 0 has no forward": ("0F0 0B0 0U3", {}),
     "0F1 reads weights with 1 updates, but only 0 stand before it": (
         "0F0 0F1 0B0 0U0 0B1 0U1",
-        {"behind": 0},
+        {"lag": 0},
     ),
-    "but no U cell updates weights": ("0F0 0B0", {"behind": 1}),
+    "but no U cell updates weights": ("0F0 0B0", {"lag": 1}),
     "0F2 begins a round before all runs have ended the one before it": (
         "0F0 0F1 0F2 0B0 0U0 0B1 0U1 0B2 0U2",
         {"runs": 2},
@@ -348,7 +348,7 @@ def test_illegal_updates(message):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({"behind": 1.5}, "behind must be a whole number of at least 0, got 1.5"),
+        ({"lag": 1.5}, "lag must be a whole number of at least 0, got 1.5"),
         ({"runs": 0}, "runs must be a whole number of at least 1, got 0"),
         ({"local_steps": -2}, "local_steps must be a whole number of at least 1, got -2"),
     ],

@@ -79,7 +79,7 @@ def test_kinds_of_a_table_are_told_apart_in_grey_from_all_that_it_has(name):
 @pytest.mark.parametrize("count", [1, 8, 40])
 def test_any_number_of_kinds_has_colours(count):
     kinds = {f"K{chr(65 + k // 26)}{chr(65 + k % 26)}": OpKind("x", "x") for k in range(count)}
-    looks = palette.phase_looks(Grammar(kinds=kinds).own)
+    looks = palette.phase_looks(Grammar(kinds=kinds).custom_phases)
     assert len({look.fill for look in looks.values()}) == count
     light = [lab(look.fill)[0] for look in looks.values()]
     assert light == sorted(light, reverse=True)  # in their order

@@ -70,10 +70,10 @@ def test_the_replay_of_a_run_is_exact(name, link):
     found = replayed(run, link=link)
     assert found.pipelines.table.num_pipes == table.num_pipes
     assert found.pipelines.table.is_fused.sum() == table.is_fused.sum()
-    exact = Replay(found.pipelines, Links.of(link), sent, found.errors)
+    exact = Replay(found.pipelines, Links.resolve(link), sent, found.errors)
     assert np.abs(exact.residuals).max() <= 1e-9
     assert np.abs(exact.stalls).max() <= 1e-9
-    other = Replay(found.pipelines, Links.of(link), 1.5 * sent, found.errors)
+    other = Replay(found.pipelines, Links.resolve(link), 1.5 * sent, found.errors)
     assert np.abs(other.residuals).max() > 1e-3  # that it is seen
 
 
@@ -82,7 +82,7 @@ def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     """As a run of its table, start by start, as `residuals` say; what was recorded stands beside."""
     run, sent = drawn(table_of(name), link)
     found = replayed(run, link=link)
-    shifted = Replay(found.pipelines, Links.of(link), 1.5 * sent, found.errors)
+    shifted = Replay(found.pipelines, Links.resolve(link), 1.5 * sent, found.errors)
     (pipeline,) = found.pipelines.pipelines
     again = pj.evaluate(
         found.pipelines.tables[pipeline.table],

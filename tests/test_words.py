@@ -14,17 +14,7 @@ LEFT = {
     "pipejax/analysis/formula/form.py": 1,
     "pipejax/analysis/formula/versus.py": 1,
     "pipejax/analysis/step/step_parts.py": 1,
-    "pipejax/engine/lowering/program.py": 2,
     "pipejax/plots/explorer/factors.py": 2,
-    "pipejax/schedules/builders/one_f_one_b.py": 1,
-    "pipejax/schedules/cells/cells.py": 1,
-    "pipejax/schedules/cells/grammar.py": 4,
-    "pipejax/schedules/cells/memory_ledger.py": 4,
-    "pipejax/schedules/cells/ops.py": 4,
-    "pipejax/schedules/heuristics/memory_limited_pipe.py": 1,
-    "pipejax/schedules/heuristics/timeline.py": 6,
-    "pipejax/schedules/legality.py": 10,
-    "pipejax/schedules/table/links.py": 2,
     "pipejax/training/rpd.py": 1,  # a public parameter
 }
 WORDS = (

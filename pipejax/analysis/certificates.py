@@ -193,7 +193,7 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
 def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Start and end of cells, all-reduces and updates by name."""
     program, grammar, ops = evaluation.program, evaluation.table.grammar, {}
-    runs = {*evaluation.links.executed(grammar), *grammar.host, *grammar.off_row}
+    runs = {*evaluation.links.executed(grammar), *grammar.host, *grammar.side_phases}
     times = evaluation.start.tolist(), evaluation.finish.tolist()
     for worker, row in enumerate(evaluation.table.rows()):
         for slot, cell in enumerate(row):

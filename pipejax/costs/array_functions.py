@@ -1,4 +1,4 @@
-"""Functions of arrays: JAX's where an argument is an array of JAX, traced or not, else NumPy's.
+"""Functions of arrays: JAX's if an argument is a JAX array, traced or not, else NumPy's.
 
 A price is a few thousand operations on small arrays. In a trace they become part of one program.
 Of numbers that are known, JAX would compile each operation by itself and anew for every shape,
@@ -76,17 +76,17 @@ where = _dispatch("where")
 
 
 def softmax(logits: Any) -> Any:
-    """Shares (...) that sum to 1."""
+    """Return shares (...) that sum to 1, in proportion to the exponentials of logits."""
     weights = exp(logits - max(logits, axis=-1))
     return weights / sum(weights)
 
 
 def stacked(values: Sequence[Any]) -> Any:
-    """One array from several numbers, NumPy's unless one of them is JAX's."""
+    """Return one array of several numbers, NumPy's unless one of them is JAX's."""
     return stack([asarray(value, float) for value in values])
 
 
 def stacked_trees(trees: Sequence[Any]) -> Any:
-    """One tree of arrays (trees) from several trees of numbers."""
+    """Return one tree of arrays (trees) from several trees of numbers."""
     first, *others = trees
     return mapped(lambda *leaves: stacked(leaves), first, *others)

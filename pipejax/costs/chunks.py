@@ -73,7 +73,7 @@ def _array(sizes: Any) -> Any:
 
 
 def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " stages"]]:
-    """Check times and lay each out for all stages."""
+    """Return checked times by name, each as an array (stages) of `count` stages."""
     arrays = []
     for name, time in times.items():
         values = as_floats(time, name)
@@ -95,6 +95,6 @@ def chunk_seconds(sizes: Any, fixed: Any, per_token: Any, per_pair: Any, per_pre
 
 
 def sent(sizes: Any, per_token: float, num_stages: int) -> Any:
-    """Transmit times (..., 2, 1, boundaries, chunks) of chunks (..., chunks)."""
+    """Return transmit times (..., 2, 1, boundaries, chunks) of chunks (..., chunks)."""
     shape = (*sizes.shape[:-1], 2, 1, num_stages - 1, sizes.shape[-1])
     return xp.broadcast_to(per_token * sizes[..., None, None, None, :], shape)

@@ -28,13 +28,12 @@ CONTRADICTION = 0.01  # by which B may differ from I + W in files and options
 MESSAGE_FIELDS = ("latency", "transmit")
 TIME_FIELDS: Mapping[str, str] = {**PHASE_FIELDS, "pair": "pair"}  # of ops and of fused pairs
 DIMENSIONLESS = ("pair_factor",)  # fields that are no times
-OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].of != MICROBATCH)
+OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].scope != MICROBATCH)
 # of these, ops that every copy of a stage runs by itself
-OF_COPIES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].of == COPY)
+OF_COPIES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].scope == COPY)
 # ways to give a missing time, by field
 _WAYS = dict.fromkeys(
-    ("backward", "input_grad", "weight_grad"),
-    "backward (B), or input_grad (I) and weight_grad (W)",
+    ("backward", "input_grad", "weight_grad"), "backward (B), or input_grad (I) and weight_grad (W)"
 ) | {
     "offload": "offload (O) in seconds, as F=1,B=2,O=1; a model has it on a system whose file says "
     "what its host_link is",
@@ -186,7 +185,7 @@ class Costs:
         transfer: "Seconds | None" = None,
         **others: "Seconds | None",
     ) -> "Costs":
-        """Divide what one microbatch takes on one worker over the stages that it meets there.
+        """Divide the times of a microbatch on one worker over its stages there.
 
         Schedules with several stages per worker then do the same work as those with one:
         interleaved stages take a V-th each, those of a Hanayo wave a 2 * waves-th; a Chimera
@@ -230,7 +229,7 @@ class Costs:
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from one number or batch for each time, of every stage or of a worker."""
+        """Make costs from one number or batch for each time, per stage or per worker."""
         # A batch axis is written out on every leaf, before axes of stages or boundaries. What is of
         # a worker is divided over the stages that a microbatch meets there.
         check_types(table=(table, ScheduleTable))
@@ -332,7 +331,7 @@ class Costs:
     ) -> None:
         """Check that every cost has one entry, or one per stage or boundary, and no batch axis.
 
-        Or one per stage or boundary and microbatch.
+        A cost may also have one entry per stage or boundary and microbatch.
 
         Args:
           num_stages: S.
@@ -350,14 +349,14 @@ class Costs:
             shape = getattr(value, "shape", ())
             if not shape:
                 continue
-            # a single axis is of stages, or of boundaries: microbatches are the second axis of an
-            # op, (1, M) where stages are alike, and the fourth of a message
+            # One axis is of stages or boundaries. Microbatches are the second axis of an op, (1, M)
+            # for equal stages, and the fourth axis of a message.
             target = links if name in MESSAGE_FIELDS else stages
             target = (other[name],) if name in other else target
             entries, microbatches = shape, ""
-            # the second axis of U is of copies of a stage, so that all its stages are there
-            is_alike = name in OF_COPIES and shape[0] != num_stages
-            if differs_by_microbatch(name, value) and not is_alike:
+            # U differs by copy of a stage only if it has an entry for each stage
+            has_equal_stages = name in OF_COPIES and shape[0] != num_stages
+            if differs_by_microbatch(name, value) and not has_equal_stages:
                 microbatches = f" and {num_microbatches} microbatches"
                 entries = shape[:-1] if shape[-1] == num_microbatches else shape
             try:
@@ -410,7 +409,7 @@ _CALLED = {
 
 
 def unknown_cost(name: str) -> UnknownNameError:
-    """Return the error of a name that is no cost; of a letter or a word of files, which it is."""
+    """Return the error of an unknown cost; for a letter or word of files it names the argument."""
     if name not in _CALLED:
         return unknown("cost", name, FIELDS)
     argument = _CALLED[name]
@@ -430,9 +429,9 @@ def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
     return costs
 
 
-# A tree of costs also holds derivatives, axes or the inside of a transformation, which are no
-# costs: taking it apart and putting it together neither checks nor fills in anything.
-def _taken_apart(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]:
+# A tree of costs may also hold derivatives, axes or tracers of a transformation, not costs:
+# its functions neither check nor complete values.
+def _flatten(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]:
     """Flatten a tree of costs: names and leaves, and the names as its form."""
     names = tuple(vars(costs))
     return names, tuple(vars(costs).values()), names
@@ -440,7 +439,7 @@ def _taken_apart(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[
 
 register(
     Costs,
-    _taken_apart,
+    _flatten,
     lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True))),
 )
 
@@ -463,8 +462,8 @@ def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_backward(times: Mapping[str, Any]) -> None:
-    """Refuse B beside an I and a W that make up another one, where a person gives all three."""
-    # Measured ones may differ by 1 %. `Costs` itself takes any: a fused backward may be faster.
+    """Refuse a B that differs from I + W by more than 1 %, where all three are given."""
+    # `Costs` itself takes any: a fused backward may be faster.
     backwards = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
     if any(time is None for time in backwards):
         return
@@ -483,6 +482,7 @@ def check_backward(times: Mapping[str, Any]) -> None:
 
 
 def _combined(what: str, combine: Any, first: Any, second: Any) -> Any:
+    """Return the sum or difference of two costs whose shapes fit; `what` names it in errors."""
     shapes = np.shape(first), np.shape(second)
     if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
         len(shapes[0]) == len(shapes[1])

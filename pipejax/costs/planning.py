@@ -1,8 +1,8 @@
 """Schedules for a run: planned schedules get the times of the run.
 
-Every door of the package builds a schedule here, so that all of them answer with the same table.
-Times are planned for in forwards (the mean F is 1), to a millionth: costs that differ in scale or
-by rounding alone give one plan.
+Commands, sweeps and Python all build schedules here, so they use the same table. Planned times are
+in units of the mean F, rounded to a millionth: costs that differ only in scale or by rounding give
+one plan.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +16,8 @@ from pipejax.schedules import naming
 from pipejax.schedules.registry import Builder
 from pipejax.schedules.table.table import ScheduleTable
 
-TOLERANCE = 1e-6  # of the mean forward: plans tell no shorter times apart
-SHORTEST = 100  # tolerances: slots have a length, and sums of floats tell them apart
+TOLERANCE = 1e-6  # of the mean forward, to which times of a plan are rounded
+MIN_SLOT = 100  # tolerances: shortest slot, so that sums of floats stay distinct
 LETTERS = "FBIW"  # of ops in slots
 BY_STAGE = ("offload", "load")  # builders take these stage by stage
 Options = Mapping[str, Any]
@@ -33,13 +33,13 @@ def build_for_run(
 def for_times(
     builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
 ) -> dict[str, Any]:
-    """Add to a builder's options the times that its schedule is planned for, if it is planned."""
+    """Return a builder's options; for a planned schedule with the times from priced costs."""
     if not is_planned(builder, options):
         return dict(options)
-    costs = price(like(builder, size, options))
+    costs = price(similar_table(builder, size, options))
     batch = {name: np.asarray(leaf)[None] for name, leaf in vars(costs).items() if leaf is not None}
-    ((_, planned),) = plans(builder, options, batch)
-    return planned
+    ((_, planned_options),) = plans(builder, options, batch)
+    return planned_options
 
 
 def is_planned(builder: Builder, options: Options) -> bool:
@@ -54,7 +54,7 @@ def plans(
     size = max(len(leaf) for leaf in costs.values())
 
     def mean(name: str) -> Float[NumpyArray, "batch columns"]:
-        """Mean time of all stages; of O and L that of each, where costs have them."""
+        """Return the mean time of all stages, or for O and L the time of each stage."""
         leaf = np.asarray(costs.get(name, np.zeros(1)), float)
         columns = leaf.shape[1] if name in BY_STAGE and leaf.ndim > 1 else 1
         if not leaf.size:
@@ -66,30 +66,30 @@ def plans(
         name: mean(name) for name in BY_STAGE
     }
     ends = np.cumsum([leaf.shape[1] for leaf in times.values()])[:-1]
-    in_units = _in_forwards(np.hstack([*times.values()]))
-    distinct, which = np.unique(in_units, axis=0, return_inverse=True)
-    for k, row in enumerate(distinct):
-        values = [part.tolist() for part in np.split(row, ends)]
+    rounded = _in_forwards(np.hstack([*times.values()]))  # (batch, columns of all times)
+    distinct_rows, row_indices = np.unique(rounded, axis=0, return_inverse=True)
+    for k, row in enumerate(distinct_rows):
+        values = [columns.tolist() for columns in np.split(row, ends)]
         plan: dict[str, Any] = dict(zip(times, values, strict=True))
         for name in plan:
             if name not in BY_STAGE or np.ndim(costs.get(name, 0.0)) < 2:
-                (plan[name],) = plan[name]
+                (plan[name],) = plan[name]  # one number for all stages
         plan["slots"] = {letter: plan[letter] for letter in LETTERS}
         arguments = {key: plan[key] for key in ("slots", *builder.options) if key in plan}
-        yield np.flatnonzero(which.ravel() == k), arguments | dict(options)
+        yield np.flatnonzero(row_indices.ravel() == k), arguments | dict(options)
 
 
 def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "batch times"]:
-    """Times in mean forwards, to the tolerance."""
+    """Return times in units of the mean forward, rounded to the tolerance."""
     forward = times[:, :1]
     unit = np.where(forward > 0, forward, times.max(axis=1, keepdims=True))
     steps = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE)
-    steps[:, : len(LETTERS)] = np.maximum(steps[:, : len(LETTERS)], SHORTEST)
+    steps[:, : len(LETTERS)] = np.maximum(steps[:, : len(LETTERS)], MIN_SLOT)
     return steps / round(1 / TOLERANCE)
 
 
-def like(builder: Builder, size: Options, options: Options) -> ScheduleTable:
-    """Return any table with as many stages per worker: costs depend on nothing else of it."""
+def similar_table(builder: Builder, size: Options, options: Options) -> ScheduleTable:
+    """Return a table with the stages per worker of a schedule, which decide its costs."""
     stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
     if stages_per_worker == 1:
         return naming.build("1f1b", **size)

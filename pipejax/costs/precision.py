@@ -1,4 +1,4 @@
-"""Floating-point type of solutions, and the check that results are finite.
+"""Floating-point types of solutions, and the check that results are finite.
 
 JAX's default knows no float64, and float32 loses what a person reads: after 20,000 additions the
 fourth digit may be wrong. So numbers are solved in float64 whatever the default, and come back as
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 def is_traced(*trees: Any) -> bool:
-    """Return whether JAX traces a number of these, so that its value is out of sight."""
+    """Return whether JAX traces a number of some trees, so that its value is unknown."""
     return is_loaded() and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves(trees))
 
 
@@ -40,7 +40,7 @@ def _has_float64() -> bool:
 
 
 def float_type(*values: Any) -> np.dtype:
-    """Type in which values are added up."""
+    """Return the floating-point type in which values are added."""
     # Numbers: float32 where all arrays among them are float32 or smaller, else float64; Python's
     # numbers take the type of the arrays beside them, and alone they are float64. Tracers: JAX's.
     if is_traced(values):
@@ -66,7 +66,7 @@ def _number_type(kinds: frozenset[Any]) -> np.dtype:
 
 @contextmanager
 def _plain_numbers() -> Iterator[None]:
-    """Numbers stay numbers, whatever trace is under way, and JAX knows float64, if it is there."""
+    """Leave any trace of JAX, and let JAX accept float64."""
     if not is_loaded():
         yield
         return
@@ -92,18 +92,19 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def _exact(tree: Any) -> Any:
-    """Copy numbers to float64; a tree without any, as a program, stays the same object."""
+    """Copy the numbers of a tree to float64; return a tree without numbers as it is."""
     if not any(map(_is_real, leaves(tree))):
         return tree
     return mapped(lambda leaf: np.array(leaf, np.float64) if _is_real(leaf) else leaf, tree)
 
 
 def _is_real(leaf: Any) -> bool:
+    """Return whether a leaf is an array of floating-point numbers, and not masked."""
     if not (is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)):
         return False
     if leaf.dtype.kind in "iub":
         return False
-    # a masked one is left for `Costs` to refuse
+    # `Costs` refuses a masked array
     return not is_masked(leaf) and (
         leaf.dtype.kind == "f" or jnp.issubdtype(leaf.dtype, jnp.floating)
     )
@@ -161,7 +162,7 @@ def check_finite(results: Any, inputs: Any) -> None:
 
 
 def _named(tree: Any) -> list[tuple[str, NumpyArray]]:
-    """The numbers of a tree, each with the last part of its name."""
+    """List the numbers of a tree, each with the last part of its name."""
     return [
         (name, on_host(leaf))
         for name, leaf in named_leaves(tree)
@@ -174,7 +175,7 @@ def _is_finite(values: NumpyArray) -> bool:
 
 
 def on_host(value: Any) -> NumpyArray:
-    """A value as NumPy's; of an array over several processes, the numbers that this one holds."""
+    """Return a value as a NumPy array; of an array over several processes, the local part."""
     if is_array(value) and not value.is_fully_addressable:
         return np.concatenate(
             [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
@@ -211,8 +212,8 @@ def checked_seconds(name: str, value: Any) -> Any:
 
 def _are_times(numbers: NumpyArray) -> bool:
     """Return whether all numbers, of float32 or float64, are finite and at least 0."""
-    # Read as whole numbers without a sign, the bits of such floats stand below those of infinity,
-    # and NaN and all with a sign above: one pass tells. Only -0 needs the second look.
+    # One pass over the bits as unsigned whole numbers decides: those of finite positive floats are
+    # below infinity's, those of NaN and of floats with a sign are above. -0 needs a second check.
     if numbers.size == 0:
         return True
     bits = np.dtype(f"u{numbers.itemsize}")
@@ -232,6 +233,7 @@ def _as_float(numbers: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
+    """Return a value as an array of numbers; None if it is none."""
     if is_array(value):
         return value if isinstance(value.dtype, np.dtype) else None  # random keys have their own
     if is_masked(value):

@@ -1,7 +1,7 @@
-"""Costs that are scaled: by rules as "transmit*2", for slow workers, for long microbatches.
+"""Scaled costs: by rules such as "transmit*2", for slow workers, for long microbatches.
 
-A rule scales one field, or a group of them, everywhere or at one stage, worker, microbatch or stage
-boundary. All of it ends in leaves of `Costs`, with an axis more where the place asks for it.
+A rule scales one field, or a group of fields, everywhere or at one stage, worker, microbatch or
+stage boundary. The results are leaves of `Costs`, with one more axis if the place needs it.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # computing ops of a microbatch, and fused pairs of two
 _COMPUTED = (
-    kind.time for kind in KINDS.values() if (kind.lane, kind.of) == (COMPUTING, MICROBATCH)
+    kind.time for kind in KINDS.values() if (kind.lane, kind.scope) == (COMPUTING, MICROBATCH)
 )
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "compute": (*filter(None, _COMPUTED), "pair"),
@@ -57,7 +57,7 @@ _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(
 
 
 class ScaledFields(NamedTuple):
-    """Groups of a table's costs that are scaled together, with kinds of its own."""
+    """Groups of a table's costs that are scaled together, with its custom kinds."""
 
     words: Mapping[str, tuple[str, ...]]  # fields by letter, field or group
     growing: tuple[str, ...]  # of a microbatch, and longer for a longer one
@@ -67,18 +67,19 @@ class ScaledFields(NamedTuple):
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "ScaledFields":
-        """Add the costs of a table's own kinds to those of every table."""
-        kinds = table.grammar.own
-        computed = tuple(p.kind.time for p in kinds if p.kind.lane == COMPUTING)
-        numbered = tuple(p.kind.time for p in kinds if p.kind.of in (MICROBATCH, WORKER))
+        """Return the groups of a table's costs, with the costs of its custom kinds."""
+        phases = table.grammar.custom_phases
+        computed = tuple(p.kind.time for p in phases if p.kind.lane == COMPUTING)
+        growing = tuple(p.kind.time for p in phases if p.kind.scope in (MICROBATCH, WORKER))
+        per_stage = (p.kind.time for p in phases if p.kind.scope in (STAGE, COPY))
         words: dict[str, tuple[str, ...]] = {word: (field,) for word, field in _WORD.items()}
-        words |= {word: (p.kind.time,) for p in kinds for word in (p.kind.time, p.name)}
+        words |= {word: (p.kind.time,) for p in phases for word in (p.kind.time, p.name)}
         return cls(
-            {**words, **GROUPS, "compute": (*GROUPS["compute"], *computed)},
-            (*GROWING, *numbered),
-            (*ON_WORKERS, *computed),
-            frozenset(phase.kind.time for phase in kinds if phase.kind.of == WORKER),
-            frozenset((*OF_STAGES, *(p.kind.time for p in kinds if p.kind.of in (STAGE, COPY)))),
+            words={**words, **GROUPS, "compute": (*GROUPS["compute"], *computed)},
+            growing=(*GROWING, *growing),
+            on_workers=(*ON_WORKERS, *computed),
+            per_worker=frozenset(p.kind.time for p in phases if p.kind.scope == WORKER),
+            per_stage=frozenset((*OF_STAGES, *per_stage)),
         )
 
 
@@ -162,7 +163,7 @@ def scaled_costs(
         size = _microbatch_factors(microbatches, costs)  # behind all other axes
         scale(scaled.growing, lambda field: size[(None,) * (3 if field in MESSAGE_FIELDS else 1)])
     if workers is not None:
-        by_op, by_worker = factors_of_ops(table, workers), _worker_factors(workers, table)
+        by_op, by_worker = op_factors(table, workers), _worker_factors(workers, table)
         scale(scaled.on_workers, lambda field: by_worker if field in scaled.per_worker else by_op)
     for text in () if rules is None else rules.split(","):
         rule = _read(text, scaled)
@@ -172,6 +173,7 @@ def scaled_costs(
 
 
 def _microbatch_factors(scale: Any, costs: Costs) -> Any:
+    """Return checked factors of the microbatches: (microbatches)."""
     factors = scale if is_traced(scale) else as_floats(scale, "scale")
     is_wrong = not is_traced(scale) and (
         factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all()
@@ -212,12 +214,13 @@ def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> N
             )
 
 
-def factors_of_ops(table: ScheduleTable, factors: Stragglers) -> Any:
-    """Factors of the ops of each stage (stages), or (stages, microbatches) where pipes differ."""
-    return _worker_factors(factors, table)[workers_of_ops(table)]
+def op_factors(table: ScheduleTable, factors: Stragglers) -> Any:
+    """Return the factors of ops: (stages), or (stages, microbatches) if pipes differ."""
+    return _worker_factors(factors, table)[op_workers(table)]
 
 
 def _worker_factors(factors: Stragglers, table: ScheduleTable) -> Any:
+    """Return checked factors of all workers, (workers), 1 for workers that are not slow."""
     if not isinstance(factors, Mapping):
         values = factors if is_traced(factors) else np.asarray(factors, float)
         if np.shape(values) != (table.num_workers,):
@@ -237,8 +240,8 @@ def _worker_factors(factors: Stragglers, table: ScheduleTable) -> Any:
     return array
 
 
-def workers_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
-    """Worker of the ops of each stage (stages), or (stages, microbatches) where pipes differ."""
+def op_workers(table: ScheduleTable) -> Int[NumpyArray, "..."]:
+    """Return the workers of ops: (stages), or (stages, microbatches) if pipes differ."""
     placement = table.placement
     if (placement == placement[0]).all():
         return placement[0]
@@ -246,6 +249,7 @@ def workers_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
 
 
 def _read(text: str, scaled: ScaledFields) -> ScalingRule:
+    """Read a scaling rule, such as "compute@worker3*1.3"."""
     match = _RULE.fullmatch(text)
     if match is None:
         form = "WHAT*FACTOR or WHAT@PLACE*FACTOR, as transmit*2 or compute@worker3*1.3"
@@ -262,6 +266,7 @@ def _read(text: str, scaled: ScaledFields) -> ScalingRule:
 
 
 def _read_factor(text: str, where: str) -> float:
+    """Read a factor from text: a number of at least 0."""
     try:
         factor = float(text) if text.isascii() and "_" not in text else np.nan
     except ValueError:
@@ -303,50 +308,53 @@ def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, scaled: Scaled
 def _rule_factors(
     rule: ScalingRule, table: ScheduleTable, scaled: ScaledFields, field: str
 ) -> Float[NumpyArray, "..."]:
-    """Return factors of a field: (), (stages), (stages, microbatches), or those of messages."""
-    where: Any = True
+    """Return the factors of a field by a rule, the rule's factor at its place and 1 elsewhere."""
+    # Returns (), (stages), (stages, microbatches), or for messages (2, pipes, boundaries).
+    is_scaled: Any = True
     edges = np.array(table.grammar.edges(table.num_stages), int).reshape(-1, 2)
     if rule.place == "microbatch":
         microbatches = np.arange(table.num_microbatches) == rule.number
-        where = microbatches.reshape((1, 1, 1, -1) if field in MESSAGE_FIELDS else (1, -1))
-    elif field in scaled.per_worker:  # stages do not matter to it
-        is_there = np.arange(table.num_workers) == rule.number
-        where = is_there if rule.place == "worker" else rule.place == ""
+        is_scaled = microbatches.reshape((1, 1, 1, -1) if field in MESSAGE_FIELDS else (1, -1))
+    elif field in scaled.per_worker:  # a cost without an axis of stages
+        is_worker = np.arange(table.num_workers) == rule.number
+        is_scaled = is_worker if rule.place == "worker" else rule.place == ""
     elif rule.place == "stage":
-        where = np.arange(table.num_stages) == rule.number
+        is_scaled = np.arange(table.num_stages) == rule.number
     elif rule.place == "boundary":
-        where = np.arange(len(edges)) == rule.number
+        is_scaled = np.arange(len(edges)) == rule.number
     elif rule.place == "worker":
-        holds = table.placement == rule.number  # (pipes, stages)
-        if field in MESSAGE_FIELDS:
-            where = np.stack([holds[:, edges[:, 0]] | holds[:, edges[:, 1]]] * 2)
+        on_worker = table.placement == rule.number  # (pipes, stages)
+        if field in MESSAGE_FIELDS:  # messages that it sends or receives
+            is_scaled = np.stack([on_worker[:, edges[:, 0]] | on_worker[:, edges[:, 1]]] * 2)
         else:
-            where = workers_of_ops(table) == rule.number
-            if where.ndim == 2 and field in scaled.per_stage and field not in scaled.on_workers:
-                stage = int(np.flatnonzero((holds != holds[0]).any(axis=0))[0])
+            is_scaled = op_workers(table) == rule.number
+            has_one_time = field in scaled.per_stage and field not in scaled.on_workers
+            if is_scaled.ndim == 2 and has_one_time:
+                stage = int(np.flatnonzero((on_worker != on_worker[0]).any(axis=0))[0])
                 raise ValueError(
                     f"{rule.what} has one time for all workers that hold stage {stage}"
                 )
-    return np.where(where, rule.factor, 1.0)  # of shape () where there is no place
+    return np.where(is_scaled, rule.factor, 1.0)
 
 
 def _times(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
-    """Multiply a leaf with factors; each may lack the axis of microbatches, and first ones."""
-    full, axes = 4 if field in MESSAGE_FIELDS else 2, max(np.ndim(value), factors.ndim)
-    if axes < full or np.ndim(value) == factors.ndim:
+    """Multiply a cost with factors; either may lack the last axis, of microbatches."""
+    full_axes = 4 if field in MESSAGE_FIELDS else 2
+    if max(np.ndim(value), factors.ndim) < full_axes or np.ndim(value) == factors.ndim:
         return value * factors
-    value, factors = (
-        part.reshape(*[1] * (full - 1 - part.ndim), *part.shape, 1)
-        if 0 < np.ndim(part) < full
-        else part
-        for part in (value, factors)
-    )
-    return value * factors
+
+    def with_all_axes(array: Any) -> Any:
+        """Add leading axes, and a last axis of microbatches, unless the array is a number."""
+        if not 0 < np.ndim(array) < full_axes:
+            return array
+        return array.reshape(*[1] * (full_axes - 1 - array.ndim), *array.shape, 1)
+
+    return with_all_axes(value) * with_all_axes(factors)
 
 
 # Costs of the same model in another number of stages: stages are merged or divided.
 
-RATIOS = ("pair_factor",)  # of ops, whatever these take
+RATIOS = ("pair_factor",)  # fields that are averaged over stages, not summed
 
 
 def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
@@ -379,7 +387,7 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
     stages = whole_number(stages, "stages")
     if stages == table.num_stages:
         return costs
-    share = shares_of_stages(stages, table.num_stages)
+    share = stage_overlaps(stages, table.num_stages)
     leaves = {}
     for name in FIELDS:
         value = getattr(costs, name)
@@ -400,20 +408,20 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
     return dataclasses.replace(costs, **leaves)
 
 
-def shares_of_stages(old: int, new: int) -> Float[NumpyArray, "new old"]:
+def stage_overlaps(old: int, new: int) -> Float[NumpyArray, "new old"]:
     """Return the share of each old stage in each new one."""
-    # stage s of n covers [s / n, (s + 1) / n] of the model: in units of 1 / (old new) all ends are
-    # whole, so what lies in both is too
-    low, high = np.arange(new) * old, np.arange(1, new + 1) * old
-    begin, end = np.arange(old) * new, np.arange(1, old + 1) * new
-    both = np.minimum(high[:, None], end) - np.maximum(low[:, None], begin)
-    return np.maximum(both, 0) / new
+    # Stage s of n covers [s / n, (s + 1) / n] of the model. In units of 1 / (old new) all ends are
+    # whole numbers, so overlaps of old and new stages are exact.
+    new_start, new_end = np.arange(new) * old, np.arange(1, new + 1) * old
+    old_start, old_end = np.arange(old) * new, np.arange(1, old + 1) * new
+    overlap = np.minimum(new_end[:, None], old_end) - np.maximum(new_start[:, None], old_start)
+    return np.maximum(overlap, 0) / new
 
 
 def _messages(
     name: str, value: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
 ) -> Float[NumpyArray, "..."]:
-    """Times of messages (2, 1, boundaries, ..) between the workers of the table's stages."""
+    """Return times of messages (2, 1, boundaries, ..) between the workers of a table's stages."""
     if np.ndim(value) == 0:
         return value
     while value.ndim < 3:
@@ -422,14 +430,12 @@ def _messages(
         raise ValueError(f"{name} differs between pipes: costs of other stages do not follow")
     value = np.broadcast_to(value[:, :1], (2, 1, stages - 1, *value.shape[3:]))
     workers = (np.arange(stages) % table.num_workers).tolist()
-    sent: dict[tuple[int, int], list[Float[NumpyArray, ...]]] = {}
+    pair_times: dict[tuple[int, int], list[Float[NumpyArray, ...]]] = {}
     for boundary, pair in enumerate(itertools.pairwise(workers)):
-        times = value[:, :, boundary]
-        # from the other worker, activations go the way on which gradients come here
-        for ends, way in ((pair, times), (pair[::-1], times[::-1])):
-            sent.setdefault(ends, []).append(way)
+        times = value[:, :, boundary]  # by direction
+        pair_times.setdefault(pair, []).append(times)
+        # in the opposite direction of the pair, activations take the time of gradients
+        pair_times.setdefault(pair[::-1], []).append(times[::-1])
     longest = [value.max(axis=(0, 2), keepdims=True)[:, :, 0] + np.zeros_like(value[:, :, 0])]
-    placement = table.placement[0].tolist()
-    return np.stack(
-        [np.max(sent.get(pair, longest), axis=0) for pair in itertools.pairwise(placement)], axis=2
-    )
+    pairs = itertools.pairwise(table.placement[0].tolist())
+    return np.stack([np.max(pair_times.get(pair, longest), axis=0) for pair in pairs], axis=2)

@@ -1,9 +1,9 @@
-"""Places of workers on a machine: nodes with fast links, slower ones between them.
+"""Places of workers on a machine: nodes with fast links, slower links between nodes.
 
-A machine has a place for each worker, numbered node by node. Which worker sits where decides which
-messages leave a node, and nothing else: rows, programs and op times stay as they are. So costs are
-taken once for each level of the machine, as if all messages went over links of that level, and a
-placement picks for each stage boundary one of them. Any number of placements is one gather.
+A machine has a place for each worker, numbered node by node. The places of workers decide which
+messages leave a node, and nothing else: rows, programs and op times stay the same. So costs are
+computed once for each level of the machine, as if all messages used links of that level, and a
+placement selects a level for each stage boundary. Many placements are one gather.
 """
 
 import dataclasses
@@ -63,8 +63,8 @@ class Topology:
         object.__setattr__(self, "workers_per_node", sizes)
         for name in MESSAGE_FIELDS:
             value = getattr(self, name)
-            is_one = not isinstance(value, Sequence) and np.ndim(value) == 0
-            times = [value] * (len(sizes) + 1) if is_one else value
+            is_number = not isinstance(value, Sequence) and np.ndim(value) == 0
+            times = [value] * (len(sizes) + 1) if is_number else value  # by level
             if len(times) != len(sizes) + 1:
                 raise ValueError(
                     f"{name} must have one time for each of {len(sizes) + 1} levels, got "
@@ -75,7 +75,7 @@ class Topology:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Places of a node, of a rack of nodes, and so on."""
+        """Return the places of a node, of a rack of nodes, and so on."""
         return check_sizes(self.workers_per_node, "workers_per_node")
 
 
@@ -123,14 +123,14 @@ def places_on(
 
 
 def place_levels(sizes: Sequence[int], num_places: int) -> Levels:
-    """Level of the link between two places (places, places): 0 within a node."""
+    """Return the level of the link between two places, 0 within a node: (places, places)."""
     place = np.arange(num_places)
     groups = (place // size for size in sizes)
     return sum((group[:, None] != group for group in groups), np.zeros((num_places,) * 2, int))
 
 
 def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Costs:
-    """Let messages take as long as the links of a machine do that they go over.
+    """Return costs with the message times of a machine's links, by the places of workers.
 
     Args:
       costs: unbatched costs [s]; their own message times play no part.
@@ -197,64 +197,73 @@ class PlacedCosts(NamedTuple):
         return np.unique((self.level > 0).argmin(axis=1), return_inverse=True)[1]
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
-        """Return the parts of placements that decide costs: equal rows cost the same."""
-        level, (near, ends) = self._boundaries(places), self._near(places)
+        """Return the levels and shared nodes that decide costs: equal rows cost the same."""
+        levels, (shares_node, ends_share) = (
+            self._boundary_levels(places),
+            self._node_sharing(places),
+        )
         moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
-        rows = [level[:, moves], *([near, ends] if self.by_sharing else [])]
+        rows = [levels[:, moves], *([shares_node, ends_share] if self.by_sharing else [])]
         return np.concatenate(rows, axis=1).astype(np.int8)
 
     def batch(self, places: Places) -> Costs:
-        """Costs of placements, for `makespans`: the batch axis comes first."""
-        level, (near, ends) = self._boundaries(places), self._near(places)
-        direction, pipe, boundary = np.ogrid[:2, : level.shape[1], : level.shape[2]]
+        """Return the costs of placements as a batch for `makespans`: its axis comes first."""
+        levels, (shares_node, ends_share) = (
+            self._boundary_levels(places),
+            self._node_sharing(places),
+        )
+        direction, pipe, boundary = np.ogrid[:2, : levels.shape[1], : levels.shape[2]]
         messages = {
-            name: times[level[:, None], direction, pipe, boundary]
+            name: times[levels[:, None], direction, pipe, boundary]
             for name, times in self.messages.items()
         }
         stage = np.arange(self.table.num_stages)
-        stages = {name: times[near, ends, stage] for name, times in self.by_sharing.items()}
-        rest = {
+        copies = {
+            name: times[shares_node, ends_share, stage] for name, times in self.by_sharing.items()
+        }
+        others = {
             name: time[None] if np.ndim(time) else time for name, time in vars(self.base).items()
         }
-        return unchecked_costs(rest | messages | stages)
+        return unchecked_costs(others | messages | copies)
 
     def at(self, places: Seats) -> Costs:
-        """Costs of one placement."""
+        """Return the costs of one placement."""
         batch = self.batch(np.array([places]))
         return mapped(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
 
     def seated(self, places: Seats) -> list[Int[NumpyArray, " workers"]]:
-        """Workers of each node, by place."""
+        """Return the workers of each node, sorted by place."""
         worker = np.argsort(places)
         return [worker[self.nodes == node] for node in range(int(self.nodes.max()) + 1)]
 
     def crossed(self, places: Seats) -> Int[NumpyArray, " levels"]:
         """Count the stage boundaries whose messages cross links of each level (levels)."""
         moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
-        levels = self._boundaries(np.array([places]))[0][moves]
+        levels = self._boundary_levels(np.array([places]))[0][moves]
         return np.bincount(levels, minlength=int(self.level.max()) + 1)
 
     @property
     def fastest(self) -> Costs:
-        """Costs that no placement undercuts: each time the least that any may have."""
+        """Return a lower bound of the costs of all placements: the least of each time."""
         least = {name: times.min(axis=0) for name, times in self.messages.items()}
         stages = {name: times.min(axis=(0, 1)) for name, times in self.by_sharing.items()}
         return unchecked_costs(vars(self.base) | least | stages)
 
-    def _boundaries(self, places: Places) -> Int[NumpyArray, "placements pipes boundaries"]:
-        at = places[:, self.table.placement]
-        return self.level[at[..., :-1], at[..., 1:]]
+    def _boundary_levels(self, places: Places) -> Int[NumpyArray, "placements pipes boundaries"]:
+        stage_places = places[:, self.table.placement]
+        return self.level[stage_places[..., :-1], stage_places[..., 1:]]
 
-    def _near(self, places: Places) -> tuple[NumpyArray, NumpyArray]:
-        """Return whether all copies of a stage (placements, stages), and its ends, share a node."""
-        at = places[:, self.table.placement]
-        low, high = at.min(axis=1), at.max(axis=1)
-        near, ends = self.level[low, high] == 0, self.level[low[:, 0], low[:, -1]] == 0
-        return near.astype(int), ends[:, None].astype(int)
+    def _node_sharing(self, places: Places) -> tuple[NumpyArray, NumpyArray]:
+        """Return 1 if all copies of a stage, (placements, stages), or both ends, share a node."""
+        stage_places = places[:, self.table.placement]
+        low, high = stage_places.min(axis=1), stage_places.max(axis=1)
+        shares_node = self.level[low, high] == 0
+        ends_share = self.level[low[:, 0], low[:, -1]] == 0
+        return shares_node.astype(int), ends_share[:, None].astype(int)
 
 
 def _stacked(levels: Sequence[Any], table: ScheduleTable) -> Any:
-    """Message times by level: (levels, 2, pipes, stages - 1), or with an axis of microbatches."""
+    """Stack message times by level: (levels, 2, pipes, stages - 1), and microbatches if any."""
     xp: Any = jnp if any(is_array(leaf) for leaf in levels) else np
     shape: tuple[int, ...] = (2, table.num_pipes, table.num_stages - 1)
     if max(map(np.ndim, levels)) == len(shape) + 1:

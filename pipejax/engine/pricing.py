@@ -53,7 +53,7 @@ def lower_and_price(
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
     """Lower a table, with all-reduce and update if they cost anything; flatten costs in float64."""
     costs.check_shapes(*cost_sizes(table))
-    program = lowered(table, Links.of(link), ends_step(costs), costs)
+    program = lowered(table, Links.resolve(link), ends_step(costs), costs)
     check_known(program, costs)
     program = by_microbatch(program) if costs.per_microbatch() else program
     exact = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)
@@ -111,7 +111,7 @@ def checked_vector(program: Program, costs: Costs) -> Vector:
         array = array if array.ndim == len(shape) else array[..., None]
         return xp.broadcast_to(array, shape).ravel()
 
-    ops = [flatten(costs.time(phase), layout.shape_of(phase)) for phase in layout.timed]
+    ops = [flatten(costs.time(phase), layout.phase_shape(phase)) for phase in layout.timed]
     op_times = xp.concatenate([xp.zeros(1, dtype), *ops])
     pair_op_times = op_times[program.pair_index]  # (pairs, 2) of forward and backward
     pair_times = pair_op_times.sum(axis=1)

@@ -74,7 +74,7 @@ PHASES: Mapping[str, Look] = {  # from light to dark, also for a colour-blind re
     phase.name: look
     for phase, look in sorted(_LOOKS.items(), key=lambda entry: -lightness(entry[1].fill))
 }
-NO_PIPE = tuple(phase for phase in PHASES if KINDS[Phase[phase]].of != MICROBATCH)
+NO_PIPE = tuple(phase for phase in PHASES if KINDS[Phase[phase]].scope != MICROBATCH)
 
 
 # what costs nothing unless times are given is grey

@@ -1,8 +1,8 @@
-"""Names of schedules: the one place that turns a text into a builder.
+"""Names of schedules, and the builders that they mean.
 
-A name is that of a built-in schedule, of a registered or installed one, FILE.py:FUNCTION, or the
-path of a table. Commands, sweeps and Python ask here, so each takes all of these. Own schedules
-become a `Builder` here, as the published ones are.
+A name is that of a built-in, registered or installed schedule, FILE.py:FUNCTION, or the path of a
+table. Commands, sweeps and Python all accept these names. A user's function or table becomes a
+`Builder`, like the published schedules; errors of its code are told in one line, with its place.
 """
 
 import contextlib
@@ -36,11 +36,6 @@ from pipejax.schedules.registry import BUILT_IN, Builder, check_size
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import FORMAT, read_table, to_json
 
-# A user's own schedules: functions that are registered, installed or lie in a file, and tables.
-#
-# All become a `Builder`, as the published ones are, so whatever takes a schedule by name takes
-# these. What their code raises is told in one line, with its file and the line in it.
-
 GROUP = "pipejax.schedules"  # of entry points
 SIZES = ("num_workers", "num_microbatches")
 PACKAGE = str(Path(__file__).parents[1])
@@ -51,7 +46,7 @@ registered: dict[str, Builder] = {}
 
 @dataclass(frozen=True, eq=False)
 class OwnFunction:
-    """A user's function as a builder: what it gives is checked, what it raises is told."""
+    """A user's function as a builder, with checks of its result and errors with file and line."""
 
     name: str  # that its tables bear
     function: Callable[..., Any]  # makes a table, or rows of one
@@ -74,7 +69,7 @@ class OwnFunction:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The function, whose signature and docstring are those of the schedule."""
+        """Return the function, which gives the schedule its signature and docstring."""
         return self.function
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,6 +101,7 @@ class OwnFunction:
         return table
 
     def _called(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the user's function; raise its errors as a ValueError with file and line."""
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is for what the command prints
                 return self.function(**arguments)
@@ -121,6 +117,7 @@ class OwnFunction:
         return f"{self.name}: {_error_text(error, self.file[0] or source)}"
 
     def _table(self, value: Any) -> ScheduleTable:
+        """Return the value of the user's function, a table or rows, as a table of this name."""
         if isinstance(value, ScheduleTable):
             return value if value.name == self.name else replace(value, name=self.name)
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -153,8 +150,8 @@ class OneTable:
 def register(name: str, function: Callable[..., Any]) -> None:
     """Give a function of your own a name, under which it is a schedule like the built-in ones.
 
-    What is installed can do without: a package names its functions as entry points of the group
-    `pipejax.schedules`, and a file of Python as `mine.py:build` wherever a name is taken.
+    Two other ways need no registration: an installed package names its functions as entry points
+    of the group `pipejax.schedules`, and a Python file is given as `mine.py:build`.
 
     Args:
       name: of the schedule; one that was registered before is replaced.
@@ -198,7 +195,7 @@ def _digest(text: str) -> str:
 
 @functools.cache
 def installed() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Entry points of installed packages, by name; those of built-in schedules are theirs."""
+    """Return entry points of installed packages by name, without names of built-in schedules."""
     return {
         point.name: point
         for point in importlib.metadata.entry_points(group=GROUP)
@@ -208,7 +205,7 @@ def installed() -> Mapping[str, importlib.metadata.EntryPoint]:
 
 @functools.cache
 def installed_builder(name: str) -> Builder:
-    """Load what an entry point names."""
+    """Return the builder of the function that an entry point names."""
     point = installed()[name]
     package = "" if point.dist is None else f"{point.dist.name} {point.dist.version}, "
     try:
@@ -219,7 +216,7 @@ def installed_builder(name: str) -> Builder:
     return _function_builder(OwnFunction(name, function), f"{package}{point.value}")
 
 
-def builder_of_file(text: str) -> Builder:
+def file_builder(text: str) -> Builder:
     """Read FILE.py:FUNCTION."""
     path = text.rpartition(":")[0]
     content = importlib.util.decode_source(read_file(path))
@@ -253,8 +250,8 @@ def _executed(path: str, text: str) -> types.ModuleType:
     return module
 
 
-def builder_of_table(text: str, repair: str | None = None) -> Builder:
-    """Read a table; it is read anew where the file has changed."""
+def table_builder(text: str, repair: str | None = None) -> Builder:
+    """Return the builder of a table file, which is read again when it has changed."""
     stat = Path(text).stat()
     return _read(text, repair, stat.st_mtime_ns, stat.st_size)
 
@@ -269,7 +266,7 @@ def _read(path: str, repair: str | None, *_: int) -> Builder:
 
 
 def _error_text(error: BaseException, file: str) -> str:
-    """Say in one line what went wrong, and where in the user's code."""
+    """Return one line on an error, with its place in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [f for f in frames if f.filename == file]
     inside = inside or [f for f in frames if not f.filename.startswith((PACKAGE, "<frozen"))]
@@ -300,7 +297,7 @@ def names() -> tuple[str, ...]:
 
 
 def named(text: str) -> str:
-    """Return the name of the schedule that a text means: case does not matter, save in paths.
+    """Return the name of the schedule that a text means; only paths are case-sensitive.
 
     Args:
       text: a name, FILE.py:FUNCTION, or the path of a table.
@@ -319,7 +316,7 @@ def named(text: str) -> str:
 
 
 def find(text: str, *, repair: str | None = None) -> Builder:
-    """Return what builds a schedule.
+    """Return the builder of a schedule by its name.
 
     Args:
       text: a name, FILE.py:FUNCTION, or the path of a table.
@@ -340,7 +337,7 @@ def find(text: str, *, repair: str | None = None) -> Builder:
 
 
 def listed(text: str, *, repair: str | None = None) -> list[str]:
-    """Return the names that a text stands for: of a folder, all tables in it.
+    """Return the names of schedules that a text means: all tables for a folder.
 
     Args:
       text: what `named` takes, or a folder. Of its files, those that end in .csv are tables, and
@@ -396,12 +393,12 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
     name, builder = _find(name)
     for option in options:
         if option not in builder.takes:
-            raise ValueError(f"schedule {name} takes no {option}: {told_options(builder)}")
+            raise ValueError(f"schedule {name} takes no {option}: {options_text(builder)}")
     arguments = {"num_workers": num_workers, "num_microbatches": num_microbatches, **options}
     return builder.function(**arguments)
 
 
-def told_options(builder: Builder, form: Any = str) -> str:
+def options_text(builder: Builder, form: Any = str) -> str:
     """Say which options a schedule takes, each in the form that they are written in."""
     if builder.sizes is not None:
         return "a table file states all itself"
@@ -414,6 +411,7 @@ def is_folder(text: str) -> bool:
 
 
 def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
+    """Return the name and the builder of the schedule that a text means."""
     check_types(name=(text, str))
     builders = {**BUILT_IN, **registered}
     name = match_name(text, builders)
@@ -421,7 +419,7 @@ def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
         return name, builders[name]
     path = Path(text)
     if ".py:" in text:
-        return text, builder_of_file(text)
+        return text, file_builder(text)
     if path.suffix == ".py":
         raise ValueError(f"{text} names no function: add it, as {text}:build")
     if path.suffix not in TABLES:
@@ -431,7 +429,7 @@ def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
     if os.path.isdir(text):  # which an empty text is not, while Path("") is
         raise ValueError(f"{text} is a folder: name one of its tables")
     if path.suffix in TABLES or os.path.isfile(text):
-        return text, builder_of_table(text, None if path.suffix == ".json" else repair)
+        return text, table_builder(text, None if path.suffix == ".json" else repair)
     raise unknown("schedule", text, names(), OWN)
 
 

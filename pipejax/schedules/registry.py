@@ -1,4 +1,4 @@
-"""Published schedules: every builder with its source, and what it checks before it counts."""
+"""Published schedules: every builder with its source and its checks."""
 
 import functools
 import inspect
@@ -74,19 +74,19 @@ class Builder(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """First line of the builder's docstring."""
+        """Return the first line of the builder's docstring."""
         lines = (inspect.getdoc(inspect.unwrap(self.function)) or "").splitlines()
         return lines[0].rstrip(".") if lines else ""
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Parameters beyond workers, microbatches and slots."""
+        """Return the parameters beyond workers, microbatches and slots."""
         common = {"num_workers", "num_microbatches", "slots"}
         return tuple(name for name in self._parameters if name not in common)
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """Options, and slots where the schedule is drawn in some."""
+        """Return the options, and slots if the schedule is drawn in slots."""
         return (*self.options, *(["slots"] if "slots" in self._parameters else []))
 
     @property
@@ -97,8 +97,9 @@ class Builder(NamedTuple):
 
 ANY, EVEN, PAIRED = "any P and M", "P and M even", "M at least 2P"
 CONTROLLABLE = "Qi et al., Controllable Memory (arXiv:2405.15362)"
-PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables whose starts are known
-BRAIDED = 1500  # of all parts of what is one op elsewhere
+ZERO_BUBBLE = "Qi et al., Zero Bubble (arXiv:2401.10241)"
+PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables with known starts
+BRAIDED = 1500  # bytes per op with all its parts
 
 _PUBLISHED = {
     "gpipe": Builder(gpipe, "Huang et al., GPipe (arXiv:1811.06965)"),
@@ -130,19 +131,15 @@ _PUBLISHED = {
         stages_per_worker=2,
         legal=f"any P, {PAIRED}",
     ),
-    "zb-h1": Builder(zb_h1, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
-    "zb-h2": Builder(zb_h2, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
-    "interleaved-zb": Builder(
-        interleaved_zb, "PyTorch, after Qi et al., Zero Bubble (arXiv:2401.10241)"
-    ),
-    "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
-    "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
-    "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
+    "zb-h1": Builder(zb_h1, ZERO_BUBBLE),
+    "zb-h2": Builder(zb_h2, ZERO_BUBBLE),
+    "interleaved-zb": Builder(interleaved_zb, f"PyTorch, after {ZERO_BUBBLE}"),
+    "zero-bubble": Builder(zero_bubble, ZERO_BUBBLE, True, PLANNED),
+    "zb-1p": Builder(zb_1p, ZERO_BUBBLE, True, PLANNED),
+    "zb-2p": Builder(zb_2p, ZERO_BUBBLE, True, PLANNED),
     "v-half": Builder(v_half, CONTROLLABLE, True, PLANNED, stages_per_worker=2),
     "v-min": Builder(v_min, CONTROLLABLE, True, PLANNED, stages_per_worker=2),
-    "zb-v": Builder(
-        zb_v, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED, stages_per_worker=2
-    ),
+    "zb-v": Builder(zb_v, ZERO_BUBBLE, True, PLANNED, stages_per_worker=2),
     "pipe-offload": Builder(
         pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)", True, PLANNED
     ),
@@ -205,6 +202,7 @@ _EXTENDED = {
 
 
 def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
+    """Return a builder's function with checks of its arguments."""
     signature = inspect.signature(builder.function)
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 

@@ -19,7 +19,7 @@ from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.planning import like, plans
+from pipejax.costs.planning import plans, similar_table
 from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.stage.stage_work import StageWork, memory_bytes, stage_work
@@ -190,7 +190,7 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     )
 
     def point(table: ScheduleTable) -> _GridPoint:
-        if table.grammar.own:
+        if table.grammar.custom_phases:
             check_usual(table, "a sweep over models")
         return _GridPoint(
             table, workload, _links(at), Slowed.from_stragglers(table, dict(workload.stragglers))
@@ -199,7 +199,7 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     if not choice.is_planned:
         yield np.arange(len(np.asarray(systems.gpus_per_node))), point(built(choice, **size))
         return
-    example = point(like(choice.builder, size, options))
+    example = point(similar_table(choice.builder, size, options))
     hosted = bool(np.all(np.asarray(systems.host_link.bandwidth) > 0))
     priced = price_systems(stage_work(workload, example.table, offloads=hosted), systems)
     costs = {k: v for k, v in vars(example.slowed.costs(priced.costs)).items() if v is not None}

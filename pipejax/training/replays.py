@@ -276,7 +276,7 @@ def _gradients(
     """Order the microbatches so that gradients can be computed; return their reads and updates."""
     versions, rule = find_versions(table), table.weights
     _, finish = op_times(table)
-    first = finish.ravel()[table.last_of_backward].min(axis=0)
+    first = finish.ravel()[table.backward_end_cells].min(axis=0)
     order = np.argsort(first, kind="stable")
     run, applied = order % rule.runs, versions.applied[:, order].T
     key = applied * rule.runs + run[:, None]

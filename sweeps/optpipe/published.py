@@ -124,7 +124,7 @@ def _idle(
 def _heuristic_span(setting: Setting) -> float:
     """Longest span of the zero-bubble heuristic."""
     pipe, times = setting.pipe, setting.pipe.times
-    limited = LimitedPipe.of(
+    limited = LimitedPipe.from_numbers(
         pipe.workers,
         setting.microbatches,
         forward=times["F"],

@@ -204,7 +204,10 @@ def test_any_grammar_is_lowered_as_the_engine_does(tmp_path, visit):
             costs = dataclasses.replace(case.costs, all_reduce=0.0, update=0.0)
             on_host = np.isin(table.phase, table.grammar.host).any()
             if not (
-                on_host or table.grammar.moved or table.is_fused.any() or costs.per_microbatch()
+                on_host
+                or table.grammar.lane_sharding
+                or table.is_fused.any()
+                or costs.per_microbatch()
             ):
                 pj.evaluate(table, costs, link="rendezvous")
                 samples.append((table, costs))

@@ -517,7 +517,7 @@ def recorded(tmp_path_factory):
     paused = 0.3 * (trace.start > 8.0) + 0.7 * (trace.start > 14.0)
     trace = dataclasses.replace(trace, start=trace.start + paused, end=trace.end + paused)
     pipelines = pj.traces.find_pipelines(trace)
-    result = Replay(pipelines, Links.of("blocking"), np.full(6, 0.2), np.zeros(1), {})
+    result = Replay(pipelines, Links.resolve("blocking"), np.full(6, 0.2), np.zeros(1), {})
     (pipeline,) = result.pipelines.pipelines
     costs = pj.traces.measured_costs(result, pipeline=pipeline)
     replayed = explored(result.pipelines.table, costs, result.links)._replace(

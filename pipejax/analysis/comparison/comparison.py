@@ -11,7 +11,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
-from pipejax.costs.scaling import factors_of_ops, workers_of_ops
+from pipejax.costs.scaling import op_factors, op_workers
 from pipejax.schedules.cells.ops import (
     COMPUTE,
     HOST,
@@ -102,7 +102,7 @@ def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> floa
 def mean_slots(costs: Costs, table: ScheduleTable) -> dict[str, float]:
     """Return mean times of F, B, I, W and a table's own kinds, in units of F."""
     # in units of F where F takes time, else of the first that does
-    times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.own]}
+    times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.custom_phases]}
     mean = {letter: float(np.mean(time)) for letter, time in times.items() if time is not None}
     unit = next(filter(None, mean.values()), 1.0)
     return {letter: time / unit for letter, time in mean.items()}
@@ -210,7 +210,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
             if abs(factor - 1) > TOLERANCE
         ]
         reasons.append(f"workers are not equally fast ({', '.join(slow)})")
-        by_op = factors_of_ops(table, factors)
+        by_op = op_factors(table, factors)
         times = {
             name: (cost[:, None] if cost.ndim < by_op.ndim and cost.ndim else cost) / by_op
             for name, cost in times.items()
@@ -247,7 +247,7 @@ def _worker_factors(
     """Return the factor of each worker (workers), if ops differ by their worker alone."""
     # The median worker has 1. None where workers are alike, or something else differs too.
     sizes = (table.num_stages, table.num_microbatches)
-    worker = np.broadcast_to(workers_of_ops(table).reshape(sizes[0], -1), sizes)
+    worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
     if len(np.unique(worker)) < table.num_workers:
         return None
     factors: NumpyArray | None = None

@@ -127,7 +127,7 @@ def row_exchanges(
 
 def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
     """Return the cells by row; kinds of the table's own become those of grammar `like`."""
-    if not table.grammar.own:
+    if not table.grammar.custom_phases:
         return [[cell for cell in row if cell] for row in table.rows()]
     phases = {p: cast(Phase, like.by_letters.get(p.name, p)) for p in table.grammar.phases}
     return [

@@ -48,7 +48,7 @@ def default_parameters(program: Program) -> tuple[str, ...]:
     backward = {Phase.I, Phase.W} if phases & {Phase.I, Phase.W} else phases & {Phase.B}
     # an activation comes back from the host in the time in which it left
     usual = phases - {Phase[letter] for letter in BACKWARDS} - {Phase.L} | backward
-    chosen = {p for p in usual if p.kind.of == MICROBATCH} | (phases & {*layout.own})
+    chosen = {p for p in usual if p.kind.scope == MICROBATCH} | (phases & {*layout.custom_phases})
     named: dict[str, str] = {}
     for phase in layout.timed:  # of kinds that share a cost the first names it
         if phase in chosen:
@@ -73,7 +73,7 @@ def named_parameters(
       ValueError: if a name is unknown, or two give the same time.
     """
     fields = {phase.kind.time: phase for phase in program.layout.timed}
-    worker_fields = {field for field, phase in fields.items() if phase.kind.of == WORKER}
+    worker_fields = {field for field, phase in fields.items() if phase.kind.scope == WORKER}
     shares: dict[str, dict[str, NumpyArray]] = {}
     totals: dict[str, NumpyArray] = {}
     for name in names:
@@ -241,7 +241,7 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
         value = costs.time(phases[key]) if key in phases else getattr(costs, key)
         if value is not None and np.any(np.asarray(value)):
             array = np.asarray(value, np.float64)
-            if microbatch_axis and not (key in phases and phases[key].kind.of == STAGE):
+            if microbatch_axis and not (key in phases and phases[key].kind.scope == STAGE):
                 shape = (*shape, *microbatch_axis)
                 array = array if array.ndim == len(shape) else array[..., None]
             whole = np.frompyfunc(lambda weight: int(_fraction(weight) * unit), 1, 1)

@@ -157,7 +157,7 @@ def queue_makespans(
 ) -> dict[str, float | None]:
     """Evaluate one table with each scope of the queues, and with messages that use no resource."""
     # a queue scope is None where the order of the cells deadlocks
-    links, makespans = Links.of(link), dict[str, float | None]()
+    links, makespans = Links.resolve(link), dict[str, float | None]()
     for queues in QUEUES:
         try:
             under = dataclasses.replace(links, model="rendezvous", queues=queues)

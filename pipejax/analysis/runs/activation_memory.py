@@ -117,7 +117,7 @@ def activation_memory(
     size, part, more = _alike(whole, shares, recomputed[AT_WORK.index(IN_I)])
     if not ((part >= 0) & (part * size <= (size + more) * (1 + _ROUNDING))).all():
         raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
-    ops = HeldOps.of(evaluation.table)
+    ops = HeldOps.from_content(evaluation.table)
     cell = ops.worker, ops.start
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     arrays = _alike(whole, shares, inputs, *recomputed)
@@ -130,7 +130,7 @@ def activation_memory(
         arrays = [np.broadcast_to(size, shape).ravel() for size in arrays]
     size, part, *others = arrays
     is_at_work = any(size.any() for size in recomputed)
-    parts = HeldParts.of(ops, evaluation.table.grammar, at_work=is_at_work)
+    parts = HeldParts.from_ops(ops, evaluation.table.grammar, at_work=is_at_work)
     steps = _steps(parts, np.stack([size, part * size, *others]), evaluation.workers)
     again = np.stack(np.broadcast_arrays(*_alike(*recomputed)))
     return ActivationMemory(*steps, whole, shares, inputs, again)
@@ -182,9 +182,9 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
     """
     check_types(evaluation=(evaluation, Evaluation))
     size = per_stage("sizes", sizes, (evaluation.stages, 0))
-    ops = HeldOps.gathering(evaluation.table)
+    ops = HeldOps.gathers_from_content(evaluation.table)
     cell = ops.worker, ops.start
-    parts = HeldParts.gathered(
+    parts = HeldParts.from_gathers(
         ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     )
     return GatheredWeights(*_steps(parts, size[None], evaluation.workers))
@@ -195,7 +195,7 @@ def _steps(
 ) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
     """Worker, time and level of each step, then the peak of each worker and when it begins."""
     held = parts.levels(sizes)
-    worker, time = parts.worker[parts.settled], parts.time[parts.settled]
+    worker, time = parts.worker[parts.is_last_at_time], parts.time[parts.is_last_at_time]
     peak, peak_at = np.zeros((2, num_workers))
     np.maximum.at(peak, worker, held)
     is_peak = np.flatnonzero(held == peak[worker])[::-1]  # the first one is written last

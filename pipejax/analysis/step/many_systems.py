@@ -22,7 +22,7 @@ from pipejax.analysis.uncertainty.sensitivity import POWER
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.many_numbers import Many, many_values, to_many
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
-from pipejax.costs.scaling import ON_WORKERS, factors_of_ops
+from pipejax.costs.scaling import ON_WORKERS, op_factors
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork
 from pipejax.costs.system.parts import FIELDS
@@ -46,7 +46,7 @@ class Slowed(NamedTuple):
     @classmethod
     def from_stragglers(cls, table: ScheduleTable, stragglers: Mapping[int, float]) -> "Slowed":
         """Find the factors of a table's ops."""
-        factors = factors_of_ops(table, stragglers)
+        factors = op_factors(table, stragglers)
         return cls(factors if stragglers else np.ones(table.num_stages))
 
     @property

@@ -92,7 +92,7 @@ FORWARD_MEANING: Mapping[str, str] = {  # of a table without backwards
 
 def _waits(table: ScheduleTable) -> Mapping[str, tuple[str, ...]]:
     """List the times added to ops alone: `WAITS`, then each lane beside compute."""
-    phases = table.grammar.own
+    phases = table.grammar.custom_phases
     lanes = dict.fromkeys(phase.kind.lane for phase in phases if phase.kind.lane != COMPUTING)
     fields = {lane: tuple(p.kind.time for p in phases if p.kind.lane == lane) for lane in lanes}
     return {**WAITS, **{LANE + lane: times for lane, times in fields.items()}}

@@ -171,7 +171,7 @@ def swings(
             _point(table, workload, system),
         )
         costs, times = priced(prices, point, logs), np.empty(len(logs))
-        for program, rows in programs_of_batch(table, Links.of(link), costs):
+        for program, rows in programs_of_batch(table, Links.resolve(link), costs):
             program_costs = costs if rows is None else jax.tree.map(lambda x, r=rows: x[r], costs)
             which = np.arange(len(logs))[slice(None) if rows is None else rows]
             times[which] = makespans(program, program_costs, batch_size=len(which))

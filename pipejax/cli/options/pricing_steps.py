@@ -278,7 +278,7 @@ Step = HostTimes | Microbatches | RecomputedAgain | OverlappedPairs | SlowWorker
 def _check_own(costs: "pj.Costs", table: pj.ScheduleTable, *, of_model: bool = False) -> None:
     """Name all kinds of a table's own that have no time."""
     used = set(table.used_phases)
-    own = [phase for phase in table.grammar.own if phase.kind.time and phase in used]
+    own = [phase for phase in table.grammar.custom_phases if phase.kind.time and phase in used]
     lacks = [phase.name for phase in own if costs.time(phase) is None]
     if lacks and of_model:
         raise ValueError(
@@ -304,7 +304,7 @@ class GivenTimes(NamedTuple):
         from pipejax.costs.costs import needed_by
 
         found = []
-        moved = [p for p in table.grammar.moved if p in table.used_phases]
+        moved = [p for p in table.grammar.lane_sharding if p in table.used_phases]
         try:
             if lacks := [f"{p.name}=.." for p in moved if p.kind.time not in self.times]:
                 what = "gathers and reductions beside compute take time"
@@ -331,7 +331,9 @@ class GivenTimes(NamedTuple):
         from pipejax.costs.costs import TIME_FIELDS
 
         usual = {name: t for name, t in self.times.items() if name in TIME_FIELDS.values()}
-        own = {phase.kind.time: phase.name for table in tables for phase in table.grammar.own}
+        own = {
+            phase.kind.time: phase.name for table in tables for phase in table.grammar.custom_phases
+        }
         others = {field: self.times[name] for field, name in own.items() if name in self.times}
         return usual | {"others": others}
 
@@ -360,7 +362,7 @@ class ModelCosts(NamedTuple):
         """Return the costs of a table: of all levels one, which the system knows."""
         if self.lengths is not None:
             _check_count("--lengths", self.lengths, table.num_microbatches)
-        if table.grammar.moved and self.workload.zero < 2:
+        if table.grammar.lane_sharding and self.workload.zero < 2:
             raise ValueError(
                 "gathers and reductions beside compute are of what replicas split: give --zero 3, "
                 f"or 2 for gradients alone, got --zero {self.workload.zero}"

@@ -22,7 +22,7 @@ from pipejax.cli.options.values import (
     parse_number,
 )
 from pipejax.schedules import Builder, find, listed
-from pipejax.schedules.naming import told_options
+from pipejax.schedules.naming import options_text
 from pipejax.schedules.table.table_files import REPAIRS
 
 # options of builders that the command line calls otherwise: runs have these names too
@@ -67,12 +67,12 @@ class TableOptions(NamedTuple):
         builder = self.builder(schedule)
         given = self.of_table(schedule)
         # needs JAX, and a table in its own slots does not
-        from pipejax.costs.planning import build_for_run, like
+        from pipejax.costs.planning import build_for_run, similar_table
 
         if "memory_limit" in given:
             sized = ActivationOptions(given.get("weight_share"), None)
             workload = None if pricing is None else pricing.workload
-            room = given["memory_limit"].room(like(builder, size, given), sized, workload)
+            room = given["memory_limit"].room(similar_table(builder, size, given), sized, workload)
             given["memory_limit"] = room.activations
         if pricing:
             return self.finished(build_for_run(builder, size, given, pricing.table_costs))
@@ -106,7 +106,7 @@ class TableOptions(NamedTuple):
                 )
             ((name, builder),) = builders.items()
             raise ValueError(
-                f"{told(option)}: {name} takes no {words}: {told_options(builder, written)}"
+                f"{told(option)}: {name} takes no {words}: {options_text(builder, written)}"
                 f"{more}{suggestion}"
             )
 

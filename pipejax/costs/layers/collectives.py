@@ -1,15 +1,14 @@
-"""Collectives: seconds of each by algorithm, and which of them a layer needs.
+"""Collectives: their seconds by algorithm, and the exchanges of a layer.
 
-How often data waits for a link, and how much of it passes, decides the seconds. An algorithm is a
-function from numbers to a `Route`: hops and bytes on the links inside a node and on those between
-nodes. A system says which algorithms it may use; the fastest is taken, as NCCL
-does. A group of n accelerators has q of them in each of n / q nodes. What crosses to another node
-is spread over the q shares of NICs that the q accelerators bring along; other groups of the same
-node use the other shares at the same time.
+The hops and bytes on each kind of link decide the seconds. An algorithm is a function from numbers
+to a `Route`: hops and bytes on links inside a node and between nodes. A system lists the algorithms
+it may use; the fastest is used, as NCCL does. A group of n accelerators has q of them in each of
+n / q nodes. Data to other nodes uses the NIC shares of the q accelerators; other groups of the same
+node use their own shares at the same time.
 
-Volume is the whole tensor's: what an all-reduce has on each accelerator, what an all-gather leaves
-there, what a reduce-scatter starts from. In an all-to-all it is what one accelerator holds before
-it, of which 1 / n stays; in a ring exchange what passes by in one round, 1 / n of it in each step.
+The volume is the size of the whole tensor: on each accelerator before an all-reduce or a
+reduce-scatter, after an all-gather. For an all-to-all it is the data of one accelerator, of which
+1 / n stays; for a ring exchange the data of one round, 1 / n of it in each step.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
-from pipejax.costs.layers.formulas import Phases, boundary_bytes, tokens_on_one
+from pipejax.costs.layers.formulas import Phases, accelerator_tokens, boundary_bytes
 from pipejax.costs.model.layout import Group, Layout
 from pipejax.costs.model.model import LatentAttention, Model, recomputed_modules
 from pipejax.costs.precision import as_float
@@ -29,7 +28,7 @@ from pipejax.costs.system.system import Number, System
 
 
 class Spread(NamedTuple):
-    """Tensor on the accelerators of a group, with numbers that several algorithms share."""
+    """Size of a tensor and of a group of accelerators, as algorithms need them."""
 
     volume: Number  # of the whole tensor [B]
     size: Number  # n, accelerators
@@ -41,13 +40,13 @@ class Spread(NamedTuple):
 
     @classmethod
     def over(cls, group: Group, volume: Number, copies: Number = 0.0) -> "Spread":
-        """Spread a tensor over a group."""
+        """Spread a tensor of some volume over the accelerators of a group."""
         n, q, volume = map(as_float, (*group, volume))
         return cls(volume, n, q, n / q, 1.0 * (n > q), (n - 1) / n * volume, copies)
 
 
 class Route(NamedTuple):
-    """Hops and bytes of one accelerator while a tensor goes round once."""
+    """Hops and bytes of one accelerator for one pass of a tensor."""
 
     near_hops: Number  # links inside the node that data passes one after another
     far_hops: Number  # the same between nodes
@@ -57,16 +56,16 @@ class Route(NamedTuple):
 
 
 def _halving(spread: Spread) -> Route:
-    """Recursive halving (and doubling) over one kind of link, the slowest that the group has."""
+    """Return the route of recursive halving and doubling over the slowest kind of link."""
     # source: Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
     near, hops = 1 - spread.far, xp.log2(spread.size)
     return Route(near * hops, spread.far * hops, near * spread.moved, spread.far * spread.moved)
 
 
 def _ring(spread: Spread) -> Route:
-    """Rings through all accelerators, node by node: q of them, each through another NIC."""
-    # A part of the tensor takes n - 1 of its ring's n hops. The one that is left out lies inside a
-    # node for the part that waits longest, or, with one accelerator per node, between two.
+    """Return the route of rings through all accelerators, node by node, one ring for each NIC."""
+    # A part of the tensor takes n - 1 of its ring's n hops. The missing hop of the slowest part
+    # lies inside a node, or between nodes if each has one accelerator.
     steps = spread.size - 1
     crossings = spread.far * xp.minimum(spread.nodes, steps)
     far_bytes = spread.far / spread.inside * spread.moved
@@ -74,7 +73,7 @@ def _ring(spread: Spread) -> Route:
 
 
 def _tree(spread: Spread) -> Route:
-    """Two binary trees of nodes with half the tensor each, chains inside: only for all-reduces."""
+    """Return the route of an all-reduce over two trees of nodes, with chains inside nodes."""
     # A node is a leaf of one tree and an inner node of the other, and sends the tensor once on the
     # way up and once on the way down.
     far_bytes = spread.far / spread.inside * spread.volume
@@ -83,18 +82,18 @@ def _tree(spread: Spread) -> Route:
 
 
 def _hierarchical(spread: Spread) -> Route:
-    """A ring inside each node, and q rings between nodes, each for its part of the tensor."""
+    """Return the route of rings inside each node, then q rings between nodes."""
     near, far = spread.inside - 1, spread.nodes - 1
     part = spread.volume / spread.inside
     return Route(near, far, near * part, far / spread.nodes * part, in_turn=True)
 
 
 def _pairs(spread: Spread) -> Route:
-    """All pairs at once: a share of 1 / n for each other accelerator."""
-    # Where a piece goes to k accelerators, one copy travels to each node that has any of them, and
-    # from there inside the node. Of N nodes each has one with probability 1 - (1 - 1 / N)^k, and of
+    """Return the route of an exchange of all pairs at once, with 1 / n for each accelerator."""
+    # If a piece goes to k accelerators, one copy travels to each node with any of them, and is
+    # passed on inside the node. Each of N nodes has one with probability 1 - (1 - 1 / N)^k, each of
     # n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
-    # nodes, and of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already.
+    # nodes; of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already.
     # source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
     share = spread.volume / spread.size
     near, far = (spread.inside - 1) * share, (spread.size - spread.inside) * share
@@ -112,7 +111,7 @@ def _pairs(spread: Spread) -> Route:
 
 
 def _steps(spread: Spread) -> Route:
-    """A round of n - 1 steps to the next accelerator: each lasts as long as its slowest hop."""
+    """Return the route of n - 1 steps, each to the next accelerator of a ring."""
     # One accelerator of a node sends to another node, by its share of a NIC; all others stay
     # inside.
     steps, far = spread.size - 1, spread.far
@@ -140,7 +139,7 @@ def collective_time(
     count: Number = 1.0,
     copies: Number = 0.0,
 ) -> Number:
-    """Time [s] of `count` equal collectives, one after another; 0 within a group of one."""
+    """Return the time [s] of `count` equal collectives in sequence; 0 in a group of one."""
     #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
     # The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a
     # share of the bandwidth. Copies are passes of the tensor through memory that links wait for.
@@ -174,22 +173,23 @@ def collective_time(
 
 
 def _algorithms(system: System, kind: str) -> dict[str, Flag]:
-    """Return the algorithms by name, and whether each may be used; a tree only reduces."""
+    """Return whether a system may use each algorithm for a kind of collective, by name."""
+    # A tree is for all-reduces alone: for other kinds, its flag allows a ring.
     flags = {name: getattr(system.collectives, name) for name in ROUTES}
-    if PASSES[kind] == 1:
+    if kind != "all_reduce":
         ring, tree = flags["ring"], flags.pop("tree")
-        are_known = isinstance(ring, bool) and isinstance(tree, bool)
-        flags["ring"] = (ring or tree) if are_known else xp.maximum(ring, tree)
+        is_concrete = isinstance(ring, bool) and isinstance(tree, bool)
+        flags["ring"] = (ring or tree) if is_concrete else xp.maximum(ring, tree)
     return flags
 
 
 def _where(flag: Flag, seconds: Number) -> Number:
-    """Seconds of an algorithm that may be used, else infinity."""
+    """Return the seconds of an algorithm if its flag allows it, else infinity."""
     return seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
 
 
 def _alone_at_nic(system: System, inside: Number) -> Number:
-    """Rate of the one accelerator of a group that sends out of its node, over its NIC share."""
+    """Return the factor of a NIC's share if one accelerator of a group sends out of its node."""
     # The NIC serves its neighbours too, of other groups, that send at the same time.
     neighbours = xp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
     return system.gpus_per_nic / neighbours
@@ -226,19 +226,17 @@ def layer_collectives(
     model: Model, layout: Layout, kind: str = "dense", *, recompute: str = "none"
 ) -> tuple[Collective, ...]:
     """List the exchanges of a layer."""
-    # Tensor parallelism: an all-reduce behind attention and one behind the MLP in F, and one each
-    # in I, where Megatron runs it beside the weight gradients of the same product. Under sequence
+    # Tensor parallelism: in F one all-reduce after attention and one after the MLP, in I one each,
+    # which Megatron runs beside the weight gradients of the same product. Under sequence
     # parallelism each is an all-gather and a reduce-scatter, and W gathers its inputs once more,
-    # beside I's products. Both are listed, with counts of 0 where they are not used: whether the
-    # sequence is split may be traced. Context parallelism: keys and values go round a ring beside
-    # attention, in I their gradients follow them. Experts: an all-to-all sends every token to its
-    # experts, one brings it back; the same in I, once more where the experts are recomputed.
-    # Accelerators that split an expert gather their tokens after the first and scatter sums before
-    # the second.
-    # Adapters have exchanges of their own, r units wide but for the outputs of one that follows a
-    # split input.
+    # beside I's products. Both forms are listed, one with counts of 0, because the choice may be
+    # traced. Context parallelism: keys and values go round a ring beside attention; in I their
+    # gradients follow. Experts: an all-to-all sends every token to its experts, another brings it
+    # back; the same in I, once more if the experts are recomputed. Accelerators that split an
+    # expert gather tokens after the first and scatter sums before the second. Adapters add
+    # exchanges, mostly r units wide.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
-    tokens, e, h = tokens_on_one(model, layout), model.element_bytes, model.hidden
+    tokens, e, h = accelerator_tokens(model, layout), model.element_bytes, model.hidden
     is_moe = kind == "moe" and model.moe is not None
     split_mlps = _split_mlps(model, kind)
     if model.mla is None:
@@ -254,7 +252,7 @@ def layer_collectives(
 
 
 def _split_mlps(model: Model, kind: str) -> Number:
-    """MLPs of a layer that tensor parallelism splits."""
+    """Count the MLPs of a layer that tensor parallelism splits: 1, or 0 without shared experts."""
     # Routed experts take the part of the tokens that an accelerator has; shared ones are split.
     is_moe = kind == "moe" and model.moe is not None
     return 1.0 * (model.moe.shared_experts > 0) if is_moe and model.moe else 1.0
@@ -295,7 +293,7 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
     # source: Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
-    tokens = model.element_bytes * tokens_on_one(model, layout)
+    tokens = model.element_bytes * accelerator_tokens(model, layout)
     narrow, wide = tokens * layout.lora_rank, tokens * model.hidden
     count = count * (layout.tensor > 1)
     shared = layout.sequence_parallel * count
@@ -308,7 +306,7 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
 
 
 def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
-    units = model.element_bytes * tokens_on_one(model, layout) / layout.tensor
+    units = model.element_bytes * accelerator_tokens(model, layout) / layout.tensor
     keys = model.kv_hidden + model.value_hidden
     ring = layout.context * units * keys
     volume = Phases(ring, 2 * ring, 0.0)
@@ -316,38 +314,38 @@ def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
 
 
 def _expert_exchanges(model: Model, layout: Layout, again: bool = False) -> tuple[Collective, ...]:
+    """List the exchanges of tokens with experts; `again` if I recomputes the experts."""
     assert model.moe is not None
     slots = model.moe.slots
-    routed = tokens_on_one(model, layout) / layout.shared_by * slots
-    moved = _same(model.element_bytes * routed * model.hidden)
+    routed = accelerator_tokens(model, layout) / layout.shared_by * slots
+    token_bytes = model.element_bytes * routed * model.hidden
     copies = layout.dispatch_per_node * slots
     both_ways = Phases(2.0, 4.0 if again else 2.0, 0.0)
+    dispatch = Collective("all_to_all", "expert", _same(token_bytes), both_ways, "layer", copies)
+    # Accelerators that split an expert gather their tokens and scatter sums; those that have the
+    # same tokens, without sequence parallelism, only sum outputs and gradients.
     n = layout.expert_gather
-    gathered = _same(moved.forward * n)
-    # without sequence parallelism all have the same tokens, and sum outputs and gradients
     gathers, sums = 1.0 * (n > 1), 1.0 * (layout.expert_tensor > n)
-    once = Phases(1.0, 2.0 if again else 1.0, 0.0)
-    return (
-        Collective("all_to_all", "expert", moved, both_ways, "layer", copies),
-        *(
-            Collective(kind, "expert_tensor", gathered, Phases(*(count * k for k in once)), "layer")
-            for kind, count in {
-                "all_gather": gathers,
-                "reduce_scatter": gathers,
-                "all_reduce": sums,
-            }.items()
-        ),
-    )
+    exchanges = [dispatch]
+    for kind, count in (
+        ("all_gather", gathers),
+        ("reduce_scatter", gathers),
+        ("all_reduce", sums),
+    ):
+        counts = Phases(count, (2.0 if again else 1.0) * count, 0.0 * count)
+        volume = _same(token_bytes * n)
+        exchanges.append(Collective(kind, "expert_tensor", volume, counts, "layer"))
+    return tuple(exchanges)
 
 
 def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the exchanges of the output head, whose vocabulary is split by t."""
     # Its input is gathered under sequence parallelism; the maximum, the sum and the token's own
     # logit are reduced over the vocabulary in float32; in I the input's gradient is reduced.
-    whole = model.element_bytes * tokens_on_one(model, layout) * model.hidden
+    whole = model.element_bytes * accelerator_tokens(model, layout) * model.hidden
     shared = layout.sequence_parallel
     again = layout.trains_base * shared
-    scalars = 4 * tokens_on_one(model, layout)
+    scalars = 4 * accelerator_tokens(model, layout)
     return (
         Collective("all_gather", "tensor", _same(whole), Phases(shared, 0.0, 0.0)),
         Collective("all_reduce", "tensor", _same(scalars), Phases(3.0, 0.0, 0.0)),
@@ -363,7 +361,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
 
 def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the exchanges of the embedding, whose vocabulary is split by t."""
-    whole = model.element_bytes * tokens_on_one(model, layout) * model.hidden
+    whole = model.element_bytes * accelerator_tokens(model, layout) * model.hidden
     shared = layout.sequence_parallel
     return (
         Collective("all_reduce", "tensor", _same(whole), Phases(1 - shared, 0.0, 0.0)),
@@ -377,7 +375,7 @@ def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...
 def whole_layer_collectives(
     model: Model, layout: Layout, kind: str = "dense"
 ) -> tuple[Collective, ...]:
-    """The exchanges that go with a layer priced as one op: two all-reduces in F and in I."""
+    """List the exchanges of a layer priced as one op: two all-reduces in F and in I."""
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
     all_reduce = Collective("all_reduce", "tensor", _same(volume), Phases(2.0, 2.0, 0.0))
     experts = _expert_exchanges(model, layout) if kind == "moe" and model.moe is not None else ()

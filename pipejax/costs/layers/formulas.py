@@ -35,7 +35,7 @@ def num_tokens(model: Model, microbatch_size: Number) -> Number:
 def layer_flop(
     model: Model, microbatch_size: Number, recompute: str = "none", kind: str = "dense"
 ) -> Phases:
-    """FLOP of one layer: F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2 in a GPT."""
+    """Count the FLOP of one layer; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2."""
     # Attention counts all s^2 pairs of tokens, as published formulas do, whether or not a kernel
     # skips those that a causal mask hides.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
@@ -62,8 +62,8 @@ def _module_matrices(model: Model, kind: str, module: str) -> Number:
     if module == "half_products":
         return model.active_matrices(kind) / 2
     if module == "mla_up_proj" and mla is not None:
-        into = model.query_hidden if mla.query_rank is None else mla.query_rank
-        down_and_out = into + mla.kv_rank + mla.rope_width + model.output_hidden
+        query_width = model.query_hidden if mla.query_rank is None else mla.query_rank
+        down_and_out = query_width + mla.kv_rank + mla.rope_width + model.output_hidden
         return model.attention_matrices - model.hidden * down_and_out
     if kind == "moe" and moe is not None:
         shared = mlp(moe.shared_experts * moe.expert_hidden)
@@ -73,7 +73,7 @@ def _module_matrices(model: Model, kind: str, module: str) -> Number:
 
 
 def head_flop(model: Model, microbatch_size: Number) -> Phases:
-    """FLOP of the output head: 2bshV in each phase."""
+    """Count the FLOP of the output head: 2bshV in each phase."""
     flop = 2 * num_tokens(model, microbatch_size) * model.head_parameters
     return Phases(flop, flop, flop)
 
@@ -106,21 +106,21 @@ WHOLE = Layout()
 FLOAT32 = 4  # bytes
 
 
-def tokens_on_one(model: Model, layout: Layout) -> Number:
-    """Tokens of a microbatch on one accelerator, a float."""
+def accelerator_tokens(model: Model, layout: Layout) -> Number:
+    """Return the tokens of a microbatch on one accelerator, as a float."""
     return num_tokens(model, layout.microbatch_size) / layout.context
 
 
 def layer_activation_bytes(
     model: Model, layout: Layout = WHOLE, recompute: str = "none", kind: str = "dense"
 ) -> Number:
-    """Bytes that one microbatch leaves on one layer until its backward."""
+    """Return the bytes that one layer keeps of a microbatch from F to its backward."""
     # sbh(10 + 24/t + 5as/(ht)) in a GPT; under sequence parallelism the 10 is divided by t too;
     # with selective recomputation the last term is gone; with full recomputation only the input
     # stays, 2sbh.
     # source: Korthikanti et al. (arXiv:2205.05198), Table 2.
     recompute = check_recompute(recompute)
-    tokens = tokens_on_one(model, layout)
+    tokens = accelerator_tokens(model, layout)
     if recompute == "full":
         return model.element_bytes * tokens * model.hidden / layout.shared_by
     e, masks = model.element_bytes, (2 if model.dropout else 0)
@@ -137,11 +137,10 @@ def layer_activation_bytes(
 
 
 def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Bytes per token that kernels which are not fused leave on a layer, until I."""
-    # The activation function of a gated MLP leaves its output beside the product with the other
-    # half. Attention leaves its output as its product puts it out and as the projection takes it
-    # in. A norm leaves its input in float32 and the normalized one, where a fused one leaves its
-    # input.
+    """Return the extra bytes per token that kernels without fusion keep on a layer until I."""
+    # A gated MLP keeps the output of its activation function beside its product with the gate.
+    # Attention keeps its output in the order of its product and in the order of the projection. A
+    # norm keeps its input in float32 and the normalized one; a fused norm keeps its input.
     unfused, e, moe, t = unfused_kernels(model), model.element_bytes, model.moe, layout.tensor
     if "half_products" in modules:
         return 0.0
@@ -154,20 +153,20 @@ def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -
         return extra
     if kind == "dense" or moe is None:
         return extra + ("mlp" not in modules) * e * model.ffn_hidden / t
-    shared = not modules & {"moe", "shared_experts"}
-    routed = not modules & {"moe", "moe_act"}
-    extra += shared * e * moe.shared_experts * moe.expert_hidden / t
-    return extra + routed * e * moe.slots * moe.expert_hidden / layout.shared_by
+    keeps_shared = not modules & {"moe", "shared_experts"}
+    keeps_routed = not modules & {"moe", "moe_act"}
+    extra += keeps_shared * e * moe.shared_experts * moe.expert_hidden / t
+    return extra + keeps_routed * e * moe.slots * moe.expert_hidden / layout.shared_by
 
 
 def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes of the keys and values of one layer, as attention meets them."""
+    """Return the bytes of the keys and values of one layer."""
     units = (model.kv_hidden + model.value_hidden) / layout.tensor
-    return tokens_on_one(model, layout) * model.element_bytes * units
+    return accelerator_tokens(model, layout) * model.element_bytes * units
 
 
 def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes that one layer keeps of the tokens of a microbatch where no backward follows."""
+    """Return the bytes of one layer's cache of a microbatch's tokens, without any backward."""
     # Keys and values: of a head of them, at least one on each accelerator. Latent attention keeps
     # the vector that they unfold from, which no tensor parallelism splits.
     # source: DeepSeek-V2 (arXiv:2405.04434), section 2.1.4.
@@ -176,19 +175,19 @@ def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     else:
         split = model.kv_heads + (layout.tensor - model.kv_heads) * (layout.tensor < model.kv_heads)
         units = (model.kv_hidden + model.value_hidden) / split
-    return tokens_on_one(model, layout) * model.element_bytes * units
+    return accelerator_tokens(model, layout) * model.element_bytes * units
 
 
 def layer_weight_grad_bytes(
     model: Model, layout: Layout = WHOLE, kind: str = "dense", recompute: str = "none"
 ) -> Number:
-    """Bytes that W of one layer needs after I: both inputs of its weight GEMMs, 32sbh in a GPT."""
-    # These are the layer's inputs of the four products (queries, keys and values; projection; both
-    # of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
-    # attention and activation function had theirs: only scores and dropout masks are gone after I.
-    # Inputs of products have the bytes of the layout's precision, the rest those of the model.
-    # Parts that are recomputed leave what they start from. Adapters need all of that too, and their
-    # own activations; where weights are frozen without adapters, it is what I needs, and W nothing.
+    """Return the bytes that W of one layer needs after I: 32sbh in a GPT."""
+    # They are the inputs of the four products (queries, keys and values; projection; two of the
+    # MLP), 14sbh, and the gradients of their outputs, 18sbh, which I writes over the activations of
+    # norms, attention and activation function: only scores and dropout masks are free after I.
+    # Inputs of products have the layout's precision, all else the model's. Recomputed parts keep
+    # their inputs. Adapters also need their own activations. Frozen weights without adapters need
+    # these bytes for I only.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     e, operand, moe = model.element_bytes, kept_input_bytes(model, layout), model.moe
     h, modules = model.hidden, recomputed_modules(model, recompute)
@@ -222,13 +221,13 @@ def layer_weight_grad_bytes(
         whole += ("moe" not in modules) * moe.slots * routed
     else:
         parts += ("mlp" not in modules) * (operand + takes) * model.ffn_hidden
-    adapters = e * layout.lora_rank * _adapters_met(model, layout, kind, modules)
+    adapters = e * layout.lora_rank * _kept_adapters(model, layout, kind, modules)
     shared = whole / layout.shared_by + parts / layout.tensor
-    return tokens_on_one(model, layout) * (shared + adapters)
+    return accelerator_tokens(model, layout) * (shared + adapters)
 
 
 def kept_input_bytes(model: Model, layout: Layout) -> Number:
-    """Bytes of an input of a linear layer that stays until W."""
+    """Return the bytes per element of a linear layer's input that stays until W."""
     # Frozen weights have no W; that of an adapter's A takes it in the model's precision, the
     # gradient of A x is r units wide and not counted.
     base = layout.trains_base * operand_bytes(model, layout)
@@ -241,28 +240,31 @@ def _keeps_inputs_as_they_are(layout: Layout) -> bool:
     return layout.lora_rank > 0 or (layout.trains_base and is_wide)
 
 
-def _adapters_met(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Adapters whose A x one token leaves: no tensor parallelism splits these few units."""
-    attention: Number = 2
+def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
+    """Count the adapters of a layer that keep their r units A x of a token until W.
+
+    `modules` are the parts of a layer that are recomputed: their adapters keep nothing.
+    """
+    attention: Number = 2  # queries, keys and values; projection
     if model.mla is not None:
-        ups = 1 + (model.mla.query_rank is not None)
-        attention = 3 + ups * ("mla_up_proj" not in modules)
+        num_ups = 1 + (model.mla.query_rank is not None)
+        attention = 3 + num_ups * ("mla_up_proj" not in modules)
     if kind == "moe" and model.moe is not None:
-        is_kept = "moe" not in modules and "shared_experts" not in modules
+        keeps_shared = "moe" not in modules and "shared_experts" not in modules
         routed = ("moe" not in modules) * model.moe.slots / layout.shared_by
-        return attention + 2 * is_kept * (model.moe.shared_experts > 0) + 2 * routed
+        return attention + 2 * keeps_shared * (model.moe.shared_experts > 0) + 2 * routed
     return attention + 2 * ("mlp" not in modules)
 
 
 def _half_products_bytes(model: Model, layout: Layout) -> Number:
-    """Bytes of a layer that keeps attention's output and that of every second product."""
+    """Return the bytes of a layer that keeps the outputs of attention and every second product."""
     # Beside them stay the inputs of both norms.
     halves = 2 if model.gated_mlp else 1
     whole = 2 * model.hidden + 2 * model.hidden / 2
     in_attention = model.query_hidden + model.kv_hidden + model.value_hidden
     parts = model.output_hidden + (in_attention + halves * model.ffn_hidden) / 2
-    unit_bytes = tokens_on_one(model, layout) * model.element_bytes
-    adapters = layout.lora_rank * _adapters_met(model, layout, "dense", frozenset()) / 2
+    unit_bytes = accelerator_tokens(model, layout) * model.element_bytes
+    adapters = layout.lora_rank * _kept_adapters(model, layout, "dense", frozenset()) / 2
     return unit_bytes * (whole / layout.shared_by + parts / layout.tensor + adapters)
 
 
@@ -270,17 +272,17 @@ OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with
 
 
 def operand_bytes(model: Model, layout: Layout) -> Number:
-    """Bytes of a factor of a layer's product."""
+    """Return the bytes per element of a product's factors, with their scales."""
     return OPERAND_BYTES.get(layout.precision, model.element_bytes)
 
 
 def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
-    """Bytes that one microbatch leaves on the first stage's embedding and last stage's head."""
-    # The head keeps its norm's input and output, and the softmax of its logits in float32 or, where
-    # the loss is fused, the logits. Where both are frozen, no gradient reaches the embedding, and
-    # only the head's W would need the norm's output.
+    """Return the bytes that a microbatch leaves on the embedding, and on the head."""
+    # The head keeps its norm's input and output, and the softmax of its logits in float32 or, with
+    # a fused loss, the logits. With frozen weights, no gradient reaches the embedding, and nothing
+    # needs the norm's output.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.3.
-    tokens = tokens_on_one(model, layout) * (model.vocabulary > 0)
+    tokens = accelerator_tokens(model, layout) * (model.vocabulary > 0)
     trained = layout.trains_base
     mask = trained * tokens * model.hidden / layout.shared_by if model.dropout else 0.0
     inputs = tokens * (1 + trained) * model.element_bytes * model.hidden / layout.shared_by
@@ -291,16 +293,16 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
 
 
 def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes that W of a head needs after I: its input and the logits' gradient."""
+    """Return the bytes that W of a head needs after I: its input and the logits' gradient."""
     # The loss hands that gradient back in `element_bytes`, whatever it was computed in.
     units = model.hidden / layout.shared_by + model.vocabulary / layout.tensor
-    tokens = layout.trains_base * tokens_on_one(model, layout)
+    tokens = layout.trains_base * accelerator_tokens(model, layout)
     return tokens * (model.vocabulary > 0) * model.element_bytes * units
 
 
 def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Bytes that cross a stage boundary: bsh elements, by t under sequence parallelism."""
-    volume = tokens_on_one(model, layout) * model.hidden * model.element_bytes
+    """Return the bytes across a stage boundary: bsh elements, over t under sequence parallelism."""
+    volume = accelerator_tokens(model, layout) * model.hidden * model.element_bytes
     return volume / layout.shared_by
 
 
@@ -308,13 +310,12 @@ def buffer_bytes(
     model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
 ) -> Numbers:
     """Return the bytes of backward buffers beside activations, once per worker."""
-    # Counted where gradients are accumulated in a wider type, as Megatron-core does; the formulas
-    # of the literature leave them out. Products then write gradients of weights in `element_bytes`
-    # first: into one buffer for each shape of matrix, which all layers share, as TransformerEngine
-    # keeps them, and into one for the head while it runs; those of adapters are too narrow to
-    # count. Beside them lie the gradients of the widest activations.
+    # They exist if gradients are accumulated in a wider type, as in Megatron-core; the formulas of
+    # the literature omit them. Products first write weight gradients in `element_bytes`: into one
+    # buffer for each shape of matrix, which all layers share, as in TransformerEngine, and into one
+    # for the head; those of adapters are negligible. The gradients of the widest activations add.
     e, t, h = model.element_bytes, layout.tensor, model.hidden
-    tokens, mlp_parts = tokens_on_one(model, layout), (3 if model.gated_mlp else 2)
+    tokens, mlp_parts = accelerator_tokens(model, layout), (3 if model.gated_mlp else 2)
     weights = model.attention_matrices / t + dense * model.mlp_matrices(model.ffn_hidden) / t
     width = dense * mlp_parts * model.ffn_hidden / t
     if model.moe is not None:

@@ -1,4 +1,4 @@
-"""The record of a kernel, the kinds of kernels that layers are made of, and how long they take.
+"""Kernels of layers: their record, their kinds and their times.
 
 Where a system prices every kernel of a layer (`kernels` in its file):
 
@@ -22,9 +22,9 @@ from pipejax.costs import array_functions as xp
 from pipejax.costs.layers.formulas import (
     OPERAND_BYTES,
     Phases,
+    accelerator_tokens,
     boundary_bytes,
     operand_bytes,
-    tokens_on_one,
 )
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
@@ -74,11 +74,11 @@ def gemm(
     tokens: Number | None = None,
     batch: Number = 1.0,
 ) -> LayerOp:
-    """Product of tokens with one or several weight matrices of `shape` (k, n), in each phase."""
+    """Return the op of products of tokens with weight matrices of `shape` (k, n)."""
     # Its factors have the bytes of the layout's precision, its results those of the model; W adds
     # to the accumulated gradient: it reads and writes that. Frozen weights have no W.
     k, n = shape
-    m = tokens_on_one(model, layout) if tokens is None else tokens
+    m = accelerator_tokens(model, layout) if tokens is None else tokens
     element, factor = model.element_bytes, operand_bytes(model, layout)
     flop, weights = 2 * batch * m * n * k, batch * n * k
     trained = layout.trains_base
@@ -99,7 +99,7 @@ def gemm(
 
 
 def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Number) -> LayerOp:
-    """A product per head; I has two of its kind, one per factor, and W none."""
+    """Return the op of one product per head; I has two such products, W none."""
     # Its factors have the bytes of the layout's precision, its result those of the model.
     m, n, k = shape
     flop = 2 * heads * m * n * k
@@ -119,17 +119,17 @@ def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Numb
 def memory(
     name: str, forward: Number, backward: Number, kernels: tuple[Number, Number] = (1.0, 1.0)
 ) -> LayerOp:
-    """An op that moves bytes in F and I."""
+    """Return an op that moves bytes in F and I, without any product."""
     return LayerOp("memory", name, NONE, Phases(forward, backward, 0.0), Phases(*kernels, 0.0))
 
 
 def norm(name: str, model: Model, layout: Layout) -> LayerOp:
-    """A norm of the hidden state."""
+    """Return the op of a norm of the hidden state."""
     return norm_kernel(name, boundary_bytes(model, layout))
 
 
 def norm_kernel(name: str, volume: Number) -> LayerOp:
-    """A norm reads and writes its units [B]; its I reads two and writes one."""
+    """Return the op of a norm: F reads and writes `volume` [B], I reads two and writes one."""
     return memory(name, 2 * volume, 3 * volume, (1.0, 2.0))
 
 
@@ -147,7 +147,7 @@ ALIGNED = 8  # elements: tensor cores read rows of 16 bytes at full rate
 
 
 def device_time(system: System, op: LayerOp, phase: str) -> Number:
-    """Time [s] that one op of a layer takes on the device, in one phase of one microbatch."""
+    """Return the time [s] of one op of a layer on the device, in one phase of one microbatch."""
     flop, volume, launches = (
         as_float(getattr(amounts, phase)) for amounts in (op.flop, op.volume, op.launches)
     )
@@ -184,28 +184,28 @@ def host_time(
 
 
 def phase_time(system: System, device: Number, host: Number) -> Number:
-    """Time [s] of a phase that accelerator and host work on at once: the longer of both."""
+    """Return the time [s] of a phase on accelerator and host at once: the longer of both."""
     return smooth_max(device, host, system.kernels.sharpness)
 
 
 def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
-    """Maximum of two times that nowhere has a kink: their norm (one^q + other^q)^(1/q)."""
-    # Where one of them is 0 it is the other, exactly.
+    """Return a smooth maximum of two times: (first^q + second^q)^(1/q) with sharpness q."""
+    # If one of them is 0, the result is exactly the other.
     large, small = xp.maximum(first, second), xp.minimum(first, second)
-    overlap = small > 0
-    # the inner choice keeps logarithms of 0 out of the gradient of the branch not taken
-    ratio = xp.where(overlap, small, 1.0) / xp.where(overlap, large, 1.0)
+    is_smooth = small > 0
+    # the inner `where` keeps logarithms of 0 out of the gradient
+    ratio = xp.where(is_smooth, small, 1.0) / xp.where(is_smooth, large, 1.0)
     norm = xp.exp(xp.log1p(ratio**sharpness) / sharpness)
-    return xp.where(overlap, large * norm, large)
+    return xp.where(is_smooth, large * norm, large)
 
 
 def update_time(
     system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
 ) -> Numbers:
-    """Time [s] of the optimizer's update, and of the step."""
-    # The accelerator starts its own part and leaves the host to its part meanwhile: the longer of
-    # both counts. Gradients come to the host before that, and weights go back behind it, as in
-    # Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
+    """Return the time [s] of the optimizer's update, and of the host's work per step."""
+    # Accelerator and host update their parts at once: the longer counts. Gradients go to the host
+    # before, and weights come back after it, as in Megatron's hybrid optimizer without
+    # `--overlap-cpu-optimizer-d2h-h2d`.
     # source: Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
     # optimizer/cpu_offloading/hybrid_optimizer.py.
     check_host(system, on_host)

@@ -1,15 +1,14 @@
-"""The kernels of a transformer layer: FLOP, bytes and launches of each on one accelerator.
+"""Kernels of a transformer layer: FLOP, bytes and launches of each on one accelerator.
 
 A layer is a list of ops: products (`gemm`), attention (`attention`: batched products, or one flash
-kernel), and what only moves bytes (`memory`: norms, softmax, activation functions, residuals). The
-list depends on shapes that are fixed at tracing (gated or not, flash or not); all numbers may be
-traced and batched. b is the microbatch size, s the sequence length, t and c the degrees of tensor
-and context parallelism.
+kernel), and ops that only move bytes (`memory`: norms, softmax, activation functions, residuals).
+The list depends on shapes that are fixed at tracing (gated or not, flash or not); all numbers may
+be traced and batched. b is the microbatch size, s the sequence length, t and c the degrees of
+tensor and context parallelism.
 
-Which FLOP count: the products of a layer count as in the published formulas (`formulas.py`), and so
-does attention that is written out in batched products, which computes the pairs of tokens that a
-causal mask hides. A flash kernel skips them: under a causal mask its FLOP are half of those, under
-a sliding window fewer.
+The products of a layer count as in the published formulas (`formulas.py`), and so does attention in
+batched products, which computes the pairs of tokens that a causal mask hides. A flash kernel skips
+them: its FLOP are half under a causal mask, fewer under a sliding window.
 """
 
 import dataclasses
@@ -17,13 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pipejax.costs.layers.formulas import (
     Phases,
+    accelerator_tokens,
     boundary_bytes,
     edge_activation_bytes,
     head_flop,
     layer_activation_bytes,
     layer_flop,
     operand_bytes,
-    tokens_on_one,
 )
 from pipejax.costs.layers.kernels import (
     NONE,
@@ -48,11 +47,12 @@ def layer_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
     """List the ops of a layer in the order of F, then its adapters."""
-    ops = _own_ops(model, layout, kind)
+    ops = _base_ops(model, layout, kind)
     return (*_recomputed(model, ops, recompute), *adapter_ops(model, layout, kind, recompute))
 
 
-def _own_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
+def _base_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
+    """List the ops of a layer in the order of F, without adapters and recomputation."""
     mlp = _experts if kind == "moe" and model.moe is not None else _mlp
     ops = (
         norm("attention_norm", model, layout),
@@ -68,15 +68,13 @@ def _own_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
 
 
 def _recomputed(model: Model, ops: Iterable[LayerOp], recompute: str) -> tuple[LayerOp, ...]:
-    """Yield the ops, where recomputed ones run F once more within I."""
-    modules = recomputed_modules(model, recompute)
-    return tuple(
-        with_forward_again(op, share) if share else op for op, share in again(ops, modules)
-    )
+    """Return ops whose I includes the forwards that are recomputed."""
+    op_shares = recomputed_shares(ops, recomputed_modules(model, recompute))
+    return tuple(with_forward_again(op, share) if share else op for op, share in op_shares)
 
 
-# ops of the parts of a layer
-OF_MODULE: Mapping[str, tuple[str, ...]] = {
+# names of the ops of each part of a layer
+MODULE_OPS: Mapping[str, tuple[str, ...]] = {
     "core_attn": ("attention", "scores", "softmax", "attention_dropout", "context"),
     "layernorm": ("attention_norm", "mlp_norm"),
     "mla_up_proj": ("query_norm", "query_up", "kv_norm", "kv_up", "rotation"),
@@ -90,18 +88,20 @@ OF_MODULE: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def again(ops: Iterable[LayerOp], modules: Collection[str]) -> Iterator[tuple[LayerOp, float]]:
+def recomputed_shares(
+    ops: Iterable[LayerOp], modules: Collection[str]
+) -> Iterator[tuple[LayerOp, float]]:
     """Yield each op, and the share of its F that runs once more within I."""
-    # "half_products" is every second product and all that is neither product nor attention.
-    names = {name for module in modules for name in OF_MODULE.get(module, ())}
-    by_kind = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
+    # "half_products" is every second product and all ops but products and attention.
+    names = {name for module in modules for name in MODULE_OPS.get(module, ())}
+    kind_shares = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
     for op in ops:
-        yield op, 1.0 if op.name in names else by_kind.get(op.kind, 0.0)
+        yield op, 1.0 if op.name in names else kind_shares.get(op.kind, 0.0)
 
 
-# linear layers that have adapters, and by which powers of t tensor parallelism splits what an
-# adapter's factors A and B put out: an input that is whole meets a part of A's rows, an input that
-# is split a part of B's; A's sums are then reduced, B's parts gathered (`layer_collectives`)
+# linear layers with adapters, and the powers of t by which tensor parallelism splits the outputs of
+# an adapter's factors A and B: a whole input passes a part of A's rows, a split input a part of
+# B's; A's sums are then reduced, B's parts gathered (`layer_collectives`)
 ADAPTED: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("qkv", "query", "query_up", "kv_up", "mlp_in", "shared_in"), (1, 0)),
     **dict.fromkeys(("projection", "mlp_out", "shared_out"), (0, 1)),
@@ -113,28 +113,28 @@ def adapter_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
     """List the adapters beside linear layers: two narrow products each, and a scaled sum."""
-    # They bear the name of what they lie beside, and are recomputed with it. The router has none.
+    # They have the name of their linear layer, and are recomputed with it. The router has none.
     # source: LoRA (arXiv:2106.09685), section 4.1; Megatron-Bridge's peft/utils.py,
     # ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
-    adapted = [op for op in _own_ops(model, layout, kind) if op.name in ADAPTED]
-    ops = [product for op in adapted for product in _adapter(op, model, layout)]
+    linear_ops = [op for op in _base_ops(model, layout, kind) if op.name in ADAPTED]
+    ops = [product for op in linear_ops for product in _adapter(op, model, layout)]
     return _recomputed(model, ops, recompute)
 
 
 def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """The adapter of one linear layer, in the model's own precision."""
+    """List the ops of one linear layer's adapter, in the model's own precision."""
     plain = _trained(dataclasses.replace(layout, precision=PRECISIONS[0]))
     m, n, k = op.shape
-    first, second = (layout.tensor**power for power in ADAPTED[op.name])
-    into, out = (k, layout.lora_rank / first), (layout.lora_rank, n / second)
-    # two read and one written: outputs in F, in I gradients of the input
-    added, launched = 3 * model.element_bytes * op.batch * m, 1.0 * (op.batch > 0)
+    split_a, split_b = (layout.tensor**power for power in ADAPTED[op.name])
+    shape_a, shape_b = (k, layout.lora_rank / split_a), (layout.lora_rank, n / split_b)
+    # the sum with the layer reads two and writes one: outputs in F, gradients of the input in I
+    row_bytes, launches = 3 * model.element_bytes * op.batch * m, 1.0 * (op.batch > 0)
     return (
-        gemm(op.name, model, plain, into, tokens=m, batch=op.batch),
-        gemm(op.name, model, plain, out, tokens=m, batch=op.batch),
-        memory(op.name, added * n, added * k, (launched, launched)),
+        gemm(op.name, model, plain, shape_a, tokens=m, batch=op.batch),
+        gemm(op.name, model, plain, shape_b, tokens=m, batch=op.batch),
+        memory(op.name, row_bytes * n, row_bytes * k, (launches, launches)),
     )
 
 
@@ -147,29 +147,31 @@ WIDE = ("bf16", "fp16")  # precisions in which products take activations as they
 
 
 def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:
-    """Ops, and the casts that products with weights in the layout's precision need."""
+    """Return ops, with the casts that products in a narrow precision need."""
     is_wide = layout.precision in WIDE
     return ops if is_wide else (*ops, _quantization(model, layout, ops))
 
 
 def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
-    """Casts: rows are read once, written by row for I or F and by column for any W."""
-    # A norm casts what it puts out, in the bytes that it would write anyway; in I every product's
+    """Return the op of all casts: rows are read once, and written by row, and by column for W."""
+    # A norm casts its output as it writes it, for the product after it; in I every product's
     # gradient is cast.
-    moved = model.element_bytes + (1 + layout.trains_base) * operand_bytes(model, layout)
+    bytes_per_element = model.element_bytes + (1 + layout.trains_base) * operand_bytes(
+        model, layout
+    )
     forward: Number = 0.0
     backward: Number = 0.0
     products = [op for op in ops if op.kind == "gemm" and op.precision == layout.precision]
-    apart = [op for op in products if op.name not in BEHIND_A_NORM]
-    for op in apart:
-        forward += moved * op.batch * op.shape.m * op.shape.k
+    cast_inputs = [op for op in products if op.name not in AFTER_NORM]
+    for op in cast_inputs:
+        forward += bytes_per_element * op.batch * op.shape.m * op.shape.k
     for op in products:
-        backward += moved * op.batch * op.shape.m * op.shape.n
-    kernels = (float(len(apart)), float(len(products)))
+        backward += bytes_per_element * op.batch * op.shape.m * op.shape.n
+    kernels = (float(len(cast_inputs)), float(len(products)))
     return memory("quantization", forward, backward, kernels)
 
 
-BEHIND_A_NORM = (
+AFTER_NORM = (
     "qkv",
     "query",
     "query_down",
@@ -183,23 +185,23 @@ BEHIND_A_NORM = (
 
 
 def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
-    """Bias, dropout and the residual's sum in one kernel."""
+    """Return the op of bias, dropout and the sum with the residual."""
     boundary = boundary_bytes(model, layout)
     mask = boundary / model.element_bytes if model.dropout else 0.0
     # I adds the norm's gradient to the residual's: two read, one written; dropout: one each
-    again = 3 * boundary + ((2 * boundary + mask) if model.dropout else 0.0)
-    return memory(name, 3 * boundary + mask, again, (1.0, 2.0 if model.dropout else 1.0))
+    backward = 3 * boundary + ((2 * boundary + mask) if model.dropout else 0.0)
+    return memory(name, 3 * boundary + mask, backward, (1.0, 2.0 if model.dropout else 1.0))
 
 
 def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    tokens, width = tokens_on_one(model, layout), model.ffn_hidden / layout.tensor
+    tokens, width = accelerator_tokens(model, layout), model.ffn_hidden / layout.tensor
     return _two_products("mlp", model, layout, (tokens, width), 1.0)
 
 
 def _two_products(
     name: str, model: Model, layout: Layout, size: tuple[Number, Number], batch: Number
 ) -> tuple[LayerOp, ...]:
-    """MLPs of some tokens and width each: two products, the activation function between them."""
+    """List the ops of `batch` MLPs: two products with an activation function between them."""
     tokens, width = size
     halves = 2 if model.gated_mlp else 1
     into, out = (model.hidden, halves * width), (width, model.hidden)
@@ -212,44 +214,48 @@ def _two_products(
 
 def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the router, the sorting of tokens by expert and back, routed and shared experts."""
-    # Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
-    # tokens. Tensor parallelism splits the shared ones, expert-tensor parallelism the routed ones
-    # by their width; accelerators that split an expert bring their tokens together. Sorting happens
-    # before the exchange and, by the expert on the accelerator, after it, and both ways back.
+    # Each accelerator routes its part of the tokens and holds E/e experts; all experts get equally
+    # many tokens. Tensor parallelism splits shared experts, expert-tensor parallelism the width of
+    # routed ones; accelerators that split an expert gather their tokens. Tokens are sorted before
+    # the exchange and, by the local expert, after it, and both ways back.
     moe = model.moe
     assert moe is not None
     e = model.element_bytes
     plain = dataclasses.replace(layout, precision=PRECISIONS[0])
-    tokens = tokens_on_one(model, layout) / layout.shared_by
-    routed, here = tokens * moe.slots, moe.experts / layout.expert
+    tokens = accelerator_tokens(model, layout) / layout.shared_by
+    routed, local_experts = tokens * moe.slots, moe.experts / layout.expert
     scores = 4 * tokens * moe.experts  # in float32
-    # out of the hidden state and into the sorted one, then once more by expert; back the same way
+    # read the hidden state, write it sorted; read and write once more, by expert
     gathered = routed * layout.expert_gather
     sorting = e * model.hidden * (tokens + routed + 2 * gathered)
     expert_width = moe.expert_hidden / layout.expert_tensor
-    any_shared = 1.0 * (moe.shared_experts > 0)
-    shared = moe.shared_experts * moe.expert_hidden / layout.tensor
+    has_shared = 1.0 * (moe.shared_experts > 0)
+    shared_size = (
+        accelerator_tokens(model, layout),
+        moe.shared_experts * moe.expert_hidden / layout.tensor,
+    )
+    expert_size = gathered / local_experts, expert_width
     return (
         gemm("router", model, plain, (model.hidden, moe.experts), tokens=tokens),
         memory("routing", 4 * scores, 4 * scores, (8.0, 8.0)),
         memory("dispatch", sorting, sorting, (3.0, 3.0)),
-        *_two_products("expert", model, layout, (gathered / here, expert_width), here),
+        *_two_products("expert", model, layout, expert_size, local_experts),
         memory("combine", sorting, sorting, (3.0, 3.0)),
-        *_two_products("shared", model, layout, (tokens_on_one(model, layout), shared), any_shared),
+        *_two_products("shared", model, layout, shared_size, has_shared),
     )
 
 
 def _activation(name: str, model: Model, units: Number, kernels: Number) -> LayerOp:
-    """GELU reads and writes its units, I reads two and writes one; gated: one more factor each."""
+    """Return the op of an activation function: GELU, or the product with a gate."""
     forward, backward = (3, 5) if model.gated_mlp else (2, 3)
     e = model.element_bytes
     return memory(name, e * forward * units, e * backward * units, (kernels, kernels))
 
 
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Final norm, logits and cross entropy, in float32 unless it is fused."""
+    """List the ops of the head: final norm, logits and cross entropy."""
     head_layout = dataclasses.replace(layout, precision=layout.head_precision)  # not of layers
-    logits = tokens_on_one(model, layout) * model.vocabulary / layout.tensor
+    logits = accelerator_tokens(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
     # fused: the logits are read twice and their gradient written in their place; apart: float32 is
     # written, read for the maximum, shifted, raised and summed, and I scales what is left
@@ -264,11 +270,11 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Look-up of tokens, positions and dropout; W adds rows to the gradient."""
-    # There is no backward below the trained weights: frozen, it has neither I nor W.
-    units, trained = tokens_on_one(model, layout) * model.hidden, layout.trains_base
+    """List the ops of the embedding: look-up of tokens, positions and dropout."""
+    # W adds rows to the gradient. Frozen weights have neither I nor W.
+    units, trained = accelerator_tokens(model, layout) * model.hidden, layout.trains_base
     e, gradient = model.element_bytes, model.accumulated_bytes
-    looked_up = LayerOp(
+    look_up = LayerOp(
         "memory",
         "embedding",
         NONE,
@@ -276,22 +282,21 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
         Phases(1.0, 0.0, 1.0 * trained),
     )
     boundary = boundary_bytes(model, layout)
-    more = []
+    ops = [look_up]
     if model.learned_positions:
-        more.append(memory("positions", 3 * boundary, 0.0, (1.0, 0.0)))
+        ops.append(memory("positions", 3 * boundary, 0.0, (1.0, 0.0)))
     if model.dropout:
-        moved = 2 * boundary + boundary / e
-        again = trained * moved
-        more.append(memory("embedding_dropout", moved, again, (1.0, 1.0 * trained)))
-    return (looked_up, *more)
+        volume = 2 * boundary + boundary / e
+        ops.append(memory("embedding_dropout", volume, trained * volume, (1.0, 1.0 * trained)))
+    return tuple(ops)
 
 
 def whole_layer(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
     """Return a layer as one op per phase, whose bytes are weights and activations."""
-    # FLOP are the formula's, whether or not a kernel skips masked pairs. Frozen weights have no W;
-    # adapters are ops of their own.
+    # FLOP follow the formula, even if a kernel skips masked pairs. Frozen weights have no W;
+    # adapters are separate ops.
     t, size = layout.tensor, layout.microbatch_size
     activations = layer_activation_bytes(model, _trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
@@ -311,22 +316,22 @@ def whole_layer(
 
 
 def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """The head as one op per phase."""
+    """Return the output head as one op per phase."""
     t = layout.tensor
     _, activations = edge_activation_bytes(model, _trained(layout))
     has_w = 1.0 * layout.trains_base
     flop = head_flop(model, layout.microbatch_size)
     volume = model.element_bytes * model.head_parameters / t + activations
-    share = Phases(*(share / (t * layout.context) for share in flop))
-    moved, once = Phases(volume, volume, volume), Phases(1.0, 1.0, has_w)
-    return (LayerOp("layer", "head", share, moved, once),)
+    flop_on_one = Phases(*(phase_flop / (t * layout.context) for phase_flop in flop))
+    volumes, launches = Phases(volume, volume, volume), Phases(1.0, 1.0, has_w)
+    return (LayerOp("layer", "head", flop_on_one, volumes, launches),)
 
 
 # attention: projections, positions, products of queries, keys and values
 
 
 def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Queries, keys and values of a layer's input, and the rotation of queries and keys."""
+    """List the products that make queries, keys and values, and the rotation by positions."""
     if model.mla is not None:
         return (*_latent(model, layout), _rotation(model, layout))
     width = (model.query_hidden + model.kv_hidden + model.value_hidden) / layout.tensor
@@ -335,11 +340,11 @@ def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _latent(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Latent attention: down to one small vector per token, its norm, up to all heads."""
+    """List the ops of latent attention: down to one small vector per token, its norm, and up."""
     # The ways down are not split by heads: each accelerator has them for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
-    tokens = tokens_on_one(model, layout)
+    tokens = accelerator_tokens(model, layout)
     part = tokens / layout.shared_by
     unfolded = (model.kv_hidden + model.value_hidden) - model.heads * mla.rope_width
     ops = [
@@ -358,34 +363,37 @@ def _latent(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _rotation(model: Model, layout: Layout) -> LayerOp:
-    """Rotary positions: reads and writes queries and keys."""
-    units = tokens_on_one(model, layout) * (model.query_hidden + model.kv_hidden) / layout.tensor
+    """Return the op of rotary positions, which reads and writes queries and keys."""
+    units = (
+        accelerator_tokens(model, layout) * (model.query_hidden + model.kv_hidden) / layout.tensor
+    )
     moved = 2 * model.element_bytes * units
     return memory("rotation", moved, moved, (2.0, 2.0))
 
 
 def attention(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Attention of one accelerator's heads and tokens to all tokens of the sequence."""
-    # In 8 bits all its products are, those of I too (Transformer Engine's `fp8_dpa`). No cast is
-    # counted beside them: the op before, which writes queries and keys anyway, can write them
-    # narrow (FlashAttention-3, arXiv:2407.08608, section 3.3).
-    inner = dataclasses.replace(layout, precision=layout.attention_precision)
+    """List the ops of attention: one flash kernel, or batched products with a softmax."""
+    # A precision of 8 bits holds for all its products, in I too (Transformer Engine's `fp8_dpa`).
+    # No cast is counted: the op before, which writes queries and keys anyway, can write them in
+    # that precision (FlashAttention-3, arXiv:2407.08608, section 3.3).
+    attention_layout = dataclasses.replace(layout, precision=layout.attention_precision)
     if model.flash_attention:
-        return (_flash(model, inner),)
-    return _written_out(model, inner)
+        return (_flash(model, attention_layout),)
+    return _batched_products(model, attention_layout)
 
 
 def _flash(model: Model, layout: Layout) -> LayerOp:
-    """One kernel that keeps no scores: I computes the first product again, five in all for two."""
+    """Return the op of a flash kernel, which keeps no scores: I repeats the first product."""
     # Factors of products (queries, keys, values, the output's gradient) have the bytes of the
     # layout's precision; the output and the other gradients have those of the model.
-    tokens, t, e = tokens_on_one(model, layout), layout.tensor, model.element_bytes
+    tokens, t, e = accelerator_tokens(model, layout), layout.tensor, model.element_bytes
     factor = operand_bytes(model, layout)
     queries, values = model.query_hidden / t, model.output_hidden / t
-    # consecutive tokens under a causal mask: the last accelerator's meet (2 - 1 / c) times the mean
-    met = model.attended_by(1 + layout.contiguous_context * (1 - 1 / layout.context))
-    scores, context = 2 * tokens * met * queries, 2 * tokens * met * values
-    # keys and values of the other accelerators of the context come by in turn, each read once
+    # with consecutive tokens under a causal mask, tokens of the last accelerator attend to
+    # (2 - 1 / c) times the mean number of tokens
+    attended = model.attended_by(1 + layout.contiguous_context * (1 - 1 / layout.context))
+    scores, context = 2 * tokens * attended * queries, 2 * tokens * attended * values
+    # keys and values of all accelerators of the context arrive in turn, each read once
     keys = layout.context * (model.kv_hidden + model.value_hidden) / t
     heads = layout.microbatch_size * model.heads / t
     return LayerOp(
@@ -398,14 +406,14 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
             0.0,
         ),
         Phases(layout.context, 3 * layout.context, 0.0),
-        Product(model.sequence / layout.context, met, model.query_hidden / model.heads),
+        Product(model.sequence / layout.context, attended, model.query_hidden / model.heads),
         heads,
         layout.precision,
     )
 
 
-def _written_out(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """List batched products with the softmax between them; scores go through memory."""
+def _batched_products(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """List the batched products of attention, and the softmax of scores between them."""
     t, e = layout.tensor, model.element_bytes
     rows, columns = model.sequence / layout.context, model.sequence
     heads = layout.microbatch_size * model.heads / t

@@ -106,7 +106,7 @@ def _column(name: str, path: Path) -> tuple[str, float]:
 
 
 def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Put columns together: a list by stage, of messages by boundary."""
+    """Return the content of a JSON file from columns: lists by stage, for messages by boundary."""
     content: dict[str, Any] = {"unit": "seconds"}
     for key in keys:
         count = len(rows) - (key in _MESSAGES)
@@ -116,7 +116,7 @@ def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[
                 raise ValueError(f"{path}, stage {stage}: {key} {wrong}")
         section = content
         if key in _MESSAGES:
-            name = "message" + BACK * key.endswith(BACK)
+            name = f"message{BACK}" if key.endswith(BACK) else "message"
             section = content.setdefault(name, {})
         section[key.removesuffix(BACK)] = [row[key] for row in rows[:count]]
     return content
@@ -218,7 +218,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     # Those of another number of stages become those of the table, see `restaged_costs`.
     sizes = _Sizes(stages or table.num_stages, table.num_microbatches)
     data = _load(path)
-    fields_by_name = {phase.name: phase.kind.time for phase in table.grammar.own}
+    fields_by_name = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
     check_keys(data, dict.fromkeys((*_KEYS, *fields_by_name), ""), str(path))
     scale = UNIT_SECONDS[resolve_choice(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data and Phase.F in needed_by(table):
@@ -259,7 +259,7 @@ def _is_recorded(data: Mapping[str, Any], path: str | Path) -> bool:
 def _messages(
     data: dict[str, Any], table: _Sizes, path: str, scale: float
 ) -> Iterator[dict[str, NumpyArray]]:
-    """Latency and transmit time (2, 1, boundaries, microbatches) [s] of messages, by level."""
+    """Yield latency and transmit time (2, 1, boundaries, microbatches) [s] of each level."""
     levels = len(read_sizes(path)) + 1
     both = "message", "message_back" if "message_back" in data else "message"
     for key in both if levels > 1 else ():
@@ -282,6 +282,7 @@ def _messages(
 
 
 def _stragglers(section: Any, where: str) -> dict[int, float]:
+    """Read the factor of each slow worker from its section."""
     if not isinstance(section, dict):
         raise ValueError(f'{where} must be factors by worker, as {{"3": 1.2}}, got {section!r}')
     for worker, factor in section.items():
@@ -295,7 +296,7 @@ PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # microbatches are 1 
 
 
 def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the axis of microbatches where all are alike; B, I and W have it together."""
+    """Drop the axis of microbatches of size 1; B, I and W keep or drop it together."""
     backward = {name: times[name] for name in _BACKWARD if name in times}
     together = np.broadcast_arrays(*backward.values())
     times = times | dict(zip(backward, together, strict=True))
@@ -344,12 +345,12 @@ def _message(section: Any, table: _Sizes, where: str, scale: float) -> dict[str,
 
 
 def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
-    """Costs equal to slots, the table's own if None, for drawings where no times are given."""
+    """Return costs equal to slot durations, by default the table's, for drawings without times."""
     shares = np.asarray(table.stage_shares)
     slots: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for phase in table.grammar.timed:
         if (slot := (durations or table.slots).get(phase.name)) is not None:
-            seconds = slot if phase.kind.of == WORKER else slot * shares
+            seconds = slot if phase.kind.scope == WORKER else slot * shares
             (slots if phase.kind.time in FIELDS else others)[phase.kind.time] = seconds
     return Costs(offload=0.0, others=others, **slots)

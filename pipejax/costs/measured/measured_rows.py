@@ -1,4 +1,4 @@
-"""Measured rows: runs of models, and collectives and messages alone; a column each.
+"""Measured rows, as one array per column: runs of models, and collectives and messages alone.
 
 Columns are NumPy arrays: what fits or predicts rows never loops over them. `rows_file` reads runs
 from CSV; collectives are few columns, which are read here.
@@ -73,7 +73,7 @@ OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 @with_short_repr("file models system schedule seconds memory_bytes")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """Measured runs, a column each."""
+    """Measured runs, with one array for each column."""
 
     models: tuple[Model, ...]  # the models that are trained, each once
     model: Int[NumpyArray, " rows"]  # which of them
@@ -125,12 +125,12 @@ class MeasuredRows:
 
     @property
     def microbatches(self) -> Int[NumpyArray, " rows"]:
-        """Microbatches M of one pipeline and step."""
+        """Return the microbatches M of one pipeline and step."""
         return self.global_batch // (self.data * self.microbatch_size)
 
     @property
     def accelerators(self) -> Int[NumpyArray, " rows"]:
-        """Accelerators of the job, t c d P."""
+        """Return the accelerators of the job, t c d P."""
         return self.tensor * self.context * self.data * self.pipeline
 
     def column(self, name: str) -> NumpyArray:
@@ -241,6 +241,7 @@ def read_collectives(path: str | Path) -> CollectiveRows:
 
 
 def _row(cells: Mapping[str, str]) -> tuple[str, int, int, float, float, float, str]:
+    """Return the fields of one measured collective, in the order of `CollectiveRows`."""
     kind = resolve_choice(cells.get("kind", "all_reduce"), KINDS, "kind")
     missing = [name for name in ("ranks", "bytes", "seconds") if name not in cells]
     if missing:

@@ -144,7 +144,7 @@ class MegatronLog(NamedTuple):
         return load_arguments("megatron").notes({**self.arguments, **derived}, str(self.path))
 
     def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
-        """Compare the log with the model of its rows."""
+        """Compare the log with the model of its rows: return columns to change, and notes."""
         try:
             trained = read_model({"name": model.name, **self.model()}, str(self.path))
         except ValueError as error:  # rows need no sizes of the log
@@ -206,6 +206,7 @@ class MegatronLog(NamedTuple):
         return self.whole("global_batch_size")
 
     def _layout(self) -> dict[str, Any]:
+        """Return the columns of a row that hold degrees of parallelism and recomputation."""
         sizes = {
             "tensor": self.whole("tensor_model_parallel_size"),
             "context": self.whole("context_parallel_size", 1),
@@ -241,6 +242,7 @@ class MegatronLog(NamedTuple):
         return columns
 
     def _zero(self) -> int:
+        """Return the ZeRO stage by the arguments of FSDP, DeepSpeed or Megatron."""
         if any(map(self.is_on, ("use_megatron_fsdp", "use_torch_fsdp2"))):
             strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
             strategy = self.text("data_parallel_sharding_strategy")
@@ -272,6 +274,7 @@ class MegatronLog(NamedTuple):
         return str(PipelineLayout.with_layers(layers, mtp))
 
     def _stages_per_worker(self, pipeline: int) -> int:
+        """Return the stages of each worker, by any of the arguments that set them."""
         if layout := self.text("pipeline_model_parallel_layout"):
             stages = len(PipelineLayout.parse(layout).stages)
             if stages % pipeline:
@@ -290,6 +293,7 @@ class MegatronLog(NamedTuple):
         return self.whole("num_layers") // (pipeline * per_stage)
 
     def _recompute(self) -> str:
+        """Return the recomputation: none, selective, full, block:N, uniform:N or names of parts."""
         kind, method = self.text("recompute_granularity"), self.text("recompute_method")
         count = "recompute_num_layers"
         if not kind and self.is_on("checkpoint_activations"):  # until 2021, and of DeepSpeed
@@ -339,6 +343,7 @@ class MegatronLog(NamedTuple):
         return float(self.text(f"{name}_dropout") or 0.1)  # as Megatron has it if left out
 
     def _latent(self) -> dict[str, Any]:
+        """Return the sizes of latent attention, for a model's file."""
         ranks = {
             "kv_rank": self.whole("kv_lora_rank"),
             "rope_width": self.whole("qk_pos_emb_head_dim"),
@@ -349,6 +354,7 @@ class MegatronLog(NamedTuple):
         return {"head_width": self.whole("qk_head_dim"), "mla": ranks}
 
     def _experts(self) -> dict[str, Any]:
+        """Return the sizes of a mixture of experts, for a model's file."""
         width = self.whole("moe_ffn_hidden_size", self.whole("ffn_hidden_size"))
         shared = self.whole("moe_shared_expert_intermediate_size", 0)
         if shared % width:
@@ -369,7 +375,7 @@ class MegatronLog(NamedTuple):
         return experts | ({"capacity_factor": float(capacity)} if capacity else {})
 
     def _dense_layers(self) -> int:
-        """First layers without experts: those with 0 in a list of all layers."""
+        """Count the first layers without experts: the leading zeros in a list of all layers."""
         text = self.text("moe_layer_freq") or "1"
         if self.whole("expert_interval", 1) > 1 and "moe_layer_freq" not in self.arguments:
             text = f"of every {self.text('expert_interval')} (expert_interval)"

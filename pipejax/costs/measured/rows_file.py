@@ -1,4 +1,4 @@
-"""Measured runs from a CSV file, a row each.
+"""Reader of measured runs from a CSV file, one run per row.
 
 Rows are read one by one, so that a mistake is named with its row, column and value.
 """
@@ -151,7 +151,7 @@ def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
 
 
 class RowReader:
-    """Reads one row after the other, and remembers models and defaults that rows share."""
+    """Reader of rows, which collects the models and defaults that rows share."""
 
     def __init__(self, path: Path, stack: str | Path | None = None) -> None:
         self.path = path
@@ -194,6 +194,7 @@ class RowReader:
         return columns | measured | texts | {"row": number, "file": str(self.path)}
 
     def _count(self, cells: dict[str, str], name: str, column: WholeColumn) -> int:
+        """Read a whole number of a row; note its default if the cell is missing."""
         if name in cells:
             return whole_cell(cells[name], name, column.least, column.largest)
         if name == "data" and "accelerators" in cells:
@@ -202,9 +203,9 @@ class RowReader:
             return 0  # of any step
         if column.default is None:
             raise ValueError(f"{name} is missing")
-        shown = "of the system" if name == "accelerators_per_node" else column.default
-        if name != "expert_tensor":  # of a model with experts alone
-            self.defaults[name] = shown
+        if name != "expert_tensor":  # only for models with experts: noted with the model
+            is_system = name == "accelerators_per_node"
+            self.defaults[name] = "of the system" if is_system else column.default
         return column.default
 
     def _replicas(self, cells: dict[str, str]) -> int:
@@ -220,22 +221,14 @@ class RowReader:
         return total // needed
 
     def _names(self, cells: dict[str, str], counts: dict[str, Any]) -> dict[str, Any]:
-        """Schedule, recomputation, precision, and whether norms are split and exchanges hidden."""
-        is_interleaved = counts["stages_per_worker"] > 1
-        schedule = self._cell(
-            cells,
-            "schedule",
-            "interleaved-1f1b" if is_interleaved else "1f1b",
-            "1f1b (interleaved-1f1b where stages_per_worker > 1)",
-        )
+        """Read the columns of a row that hold names, and its fields of software."""
+        default_schedule = "interleaved-1f1b" if counts["stages_per_worker"] > 1 else "1f1b"
+        shown = "1f1b (interleaved-1f1b where stages_per_worker > 1)"
+        schedule = self._cell(cells, "schedule", default_schedule, shown)
         recompute = check_recompute(self._cell(cells, "recompute", "none"))
-        splits = counts["tensor"] > 1 and not parse_recompute(recompute).layers
-        parallel = self._cell(
-            cells,
-            "sequence_parallel",
-            str(int(splits)),
-            "1 where tensor > 1 and no whole layers are recomputed, else 0",
-        )
+        is_split = counts["tensor"] > 1 and not parse_recompute(recompute).layers
+        shown = "1 where tensor > 1 and no whole layers are recomputed, else 0"
+        parallel = self._cell(cells, "sequence_parallel", str(int(is_split)), shown)
         link, layout = cells.get("link", ""), cells.get("pipeline_layout", "")
         return {
             "pipeline_layout": str(PipelineLayout.parse(layout)) if layout else "",
@@ -250,12 +243,12 @@ class RowReader:
         }
 
     def _software_fields(self, cells: dict[str, str]) -> dict[str, Any]:
-        """Read exchanges and the host from a row, or else from its stack."""
+        """Return fields of exchanges and of the host: of the row, of its stack, or by default."""
         name = self.stack or file_beside(self.path, self._cell(cells, "stack", "", DEFAULT_STACK))
         if name not in self.stacks:
             self.stacks[name] = load_stack(name)
         stack = self.stacks[name]
-        defaults = {  # where neither says anything
+        defaults = {  # value, and text in a warning
             "overlap": (0.0, "0"),
             "expert_overlap": (0.0, "0"),
             "dispatcher": (DISPATCHERS[0], DISPATCHERS[0]),
@@ -273,7 +266,7 @@ class RowReader:
                 fields[key] = stack.workload[key]
             else:
                 fields[key] = value
-                if key == "overlap":  # the others are what nobody says who does not have them
+                if key == "overlap":  # the other defaults mean that a feature is not used
                     self.defaults[key] = shown
         return fields
 
@@ -283,6 +276,7 @@ class RowReader:
         return cells.get(name, default)
 
     def _model(self, cells: dict[str, str]) -> tuple[int, Model]:
+        """Return the model of a row and its index; rows with equal sizes share one."""
         is_narrow = cells.get("precision", "").lower() in PRECISIONS[1:]
         cells = (NARROW if is_narrow else {}) | cells
         key = tuple(cells.get(name, "") for name in ("model", *OF_MODEL))
@@ -298,6 +292,7 @@ class RowReader:
         self.defaults |= {name: value for name, value in shown.items() if name not in cells}
 
     def _new_model(self, cells: dict[str, str]) -> Model:
+        """Make the model of a row: a named model with changed sizes, or a GPT."""
         sizes = {name: _size(cells, name) for name in OF_MODEL if name in cells}
         changes: dict[str, Any] = {}
         if "model" in cells:
@@ -335,7 +330,7 @@ def _workload_cell(cells: Mapping[str, str], name: str) -> Any:
 
 
 def _profiled(columns: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
-    """Read the op and stage of a profile; its batch is the smallest, for it fits any."""
+    """Read the op and stage of a profile row; its global batch is the smallest that fits."""
     op = resolve_choice(cells.get("op", STEP), (STEP, *OPS), "op")
     stages = columns["pipeline"] * columns["stages_per_worker"]
     stage = whole_cell(cells.get("stage", "0"), "stage", 0, stages - 1)
@@ -346,7 +341,7 @@ def _profiled(columns: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
 
 
 def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | None:
-    """Experts of a row: those of its model with changes, or experts as wide as its MLP."""
+    """Return the experts of a row: the model's with changes, or new ones as wide as its MLP."""
     changes: dict[str, Any] = {name: sizes[name] for name in EXPERT_FIELDS if name in sizes}
     if not changes or (model.moe is None and not sizes.get("experts")):
         return model.moe
@@ -356,7 +351,7 @@ def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | Non
 
 
 def file_beside(path: Path, name: str) -> str:
-    """Return a file by its name; one that is not there is looked for beside the rows."""
+    """Return the path of a file by name; if it does not exist, the path beside the rows."""
     is_elsewhere = name.endswith(".json") and not Path(name).exists()
     return str(path.parent / name) if is_elsewhere else name
 

@@ -25,7 +25,7 @@ _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute
 
 
 class Trainer(NamedTuple):
-    """The lines of iterations that a program prints."""
+    """Forms of the lines of iterations that a program prints."""
 
     name: str  # of the program
     marks: Mapping[str, str]  # text before the number of each quantity
@@ -109,13 +109,14 @@ class TrainerLog(NamedTuple):
 
     @classmethod
     def read(cls, path: str | Path) -> "TrainerLog":
-        """Read a log of any of `TRAINERS`."""
+        """Read a log with the first of `TRAINERS` that finds an iteration in it."""
         lines = read_log_lines(path)
+        text = "\n".join(lines)
         for trainer in TRAINERS:
             if iterations := [*filter(None, map(trainer.read, lines))]:
-                text = "\n".join(lines)
-                marks = {name: re.search(rf"{m} (\d+)", text) for name, m in trainer.facts.items()}
-                facts = {name: match[1] for name, match in marks.items() if match}
+                columns = trainer.facts.items()  # with the text before the number of each
+                matches = {name: re.search(rf"{mark} (\d+)", text) for name, mark in columns}
+                facts = {name: match[1] for name, match in matches.items() if match}
                 return cls(Path(path), trainer, iterations, facts)
         names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))
         first = next((line.strip()[:60] for line in lines if line.strip()), "")

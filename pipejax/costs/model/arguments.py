@@ -1,4 +1,4 @@
-"""Tables of the arguments and keys that files of other programs hold, and which of them are read.
+"""Tables of the arguments and keys in files of other programs, and their effect here.
 
 A table is data (`costs/data/arguments`). An argument that is set is read, has no effect on time or
 memory, or is named with the value that is assumed instead.
@@ -27,15 +27,15 @@ class ArgumentTable(NamedTuple):
     without_effect: re.Pattern[str]  # pattern of the names that change neither time nor memory
 
     def notes(self, values: Mapping[str, str], where: str) -> list[str]:
-        """Name the ignored arguments, and those that the table lacks."""
+        """Return notes on arguments (texts by name) that are ignored, and on unknown ones."""
         notes = []
-        for name, record in ((n, record) for n in values for record in self.assumptions.get(n, ())):
-            condition = values.get(record["with"], "") if "with" in record else "True"
-            agrees = [
-                values.get(v[1:]) if v[:1] == "=" else v for v in record.get("agrees", NOTHING)
-            ]
-            if condition not in (*NOTHING, "0", "1") and values[name] not in agrees:
-                notes.append(f"{where}: {name} {values[name]} is not read: {record['as']}")
+        for name, text in values.items():
+            for record in self.assumptions.get(name, ()):
+                condition = values.get(record["with"], "") if "with" in record else "True"
+                agreeing = record.get("agrees", NOTHING)
+                texts = [values.get(t[1:]) if t[:1] == "=" else t for t in agreeing]
+                if condition not in (*NOTHING, "0", "1") and text not in texts:
+                    notes.append(f"{where}: {name} {text} is not read: {record['as']}")
         unknown = [
             f"{name} {value}"
             for name, value in values.items()

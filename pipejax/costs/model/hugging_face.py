@@ -23,11 +23,7 @@ _SIZES = {  # keys of a model's file: those of config.json
     "vocabulary": "vocab_size",
     "sequence_tokens": "max_position_embeddings",
 }
-_LATENT = {
-    "kv_rank": "kv_lora_rank",
-    "rope_width": "qk_rope_head_dim",
-    "value_width": "v_head_dim",
-}
+_LATENT = {"kv_rank": "kv_lora_rank", "rope_width": "qk_rope_head_dim", "value_width": "v_head_dim"}
 
 
 class Architecture(NamedTuple):
@@ -112,6 +108,7 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture]:
+    """Find the architecture of a config.json by its class or its model type."""
     classes = [re.sub("For[A-Z].*", "", str(text)) for text in data.get("architectures") or ()]
     names = [re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", text).lower() for text in classes]
     names += [str(data["model_type"])] if "model_type" in data else []
@@ -124,7 +121,7 @@ def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture
 
 
 class _Config(NamedTuple):
-    """A config.json, and how its values are read."""
+    """A config.json, and the reader of its whole numbers."""
 
     data: Mapping[str, Any]
     path: str
@@ -179,6 +176,7 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
+    """Return the sizes of a mixture of experts, for a model's file."""
     for key, expected in _OTHERWISE.items():
         value = config.data.get(key, expected)
         if value != expected:

@@ -1,4 +1,4 @@
-"""Flags and files of options that make launchers of training run a layout.
+"""Flags and files of options with which launchers of training run a layout.
 
 Names are those of Megatron-LM core 0.20 (megatron/training/arguments.py and the records that it
 makes flags of), torchtitan 0.2.2 (torchtitan/config/job_config.py) and DeepSpeed 0.19 (its page on
@@ -157,7 +157,7 @@ def pipeline_launches(
 
 
 class _Pipeline:
-    """Stages and their order, in the words that launchers share."""
+    """Stages and order of a schedule, in terms that launchers share."""
 
     def __init__(self, table: ScheduleTable) -> None:
         self.table = table
@@ -168,7 +168,7 @@ class _Pipeline:
 
 
 class _Job(_Pipeline):
-    """A layout in the words that launchers share."""
+    """Workload and pipeline of a job, in terms that launchers share."""
 
     def __init__(self, workload: Workload, table: ScheduleTable) -> None:
         super().__init__(table)
@@ -193,6 +193,7 @@ class _Job(_Pipeline):
 
 
 def _megatron(job: _Job) -> Options:
+    """Return the options of Megatron-LM that run a job."""
     workload = job.workload
     options: Options = {"micro-batch-size": job.size, "global-batch-size": job.batch}
     options["tensor-model-parallel-size"] = workload.tensor_parallel
@@ -257,6 +258,7 @@ def _lacks_of_megatron(job: _Job) -> Iterator[str]:
 
 
 def _torchtitan(job: _Job) -> Options:
+    """Return the options of torchtitan that run a job."""
     workload, many = job.workload, job.workers > 1
     splits = workload.data_parallel if workload.zero else 1
     degrees = {
@@ -308,6 +310,7 @@ def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
 
 
 def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
+    """Yield the properties of a job that torchtitan does not support."""
     workload = job.workload
     if workload.zero == 1:
         yield "ZeRO 1 (0, 2 and 3 are there)"
@@ -327,6 +330,7 @@ def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
 
 
 def _deepspeed(job: _Job) -> Options:
+    """Return the content of DeepSpeed's file that runs a job."""
     workload = job.workload
     options: Options = {
         "train_batch_size": job.batch,
@@ -355,6 +359,7 @@ def _pipeline_module(job: _Job) -> str:
 
 
 def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
+    """Yield the properties of a job that DeepSpeed does not support."""
     workload, many = job.workload, job.workers > 1
     if many and (job.schedule, job.several) != ("1f1b", 1):
         yield f"schedule {job.schedule} (1f1b is there)"

@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
 
 class RankGroup(NamedTuple):
-    """A group by its numbers of ranks: the product of several strided ranges."""
+    """A group of ranks, as the product of several strided ranges."""
 
     extents: tuple[Number, ...]  # members along each range
     strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
@@ -99,35 +99,35 @@ class Layout(FloatFields):
 
     @property
     def message_shared_by(self) -> Number:
-        """Accelerators of a worker that send a part of each message."""
+        """Count the accelerators of a worker that each send a part of a message."""
         is_split = 1 - (1 - self.sequence_parallel) * (1 - self.scatter_gather)
         return 1 + (self.tensor - 1) * is_split
 
     @property
     def replicas(self) -> Number:
-        """Accelerators with the same part of the dense weights, in one pipe: c d."""
+        """Count the accelerators with the same part of the dense weights, in one pipe: c d."""
         return self.context * self.data
 
     @property
     def expert_replicas(self) -> Number:
-        """Accelerators with the same part of the same experts, in one pipe: t c d / (e etp)."""
+        """Count the accelerators with the same part of the same experts: t c d / (e etp)."""
         return self.tensor * self.replicas / (self.expert * self.expert_tensor)
 
     @property
     def expert_gather(self) -> Number:
-        """Accelerators that split an expert and bring different tokens to it."""
+        """Count the accelerators that split an expert and bring different tokens to it."""
         alike = self.tensor / self.shared_by  # without sequence parallelism all have the same
         return self.expert_tensor / xp.minimum(self.expert_tensor, alike)
 
     @property
     def stage_stride(self) -> Number:
-        """Distance between neighbours in the pipeline [ranks]."""
+        """Return the distance between neighbours in the pipeline [ranks]."""
         one_copy = self.tensor * self.context
         return one_copy * self.data if self.rank_order == RANK_ORDERS[0] else one_copy
 
     @property
     def data_stride(self) -> Number:
-        """Distance between replicas [ranks]."""
+        """Return the distance between replicas [ranks]."""
         one_copy = self.tensor * self.context
         return one_copy if self.rank_order == RANK_ORDERS[0] else one_copy * self.pipeline
 
@@ -152,7 +152,7 @@ class Layout(FloatFields):
         return self.replica_group, self.expert_replica_group
 
     def _expert_ranks(self, before: Number, count: Number) -> RankGroup:
-        """Ranks of one stage at equal distance, those of one copy of the stage first."""
+        """Return a group of ranks of one stage at equal distances, first within a stage's copy."""
         copy = self.tensor * self.context
         start, end = xp.minimum(before, copy), xp.minimum(before * count, copy)
         extents = (end / start, count * start / end)
@@ -160,17 +160,17 @@ class Layout(FloatFields):
 
     @property
     def expert_tensor_group(self) -> RankGroup:
-        """Accelerators that split each expert."""
+        """Return the group that splits each expert."""
         return self._expert_ranks(1.0, self.expert_tensor)
 
     @property
     def expert_group(self) -> RankGroup:
-        """Accelerators that the experts are spread over."""
+        """Return the group that the experts are spread over."""
         return self._expert_ranks(self.expert_tensor, self.expert)
 
     @property
     def expert_replica_group(self) -> RankGroup:
-        """Accelerators that hold the same part of the same experts."""
+        """Return the group that holds the same part of the same experts."""
         return self._expert_ranks(self.expert_tensor * self.expert, self.expert_replicas)
 
     def is_near(

@@ -62,7 +62,7 @@ class LatentAttention:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class MixtureOfExperts:
-    """An MLP of many experts, of which each token meets a few.
+    """An MLP of many experts, of which each token passes a few.
 
     Attributes:
       experts: routed experts of a layer.
@@ -91,7 +91,7 @@ class MixtureOfExperts:
 
     @property
     def slots(self) -> Number:
-        """Tokens that routed experts compute for each token of the microbatch."""
+        """Return the tokens that routed experts compute for each token of the microbatch."""
         return self.top_k * (1 if self.capacity_factor is None else self.capacity_factor)
 
 
@@ -195,18 +195,18 @@ class Model:
 
     @property
     def accumulated_bytes(self) -> Number:
-        """Bytes of an accumulated gradient."""
+        """Return the bytes of an accumulated gradient."""
         return self.element_bytes if self.gradient_bytes is None else self.gradient_bytes
 
     @property
     def query_hidden(self) -> Number:
-        """Width of all heads of queries."""
+        """Return the width of all heads of queries."""
         if self.mla is not None:
             return self.heads * (self._head_width + self.mla.rope_width)
         return self.hidden if self.head_width is None else self.heads * self.head_width
 
     def attended_by(self, share: Number) -> Number:
-        """Tokens that a token attends to, the mean over all layers.
+        """Return the tokens that a token attends to, as a mean over all layers.
 
         Under a causal mask it has `share` times the mean number before it.
         """
@@ -220,17 +220,17 @@ class Model:
 
     @property
     def kv_hidden(self) -> Number:
-        """Width of all heads of keys, as attention meets them."""
+        """Return the width of all heads of keys."""
         return self.query_hidden * self.kv_heads / self.heads
 
     @property
     def value_hidden(self) -> Number:
-        """Width of all heads of values, as attention meets them."""
+        """Return the width of all heads of values."""
         return self.kv_hidden if self.mla is None else self.kv_heads * self.mla.value_width
 
     @property
     def output_hidden(self) -> Number:
-        """Width of what attention puts out, before its projection."""
+        """Return the width of attention's output before its projection."""
         return self.query_hidden if self.mla is None else self.heads * self.mla.value_width
 
     @property
@@ -239,7 +239,7 @@ class Model:
 
     @property
     def attention_matrices(self) -> Number:
-        """Parameters of the products of attention: 4 h^2 in a GPT."""
+        """Count the parameters of attention's products: 4 h^2 in a GPT."""
         h, mla = self.hidden, self.mla
         projection = self.output_hidden * h
         if mla is None:
@@ -252,7 +252,7 @@ class Model:
 
     @property
     def attention_sides(self) -> Number:
-        """Inputs and outputs of attention's linear layers in sum: 6 h in a GPT.
+        """Return the sum of inputs and outputs of attention's linear layers: 6 h in a GPT.
 
         Queries, keys and values are one layer, unless attention is latent.
         """
@@ -267,40 +267,40 @@ class Model:
         return h + 2 * mla.query_rank + self.query_hidden + down + up + projection
 
     def mlp_sides(self, width: Number) -> Number:
-        """The same of an MLP of some width: 10 h in a GPT. Its gate is part of the first layer."""
+        """Return the sum of inputs and outputs of an MLP's linear layers: 10 h in a GPT."""
         return 2 * self.hidden + (3 if self.gated_mlp else 2) * width
 
     @property
     def shared_sides(self) -> Number:
-        """The same of one layer, but for routed experts."""
+        """Return inputs and outputs of a layer's linear layers in sum, without routed experts."""
         if self.moe is None:
             return self.active_sides()
-        any_shared = self.moe.shared_experts > 0
+        has_shared = self.moe.shared_experts > 0
         width = self.moe.shared_experts * self.moe.expert_hidden
-        return self.attention_sides + any_shared * self.mlp_sides(width)
+        return self.attention_sides + has_shared * self.mlp_sides(width)
 
     @property
     def expert_sides(self) -> Number:
-        """The same of the routed experts of one layer: each has adapters of its own."""
+        """Return inputs and outputs of the routed experts' linear layers in one layer, in sum."""
         return 0 if self.moe is None else self.moe.experts * self.mlp_sides(self.moe.expert_hidden)
 
     def active_sides(self, kind: str = "dense") -> Number:
-        """The same of the linear layers that one token meets in a layer of a kind."""
+        """Return inputs and outputs of the linear layers that a token passes in a layer, in sum."""
         if kind == "dense" or self.moe is None:
             return self.attention_sides + self.mlp_sides(self.ffn_hidden)
         return self.shared_sides + self.moe.top_k * self.mlp_sides(self.moe.expert_hidden)
 
     def mlp_matrices(self, width: Number) -> Number:
-        """Parameters of the products of an MLP of some width: 8 h^2 in a GPT."""
+        """Count the parameters of an MLP's products of some width: 8 h^2 in a GPT."""
         return (3 if self.gated_mlp else 2) * self.hidden * width
 
     @property
     def matrix_parameters(self) -> Number:
-        """Parameters of one dense layer that take part in matrix products: 12 h^2 in a GPT."""
+        """Count the parameters of the products of one dense layer: 12 h^2 in a GPT."""
         return self.attention_matrices + self.mlp_matrices(self.ffn_hidden)
 
     def active_matrices(self, kind: str = "dense") -> Number:
-        """Parameters of the products that one token meets in a layer of a kind."""
+        """Count the parameters of the products that a token passes in a layer of a kind."""
         if kind == "dense" or self.moe is None:
             return self.matrix_parameters
         met = (self.moe.top_k + self.moe.shared_experts) * self.moe.expert_hidden
@@ -309,12 +309,12 @@ class Model:
 
     @property
     def norm_parameters(self) -> Number:
-        """Parameters of one norm of the hidden units: 2 h in a GPT."""
+        """Count the parameters of one norm of the hidden units: 2 h in a GPT."""
         has_biases = self.biases if self.norm_biases is None else self.norm_biases
         return self.hidden * (2 if has_biases else 1)
 
     def _column_biases(self, mlp_width: Number) -> Number:
-        """Biases of the products that tensor parallelism splits by outputs."""
+        """Count the biases of the products that tensor parallelism splits by outputs."""
         attention = self.query_hidden + self.kv_hidden + self.value_hidden
         has_qkv = self.biases if self.qkv_biases is None else self.qkv_biases
         mlp = mlp_width * (2 if self.gated_mlp else 1)
@@ -325,7 +325,7 @@ class Model:
         return 0 if self.moe is None else (self.hidden + self.biases) * self.moe.experts
 
     def _small_parameters(self, mlps: Number, mlp_width: Number) -> Number:
-        """Parameters of one layer's norms and biases, with MLPs of one width in sum."""
+        """Count the parameters of norms and biases of a layer with some MLPs of one total width."""
         norms, mla = 2 * self.norm_parameters, self.mla
         if mla is not None:
             norms += mla.kv_rank + (0 if mla.query_rank is None else mla.query_rank)
@@ -334,7 +334,7 @@ class Model:
         return norms + self.biases * (1 + mlps) * self.hidden + self._column_biases(mlp_width)
 
     def whole_parameters(self, kind: str = "dense") -> Number:
-        """Parameters of one layer that tensor parallelism leaves whole, but for routed experts.
+        """Count the parameters of one layer that tensor parallelism does not split.
 
         They are the norms, biases behind sums over accelerators, the ways down of latent attention
         and the router, as in Megatron-LM: 6 h in a GPT.
@@ -349,12 +349,12 @@ class Model:
 
     @property
     def layer_parameters(self) -> Number:
-        """Parameters of one dense layer: 12 h^2 + 13 h in a GPT."""
+        """Count the parameters of one dense layer: 12 h^2 + 13 h in a GPT."""
         return self.matrix_parameters + self._small_parameters(1, self.ffn_hidden)
 
     @property
     def expert_parameters(self) -> Number:
-        """Parameters of the routed experts of one layer, which expert parallelism shares out."""
+        """Count the parameters of all routed experts of one layer."""
         if self.moe is None:
             return 0
         return self.moe.experts * self._one_expert
@@ -368,7 +368,7 @@ class Model:
 
     @property
     def shared_parameters(self) -> Number:
-        """Parameters of one layer with experts, but for the routed ones."""
+        """Count the parameters of one layer with experts, without the routed ones."""
         if self.moe is None:
             return self.layer_parameters
         shared = self.moe.shared_experts * self.moe.expert_hidden
@@ -377,40 +377,40 @@ class Model:
 
     @property
     def layers_by_kind(self) -> dict[str, Number]:
-        """Layers of each kind, in the order in which they follow each other."""
+        """Count the layers of each kind, in the order of the pipeline."""
         if self.moe is None:
             return {"dense": self.layers}
         return {"dense": self.moe.dense_layers, "moe": self.layers - self.moe.dense_layers}
 
     @property
     def last_kind(self) -> str:
-        """Kind of the last layers, and of those of multi-token prediction."""
+        """Return the kind of the last layers, and of layers of multi-token prediction."""
         return "dense" if self.moe is None else "moe"
 
     @property
     def position_parameters(self) -> Number:
-        """Parameters of learned positions, whole on every accelerator."""
+        """Count the parameters of learned positions, whole on every accelerator."""
         positions = self.sequence if self.learned_positions else 0
         return 1.0 * self.hidden * positions * (self.vocabulary > 0)
 
     @property
     def embedding_parameters(self) -> Number:
-        """Parameters of the token and position embedding on the first stage."""
+        """Count the parameters of the token and position embedding."""
         return self.head_parameters + self.position_parameters
 
     @property
     def last_norm_parameters(self) -> Number:
-        """Parameters of the norm before the head, if there is a head."""
+        """Count the parameters of the norm before the head, if there is a head."""
         return self.norm_parameters * (self.vocabulary > 0)
 
     @property
     def head_parameters(self) -> Number:
-        """Parameters of the output head, counted also where it is tied to the embedding."""
+        """Count the parameters of the output head, even if it is tied to the embedding."""
         return 1.0 * self.hidden * self.vocabulary
 
     @property
     def mtp_projection(self) -> Number:
-        """Parameters of the projection of two inputs in a layer of multi-token prediction.
+        """Count the parameters of the projection in a layer of multi-token prediction.
 
         Its three norms are whole on every accelerator, and not included.
         """
@@ -418,13 +418,13 @@ class Model:
 
     @property
     def mtp_parameters(self) -> Number:
-        """Parameters of one layer of multi-token prediction: its layer and projection."""
+        """Count the parameters of one layer of multi-token prediction, with its projection."""
         small = 3 * self.norm_parameters
         return self.shared_parameters + self.expert_parameters + self.mtp_projection + small
 
     @property
     def parameters(self) -> Number:
-        """All parameters (Megatron eq. 2, and the last norm): a tied head counts once.
+        """Count all parameters (Megatron eq. 2, and the last norm); a tied head counts once.
 
         Example:
           >>> import pipejax as pj
@@ -435,7 +435,7 @@ class Model:
 
     @property
     def active_parameters(self) -> Number:
-        """Parameters that one token meets: of the routed experts only `top_k`.
+        """Count the parameters that one token passes: of the routed experts only `top_k`.
 
         Example:
           >>> import pipejax as pj
@@ -445,7 +445,7 @@ class Model:
         return self._parameters(0 if self.moe is None else self.moe.top_k * self._one_expert)
 
     def _parameters(self, experts: Number) -> Number:
-        """All parameters, with as many in the routed experts of one layer."""
+        """Count all parameters, given those of the routed experts of one layer."""
         head = 0 if self.tied_embeddings else self.head_parameters
         layers = self.layers_by_kind
         with_experts = layers.get("moe", 0) * (self.shared_parameters + experts)
@@ -491,6 +491,7 @@ def read_model(data: Any, where: str) -> Model:
 
 
 def _record(kind: type, data: Any, where: str) -> Any:
+    """Make a model, or a record within it, from the object of a file."""
     fields = {_KEYS.get(field.name, field.name): field for field in dataclasses.fields(kind)}
     check_keys(data, dict.fromkeys(fields, ""), where)
     values: dict[str, Any] = {}
@@ -555,7 +556,7 @@ def _check_at_most(where: str, name: str, value: Number, whole: str, limit: Numb
 
 
 def unfused_kernels(model: Model) -> frozenset[str]:
-    """Kernels of a model that are not fused."""
+    """Return the names of a model's kernels that are not fused."""
     return frozenset(model.unfused.split("+")) if model.unfused else frozenset()
 
 
@@ -585,7 +586,7 @@ def parse_recompute(recompute: str) -> Recomputation:
 
 
 def check_recompute(recompute: str) -> str:
-    """Return the text of a recomputation: parts of layers in order, each once; raises as above."""
+    """Return the canonical text of a recomputation, with parts of layers sorted; refuse others."""
     layers, group, in_layer = parse_recompute(recompute)
     if not layers:
         return in_layer
@@ -595,7 +596,7 @@ def check_recompute(recompute: str) -> str:
 
 
 def recomputed_modules(model: Model, recompute: str) -> frozenset[str]:
-    """Parts of a layer that it runs again within I; a flash kernel's attention is one anyway."""
+    """Return the parts of a layer that it runs again within I, apart from flash attention."""
     in_layer = parse_recompute(recompute).in_layer
     if in_layer == "selective":
         return frozenset(() if model.flash_attention else ("core_attn",))

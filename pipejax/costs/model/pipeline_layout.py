@@ -33,9 +33,9 @@ FORMS = (
     f"{', '.join(WORDS)}, as [['embedding', 'decoder'], ['decoder', 'loss']]"
 )
 LAYOUT = "pipeline_layout"  # how errors call it
-MOST = 100_000  # letters and stages of a layout: a text of few characters could name any number
-TOO_MANY = f"at most {MOST} letters and stages can be read"
-MOST_IN_GROUP = 16  # stages of a group that is looked for where a layout is written
+MAX_LETTERS = 100_000  # letters and stages of a layout, since a short text could name any number
+TOO_MANY = f"at most {MAX_LETTERS} letters and stages can be read"
+MAX_GROUP = 16  # stages of a repeated group that a written layout may use
 Counts = Sequence[int] | Int[NumpyArray, " stages"]
 _REPEATED = re.compile(r"\(([^()]+)\)\*(\d+)|([EtmL|])(?:\*(\d+))?")
 
@@ -182,6 +182,7 @@ def _parsed(text: str, label: str) -> Any:
     """Read lists from text: those of JSON or Python, with + and * between them."""
 
     def value(node: ast.AST) -> Any:
+        """Return the value of a node of the syntax tree: a word, a number or a list."""
         match node:
             case ast.Constant(value=str() | int()):
                 return node.value
@@ -196,7 +197,7 @@ def _parsed(text: str, label: str) -> Any:
             case ast.BinOp(op=ast.Mult()):
                 times, parts = sorted((value(node.left), value(node.right)), key=_is_list)
                 if _is_list(parts) and isinstance(times, int):
-                    if _leaves(parts) * times > MOST:
+                    if _leaves(parts) * times > MAX_LETTERS:
                         raise wrong(f"{label}:", TOO_MANY)
                     return parts * times
         raise _none_at(label, ast.get_source_segment(text, node) or text)
@@ -217,6 +218,7 @@ def _leaves(content: Any) -> int:
 
 
 def _stages(content: Any, label: str) -> list[Any]:
+    """Return the content of each stage in pipeline order, from a list by stage or by rank."""
     if not _is_list(content) or not content:
         raise _none_at(label, content)
     if not any(_is_list(part) for rank in content if _is_list(rank) for part in rank):
@@ -227,7 +229,7 @@ def _stages(content: Any, label: str) -> list[Any]:
 
 
 def _stage_letters(stage: Any, label: str) -> str:
-    """Write a stage in letters; head and loss are two words for one of them."""
+    """Return the letters of a stage from its words; head and loss together are one L."""
     if not isinstance(stage, str | list | tuple):
         raise _none_at(label, stage)
     heads = [word for word in stage if WORDS.get(str(word).lower(), word) == "L"]
@@ -241,7 +243,7 @@ def _stage_letters(stage: Any, label: str) -> str:
 
 
 def _unrolled(bare: str, label: str) -> str:
-    """Write all repeats out: groups first, whose insides may repeat letters."""
+    """Return a layout with all repeats written out, also within groups."""
     parts: list[str] = []
     place = size = 0
     while place < len(bare):
@@ -251,8 +253,8 @@ def _unrolled(bare: str, label: str) -> str:
         group, group_times, letter, times = match.groups()
         inside = letter if group is None else _unrolled(group, label)
         number = group_times if group is not None else times or "1"
-        size += len(inside) * (int(number) if len(number) < 9 else MOST + 1)
-        if size > MOST:
+        size += len(inside) * (int(number) if len(number) < 9 else MAX_LETTERS + 1)
+        if size > MAX_LETTERS:
             raise wrong(f"{label}:", TOO_MANY)
         parts.append(inside * int(number))
         place = match.end()
@@ -267,7 +269,7 @@ def _stage_text(stage: str) -> str:
 
 def _groups(texts: Sequence[str], start: int, last: int) -> Iterator[tuple[int, int]]:
     """Yield (stages, times) of repeated stages from a stage on, before the last stage."""
-    for size in range(1, min(MOST_IN_GROUP, (last - start) // 2) + 1):
+    for size in range(1, min(MAX_GROUP, (last - start) // 2) + 1):
         block, times = texts[start : start + size], 1
         while texts[(at := start + size * times) : at + size] == block and at + size <= last:
             times += 1

@@ -1,4 +1,4 @@
-"""Stacks: numbers of software rather than of machines, read from data files.
+"""Stacks: properties of software rather than of machines, read from data files.
 
 A stack says which kernel computes attention, how much more than fused kernels move its norms and
 activation functions move, what the host takes to start kernels, and what its exchanges run beside.
@@ -162,7 +162,7 @@ def load_stack(name: str | Path) -> Stack:
 
 
 def _workload_value(name: str, value: Any, where: str) -> Any:
-    """Check the value of a field of a workload by its line in the table."""
+    """Check the value of a field of a workload as `WORKLOAD_FIELDS` says; return it."""
     field, what = WORKLOAD_FIELDS[name], f"{where}: workload: {name}"
     if field.kind == "share":
         return share(value, what)

@@ -196,12 +196,12 @@ class Workload:
 
     @property
     def expert_tensor(self) -> int:
-        """Accelerators that split each expert: as many as split a layer if not chosen."""
+        """Count the accelerators that split each expert; by default as many as split a layer."""
         return self.expert_tensor_parallel or self.tensor_parallel
 
     @property
     def accelerators_per_worker(self) -> int:
-        """Accelerators that make up one worker: t c."""
+        """Count the accelerators of one worker: t c."""
         return self.tensor_parallel * self.context_parallel
 
     @property
@@ -211,7 +211,7 @@ class Workload:
         return self.precision, attention or PRECISIONS[0], head or PRECISIONS[0]
 
     def layout(self, table: ScheduleTable, microbatch_size: Number | None = None) -> Layout:
-        """The numbers of the layout on the workers of a schedule."""
+        """Return the layout of the workload on the workers of a schedule."""
         size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
         layers, attention, head = self.precisions
         return Layout(
@@ -244,7 +244,7 @@ class Workload:
 
     @property
     def recomputation(self) -> Recomputation:
-        """Layers, groups of layers or parts of them that the backward recomputes."""
+        """Return the layers, groups of layers or parts of layers that the backward recomputes."""
         return parse_recompute(self.recompute)
 
     @property
@@ -253,7 +253,7 @@ class Workload:
         return self.recomputation.in_layer
 
     def microbatch_size(self, table: ScheduleTable) -> int:
-        """Sequences of one microbatch.
+        """Return the sequences of one microbatch.
 
         Args:
           table: the schedule, with its number of microbatches.
@@ -281,6 +281,7 @@ class Workload:
 
 
 def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]:
+    """Return checked pairs of slow worker and factor, sorted by worker."""
     where = "stragglers: a worker"
     return tuple(
         sorted(
@@ -291,7 +292,7 @@ def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]
 
 
 def _checked(value: Any, name: str, field: WorkloadField) -> Any:
-    """Return the value of a field, checked by its line in the table."""
+    """Return the value of a field of a workload, checked by its record in `WORKLOAD_FIELDS`."""
     if field.kind == "whole":
         largest = MAX_COUNT if field.largest is None else field.largest
         return whole_number(value, name, minimum=field.least, maximum=largest)
@@ -312,16 +313,16 @@ def stage_layers(
     model: Model, table: ScheduleTable, edge_units: tuple[int, int] = (0, 0)
 ) -> Int[NumpyArray, " stages"]:
     """Assign the layers to stages in proportion to their shares, in whole layers."""
-    # Each stage gets its share rounded down; layers left over go to the largest remainders, at a
-    # tie to the stages in the middle, for the first and the last also hold embedding and head.
-    # Where these count as layers (`edge_units`), they take the place of as many.
+    # Each stage gets its share rounded down. Remaining layers go to the stages with the largest
+    # remainders, at a tie to those in the middle, because first and last also hold embedding and
+    # head. `edge_units` are the layers that embedding and head count as: they replace layers.
     _check_not_traced(model)
-    shares = np.asarray(table.stage_shares)
-    exact = shares / shares.sum() * (model.layers + sum(edge_units))
+    shares, units = np.asarray(table.stage_shares), model.layers + sum(edge_units)
+    exact = shares / shares.sum() * units
     layers = np.floor(exact + 1e-9).astype(int)
-    edge = np.abs(np.arange(table.num_stages) - (table.num_stages - 1) / 2)
-    order = np.lexsort((edge, -np.round(exact - layers, 9)))
-    layers[order[: model.layers + sum(edge_units) - layers.sum()]] += 1
+    distance = np.abs(np.arange(table.num_stages) - (table.num_stages - 1) / 2)  # from the middle
+    order = np.lexsort((distance, -np.round(exact - layers, 9)))
+    layers[order[: units - layers.sum()]] += 1
     layers[0] -= edge_units[0]
     layers[-1] -= edge_units[1]
     least = np.ones(len(layers), int)
@@ -364,14 +365,14 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
 
 
 def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
-    """Mark the stages (stages) that run their forward once more within the backward."""
+    """Return whether each stage recomputes its forward within the backward: (stages)."""
     in_cells = is_recomputed(table).max(axis=1)
     recomputed: Bool[NumpyArray, " stages"] = (workload.recomputation.layers > 0) & ~in_cells
     return recomputed
 
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
-    """Share of the layers for further tokens on each stage (stages): all on the last by default."""
+    """Return the share of each stage in the layers for further tokens: (stages)."""
     # The layout is checked where its layers are assigned: here the model's numbers may be traced.
     if workload.pipeline_layout:
         counts = PipelineLayout.parse(workload.pipeline_layout).count("m")
@@ -429,7 +430,7 @@ def build_stages(
 def stages_held(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> Stages:
-    """Return stages as they are, or build them from layers that are given or assigned here."""
+    """Return the stages of a schedule, built from assigned layers unless they are given."""
     if isinstance(assigned, Stages):
         return assigned
     layers = assign_layers(workload, table) if assigned is None else assigned
@@ -450,7 +451,7 @@ def layers_by_kind(
 
 
 def all_layers_by_kind(model: Model, stages: Stages) -> tuple[PerStage, ...]:
-    """Layers (stages) of each kind, those for further tokens included."""
+    """Count the layers of each kind, with those for further tokens: (stages) each."""
     return layers_by_kind(model, stages, stages.layers, stages.mtp * model.mtp_layers)
 
 
@@ -462,20 +463,21 @@ class ParameterCounts(NamedTuple):
 
 
 def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
-    """Parameters of one layer on one accelerator, and its adapters, by kind of layer."""
+    """Count the parameters of one layer on one accelerator, with adapters, by kind of layer."""
     # Tensor parallelism splits both factors of an adapter, one by its rank or inputs and one by its
-    # outputs, as Megatron does: r (inputs + outputs) / t.
+    # outputs, as Megatron does: r (inputs + outputs) / t. `base` counts the model's own weights.
     t, r, parts = layout.tensor, layout.lora_rank, layout.expert_tensor
-    shared = {"dense": model.layer_parameters, "moe": model.shared_parameters}
+    totals = {"dense": model.layer_parameters, "moe": model.shared_parameters}
     sides = {"dense": model.active_sides(), "moe": model.shared_sides}
-    # biases behind the sum over an expert's parts are whole
+    # output biases of an expert, after the sum over its parts, are not split
     biases = base * model.biases * model.hidden * (0 if model.moe is None else model.moe.experts)
     split = base * model.expert_parameters - biases + r * model.expert_sides
     experts = (biases + split / parts) / layout.expert
 
     def dense(kind: str) -> Number:
+        """Count the parameters of a layer that are not routed experts."""
         whole = model.whole_parameters(kind)
-        return base * whole + (base * (shared[kind] - whole) + r * sides[kind]) / t
+        return base * whole + (base * (totals[kind] - whole) + r * sides[kind]) / t
 
     return {
         kind: ParameterCounts(dense(kind), experts if kind == "moe" else 0.0 * experts)
@@ -486,7 +488,7 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
 def stage_parameters(
     model: Model, layout: Layout, stages: Stages, *, base: bool = True
 ) -> ParameterCounts:
-    """Parameters (stages) of one copy of each stage on one accelerator, and its adapters."""
+    """Count the parameters of each stage's copy on one accelerator, with adapters: (stages)."""
     # A tied head is a second copy of the embedding where it lies on another stage. So have stages
     # of layers for further tokens, which look up their tokens; a tied head beside these needs none.
     counts = all_layers_by_kind(model, stages)
@@ -506,14 +508,14 @@ _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()
 
 
 class PricingShape(NamedTuple):
-    """Static argument of compiled prices: all that they depend on besides numbers."""
+    """Static argument of compiled prices: all inputs of prices that are no numbers."""
 
     workload: Workload  # parallelism and recomputation; its model and minibatch are placeholders
     table: ScheduleTable  # the schedule; the same object for tables of equal content
 
     @classmethod
     def from_workload(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
-        """Strip a workload of its numbers, and find the table that represents all equal ones."""
+        """Make the shape of a workload without numbers; tables with equal content share one."""
         model = dataclasses.replace(workload.model, name="", source="")
         model = mapped(lambda _: 0, model)
         layout = workload.pipeline_layout  # its layers are numbers; where those of MTP lie is not

@@ -52,9 +52,7 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "flag", "split norms and messages over the same accelerators"
     ),
     "scatter_gather": WorkloadField(
-        "flag",
-        "send a message in parts, one from each accelerator of a worker",
-        in_plan=True,
+        "flag", "send a message in parts, one from each accelerator of a worker", in_plan=True
     ),
     "context_parallel": WorkloadField("whole", "accelerators that split every sequence"),
     "expert_parallel": WorkloadField("whole", "accelerators that share the experts"),

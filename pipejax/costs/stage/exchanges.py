@@ -1,9 +1,9 @@
-"""Seconds of all exchanges between accelerators, and their part that compute does not hide.
+"""Seconds of all exchanges between accelerators, and their exposed part beside compute.
 
 Exchanges of one kind are priced as one array. Links and compute are two resources that work at
-once, each one piece at a time and in order. The longest path through equal pieces runs along one
-resource for all of them, or switches at its ends: it is linear in where it switches, so that a few
-paths suffice. All arguments may be batched.
+once, each on one piece at a time and in order. The longest path through equal pieces stays on one
+resource, or switches at an end: its length is linear in the point of the switch, so a few paths
+suffice. All arguments may be batched.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed, stacked, stacked_trees
 from pipejax.costs.costs import Costs, with_leaves
 from pipejax.costs.layers.collectives import Collective, collective_time
-from pipejax.costs.layers.layer_ops import OF_MODULE
+from pipejax.costs.layers.layer_ops import MODULE_OPS
 from pipejax.costs.model.layout import Group
 from pipejax.costs.model.workload import PerStage, Workload
 from pipejax.costs.precision import as_float
@@ -30,7 +30,7 @@ ByPhase = Float[Computed, " phases"]
 
 
 class Exchanges(NamedTuple):
-    """Seconds of all exchanges but messages, before compute hides any."""
+    """Seconds of all exchanges except messages, before any overlap with compute."""
 
     within_layers: list[ByPhase]  # (phases) of each exchange within a layer, in the order given
     split_weights: list[ByPhase]  # (phases) gathered in F and I, gradients summed in W
@@ -41,7 +41,7 @@ class Exchanges(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """Collectives of one kind; all numbers may be arrays that broadcast."""
+    """Collectives of one kind, with numbers or arrays that broadcast."""
 
     kind: str
     volume: Number
@@ -53,38 +53,42 @@ class _Exchange(NamedTuple):
 def price_exchanges(
     work: StageWork, system: System, within_layers: Sequence[Collective]
 ) -> Exchanges:
-    """Price all exchanges of a step, but messages."""
-    # Dense weights and experts have groups of their own; copies of a stage in other pipes are
-    # members too.
-    held, trained = (
-        xp.stack([*stacked_trees(list(parts))], axis=1) * work.element_bytes  # (parts, groups)
-        for parts in zip(*((part.weights, part.trained) for part in work.parts), strict=True)
+    """Price all exchanges of a step, except messages between stages."""
+    # Dense weights and experts have different groups of replicas; copies of a stage in other pipes
+    # are replicas too.
+    weights, trained = (
+        xp.stack([*stacked_trees(list(counts))], axis=1) * work.element_bytes  # (parts, groups)
+        for counts in ([part.weights for part in work.parts], [part.trained for part in work.parts])
     )
     replicas, by_stage = _replicas(work, system)
     parameters = xp.stack([count + 0 * work.stages.copies for count in work.parameters])
     gradients = parameters * work.gradient_bytes  # (groups, stages)
-    *layers, gather, reduce, scatter, all_reduce, weights, tied = _priced(
-        system,
-        [
-            *_within_layers(work, system, within_layers),
-            _Exchange("all_gather", held, replicas),
-            _Exchange("reduce_scatter", trained, replicas),
-            _Exchange("reduce_scatter", gradients, by_stage),
-            _Exchange("all_reduce", gradients, by_stage),
-            _Exchange("all_gather", parameters * work.element_bytes, by_stage),
-            _tied(work, system),
-        ],
-    )
-    gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)
-    split = xp.stack([gather, gather, reduce], axis=-1)
+    exchanges = [
+        *_within_layers(work, system, within_layers),
+        _Exchange("all_gather", weights, replicas),
+        _Exchange("reduce_scatter", trained, replicas),
+        _Exchange("reduce_scatter", gradients, by_stage),
+        _Exchange("all_reduce", gradients, by_stage),
+        _Exchange("all_gather", parameters * work.element_bytes, by_stage),
+        _tied(work, system),
+    ]
+    *layers, gather, reduce, scatter, all_reduce, update_gather, tied = _priced(system, exchanges)
+    gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)  # of dense weights and experts
+    split_weights = xp.stack([gather, gather, reduce], axis=-1)  # (parts, phases)
     return Exchanges(
-        layers, list(split), scatter.sum(axis=0), all_reduce.sum(axis=0), weights.sum(axis=0), tied
+        within_layers=layers,
+        split_weights=list(split_weights),
+        gradient_parts=scatter.sum(axis=0),
+        gradients=all_reduce.sum(axis=0),
+        weights=update_gather.sum(axis=0),
+        tied=tied,
     )
 
 
 def _within_layers(
     work: StageWork, system: System, exchanges: Sequence[Collective]
 ) -> list[_Exchange]:
+    """Return the exchanges within layers with their groups on the nodes of a system."""
     layout, per_node = work.layout, system.gpus_per_node
     groups = {
         "tensor": layout.tensor_group.on(per_node),
@@ -118,7 +122,7 @@ def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
 
 
 def _tied(work: StageWork, system: System) -> _Exchange:
-    """Gradients of an embedding that first and last stage hold."""
+    """Return the sum of gradients of an embedding that first and last stage both hold."""
     stages = work.stages
     first, last = (xp.sum(end * stages.nearest) for end in (stages.first, stages.last))
     near = work.layout.is_near(first, last, system.gpus_per_node)
@@ -128,7 +132,7 @@ def _tied(work: StageWork, system: System) -> _Exchange:
 
 def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
     """Return seconds of each exchange; equal kinds are priced as one array."""
-    # Of many networks those are apart that stay inside a node: they are the same on all.
+    # With many networks, exchanges inside a node are priced apart: they are the same on all.
     leaves = [(item.volume, *item.group, item.times, item.copies) for item in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, arrays)) for arrays in leaves]
     many = isinstance(system.network.rate, Many)
@@ -156,38 +160,37 @@ def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:
 
 
 def exposed_buckets(exchange: Numbers, compute: Number, layers: Number) -> Numbers:
-    """Seconds by which exchanges of equal layers lengthen their compute."""
-    # A layer's gradients are exchanged after its compute, behind those of the layers before. With c
-    # and a the seconds of one of L layers, the longest path is one of
+    """Return the seconds by which exchanges of equal layers extend their compute."""
+    # A layer's gradients are exchanged after its compute, after those of earlier layers. With c and
+    # a the seconds of compute and exchange of one of L layers, the longest path is one of
     #     L c + a                            compute never rests
     #     c + L a, or L a + c + (c - a)      links never rest; the first exchange waits for c
-    # What ends after L c is exposed: a + max(0, (L - 1)(a - c)), as behind the last backward. In
-    # reverse the same holds for weights that are gathered before compute, as in FSDP's forward or a
-    # distributed optimizer's first forward. Seconds of all layers together.
+    # The time after L c is exposed: a + max(0, (L - 1)(a - c)), as after the last backward. In
+    # reverse the same holds for weights that are gathered before compute, as in FSDP's forward.
+    # `exchange` and `compute` are seconds of all layers together.
     exchange, compute, layers = map(as_float, (exchange, compute, layers))
-    after, per_layer = exchange / layers, compute / layers
-    ends = xp.maximum(per_layer - after, 0.0) + xp.maximum(per_layer, 0.0)
-    return xp.maximum(after, xp.where(layers > 1, exchange + ends - compute, 0.0))
+    layer_exchange, layer_compute = exchange / layers, compute / layers
+    ends = xp.maximum(layer_compute - layer_exchange, 0.0) + xp.maximum(layer_compute, 0.0)
+    return xp.maximum(layer_exchange, xp.where(layers > 1, exchange + ends - compute, 0.0))
 
 
 def exposed_ring(exchange: Number, compute: Numbers, steps: Number) -> Numbers:
-    """Seconds by which a ring exchange lengthens the compute on what it brings."""
+    """Return the seconds by which a ring exchange extends the compute on its data."""
     # Ring attention: in each of c steps an accelerator works on one part of the keys and values,
-    # and passes it on. Step k + 1 waits for step k and for the transfer that began with it, and
-    # transfers follow one another. The longest path has k transfers and c - k steps of compute:
-    # none or c - 1 of them. `exchange` is the seconds of the c - 1 transfers, `compute` those of
-    # all c steps.
+    # and passes it on. Step k + 1 waits for step k and for the transfer that started with it, and
+    # transfers follow one another. The longest path has k transfers and c - k steps of compute,
+    # with k = 0 or k = c - 1. `exchange` is the seconds of c - 1 transfers, `compute` of c steps.
     exchange, compute, steps = map(as_float, (exchange, compute, steps))
     return xp.maximum(exchange - (steps - 1) / steps * compute, 0.0)
 
 
 ATTENTION, EXCHANGE, EXPERTS = range(3)
-# As braids have it, a layer with experts is attention, with all up to the router and the sorting of
-# tokens before they leave; an exchange that takes tokens to their experts; the experts, shared ones
-# and the MLPs of dense layers too; and an exchange that brings tokens back. The embedding counts as
-# attention, the head as experts.
-# of the cost of each kind, the field of `Costs` that it is of, and which part of it
-OF_LAYERS: Mapping[str, tuple[str, int]] = {
+# In braided schedules a layer with experts is four ops: attention, with the router and the sorting
+# of tokens; an exchange that takes tokens to their experts; the experts, with shared ones and MLPs
+# of dense layers; and an exchange that brings tokens back. The embedding counts as attention, the
+# head as experts.
+# for the cost of each kind: the field of `Costs` and the part of it
+LAYER_PARTS: Mapping[str, tuple[str, int]] = {
     **{"fa": ("forward", ATTENTION), "fm": ("forward", EXPERTS)},
     **{"fd": ("forward", EXCHANGE), "fc": ("forward", EXCHANGE)},
     **{"ba": ("backward", ATTENTION), "bm": ("backward", EXPERTS)},
@@ -196,14 +199,18 @@ OF_LAYERS: Mapping[str, tuple[str, int]] = {
     **{"wa": ("weight_grad", ATTENTION), "wm": ("weight_grad", EXPERTS)},
 }
 BEFORE_EXPERTS = ("router", "routing", "dispatch")
-_EXPERTS = {*OF_MODULE["moe"], *OF_MODULE["mlp"], "mlp_residual"} - {*BEFORE_EXPERTS}
+_EXPERT_OPS = {*MODULE_OPS["moe"], *MODULE_OPS["mlp"], "mlp_residual"} - {*BEFORE_EXPERTS}
 
 
-def kinds_of_layers(
+def layer_part_kinds(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
-    """Costs of a table's own kinds that are parts of layers."""
-    kinds = [p for p in table.grammar.own if p.kind.time in OF_LAYERS and p in table.used_phases]
+    """Return the field and part of the cost of each custom kind that is a part of layers."""
+    kinds = [
+        p
+        for p in table.grammar.custom_phases
+        if p.kind.time in LAYER_PARTS and p in table.used_phases
+    ]
     if not kinds:
         return {}
     has = f"{table.name} has {kinds[0].name} ({kinds[0].kind.name}), a part of layers with experts"
@@ -217,13 +224,13 @@ def kinds_of_layers(
         )
     if system.kernels.priced is not True:
         raise MismatchError(f"{has}, and {system.name or 'the system'} prices layers as a whole")
-    return {phase.kind.time: OF_LAYERS[phase.kind.time] for phase in kinds}
+    return {phase.kind.time: LAYER_PARTS[phase.kind.time] for phase in kinds}
 
 
 def attention_alone(work: StageWork) -> StageWork:
     """Return the work of stages without experts and head; exchanges stay."""
     kinds = tuple(
-        kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERTS))
+        kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERT_OPS))
         for kind in work.kinds
     )
     return work._replace(kinds=kinds, head=work.head._replace(ops=()))
@@ -235,10 +242,12 @@ def with_kinds(
     attention: Mapping[str, PerStage],
     exchanges: Mapping[str, PerStage],
 ) -> Costs:
-    """Add the costs of kinds that are parts of layers."""
-    part_costs = {}
+    """Add the costs of custom kinds that are parts of layers."""
+    # `kinds` gives field and part of each; `attention` is the share of attention in the compute of
+    # a field, `exchanges` the seconds of its exchanges with experts.
+    kind_costs = {}
     for name, (field, part) in kinds.items():
         share, exchange = attention[field], exchanges[field]
-        others = getattr(costs, field) - exchange
-        part_costs[name] = (share * others, exchange / 2, (1 - share) * others)[part]
-    return with_leaves(costs, part_costs) if part_costs else costs
+        compute = getattr(costs, field) - exchange
+        kind_costs[name] = (share * compute, exchange / 2, (1 - share) * compute)[part]
+    return with_leaves(costs, kind_costs) if kind_costs else costs

@@ -1,4 +1,4 @@
-"""Microbatches that differ in length: costs that follow their tokens, and their order.
+"""Microbatches of different lengths: costs that follow their tokens, and their order.
 
 Where sequences are packed, or sorted into microbatches by length, no two microbatches need take
 the same time. Lengths are tokens: one number for each microbatch, or the lengths of the sequences
@@ -28,7 +28,7 @@ Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
 
 
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
-    """Activations of microbatches with lengths of their own, as `stage_costs` prices them."""
+    """Return activation sizes of microbatches with different lengths, by microbatch."""
 
     def price(model: Model, size: float) -> dict[str, Any]:
         sized = dataclasses.replace(workload, model=model)
@@ -43,7 +43,7 @@ def by_length(
     lengths: Lengths,
     price: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Price each different microbatch once, and stack the results by microbatch."""
+    """Price each distinct microbatch once; return prices by name, with an axis of microbatches."""
     packed = Packed.from_lengths(lengths)
     packed.check_count(table)
     size = np.where(
@@ -62,7 +62,7 @@ def _with_sequence(model: Model, sequence: float) -> Model:
 
 
 class Packed(NamedTuple):
-    """Lengths of microbatches, read."""
+    """Lengths of microbatches, as tokens and as equivalent sequence lengths."""
 
     tokens: Float[NumpyArray, " microbatches"]
     sequence: Float[NumpyArray, " microbatches"]  # sum of squares of its sequences over its tokens
@@ -143,7 +143,7 @@ def _in_lines(text: str) -> list[Any]:
 
 
 def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[NumpyArray, " m"]:
-    """Check that an order names each of so many microbatches once."""
+    """Check that an order names each of `count` microbatches once."""
     places = whole_numbers(order, where)
     if sorted(places.tolist()) != list(range(count)):
         raise ValueError(
@@ -154,9 +154,9 @@ def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[N
 
 
 def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Costs:
-    """Let microbatch k of a table be number order[k] of those that costs are for."""
-    # Several orders, (batch, microbatches), give costs for `makespans`; what does not differ by
-    # microbatch has a batch axis of 1 then.
+    """Return costs in another order: microbatch k gets the costs of microbatch order[k]."""
+    # Several orders, (batch, microbatches), give costs for `makespans`, with a batch axis of 1 for
+    # costs without an axis of microbatches.
     if order.ndim == 1:
         return map_microbatches(lambda time: time[..., order], costs)
     batched = mapped(lambda time: time[None] if np.ndim(time) else time, costs)
@@ -166,7 +166,7 @@ def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Cos
 
 
 def map_microbatches(function: Callable[[Any], Any], costs: Costs, *, batch_axes: int = 0) -> Costs:
-    """Apply a function to every cost that differs by microbatch: its last axis is theirs."""
+    """Apply a function to every cost with an axis of microbatches, which is its last."""
     return unchecked_costs(
         {
             name: function(time) if differs_by_microbatch(name, time, batch_axes) else time

@@ -1,4 +1,4 @@
-"""Costs of a model on a system by where its workers sit: which links messages and copies use."""
+"""Costs of a model on a system by the places of its workers, which decide links of messages."""
 
 import dataclasses
 from typing import Any
@@ -54,7 +54,7 @@ def _copy_costs(
     copies: float,
     ends: float,
 ) -> Costs:
-    """Costs where the copies of all stages share a node, or not, and so the ends of a pipe."""
+    """Return costs if copies of all stages share a node or not, and ends of a pipe likewise."""
     stages = work.stages
     nearest: Float[NumpyArray, " stages"] = np.where(stages.last > 0, FAR * (1 - ends), 0.0)
     apart = stages._replace(nearest=nearest, farthest=nearest + 2 * FAR * (1 - copies))

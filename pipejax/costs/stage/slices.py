@@ -29,28 +29,25 @@ def sliced_model(model: Model, part: int, slices: int) -> Model:
     if model.window is None:
         return dataclasses.replace(model, sequence=sequence)
     window, ends = model.window, model.sequence * np.array([part, part + 1]) / slices
-    # pairs of the tokens up to there and those that they see through the window
+    # pairs of the first tokens, up to each end of the slice, and the tokens that they attend to
     pairs = np.where(ends < window, ends**2 / 2, window * (ends - window / 2))
-    seen = np.diff(pairs).item() * slices / model.sequence
-    # of a sequence of that length with this window, w - w^2 / 2s tokens are seen
-    narrower = sequence * (1 - np.sqrt(max(0.0, 1 - 2 * seen / sequence)))
-    return dataclasses.replace(model, sequence=sequence, window=narrower)
+    attended = np.diff(pairs).item() * slices / model.sequence  # per token of the slice
+    # solve w - w^2 / 2s = attended, the mean in a sequence of length s with window w
+    new_window = sequence * (1 - np.sqrt(max(0.0, 1 - 2 * attended / sequence)))
+    return dataclasses.replace(model, sequence=sequence, window=new_window)
 
 
 def by_slice(
     workload: Workload, table: ScheduleTable, price: Callable[[Model, float], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Price each slice once, and stack the results by slice and microbatch."""
+    """Price each slice of a microbatch; return prices by name, with a last axis of all slices."""
     slices, size = table.grammar.slices, workload.microbatch_size(table)
     prices = [
         price(sliced_model(workload.model, k, slices), size / (2 * k + 1)) for k in range(slices)
     ]
-    return {
-        name: np.tile(
-            np.stack([part[name] for part in prices], axis=-1), table.num_microbatches // slices
-        )
-        for name in prices[0]
-    }
+    stacked = {name: np.stack([part[name] for part in prices], axis=-1) for name in prices[0]}
+    count = table.num_microbatches // slices  # the table numbers slices as microbatches
+    return {name: np.tile(values, count) for name, values in stacked.items()}
 
 
 def check_whole(table: ScheduleTable, what: str) -> None:

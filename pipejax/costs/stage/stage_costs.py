@@ -1,8 +1,8 @@
-"""The seconds that a system takes for the work of a schedule's stages.
+"""Seconds that a system takes for the work of a schedule's stages.
 
-`work_costs` is a pytree of arrays in, a pytree of arrays out: one compilation serves all models of
-one kind, all layouts and systems, and every number may be batched or differentiated. Kernels and
-exchanges of one kind are priced as one array, which keeps that compilation short.
+`work_costs` maps a pytree of arrays to a pytree of arrays: one compilation serves all models of one
+kind, all layouts and systems, and every number may be batched or differentiated. Kernels and
+exchanges of one kind are priced as one array, which keeps the compilation short.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ from pipejax.costs.stage.exchanges import (
     attention_alone,
     exposed_buckets,
     exposed_ring,
-    kinds_of_layers,
+    layer_part_kinds,
     price_exchanges,
     with_kinds,
 )
@@ -61,22 +61,21 @@ ByPart = Float[Computed, "ways parts phases"]
 OneWay = Float[Computed, "parts phases"]
 
 
-# what the seconds of an op are made of: kernels, what compute does not hide of exchanges within
-# layers and of gathered weights, and beside the accelerator its host
+# parts of an op's seconds: kernels, exposed exchanges within layers and of split weights, and the
+# host beside the accelerator
 PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
 COMPUTE, EXPERT, HOST = (PARTS.index(part) for part in ("compute", "expert", "host"))
 _IS_HOST = (np.arange(len(PARTS)) == HOST)[:, None]  # (parts, stages)
 _IS_WEIGHTS = (np.arange(len(PARTS)) == PARTS.index("weights"))[:, None]
 Seconds = Float[Computed, "parts stages"]
 Pieces = tuple[tuple[LayerOp, ...], tuple[Collective, ...]]
-APART, ONE_PASS = range(2)  # ways: each phase by itself; I and W as one, which hides more exchanges
+APART, ONE_PASS = range(2)  # ways: I and W apart, or as one pass, which hides more exchanges
 
 
 def work_costs(work: StageWork, system: System) -> Costs:
-    """Turn work into seconds: kernels, collectives and host for ops, Hockney's model for messages.
+    """Price the work of stages: ops by kernels, collectives and host, messages by Hockney's model.
 
-    On every stage the host starts kernels while the accelerator runs them: a phase lasts as long
-    as the slower of both, joined smoothly.
+    The host starts kernels while the accelerator runs them: a phase takes a smooth maximum of both.
     """
     exchanges = _exchanges(work, system)
     ops = _op_seconds(work, system, exchanges)
@@ -95,7 +94,7 @@ def work_costs(work: StageWork, system: System) -> Costs:
 
 
 def op_seconds(work: StageWork, system: System) -> dict[str, Float[Computed, "parts stages"]]:
-    """Seconds of the ops of one microbatch, by field of `Costs`: (parts, stages) each."""
+    """Return the seconds of the ops of one microbatch, by field of `Costs`: (parts, stages)."""
     return _op_seconds(work, system, _exchanges(work, system))
 
 
@@ -103,17 +102,20 @@ ByField = dict[str, Float[Computed, "*parts stages"]]
 
 
 def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
-    """Share (stages) of attention in the compute of each op."""
-    alone = op_seconds(attention_alone(work), system)
-    whole = {field: parts[COMPUTE] for field, parts in seconds.items()}
-    return {field: alone[field][COMPUTE] / (all_ + (all_ == 0)) for field, all_ in whole.items()}
+    """Return the share of attention in the compute of each op, by field of `Costs`: (stages)."""
+    attention = op_seconds(attention_alone(work), system)
+    compute = {field: parts[COMPUTE] for field, parts in seconds.items()}
+    return {
+        field: attention[field][COMPUTE] / (total + (total == 0))
+        for field, total in compute.items()
+    }
 
 
 def _with_kinds(
     costs: Costs, work: StageWork, workload: Workload, system: System, table: ScheduleTable
 ) -> Costs:
-    """Add the costs of a table's own kinds that are parts of layers."""
-    kinds = kinds_of_layers(table, workload, system)
+    """Add the costs of custom kinds that are parts of layers."""
+    kinds = layer_part_kinds(table, workload, system)
     if not kinds:
         return costs
     seconds = op_seconds(work, system)
@@ -129,6 +131,7 @@ def _exchanges(work: StageWork, system: System) -> Exchanges:
 def _op_seconds(
     work: StageWork, system: System, exchanges: Exchanges
 ) -> dict[str, Float[Computed, "parts stages"]]:
+    """Return the seconds of the ops of one microbatch, by field of `Costs`: (parts, stages)."""
     parts = _parts(work, system, exchanges)
     apart, one_pass = ([part[way] for part in parts] for way in (APART, ONE_PASS))
     return {
@@ -145,29 +148,30 @@ def _op_seconds(
 def _phase_seconds(
     system: System, seconds: Float[Computed, "parts *ops stages"]
 ) -> Float[Computed, "*ops stages"]:
-    """Seconds (stages) of ops: the longer of accelerator and host."""
+    """Return the seconds of ops, (stages): the longer of accelerator and host."""
     return xp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
 
 
 def _input_grad(work: StageWork, system: System, parts: Sequence[OneWay]) -> Seconds:
-    """Seconds of one microbatch's I: full recomputation runs forwards once more."""
-    # It finds the weights there: I gathers them once for both.
-    again = _layers(parts, FORWARD, work.recomputed)
-    return _phase(work, system, parts, INPUT_GRAD) + xp.where(_IS_WEIGHTS, 0.0, again)
+    """Return the seconds of one microbatch's I, with the forwards that it recomputes."""
+    # I gathers split weights once for both.
+    recomputation = _layers(parts, FORWARD, work.recomputed)
+    return _phase(work, system, parts, INPUT_GRAD) + xp.where(_IS_WEIGHTS, 0.0, recomputation)
 
 
 def _phase(work: StageWork, system: System, parts: Sequence[OneWay], phase: int) -> Seconds:
-    """Return seconds of one microbatch's F, I or W, without full recomputation."""
+    """Return the seconds of one microbatch's F, I or W, without recomputation: (parts, stages)."""
+    # `parts` are the seconds of one layer of each kind, of the embedding and of the head.
     *_, embedding, head = parts
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
-    once = (1 - work.layout.graphs) * host_time(system, microbatches=passes)
+    host = (1 - work.layout.graphs) * host_time(system, microbatches=passes)
     edges = embedding[:, phase, None] * work.stages.first[None]
     edges = edges + head[:, phase, None] * work.heads[None]
-    return _layers(parts, phase, work.layers) + edges + once * _IS_HOST
+    return _layers(parts, phase, work.layers) + edges + host * _IS_HOST
 
 
 def _layers(parts: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
-    """Seconds of so many layers (stages) of each kind."""
+    """Return the seconds of a phase of some layers, counted by kind: (parts, stages)."""
     *kinds, _, _ = parts
     terms = [part[:, phase, None] * count[None] for part, count in zip(kinds, layers, strict=True)]
     return sum(terms[1:], start=terms[0])
@@ -177,42 +181,41 @@ _SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchan
 
 
 def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
-    """Seconds of one layer of each kind, of the embedding and of the head."""
-    # Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
-    # gradients that they split (ZeRO 2) are given back so in every W: of what fits beside compute,
-    # the workload's share travels there.
+    """Return the seconds of one layer of each kind, of the embedding and of the head."""
+    # Split weights (ZeRO 3) are gathered, and split gradients (ZeRO 2) are reduced, beside the
+    # compute of another part: the workload's share of the exchange that fits is hidden.
     results = []
     is_layer = [1.0] * len(work.kinds) + [0.0, 0.0]
     devices = _devices(work, system, exchanges.within_layers)
     split = exchanges.split_weights
     for part, device, seconds, layers in zip(work.parts, devices, split, is_layer, strict=True):
-        fits = xp.minimum(seconds[None], device.sum(axis=1))  # (ways, phases)
-        beyond = seconds[None] - work.layout.overlap * fits
+        hideable = xp.minimum(seconds[None], device.sum(axis=1))  # (ways, phases)
+        exposed = seconds[None] - work.layout.overlap * hideable
         host = (1 - work.layout.graphs) * host_time(
             system,
             launches=sum((stacked(op.launches) for op in part.ops), np.zeros(len(PHASES))),
             collectives=sum((stacked(exchange.count) for exchange in part.collectives), 0.0),
             layers=layers,
         )
-        here = 1.0 if work.in_cells is None else 1 - work.in_cells
-        sharded = _where_split(work, here * beyond)
-        extras = xp.stack([sharded, xp.broadcast_to(host, sharded.shape)], axis=1)
-        results.append(xp.concatenate([device, extras], axis=1))
+        share_in_ops = 1.0 if work.in_cells is None else 1 - work.in_cells
+        weights = _if_split(work, share_in_ops * exposed)
+        more_parts = xp.stack([weights, xp.broadcast_to(host, weights.shape)], axis=1)
+        results.append(xp.concatenate([device, more_parts], axis=1))
     return results
 
 
-def _where_split(work: StageWork, seconds: Any) -> Any:
+def _if_split(work: StageWork, seconds: Any) -> Any:
     """Return seconds (.., phases) of exchanges of split weights; 0 where none are split."""
     return xp.where(work.layout.zero >= _SPLIT_FROM, seconds, 0.0)
 
 
 def _in_cells(work: StageWork, exchanges: Exchanges) -> dict[str, PerStage]:
-    """Seconds (stages) of UNSHARD and REDUCE_GRAD: whole stages, layer by layer."""
+    """Return the seconds of UNSHARD and REDUCE_GRAD of whole stages: (stages)."""
     if work.in_cells is None:
         return {}
     counts = *work.layers, work.stages.first, work.heads
     terms = [
-        _where_split(work, work.in_cells * part)[:, None] * count
+        _if_split(work, work.in_cells * part)[:, None] * count
         for part, count in zip(exchanges.split_weights, counts, strict=True)
     ]
     gather, _, reduce = sum(terms[1:], start=terms[0])
@@ -220,7 +223,7 @@ def _in_cells(work: StageWork, exchanges: Exchanges) -> dict[str, PerStage]:
 
 
 def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
-    """Ops and exchanges of parts: as kernels, as one op, or both where systems differ in that."""
+    """Return ops and exchanges of each part: as kernels, as one op, or both for mixed systems."""
     kernels = [(part.ops, part.collectives) for part in work.parts]
     whole = [(part.whole, part.whole_collectives) for part in work.parts]
     if isinstance(priced, bool):
@@ -229,7 +232,7 @@ def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
 
 
 def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> list[ByPart]:
-    """Seconds of every part on the device, beside what its exchanges add by group."""
+    """Return the seconds of every part on the device, and of its exposed exchanges by group."""
     priced = system.kernels.priced
     pieces = _pieces(work, priced)
     kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
@@ -249,14 +252,15 @@ def _device(
     kernels: Iterator[ByPhase],
     waits: Iterator[ByPhase],
 ) -> ByPart:
-    """Return seconds of ops and, by group, of exchanges that compute does not hide."""
-    # In one pass, I's exchanges run beside the products of W, and those of W beside I's, where the
-    # workload lets exchanges travel beside compute. Tokens on their way to experts may travel
-    # beside all of a layer, of another microbatch: in both ways.
+    """Return seconds of kernels and, by group, of exposed exchanges: (ways, parts, phases)."""
+    # `kernels` and `waits` yield the seconds of each op and of each exchange.
+    # With I and W in one pass, exchanges of I overlap with products of W and vice versa. The way of
+    # tokens to experts may overlap with a layer of another microbatch, in both ways.
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
-    none = attention = products = shown = np.zeros(len(PHASES))
-    apart, hidden = dict.fromkeys((compute, *groups), none), dict.fromkeys((compute, *groups), none)
+    zeros = attention = products = dispatch = np.zeros(len(PHASES))
+    apart = dict.fromkeys((compute, *groups), zeros)
+    hidden = dict.fromkeys((compute, *groups), zeros)  # in one pass, if all overlap is used
     for op in ops:
         seconds = next(kernels)
         apart[compute] = apart[compute] + seconds
@@ -265,23 +269,24 @@ def _device(
         elif op.kind == "gemm":
             products = products + seconds
     for exchange in exchanges:
-        # groups that split an expert belong to the part of experts
+        # exchanges of accelerators that split an expert count for the group of experts
         wait, group = next(waits), exchange.group.removesuffix("_tensor")
         if exchange.overlaps_with == "attention":
             wait = xp.asarray(exposed_ring(wait, attention, layout.context))
         elif exchange.overlaps_with == "layer":
-            shown = shown + wait
+            dispatch = dispatch + wait
         elif exchange.overlaps_with:
             overlap = xp.minimum(wait, products[PHASES.index(exchange.overlaps_with)])
             hidden[group] = hidden[group] + overlap
         apart[group] = apart[group] + wait
-    apart["expert"] = apart["expert"] - layout.expert_overlap * xp.minimum(shown, apart[compute])
-    whole = xp.stack(list(apart.values()))
-    return xp.stack([whole, whole - layout.tensor_overlap * xp.stack(list(hidden.values()))])
+    hidden_dispatch = layout.expert_overlap * xp.minimum(dispatch, apart[compute])
+    apart["expert"] = apart["expert"] - hidden_dispatch
+    seconds = xp.stack(list(apart.values()))
+    return xp.stack([seconds, seconds - layout.tensor_overlap * xp.stack(list(hidden.values()))])
 
 
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
-    """Seconds (phases) of each op: those of one kind and precision as one array."""
+    """Return the seconds of each op: (phases). Equal kinds are priced as one array."""
     kinds = [(op.kind, op.precision) for op in ops]
     by_index: dict[int, ByPhase] = {}
     for kind in dict.fromkeys(kinds):
@@ -294,7 +299,7 @@ def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
 
 
 def _host_transfer(work: StageWork, system: System) -> Numbers | None:
-    """Seconds (stages) of O, and so of L; None where the system's host link is unknown."""
+    """Return the seconds of O, and so of L: (stages); None if the host link is unknown."""
     if work.offload_bytes is None or not has_host_link(system):
         return None
     return system.host_link.latency + work.offload_bytes / system.host_link.rate
@@ -314,7 +319,7 @@ def check_machine(workload: Workload, system: System) -> None:
 
 
 def _message_link(work: StageWork, system: System) -> Link:
-    """The link (pipes, boundaries) of a message: inside a node, or between nodes."""
+    """Return the link of each message, (pipes, boundaries): inside a node or between nodes."""
     stages = work.stages
     is_near = work.layout.is_near(stages.senders, stages.receivers, system.gpus_per_node)
     link: Link = mapped(
@@ -324,11 +329,11 @@ def _message_link(work: StageWork, system: System) -> Link:
 
 
 def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) -> PerStage:
-    """Seconds (stages) of A after the last backward."""
-    # Replicas that split the optimizer state need only their part of the sum. Beside compute,
-    # gradients travel layer by layer: what is left after the backward is exposed. Where the
-    # replicas split them (ZeRO 2), every backward has reduced its own. First and last stage also
-    # add the gradients of an embedding that both hold.
+    """Return the seconds of A after the last backward: (stages)."""
+    # Replicas that split the optimizer state (ZeRO 1) need only their part of the sum. Gradients
+    # travel layer by layer beside compute; the rest after the backward is exposed. If replicas
+    # split gradients (ZeRO 2), every backward reduces its own. First and last stage also add the
+    # gradients of an embedding that both hold.
     zero, stages = work.layout.zero, work.stages
     total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
     exposed = exposed_buckets(total, backward, xp.maximum(sum(work.layers), 1.0))
@@ -339,25 +344,23 @@ def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) 
 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
     """Return seconds (stages) of U: the optimizer's share, then the gathers of the replicas."""
-    # Of an update that the host has a share of, gradients go there and weights come back.
-    # Beside compute the gathers hide behind the first forward, layer by layer.
+    # If the host has a share of the optimizer, gradients go there and weights come back. Gathers
+    # overlap with the first forward, layer by layer.
     layout, zero = work.layout, work.layout.zero
-    sharing = layout.replicas, layout.expert_replicas
-    held = sum(
-        (
-            parameters / xp.where(zero >= 1, by * work.stages.copies, 1.0)
-            for parameters, by in zip(work.parameters, sharing, strict=True)
-        ),
-        0.0,
-    )
+    replicas = layout.replicas, layout.expert_replicas
+    held: Any = 0.0  # parameters that one accelerator updates
+    for parameters, count in zip(work.parameters, replicas, strict=True):
+        held = held + parameters / xp.where(zero >= 1, count * work.stages.copies, 1.0)
     gather = exchanges.weights
     exposed = exposed_buckets(gather, forward, xp.maximum(sum(work.layers), 1.0))
-    after = gather - layout.overlap * (gather - exposed)
-    gathered = xp.where((zero >= 1) & (zero < 3), after, 0.0)
-    share = layout.optimizer_offload
-    here, there = (part * held * work.update_bytes for part in (1 - share, share))
-    exchanged = share * held * (work.gradient_bytes + work.element_bytes)
-    return update_time(system, here, there, exchanged) + gathered
+    gather_time = gather - layout.overlap * (gather - exposed)
+    gather_time = xp.where((zero >= 1) & (zero < 3), gather_time, 0.0)
+    host_share = layout.optimizer_offload
+    device_bytes, host_bytes = (
+        share * held * work.update_bytes for share in (1 - host_share, host_share)
+    )
+    exchanged_bytes = host_share * held * (work.gradient_bytes + work.element_bytes)
+    return update_time(system, device_bytes, host_bytes, exchanged_bytes) + gather_time
 
 
 def _both_ways(value: Numbers) -> Float[Computed, "2 pipes boundaries"]:
@@ -370,18 +373,18 @@ def stage_costs(
 ) -> Costs:
     """Price every op and message of a schedule.
 
-    Where microbatches have lengths of their own, one of n tokens is priced as b sequences of n / b
-    tokens, b as without lengths. What is packed is priced as sequences of the length at which
-    tokens attend to as many others as they do there: sum(s^2) / sum(s), and slices likewise. So
-    products grow with the tokens and attention with the squares of the sequences, kernels keep
-    their efficiencies, and messages their bytes per token. Latencies, A, U and sharding do not
-    depend on lengths; of microbatches in slices A and U hide behind those of first slices.
+    With `lengths`, a microbatch of n tokens is priced as b sequences of n / b tokens, b as without
+    lengths. Packed sequences, and slices, are priced as sequences of the length sum(s^2) / sum(s),
+    at which tokens attend to as many others. So products grow with the tokens, attention with the
+    squares of the sequences; kernels keep their efficiencies, messages their bytes per token.
+    Latencies, A, U and sharding do not depend on lengths; with slices, A and U overlap with first
+    slices.
 
     Args:
       workload: model, minibatch and parallelism.
       system: the machine.
       table: the schedule.
-      lengths: of each microbatch its tokens, or the lengths of its sequences; all alike if None.
+      lengths: tokens of each microbatch, or the lengths of its sequences; all equal if None.
 
     Returns:
       Costs with one entry per stage and, for messages, per direction, pipe and boundary, in
@@ -414,20 +417,20 @@ def stage_costs(
         return costs_of_microbatch(workload.model, system, workload, table)
     if lengths is not None:
         check_whole(table, "lengths")
-    alike = dataclasses.replace(workload, stragglers=())  # who is slow has an axis of its own
+    no_stragglers = dataclasses.replace(workload, stragglers=())  # they are applied at the end
 
     def price(model: Model, size: float) -> dict[str, Any]:
-        priced = vars(costs_of_microbatch(model, system, alike, table, size))
-        grow = (*GROWING, *kinds_of_layers(table, workload, system))
-        return {name: np.asarray(priced[name]) for name in grow if priced[name] is not None}
+        """Return the costs of one microbatch that depend on its length, by field."""
+        costs = vars(costs_of_microbatch(model, system, no_stragglers, table, size))
+        fields = (*GROWING, *layer_part_kinds(table, workload, system))
+        return {name: np.asarray(costs[name]) for name in fields if costs[name] is not None}
 
     if lengths is None:
         first, varying = sliced_model(workload.model, 0, slices), by_slice(workload, table, price)
     else:
         first, varying = workload.model, by_length(workload, table, lengths, price)
     size = workload.microbatch_size(table)
-    whole = costs_of_microbatch(first, system, alike, table, size)
-    costs = with_leaves(whole, varying)
+    costs = with_leaves(costs_of_microbatch(first, system, no_stragglers, table, size), varying)
     return scaled_costs(costs, table, workers=dict(workload.stragglers))
 
 
@@ -440,21 +443,24 @@ def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dic
 def _stage_parts(
     model: Model, system: System, workload: Workload, table: ScheduleTable
 ) -> dict[str, Costs]:
+    """Return costs by part for a model, of which JAX must not trace any number."""
 
     def price(model: Model, size: float) -> dict[str, Any]:
+        """Return the seconds of the ops of one microbatch, by field: (parts, stages)."""
         sized = dataclasses.replace(workload, model=model)
-        priced = op_seconds(stage_work(sized, table, microbatch_size=size), system)
-        return {name: _with_host_beyond(system, parts) for name, parts in priced.items()}
+        seconds = op_seconds(stage_work(sized, table, microbatch_size=size), system)
+        return {name: _with_host_delay(system, parts) for name, parts in seconds.items()}
 
     workload = dataclasses.replace(workload, model=model)
-    kinds, attention = kinds_of_layers(table, workload, system), {}
+    kinds, attention = layer_part_kinds(table, workload, system), {}
     if kinds:
         check_whole(table, "a breakdown of parts of layers")
         work = stage_work(workload, table)
         attention = _attention(work, system, op_seconds(work, system))
-    is_whole = table.grammar.slices == 1
-    whole = workload.microbatch_size(table)
-    seconds = price(model, whole) if is_whole else by_slice(workload, table, price)
+    if table.grammar.slices == 1:
+        seconds = price(model, workload.microbatch_size(table))
+    else:
+        seconds = by_slice(workload, table, price)
     others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
     costs_by_part = {}
     for row, part in enumerate(PARTS):
@@ -466,7 +472,7 @@ def _stage_parts(
 
 
 def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Costs:
-    """Costs with the factors of the workload: of slow workers, of fused pairs."""
+    """Return costs with the workload's factors of slow workers and of fused pairs."""
     if workload.pair_factor != 1:
         costs = dataclasses.replace(costs, pair_factor=workload.pair_factor)
     slow = dict(workload.stragglers)
@@ -474,8 +480,8 @@ def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Cost
     return scaled_costs(costs, table, workers=slow) if slow else costs
 
 
-def _with_host_beyond(system: System, seconds: Float[Computed, "parts stages"]) -> Computed:
-    """Return parts (parts, stages) of an op's time; the last is the host's delay."""
+def _with_host_delay(system: System, seconds: Float[Computed, "parts stages"]) -> Computed:
+    """Return parts of an op's time that sum to it: the last is the delay by the host."""
     device = seconds[:HOST]
     host = _phase_seconds(system, seconds) - device.sum(axis=0)
     return xp.concatenate([device, host[None]])
@@ -489,7 +495,7 @@ def costs_of_microbatch(
     table: ScheduleTable,
     microbatch_size: Number | None = None,
 ) -> Costs:
-    """Price with the model beside its workload, into which JAX does not look: it may be traced."""
+    """Price one microbatch of a schedule; numbers of model and system may be traced."""
     workload = dataclasses.replace(workload, model=model)
     check_machine(workload, system)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
@@ -509,7 +515,7 @@ def costs_of_microbatch(
 
 @functools.cache
 def _in_trace() -> Callable[..., Costs]:
-    """Price as one program: outside of jit, JAX would compile every traced operation by itself."""
+    """Return `costs_of_shape`, compiled as one program, for traced numbers."""
     return compiled(costs_of_shape, static_argnames=("shape", "offloads"))
 
 
@@ -522,7 +528,7 @@ def costs_of_shape(
     *,
     offloads: bool = False,
 ) -> Costs:
-    """Price the numbers that a shape leaves open; all of them may be traced."""
+    """Price the numbers that a pricing shape does not fix; all of them may be traced."""
     work = stage_work(
         dataclasses.replace(shape.workload, model=model),
         shape.table,

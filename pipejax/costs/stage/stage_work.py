@@ -113,8 +113,8 @@ def stage_work(
 ) -> StageWork:
     """Count FLOP, memory traffic and message bytes of every op and message.
 
-    Microbatches in slices have a size for each slice, which must be given. `offloads` counts what
-    O moves also where the schedule has none.
+    For microbatches in slices, give the size of a slice. `offloads` counts the bytes of O even if
+    the schedule has no O.
     """
     if microbatch_size is None:
         check_whole(table, "counting the work of one size")
@@ -127,29 +127,24 @@ def stage_work(
     )._replace(in_cells=in_cells(table))
     if not workload.recompute_again:
         return work
-    has_r = is_recomputed(table).max(axis=1)  # of these R brings all layers back
+    has_r = is_recomputed(table).max(axis=1)  # stages on which R recomputes all layers
     pairs = zip(work.layers, work.recomputed, strict=True)
     return work._replace(again=tuple(xp.where(has_r, *pair) for pair in pairs))
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
-    """Return which exchanges of split weights are cells of a table (phases); None without any."""
+    """Return 1 for each phase whose split weights are exchanged in cells: (phases), or None."""
     phases = Phase.UNSHARD, Phase.UNSHARD, Phase.REDUCE_GRAD
     in_table = np.isin(phases, table.phase).astype(float)
     return in_table if in_table.any() else None
 
 
 def work_of_stages(
-    model: Model,
-    layout: Layout,
-    stages: Stages,
-    *,
-    recompute: str = "none",
-    offloads: bool = False,
+    model: Model, layout: Layout, stages: Stages, *, recompute: str = "none", offloads: bool = False
 ) -> StageWork:
     """Count the work of stages from numbers alone, all of which may be traced."""
-    # Full recomputation is the layers' forward once more, in I or, where the table has R cells for
-    # the stage, in R; `recompute` is what a layer itself recomputes, never "full".
+    # `recompute` names the parts that a layer itself recomputes, never "full": full recomputation
+    # repeats the forward of layers in I, or in R if the table has R cells for the stage.
     trained = layout.trains_base
     offload = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
@@ -200,7 +195,7 @@ def work_of_stages(
 
 
 def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Number:
-    """Bytes of a message (1, boundaries): behind layers for further tokens their outputs too."""
+    """Return the bytes of a message, with outputs for further tokens: (1, boundaries)."""
     boundary = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
     return boundary * (1 + model.mtp_layers * xp.cumsum(stages.mtp)[None, :-1])
 
@@ -222,19 +217,19 @@ class StageBytes(NamedTuple):
 
     @property
     def static(self) -> Numbers:
-        """Weights, gradients, optimizer state, what is gathered, and buffers (stages) [B]."""
+        """Return the memory of the whole step, without activations: (stages) [B]."""
         lasting = self.weights + self.gradients + self.optimizer
         return lasting + self.gathered + self.buffers
 
     @property
     def parts(self) -> tuple[Numbers, ...]:
-        """Sizes of an activation's parts, in the order of the memory ledger's `PARTS` [B]."""
+        """Return the sizes of an activation's parts, in the order of the ledger's `PARTS` [B]."""
         held = self.activations, self.weight_share * self.activations, self.checkpoint
         return *held, *self.at_work
 
     @property
     def ledger_sizes(self) -> dict[str, NumpyArray]:
-        """The same as arguments of `activation_memory`."""
+        """Return the sizes as arguments of `activation_memory`."""
         sizes = self.activations, self.weight_share, self.checkpoint, self.at_work
         return dict(zip(LEDGER_SIZES, map(np.asarray, sizes), strict=True))
 
@@ -245,16 +240,15 @@ def stage_bytes(
     assigned: StageLayers | Stages | None = None,
     microbatch_size: Number | None = None,
 ) -> StageBytes:
-    """Memory of one copy of each stage, per accelerator.
+    """Return the memory of one copy of each stage, per accelerator.
 
-    Full recomputation leaves the input of every layer, or of every group of them. B brings back one
-    layer or group at a time; I brings back all that W needs, as R does on stages that the table
-    recomputes in cells; where W recomputes again, the inputs stay until W. A slice keeps its keys
-    and values too, which later ones are recomputed with, and while a microbatch goes back there are
-    gradients of them for all slices but the one at work.
+    Full recomputation keeps the input of every layer, or of every group of layers. B recomputes one
+    layer or group at a time; I recomputes all that W needs, as R does on stages with R cells; if W
+    recomputes again, inputs stay until W. A slice also keeps its keys and values for later slices,
+    and the backward of a microbatch holds their gradients for all slices but the current one.
 
-    Without backwards there are weights, keys and values of all tokens so far, and one layer's
-    activations at work.
+    Without backwards, a stage holds weights, keys and values of all tokens so far, and one layer's
+    activations.
     """
     if table.grammar.slices > 1 and microbatch_size is None:
         return _bytes_by_slice(workload, table, assigned)
@@ -270,53 +264,55 @@ def stage_bytes(
         table.grammar.slices,
         has_r=is_recomputed(table).max(axis=1),
     )
-    exchanged = in_cells(table)
-    if exchanged is not None and exchanged[0]:  # whole stages, for as long as their cells say
+    has_cells = in_cells(table)
+    if has_cells is not None and has_cells[0]:  # cells gather whole stages: counted elsewhere
         memory = memory._replace(gathered=0.0 * memory.gathered)
-    if exchanged is not None and exchanged[-1]:  # gradients add up as a whole until then
-        apart = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
-        whole = bytes_of_stages(workload.model, apart, stages, workload.recompute_in_layer)
+    if has_cells is not None and has_cells[-1]:  # whole gradients are held until REDUCE_GRAD
+        unsplit = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
+        whole = bytes_of_stages(workload.model, unsplit, stages, workload.recompute_in_layer)
         memory = memory._replace(gradients=whole.gradients)
     if workload.weight_share is None or layout.recompute_again:
         return memory
-    # a share of all that is there when I runs
+    # the workload's share is of all memory while I runs
     held: Any = memory.activations
     share = workload.weight_share * (held + memory.at_work[1]) / (held + (held == 0))
     return memory._replace(weight_share=share)
 
 
-_OF_SLICES = ("activations", "weight_share", "checkpoint", "at_work", "buffers")
+_SLICE_FIELDS = ("activations", "weight_share", "checkpoint", "at_work", "buffers")
 
 
 def _bytes_by_slice(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> StageBytes:
-    """Return memory of stages in slices, which differ where scores are stored."""
+    """Return the memory of stages with activations of each slice: (stages, microbatches)."""
     slices: list[StageBytes] = []
 
     def price(model: Model, size: float) -> dict[str, NumpyArray]:
+        """Return the fields of `StageBytes` that differ by slice, for one slice."""
         sized = dataclasses.replace(workload, model=model)
         slices.append(stage_bytes(sized, table, assigned, size))
-        return {name: np.asarray(getattr(slices[-1], name)) for name in _OF_SLICES}
+        return {name: np.asarray(getattr(slices[-1], name)) for name in _SLICE_FIELDS}
 
     stacked = by_slice(workload, table, price)
     return slices[0]._replace(**stacked | {"buffers": stacked["buffers"].max(axis=-1)})
 
 
 def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
-    """Memory of stages that run forwards alone: weights, caches, and one layer at work."""
+    """Return the memory of stages that only run forwards: weights, caches, one layer at work."""
     model = dataclasses.replace(model, dropout=False)
     memory, none = bytes_of_stages(model, layout, stages), 0.0 * stages.last
     layers = all_layers_by_kind(model, stages)
-    whole = [layer_activation_bytes(model, layout, kind=kind) for kind in model.layers_by_kind]
-    widest = functools.reduce(xp.maximum, (w * (n > 0) for w, n in zip(whole, layers, strict=True)))
-    # of the last token of each sequence
+    sizes = [layer_activation_bytes(model, layout, kind=kind) for kind in model.layers_by_kind]
+    present = (size * (count > 0) for size, count in zip(sizes, layers, strict=True))
+    largest_layer = functools.reduce(xp.maximum, present)
+    # logits of the last token of each sequence
     logits = layout.microbatch_size * FLOAT32 * model.vocabulary / layout.tensor
-    numbers: dict[str, Any] = dict.fromkeys(StageBytes._fields, none)
-    numbers |= {"weights": memory.weights, "gathered": memory.gathered}
-    numbers["buffers"] = widest * stages.share + stages.last * logits
-    numbers["activations"] = sum(layers) * cache_bytes(model, layout)
-    return StageBytes(**numbers | {"at_work": (none, none, none)})
+    fields: dict[str, Any] = dict.fromkeys(StageBytes._fields, none)
+    fields |= {"weights": memory.weights, "gathered": memory.gathered}
+    fields["buffers"] = largest_layer * stages.share + stages.last * logits
+    fields["activations"] = sum(layers) * cache_bytes(model, layout)
+    return StageBytes(**fields | {"at_work": (none, none, none)})
 
 
 def bytes_of_stages(
@@ -327,71 +323,75 @@ def bytes_of_stages(
     slices: int = 1,
     has_r: Numbers = 0.0,
 ) -> StageBytes:
-    """Memory of stages from numbers alone, all of which may be traced and padded."""
+    """Return the memory of stages from numbers alone, which may be traced and padded."""
     first, last = stages.first, stages.last
-    mask, head = edge_activation_bytes(model, layout)
+    embedding_bytes, head_bytes = edge_activation_bytes(model, layout)
     keys = (slices > 1) * key_bytes(model, layout)
-    inputs = layer_activation_bytes(model, layout, "full") + keys
-    edges = first * mask + last * head
+    layer_input = layer_activation_bytes(model, layout, "full") + keys
+    edges = first * embedding_bytes + last * head_bytes
     layers = all_layers_by_kind(model, stages)
     recomputed = layers_by_kind(model, stages, stages.recomputed)
-    group, has_w = layout.recompute_group, layout.trains_layers  # or nothing stays after I
-    # inputs of groups, of which the last may be smaller
+    group, has_w = layout.recompute_group, layout.trains_layers
+    # one checkpoint for each group of layers, of which the last may be smaller
     checkpoints, all_checkpoints = (
-        xp.where(group > 1, -xp.floor(-sum(counts) / group), sum(counts)) * inputs
+        xp.where(group > 1, -xp.floor(-sum(counts) / group), sum(counts)) * layer_input
         for counts in (recomputed, layers)
     )
     activations, checkpoint = checkpoints + edges, all_checkpoints + edges
-    in_i, needed = -checkpoints, 0.0 * last
-    at_once = in_layer = 0.0 * last
-    # A layer holds `whole` while it runs, `residue` after F; of `w_bytes` for W, I adds `for_w`
-    for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
-        rest = count - again
-        whole = layer_activation_bytes(model, layout, kind=kind)
-        residue = layer_activation_bytes(model, layout, recompute, kind)
-        w_bytes = layer_weight_grad_bytes(model, layout, kind)
-        for_w = xp.maximum(w_bytes - residue, 0.0)
-        activations = activations + rest * residue
-        needed = needed + count * w_bytes
-        in_i = in_i + again * whole + rest * for_w
-        # at least one layer, also of a relaxed number: a descent then sees what more of them save
-        group_of_kind = xp.minimum(group, xp.maximum(again, 1.0)) * whole - inputs
-        at_once = xp.maximum(at_once, (again > 0) * group_of_kind)
-        at_once = xp.maximum(at_once, (rest > 0) * (whole - residue))
-        in_layer = xp.maximum(in_layer, (rest > 0) * (whole - residue - for_w))
-    in_i = in_i + in_layer if has_w else at_once
-    head_needs = last * head_weight_grad_bytes(model, layout)
-    needed_by_w, in_w = has_w * needed + head_needs, 0.0 * last
-    if layout.recompute_again:  # W starts where I did
-        needed_by_w = xp.where(has_r, checkpoint, activations) - edges + head_needs
-        in_i, in_w = at_once, xp.where(has_r, activations - checkpoint, at_once)
+    held_in_i, needed_by_w = -checkpoints, 0.0 * last  # change in I; bytes for W
+    layer_peak = layer_peak_in_i = 0.0 * last  # of one layer or group while it runs
+    for kind, count, num_recomputed in zip(model.layers_by_kind, layers, recomputed, strict=True):
+        num_kept = count - num_recomputed
+        running = layer_activation_bytes(model, layout, kind=kind)  # while the layer runs
+        after_f = layer_activation_bytes(model, layout, recompute, kind)
+        for_w = layer_weight_grad_bytes(model, layout, kind)
+        added_by_i = xp.maximum(for_w - after_f, 0.0)
+        activations = activations + num_kept * after_f
+        needed_by_w = needed_by_w + count * for_w
+        held_in_i = held_in_i + num_recomputed * running + num_kept * added_by_i
+        # at least one layer, even of a relaxed number, so that a gradient descent sees a slope
+        group_layers = xp.minimum(group, xp.maximum(num_recomputed, 1.0))
+        group_peak = (num_recomputed > 0) * (group_layers * running - layer_input)
+        layer_peak = xp.maximum(layer_peak, group_peak)
+        layer_peak = xp.maximum(layer_peak, (num_kept > 0) * (running - after_f))
+        kept_peak = (num_kept > 0) * (running - after_f - added_by_i)
+        layer_peak_in_i = xp.maximum(layer_peak_in_i, kept_peak)
+    held_in_i = held_in_i + layer_peak_in_i if has_w else layer_peak
+    head_for_w = last * head_weight_grad_bytes(model, layout)
+    needed_by_w, held_in_w = has_w * needed_by_w + head_for_w, 0.0 * last
+    if layout.recompute_again:  # W starts from the checkpoints, as I does
+        needed_by_w = xp.where(has_r, checkpoint, activations) - edges + head_for_w
+        held_in_i = layer_peak
+        held_in_w = xp.where(has_r, activations - checkpoint, layer_peak)
     parameters = stage_parameters(model, layout, stages)
     trained = stage_parameters(model, layout, stages, base=layout.trains_base)
-    sharing = layout.replicas, layout.expert_replicas
-
-    def shared(parameters: ParameterCounts, size: Number, level: int) -> Numbers:
-        dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in sharing)
-        return size * (parameters.dense / dense + parameters.experts / experts)
-
-    layer_sizes = [sum(part) for part in layer_weights(model, layout).values()]
-    biggest = functools.reduce(xp.maximum, layer_sizes)
+    optimizer = _split_bytes(layout, trained, model.optimizer_bytes, 1)
+    layer_sizes = [sum(counts) for counts in layer_weights(model, layout).values()]
+    largest_layer = functools.reduce(xp.maximum, layer_sizes)
     return StageBytes(
-        weights=shared(parameters, model.element_bytes, 3),
-        gradients=shared(trained, model.accumulated_bytes, 2),
-        optimizer=(1 - layout.optimizer_offload) * shared(trained, model.optimizer_bytes, 1),
-        gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) * stages.share,
+        weights=_split_bytes(layout, parameters, model.element_bytes, 3),
+        gradients=_split_bytes(layout, trained, model.accumulated_bytes, 2),
+        optimizer=(1 - layout.optimizer_offload) * optimizer,
+        gathered=2 * model.element_bytes * largest_layer * (layout.zero >= 3) * stages.share,
         buffers=_buffers(model, layout, layers, stages) + (slices - 1) * sum(layers) * keys,
         activations=activations,
-        # a stage that holds the embedding alone may leave nothing
+        # a stage with the embedding alone may keep nothing
         weight_share=needed_by_w / (activations + (activations == 0)),
         checkpoint=checkpoint,
-        at_work=(at_once, in_i, in_w),
+        at_work=(layer_peak, held_in_i, held_in_w),
         version=model.element_bytes * (trained.dense + trained.experts),
     )
 
 
+def _split_bytes(layout: Layout, parameters: ParameterCounts, size: Number, level: int) -> Numbers:
+    """Return bytes of parameters of some size, which replicas split from a ZeRO level on."""
+    replicas = layout.replicas, layout.expert_replicas
+    dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in replicas)
+    return size * (parameters.dense / dense + parameters.experts / experts)
+
+
 def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages: Stages) -> Numbers:
-    """Buffers of the backward (stages): stages of one worker share those of their layers [B]."""
+    """Return the buffers of the backward, which stages of one worker share: (stages) [B]."""
     kinds = dict(zip(model.layers_by_kind, layers, strict=True))
     dense, moe = (1.0 * (kinds.get(kind, 0.0 * stages.last) > 0) for kind in KINDS)
     without_head, with_head = (
@@ -403,7 +403,7 @@ def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages:
 def memory_bytes(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | None = None
 ) -> Float[NumpyArray, " workers"]:
-    """Memory that each worker needs per accelerator: static, and activations at their peak.
+    """Return the memory of each worker per accelerator: static, and activations at their peak.
 
     An activation is taken at the start of F; the end of B frees it, the end of I all but the share
     that W needs, and the end of W that share. Offloads count as ending at once: `activation_memory`
@@ -447,7 +447,7 @@ def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray
 
 
 def gathered_sizes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " stages"]:
-    """Weights of a stage once they are gathered (stages) [B]."""
+    """Return the weights of each stage when they are gathered: (stages) [B]."""
     whole = dataclasses.replace(workload, zero=0)
     return np.asarray(stage_bytes(whole, table).weights, float)
 
@@ -455,7 +455,7 @@ def gathered_sizes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray
 def static_parts(
     workload: Workload, table: ScheduleTable
 ) -> dict[str, Float[NumpyArray, " workers"]]:
-    """Memory that lasts the whole step, by part: (workers) bytes per accelerator."""
+    """Return the memory of the whole step by part: (workers) bytes per accelerator."""
     memory = stage_bytes(workload, table)
     if table.grammar.forward_only:
         by_part = {"parameters": memory.weights, "activations": memory.gathered + memory.buffers}
@@ -469,5 +469,5 @@ def static_parts(
     parts = {name: static_bytes(table, np.asarray(part)) for name, part in by_part.items()}
     gathered = gathered_bytes(workload, table)
     parts |= {"gathered weights": gathered} if gathered.any() else {}
-    older = static_bytes(table, np.zeros(table.num_stages), np.asarray(memory.version))
-    return parts | {"parameters": parts["parameters"] + older}
+    stashed = static_bytes(table, np.zeros(table.num_stages), np.asarray(memory.version))
+    return parts | {"parameters": parts["parameters"] + stashed}

@@ -70,7 +70,7 @@ class Link(FloatFields):
 
     @property
     def rate(self) -> Number:
-        """Bandwidth that a message reaches [B/s]."""
+        """Return the bandwidth that a message reaches [B/s]."""
         return self.bandwidth * self.efficiency
 
 
@@ -206,7 +206,7 @@ def _flags_in(record: Any, names: Iterable[str]) -> None:
 
 
 def with_flags_as_numbers(record: Any) -> Any:
-    """A record that makes one batch with others of its kind, whatever their flags."""
+    """Return a record with flags as numbers, which makes a batch with records of other flags."""
     numbers = {name: np.asarray(value, float) for name, value in _bool_fields(record).items()}
     return dataclasses.replace(record, **numbers)
 
@@ -313,7 +313,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 def with_number(system: Any, name: str, value: Number) -> Any:
-    """Replace a number, or a batch of them; a share in the place of a curve holds for all sizes."""
+    """Return a system with another number, or a batch of them; a share replaces a whole curve."""
     canonical = resolve_name(name, tuple(FIELDS), "number of a system")
     if not is_traced(value):
         numbers = as_floats(value, canonical)
@@ -331,15 +331,16 @@ def _with(tree: Any, path: tuple[str, ...], value: Number) -> Any:
 
 
 def with_known(system: Any, name: str, value: Number) -> Any:
-    """Replace a number, or all shares of a curve; NaN leaves the number as it is."""
+    """Return a system with another number, or with one share for a whole curve; NaN keeps it."""
     path = FIELDS[name]
-    there: Any = system
-    for part in path:
-        there = getattr(there, part)
+    current: Any = system
+    for field in path:
+        current = getattr(current, field)
+    is_given = value == value  # false for NaN
     if path[-1] != "shares":
-        return _with(system, path, xp.where(value == value, value, there))
+        return _with(system, path, xp.where(is_given, value, current))
     curve = getattr(system, path[0])
-    shares = tuple(xp.where(value == value, value, share) for share in there)
+    shares = tuple(xp.where(is_given, value, share) for share in current)
     return dataclasses.replace(system, **{path[0]: dataclasses.replace(curve, shares=shares)})
 
 
@@ -368,7 +369,7 @@ def system_number(system: Any, name: str) -> Number:
 
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
-    """Return the content of a system file with other numbers, each in one unit."""
+    """Return the content of a system file with some numbers replaced, in the usual units."""
     # `values` are in SI units. All other entries of the file stay as they are.
     changed = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():

@@ -148,6 +148,7 @@ def _evidence(data: Any, where: str) -> tuple[tuple[float, ...], ...]:
 
 
 def _parameter(name: str, data: Any, where: str) -> FittedParameter:
+    """Read one fitted number of a calibration."""
     check_keys(data, dict.fromkeys(FittedParameter._fields[1:], ""), where)
     value, error = data.get("value"), data.get("standard_error")
     if not is_number(value) or not (error is None or is_number(error)):
@@ -238,7 +239,7 @@ class System(FloatFields):
 
     @property
     def memory_available(self) -> Number:
-        """Memory of one accelerator that tensors can have [B]."""
+        """Return the memory of one accelerator that tensors can have [B]."""
         return self.memory_capacity - self.memory_reserve
 
     def with_number(self, name: str, value: Number) -> "System":
@@ -275,7 +276,7 @@ class System(FloatFields):
         return dataclasses.replace(self.node, bandwidth=bandwidth)
 
     def peak(self, precision: str) -> Number:
-        """Dense peak of one accelerator in a precision [FLOP/s].
+        """Return the dense peak of one accelerator in a precision [FLOP/s].
 
         Args:
           precision: "bf16", "fp16", or a field of `NarrowPeaks`.
@@ -304,7 +305,7 @@ register(System)
 
 
 def roofline_time(system: System, flop: Number, volume: Number, precision: str = "bf16") -> Number:
-    """Time [s] of an op that computes and moves bytes at the same time."""
+    """Return the time [s] of an op that computes and moves bytes at the same time."""
     #     t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
     # source: Barley et al. (arXiv:2605.24006), section on the cost model.
     flop, volume = as_float(flop), as_float(volume)
@@ -374,7 +375,7 @@ OF_SHEETS = (
 
 
 def _say_what_is_far(system: System, where: str) -> None:
-    """Warn of numbers of a data sheet that are far above all machines here."""
+    """Warn of numbers that are far above those of all machines here: a unit may be wrong."""
     systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
         ratio = system_number(system, name) / max(system_number(other, name) for other in systems)
@@ -391,6 +392,7 @@ Sections = Mapping[str, dict[str, Any]]
 
 
 def _device(sections: Sections, where: str) -> dict[str, Any]:
+    """Read the accelerator's fields from the sections compute and memory."""
     compute, memory = sections["compute"], sections["memory"]
     in_compute, in_memory = f"{where}: compute", f"{where}: memory"
     return {
@@ -414,7 +416,7 @@ def _device(sections: Sections, where: str) -> dict[str, Any]:
 def _beyond_the_data_sheet(
     data: Mapping[str, Any], sections: Sections, where: str
 ) -> dict[str, Any]:
-    """Read the sections that a file may lack: without them, kernels and host cost nothing more."""
+    """Read the optional sections; by default kernels and host take no extra time."""
     kernels, in_kernels = sections["kernels"], f"{where}: kernels"
     sharpness = number(kernels.get("sharpness", 4.0), f"{in_kernels}: sharpness", least=1.0)
     shares = {
@@ -454,6 +456,7 @@ def _host(section: dict[str, Any], where: str) -> Host:
 
 
 def _attention_kernels(section: Any, where: str) -> AttentionKernels:
+    """Read the share of the peak that each kernel of attention reaches."""
     where = f"{where}: attention"
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be an object of shares by kernel, got {section!r}")
@@ -505,7 +508,7 @@ def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficien
 
 
 def names_in(folder: str) -> tuple[str, ...]:
-    """Names of the data files of a folder."""
+    """Return the names of the data files in a folder."""
     return tuple(sorted(path.stem for path in (DATA / folder).glob("*.json")))
 
 

@@ -82,7 +82,7 @@ def lower(
         step_end=(step_end, bool),
         costs=(costs, Costs, type(None)),
     )
-    links = Links.of(link)
+    links = Links.resolve(link)
     if links.eager_below and costs is not None:
         costs.check_shapes(*cost_sizes(table))
     return lowered(table, links, step_end, costs)
@@ -116,7 +116,7 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
         phases=_timed(table, table.phase[~fused]),
         paired_phases=_timed(table, table.phase[fused], table.partners.phase[fused]),
         num_workers=table.num_workers if table.grammar.worker_phases else 0,
-        own=table.grammar.own,
+        custom_phases=table.grammar.custom_phases,
         graph=tuple(table.grammar.graph),
     )
     builder = ProgramBuilder(table, links, layout)
@@ -181,14 +181,14 @@ def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
 def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
     """Add the ops on lanes beside the rows, and chain the nodes of each lane."""
     table = builder.table
-    if not table.grammar.off_row:
+    if not table.grammar.side_phases:
         return
-    cells = row_order(table, table.grammar.off_row)
+    cells = row_order(table, table.grammar.side_phases)
     nodes = builder.add_cells(cells, duration=builder.durations(cells))
     builder.add_chains(nodes, _queues(table)[cells])
     # an op of a usual kind also waits for the op before its cell in the row, which issues it
     previous_op = op_before(table, executed, cells)
-    is_moved = np.isin(table.phase.ravel()[cells], table.grammar.moved)
+    is_moved = np.isin(table.phase.ravel()[cells], table.grammar.lane_sharding)
     is_issued = is_moved & (previous_op != NOWHERE)
     tail = builder.node_of_cell.ravel()[executed[previous_op[is_issued]]]
     builder.add_edges(tail, nodes[is_issued], ZERO)
@@ -196,7 +196,7 @@ def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) 
 
 def _queues(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
     """Return the queue of each cell (cells): worker * lanes + lane; lane 0 is the row."""
-    lane = table.grammar.lane_of[table.phase.ravel()]
+    lane = table.grammar.phase_lanes[table.phase.ravel()]
     return np.arange(table.phase.size) // table.num_slots * (lane.max() + 1) + lane
 
 
@@ -238,7 +238,7 @@ def add_reductions_within(builder: ProgramBuilder) -> None:
     update, update_index = np.unique(find_versions(table).update_cell, return_inverse=True)
     # cell of the last gradient before each update: the largest of its microbatches' cells
     last_gradient = np.full(len(update), NOWHERE)
-    np.maximum.at(last_gradient, update_index.ravel(), table.last_of_backward.ravel())
+    np.maximum.at(last_gradient, update_index.ravel(), table.backward_end_cells.ravel())
     stage, nodes = table.stage.ravel()[update], builder.node_of_cell.ravel()
     reductions = builder.add_nodes(
         duration=builder.layout.op(Phase.A, stage),
@@ -261,7 +261,7 @@ def add_step_end(builder: ProgramBuilder) -> None:
     nodes = builder.node_of_cell.ravel()
     last_slot = np.full((table.num_workers, table.num_stages), -1)  # of the last gradient
     for cells in (table.cells, table.partners):
-        worker, slot = np.nonzero(np.isin(cells.phase, table.grammar.ends_backward))
+        worker, slot = np.nonzero(np.isin(cells.phase, table.grammar.backward_ends))
         np.maximum.at(last_slot, (worker, cells.stage[worker, slot]), slot)
     copies = np.argwhere(last_slot >= 0)  # (copies, 2) worker and stage: pipes share a copy
     if not len(copies):
@@ -298,7 +298,7 @@ def _reductions_on_lanes(
     """List the REDUCE_GRAD cells on lanes, and the stage copy (worker, stage) of each."""
     copy_index = np.full((table.num_workers, table.num_stages), NOWHERE)
     copy_index[worker, stage] = np.arange(len(worker))
-    moved = [phase for phase in table.grammar.moved if phase == Phase.REDUCE_GRAD]
+    moved = [phase for phase in table.grammar.lane_sharding if phase == Phase.REDUCE_GRAD]
     ops = table.ops.take(np.isin(table.ops.phase, moved))
     copy = copy_index[ops.cell // table.num_slots, ops.stage]
     return ops.cell[copy != NOWHERE], copy[copy != NOWHERE]

@@ -26,8 +26,8 @@ from pipejax.schedules.cells.ops import (
     TIMED,
     WORKER,
     AnyPhase,
+    CustomPhase,
     Op,
-    OwnPhase,
     Phase,
     matching_receive,
 )
@@ -58,13 +58,13 @@ class CostLayout:
     per_microbatch: bool = False  # whether costs differ by microbatch
     pairs_apart: bool = False  # whether each distinct fused pair has a time
     num_workers: int = 0  # P if the table defines kinds of ops that workers do, else 0
-    own: tuple[OwnPhase, ...] = ()  # phases with a time that the table defines
+    custom_phases: tuple[CustomPhase, ...] = ()  # phases with a time that the table defines
     graph: tuple[tuple[int, int], ...] = ()  # edges between stages; empty for a chain
 
     @property
     def timed(self) -> tuple[AnyPhase, ...]:
         """All phases that have a time."""
-        return (*TIMED, *self.own)
+        return (*TIMED, *self.custom_phases)
 
     @property
     def num_boundaries(self) -> int:
@@ -74,13 +74,15 @@ class CostLayout:
     @property
     def sizes(self) -> Sizes:
         """Lengths of the axes of costs."""
-        places = tuple((p.kind.time, self.num_workers) for p in self.own if p.kind.of == WORKER)
+        places = tuple(
+            (p.kind.time, self.num_workers) for p in self.custom_phases if p.kind.scope == WORKER
+        )
         microbatches = self.num_microbatches
         return self.num_stages, self.num_pipes, microbatches, self.num_boundaries, places
 
     def num_places(self, phase: AnyPhase) -> int:
         """Number of places that a phase has times for: stages, or workers."""
-        return self.num_workers if phase.kind.of == WORKER else self.num_stages
+        return self.num_workers if phase.kind.scope == WORKER else self.num_stages
 
     @functools.cached_property
     def _phase_offsets(self) -> Int[NumpyArray, " codes"]:
@@ -100,7 +102,7 @@ class CostLayout:
         """Shape of the times of a phase: (stages, columns)."""
         return self.num_stages, self.columns
 
-    def shape_of(self, phase: AnyPhase) -> tuple[int, int]:
+    def phase_shape(self, phase: AnyPhase) -> tuple[int, int]:
         """Shape of the times of any phase: (stages or workers, columns)."""
         return self.num_places(phase), self.columns
 
@@ -118,7 +120,7 @@ class CostLayout:
     def groups(self) -> tuple[str, ...]:
         """Cost name at each position: a phase, "pair", "latency", "transmit" or "message"."""
         ops = tuple(
-            phase.name for phase in self.timed for _ in range(math.prod(self.shape_of(phase)))
+            phase.name for phase in self.timed for _ in range(math.prod(self.phase_shape(phase)))
         )
         links = tuple(name for name in LINK_COSTS for _ in range(math.prod(self.link_shape)))
         return ("", *ops, *["pair"] * self.num_pairs, *links)
@@ -126,7 +128,7 @@ class CostLayout:
     @functools.cached_property
     def first_pair(self) -> int:
         """Position of the first fused pair."""
-        return 1 + sum(math.prod(self.shape_of(phase)) for phase in self.timed)
+        return 1 + sum(math.prod(self.phase_shape(phase)) for phase in self.timed)
 
     @property
     def first_link(self) -> int:

@@ -72,8 +72,8 @@ class ProgramBuilder:
         columns |= {"microbatch": microbatch, "pipe": pipe}
         nodes = self.add_nodes(**columns)
         self.node_of_cell.reshape(-1)[cells] = nodes
-        if self.table.grammar.together:
-            is_collective = np.isin(phase, self.table.grammar.together)
+        if self.table.grammar.collectives:
+            is_collective = np.isin(phase, self.table.grammar.collectives)
             self._add_gates(nodes[is_collective], cells[is_collective])
         return nodes
 
@@ -85,8 +85,8 @@ class ProgramBuilder:
         A gate is a node without duration: `add_edges` lets it wait for the predecessors of all
         nodes of the op, and the nodes wait for the gate.
         """
-        assert self.table.op_of_cell is not None
-        op = self.table.op_of_cell[cells]
+        assert self.table.first_cells is not None
+        op = self.table.first_cells[cells]
         _, first, op_index = np.unique(op, return_index=True, return_inverse=True)
         first_cells = cells[first]
         fields = {

@@ -53,7 +53,7 @@ def list_factors(runs: Sequence[Evaluation], also: Collection[AnyPhase] = ()) ->
         for phase in also
         if phase.kind.time and any(np.any(run.costs.time(phase)) for run in runs)
     }
-    own_phases = (phase for run in runs for phase in run.table.grammar.own)
+    own_phases = (phase for run in runs for phase in run.table.grammar.custom_phases)
     names_by_phase = {phase.name: phase.kind.name for phase in own_phases}
     is_free = not costs_anything & {"latency", "transmit"}
     if is_free and any(len(run.program.messages.producer) for run in runs):

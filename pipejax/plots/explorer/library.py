@@ -12,7 +12,7 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.plots.palette import USUAL as USUAL_LOOKS, phase_looks
 from pipejax.schedules.cells import placement
-from pipejax.schedules.cells.grammar import OF_SLICES, USUAL, Grammar, Rule
+from pipejax.schedules.cells.grammar import SLICE_RULES, USUAL, Grammar, Rule
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, memory_ledger
 from pipejax.schedules.cells.ops import (
     AT_WORK,
@@ -25,7 +25,7 @@ from pipejax.schedules.cells.ops import (
     WAIT_SEND,
     WHOLE,
     AnyPhase,
-    OwnPhase,
+    CustomPhase,
     Phase,
 )
 from pipejax.schedules.table.table import ScheduleTable
@@ -39,14 +39,18 @@ class PagePhases(NamedTuple):
     """Grammars of the tables of a page, and phases under codes that no two of them share."""
 
     grammars: tuple[Grammar, ...]  # the usual one first
-    own_phases: tuple[OwnPhase, ...]  # phases of their own, which stand behind the usual ones
+    own_phases: tuple[CustomPhase, ...]  # phases of their own, which stand behind the usual ones
 
     @classmethod
     def from_tables(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
         """List the grammars and own phases of tables, without duplicates."""
         grammars = tuple(dict.fromkeys([USUAL, *(table.grammar for table in tables)]))
-        own_phases: list[OwnPhase] = []
-        for phase in (phase for grammar in grammars for phase in (*grammar.moved, *grammar.own)):
+        own_phases: list[CustomPhase] = []
+        for phase in (
+            phase
+            for grammar in grammars
+            for phase in (*grammar.lane_sharding, *grammar.custom_phases)
+        ):
             if not any(_is_same(phase, other) for other in own_phases):
                 own_phases.append(phase)
         return cls(grammars, tuple(own_phases))
@@ -75,13 +79,13 @@ class PagePhases(NamedTuple):
     def codes(self, grammar: Grammar) -> Int[NumpyArray, " codes"]:
         """Code here (codes) of each phase of a grammar, by its code there."""
         page_codes = np.arange(len(grammar.phases))
-        for phase in (*grammar.moved, *grammar.own):
+        for phase in (*grammar.lane_sharding, *grammar.custom_phases):
             same = (k for k, other in enumerate(self.own_phases) if _is_same(phase, other))
             page_codes[phase] = len(Phase) + next(same)
         return page_codes
 
 
-def _is_same(phase: OwnPhase, other: OwnPhase) -> bool:
+def _is_same(phase: CustomPhase, other: CustomPhase) -> bool:
     return (phase.name, phase.kind) == (other.name, other.kind)
 
 
@@ -110,7 +114,7 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         return dict(zip(coded(values), values.values(), strict=True))
 
     waits, own_slots = (Phase.WAIT_O, *WAIT_SEND), grammar.unit_slots
-    letters = by_code({phase: phase.name for phase in grammar.in_cells})
+    letters = by_code({phase: phase.name for phase in grammar.cell_phases})
     return {
         "given": grammar_data(grammar),
         "isUsual": grammar.is_usual,
@@ -123,18 +127,18 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "waits": WAIT_SEND,
         "refused": coded((*grammar.host, Phase.WAIT_O)),
         "timed": coded(grammar.timed),
-        "offRow": by_code({phase: phase.kind.lane for phase in grammar.off_row}),
-        "together": coded(grammar.together),
+        "offRow": by_code({phase: phase.kind.lane for phase in grammar.side_phases}),
+        "together": coded(grammar.collectives),
         "ofWorkers": coded(grammar.worker_phases),
         "rules": [
             _rule(rule, coded) for rule in grammar.all_rules if rule.consumer not in (*HOST, *waits)
         ],
-        "ofSlices": [_rule(rule, coded) for rule in OF_SLICES],
+        "ofSlices": [_rule(rule, coded) for rule in SLICE_RULES],
         "slices": grammar.slices,
         "forwardOnly": grammar.forward_only,
         "graph": grammar.graph,
         "unit": by_code({p: own_slots[p.name] for p in grammar.timed if p.name in own_slots}),
-        "ledger": by_code(memory_ledger((*KINDS, *grammar.own))),
+        "ledger": by_code(memory_ledger((*KINDS, *grammar.custom_phases))),
         "parts": {"whole": WHOLE, "checkpoint": CHECKPOINT, "leftByF": LEFT_BY_F},
         "sizes": [1.0, WEIGHT_SHARE, 1.0, *np.zeros(len(AT_WORK)), *grammar.items.values()],
         "shares": [*IN_FLIGHT, *grammar.items.values()],

@@ -96,7 +96,9 @@ def payload(
         )
     carried_tables = [table for tables in carried.tables.values() for table in tables]
     for table in carried_tables:
-        if table.grammar.moved:  # the page lowers what it carries by rules, and knows none of these
+        if (
+            table.grammar.lane_sharding
+        ):  # the page lowers what it carries by rules, and knows none of these
             has = f"{table.name} has {table.grammar.unusual}"
             raise ArgumentError(
                 "choose", table.name, f"a page that reads tables knows no lanes: {has}"
@@ -304,7 +306,7 @@ def _memory(run: Evaluation, memory: MemoryView, number: Int[NumpyArray, " cells
     """Encode changes of memory by worker: end of op, count and part."""
     # A part's sizes are by stage, or by stage and microbatch; as activations in flight it counts as
     # its share of one.
-    held, table = HeldOps.of(run.table), run.table
+    held, table = HeldOps.from_content(run.table), run.table
     cell = held.worker * table.num_slots + held.start
     # a time that says which op it is of, and which end; on a worker they come in this order
     moments = held._replace(start=2 * number[cell], end=2 * number[cell] + 1)
@@ -316,7 +318,7 @@ def _memory(run: Evaluation, memory: MemoryView, number: Int[NumpyArray, " cells
         microbatch = ops.microbatch[np.isin(ops.phase, np.unique(held.phase))]
         moments = moments._replace(stage=moments.stage * run.microbatches + microbatch)
         count *= run.microbatches
-    parts = HeldParts.of(moments, run.table.grammar, at_work=bool(memory.at_work.any()))
+    parts = HeldParts.from_ops(moments, run.table.grammar, at_work=bool(memory.at_work.any()))
     return pack(
         {
             "size": with_items(sizes.reshape(len(sizes), -1), parts.items).ravel(),

@@ -15,7 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.cells import NOWHERE, HeldCells
-from pipejax.schedules.cells.dependencies import find_versions, order_of_cells
+from pipejax.schedules.cells.dependencies import cell_edges, find_versions
 from pipejax.schedules.cells.memory_ledger import is_recomputed
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
@@ -94,7 +94,7 @@ def executed(table: ScheduleTable) -> ScheduleTable:
 
 def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
     """Return the slot of each cell (cells), the first behind all that it waits for."""
-    start, _ = run_edges(*order_of_cells(table), np.ones(table.phase.size))
+    start, _ = run_edges(*cell_edges(table), np.ones(table.phase.size))
     return start.astype(np.int32)
 
 

@@ -1,14 +1,14 @@
 """PipeDream, LocalSGD and the naive pipeline: weights are updated within the table.
 
 A stage of PipeDream keeps the weights of every microbatch in flight until its backward (weight
-stashing), so the backward uses what the forward used. The first stage admits a microbatch when one
-has left; then the order is that of 1F1B, without an end. Until then a stage holds S - s
+stashing), so forward and backward use the same weights. The first stage admits a microbatch when
+one leaves; the order is 1F1B without an end. While the pipe fills, stage s holds S - s
 microbatches at most, or runs ahead of its first backward as far as it can: `ADMISSIONS`.
 
-LocalSGD has several runs share the pipe, so that no weights are stale. Microbatch i belongs to run
-i mod R. Within a round of H local steps a run's next forward on a stage waits for its last
-backward there; after R * H microbatches the pipe runs empty and the models of all runs are
-averaged (the pipeline form that arXiv:2606.03498 compares PipeDream with).
+In LocalSGD, several runs share the pipe, so that no weights are stale. Microbatch i belongs to run
+i mod R. Within a round of H local steps, the next forward of a run on a stage waits for its
+previous backward there. After R * H microbatches the pipe runs empty and the models of all runs
+are averaged (arXiv:2606.03498 compares PipeDream with this form).
 """
 
 import numpy as np
@@ -40,7 +40,8 @@ def naive(num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS
     stage, microbatch = np.indices((num_workers, num_microbatches))
     forward = 2 * num_workers * microbatch + stage
     backward = forward + 2 * (num_workers - stage) - 1
-    return _updating("naive", forward, backward, np.ones(num_microbatches, bool), slots, NEWEST)
+    has_update = np.ones(num_microbatches, bool)
+    return _table_with_updates("naive", forward, backward, has_update, slots, NEWEST)
 
 
 def pipedream(
@@ -65,11 +66,11 @@ def pipedream(
         worker 0  0F0  0F1   .    .   0B0  0U0  0F2   .   0B1  0U1   .    .   0B2  0U2
         worker 1   .   1F0  1B0  1U0  1F1   .   1B1  1U1  1F2   .   1B2  1U2   .    .
     """
-    everywhere = np.ones(num_microbatches, bool)
-    forward, backward = _without_flush(num_workers, num_microbatches)
+    has_update = np.ones(num_microbatches, bool)
+    forward, backward = _starts_without_flush(num_workers, num_microbatches)
     if resolve_choice(admission, ADMISSIONS, "admission") == "first-stage":
-        forward = _run_ahead(forward)
-    return _updating("pipedream", forward, backward, everywhere, slots, NEWEST)
+        forward = _starts_run_ahead(forward)
+    return _table_with_updates("pipedream", forward, backward, has_update, slots, NEWEST)
 
 
 def pipedream_2bw(
@@ -102,54 +103,56 @@ def pipedream_2bw(
             "accumulation",
         )
     microbatch = np.arange(num_microbatches)
-    is_last = (microbatch % accumulation == accumulation - 1) | (microbatch == microbatch[-1:])
-    starts = _without_flush(num_workers, num_microbatches)
-    return _updating("pipedream-2bw", *starts, is_last, slots, WeightRule(behind=1))
+    has_update = (microbatch % accumulation == accumulation - 1) | (microbatch == microbatch[-1:])
+    starts = _starts_without_flush(num_workers, num_microbatches)
+    return _table_with_updates("pipedream-2bw", *starts, has_update, slots, WeightRule(lag=1))
 
 
-def _without_flush(workers: int, microbatches: int) -> tuple[Starts, Starts]:
-    """Slots of the forwards and backwards of 1F1B without an end."""
+def _starts_without_flush(workers: int, microbatches: int) -> tuple[Starts, Starts]:
+    """Return starts of F and of B in 1F1B without an end: (workers, microbatches) [slots]."""
     stage, microbatch = np.indices((workers, microbatches))
-    warm_up = microbatch < workers - stage
-    forward = np.where(warm_up, stage + microbatch, stage + 2 * microbatch)
+    is_warmup = microbatch < workers - stage
+    forward = np.where(is_warmup, stage + microbatch, stage + 2 * microbatch)
     return forward, 2 * workers - 1 - stage + 2 * microbatch
 
 
-def _run_ahead(forward: Starts) -> Starts:
-    """Forwards of the first S microbatches as early as a stage can: its first backward is fixed."""
-    # They arrive one by one. Those that arrive before the first backward run at once, the others in
-    # turn with the backwards.
+def _starts_run_ahead(forward: Starts) -> Starts:
+    """Return starts of forwards (workers, microbatches) that run ahead while the pipe fills."""
+    # `forward` are those of 1F1B without an end; only the first S microbatches start earlier.
+    # Microbatch m arrives on stage s in slot s + m. It runs at once if it arrives before the first
+    # backward of the stage, whose slot is fixed; later ones alternate with backwards.
     workers = len(forward)
     stage, microbatch = np.indices((workers, forward.shape[1]))
-    before = 2 * (workers - stage) - 1  # slots from the first forward to the first backward
-    in_turn = before + 2 * (microbatch - before) + 1
-    early = stage + np.where(microbatch < before, microbatch, in_turn)
+    slots_before = 2 * (workers - stage) - 1  # from the first forward to the first backward
+    alternating = slots_before + 2 * (microbatch - slots_before) + 1
+    early = stage + np.where(microbatch < slots_before, microbatch, alternating)
     return np.where(microbatch < workers, early, forward)
 
 
-def _updating(
+def _table_with_updates(
     name: str,
     forward: Starts,
     backward: Starts,
-    updates: Bool[NumpyArray, " microbatches"],
+    has_update: Bool[NumpyArray, " microbatches"],
     slots: Slots,
     weights: WeightRule,
 ) -> ScheduleTable:
-    """Table of ops whose starts are known in equal slots, a U after the backwards that update."""
-    stage, microbatch = np.indices((len(forward), len(updates)))
-    everywhere = np.ones_like(stage, bool)
+    """Build a table from starts of F and B in equal slots, with a U after some backwards."""
+    # `has_update` marks the microbatches whose backwards are followed by a U on every stage.
+    stage, microbatch = np.indices((len(forward), len(has_update)))
+    exists = np.ones_like(stage, bool)
     ops = [
-        (Phase.F, forward, everywhere),
-        (Phase.B, backward, everywhere),
-        (Phase.U, backward + 1, everywhere & updates),
+        (Phase.F, forward, exists),
+        (Phase.B, backward, exists),
+        (Phase.U, backward + 1, exists & has_update),
     ]
     columns = [
-        (stage[held], start[held], np.full(held.sum(), phase), microbatch[held])
-        for phase, start, held in ops
+        (stage[mask], start[mask], np.full(mask.sum(), phase), microbatch[mask])
+        for phase, start, mask in ops
     ]
     table = draw(name, slots, weights, *map(np.concatenate, zip(*columns, strict=True)))
-    is_drawn = table.slots["F"] == table.slots["B"] == 1
-    return table if is_drawn else spread(table)
+    is_equal = table.slots["F"] == table.slots["B"] == 1
+    return table if is_equal else spread(table)
 
 
 def local_sgd(
@@ -175,22 +178,20 @@ def local_sgd(
     """
     num_runs = num_workers if runs is None else whole_number(runs, "runs")
     rule = WeightRule(runs=num_runs, local_steps=local_steps)
-    all_microbatches = range(num_microbatches)
-    rounds = [
-        all_microbatches[m : m + rule.round_size] for m in all_microbatches[:: rule.round_size]
-    ]
-    rows = [
-        np.concatenate([_round(stage, microbatches, num_workers, rule) for microbatches in rounds])
-        for stage in range(num_workers)
-    ]
+    microbatches, size = range(num_microbatches), rule.round_size
+    rounds = [microbatches[first : first + size] for first in microbatches[::size]]
+    rows = []
+    for stage in range(num_workers):
+        round_rows = [_round_row(stage, members, num_workers, num_runs) for members in rounds]
+        rows.append(np.concatenate(round_rows))
     return spread_rows("local-sgd", rows, slots, weights=rule)
 
 
-def _round(stage: int, microbatches: range, workers: int, rule: WeightRule) -> Ops:
-    """1F1B in which no more microbatches are in flight than there are runs."""
+def _round_row(stage: int, microbatches: range, workers: int, runs: int) -> Ops:
+    """Return the ops of a stage in one round: 1F1B with at most `runs` microbatches in flight."""
     forwards, backwards = (phase_ops(p, stage, microbatches) for p in (Phase.F, Phase.B))
-    row = alternate(forwards, backwards, min(workers - stage, rule.runs) - 1)
-    # a U right behind every B
+    row = alternate(forwards, backwards, min(workers - stage, runs) - 1)
+    # double every B, then turn the second of two equal ops into a U
     row = np.repeat(row, 1 + (row[:, 0] == Phase.B), axis=0)
     row[1:][(row[1:] == row[:-1]).all(axis=1), 0] = Phase.U
     return row

@@ -1,14 +1,14 @@
 """Chimera and Hanayo: every worker holds an early and a late stage, which fill each other's gaps.
 
-Chimera runs two pipes against each other. Every worker holds two stages, one of the down pipe and
-one of the up pipe; every stage has two copies, whose gradients are added at the end of the step.
-Half of the microbatches go down, half up. The published schedule is drawn with F = B = 1 slot;
-with other slot durations the rows come out in another order, which may suit real durations better.
-With 2f pipes the bubble is that of P / f workers, and every stage has 2f copies (Table 3).
+Chimera runs two pipes in opposite directions. Every worker holds two stages, one of the down pipe
+and one of the up pipe; every stage has two copies, whose gradients are added at the end of the
+step. Half of the microbatches go down, half up. The published schedule is drawn with F = B = 1
+slot; other slot durations give another order, which may suit real durations better. With 2f pipes
+the bubble equals that of P / f workers, and every stage has 2f copies (Table 3).
 
 Hanayo has one pipe that goes down and up the workers in waves (arXiv:2308.15762): the zigzag
 placement gives Chimera's overlap without a second copy of the weights. The paper describes M = P;
-for more microbatches the pipe admits one when one has left, as 1F1B does.
+for more microbatches the pipe admits one when one leaves, as 1F1B does.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,8 @@ from pipejax.schedules.heuristics.timeline import Work
 from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
+
+DOWN, UP = 0, 1  # legs of a V
 
 
 def chimera(
@@ -100,6 +102,10 @@ def _bidirectional(
     in_flight: int | None,
     pipes: int = 2,
 ) -> ScheduleTable:
+    """Build Chimera with some shares of the layers by stage, and a limit in flight for each pipe.
+
+    The limit `in_flight` is the number of workers if None.
+    """
     _check_even(workers, microbatches, name)
     if pipes % 2 or workers % pipes or microbatches % pipes:
         raise MismatchError(
@@ -140,27 +146,24 @@ def _admitted(
     shares: Sequence[float],
     slots: Slots,
 ) -> ScheduleTable:
-    """Order the ops of a placement in slots; a pipe admits so many microbatches, as 1F1B does."""
+    """Build a table by list scheduling, with at most `in_flight` microbatches in each pipe."""
     check_slots(slots)
     pipes, stages = placement.shape
     durations = {phase: [slots[phase.name] * n for n in shares] for phase in (Phase.F, Phase.B)}
-    work = Work.of(placement, microbatch_pipes, durations)
-    run = list_schedule(work, Rules([[in_flight, *[NO_LIMIT] * (stages - 1)]] * pipes))
+    work = Work.from_placement(placement, microbatch_pipes, durations)
+    stage_limits = [in_flight, *[NO_LIMIT] * (stages - 1)]
+    run = list_schedule(work, Rules([stage_limits] * pipes))
     assert run is not None  # memory has no limit
     return spread_rows(
         name, run.rows(), slots, placement, pipe_of_microbatch=microbatch_pipes, stage_shares=shares
     )
 
 
-DOWN, UP = 0, 1  # legs of a V
-
-
-# BitPipe: two V-shaped pipes against each other, each as two stages of every worker.
+# BitPipe: two V-shaped pipes in opposite directions, each with two stages on every worker.
 #
-# Every worker holds a copy of four stages: two of the pipe that goes down the workers and up
-# again, two of its mirror image. So microbatches start on both ends at once, as in Chimera, each
-# of them in stages half as long, and in the middle of a V a message stays on its worker
-# (arXiv:2410.19367).
+# Every worker holds four stages: two of the pipe that goes down the workers and up again, two of
+# its mirror image. Microbatches start at both ends at once, as in Chimera, and stages are half as
+# long; in the middle of a V a message stays on its worker (arXiv:2410.19367).
 
 
 def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
@@ -180,12 +183,11 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
     rows = []
     for worker in range(num_workers):
         visits = _visits(num_workers, worker)
-        forwards, backwards = (
-            _ops(phase, visits ^ [0, leg, 0], num_workers, worker, units)
-            for phase, leg in ((Phase.F, DOWN), (Phase.B, UP))
-        )
+        forwards = _visit_ops(Phase.F, visits, num_workers, worker, units)
+        # backwards pass the legs of a V in reverse: swap 0 and 1
+        backwards = _visit_ops(Phase.B, visits ^ [0, 1, 0], num_workers, worker, units)
         row = np.empty((2 * len(forwards), 3), np.int32)
-        is_forward = _turns(num_workers, worker, units)
+        is_forward = _forward_turns(num_workers, worker, units)
         row[is_forward], row[~is_forward] = forwards, backwards
         rows.append(row[row[:, 2] < num_microbatches])
     placement = np.concatenate([zigzag(num_workers), num_workers - 1 - zigzag(num_workers)])
@@ -194,37 +196,42 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
 
 
 def _visits(workers: int, worker: int) -> NumpyArray:
-    """Pipe, leg and place in its pipe (visits, 3) of a unit's forwards on a worker, in order."""
-    # The pipe that starts nearer to the worker comes first, until the other one's microbatches
-    # arrive; then they alternate. Backwards meet the legs the other way round.
+    """Return the forwards of a unit on a worker in order: (visits, 3) pipe, leg, index in pipe."""
+    # A unit is P microbatches, half of them in each pipe.
+    # The pipe that starts nearer to the worker comes first, until microbatches of the far pipe
+    # arrive; then they alternate.
     half = workers // 2
     near = worker // half
-    far, alone = 1 - near, (half - worker if near == 0 else worker - half + 1)
-    rest = half - alone
-    visits = [(near, DOWN, k) for k in range(alone)]
-    for k in range(rest):
-        visits += [(far, DOWN, k), (near, DOWN, alone + k)]
-    for k in range(alone):
-        visits += [(far, DOWN, rest + k), (far, UP, k)]
-    for k in range(rest):
-        visits += [(near, UP, k), (far, UP, alone + k)]
-    return np.array([*visits, *((near, UP, rest + k) for k in range(alone))], np.int32)
+    far, num_alone = 1 - near, (half - worker if near == 0 else worker - half + 1)
+    num_shared = half - num_alone
+    visits = [(near, DOWN, k) for k in range(num_alone)]
+    for k in range(num_shared):
+        visits += [(far, DOWN, k), (near, DOWN, num_alone + k)]
+    for k in range(num_alone):
+        visits += [(far, DOWN, num_shared + k), (far, UP, k)]
+    for k in range(num_shared):
+        visits += [(near, UP, k), (far, UP, num_alone + k)]
+    visits += [(near, UP, num_shared + k) for k in range(num_alone)]
+    return np.array(visits, np.int32)
 
 
-def _ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, units: int) -> Ops:
-    """All ops of a phase on a worker: the visits of one unit after those of the other."""
-    pipe, leg, place = visits.T
-    down = np.where(pipe == 0, worker, workers - 1 - worker)
-    stage = np.where(leg == DOWN, down, 2 * workers - 1 - down)
-    microbatch = np.add.outer(workers * np.arange(units), 2 * place + pipe).ravel()
+def _visit_ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, units: int) -> Ops:
+    """Return the ops of a phase on a worker: the visits of each unit, unit after unit."""
+    pipe, leg, index = visits.T
+    down_stage = np.where(pipe == 0, worker, workers - 1 - worker)
+    stage = np.where(leg == DOWN, down_stage, 2 * workers - 1 - down_stage)
+    microbatch = np.add.outer(workers * np.arange(units), 2 * index + pipe).ravel()
     return phase_ops(phase, np.tile(stage, units), microbatch)
 
 
-def _turns(workers: int, worker: int, units: int) -> Bool[NumpyArray, " row"]:
-    """Return for each op of a row if it is a forward."""
-    # A unit warms up, alternates and runs empty; the next one warms up before its last backwards.
+def _forward_turns(workers: int, worker: int, units: int) -> Bool[NumpyArray, " ops"]:
+    """Return whether each op of a worker's row is a forward: (ops)."""
+    # A unit warms up, alternates and cools down. The next unit warms up before the last backwards
+    # of the unit before it: `cool_down_and_warmup` replaces both.
     warmup = workers + workers // 2 + min(worker, workers - 1 - worker)
-    steady = 2 * workers - warmup
-    between = "B" * (warmup - steady + 1) + "F" + "FB" * (steady - 1) + "F" * (warmup - steady)
-    row = "F" * warmup + ("FB" * steady + between) * (units - 1) + "FB" * steady + "B" * warmup
+    steady = 2 * workers - warmup  # pairs of forward and backward
+    cool_down_and_warmup = "B" * (warmup - steady + 1) + "F"
+    cool_down_and_warmup += "FB" * (steady - 1) + "F" * (warmup - steady)
+    row = "F" * warmup + ("FB" * steady + cool_down_and_warmup) * (units - 1)
+    row += "FB" * steady + "B" * warmup
     return np.array(list(row)) == "F"

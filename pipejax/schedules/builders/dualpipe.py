@@ -1,9 +1,9 @@
 """DualPipe and DualPipeV: forwards and backwards of opposite directions run as fused pairs.
 
-DualPipe runs two pipes against each other, as Chimera does; DualPipeV cuts it in half: one pipe
-goes down the workers and up again, so that no stage needs a second copy. A worker follows one row
-in both: what is the other pipe to DualPipe is the way up to DualPipeV. On worker r of the half
-with H workers, 0 is the direction whose early stage it holds, 1 the one whose late stage it holds:
+DualPipe runs two pipes in opposite directions, as Chimera does. DualPipeV is half of it: one pipe
+goes down the workers and up again, so that no stage needs a second copy. A worker follows the same
+row in both: direction 1 is the other pipe in DualPipe, the way up in DualPipeV. On worker r of a
+half with H workers, it holds the early stage of direction 0 and the late stage of direction 1:
 
 ```
   1  F0                            2(H-r-1) times    warm-up
@@ -16,8 +16,8 @@ with H workers, 0 is the direction whose early stage it holds, 1 the one whose l
   8  W                             r+1
 ```
 
-N are the microbatches of a direction. The first pair of the last worker is not fused, which makes
-the bubble smaller; a W is that of the earliest I whose W has not run yet.
+N is the number of microbatches of a direction. The first pair of the last worker is not fused,
+which makes the bubble smaller. A W belongs to the earliest I whose W has not run yet.
 """
 
 from collections import deque
@@ -35,11 +35,10 @@ from pipejax.schedules.cells.placement import Placement, bidirectional, looped, 
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
-Part = tuple[Phase, int]  # phase and direction
-Rows = list[Int[NumpyArray, "cells 2 3"]]
-Pipes = list[int]  # of each microbatch
+Turn = tuple[Phase, int]  # phase and direction of an op
+Rows = list[Int[NumpyArray, "cells 2 3"]]  # phase, stage and microbatch of an op and its partner
 F, B, I, W = Phase.F, Phase.B, Phase.I, Phase.W  # noqa: E741
-ANY_DIRECTION = -1  # of a W, which is of the earliest I that waits for it
+ANY_DIRECTION = -1  # direction of a W: that of the earliest I without W
 NO_OP = EMPTY[:3]
 
 
@@ -58,18 +57,17 @@ def dualpipe(
     return spread_rows("dualpipe", rows, slots, placement, pipe_of_microbatch=microbatch_pipes)
 
 
-def two_pipes(name: str, num_workers: int, num_microbatches: int) -> tuple[Rows, Placement, Pipes]:
-    """Cells of DualPipe by worker, where its stages are, and the pipe of each microbatch."""
+def two_pipes(
+    name: str, num_workers: int, num_microbatches: int
+) -> tuple[Rows, Placement, list[int]]:
+    """Return the rows of DualPipe, its placement, and the pipe of each microbatch."""
     check_even(name, num_workers, "workers", "the two pipes meet in the middle")
     _check_microbatches(name, num_workers, num_microbatches, 2)
-    rows = []
+    rows, half = [], num_workers // 2
     for worker in range(num_workers):
-        # direction 0 of the upper half is the up pipe
-        pipes = (0, 1) if worker < num_workers // 2 else (1, 0)
-        pipe_microbatches = [range(pipe, num_microbatches, 2) for pipe in pipes]
-        rows.append(
-            _row(num_workers // 2, min(worker, num_workers - 1 - worker), pipe_microbatches)
-        )
+        pipes = (0, 1) if worker < half else (1, 0)  # of directions 0 and 1
+        microbatches = [range(pipe, num_microbatches, 2) for pipe in pipes]
+        rows.append(_row(half, min(worker, num_workers - 1 - worker), microbatches))
     return rows, bidirectional(num_workers), [m % 2 for m in range(num_microbatches)]
 
 
@@ -88,13 +86,14 @@ def dualpipe_v(
 
 
 def one_pipe(name: str, num_workers: int, num_microbatches: int) -> Rows:
-    """Cells of DualPipeV by worker."""
+    """Return the rows of DualPipeV."""
     _check_microbatches(name, num_workers, num_microbatches, 1)
     microbatches = [range(num_microbatches)] * 2
     return [_row(num_workers, worker, microbatches) for worker in range(num_workers)]
 
 
 def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -> None:
+    """Refuse fewer microbatches than 2 per worker, or no multiple of `step`, which is 1 or 2."""
     if microbatches % step or microbatches < 2 * workers:
         kind = "an even number of microbatches" if step == 2 else "microbatches"
         raise MismatchError(
@@ -104,31 +103,35 @@ def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -
 
 
 def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArray, "cells 2 3"]:
-    """Cells of a worker: phase, stage and microbatch of an op, and of its partner or of none."""
-    # Stage `worker` belongs to direction 0 and its mirror image to 1, each with its microbatches.
-    stages = worker, 2 * half - 1 - worker
-    coming = {
-        (phase, way): iter(numbers) for phase in (F, B) for way, numbers in enumerate(microbatches)
+    """Return the row of a worker in a half: (cells, 2, 3) phase, stage, microbatch of its ops."""
+    # `microbatches` are those of directions 0 and 1. A cell with one op has `NO_OP` as partner.
+    stages = worker, 2 * half - 1 - worker  # of directions 0 and 1
+    pending = {
+        (phase, direction): iter(members)
+        for phase in (F, B)
+        for direction, members in enumerate(microbatches)
     }
-    waiting: deque[tuple[int, int]] = deque()
+    without_w: deque[tuple[int, int]] = deque()  # stage and microbatch of every I without W
 
-    def op(phase: Phase, way: int) -> tuple[int, int, int]:
+    def next_op(phase: Phase, direction: int) -> tuple[int, int, int]:
+        """Return the next op of a phase in a direction."""
         if phase is W:
-            return (W, *waiting.popleft())
-        place = stages[way], next(coming[F if phase is F else B, way])
+            return (W, *without_w.popleft())
+        place = stages[direction], next(pending[F if phase is F else B, direction])
         if phase is I:
-            waiting.append(place)
+            without_w.append(place)
         return (phase, *place)
 
     cells = [
-        [op(*part) for part in parts] + [NO_OP] * (2 - len(parts))
-        for parts in _steps(half, worker, len(microbatches[0]))
+        [next_op(*turn) for turn in turns] + [NO_OP] * (2 - len(turns))
+        for turns in _turns(half, worker, len(microbatches[0]))
     ]
     return np.array(cells, np.int32)
 
 
-def _steps(half: int, worker: int, microbatches: int) -> Iterator[tuple[Part, ...]]:
-    """Yield the parts of each cell of a worker: one, or two that are fused."""
+def _turns(half: int, worker: int, microbatches: int) -> Iterator[tuple[Turn, ...]]:
+    """Yield (phase, direction) of the op of each cell of a worker, or of both ops of a pair."""
+    # the eight lines of the table in the module's docstring
     before = half - worker - 1
     weight = (W, ANY_DIRECTION)
     yield from [((F, 0),)] * (2 * before)
@@ -138,8 +141,7 @@ def _steps(half: int, worker: int, microbatches: int) -> Iterator[tuple[Part, ..
         yield from [((F, 0),), ((B, 1),)] if k == before == 0 else [((F, 0), (B, 1))]
         yield (F, 1), (B, 0)
     yield from [((B, 1),), ((F, 1), (B, 0))] * before
-    ends = 2 * (worker + 1)
-    for k in range(ends):  # whole, then split from the middle on
+    for k in range(2 * (worker + 1)):  # B, then I from the middle on
         yield ((B if k < worker + 1 else I, 1 - k % 2),)
     yield from [(weight,), ((I, 0),)] * before
     yield from [(weight,)] * (worker + 1)
@@ -149,15 +151,14 @@ def _steps(half: int, worker: int, microbatches: int) -> Iterator[tuple[Part, ..
 #
 # A stage with experts is four ops each way: attention, the dispatch of tokens to their experts,
 # the experts, and the combine that brings tokens back. Dispatch and combine run on the lane
-# `net`. Alone an op and its exchanges follow each other; a forward and a backward that meet in a
-# pair are laid so that each one's exchanges run beside what the other one computes:
+# `net`. In a pair, the exchanges of a forward run beside the compute of a backward and vice versa:
 #
 # ``` compute Fa Bm Fm Ba net Bc Fd Bd Fc ```
 #
-# A stage counts as one layer. Where layers are braided one by one, pairs of alike layers take as
-# long in all.
+# A stage counts as one layer. If layers are braided one by one, a pair of equal layers takes as
+# long.
 
-Orders = Mapping[tuple[Phase, ...], str]  # of the phases of a cell the letters it is made of
+Orders = Mapping[tuple[Phase, ...], str]  # letters of the parts of a cell, by its phases
 
 FORWARD_KINDS = {
     "Fa": OpKind("attention", "fa", at_start={WHOLE: 1}, look=("#A6D4F5",)),
@@ -189,12 +190,7 @@ SPLIT = Grammar(  # backwards in two halves: of inputs and of weights
         "Im": OpKind("experts, of inputs", "im", look=("#00875F",)),
         "Wm": OpKind("experts, of weights", "wm", look=("#F9F08F",)),
         "Bd": OpKind("dispatch back", "bd", NETWORK, look=("#8A5A14",)),
-        "Ia": OpKind(
-            "attention, of inputs",
-            "ia",
-            at_end={WHOLE: -1, FOR_W: 1},
-            look=("#006B4B",),
-        ),
+        "Ia": OpKind("attention, of inputs", "ia", at_end={WHOLE: -1, FOR_W: 1}, look=("#006B4B",)),
         "Wa": OpKind("attention, of weights", "wa", at_end={FOR_W: -1}, look=("#AC9C38",)),
     },
     rules=(
@@ -231,59 +227,60 @@ def combined_1f1b(
     """
     if group_size is not None:
         check_groups(num_workers, num_microbatches, group_size)
-    turns = Turns.of(num_workers, num_microbatches, stages_per_worker, group_size)
+    turns = Turns.from_sizes(num_workers, num_microbatches, stages_per_worker, group_size)
     rows = []
     for r in range(num_workers):
         warmup = 2 * (num_workers - r - 1) + turns.turns_before_last + 1
         cells = _paired(turns.forwards(r), turns.backwards(Phase.B, r), warmup)
-        rows.append(woven(cells, COMBINED, COMBINED_ORDERS))
+        rows.append(braided_row(cells, COMBINED, COMBINED_ORDERS))
     placement = looped(num_workers, stages_per_worker)
     return spread_rows("combined-1f1b", rows, UNIT_SLOTS, placement, grammar=COMBINED)
 
 
 def _paired(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequence[Sequence[int]]]:
-    """Cells of a worker: `warmup` forwards, then pairs, then the backwards that are left."""
-    ahead, back = forwards.tolist(), backwards.tolist()
-    pairs = [list(pair) for pair in zip(ahead[warmup:], back, strict=False)]
-    return [[op] for op in ahead[:warmup]] + pairs + [[op] for op in back[len(pairs) :]]
+    """Return the cells of a worker: `warmup` forwards, then pairs, then the other backwards."""
+    forward_ops, backward_ops = forwards.tolist(), backwards.tolist()
+    pairs = [list(pair) for pair in zip(forward_ops[warmup:], backward_ops, strict=False)]
+    warmup_cells = [[op] for op in forward_ops[:warmup]]
+    return warmup_cells + pairs + [[op] for op in backward_ops[len(pairs) :]]
 
 
 def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """DualPipe whose pairs are braided: what is fused there is ops on compute and network here.
-
-    The order within a pair is that of figure 4 of the report on DeepSeek-V3: on compute MLP and
-    attention of the backward, each with its weight gradient, around the MLP of the forward, and on
-    the network dispatches and combines in turn.
-    """
+    """DualPipe whose pairs are braided: what is fused there is ops on compute and network here."""
+    # The order within a pair follows figure 4 of the report on DeepSeek-V3. On compute, MLP and
+    # attention of the backward, each with its weight gradient, surround the MLP of the forward; on
+    # the network, dispatches and combines alternate.
     name = "braided-dualpipe"
     rows, placement, microbatch_pipes = two_pipes(name, num_workers, num_microbatches)
-    cells = [woven(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
-    size = cells, UNIT_SLOTS, placement
-    return spread_rows(name, *size, pipe_of_microbatch=microbatch_pipes, grammar=SPLIT)
+    cells = [braided_row(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
+    return spread_rows(
+        name, cells, UNIT_SLOTS, placement, pipe_of_microbatch=microbatch_pipes, grammar=SPLIT
+    )
 
 
 def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable:
     """DualPipeV whose pairs are braided: what is fused there is ops on compute and network here."""
     rows = one_pipe("braided-dualpipe-v", num_workers, num_microbatches)
-    cells = [woven(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
+    cells = [braided_row(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
     placement = zigzag(num_workers)
     return spread_rows("braided-dualpipe-v", cells, UNIT_SLOTS, placement, grammar=SPLIT)
 
 
 def _without_empty(row: NumpyArray) -> Iterator[Sequence[Sequence[int]]]:
-    """Cells of a worker without the partner that is no op."""
+    """Yield the ops of each cell of a row, without the partner `NO_OP`."""
     return ([op for op in cell if op[0] != Phase.IDLE] for cell in row.tolist())
 
 
-def woven(cells: Iterable[Sequence[Sequence[int]]], grammar: Grammar, orders: Orders) -> NumpyArray:
-    """Lay the parts of each cell in their order: what begins with F is of its first op."""
-    codes = {
-        phases: [(int(grammar.by_letters[x]), 0 if x[0] == "F" else -1) for x in order.split()]
-        for phases, order in orders.items()
-    }
-    parts = [
-        (code, *cell[which][1:])
-        for cell in cells
-        for code, which in codes[tuple(Phase(op[0]) for op in cell)]
-    ]
+def braided_row(
+    cells: Iterable[Sequence[Sequence[int]]], grammar: Grammar, orders: Orders
+) -> NumpyArray:
+    """Replace each cell of a row by its parts in order: (parts, 3) phase, stage, microbatch."""
+    # The parts of a cell are the letters in `orders` for its phases. Parts of the forward begin
+    # with F; all others belong to the last op of the cell.
+    parts = []
+    for cell in cells:
+        phases = tuple(Phase(op[0]) for op in cell)
+        for letters in orders[phases].split():
+            _, stage, microbatch = cell[0] if letters[0] == "F" else cell[-1]
+            parts.append((int(grammar.by_letters[letters]), stage, microbatch))
     return np.array(parts, np.int32)

@@ -1,9 +1,9 @@
 """Encoders of other modalities before a language model: a graph of stages that leads into a chain.
 
-Encoders have workers of their own, each a pipeline that feeds the first stage of the model; or
-every worker takes part in both. Then a copy of the encoders lies on each group of so many workers
-as an encoder has stages, microbatches go round these groups, and the work of encoders is run where
-workers would wait for the model: while its pipe fills and empties, and in between.
+Encoders have their own workers, each a pipeline that feeds the first stage of the model; or every
+worker runs both. Then each group of K workers, K the stages of an encoder, holds a copy of all
+encoders, and microbatches go round the groups. Workers run encoders while they would wait for the
+model: when its pipe fills and empties, and in between.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,38 +20,39 @@ from pipejax.schedules.table.table import ScheduleTable
 
 F, B = Phase.F, Phase.B
 FOREVER = float("inf")
-NONE = (FOREVER, 0, 0)
+NO_START = (FOREVER, 0, 0)  # start, rank, worker
 Key = tuple[int, int, int]  # phase, stage and microbatch
 Queue = list[Key]
-# in which order a worker takes what can start at once: ops of the model, backwards and forwards of
-# encoders; which is best depends on times
+# ranks of ops that can start at once: of the model, backwards of encoders, forwards of encoders;
+# the best order depends on times
 ORDERS = ((0, 1, 2), (1, 2, 0), (2, 1, 0))
 
 
 class _Stages(NamedTuple):
-    """Stages of encoders, one after the other, and behind them those of the model."""
+    """Stages of encoders, encoder by encoder, then stages of the model."""
 
-    encoders: int  # how many there are
-    per_encoder: int  # stages of one
+    encoders: int  # number of encoders
+    per_encoder: int  # stages of one encoder
     model: int  # stages of the model
 
     @property
-    def first(self) -> int:
+    def first_of_model(self) -> int:
         return self.encoders * self.per_encoder
 
     @property
     def total(self) -> int:
-        return self.first + self.model
+        return self.first_of_model + self.model
 
     @property
     def graph(self) -> list[Edge]:
-        """Edges: from a stage to the next, from the last of every encoder to the model."""
-        ends = range(self.per_encoder - 1, self.first, self.per_encoder)
-        return [(s, self.first if s in ends else s + 1) for s in range(self.total - 1)]
+        """Return the edges: from each stage to the next, from each encoder to the model."""
+        model_stage = self.first_of_model
+        ends = range(self.per_encoder - 1, model_stage, self.per_encoder)
+        return [(s, model_stage if s in ends else s + 1) for s in range(self.total - 1)]
 
     def num_following(self, stage: int) -> int:
-        """Return the number of stages after a stage."""
-        if stage >= self.first:
+        """Return the number of stages after a stage, on its way to the last stage."""
+        if stage >= self.first_of_model:
             return self.total - 1 - stage
         return self.per_encoder - 1 - stage % self.per_encoder + self.model
 
@@ -66,13 +67,13 @@ def encoders_1f1b(
 ) -> ScheduleTable:
     """1F1B of a model behind encoders, each on workers of its own, side by side.
 
-    A worker warms up with a forward for each stage behind its own, as if its encoder and the model
+    A worker warms up with a forward for each stage after its own, as if its encoder and the model
     were one chain.
 
     Options:
-      num_workers: P: those of the encoders, then those of the model.
-      encoders: E, that lead to the model.
-      encoder_stages: K of each encoder, one on each worker.
+      num_workers: P: workers of the encoders, then workers of the model.
+      encoders: E, encoders that lead to the model.
+      encoder_stages: K, stages of each encoder, one on each worker.
     """
     model = num_workers - encoders * encoder_stages
     if model < 1:
@@ -98,14 +99,14 @@ def filled_encoders(
 ) -> ScheduleTable:
     """1F1B of a model on all workers, whose bubbles are filled with the work of its encoders.
 
-    Each worker takes what can start first; of several orders at one moment the one with the
-    shortest step is taken.
+    Each worker takes the op that can start first. Of several orders for ops that can start at the
+    same time, the one with the shortest step is used.
 
     Options:
-      num_workers: P; one stage of the model each, and one of every encoder.
-      encoders: E, that lead to the model.
-      encoder_stages: K of each encoder; on K workers lies a copy of all encoders.
-      encoder_share: what a stage of an encoder takes, in times of a stage of the model.
+      num_workers: P; each holds one stage of the model, and one of every encoder.
+      encoders: E, encoders that lead to the model.
+      encoder_stages: K, stages of each encoder; K workers hold a copy of all encoders.
+      encoder_share: time of an encoder's stage, in times of a stage of the model.
       held: microbatches, at least K, that a copy of an encoder may hold; all of them if None, which
         fills most.
       slots: slot durations of F and B of the model, for which the order is made.
@@ -125,16 +126,17 @@ def filled_encoders(
             "held",
         )
     stages = _Stages(encoders, encoder_stages, num_workers)
-    # the last workers wait longest for the model, so the first microbatches are theirs
+    # the last workers wait longest for the model, so they get the first microbatches
     microbatch_pipes = [copies - 1 - m % copies for m in range(num_microbatches)]
-    first = np.arange(num_workers).reshape(copies, encoder_stages)
+    encoder = np.arange(num_workers).reshape(copies, encoder_stages)
     model = np.tile(np.arange(num_workers), (copies, 1))
-    placement = np.concatenate([*[first] * encoders, model], axis=1).astype(np.int32)
-    part = positive(encoder_share, "encoder_share")
-    shares = np.array([part] * stages.first + [1.0] * num_workers)
+    placement = np.concatenate([*[encoder] * encoders, model], axis=1).astype(np.int32)
+    relative_time = positive(encoder_share, "encoder_share")
+    shares = np.array([relative_time] * stages.first_of_model + [1.0] * num_workers)
     durations = [{p: slots[p.name] * share for p in (F, B)} for share in shares.tolist()]
     filling = _Filling(stages, placement[microbatch_pipes].tolist(), durations, max_held * copies)
-    rows = min((filling.rows(order) for order in ORDERS), key=lambda run: run[1])[0]
+    runs = [filling.run(order) for order in ORDERS]
+    rows, _ = min(runs, key=lambda run: run[1])
     return spread_rows(
         "filled-encoders",
         [np.array(row, np.int32) for row in rows],
@@ -147,64 +149,73 @@ def filled_encoders(
 
 
 def _alternating_ops(stage: int, microbatches: range, warmup: int) -> Ops:
+    """Return the ops of a stage in 1F1B after `warmup` forwards."""
     forwards, backwards = (phase_ops(phase, stage, microbatches) for phase in (F, B))
     return alternate(forwards, backwards, warmup)
 
 
 class _Filling(NamedTuple):
-    """Ops, their workers and times, and limits of what encoders hold."""
+    """List scheduling of a model and its encoders on the same workers."""
 
     stages: _Stages  # of encoders and model
-    home: list[list[int]]  # (microbatches, stages) worker of each op
-    durations: Sequence[Mapping[Phase, float]]  # by stage, then by phase, in slots
-    apart: int  # microbatches from one that an encoder takes to the one whose backward comes before
+    stage_workers: list[list[int]]  # (microbatches, stages) worker of each op
+    durations: Sequence[Mapping[Phase, float]]  # (stages) by phase, in slots
+    max_in_flight: int  # microbatches that all copies of an encoder may hold
 
-    def rows(self, order: Sequence[int]) -> tuple[list[Queue], float]:
-        """Let every worker take what can start first, in this order; rows and the last end."""
+    def run(self, order: Sequence[int]) -> tuple[list[Queue], float]:
+        """Run the op that can start first, again and again; return rows and the last end."""
+        # Each worker has three queues; `order` gives their ranks, which decide between equal
+        # starts.
         queues = self._queues()
-        workers, end = range(len(queues)), dict[Key, float]()
+        workers, ends = range(len(queues)), dict[Key, float]()
         free, rows = [0.0] * len(queues), [Queue() for _ in workers]
-        best: list[tuple[float, int, int]] = [NONE] * len(queues)
-        stale = {*workers}
+        candidates: list[tuple[float, int, int]] = [NO_START] * len(queues)  # best of each worker
+        changed_workers = {*workers}
         while True:
-            for w in stale:
+            for w in changed_workers:
                 heads = ((rank, q[-1]) for rank, q in zip(order, queues[w], strict=True) if q)
-                candidates = ((self._start(op, free[w], end), rank) for rank, op in heads)
-                best[w] = min(((*candidate, w) for candidate in candidates), default=NONE)
-            start, rank, w = min(best)
+                starts = ((self._start(op, free[w], ends), rank, w) for rank, op in heads)
+                candidates[w] = min(starts, default=NO_START)
+            start, rank, w = min(candidates)
             if start == FOREVER:
                 return rows, max(free)
             op = queues[w][order.index(rank)].pop()
             rows[w].append(op)
-            free[w] = end[op] = start + self.durations[op[1]][Phase(op[0])]
-            stale = {w, *self._waiting(op)}
+            free[w] = ends[op] = start + self.durations[op[1]][Phase(op[0])]
+            changed_workers = {w, *self._consumer_workers(op)}
 
     def _queues(self) -> list[list[Queue]]:
-        """Queues of each worker, last op first: model, encoder backwards, encoder forwards."""
-        first, microbatches = self.stages.first, range(len(self.home))
+        """Return queues of each worker, last op first: model, encoder backwards and forwards."""
+        first, microbatches = self.stages.first_of_model, range(len(self.stage_workers))
         queues = []
         for r in range(self.stages.model):
-            s = first + r
-            model_ops = _alternating_ops(s, microbatches, self.stages.num_following(s)).tolist()
-            here = [(m, e) for m in microbatches for e in range(first) if self.home[m][e] == r]
-            encoder_ops = ([(int(phase), e, m) for m, e in here] for phase in (B, F))
-            queues.append([q[::-1] for q in ([tuple(op) for op in model_ops], *encoder_ops)])
+            stage = first + r
+            warmup = self.stages.num_following(stage)
+            model_ops = _alternating_ops(stage, microbatches, warmup).tolist()
+            encoder_ops = [
+                (e, m) for m in microbatches for e in range(first) if self.stage_workers[m][e] == r
+            ]
+            backwards = [(int(B), *op) for op in encoder_ops]
+            forwards = [(int(F), *op) for op in encoder_ops]
+            queues.append([[*map(tuple, model_ops)][::-1], backwards[::-1], forwards[::-1]])
         return queues
 
-    def _start(self, op: Key, free: float, end: Mapping[Key, float]) -> float:
-        """Return the start of an op on a worker; `FOREVER` if an input is missing."""
+    def _start(self, op: Key, free: float, ends: Mapping[Key, float]) -> float:
+        """Return the earliest start of an op on a worker that is free from a time on."""
+        # `ends` are the ends of ops that have run; the start is `FOREVER` if an input is missing.
         phase, stage, m = op
-        ends = 1 if phase == F else 0
-        waits = [(phase, pair[1 - ends], m) for pair in self.stages.graph if pair[ends] == stage]
+        target = 1 if phase == F else 0  # end of an edge that waits: backwards reverse the graph
+        producers = [(phase, e[1 - target], m) for e in self.stages.graph if e[target] == stage]
         if phase == B:
-            waits.append((int(F), stage, m))
-        elif not waits and m >= self.apart:
-            waits.append((int(B), stage, m - self.apart))
-        return max([free, *(end.get(producer, FOREVER) for producer in waits)])
+            producers.append((int(F), stage, m))
+        elif not producers and m >= self.max_in_flight:
+            producers.append((int(B), stage, m - self.max_in_flight))
+        return max([free, *(ends.get(producer, FOREVER) for producer in producers)])
 
-    def _waiting(self, op: Key) -> Iterator[int]:
+    def _consumer_workers(self, op: Key) -> Iterator[int]:
+        """Yield the workers of the ops that wait for an op on another stage."""
         phase, stage, m = op
-        ends = 0 if phase == F else 1
-        for pair in self.stages.graph:
-            if pair[ends] == stage:
-                yield self.home[m][pair[1 - ends]]
+        source = 0 if phase == F else 1
+        for edge in self.stages.graph:
+            if edge[source] == stage:
+                yield self.stage_workers[m][edge[1 - source]]

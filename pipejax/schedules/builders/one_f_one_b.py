@@ -1,4 +1,4 @@
-"""GPipe, 1F1B and their interleaved forms: the order of the ops is a fixed pattern."""
+"""GPipe, 1F1B and their interleaved forms, whose ops follow a fixed pattern."""
 
 from typing import NamedTuple
 
@@ -16,19 +16,19 @@ Ops = Int[NumpyArray, "ops 3"]  # phase, stage, microbatch
 
 
 def phase_ops(phase: AnyPhase, stage: Index | Column, microbatches: Column | range) -> Ops:
-    """Return the ops of a phase on a stage, or on one stage each."""
-    microbatch = np.asarray(microbatches)
-    ops = np.empty((len(microbatch), 3), np.int32)
-    ops[:, 0], ops[:, 1], ops[:, 2] = phase, stage, microbatch
+    """Return ops of a phase, one for each microbatch: (ops, 3) phase, stage, microbatch."""
+    # `stage` is one stage for all, or an array with the stage of each op.
+    ops = np.empty((len(microbatches), 3), np.int32)
+    ops[:, 0], ops[:, 1], ops[:, 2] = phase, stage, np.asarray(microbatches)
     return ops
 
 
 def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
-    """Put `warmup` forwards first, then forward and backward in turn, then the rest."""
+    """Return ops (ops, 3): `warmup` forwards, then forward and backward in turn, then the rest."""
     warmup = min(warmup, len(forwards))
     turns = len(forwards) - warmup
-    in_turn = np.stack([forwards[warmup:], backwards[:turns]], axis=1).reshape(-1, 3)
-    return np.concatenate([forwards[:warmup], in_turn, backwards[turns:]])
+    steady = np.stack([forwards[warmup:], backwards[:turns]], axis=1).reshape(-1, 3)
+    return np.concatenate([forwards[:warmup], steady, backwards[turns:]])
 
 
 def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
@@ -51,49 +51,51 @@ def eager_1f1b(
 
 
 def _one_f_one_b(
-    name: str, per_hop: int, workers: int, microbatches: int, slots: Slots
+    name: str, warmup_per_hop: int, workers: int, microbatches: int, slots: Slots
 ) -> ScheduleTable:
-    """One stage per worker; worker r warms up with `per_hop` forwards per worker after it."""
+    """Build 1F1B where a worker warms up with `warmup_per_hop` forwards per worker after it."""
     rows = []
     for r in range(workers):
         forwards, backwards = (phase_ops(p, r, range(microbatches)) for p in (Phase.F, Phase.B))
-        rows.append(alternate(forwards, backwards, per_hop * (workers - r - 1)))
+        rows.append(alternate(forwards, backwards, warmup_per_hop * (workers - r - 1)))
     return spread_rows(name, rows, slots)
 
 
 class Turns(NamedTuple):
-    """Turns in which a worker of an interleaved schedule runs its stages and microbatches."""
+    """Turns of a worker in an interleaved schedule: the stage and microbatch of each."""
 
-    loop: Column  # (turns) of its stages, from the first of forwards or the last of backwards
+    # (turns) index among the worker's stages: forwards count up from the first, backwards down
+    loop: Column
     microbatch: Column  # (turns) microbatch
     num_workers: int  # P
-    turns_before_last: int  # turns of a group of microbatches before that of the last stage
+    turns_before_last: int  # turns of a group of microbatches before its turn on the last stage
 
     @classmethod
-    def of(
+    def from_sizes(
         cls,
         num_workers: int,
         num_microbatches: int,
         stages_per_worker: int,
         group_size: int | None = None,
     ) -> "Turns":
-        """Let groups of so many microbatches pass, the last may be smaller."""
-        # Without a size they have P, or are larger and as equal as can be.
+        """Run groups of `group_size` microbatches through all stages, one group after another."""
+        # The last group may be smaller. If `group_size` is None, groups have P microbatches, or are
+        # larger and of nearly equal sizes.
         microbatches, stages = np.arange(num_microbatches), range(stages_per_worker)
         if group_size is None:
             groups = np.array_split(microbatches, max(1, num_microbatches // num_workers))
         else:
             groups = np.split(microbatches, range(group_size, num_microbatches, group_size))
         loop = np.concatenate([np.repeat(stages, len(group)) for group in groups])
-        turn = np.concatenate([np.tile(group, stages_per_worker) for group in groups])
-        return cls(loop, turn, num_workers, (stages_per_worker - 1) * len(groups[0]))
+        microbatch = np.concatenate([np.tile(group, stages_per_worker) for group in groups])
+        return cls(loop, microbatch, num_workers, (stages_per_worker - 1) * len(groups[0]))
 
     def forwards(self, worker: int) -> Ops:
-        """Return the forwards of a worker in order."""
+        """Return the forwards of a worker in order: (ops, 3)."""
         return phase_ops(Phase.F, self.loop * self.num_workers + worker, self.microbatch)
 
     def backwards(self, phase: Phase, worker: int) -> Ops:
-        """Return the backwards of a worker in order."""
+        """Return the backwards of a worker in order, last stage first: (ops, 3)."""
         loop = int(self.loop.max()) - self.loop
         return phase_ops(phase, loop * self.num_workers + worker, self.microbatch)
 
@@ -109,14 +111,14 @@ def interleaved_1f1b(
 ) -> ScheduleTable:
     """1F1B over V stages per worker, microbatches in groups of P; idle time falls to a V-th.
 
-    A worker runs its first stage on a group of P microbatches, then its second on the same
-    group, and so on; backwards in the same groups, last stage first. Where P does not divide M
-    the groups are larger and as equal as can be, for one smaller than P could deadlock; with
-    M < P there is one group.
+    A worker runs its first stage on a group of P microbatches, then its second on the same group,
+    and so on; backwards follow in the same groups, last stage first. If P does not divide M, the
+    groups are larger and of nearly equal sizes, because a group smaller than P could deadlock;
+    with M < P there is one group.
 
-    Megatron-LM says how large groups are (`microbatch_group_size_per_vp_stage`): larger ones leave
-    a hop more time, and hold more. What is left over is a last, smaller group of at least P. Where
-    it overlaps the exchanges of experts with compute, every worker warms up with a forward more.
+    Megatron-LM sets the size of groups (`microbatch_group_size_per_vp_stage`): larger groups leave
+    more time for a hop, and hold more. Its last group may be smaller, but not than P. If it
+    overlaps the exchanges of experts with compute, every worker warms up with one more forward.
 
     Options:
       stages_per_worker: V, at least 2.
@@ -126,7 +128,7 @@ def interleaved_1f1b(
     check_stages_per_worker("interleaved-1f1b", stages_per_worker, "1f1b")
     if group_size is not None:
         check_groups(num_workers, num_microbatches, group_size)
-    turns = Turns.of(num_workers, num_microbatches, stages_per_worker, group_size)
+    turns = Turns.from_sizes(num_workers, num_microbatches, stages_per_worker, group_size)
     rows = []
     for r in range(num_workers):
         forwards, backwards = turns.forwards(r), turns.backwards(Phase.B, r)
@@ -136,7 +138,7 @@ def interleaved_1f1b(
 
 
 def check_even(name: str, count: int, what: str, why: str) -> None:
-    """Refuse an odd number of workers or microbatches."""
+    """Refuse an odd `count` of workers or microbatches for a schedule, with the reason `why`."""
     if count % 2:
         raise MismatchError(
             f"{name} needs an even number of {what} (2, 4, 6, ...), got {count}: {why}"
@@ -144,9 +146,9 @@ def check_even(name: str, count: int, what: str, why: str) -> None:
 
 
 def check_groups(num_workers: int, num_microbatches: int, group_size: int) -> None:
-    """Refuse groups of fewer microbatches than workers: one could wait for the next."""
-    last = num_microbatches % group_size
-    if not num_workers <= group_size <= num_microbatches or 0 < last < num_workers:
+    """Refuse groups of fewer microbatches than workers, which could deadlock."""
+    last_size = num_microbatches % group_size
+    if not num_workers <= group_size <= num_microbatches or 0 < last_size < num_workers:
         raise MismatchError(
             f"group_size must lie between the workers ({num_workers}) and the microbatches "
             f"({num_microbatches}) and leave no group smaller than the workers, got {group_size}",
@@ -165,15 +167,16 @@ def looped_bfs(
     """Breadth first: each stage of a worker on all microbatches before the next stage.
 
     PyTorch's `ScheduleLoopedBFS` runs the backwards of a stage from the last microbatch to the
-    first: `last_first`. Where ops and messages are equal the step lasts as long and holds as much.
+    first: `last_first`. With equal ops and messages, time and memory are the same.
 
     Options:
       stages_per_worker: V, at least 2.
       last_first: whether backwards begin with the last microbatch, as PyTorch's do.
     """
     check_stages_per_worker("looped-bfs", stages_per_worker, "gpipe")
-    size = num_workers, num_microbatches, stages_per_worker
-    return _breadth_first("looped-bfs", *size, slots, reverse=last_first)
+    return _breadth_first(
+        "looped-bfs", num_workers, num_microbatches, stages_per_worker, slots, reverse=last_first
+    )
 
 
 def circular(
@@ -187,12 +190,12 @@ def circular(
 
     The backward is the forward in reverse, the last microbatch first, as automatic differentiation
     of a loop makes it. With MaxText's delayed forwarding a message travels beside the next op, so
-    a hop takes two ops: that is this table with messages as long as an op, which double the
-    bubble and need M at least 2P. Without it an op waits until the messages of the one before have
-    been sent, as under the link model `blocking`.
+    a hop takes two ops: this is the same table with messages as long as an op, which double the
+    bubble and need M at least 2P. Without it, an op waits until the messages of the previous op
+    have been sent, as under the link model `blocking`.
 
     Options:
-      stages_per_worker: V, how often a microbatch goes round ("repeats").
+      stages_per_worker: V, number of rounds of a microbatch ("repeats").
 
     Example:
       >>> print(circular(2, 2, slots={"F": 1, "B": 1}))
@@ -219,20 +222,21 @@ def _breadth_first(
     *,
     reverse: bool = False,
 ) -> ScheduleTable:
-    """All forwards stage by stage, then all backwards, in reverse the last microbatch first."""
-    stages = range(0, workers * stages_per_worker, max(workers, 1))
-    there = range(microbatches)
-    back = there[::-1] if reverse else there
-    turns = [(Phase.F, s, there) for s in stages] + [(Phase.B, s, back) for s in reversed(stages)]
-    rows = [
-        np.concatenate([phase_ops(phase, stage + r, order) for phase, stage, order in turns])
-        for r in range(workers)
-    ]
+    """Build a table of all forwards stage by stage, then all backwards."""
+    # If `reverse`, backwards begin with the last microbatch.
+    first_stages = range(0, workers * stages_per_worker, max(workers, 1))  # of worker 0
+    forward_order = range(microbatches)
+    backward_order = forward_order[::-1] if reverse else forward_order
+    rows = []
+    for r in range(workers):
+        ops = [phase_ops(Phase.F, stage + r, forward_order) for stage in first_stages]
+        ops += [phase_ops(Phase.B, stage + r, backward_order) for stage in first_stages[::-1]]
+        rows.append(np.concatenate(ops))
     return spread_rows(name, rows, slots, looped(workers, stages_per_worker))
 
 
 def check_stages_per_worker(name: str, stages_per_worker: int, with_one: str) -> None:
-    """Refuse an interleaved schedule that is another one."""
+    """Refuse an interleaved schedule with one stage per worker: that is schedule `with_one`."""
     if stages_per_worker < 2:
         raise MismatchError(
             f"{name} needs at least 2 stages per worker, got {stages_per_worker}: with one it is "

@@ -1,8 +1,8 @@
 """Seq1F1B, TeraPipe, SlimPipe and chunked prefill: microbatches pass in slices of their sequences.
 
-Slice k of a microbatch attends to all before it, so its forwards go from the first slice to the
-last and its backwards from the last to the first. A slice is the K-th part of a microbatch: what
-is idle at both ends of a step, and what a warm-up holds, shrink with it.
+A slice of a microbatch attends to all earlier slices, so forwards go from the first slice to the
+last, backwards from the last to the first. A slice is the K-th part of a microbatch: idle time at
+both ends of a step and memory of the warm-up shrink with it.
 """
 
 import numpy as np
@@ -34,9 +34,9 @@ def seq_1f1b(
       slices: K, slices of a microbatch.
     """
     grammar, rows = Grammar(slices=slices), []
-    turns = Turns.of(num_workers, slices, 1)
+    turns = Turns.from_sizes(num_workers, slices, 1)
     for r in range(num_workers):
-        forwards, backwards = _both(turns, r, num_microbatches, slices)
+        forwards, backwards = _slice_ops(turns, r, num_microbatches, slices)
         rows.append(alternate(forwards, backwards, num_workers - r - 2 + slices))
     return spread_rows("seq-1f1b", rows, slots, grammar=grammar)
 
@@ -49,8 +49,10 @@ def terapipe(
     Options:
       slices: K, slices of a microbatch.
     """
-    turns = Turns.of(num_workers, slices, 1)
-    rows = [np.concatenate(_both(turns, r, num_microbatches, slices)) for r in range(num_workers)]
+    turns = Turns.from_sizes(num_workers, slices, 1)
+    rows = [
+        np.concatenate(_slice_ops(turns, r, num_microbatches, slices)) for r in range(num_workers)
+    ]
     return spread_rows("terapipe", rows, slots, grammar=Grammar(slices=slices))
 
 
@@ -67,10 +69,10 @@ def slimpipe(
     Slices of a microbatch pass V stages of each worker in groups of P, and go back in the reverse
     order. So its first backward follows the forwards of all its slices on all stages, and worker r
     holds K V + 2 (P - r - 1) slices of a stage: with M_a bytes of a microbatch on all stages,
-    M_a / P (1 + 2 (P - 1) / (K V)) on the first worker, however many microbatches there are.
+    M_a / P (1 + 2 (P - 1) / (K V)) on the first worker, for any number of microbatches.
 
-    Workers that exchange queries, keys and values share the work of attention: slices last alike
-    then, as the times of a table do unless they are given by slice.
+    Workers that exchange queries, keys and values share the work of attention. Then all slices
+    take the same time, which is also the default of a table's times.
 
     Options:
       slices: K, slices of a microbatch, a multiple of P; P if None.
@@ -85,9 +87,9 @@ def slimpipe(
             "slices",
         )
     rows = []
-    turns = Turns.of(num_workers, slices, stages_per_worker)
+    turns = Turns.from_sizes(num_workers, slices, stages_per_worker)
     for r in range(num_workers):
-        forwards, backwards = _both(turns, r, num_microbatches, slices)
+        forwards, backwards = _slice_ops(turns, r, num_microbatches, slices)
         warmup = slices * stages_per_worker - 1 + 2 * (num_workers - r - 1)
         rows.append(alternate(forwards, backwards, warmup))
     placement = looped(num_workers, stages_per_worker)
@@ -113,12 +115,13 @@ def chunked_prefill(
     return spread_rows("chunked-prefill", rows, slots, grammar=grammar)
 
 
-def _both(turns: Turns, worker: int, num_microbatches: int, slices: int) -> list[Ops]:
-    """Forwards and backwards of a worker, microbatch by microbatch: back in the reverse order."""
-    first = slices * np.arange(num_microbatches)
-    passes = []
+def _slice_ops(turns: Turns, worker: int, num_microbatches: int, slices: int) -> list[Ops]:
+    """Return forwards and backwards of a worker's slices, microbatch by microbatch."""
+    # `turns` are the turns of the slices of one microbatch; backwards take them in reverse.
+    first_slices = slices * np.arange(num_microbatches)
+    ops = []
     for phase, step in ((Phase.F, 1), (Phase.B, -1)):
         stage = np.tile(turns.loop[::step], num_microbatches) * turns.num_workers + worker
-        number = np.add.outer(first, turns.microbatch[::step]).ravel()
-        passes.append(phase_ops(phase, stage, number))
-    return passes
+        slice_index = np.add.outer(first_slices, turns.microbatch[::step]).ravel()
+        ops.append(phase_ops(phase, stage, slice_index))
+    return ops

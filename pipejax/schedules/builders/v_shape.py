@@ -1,12 +1,12 @@
-"""V schedules: two stages per worker, down the workers and up again, in a given part of the memory.
+"""V schedules: two stages per worker, down the workers and up again, within a memory limit.
 
-A building block says when the ops of one microbatch start; all others repeat it at the interval of
-six ops that a worker has of each. How long an activation stays in the block is the memory that the
-schedule takes, so slower blocks have fewer gaps and take more (arXiv:2405.15362). Offsets of the
-published blocks are in ops of one length (F = I = W). Repeated, a block leaves the workers idle
-while the pipe fills and empties: the list scheduler runs it again from its order, squeezed, and
-reordered where the limit leaves room. Where ops do not last as long, or messages take time, the
-order that follows from equal ops is one of several that are tried.
+A building block gives the starts of the ops of one microbatch; the other microbatches repeat it at
+an interval of six ops, the number of ops of a microbatch on each worker. The time that activations
+stay in the block decides the memory: slower blocks have fewer gaps and take more memory
+(arXiv:2405.15362). Published blocks assume ops of one length (F = I = W). A repeated block leaves
+workers idle while the pipe fills and empties, so the list scheduler runs its order again without
+gaps, and reorders ops if the limit leaves room. For other times, this order is one of several that
+are tried.
 """
 
 import itertools
@@ -35,18 +35,19 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import durations, spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
-# Runs in the order of a building block that make the longest span of a worker short.
+# Search for the run of building blocks with the shortest span of a worker.
 #
-# A block fits ops of one length. With other times, and messages, gaps are left that no op fills
-# exactly: a worker that has been idle for less than another one may wait, the others rather make an
-# op late. Who may wait is known after a run, so each order is run again with what it says, as in
-# the heuristic of Qi et al. (arXiv:2401.10241, 3.1), for as long as spans get shorter.
+# A block fits ops of one length. With other times, and messages, there are gaps that no op fills
+# exactly. A worker that has idled less than another may wait; other workers start an op although
+# it makes the next one late. Idle times are known after a run, so each order runs again with them,
+# as in the heuristic of Qi et al. (arXiv:2401.10241, 3.1), as long as spans get shorter.
 
-AGAIN = 3  # runs of an order, at most
-FEW = 3  # microbatches per worker that tell what many take
-KEPT = 4  # best orders of few microbatches, of which all are run
-# until a weight gradient is due, what may be late, and whether weight gradients fill gaps first
-WAYS: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
+MAX_RUNS = 3  # of one order
+SAMPLE_MICROBATCHES = 3  # per worker, in short runs that select orders
+SELECTED_ORDERS = 4  # best orders of short runs, which are run in full
+# delay until a weight gradient is due, phases that may make the next op late, and whether weight
+# gradients fill gaps first
+ORDER_RULES: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
     (0.0, (Phase.W,), False),
     (FOREVER, (Phase.W,), False),
     (FOREVER, SPLIT, False),
@@ -55,52 +56,55 @@ WAYS: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
 
 
 def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None:
-    """Return the run with the shortest span of all orders; None if none keeps the limits."""
+    """Return the run with the shortest span of a worker; None if no run keeps the limits."""
+    # Each block is run in several orders; if there are many microbatches, short runs select orders.
     orders = [
-        Order(block, delay, True, runs_ahead=True, prefers_weights=first, late=late)
-        for block, (delay, late, first) in itertools.product(blocks, WAYS)
+        Order(block, delay, True, runs_ahead=True, prefers_weights=prefers_weights, late=late)
+        for block, (delay, late, prefers_weights) in itertools.product(blocks, ORDER_RULES)
     ]
-    few = FEW * len(work.limits)
-    if len(work.pipe_of) > few + few // 2:
-        small = work._replace(pipe_of=work.pipe_of[:few])
-        spans = [min((span for _, span in _evened(small, o)), default=FOREVER) for o in orders]
-        orders = [orders[k] for k in np.argsort(spans, kind="stable")[:KEPT]]
-    best, shortest = None, FOREVER
-    least = least_interval(work) * len(work.pipe_of)
-    for run, span in itertools.chain.from_iterable(_evened(work, order) for order in orders):
-        if span < shortest:
-            best, shortest = run, span
-        if span <= least:
+    sample = SAMPLE_MICROBATCHES * len(work.limits)
+    if len(work.microbatch_pipes) > sample + sample // 2:
+        short = work._replace(microbatch_pipes=work.microbatch_pipes[:sample])
+        spans = [min((span for _, span in _runs(short, o)), default=FOREVER) for o in orders]
+        orders = [orders[k] for k in np.argsort(spans, kind="stable")[:SELECTED_ORDERS]]
+    best, best_span = None, FOREVER
+    lower_bound = least_interval(work) * len(work.microbatch_pipes)
+    for run, span in itertools.chain.from_iterable(_runs(work, order) for order in orders):
+        if span < best_span:
+            best, best_span = run, span
+        if span <= lower_bound:
             break
     return best
 
 
-def _evened(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
-    """Yield runs of an order, and their longest spans, for as long as these get shorter."""
+def _runs(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
+    """Yield runs of an order, and their longest spans, as long as spans get shorter."""
     block, shortest = order.block, FOREVER
-    order = order._replace(block=block._replace(offsets=block.offsets[: len(work.pipe_of)]))
-    for _ in range(AGAIN):
+    order = order._replace(
+        block=block._replace(offsets=block.offsets[: len(work.microbatch_pipes)])
+    )
+    for _ in range(MAX_RUNS):
         run = list_schedule(work, Rules(order=order))
         if run is None:
             return
-        idle, span = _idle_in_spans(run)
+        idle, span = _idle_times(run)
         yield run, span
         if span >= shortest:
             return
         shortest, order = span, order._replace(spare=(idle.max() - idle).tolist())
 
 
-def _idle_in_spans(run: Timeline) -> tuple[Float[NumpyArray, " workers"], float]:
-    """Idle time (workers) between the first op of a worker and its last, and the longest span."""
-    ops = TimedOps.of(run.log)
+def _idle_times(run: Timeline) -> tuple[Float[NumpyArray, " workers"], float]:
+    """Return the idle time in the span of each worker, (workers), and the longest span."""
+    ops = TimedOps.from_tuples(run.log)
     busy, span = np.zeros(len(run.clock)), ops.spans(len(run.clock))
     np.add.at(busy, ops.worker, ops.end - ops.start)
     return span - busy, float(span.max())
 
 
-INTERVAL = 6  # F, I and W of two stages
+INTERVAL = 6  # ops: F, I and W of two stages
 ZB_V = Waits(forward=[3, 1], gradient=[1, 3], turns=[2, 0, 2])
-DENSE_ZB_V = ZB_V._replace(turns=[0, 0, 0])  # the same way, F and I of both stages in a row
+DENSE_ZB_V = ZB_V._replace(turns=[0, 0, 0])  # without waits between the two stages of a worker
 
 
 def v_half(
@@ -108,9 +112,9 @@ def v_half(
 ) -> ScheduleTable:
     """V schedule in half the memory of 1F1B: at F = I = W about half of its bubble.
 
-    Forwards go down at every second op, up at every op, gradients as well: a worker holds
-    P // 2 + 1 microbatches. For other times several orders are tried in this memory, that of
-    F = I = W among them, and the one with the shortest span of a worker is taken.
+    Forwards and gradients go down at every second op, up at every op: a worker holds P // 2 + 1
+    microbatches. For other times several orders are tried in this memory, also the one of
+    F = I = W; the order with the shortest span of a worker is used.
 
     Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
@@ -123,7 +127,7 @@ def v_half(
         worker 1   .   1F0  2F0  1F1  2F1  2I0  1I0  2I1  1I1  1W0  2W0  1W1  2W1
     """
     limits = [2 * (num_workers // 2 + 1)] * num_workers
-    return _planned("v-half", num_microbatches, _half(num_workers), limits, slots, transfer)
+    return _planned("v-half", num_microbatches, _half_waits(num_workers), limits, slots, transfer)
 
 
 def v_min(
@@ -131,8 +135,8 @@ def v_min(
 ) -> ScheduleTable:
     """V schedule in a third of the memory of 1F1B: at F = I = W about two thirds of its bubble.
 
-    A microbatch goes its way without a wait: a worker holds (P + 4) // 3 microbatches. Other times
-    are planned for as in `v_half`.
+    A microbatch never waits on its way: a worker holds (P + 4) // 3 microbatches. Other times are
+    planned as in `v_half`.
 
     Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
@@ -145,7 +149,7 @@ def v_min(
         worker 1   .   1F0  2F0   .    .   2I0  1I0  1F1  2F1  1W0  2W0  2I1  1I1  1W1  2W1
     """
     limits = [2 * ((num_workers + 4) // 3)] * num_workers
-    return _planned("v-min", num_microbatches, _min(num_workers), limits, slots, transfer)
+    return _planned("v-min", num_microbatches, _min_waits(num_workers), limits, slots, transfer)
 
 
 def zb_v(
@@ -159,9 +163,9 @@ def zb_v(
 ) -> ScheduleTable:
     """V schedule in the memory of 1F1B: at F = I = W no bubble within a worker's span.
 
-    Where F, I and W last as long and messages take no time this is the published building block,
-    of which a worker holds P microbatches. For other times, or another limit, building blocks are
-    run in many ways, and the run with the shortest span of a worker is taken.
+    With equal F, I and W and free messages this is the published building block, with P
+    microbatches on a worker. For other times or limits, building blocks are run in many orders,
+    and the run with the shortest span of a worker is used.
 
     Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
@@ -170,55 +174,55 @@ def zb_v(
       transfer: time of a message, in slots.
     """
     numbers = number(transfer, "transfer"), share(weight_share, "weight_share")
-    whole = 2.0 * num_workers
-    limit = whole if memory_limit is None else number(memory_limit, "memory_limit")
+    usual_limit = 2.0 * num_workers
+    limit = usual_limit if memory_limit is None else number(memory_limit, "memory_limit")
     if limit * (1 + ROUNDING) < 2:
         raise MismatchError(
             f"the memory limit of a worker is {limit:g}: a microbatch on its two stages takes 2",
             "memory_limit",
         )
-    if limit == whole and _is_published(slots, transfer):
-        return _repeated("zb-v", num_microbatches, ZB_V, [limit] * num_workers, slots)
-    unit = _work(num_microbatches, [limit] * num_workers)
-    run = shortest_run(_timed(unit, slots, *numbers), _blocks(unit))
-    assert run is not None  # of the blocks at least one keeps the limit
+    if limit == usual_limit and _has_equal_ops(slots, transfer):
+        return _repeat_block("zb-v", num_microbatches, ZB_V, [limit] * num_workers, slots)
+    unit_work = _unit_work(num_microbatches, [limit] * num_workers)
+    run = shortest_run(_with_times(unit_work, slots, *numbers), _blocks(unit_work))
+    assert run is not None  # at least one block keeps the limit
     return spread_rows("zb-v", run.rows(), slots, zigzag(num_workers))
 
 
 def _blocks(work: Work) -> list[BuildingBlock]:
-    """Lay published blocks; where they exceed the limit, at a longer interval than that of ops."""
+    """Return the published building blocks, at the shortest intervals that keep memory limits."""
     workers = len(work.limits)
     if min(work.limits) >= 2 * workers:
         return [building_block(work, waits, INTERVAL) for waits in (ZB_V, DENSE_ZB_V)]
     blocks = []
-    for waits in (ZB_V, _half(workers), _min(workers)):
-        laid = (building_block(work, waits, interval) for interval in itertools.count(INTERVAL))
-        blocks.append(next(block for block in laid if keeps_limits(work, block)))
+    for waits in (ZB_V, _half_waits(workers), _min_waits(workers)):
+        slower = (building_block(work, waits, interval) for interval in itertools.count(INTERVAL))
+        blocks.append(next(block for block in slower if keeps_limits(work, block)))
     return blocks
 
 
-def _timed(work: Work, slots: Slots, transfer: float, weight_share: float) -> Work:
-    """Let ops last as long as their slots, and messages between workers as long as one takes."""
+def _with_times(work: Work, slots: Slots, transfer: float, weight_share: float) -> Work:
+    """Return the same work with slot durations as times, and a time for messages."""
     stages = len(work.sizes)
     times = {phase: [slots[phase.name]] * stages for phase in SPLIT}
-    return Work.of(
+    return Work.from_placement(
         np.array(work.placement),
-        work.pipe_of,
+        work.microbatch_pipes,
         times,
         transfer,
         sizes=work.sizes,
-        kept=[weight_share] * stages,
+        weight_sizes=[weight_share] * stages,
         limits=[limit * (1 + ROUNDING) for limit in work.limits],
     )
 
 
-def _half(workers: int) -> Waits:
-    gap = 0 if workers % 2 else 3  # without it, ops of even P would meet
+def _half_waits(workers: int) -> Waits:
+    gap = 0 if workers % 2 else 3  # without it, ops of even P would overlap
     return Waits(forward=[1, 0], gradient=[0, 1], turns=[1, gap, 0])
 
 
-def _min(workers: int) -> Waits:
-    gap = 0 if workers % 3 else 2  # without it, ops of P = 3, 6, 9, .. would meet
+def _min_waits(workers: int) -> Waits:
+    gap = 0 if workers % 3 else 2  # without it, ops of P = 3, 6, 9, .. would overlap
     return Waits(forward=[0, 0], gradient=[0, 0], turns=[0, gap, 0])
 
 
@@ -230,39 +234,41 @@ def _planned(
     slots: Slots,
     transfer: float,
 ) -> ScheduleTable:
-    """Take the order of equal ops, or what has the shortest span of a worker at other times."""
-    # Weight gradients of the published order come half an interval behind their place in the block.
-    # At other times it is often better that each fills the first gap, and in tight memory that ops
-    # are laid anew: of the three orders none is the best everywhere.
+    """Build the published table for equal ops; for other times the one with the shortest span."""
+    # The span is the longest of any worker.
+    # In the published order a weight gradient comes half an interval after its place in the block.
+    # At other times it is often better to fill the first gap with it, or, with little memory, to
+    # place all ops anew: none of the three orders is always the best.
     transfer = number(transfer, "transfer")
-    published = _repeated(name, microbatches, waits, limits, slots)
-    if _is_published(slots, transfer):
+    published = _repeat_block(name, microbatches, waits, limits, slots)
+    if _has_equal_ops(slots, transfer):
         return published
-    tables = [published, _repeated(name, microbatches, waits, limits, slots, delay=0)]
-    unit = _work(microbatches, limits)
-    run = shortest_run(_timed(unit, slots, transfer, weight_share=1.0), _blocks(unit))
+    tables = [published, _repeat_block(name, microbatches, waits, limits, slots, delay=0)]
+    unit_work = _unit_work(microbatches, limits)
+    timed_work = _with_times(unit_work, slots, transfer, weight_share=1.0)
+    run = shortest_run(timed_work, _blocks(unit_work))
     if run is not None:
         tables.append(spread_rows(name, run.rows(), slots, zigzag(len(limits))))
-    return min(tables, key=lambda table: _span(table, transfer))
+    return min(tables, key=lambda table: _longest_span(table, transfer))
 
 
-def _is_published(slots: Slots, transfer: float) -> bool:
-    """Return whether all ops last equally long, and messages take no time."""
+def _has_equal_ops(slots: Slots, transfer: float) -> bool:
+    """Return whether F, I and W have one duration, and messages take no time."""
     return not transfer and len({slots[phase.name] for phase in SPLIT}) == 1
 
 
-def _span(table: ScheduleTable, transfer: float) -> float:
-    """Longest span of a worker of a table whose messages take time [slots]."""
-    # A message between two workers is a node of its own behind all cells.
+def _longest_span(table: ScheduleTable, transfer: float) -> float:
+    """Return the longest span of a worker if messages take time `transfer` [slots]."""
+    # A message between two workers becomes a node after all cells: an edge from cell a to cell b
+    # becomes edges from a to the message and from the message to b.
     tail, head = waiting_cells(table, Links())
     duration = durations(table).ravel()
-    sent = np.flatnonzero(tail // table.num_slots != head // table.num_slots)
-    message = duration.size + np.arange(len(sent))
-    tails, heads = np.append(tail, message), np.append(head, head[sent])
-    heads[sent] = message
-    start, finish = run_edges(tails, heads, np.append(duration, np.full(len(sent), transfer)))
-    held = table.phase.ravel() != Phase.IDLE
-    ops = np.flatnonzero(held)
+    is_message = tail // table.num_slots != head // table.num_slots
+    message = duration.size + np.arange(is_message.sum())
+    tails, heads = np.append(tail, message), np.append(head, head[is_message])
+    heads[: len(head)][is_message] = message
+    start, finish = run_edges(tails, heads, np.append(duration, np.full(len(message), transfer)))
+    ops = np.flatnonzero(table.phase.ravel() != Phase.IDLE)
     worker = ops // table.num_slots
     first, last = np.full(table.num_workers, np.inf), np.zeros(table.num_workers)
     np.minimum.at(first, worker, start[ops])
@@ -270,7 +276,7 @@ def _span(table: ScheduleTable, transfer: float) -> float:
     return float((last - first).max())
 
 
-def _repeated(
+def _repeat_block(
     name: str,
     microbatches: int,
     waits: Waits,
@@ -278,20 +284,22 @@ def _repeated(
     slots: Slots,
     delay: float = INTERVAL / 2,
 ) -> ScheduleTable:
-    """Repeat a block of ops that take one slot each."""
-    workers = len(limits)
-    work = _work(microbatches, limits)
+    """Build a table that repeats a building block of ops of one slot each."""
+    # `delay` is the time after its place in the block at which a weight gradient is due [slots].
+    work = _unit_work(microbatches, limits)
     block = building_block(work, waits, INTERVAL)
-    runs_ahead = any(any(part) for part in waits)  # of V-Min without a gap it makes ops meet later
+    runs_ahead = any(any(wait) for wait in waits)  # without any wait, later ops would overlap
     order = Order(block, delay, True, runs_ahead, prefers_weights=False)
     run = list_schedule(work, Rules(order=order))
-    assert run is not None  # in its own limit a block can run
-    return spread_rows(name, run.rows(), slots, zigzag(workers))
+    assert run is not None  # the block keeps these limits
+    return spread_rows(name, run.rows(), slots, zigzag(len(limits)))
 
 
-def _work(microbatches: int, limits: Sequence[float]) -> Work:
-    """All ops on a V placement, each of one slot, without messages; W frees an activation."""
+def _unit_work(microbatches: int, limits: Sequence[float]) -> Work:
+    """Return all ops on a V placement: one slot each, free messages, activations freed by W."""
     placement = zigzag(len(limits))
     ones = [1] * placement.shape[1]
     times = dict.fromkeys(SPLIT, ones)
-    return Work.of(placement, [0] * microbatches, times, sizes=ones, kept=ones, limits=limits)
+    return Work.from_placement(
+        placement, [0] * microbatches, times, sizes=ones, weight_sizes=ones, limits=limits
+    )

@@ -1,14 +1,15 @@
-"""Vocabulary parallelism: every worker has a part of the output layer, and passes of its own.
+"""Vocabulary parallelism: every worker computes a part of the output layer.
 
-What the last stage makes of a microbatch is broadcast (X); every worker computes its part of the
-logits (S); they are put together (Y); a second pass (T) makes gradients. In the second variant S
-has made the gradient of the input already, Y sums it up, and T makes that of the weights alone; in
-the first T makes both, and a second reduction (Z) comes before the backward of the last stage.
+The output of the last stage is broadcast (X). Every worker computes its part of the logits (S), a
+reduction combines them (Y), and a second pass (T) computes gradients. In variant 2, S also
+computes the gradient of the input, Y sums it, and T computes the gradient of the weights alone. In
+variant 1, T computes both gradients, and a second reduction (Z) precedes the backward of the last
+stage.
 
-For each reduction a microbatch stays an interval longer between its last forward and its first
-backward. So it can be put into any schedule that repeats a block: backwards come so many intervals
-later, and S and T where they fall due. The passes of the input layer, which take little and which
-nothing but the first forward waits for, are left out.
+Each reduction delays the first backward of a microbatch by one interval. So any schedule that
+repeats a block can be extended: backwards come one interval later for each reduction, and S and T
+run when they are due. The passes of the input layer are left out: they are short, and only the
+first forward waits for them.
 """
 
 from collections.abc import Mapping
@@ -35,31 +36,37 @@ from pipejax.schedules.table.slot_simulation import durations, slot_times, sprea
 from pipejax.schedules.table.table import ScheduleTable
 
 _KINDS = {
-    "X": OpKind("broadcast", "x", NETWORK, WORKER, together=True, look=("#C186B2",)),
-    "S": OpKind("vocabulary", "s", of=WORKER, look=("#F9F08F",)),
-    "Y": OpKind("reduce", "y", NETWORK, WORKER, together=True, look=("#87647E",)),
-    "T": OpKind("vocabulary back", "t", of=WORKER, look=("#AC9C38",)),
+    "X": OpKind("broadcast", "x", NETWORK, WORKER, is_collective=True, look=("#C186B2",)),
+    "S": OpKind("vocabulary", "s", scope=WORKER, look=("#F9F08F",)),
+    "Y": OpKind("reduce", "y", NETWORK, WORKER, is_collective=True, look=("#87647E",)),
+    "T": OpKind("vocabulary back", "t", scope=WORKER, look=("#AC9C38",)),
 }
-_AGAIN = {"Z": OpKind("reduce gradient", "z", NETWORK, WORKER, together=True, look=("#5A4153",))}
+_SECOND_REDUCTION = {
+    "Z": OpKind("reduce gradient", "z", NETWORK, WORKER, is_collective=True, look=("#5A4153",))
+}
 _RULES = ("X <- F@last", "S <- X", "Y <- S", "T <- Y")
 
 
-# of each kind: when it is due on a worker, by microbatch, and its place at one moment
+# by kind of pass: times at which it is due on a worker, and its rank among ops due at one time
 Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 
 def _variant(
-    kinds: Mapping[str, OpKind], rules: tuple[str, ...], last: str
+    kinds: Mapping[str, OpKind], rules: tuple[str, ...], producer: str
 ) -> tuple[Mapping[Phase, Grammar], int]:
-    """Grammars by the phase of input gradients, and reductions before a backward."""
+    """Return grammars by the phase of input gradients, and the reductions before a backward."""
+    # The backward of the last stage waits for the kind `producer`.
     grammars = {
-        phase: Grammar(kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {last}"))
+        phase: Grammar(kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {producer}"))
         for phase in INPUT_GRADS
     }
     return grammars, 1 + len(rules)
 
 
-VARIANTS = {1: _variant({**_KINDS, **_AGAIN}, ("Z <- T",), "Z"), 2: _variant(_KINDS, (), "Y")}
+VARIANTS = {
+    1: _variant({**_KINDS, **_SECOND_REDUCTION}, ("Z <- T",), "Z"),
+    2: _variant(_KINDS, (), "Y"),
+}
 
 
 def vocabulary_1f1b(
@@ -73,10 +80,10 @@ def vocabulary_1f1b(
     """1F1B over a vocabulary that all workers share; worker r holds P - r and 1 or 2 more.
 
     Options:
-      variant: 1 has two reductions before a backward and holds two microbatches more, 2 has one.
-      overlap: whether passes stand behind a backward of the last stage, T beside the next S, as in
-        the authors' schedules, so that compute hides exchanges; else S stands right behind its
-        forward, and T of the second variant behind the backward of its worker.
+      variant: 1 has two reductions before a backward and holds two more microbatches, 2 has one.
+      overlap: whether passes follow a backward of the last stage, T beside the next S, as in the
+        authors' schedules, so that compute hides exchanges; otherwise S follows its forward, and T
+        of variant 2 follows the backward of its worker.
       slots: slot durations of F and B, for which the order is made.
     """
     table = one_f_one_b(num_workers, num_microbatches, slots=slots)
@@ -105,38 +112,41 @@ def vocabulary_v_half(
 def _with_vocabulary(
     name: str, table: ScheduleTable, gradient: Phase, variant: int, overlap: bool
 ) -> ScheduleTable:
-    """Let backwards come later, and put passes and exchanges between the ops of every worker."""
+    """Add vocabulary passes and exchanges to a table, and delay its backwards for them."""
+    # `gradient` is the phase of input gradients, B or I.
     grammars, reductions = VARIANTS[resolve_choice(variant, tuple(VARIANTS), "variant")]
     grammar, (start, finish) = grammars[gradient], slot_times(table)
     interval = durations(table)[0].sum() / table.num_microbatches
-    later = reductions * interval
-    due, ended = start + later * (table.phase != Phase.F), finish.ravel()
-    forward_end, backward_end = (ended[table.where[phase][-1]] for phase in (Phase.F, gradient))
-    if overlap:  # as there, where the last stage goes back at once
-        forward_end = forward_end + (backward_end - start.ravel()[table.where[gradient][-1]])
+    delay = reductions * interval
+    due, cell_ends = start + delay * (table.phase != Phase.F), finish.ravel()
+    last_gradients = table.where[gradient][-1]  # (microbatches) cells of the last stage
+    pass_due = cell_ends[table.where[Phase.F][-1]]
+    if overlap:  # the passes follow the next backward of the last stage
+        pass_due = pass_due + (cell_ends[last_gradients] - start.ravel()[last_gradients])
     rows = []
     for w in range(table.num_workers):
-        # at one moment exchanges and passes stand before ops, T before S where it makes room
-        passes = {"X": (forward_end, 0), "S": (forward_end, 2), "Y": (forward_end, 4)}
-        passes |= {"T": (forward_end + interval, 1), "Z": (forward_end + interval, 3)}
+        # at one time exchanges and passes stand before ops; T before S, because it frees memory
+        passes = {"X": (pass_due, 0), "S": (pass_due, 2), "Y": (pass_due, 4)}
+        passes |= {"T": (pass_due + interval, 1), "Z": (pass_due + interval, 3)}
         if reductions == 1:
-            last_backward = ended[table.last_of_backward[table.placement[0] == w]].max(axis=0)
-            passes |= {} if overlap else {"T": (last_backward + later, 4)}
             del passes["Z"]
-        codes = {grammar.by_letters[x]: place for x, place in passes.items()}
-        rows.append(_merged(table, w, due[w], codes))
+            if not overlap:
+                backward_cells = table.backward_end_cells[table.placement[0] == w]
+                passes["T"] = (cell_ends[backward_cells].max(axis=0) + delay, 4)
+        phase_passes = {grammar.by_letters[letter]: item for letter, item in passes.items()}
+        rows.append(_merge_passes(table, w, due[w], phase_passes))
     return spread_rows(name, rows, table.slots, table.placement, grammar=grammar)
 
 
-def _merged(
+def _merge_passes(
     table: ScheduleTable, worker: int, due: Float[NumpyArray, " slots"], passes: Passes
 ) -> Ops:
-    """Order the ops of a worker and its passes by the time at which each is due."""
+    """Order the ops of a worker and its passes by the time at which each is due: (ops, 3)."""
     slots = np.flatnonzero(table.phase[worker])
     ops = [np.stack([field[worker, slots] for field in table.cells[:3]], axis=1)]
-    moments = [np.stack([due[slots], np.full(len(slots), len(Phase))])]
-    for code, (at, rank) in passes.items():
-        ops.append(phase_ops(code, NO_STAGE, range(len(at))))
-        moments.append(np.stack([at, np.full(len(at), rank)]))
-    time, rank = np.concatenate(moments, axis=1)
+    sort_keys = [np.stack([due[slots], np.full(len(slots), len(Phase))])]
+    for phase, (pass_due, rank) in passes.items():
+        ops.append(phase_ops(phase, NO_STAGE, range(len(pass_due))))
+        sort_keys.append(np.stack([pass_due, np.full(len(pass_due), rank)]))
+    time, rank = np.concatenate(sort_keys, axis=1)
     return np.concatenate(ops)[np.lexsort((rank, time))]

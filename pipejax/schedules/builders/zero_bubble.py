@@ -1,10 +1,10 @@
-"""Zero-bubble schedules: the backward split, and weight gradients where workers would idle.
+"""Zero-bubble schedules: backwards are split, and weight gradients fill idle time.
 
-In ZB-H1 and ZB-H2 a worker goes through its microbatches in a fixed pattern, whatever its ops
-cost: forwards for the warm-up, then input gradient, weight gradient and forward in turn. Its
-weight gradients stay behind its input gradients by a fixed number of microbatches, more of them
-on later workers, whose last weight gradients fill the time in which earlier workers end their
-input gradients. The others are planned for given times, under a memory limit.
+In ZB-H1 and ZB-H2 a worker follows a fixed pattern, whatever its ops cost: forwards of the
+warm-up, then input gradient, weight gradient and forward in turn. Weight gradients lag behind
+input gradients by a fixed number of microbatches, which grows with the worker: the last weight
+gradients of later workers fill the time in which earlier workers end their input gradients. The
+other schedules are planned for given times, under a memory limit.
 """
 
 from collections.abc import Sequence
@@ -24,21 +24,17 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
-    """1F1B with split backwards in the memory of 1F1B; its bubble is a third of it at F = I = W.
-
-    Worker r holds P - r whole activations and, of r more, what their weight gradients need.
-    """
+    """1F1B with split backwards in the memory of 1F1B; its bubble is a third of it at F = I = W."""
+    # Worker r holds P - r whole activations and, of r more, what their weight gradients need.
     delays = range(num_workers)
     return _table("zb-h1", [num_workers - r for r in delays], delays, num_microbatches, slots)
 
 
 def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
-    """ZB-H1 with a warm-up twice as long: no bubble within a worker's span at F = I = W.
-
-    Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
-    need. Steps have to overlap for its span to count: no worker may wait for all others before
-    it updates its weights.
-    """
+    """ZB-H1 with a warm-up twice as long: no bubble within a worker's span at F = I = W."""
+    # Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
+    # need. Steps have to overlap for its span to count: no worker may wait for all others before it
+    # updates its weights.
     warmup = [2 * (num_workers - r) - 1 for r in range(num_workers)]
     delays = range(0, 2 * num_workers, 2)
     return _table("zb-h2", warmup, delays, num_microbatches, slots)
@@ -47,17 +43,19 @@ def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
 def _table(
     name: str, warmup: list[int], delays: range, microbatches: int, slots: Slots
 ) -> ScheduleTable:
-    """One stage per worker: forwards of the warm-up, weight gradients so far behind."""
+    """Build a table of one stage per worker from each worker's warm-up and delay of W."""
+    # `warmup` counts forwards, `delays` microbatches from I to W.
     rows = []
     for r, count in enumerate(warmup):
         forwards, grads, weights = (phase_ops(phase, r, range(microbatches)) for phase in SPLIT)
-        rows.append(_in_turn(forwards, grads, weights, count, delays[r]))
+        rows.append(_split_row(forwards, grads, weights, count, delays[r]))
     return spread_rows(name, rows, slots)
 
 
-def _in_turn(forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int) -> NumpyArray:
-    """Order the ops of a worker: turn k is I number k, W number k - behind, F number k + warmup."""
-    # Forwards before turn 0 are the warm-up; weight gradients behind the last turn end the row.
+def _split_row(forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int) -> NumpyArray:
+    """Order the ops of a worker: turn k is I number k, W number k - delay, F number k + warmup."""
+    # Forwards before turn 0 are the warm-up; weight gradients after the last turn end the row.
+    # With warmup 1 and delay 1: F0 | I0 F1 | I1 W0 F2 | I2 W1 | W2.
     k = np.arange(len(forwards))
     turns = np.concatenate([k, k + delay, k - warmup])
     ops = np.concatenate([grads, weights, forwards])
@@ -73,19 +71,19 @@ def interleaved_zb(
 ) -> ScheduleTable:
     """ZB-H1 over V stages per worker, microbatches in groups of P as interleaved 1F1B has them.
 
-    This is PyTorch's `ScheduleInterleavedZeroBubble`, which exists where groups are of one size.
-    Elsewhere they are as in `interleaved-1f1b`: as equal as can be.
+    This is PyTorch's `ScheduleInterleavedZeroBubble`, which exists if all groups have one size.
+    Otherwise sizes are nearly equal, as in `interleaved-1f1b`.
 
     Options:
       stages_per_worker: V, at least 2.
     """
     check_stages_per_worker("interleaved-zb", stages_per_worker, "zb-h1")
-    turns = Turns.of(num_workers, num_microbatches, stages_per_worker)
+    turns = Turns.from_sizes(num_workers, num_microbatches, stages_per_worker)
     rows = []
     for r in range(num_workers):
         grads, weights = (turns.backwards(phase, r) for phase in (Phase.I, Phase.W))
         warmup = num_workers - r + turns.turns_before_last
-        rows.append(_in_turn(turns.forwards(r), grads, weights, warmup, r))
+        rows.append(_split_row(turns.forwards(r), grads, weights, warmup, r))
     return spread_rows("interleaved-zb", rows, slots, looped(num_workers, stages_per_worker))
 
 
@@ -111,7 +109,7 @@ def zero_bubble(
         worker 0  0F0  0F1   .   0I0  0W0  0F2  0I1  0W1  0I2  0W2
         worker 1   .   1F0  1I0  1F1  1I1  1W0  1F2  1I2  1W1  1W2
     """
-    pipe = pipe_of_slots(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
+    pipe = slot_pipe(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
     return planned("zero-bubble", pipe, zero_bubble_starts(pipe), slots)
 
 
@@ -129,7 +127,7 @@ def zb_1p(
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
     """
-    pipe = pipe_of_slots(num_workers, num_microbatches, num_workers, weight_share, transfer, slots)
+    pipe = slot_pipe(num_workers, num_microbatches, num_workers, weight_share, transfer, slots)
     return planned("zb-1p", pipe, zero_bubble_starts(pipe), slots)
 
 
@@ -147,13 +145,11 @@ def zb_2p(
       weight_share: share of an activation that W frees; I frees the rest.
       transfer: time of a message, in slots.
     """
-    pipe = pipe_of_slots(
-        num_workers, num_microbatches, 2 * num_workers, weight_share, transfer, slots
-    )
+    pipe = slot_pipe(num_workers, num_microbatches, 2 * num_workers, weight_share, transfer, slots)
     return planned("zb-2p", pipe, zero_bubble_starts(pipe), slots)
 
 
-def pipe_of_slots(
+def slot_pipe(
     num_workers: int,
     num_microbatches: int,
     memory_limit: float | None,
@@ -161,12 +157,18 @@ def pipe_of_slots(
     transfer: float,
     slots: Slots,
 ) -> LimitedPipe:
-    """Return a pipe of equal stages with the times of its slots; no memory limit if None."""
+    """Return a pipe of equal stages with slot durations as times; no memory limit if None."""
     limit = num_microbatches if memory_limit is None else number(memory_limit, "memory_limit")
-    times = {"forward": slots["F"], "input_grad": slots["I"], "weight_grad": slots["W"]}
-    there = number(transfer, "transfer")
-    fields = {**times, "limits": limit, "there": there, "weight_share": weight_share}
-    return LimitedPipe.of(num_workers, num_microbatches, **fields)
+    return LimitedPipe.from_numbers(
+        num_workers,
+        num_microbatches,
+        forward=slots["F"],
+        input_grad=slots["I"],
+        weight_grad=slots["W"],
+        limits=limit,
+        there=number(transfer, "transfer"),
+        weight_share=weight_share,
+    )
 
 
 def planned(
@@ -176,7 +178,7 @@ def planned(
     slots: Slots,
     host_links: Sequence[Sequence[int]] = (),
 ) -> ScheduleTable:
-    """Draw the rows of a plan."""
+    """Build the table of planned ops, with waits for offloads that keep the pipe's limits."""
     rows = rows_from_starts(
         ops,
         sizes=pipe.sizes,
@@ -194,7 +196,8 @@ def draw_rows(
     host_links: Sequence[Sequence[int]] = (),
     placement: Placement | None = None,
 ) -> ScheduleTable:
-    """Draw rows with their idle slots; where a link is shared, its order is that of the columns."""
+    """Build a table from rows of cells, drawn with their idle slots."""
+    # With shared host links the columns stay as they are, since they give the order of offloads.
     if not host_links:
         return spread_rows(name, [[op for (op,) in row] for row in rows], slots, placement)
     placement = looped(len(rows)) if placement is None else placement

@@ -1,8 +1,8 @@
-"""The grammar of a table as data: its kinds of ops, and the rules of what waits for what.
+"""Grammar of a table as data: its kinds of ops, and the rules of their dependencies.
 
-The rules of the literature are the default. A table may carry kinds and rules beside them, on lanes
-beside compute, with microbatches in slices, over a graph of stages, or without any backward: the
-engine sees nodes and edges, whatever they are called.
+The rules of the literature are the default. A table may add kinds and rules, on lanes beside
+compute, with microbatches in slices, over a graph of stages, or without any backward. The engine
+sees only nodes and edges.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from pipejax.schedules.cells.ops import (
     WORKER,
     AnyPhase,
     Cell,
+    CustomPhase,
     OpKind,
-    OwnPhase,
     Phase,
     PhaseLists,
     check_cell,
@@ -41,29 +41,29 @@ from pipejax.schedules.cells.ops import (
 )
 
 LAST = -1  # stage, counted from the end
-Edge = tuple[int, int]  # from a stage to one that takes what it makes
+Edge = tuple[int, int]  # source stage and target stage
 
 
 class Rule(NamedTuple):
-    """An op waits for an op of the same microbatch, `stage_offset` stages away.
+    """Rule that an op waits for an op of the same microbatch, `stage_offset` stages away.
 
-    The producers are alternatives, of which a table holds at most one for each place. What is of a
-    worker, not of a stage, waits and is waited for on its own worker.
+    The producers are alternatives: for each stage and microbatch, a table holds at most one. Ops of
+    a worker, which have no stage, wait for ops of the same worker.
 
     Attributes:
       consumer: phase of the op that waits.
       producers: phases of the op that it waits for.
-      stage_offset: stage of the producer minus stage of the consumer; in a graph -1 is every stage
-        that leads to it, 1 every stage that it leads to.
-      is_needed: whether a consumer must have a producer, unless that would be of no stage.
+      stage_offset: stage of the producer minus stage of the consumer; in a graph -1 is every source
+        of its edges, 1 every target.
+      is_needed: whether a consumer must have a producer, unless that stage does not exist.
       is_answered: whether a producer must have a consumer, on its own stage.
       sends: whether a message leads from a producer on another worker.
       consumer_stage: the only stage whose ops wait; `LAST` is the last one.
-      producer_stage: the stage waited for, wherever the consumer is.
+      producer_stage: stage of the producer, whatever the stage of the consumer.
       consumer_microbatch: the only microbatch whose ops wait.
-      producer_microbatch: the microbatch waited for.
+      producer_microbatch: microbatch of the producer, whatever that of the consumer.
       slice_offset: slice of the producer minus slice of the consumer.
-      waits_for_all: whether it waits for all microbatches.
+      waits_for_all: whether the consumer waits for all microbatches.
     """
 
     consumer: Phase
@@ -100,50 +100,50 @@ RULES = (
     Rule(Phase.B, (Phase.L,), is_needed=False),
     Rule(Phase.I, (Phase.L,), is_needed=False),
 )
-# of a microbatch in slices: a slice attends to all before it, so their gradients come first
-OF_SLICES = (
+# rules of microbatches in slices: a slice attends to earlier ones, so its gradient comes first
+SLICE_RULES = (
     Rule(Phase.F, (Phase.F,), slice_offset=-1),
     *(Rule(phase, INPUT_GRADS, slice_offset=1) for phase in INPUT_GRADS),
 )
 
 _END = r"(\d*)([A-Za-z_]+)(?:(\d+)(?:\.(\d+))?)?(?:@(first|last|[+-]\d+))?"
-_WHICH = r"(?:\((all|slice [+-]\d+)\))?\s*(\[message\])?"
-_RULE = re.compile(rf"{_END}\s*<-\s*{_END}\s*{_WHICH}", re.ASCII)
+_SUFFIX = r"(?:\((all|slice [+-]\d+)\))?\s*(\[message\])?"
+_RULE = re.compile(rf"{_END}\s*<-\s*{_END}\s*{_SUFFIX}", re.ASCII)
 
 
 class _End(NamedTuple):
-    """One end of a rule: a phase, of one stage or microbatch or of any, some stages away."""
+    """One end of a rule, consumer or producer."""
 
     phase: Phase
-    stage: int | None
-    microbatch: int | None
-    offset: int
+    stage: int | None  # None for any
+    microbatch: int | None  # None for any
+    offset: int  # stages from the consumer
 
 
 def parse_rule(text: str, phases: Mapping[str, AnyPhase], slices: int = 1) -> Rule:
     """Read a rule, such as "Fd <- Fa", "Fa <- Fc@-1 [message]" or "2U0 <- W (all)"."""
-    # A number before the letters is a stage, one behind them a microbatch.
+    # A number before the letters is a stage, a number after them a microbatch.
     match = _RULE.fullmatch(text.strip())
     if match is None:
         raise ValueError(
             f"{text!r} is not a rule: expected consumer <- producer, as in 'Fd <- Fa', "
             "'Fa <- Fc@-1 [message]', 'Bc@last <- Fc@last', 'U <- W (all)', 'F <- F (slice -1)'"
         )
-    fields = match.groups()
-    ends = fields[:5], fields[5:10]
-    consumer, producer = (_read_end(end, text, phases, slices) for end in ends)
-    which = fields[10] or ""
+    *fields, scope, message = match.groups()
+    consumer, producer = (
+        _read_end(end, text, phases, slices) for end in (fields[:5], fields[5:10])
+    )
     rule = Rule(
         consumer.phase,
         (producer.phase,),
         producer.offset,
-        sends=fields[11] is not None,
+        sends=message is not None,
         consumer_stage=consumer.stage,
         producer_stage=producer.stage,
         consumer_microbatch=consumer.microbatch,
         producer_microbatch=producer.microbatch,
-        slice_offset=int(which.removeprefix("slice ")) if which.startswith("slice") else 0,
-        waits_for_all=which == "all",
+        slice_offset=0 if scope in (None, "all") else int(scope.removeprefix("slice ")),
+        waits_for_all=scope == "all",
     )
     if reason := _rule_error(rule, consumer, producer):
         raise ValueError(f"{text!r} is not a rule: {reason}")
@@ -153,32 +153,33 @@ def parse_rule(text: str, phases: Mapping[str, AnyPhase], slices: int = 1) -> Ru
 def _read_end(
     fields: Sequence[str | None], text: str, phases: Mapping[str, AnyPhase], slices: int
 ) -> _End:
-    """Read one end of a rule from stage, letters, microbatch, slice and what stands behind @."""
+    """Read one end of a rule from stage, letters, microbatch, slice and the text after @."""
     stage, letters, microbatch, part, place = fields
-    if letters is None or letters not in phases:  # as written: some may differ by capitals alone
+    if letters is None or letters not in phases:  # capitals count: fa is not FA
         raise unknown(f"phase of {text!r}", letters, tuple(phases))
     phase = cast(Phase, phases[letters])
     if microbatch and (part is None) != (slices == 1):
         form = "m.k, k the slice" if slices > 1 else "a number"
         raise ValueError(f"{text!r} is not a rule: its microbatches are {form}")
-    at = {"first": 0, "last": LAST}.get(place or "", int(stage) if stage else None)
+    stage_index = {"first": 0, "last": LAST}.get(place or "", int(stage) if stage else None)
     offset = int(place) if place and place[0] in "+-" else 0
-    number = int(microbatch) * slices + int(part or 0) if microbatch else None
-    return _End(phase, at, number, offset)
+    microbatch_index = int(microbatch) * slices + int(part or 0) if microbatch else None
+    return _End(phase, stage_index, microbatch_index, offset)
 
 
 def _rule_error(rule: Rule, consumer: _End, producer: _End) -> str:
-    """Say why there is nothing that a rule could mean; nothing if there is."""
-    for phase, stage in ((consumer.phase, consumer.stage), (producer.phase, producer.stage)):
-        if phase.kind.of == STAGE:
-            return f"{phase.name} is of a stage as a whole, and rules are of microbatches"
-        if phase.kind.of == WORKER and (stage is not None or producer.offset):
-            return f"{phase.name} is of a worker, and of no stage"
+    """Return the reason why a rule has no meaning; empty if it has one."""
+    for end in (consumer, producer):
+        if end.phase.kind.scope == STAGE:
+            return f"{end.phase.name} is of a stage as a whole, and rules are of microbatches"
+        if end.phase.kind.scope == WORKER and (end.stage is not None or producer.offset):
+            return f"{end.phase.name} is of a worker, and of no stage"
     if consumer.offset:
         return "the producer says how many stages it is away"
-    if WORKER == consumer.phase.kind.of != producer.phase.kind.of and producer.stage is None:
+    consumer_scope, producer_scope = consumer.phase.kind.scope, producer.phase.kind.scope
+    if consumer_scope == WORKER != producer_scope and producer.stage is None:
         return f"say at which stage, as {producer.phase.name}@last"
-    if rule.sends and WORKER in (consumer.phase.kind.of, producer.phase.kind.of):
+    if rule.sends and WORKER in (consumer_scope, producer_scope):
         return "messages lead from stages to stages"
     if producer.microbatch is not None and (rule.waits_for_all or rule.slice_offset):
         return "it says twice which microbatch is waited for"
@@ -188,18 +189,20 @@ def _rule_error(rule: Rule, consumer: _End, producer: _End) -> str:
 def format_rule(rule: Rule, slices: int = 1) -> str:
     """Return the text of a rule; the inverse of `parse_rule`."""
 
-    def end(phase: Phase, stage: int | None, microbatch: int | None, offset: int) -> str:
-        at = "" if stage in (None, LAST) else stage
-        number = "" if microbatch is None else format_number(microbatch, slices)
+    def format_end(phase: Phase, stage: int | None, microbatch: int | None, offset: int) -> str:
+        stage_text = "" if stage in (None, LAST) else stage
+        microbatch_text = "" if microbatch is None else format_number(microbatch, slices)
         place = "@last" if stage == LAST else f"@{offset:+d}" if offset else ""
-        return f"{at}{phase.name}{number}{place}"
+        return f"{stage_text}{phase.name}{microbatch_text}{place}"
 
-    which = " (all)" if rule.waits_for_all else ""
-    which += f" (slice {rule.slice_offset:+d})" if rule.slice_offset else ""
-    which += " [message]" if rule.sends else ""
-    place = rule.producer_stage, rule.producer_microbatch, rule.stage_offset
-    consumer = end(rule.consumer, rule.consumer_stage, rule.consumer_microbatch, 0)
-    return f"{consumer} <- {end(rule.producers[0], *place)}{which}"
+    suffix = " (all)" if rule.waits_for_all else ""
+    suffix += f" (slice {rule.slice_offset:+d})" if rule.slice_offset else ""
+    suffix += " [message]" if rule.sends else ""
+    consumer = format_end(rule.consumer, rule.consumer_stage, rule.consumer_microbatch, 0)
+    producer = format_end(
+        rule.producers[0], rule.producer_stage, rule.producer_microbatch, rule.stage_offset
+    )
+    return f"{consumer} <- {producer}{suffix}"
 
 
 @with_short_repr("letters rules slices forward_only graph lanes")
@@ -209,15 +212,15 @@ class Grammar(PhaseLists[AnyPhase]):
 
     Attributes:
       kinds: kinds of ops by their letters, which hold no digits.
-      rules: what these wait for, as texts "consumer <- producer"; see the guide.
-      items: what kinds take and free beside activations, by name: each as a share of a whole
-        activation of a microbatch.
+      rules: their dependencies, as texts "consumer <- producer"; see the guide.
+      items: memory that kinds take and free beside activations, by name: each as a share of a
+        whole activation of a microbatch.
       slices: K, slices of each microbatch; slice k of microbatch m is written m.k.
       forward_only: whether the table has no backward.
-      graph: stages that lead to each other, each as (from, to); a chain if empty. Message times
-        are by these edges.
+      graph: edges between stages, each as (from, to); a chain if empty. Message times are by these
+        edges.
       lanes: lane beside compute of UNSHARD and REDUCE_GRAD, as {"UNSHARD": "net"}; they stand in
-        the row if not given. On a lane they are waited for, see the guide.
+        the row if not given. Other ops wait for them on a lane, see the guide.
 
     Raises:
       ValueError: if letters are taken or a record or a rule is wrong.
@@ -236,7 +239,7 @@ class Grammar(PhaseLists[AnyPhase]):
     """
 
     kinds: Mapping[str, OpKind] = dataclasses.field(default_factory=dict)
-    rules: Sequence[Any] = ()  # texts; once made, of `Rule`
+    rules: Sequence[Any] = ()  # texts; after construction `Rule`
     items: Mapping[str, float] = dataclasses.field(default_factory=dict)
     slices: int = 1
     forward_only: bool = False
@@ -254,54 +257,60 @@ class Grammar(PhaseLists[AnyPhase]):
                 raise wrong("items", f"{name} must be a number of at least 0, got {share!r}", share)
         check_types(forward_only=(self.forward_only, bool), graph=(self.graph, Sequence))
         whole_number(self.slices, "slices")
-        own_phases = tuple(
-            OwnPhase(len(Phase) + k, *_checked_kind(letters, kind, self.parts))
+        custom_phases = tuple(
+            CustomPhase(len(Phase) + k, *_checked_kind(letters, kind, self.parts))
             for k, (letters, kind) in enumerate(self.kinds.items())
         )
-        moved = _checked_lanes(self.lanes)
-        by_code = {int(phase): phase for phase in (*moved, *own_phases)}  # by code
-        codes = range(len(Phase) + len(own_phases))
+        lane_sharding = _checked_lanes(self.lanes)
+        by_code = {int(phase): phase for phase in (*lane_sharding, *custom_phases)}
+        codes = range(len(Phase) + len(custom_phases))
         phases = tuple(by_code.get(code) or Phase(code) for code in codes)
-        for name, value in (("own", own_phases), ("moved", moved), ("phases", phases)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "known", phases[1:])  # without idle cells
+        object.__setattr__(self, "custom_phases", custom_phases)
+        object.__setattr__(self, "lane_sharding", lane_sharding)
+        object.__setattr__(self, "phases", phases)
+        object.__setattr__(self, "op_phases", phases[1:])  # without idle cells
         worker_times = {phase.kind.time for phase in self.worker_phases}
         stage_times = {phase.kind.time for phase in self.timed if phase not in self.worker_phases}
-        for time in worker_times & stage_times:
+        if ambiguous_times := worker_times & stage_times:
+            time = min(ambiguous_times)
             raise wrong("kinds", f"{time} is a cost of workers and of stages: give two names", time)
         rules = tuple(
             parse_rule(rule, self.by_letters, self.slices) if isinstance(rule, str) else rule
             for rule in self.rules
         )
         object.__setattr__(self, "graph", _checked_graph(self.graph, rules))
-        object.__setattr__(self, "lanes", {phase.name: phase.kind.lane for phase in moved})
-        object.__setattr__(self, "kinds", {phase.name: phase.kind for phase in own_phases})
+        object.__setattr__(self, "lanes", {phase.name: phase.kind.lane for phase in lane_sharding})
+        object.__setattr__(self, "kinds", {phase.name: phase.kind for phase in custom_phases})
         object.__setattr__(self, "items", dict(self.items))
         object.__setattr__(self, "rules", rules)
 
     phases: tuple[Phase, ...] = dataclasses.field(init=False, repr=False, compare=False)
-    own: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
-    moved: tuple[OwnPhase, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    custom_phases: tuple[CustomPhase, ...] = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
+    lane_sharding: tuple[CustomPhase, ...] = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
 
     def __hash__(self) -> int:
         fields = self.rules, self.slices, self.forward_only, self.graph
         return hash((tuple(self.kinds), tuple(self.lanes), *fields))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields that make it."""
+        """Pickle the arguments of its constructor."""
         if self.is_usual:
-            return _usual, ()  # there is one
+            return _usual, ()  # a single object
         fields = (dict(self.kinds), self.texts, dict(self.items))
         return Grammar, (*fields, self.slices, self.forward_only, self.graph, dict(self.lanes))
 
     @property
     def letters(self) -> tuple[str, ...]:
-        """Letters of its own kinds."""
+        """Return the letters of the custom kinds."""
         return tuple(self.kinds)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Its own rules as texts."""
+        """Return the custom rules as texts."""
         return tuple(format_rule(rule, self.slices) for rule in self.rules)
 
     @functools.cached_property
@@ -316,21 +325,24 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
-        """Consumers of the last op of their stage before them on a lane, with its phase."""
-        by_producer = (
+        """Return (consumers, producer): ops wait for the last sharding op of their stage.
+
+        There are such rules only for UNSHARD and REDUCE_GRAD on lanes.
+        """
+        rules = (
             (self.compute, Phase.UNSHARD),
             ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),
         )
-        return tuple(rule for rule in by_producer if rule[1] in self.moved)
+        return tuple(rule for rule in rules if rule[1] in self.lane_sharding)
 
     @functools.cached_property
     def all_rules(self) -> tuple[Rule, ...]:
-        """The usual rules, those of slices, and its own."""
-        return (*RULES, *(OF_SLICES if self.slices > 1 else ()), *self.rules)
+        """Return the usual rules, the rules of slices, and the custom rules."""
+        return (*RULES, *(SLICE_RULES if self.slices > 1 else ()), *self.rules)
 
     @property
     def unusual(self) -> str:
-        """First difference from the usual grammar, in words; "" if there is none."""
+        """Return the first difference from the usual grammar, in words; empty if none."""
         differences = [f"kind {letters} ({kind.name})" for letters, kind in self.kinds.items()]
         differences += [f"rule {text}" for text in self.texts]
         differences += [f"microbatches in {self.slices} slices"] if self.slices > 1 else []
@@ -341,37 +353,37 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """Numbers of what kinds take and free by name: parts of activations, then items."""
+        """Return the index of each part of an activation, then of each item, by name."""
         return PARTS_BY_NAME | {item: len(PARTS) + k for k, item in enumerate(self.items)}
 
     @functools.cached_property
-    def beside(self) -> Mapping[str, tuple[AnyPhase, ...]]:
-        """Phases on each lane beside compute, by lane; host links have their own rules."""
-        timed = (phase.kind.lane for phase in self.in_cells if phase.kind.time)
+    def side_lanes(self) -> Mapping[str, tuple[AnyPhase, ...]]:
+        """Return the phases on each lane beside compute but the host link, by lane."""
+        timed = (phase.kind.lane for phase in self.cell_phases if phase.kind.time)
         lanes = (lane for lane in dict.fromkeys(timed) if lane not in (COMPUTING, HOST_LINK))
         return {lane: self.on_lane(lane, *OWNERS) for lane in lanes}
 
     @functools.cached_property
-    def off_row(self) -> tuple[AnyPhase, ...]:
-        """Phases on any of these lanes."""
-        return tuple(phase for phases in self.beside.values() for phase in phases)
+    def side_phases(self) -> tuple[AnyPhase, ...]:
+        """Return the phases on all lanes beside compute but the host link."""
+        return tuple(phase for phases in self.side_lanes.values() for phase in phases)
 
     @functools.cached_property
     def unit_slots(self) -> Mapping[str, float]:
-        """Durations of a drawing by letters: of a kind of its own 1, unless it says otherwise."""
-        slots = {phase.name: phase.kind.slot for phase in self.own}
+        """Return the durations of a drawing by letters; 1 for a custom kind without a slot."""
+        slots = {phase.name: phase.kind.slot for phase in self.custom_phases}
         return {**UNIT_SLOTS, **{name: 1 if s is None else s for name, s in slots.items()}}
 
     @functools.cached_property
-    def lane_of(self) -> Int[NumpyArray, " codes"]:
-        """Number (codes) of the lane of each phase: 0 is the row."""
-        numbers = np.zeros(len(self.phases), int)
-        for number, phases in enumerate(self.beside.values(), 1):
-            numbers[list(phases)] = number
-        return numbers
+    def phase_lanes(self) -> Int[NumpyArray, " codes"]:
+        """Return the index of the lane of each phase code: (codes); 0 is the row."""
+        lanes = np.zeros(len(self.phases), int)
+        for lane, phases in enumerate(self.side_lanes.values(), 1):
+            lanes[list(phases)] = lane
+        return lanes
 
     def edges(self, num_stages: int) -> tuple[Edge, ...]:
-        """Stages that lead to each other: those of the graph, or of a chain."""
+        """Return the edges between stages: of the graph, or of a chain."""
         return tuple(self.graph) or tuple((s, s + 1) for s in range(num_stages - 1))
 
     def parse(self, text: str) -> Cell:
@@ -379,7 +391,7 @@ class Grammar(PhaseLists[AnyPhase]):
         return parse_cell(text, self.by_letters, self.slices)
 
     def check(self, cell: Cell) -> Cell:
-        """Check a cell that is given as ops."""
+        """Check a cell of ops."""
         return check_cell(cell, self.by_letters, self.slices)
 
     def text(self, cell: Cell) -> str:
@@ -388,37 +400,38 @@ class Grammar(PhaseLists[AnyPhase]):
 
 
 def _checked_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, ...]:
-    """Check that edges of a graph lead from stages to others, one way and once."""
+    """Return the edges of a graph, checked: each leads to another stage, one way and once."""
     edges = tuple(
         (whole_number(a, "graph", minimum=0), whole_number(b, "graph", minimum=0)) for a, b in graph
     )
-    joined = [frozenset(edge) for edge in edges]
-    for edge, ends in zip(edges, joined, strict=True):
-        if len(ends) == 1 or joined.count(ends) > 1:
+    stage_pairs = [frozenset(edge) for edge in edges]
+    for edge, pair in zip(edges, stage_pairs, strict=True):
+        if len(pair) == 1 or stage_pairs.count(pair) > 1:
             raise wrong("graph", f"edges lead to other stages, one way and once, got {edge}", edge)
-    far = [rule for rule in rules if abs(rule.stage_offset) > 1]
-    if edges and far:
-        raise wrong("rules", f"in a graph stages are @-1 or @+1, got @{far[0].stage_offset:+d}")
+    offsets = [rule.stage_offset for rule in rules if abs(rule.stage_offset) > 1]
+    if edges and offsets:
+        raise wrong("rules", f"in a graph stages are @-1 or @+1, got @{offsets[0]:+d}")
     return edges
 
 
-def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[OwnPhase, ...]:
-    """Check which usual kinds run on lanes, and return them with their records there."""
+def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[CustomPhase, ...]:
+    """Return UNSHARD and REDUCE_GRAD as phases of their lanes, by letters, and check the lanes."""
     check_types(lanes=(lanes, Mapping))
-    movable = {phase.name: phase for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)}
+    sharding = {phase.name: phase for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)}
     for letters, lane in lanes.items():
-        resolve_choice(letters, tuple(movable), "lanes")
+        resolve_choice(letters, tuple(sharding), "lanes")
         if not isinstance(lane, str) or not lane or lane in (COMPUTING, HOST_LINK):
             allowed = "a lane beside compute and host, as 'net'"
             raise wrong("lanes", f"{letters} must be on {allowed}, got {lane!r}", lane)
     return tuple(
-        OwnPhase(int(phase), letters, phase.kind._replace(lane=lanes[letters]))
-        for letters, phase in movable.items()
+        CustomPhase(int(phase), letters, phase.kind._replace(lane=lanes[letters]))
+        for letters, phase in sharding.items()
         if letters in lanes
     )
 
 
 def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str, OpKind]:
+    """Return a custom kind and its letters, checked; `parts` are indices of parts by name."""
     if not isinstance(letters, str) or not re.fullmatch(r"[A-Z][A-Za-z_]*", letters):
         raise wrong(
             "kinds", f"letters of a kind are a capital and letters, got {letters!r}", letters
@@ -427,14 +440,17 @@ def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[st
         raise wrong("kinds", f"{letters} is a phase of every table: choose other letters", letters)
     if not isinstance(kind, OpKind):
         raise wrong("kinds", f"{letters} must be an OpKind, got {kind!r}", kind)
-    kind = kind._replace(of=resolve_choice(kind.of, OWNERS, f"of of {letters}"))
+    kind = kind._replace(scope=resolve_choice(kind.scope, OWNERS, f"scope of {letters}"))
     texts, slot = (kind.name, kind.time, kind.lane), kind.slot
     for is_wrong, why in (
         (not all(isinstance(text, str) and text for text in texts), "needs name, time and lane"),
-        (kind.together and kind.of != WORKER, "what all workers do together is of a worker"),
-        (kind.lane == HOST_LINK and kind.of != MICROBATCH, "a host link carries microbatches"),
+        (
+            kind.is_collective and kind.scope != WORKER,
+            "what all workers do together is of a worker",
+        ),
+        (kind.lane == HOST_LINK and kind.scope != MICROBATCH, "a host link carries microbatches"),
         (not (slot is None or (is_number(slot) and slot > 0)), "slot must be above 0"),
-        (kind.awaited is not None or not kind.in_cells, "a cell holds it, and it has a time"),
+        (kind.awaited_phase is not None or not kind.in_cells, "a cell holds it, and it has a time"),
     ):
         if is_wrong:
             raise wrong("kinds", f"{letters}: {why}, got {kind!r}", kind)
@@ -442,18 +458,18 @@ def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[st
         if not isinstance(colour, str) or not re.fullmatch("#[0-9A-Fa-f]{6}", colour):
             raise wrong("kinds", f"{letters}: a colour is as #A6D4F5, got {colour!r}", colour)
 
-    def numbered(changes: Mapping[Any, int]) -> dict[int, int]:
-        """Key changes by the number of their part; `changes` may give its name."""
-        by_name = {number: name for name, number in parts.items()}
-        by_number = {}
+    def by_index(changes: Mapping[Any, int]) -> dict[int, int]:
+        """Return changes by index of their part; they may be by name."""
+        names = {index: name for name, index in parts.items()}
+        checked_changes = {}
         for part, change in changes.items():
-            name = resolve_choice(by_name.get(part, part), tuple(parts), f"item of {letters}")
+            name = resolve_choice(names.get(part, part), tuple(parts), f"item of {letters}")
             if type(change) is not int:
                 raise wrong("kinds", f"{letters}: takes whole numbers of {name}, got {change!r}")
-            by_number[parts[name]] = change
-        return by_number
+            checked_changes[parts[name]] = change
+        return checked_changes
 
-    return letters, kind._replace(at_start=numbered(kind.at_start), at_end=numbered(kind.at_end))
+    return letters, kind._replace(at_start=by_index(kind.at_start), at_end=by_index(kind.at_end))
 
 
 USUAL = Grammar()

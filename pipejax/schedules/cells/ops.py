@@ -3,8 +3,7 @@
 Phases carry PyTorch's letters everywhere. The text of an op is stage, letter, microbatch, as in
 "2F0"; the text of a fused pair is "(0F8;7B0)OVERLAP_F_B". Printing and parsing are inverse.
 
-A table may define phases of its own (`cells.grammar`). What tells any phase from the others is its
-record, `OpKind`.
+A table may define phases of its own (`cells.grammar`). The record `OpKind` describes each phase.
 """
 
 import enum
@@ -24,7 +23,7 @@ NO_PIPE = -1
 
 
 class Phase(enum.IntEnum):
-    """The kind of work in a cell; the value is its code in the arrays of a table.
+    """Kind of work in a cell; the value is its code in the arrays of a table.
 
     Example:
       >>> import pipejax as pj
@@ -56,26 +55,28 @@ class Phase(enum.IntEnum):
 
     @property
     def kind(self) -> "OpKind":
-        """Record of its kind; an idle cell has none."""
+        """Return the record of the phase's kind; an idle cell has none."""
         return KINDS[self]
 
 
-class OwnPhase(int):
+class CustomPhase(int):
     """A phase that a table defines; the value is its code in the arrays of that table."""
 
     name: str  # its letters
-    kind: "OpKind"  # what tells it from the others
+    kind: "OpKind"  # its properties
 
-    def __new__(cls, code: int, name: str, kind: "OpKind") -> "OwnPhase":
+    def __new__(cls, code: int, name: str, kind: "OpKind") -> "CustomPhase":
         """Number a kind of op."""
         phase = super().__new__(cls, code)
         phase.name, phase.kind = name, kind
         return phase
 
     def __eq__(self, other: object) -> bool:
-        """Compare the letters too: the code alone is that of one table."""
-        same = int(self) == other
-        return same and self.name == other.name if isinstance(other, OwnPhase) else same
+        """Compare codes and, between custom phases, letters: two tables may share a code."""
+        has_same_code = int(self) == other
+        if isinstance(other, CustomPhase):
+            return has_same_code and self.name == other.name
+        return has_same_code
 
     def __hash__(self) -> int:
         return hash(int(self))
@@ -84,61 +85,59 @@ class OwnPhase(int):
         return f"<{self.name}: {int(self)}>"
 
     def __reduce__(self) -> "tuple[type, tuple[int, str, OpKind]]":
-        """Pickle all that makes it."""
-        return OwnPhase, (int(self), self.name, self.kind)
+        """Pickle the arguments of its constructor."""
+        return CustomPhase, (int(self), self.name, self.kind)
 
 
-AnyPhase = Phase | OwnPhase
+AnyPhase = Phase | CustomPhase
 SomePhase = TypeVar("SomePhase", bound=AnyPhase)
 
-# Lanes: what an op runs on, one op at a time. Ops on the host link are issued by the row of their
-# worker; what is on the network waits for its rules alone, and so does a lane of a table's own.
+# Lanes run one op at a time. The row of a worker issues its ops on the host link; ops on the
+# network and on lanes that a table defines wait for their rules alone.
 COMPUTING, HOST_LINK, NETWORK = LANES = "compute", "host", "net"
-# what an op belongs to, and so what has a time of its own
+# scopes: an op has one time for each microbatch on a stage, each stage, each copy of a stage, or
+# each worker
 MICROBATCH, STAGE, COPY, WORKER = OWNERS = "microbatch", "stage", "copy", "worker"
 
-# parts of an activation: all of it, what W needs after I, what F leaves where R comes later, and
-# what B, I and W recompute of it, held while they run
+# parts of an activation: all of it, the share that W needs after I, the checkpoint that F leaves
+# if R comes later, and the parts that B, I and W recompute and hold while they run
 PARTS = WHOLE, FOR_W, CHECKPOINT, IN_B, IN_I, IN_W = range(6)
 AT_WORK = IN_B, IN_I, IN_W
-IN_FLIGHT = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)  # activations that a part counts as
+IN_FLIGHT = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)  # count of each part as activations
 PARTS_BY_NAME = {"activation": WHOLE, "for_w": FOR_W, "checkpoint": CHECKPOINT}
-LEFT_BY_F = -1  # the whole, or the checkpoint where the activation is recomputed
+LEFT_BY_F = -1  # the whole, or the checkpoint if the activation is recomputed
 
 
-@with_short_repr("name time lane of")
+@with_short_repr("name time lane scope")
 class OpKind(NamedTuple):
-    """Properties of one kind of op; lists of kinds are made from these records.
-
-    What a kind waits for is not here, but in the rules of `cells.grammar`.
+    """Properties of one kind of op. The rules of `cells.grammar` say what a kind waits for.
 
     Attributes:
-      name: for people.
-      time: cost that says how long it takes, a field of `Costs` or a name of its own; empty where
-        it takes no time.
-      lane: "compute", in the order of the row; "host", "net" or a name, beside it.
-      of: "microbatch" (of a stage), "stage", "copy" of a stage, or "worker" (a microbatch on every
-        worker, of no stage).
-      together: whether the cells of all workers are one op, that starts when all have reached it.
-      slot: duration in the drawing of a table, where it has one.
-      at_start: what its worker holds more of when it starts, or less: parts of activations.
+      name: in words, for reports.
+      time: name of its cost, a field of `Costs` or a new name; empty if it takes no time.
+      lane: "compute", in the order of the row; "host", "net" or a new name, beside the row.
+      scope: "microbatch" (of a stage), "stage", "copy" of a stage, or "worker" (a microbatch on
+        every worker, of no stage).
+      is_collective: whether the cells of all workers are one op, which starts when all have
+        reached it.
+      slot: duration in the drawing of a table, if it has one.
+      at_start: changes of the parts of activations that its worker holds when it starts.
       at_end: the same when it ends.
-      awaited: the kind of op for whose end it waits, if it does nothing else.
-      look: colour in pictures, if it has one; a darker shade for the second pipe where no strokes
-        can be drawn; and, where its workers may have several stages, one for the first of them.
-        Lightness tells kinds apart.
-      in_cells: whether a table holds it; otherwise lowering alone adds it.
+      awaited_phase: phase for whose end it waits, if it only waits.
+      look: colour in pictures, if it has one; then a darker shade for the second pipe, and a shade
+        for the first of several stages of a worker. Lightness tells kinds apart.
+      in_cells: whether a table holds it; otherwise only lowering adds it.
     """
 
     name: str
     time: str = ""
     lane: str = COMPUTING
-    of: str = MICROBATCH
-    together: bool = False
+    scope: str = MICROBATCH
+    is_collective: bool = False
     slot: int | None = None
     at_start: Mapping[int, int] = MappingProxyType({})
     at_end: Mapping[int, int] = MappingProxyType({})
-    awaited: Phase | None = None
+    awaited_phase: Phase | None = None
     look: tuple[str, ...] | None = None
     in_cells: bool = True
 
@@ -175,10 +174,10 @@ KINDS: Mapping[Phase, OpKind] = {
         at_start={CHECKPOINT: -1, WHOLE: 1},
         look=("#D9A2CB", "#87647E", "#C186B2"),
     ),
-    Phase.UNSHARD: OpKind("gather weights", "unshard", of=STAGE),
-    Phase.RESHARD: OpKind("drop weights", "reshard", of=STAGE),
-    Phase.REDUCE_GRAD: OpKind("reduce gradients", "reduce_grad", of=STAGE),
-    Phase.WAIT_REDUCE_GRAD: OpKind("wait for gradients", "wait_reduce_grad", of=STAGE),
+    Phase.UNSHARD: OpKind("gather weights", "unshard", scope=STAGE),
+    Phase.RESHARD: OpKind("drop weights", "reshard", scope=STAGE),
+    Phase.REDUCE_GRAD: OpKind("reduce gradients", "reduce_grad", scope=STAGE),
+    Phase.WAIT_REDUCE_GRAD: OpKind("wait for gradients", "wait_reduce_grad", scope=STAGE),
     Phase.SEND_F: OpKind("send activation", lane=NETWORK),
     Phase.RECV_F: OpKind("receive activation", lane=NETWORK),
     Phase.SEND_B: OpKind("send gradient", lane=NETWORK),
@@ -187,127 +186,130 @@ KINDS: Mapping[Phase, OpKind] = {
     Phase.A: OpKind(
         "all-reduce", "all_reduce", NETWORK, STAGE, look=("#FFFFFF", "#FFFFFF"), in_cells=False
     ),
-    Phase.U: OpKind("update", "update", of=COPY, look=("#1C1C1C", "#1C1C1C")),
+    Phase.U: OpKind("update", "update", scope=COPY, look=("#1C1C1C", "#1C1C1C")),
     Phase.O: OpKind(
         "offload", "offload", HOST_LINK, at_end={LEFT_BY_F: -1}, look=("#003C78", "#002346")
     ),
     Phase.L: OpKind(
         "load", "load", HOST_LINK, at_start={LEFT_BY_F: 1}, look=("#A83200", "#651E00")
     ),
-    Phase.WAIT_O: OpKind("wait for offload", awaited=Phase.O),
-    Phase.WAIT_SEND_F: OpKind("wait for activation", awaited=Phase.SEND_F),
-    Phase.WAIT_SEND_B: OpKind("wait for gradient", awaited=Phase.SEND_B),
+    Phase.WAIT_O: OpKind("wait for offload", awaited_phase=Phase.O),
+    Phase.WAIT_SEND_F: OpKind("wait for activation", awaited_phase=Phase.SEND_F),
+    Phase.WAIT_SEND_B: OpKind("wait for gradient", awaited_phase=Phase.SEND_B),
 }
 
 
 class PhaseLists(Generic[SomePhase]):
-    """Lists of the phases that are alike, from the records of their kinds."""
+    """Lists of phases by the properties of their kinds."""
 
-    known: tuple[SomePhase, ...]  # all phases that an op can have
+    op_phases: tuple[SomePhase, ...]  # all phases but idle cells
 
-    def __init__(self, known: Iterable[SomePhase]) -> None:
-        self.known = tuple(known)
+    def __init__(self, op_phases: Iterable[SomePhase]) -> None:
+        self.op_phases = tuple(op_phases)
 
     def on_lane(self, lane: str, *scopes: str, timed: bool = True) -> tuple[SomePhase, ...]:
-        """List what runs on a lane and belongs to one of these, with a time or without."""
+        """List the phases of some scopes on a lane that have a cost; if not `timed`, the others."""
         return tuple(
             phase
-            for phase in self.in_cells
+            for phase in self.cell_phases
             if phase.kind.lane == lane
-            and phase.kind.of in scopes
+            and phase.kind.scope in scopes
             and bool(phase.kind.time) == timed
         )
 
     @functools.cached_property
-    def in_cells(self) -> tuple[SomePhase, ...]:
-        """Phases that a cell can hold."""
-        return tuple(phase for phase in self.known if phase.kind.in_cells)
+    def cell_phases(self) -> tuple[SomePhase, ...]:
+        """Return the phases that a cell can hold."""
+        return tuple(phase for phase in self.op_phases if phase.kind.in_cells)
 
     @functools.cached_property
     def by_letters(self) -> Mapping[str, SomePhase]:
-        """Phases that a cell can hold, by their letters."""
-        return MappingProxyType({phase.name: phase for phase in self.in_cells})
+        """Return the phases that a cell can hold, by their letters."""
+        return MappingProxyType({phase.name: phase for phase in self.cell_phases})
 
     @functools.cached_property
     def compute(self) -> tuple[SomePhase, ...]:
-        """Phases that a worker computes, of a microbatch on a stage."""
+        """Return the phases that compute a microbatch on a stage."""
         return self.on_lane(COMPUTING, MICROBATCH)
 
     @functools.cached_property
     def row_ops(self) -> tuple[SomePhase, ...]:
-        """Phases that a worker computes, without those that serve a stage as a whole."""
+        """Return the computing phases of all scopes but whole stages."""
         return self.on_lane(COMPUTING, MICROBATCH, COPY, WORKER)
 
     @functools.cached_property
     def busy(self) -> tuple[SomePhase, ...]:
-        """Phases that keep a worker busy."""
+        """Return the computing phases of all scopes: they keep a worker busy."""
         return self.on_lane(COMPUTING, *OWNERS)
 
     @functools.cached_property
     def sharding(self) -> tuple[SomePhase, ...]:
-        """Phases that serve a stage as a whole, and have no microbatch."""
-        return tuple(phase for phase in self.in_cells if phase.kind.of == STAGE)
+        """Return the phases of whole stages, which have no microbatch."""
+        return tuple(phase for phase in self.cell_phases if phase.kind.scope == STAGE)
 
     @functools.cached_property
-    def numbered(self) -> tuple[SomePhase, ...]:
-        """Phases that have a microbatch."""
-        return tuple(phase for phase in self.in_cells if phase.kind.of != STAGE)
+    def microbatch_phases(self) -> tuple[SomePhase, ...]:
+        """Return the phases that have a microbatch."""
+        return tuple(phase for phase in self.cell_phases if phase.kind.scope != STAGE)
 
     @functools.cached_property
     def worker_phases(self) -> tuple[SomePhase, ...]:
-        """Phases that belong to a worker, and to no stage."""
-        return tuple(phase for phase in self.in_cells if phase.kind.of == WORKER)
+        """Return the phases of workers, which have no stage."""
+        return tuple(phase for phase in self.cell_phases if phase.kind.scope == WORKER)
 
     @functools.cached_property
-    def together(self) -> tuple[SomePhase, ...]:
-        """Phases whose cells on all workers are one op."""
-        return tuple(phase for phase in self.in_cells if phase.kind.together)
+    def collectives(self) -> tuple[SomePhase, ...]:
+        """Return the phases whose cells on all workers are one op."""
+        return tuple(phase for phase in self.cell_phases if phase.kind.is_collective)
 
     @functools.cached_property
     def host(self) -> tuple[SomePhase, ...]:
-        """Phases that run on host links."""
+        """Return the phases that run on host links."""
         return self.on_lane(HOST_LINK, MICROBATCH)
 
     @functools.cached_property
     def messages(self) -> tuple[SomePhase, ...]:
-        """Phases that send and receive; link models give their meaning."""
+        """Return the phases that send and receive; link models give their meaning."""
         return self.on_lane(NETWORK, MICROBATCH, timed=False)
 
     @functools.cached_property
     def timed(self) -> tuple[SomePhase, ...]:
-        """Phases that have a time."""
-        return tuple(phase for phase in self.known if phase.kind.time)
+        """Return the phases that have a cost."""
+        return tuple(phase for phase in self.op_phases if phase.kind.time)
 
     @functools.cached_property
     def waits(self) -> tuple[SomePhase, ...]:
-        """Phases that only wait."""
-        return tuple(phase for phase in self.known if phase.kind.awaited)
+        """Return the phases that only wait."""
+        return tuple(phase for phase in self.op_phases if phase.kind.awaited_phase)
 
     @functools.cached_property
     def wait_send(self) -> tuple[SomePhase, ...]:
-        """Phases that wait for messages, under some link models only."""
-        return tuple(phase for phase in self.waits if phase.kind.awaited in self.messages)
+        """Return the phases that wait for messages; only some link models execute them."""
+        return tuple(phase for phase in self.waits if phase.kind.awaited_phase in self.messages)
 
     @functools.cached_property
     def executed(self) -> tuple[SomePhase, ...]:
-        """Phases that a worker executes in row order under every link model."""
+        """Return the phases that a worker executes in row order under every link model."""
         return (*self.busy, *(phase for phase in self.waits if phase not in self.wait_send))
 
     @functools.cached_property
-    def ends_backward(self) -> tuple[SomePhase, ...]:
-        """Phases that end a backward: they free what W needs, or all if W needs nothing."""
+    def backward_ends(self) -> tuple[SomePhase, ...]:
+        """Return the phases that end a backward: they free the last part of an activation."""
 
-        def frees(kind: OpKind) -> bool:
-            for_w = kind.at_end.get(FOR_W, 0)
+        def frees_activation(kind: OpKind) -> bool:
+            for_w = kind.at_end.get(FOR_W, 0)  # I leaves this share to W, which frees it
             return for_w < 0 or (for_w == 0 and kind.at_end.get(WHOLE, 0) < 0)
 
-        return tuple(phase for phase in self.compute if frees(phase.kind))
+        return tuple(phase for phase in self.compute if frees_activation(phase.kind))
 
     @functools.cached_property
     def recomputing(self) -> tuple[SomePhase, ...]:
-        """Phases that recompute an activation from the checkpoint that its forward left."""
-        takes = (phase for phase in self.known if phase.kind.at_start.get(CHECKPOINT, 0) < 0)
-        return tuple(phase for phase in takes if phase.kind.of == MICROBATCH)
+        """Return the phases that recompute an activation from the checkpoint of its forward."""
+        return tuple(
+            phase
+            for phase in self.op_phases
+            if phase.kind.at_start.get(CHECKPOINT, 0) < 0 and phase.kind.scope == MICROBATCH
+        )
 
 
 USUAL_PHASES = PhaseLists(KINDS)
@@ -316,11 +318,11 @@ INPUT_GRADS = (Phase.B, Phase.I)  # they send a gradient back; a forward may be 
 WEIGHT_GRADS = (Phase.B, Phase.W)  # the last op of a backward
 BACKWARDS = (Phase.B, Phase.I, Phase.W)  # whole, or in two halves
 UPDATES = USUAL_PHASES.on_lane(COMPUTING, COPY)
-STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates
+STEP_END = (Phase.A, Phase.U)  # lowering adds them if no cell of the table updates
 COMPUTE, ROW_OPS, SHARDING = USUAL_PHASES.compute, USUAL_PHASES.row_ops, USUAL_PHASES.sharding
 MESSAGES, WAITS, WAIT_SEND = USUAL_PHASES.messages, USUAL_PHASES.waits, USUAL_PHASES.wait_send
 COMMUNICATION = MESSAGES + WAIT_SEND
-HOST, TIMED, CELL_PHASES = USUAL_PHASES.host, USUAL_PHASES.timed, USUAL_PHASES.in_cells
+HOST, TIMED, CELL_PHASES = USUAL_PHASES.host, USUAL_PHASES.timed, USUAL_PHASES.cell_phases
 
 Slots = Mapping[str, float]  # durations by phase letter that a table is drawn with
 UNIT_SLOTS: Mapping[str, int] = MappingProxyType(
@@ -332,8 +334,8 @@ EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
 class Op(NamedTuple):
     """One op: phase, stage and microbatch.
 
-    Ops of a stage as a whole, as sharding, carry `NO_MICROBATCH`; those of a worker `NO_STAGE`.
-    Where microbatches are in K slices, slice k of microbatch m has the number m K + k.
+    Ops of a whole stage, such as sharding, carry `NO_MICROBATCH`, ops of a worker `NO_STAGE`. If
+    microbatches have K slices, slice k of microbatch m has the number m K + k.
 
     Example:
       >>> import pipejax as pj
@@ -341,7 +343,7 @@ class Op(NamedTuple):
       '2F0'
     """
 
-    phase: Phase  # or an `OwnPhase`, of a table that defines it
+    phase: Phase  # or a `CustomPhase` of a table that defines it
     stage: int
     microbatch: int = NO_MICROBATCH
 
@@ -350,7 +352,7 @@ class Op(NamedTuple):
 
 
 def matching_receive(send: Op) -> Op:
-    """Return the RECV of a SEND, on the stage that the message goes to."""
+    """Return the RECV op that takes the message of a SEND op, on the next or previous stage."""
     if send.phase == Phase.SEND_F:
         return Op(Phase.RECV_F, send.stage + 1, send.microbatch)
     return Op(Phase.RECV_B, send.stage - 1, send.microbatch)
@@ -365,14 +367,14 @@ _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 
 @functools.lru_cache
 def _op_form(letters: tuple[str, ...], slices: int) -> re.Pattern[str]:
-    """Stage, letters, microbatch, slice and lane of an op; longer letters before their parts."""
-    alternatives = "|".join(sorted(letters, key=len, reverse=True))
+    """Return the pattern of an op's text: stage, letters, microbatch, slice, lane."""
+    alternatives = "|".join(sorted(letters, key=len, reverse=True))  # RECV_F before R
     part = r"(?:([0-9]{1,9})\.([0-9]{1,9}))?" if slices > 1 else r"([0-9]{0,9})(?:\.([0-9]{1,9}))?"
     return re.compile(rf"([0-9]{{0,9}})({alternatives}){part}(?:@(\w+))?")
 
 
 def parse_op(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Op:
-    """Read one op, of these phases by letter; a microbatch in slices is followed by the slice."""
+    """Read one op from its text: "2F0" is stage 2, phase F, microbatch 0; "2F0.1" its slice 1."""
     plain = text.strip()
     match = _op_form(tuple(phases), slices).fullmatch(plain)
     if match is None or not (match[1] or match[3]):
@@ -385,8 +387,8 @@ def parse_op(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1
     stage, letters, microbatch, part, lane = match.groups()
     kind = phases[letters].kind
     for digits, carries, what in (
-        (microbatch, kind.of != STAGE, "microbatch"),
-        (stage, kind.of != WORKER, "stage"),
+        (microbatch, kind.scope != STAGE, "microbatch"),
+        (stage, kind.scope != WORKER, "stage"),
     ):
         if bool(digits) != carries:
             need = f"a {what}" if carries else f"no {what}"
@@ -402,7 +404,7 @@ def parse_op(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1
 
 
 def parse_cell(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Cell:
-    """Read one cell: empty, an op, or a fused pair."""
+    """Read one cell from its text: empty, an op, or a fused pair "(0F8;7B0)OVERLAP_F_B"."""
     text = text.strip()
     if not text:
         return ()
@@ -416,11 +418,12 @@ def parse_cell(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int =
 
 
 def _is_plain(op: Op, phases: Mapping[str, AnyPhase]) -> bool:
+    """Return whether an op is of one of the phases and has a legal stage and microbatch."""
     return (
         isinstance(op, Op)
         and isinstance(op.phase, AnyPhase)
         and phases.get(op.phase.name) == op.phase
-        and op.phase.kind.of in (MICROBATCH, COPY)
+        and op.phase.kind.scope in (MICROBATCH, COPY)
         and type(op.stage) is type(op.microbatch) is int
         and 0 <= op.stage < _LIMIT
         and 0 <= op.microbatch < _LIMIT
@@ -428,9 +431,9 @@ def _is_plain(op: Op, phases: Mapping[str, AnyPhase]) -> bool:
 
 
 def check_cell(cell: Cell, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Cell:
-    """Check a cell that is given as ops, by printing and parsing it."""
+    """Check a cell of ops, by printing and parsing it; return it with the phases of a table."""
     if isinstance(cell, tuple) and len(cell) == 1 and _is_plain(cell[0], phases):
-        return cell  # nearly all are: tables of a million cells are made in seconds
+        return cell  # the short way of most cells: a table may have millions
     if not isinstance(cell, tuple | list) or not all(isinstance(op, Op) for op in cell):
         raise ValueError(f"a cell is a text such as '2F0' or a tuple of Op, got {cell!r}")
     if any(not isinstance(op.phase, AnyPhase) for op in cell):
@@ -441,7 +444,7 @@ def check_cell(cell: Cell, phases: Mapping[str, AnyPhase] = PHASES, slices: int 
 
 
 def format_number(microbatch: int, slices: int = 1) -> str:
-    """Return the text of a microbatch, behind it the slice; nothing of `NO_MICROBATCH`."""
+    """Return the text of a microbatch, "m" or "m.slice"; empty for `NO_MICROBATCH`."""
     if microbatch == NO_MICROBATCH:
         return ""
     return ".".join(map(str, divmod(microbatch, slices))) if slices > 1 else str(microbatch)
@@ -459,21 +462,18 @@ def format_cell(cell: Cell, slices: int = 1) -> str:
     return f"({texts[0]};{texts[1]})OVERLAP_F_B" if len(cell) == 2 else "".join(texts)
 
 
-# The error for schedules that cannot run.
-
-
 @with_short_repr("reason worker slot")
 class ScheduleError(MismatchError):
-    """A schedule that cannot run.
+    """Error of a schedule that cannot run.
 
     The check that fails names the place; the table, which knows all cells, adds the grid.
 
     Attributes:
       reason: one line that names the op.
-      grid: the table as text with the place marked, empty where there is no place to show.
+      grid: the table as text with the place marked, empty if there is no place to show.
       worker: row of the fault, or None.
-      slot: column of the fault, or None where it is the whole row.
-      argument: of a builder that has a wrong value, or empty.
+      slot: column of the fault, or None if the fault is the whole row.
+      argument: argument of a builder that has a wrong value, or empty.
     """
 
     def __init__(
@@ -483,7 +483,7 @@ class ScheduleError(MismatchError):
         place: tuple[Index, Index | None] | None = None,
         argument: str = "",
     ) -> None:
-        """Join the reason and the grid to the message; a place is a worker and a slot."""
+        """Join reason and grid to the message; `place` is a worker and a slot."""
         super().__init__(f"{reason}\n{grid}" if grid else reason, argument)
         self.reason, self.grid = reason, grid
         self.worker, self.slot = (None if p is None else int(p) for p in place or (None, None))

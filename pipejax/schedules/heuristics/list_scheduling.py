@@ -1,9 +1,9 @@
-"""The list scheduler: a worker that is free takes the most urgent op that it may start.
+"""List scheduler: a worker that is free takes the most urgent op that it may start.
 
 Gradients come before forwards, since other workers wait for them, and forwards before weight
 gradients, which fill the gaps; within a kind the earlier microbatch comes first, then the later
-stage. What else a published heuristic decides is a rule: how far forwards run ahead, whether a
-weight gradient leaves a gap alone, what goes to the host and when it returns; or an order is given.
+stage. Rules express the choices of published heuristics: how far forwards run ahead, whether a
+weight gradient may delay a gradient, when activations go to the host and return, or a fixed order.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, Time, Timel
 
 NO_LIMIT = 10**9
 GRADIENT, FORWARD, WEIGHT = range(3)
-Waiting = tuple[Time, int, Op]  # how urgent: microbatch or place in an order, then -stage; op
+ReadyOp = tuple[Time, int, Op]  # urgency (microbatch or start in an order), -stage, op
 F, I, W = SPLIT  # noqa: E741
 KIND = {Phase.B: GRADIENT, I: GRADIENT, F: FORWARD, W: WEIGHT}
 
@@ -32,23 +32,23 @@ class Rules(NamedTuple):
     patience: tuple[Phase, ...] = ()
     # an activation returns from the host when fewer gradients than this come before its own
     due: int = 0
-    by_next: bool = False  # count gradients of the next stage: nothing returns too early
+    by_next: bool = False  # whether to count gradients of the next stage, for a later return
     host_links: Sequence[Sequence[int]] = ()  # groups of workers that share a host link
-    order: Order | None = None  # of ops, instead of all these rules
+    order: Order | None = None  # order of ops, instead of all these rules
 
 
 class Goal(NamedTuple):
-    """Limit of a run: one that is too long is given up."""
+    """Limit of a run: the scheduler stops a run that exceeds it."""
 
-    shorter_than: Time = FOREVER  # a makespan, or a span of each worker
-    by_span: bool = False  # which of the two
+    shorter_than: Time = FOREVER  # limit of the makespan, or of the span of each worker
+    by_span: bool = False  # whether the limit is of spans
 
 
 NO_GOAL = Goal()
 
 
 def list_schedule(work: Work, rules: Rules, goal: Goal = NO_GOAL) -> Timeline | None:
-    """Run the workers; None where memory keeps an op from ever starting, or it takes too long."""
+    """Schedule all ops by some rules; None if memory blocks an op for ever, or past the goal."""
     run = _ListScheduler(work, rules, goal).run()
     computed = sum(phase in KIND for phase, *_ in run.log)
     return run if computed == work.total else None
@@ -61,76 +61,76 @@ class _ListScheduler:
         self.work, self.rules, self.goal = work, rules, goal
         self.timeline = Timeline(work)
         workers = range(len(work.limits))
-        # what can start, by worker and kind: of one kind the least entry is the most urgent
-        self.ready: list[list[list[Waiting]]] = [[[] for _ in range(3)] for _ in workers]
-        self.entering = [
-            deque(
-                Op(F, 0, m)
-                for m, microbatch_pipe in enumerate(work.pipe_of)
-                if microbatch_pipe == pipe
-            )
-            for pipe in range(len(work.placement))
-        ]
-        self.coming: list[list[Time]] = [[] for _ in workers]  # of what a W must not delay
-        self.microbatch_pipes, self.depth = work.pipe_of, rules.depth
-        self.done = self.timeline.done[F], self.timeline.done[work.gradient]
+        # heaps of the ops that can start, by worker and kind
+        self.ready: list[list[list[ReadyOp]]] = [[[] for _ in range(3)] for _ in workers]
+        self.entering = [deque[Op]() for _ in work.placement]  # first forwards of each pipe
+        for m, pipe in enumerate(work.microbatch_pipes):
+            self.entering[pipe].append(Op(F, 0, m))
+        # heaps of the arrivals of ops that a W must not delay, by worker
+        self.patient_arrivals: list[list[Time]] = [[] for _ in workers]
         self.running: list[Op | None] = [None for _ in workers]
+        # heap of (time, serial number, op, whether it ends: otherwise its input arrives)
         self.events: list[tuple[Time, int, Op, bool]] = []
-        self.number = itertools.count()
+        self.serial_numbers = itertools.count()
         groups = {worker: tuple(group) for group in rules.host_links for worker in group}
-        self.sharing = [groups.get(worker, (worker,)) for worker in workers]
+        self.link_workers = [groups.get(worker, (worker,)) for worker in workers]
         self.link_busy = [False for _ in workers]
-        self.away: list[list[int]] = [[] for _ in workers]  # on the host, or on the way
-        self.went: list[set[int]] = [set() for _ in workers]  # once: never again
-        self.trip: list[Time] = []
-        if Phase.O in work.lasts:
-            self.trip = _round_trips(work)
-            self.period = max(map(sum, zip(*(work.lasts[p] for p in SPLIT), strict=True)))
-        durations = [duration for times in work.lasts.values() for duration in times]
-        # sums of floats are rounded: times closer than this are one moment
+        # microbatches by worker: with activations on the host or on their way, and ever offloaded
+        self.offloaded: list[list[int]] = [[] for _ in workers]
+        self.ever_offloaded: list[set[int]] = [set() for _ in workers]
+        self.round_trips: list[Time] = []
+        if Phase.O in work.durations:
+            self.round_trips = _round_trips(work)
+            self.period = max(map(sum, zip(*(work.durations[p] for p in SPLIT), strict=True)))
+        durations = [duration for times in work.durations.values() for duration in times]
+        # sums of floats are rounded: times closer than this are equal
         is_whole = all(isinstance(duration, int) for duration in durations)
         shortest = min((duration for duration in durations if duration), default=0)
-        self.same = 0 if is_whole else ROUNDING * shortest
+        self.tolerance = 0 if is_whole else ROUNDING * shortest
         order = rules.order
-        self.order = None if order is None else RowOrder(work, order, self.timeline, self.same)
-        self.remaining: list[Time] = [0 for _ in workers]  # work that has not begun
-        for pipe in work.pipe_of:
+        self.order = None if order is None else RowOrder(work, order, self.timeline, self.tolerance)
+        self.remaining: list[Time] = [0 for _ in workers]  # time of ops that have not started
+        for pipe in work.microbatch_pipes:
             for stage, worker in enumerate(work.placement[pipe]):
-                self.remaining[worker] += sum(work.lasts[p][stage] for p in KIND if p in work.lasts)
-        self.is_late = False
-        self.latest = [FOREVER if goal.by_span else goal.shorter_than for _ in workers]
+                self.remaining[worker] += sum(
+                    work.durations[p][stage] for p in KIND if p in work.durations
+                )
+        self.exceeds_goal = False
+        self.deadlines = [FOREVER if goal.by_span else goal.shorter_than for _ in workers]
 
     def run(self) -> Timeline:
-        if self.order is not None and not self.order.fits:
+        """Run all events; return the timeline, which lacks ops if the run was stopped."""
+        if self.order is not None and not self.order.keeps_limits:
             return self.timeline
-        for microbatches in self.entering:
-            if microbatches:
-                self.push(0, microbatches.popleft(), False)
-        while self.events and not self.is_late:
+        for first_forwards in self.entering:
+            if first_forwards:
+                self.push(0, first_forwards.popleft(), False)
+        while self.events and not self.exceeds_goal:
             now = self.events[0][0]
-            woken: set[int] = set()
-            while self.events and self.events[0][0] <= now + self.same:
-                *_, op, ends = heapq.heappop(self.events)
-                if ends:
-                    woken.update(self.finish(op))
+            active_workers: set[int] = set()
+            while self.events and self.events[0][0] <= now + self.tolerance:
+                *_, op, is_end = heapq.heappop(self.events)
+                if is_end:
+                    active_workers.update(self.finish(op))
                 else:
-                    woken.add(self.arrive(op))
-            for worker in sorted(woken):
-                chosen = self.choose(worker, now) if self.running[worker] is None else None
-                if chosen is not None:
-                    self.begin(chosen, worker, now)
-                    if self.rules.by_next and chosen.phase is I and worker:
-                        woken.add(worker - 1)  # what this gradient calls back
-            if Phase.O in self.work.lasts:
-                for worker in sorted(woken):
+                    active_workers.add(self.arrive(op))
+            for worker in sorted(active_workers):
+                next_op = self.choose(worker, now) if self.running[worker] is None else None
+                if next_op is not None:
+                    self.begin(next_op, worker, now)
+                    if self.rules.by_next and next_op.phase is I and worker:
+                        active_workers.add(worker - 1)  # an activation may be due there
+            if Phase.O in self.work.durations:
+                for worker in sorted(active_workers):
                     self.use_host_link(worker, now)
         return self.timeline
 
-    def push(self, moment: Time, op: Op, ends: bool) -> None:
-        heapq.heappush(self.events, (moment, next(self.number), op, ends))
+    def push(self, time: Time, op: Op, is_end: bool) -> None:
+        """Add the end of an op, or the arrival of its input, to the events."""
+        heapq.heappush(self.events, (time, next(self.serial_numbers), op, is_end))
 
     def arrive(self, op: Op) -> int:
-        """Queue an op at its worker, which is returned."""
+        """Add an op to the ready ops of its worker; return the worker."""
         phase, stage, microbatch = op
         worker = self.timeline.worker(op)
         urgency = microbatch if self.order is None else self.order.urgency(op)
@@ -138,154 +138,157 @@ class _ListScheduler:
         return worker
 
     def begin(self, op: Op, worker: int, now: Time) -> None:
-        waiting = self.ready[worker][KIND[op.phase]]
-        if waiting[0][2] == op:
-            heapq.heappop(waiting)
-        else:  # what is more urgent may not start yet
-            waiting.remove(next(entry for entry in waiting if entry[2] == op))
-            heapq.heapify(waiting)
+        """Start a ready op on its worker, and add the events that follow from it."""
+        ready = self.ready[worker][KIND[op.phase]]
+        if ready[0][2] == op:
+            heapq.heappop(ready)
+        else:  # a more urgent op may not start yet
+            ready.remove(next(entry for entry in ready if entry[2] == op))
+            heapq.heapify(ready)
         self.running[worker] = op
         if self.order is not None:
             self.order.begin(op, worker)
         if op.phase is F and op.stage == 0:
-            entering = self.entering[self.work.pipe_of[op.microbatch]]
+            entering = self.entering[self.work.microbatch_pipes[op.microbatch]]
             if entering:
                 self.arrive(entering.popleft())
         for next_op, arrival in self.timeline.start(op, now):
             self.push(arrival, next_op, False)
             if next_op[0] in self.rules.patience:
-                heapq.heappush(self.coming[self.timeline.worker(next_op)], arrival)
+                heapq.heappush(self.patient_arrivals[self.timeline.worker(next_op)], arrival)
         end = self.timeline.clock[worker]
         self.push(end, op, True)
         self.remaining[worker] -= end - now
-        if self.goal.by_span and self.latest[worker] == FOREVER:
-            self.latest[worker] = now + self.goal.shorter_than
-        if end + self.remaining[worker] >= self.latest[worker]:
-            self.is_late = True
+        if self.goal.by_span and self.deadlines[worker] == FOREVER:  # its first op
+            self.deadlines[worker] = now + self.goal.shorter_than
+        if end + self.remaining[worker] >= self.deadlines[worker]:
+            self.exceeds_goal = True
 
     def finish(self, op: Op) -> Sequence[int]:
-        """End an op, and return the workers that this may unblock."""
+        """End an op; return the workers that this may unblock."""
         worker = self.timeline.end(op)
         if op.phase in KIND:
             self.running[worker] = None
             return (worker,)
         if op.phase is Phase.L:
-            self.away[worker].remove(op.microbatch)
-        for sharer in self.sharing[worker]:
-            self.link_busy[sharer] = False
-        return self.sharing[worker]
+            self.offloaded[worker].remove(op.microbatch)
+        for link_worker in self.link_workers[worker]:
+            self.link_busy[link_worker] = False
+        return self.link_workers[worker]
 
     def choose(self, worker: int, now: Time) -> Op | None:
+        """Return the op that a free worker starts, or None to wait."""
         gradients, forwards, weights = self.ready[worker]
         if self.order is not None:
             ready = (entry[2] for entry in itertools.chain(gradients, forwards))
             return self.order.choose(worker, now, ready, weights[0][2] if weights else None)
-        if gradients and gradients[0][0] not in self.away[worker]:
+        if gradients and gradients[0][0] not in self.offloaded[worker]:
             return gradients[0][2]
         weight, forward = weights[0][2] if weights else None, self.next_forward(worker)
-        if forward is not None and self.fits(forward, worker):
+        if forward is not None and self.has_room(forward, worker):
             return forward
         if weight is None or forward is not None or not self.rules.patience:
             return weight
-        coming = self.coming[worker]
-        while coming and coming[0] <= now + self.same:
-            heapq.heappop(coming)
-        end = now + self.work.lasts[W][weight.stage]
-        return weight if not coming or end <= coming[0] + self.same else None
+        arrivals = self.patient_arrivals[worker]
+        while arrivals and arrivals[0] <= now + self.tolerance:
+            heapq.heappop(arrivals)
+        end = now + self.work.durations[W][weight.stage]
+        return weight if not arrivals or end <= arrivals[0] + self.tolerance else None
 
     def next_forward(self, worker: int) -> Op | None:
-        """Return the forward that a worker takes if there is memory."""
-        waiting = self.ready[worker][FORWARD]
-        if not waiting or self.may_enter(waiting[0][2]):
-            return waiting[0][2] if waiting else None
-        entering = (entry for entry in waiting if self.may_enter(entry[2]))
-        return min(entering, default=(0, 0, None))[2]
+        """Return the most urgent ready forward that may enter its stage, whatever its memory."""
+        ready = self.ready[worker][FORWARD]
+        if not ready or self.may_enter(ready[0][2]):
+            return ready[0][2] if ready else None
+        candidates = (entry for entry in ready if self.may_enter(entry[2]))
+        return min(candidates, default=(0, 0, None))[2]
 
     def may_enter(self, op: Op) -> bool:
         """Return whether a forward is not too far ahead of the gradients of its stage."""
         _, stage, microbatch = op
-        pipe = self.microbatch_pipes[microbatch]
-        forwards, gradients = self.done
-        ahead = forwards[pipe][stage] - gradients[pipe][stage]
-        return ahead < self.depth[pipe][stage]
+        pipe, done = self.work.microbatch_pipes[microbatch], self.timeline.done
+        in_flight = done[F][pipe][stage] - done[self.work.gradient][pipe][stage]
+        return in_flight < self.rules.depth[pipe][stage]
 
-    def fits(self, forward: Op, worker: int) -> bool:
+    def has_room(self, forward: Op, worker: int) -> bool:
         """Return whether memory suffices for a forward and for the activations that return soon."""
         size = self.work.sizes[forward.stage]
-        away = self.away[worker]
-        soon = sum(self.is_due(worker, microbatch) for microbatch in away) if away else 0
-        return self.timeline.held[worker] + (1 + soon) * size <= self.work.limits[worker]
+        num_due = sum(self.is_due(worker, microbatch) for microbatch in self.offloaded[worker])
+        return self.timeline.held[worker] + (1 + num_due) * size <= self.work.limits[worker]
 
     def is_due(self, worker: int, microbatch: int) -> bool:
-        """Return whether few gradients remain before the one that needs an activation."""
+        """Return whether an offloaded activation must return: its gradient comes soon."""
         gradients = self.timeline.done[I][0]
         by_next_stage = self.rules.by_next and worker + 1 < len(gradients)
         return microbatch - gradients[worker + by_next_stage] < self.rules.due
 
     def use_host_link(self, worker: int, now: Time) -> None:
-        """Start a transfer to or from the host if one is needed and the link is free."""
+        """Start a load or an offload if one is needed and the host link is free."""
         # Only pipes with one stage on each worker offload: stage w is on worker w.
         if not self.link_busy[worker]:
-            op = self.returning(worker) or self.leaving(worker)
+            op = self.due_load(worker) or self.needed_offload(worker)
             if op is not None:
-                self.transfer(op, now)
+                self.start_transfer(op, now)
 
-    def returning(self, worker: int) -> Op | None:
-        """Return the load of what the next gradients need, if it is due and there is room."""
-        oldest = min(self.away[worker], default=None)
+    def due_load(self, worker: int) -> Op | None:
+        """Return the load of the oldest offloaded activation, if it is due and there is room."""
+        oldest = min(self.offloaded[worker], default=None)
         if oldest is None or not self.is_due(worker, oldest):
             return None
         level = self.timeline.held[worker] + self.work.sizes[worker]
         return Op(Phase.L, worker, oldest) if level <= self.work.limits[worker] else None
 
-    def leaving(self, worker: int) -> Op | None:
-        """Return the offload of the youngest activation, if its room is needed."""
-        # Either the next gradient needs room, since its activation is away: then it goes at any
-        # price. Or a forward asks for room that no weight gradient makes: then it goes if it pays.
-        is_stuck = self.timeline.done[I][0][worker] in self.away[worker]
+    def needed_offload(self, worker: int) -> Op | None:
+        """Return the offload of the youngest activation, if its memory is needed."""
+        # If the activation of the next gradient is offloaded, its return needs room at any price.
+        # If a forward needs room and no weight gradient frees it, the offload must be in time.
+        is_stuck = self.timeline.done[I][0][worker] in self.offloaded[worker]
         forward, weights = self.next_forward(worker), self.ready[worker][WEIGHT]
-        asks = forward is not None and not weights and not self.fits(forward, worker)
-        youngest = self.youngest(worker) if is_stuck or asks else None
-        if youngest is None or not (is_stuck or self.pays(worker, youngest)):
+        needs_room = forward is not None and not weights and not self.has_room(forward, worker)
+        youngest = self.youngest_activation(worker) if is_stuck or needs_room else None
+        if youngest is None or not (is_stuck or self.returns_in_time(worker, youngest)):
             return None
         return Op(Phase.O, worker, youngest)
 
-    def youngest(self, worker: int) -> int | None:
-        """Return the activation whose gradient comes last, of those that may go."""
+    def youngest_activation(self, worker: int) -> int | None:
+        """Return the microbatch of the activation with the last gradient that may be offloaded."""
         running = self.running[worker]
-        ended = self.timeline.done[F][0][worker]
-        ended -= running is not None and running.phase is F
-        for microbatch in range(ended - 1, -1, -1):
+        num_ended = self.timeline.done[F][0][worker]
+        num_ended -= running is not None and running.phase is F
+        for microbatch in range(num_ended - 1, -1, -1):
             if self.is_due(worker, microbatch):
                 return None
-            if microbatch not in self.went[worker]:
+            if microbatch not in self.ever_offloaded[worker]:
                 return microbatch
         return None
 
-    def pays(self, worker: int, microbatch: int) -> bool:
-        """Return whether an activation can go and return before its gradient."""
-        durations = self.work.lasts
-        done = self.timeline.done[I][0][worker]
-        away = (microbatch - done) * self.period + (self.trip[worker] if not done else 0)
-        return away >= durations[Phase.O][worker] + durations[Phase.L][worker]
+    def returns_in_time(self, worker: int, microbatch: int) -> bool:
+        """Return whether an activation can go to the host and return before its gradient."""
+        durations, num_gradients = self.work.durations, self.timeline.done[I][0][worker]
+        round_trip = 0 if num_gradients else self.round_trips[worker]
+        time_left = (microbatch - num_gradients) * self.period + round_trip
+        return time_left >= durations[Phase.O][worker] + durations[Phase.L][worker]
 
-    def transfer(self, op: Op, now: Time) -> None:
+    def start_transfer(self, op: Op, now: Time) -> None:
+        """Start an offload or a load on the host link of its worker."""
         if op.phase is Phase.O:
-            self.went[op.stage].add(op.microbatch)
-            self.away[op.stage].append(op.microbatch)
-        for sharer in self.sharing[op.stage]:
-            self.link_busy[sharer] = True
+            self.ever_offloaded[op.stage].add(op.microbatch)
+            self.offloaded[op.stage].append(op.microbatch)
+        for link_worker in self.link_workers[op.stage]:
+            self.link_busy[link_worker] = True
         self.timeline.start(op, now)
-        self.push(now + self.work.lasts[op.phase][op.stage], op, True)
+        self.push(now + self.work.durations[op.phase][op.stage], op, True)
 
 
 def _round_trips(work: Work) -> list[Time]:
-    """Time (stages) from the end of a forward to its gradient, if nothing is in the way."""
-    trips: list[Time] = [0]
+    """Return the least time from the end of each stage's forward to its gradient: (stages)."""
+    round_trips: list[Time] = [0]  # last stage first
     for stage in reversed(range(1, len(work.placement[0]))):
-        ops = work.lasts[F][stage] + work.lasts[I][stage]
+        ops = work.durations[F][stage] + work.durations[I][stage]
         messages = sum(
-            kind[way][0][stage - 1] for kind in (work.lag, work.transmit) for way in (0, 1)
+            kind[direction][0][stage - 1]
+            for kind in (work.lag, work.transmit)
+            for direction in (0, 1)
         )
-        trips.append(trips[-1] + ops + messages)
-    return trips[::-1]
+        round_trips.append(round_trips[-1] + ops + messages)
+    return round_trips[::-1]

@@ -1,8 +1,8 @@
-"""The state of a run on the workers of a pipe: times, messages, memory, and what can run next.
+"""State of a run on the workers of a pipe: times, messages, memory, and ops that can start.
 
-Every scheduler of this folder stands on it and only chooses which op runs next. Times are whole
-numbers or floats, and stay what they are: sums of whole numbers are exact. When a run has ended,
-its start times become rows that keep a memory limit whatever the times turn out to be.
+Every scheduler of this folder uses it and only chooses the next op. Times are whole numbers or
+floats; sums of whole numbers are exact. After a run, start times become rows that keep a memory
+limit even if ops take other times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.memory_ledger import END, START, WEIGHT_SHARE, held_change
 from pipejax.schedules.cells.ops import HOST, INPUT_GRADS, SPLIT, Cell, Op, Phase
 from pipejax.schedules.cells.placement import Placement
-from pipejax.schedules.table.host_links import aligned
+from pipejax.schedules.table.host_links import align_columns
 
 Time = int | float
 FOREVER = float("inf")
@@ -23,19 +23,19 @@ TimedOp = tuple[Phase, int, int, int, Time, Time]  # phase, stage, microbatch, w
 
 
 class Work(NamedTuple):
-    """Ops to run. Times and sizes are in any unit."""
+    """Ops of a pipeline to schedule, with times and sizes in any unit."""
 
     placement: Sequence[Sequence[int]]  # (pipes, stages) worker of each stage
-    pipe_of: Sequence[int]  # (microbatches) pipe of each microbatch
-    lasts: Mapping[Phase, Sequence[Time]]  # (stages) times of each phase
+    microbatch_pipes: Sequence[int]  # (microbatches) pipe of each microbatch
+    durations: Mapping[Phase, Sequence[Time]]  # (stages) times of each phase
     lag: Sequence[Sequence[Sequence[Time]]]  # (directions, pipes, boundaries) delay
     transmit: Sequence[Sequence[Sequence[Time]]]  # (directions, pipes, boundaries) of the link
     sizes: Sequence[Time]  # (stages) memory that an activation takes at the start of F or L
-    kept: Sequence[Time]  # (stages) what of it is left after I and goes with W
+    weight_sizes: Sequence[Time]  # (stages) part of it that W frees; I frees the rest
     limits: Sequence[Time]  # (workers) memory for activations
 
     @classmethod
-    def of(
+    def from_placement(
         cls,
         placement: Placement,
         microbatch_pipes: Sequence[int],
@@ -43,11 +43,12 @@ class Work(NamedTuple):
         transfer: Time = 0,
         **memory: Sequence[Time],
     ) -> "Work":
-        """Let all messages between workers take one time, which occupies no link."""
+        """Make work with one time for all messages between workers, which occupy no link."""
+        # `memory` are the fields sizes, weight_sizes and limits; memory is unlimited without them.
         lag = (np.diff(placement) != 0) * transfer  # (pipes, boundaries)
         none: Sequence[Time] = [0] * placement.shape[1]
         limits: Sequence[Time] = [0] * (int(placement.max()) + 1)
-        unlimited = {"sizes": none, "kept": none, "limits": limits}
+        unlimited = {"sizes": none, "weight_sizes": none, "limits": limits}
         return cls(
             placement.tolist(),
             microbatch_pipes,
@@ -59,75 +60,81 @@ class Work(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Number of ops that compute."""
-        phases = sum(phase in self.lasts for phase in (*SPLIT, Phase.B))
-        return phases * len(self.placement[0]) * len(self.pipe_of)
+        """Return the number of ops that compute."""
+        phases = sum(phase in self.durations for phase in (*SPLIT, Phase.B))
+        return phases * len(self.placement[0]) * len(self.microbatch_pipes)
 
     @property
     def gradient(self) -> Phase:
-        """The phase whose end sends a gradient back: I, or B where backwards are not split."""
-        return Phase.I if Phase.I in self.lasts else Phase.B
+        """Return the phase that sends a gradient back: I, or B if backwards are not split."""
+        return Phase.I if Phase.I in self.durations else Phase.B
 
 
-class _Step(NamedTuple):
-    """All that an op of one phase, pipe and stage does, found out before the run."""
-
-    # Of what it makes: phase, stage, link of two workers, how long that is occupied, and the lag.
+class _Effects(NamedTuple):
+    """Effects of the ops of one phase, pipe and stage."""
 
     worker: int
-    lasts: Time
-    takes: Time
-    frees: Time
-    makes: Sequence[tuple[Phase, int, tuple[int, int], Time, Time]]
+    duration: Time
+    allocated: Time  # change of memory at the start
+    freed: Time  # change of memory at the end
+    # phase and stage of the ops that wait for it, link (two workers), transmit time, lag
+    outputs: Sequence[tuple[Phase, int, tuple[int, int], Time, Time]]
 
 
 class Timeline:
-    """The ops that have been started, in that order."""
+    """Log of the started ops, with times, memory and arrivals of inputs."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.log: list[TimedOp] = []  # ops with their times
-        self.clock: list[Time] = [0 for _ in work.limits]
-        self.held: list[Time] = [0 for _ in work.limits]
-        self.done = {phase: [[0 for _ in row] for row in work.placement] for phase in work.lasts}
-        self.arrival: dict[Op, Time] = {Op(Phase.F, 0, m): 0 for m in range(len(work.pipe_of))}
-        self._links: dict[tuple[int, int], Time] = {}
-        self._steps = {
-            phase: [[self._step(phase, p, s) for s in range(len(row))] for p, row in pipes]
-            for pipes in [list(enumerate(work.placement))]
-            for phase in work.lasts
+        self.log: list[TimedOp] = []  # ops with their times, in the order of their starts
+        self.clock: list[Time] = [0 for _ in work.limits]  # end of the last op of each worker
+        self.held: list[Time] = [0 for _ in work.limits]  # memory of each worker
+        # (phases) by pipe and stage, the number of started ops
+        self.done = {
+            phase: [[0 for _ in row] for row in work.placement] for phase in work.durations
+        }
+        self.arrival: dict[Op, Time] = {
+            Op(Phase.F, 0, m): 0 for m in range(len(work.microbatch_pipes))
+        }
+        self._link_ends: dict[tuple[int, int], Time] = {}  # end of the last message of each link
+        self._effects: dict[Phase, list[list[_Effects]]] = {
+            phase: [
+                [self._op_effects(phase, pipe, stage) for stage in range(len(row))]
+                for pipe, row in enumerate(work.placement)
+            ]
+            for phase in work.durations
         }
 
     def worker(self, op: Op) -> int:
-        """Return where an op runs."""
-        return self.work.placement[self.work.pipe_of[op[2]]][op[1]]
+        """Return the worker of an op."""
+        return self.work.placement[self.work.microbatch_pipes[op[2]]][op[1]]
 
     def start(self, op: Op, now: Time) -> list[tuple[Op, Time]]:
-        """Start an op: return the ops whose inputs it makes, and when these arrive."""
+        """Start an op; return the ops that wait for it, and the times at which inputs arrive."""
         phase, stage, microbatch = op
-        pipe = self.work.pipe_of[microbatch]
-        worker, duration, takes, _, makes = self._steps[phase][pipe][stage]
+        pipe = self.work.microbatch_pipes[microbatch]
+        worker, duration, allocated, _, outputs = self._effects[phase][pipe][stage]
         end = now + duration
         self.log.append((phase, stage, microbatch, worker, now, end))
         self.done[phase][pipe][stage] += 1
-        self.held[worker] += takes
+        self.held[worker] += allocated
         if phase not in HOST:
             self.clock[worker] = end
-        outputs = []
-        for phase_made, stage_made, link, transmit, lag in makes:
-            there = end
+        arrivals = []
+        for next_phase, next_stage, link, transmit, lag in outputs:
+            sent = end
             if transmit:  # a link carries one message at a time
-                there = self._links[link] = max(end, self._links.get(link, 0)) + transmit
-            op_made = Op(phase_made, stage_made, microbatch)
-            arrival = self.arrival[op_made] = there + lag
-            outputs.append((op_made, arrival))
-        return outputs
+                sent = self._link_ends[link] = max(end, self._link_ends.get(link, 0)) + transmit
+            next_op = Op(next_phase, next_stage, microbatch)
+            self.arrival[next_op] = sent + lag
+            arrivals.append((next_op, sent + lag))
+        return arrivals
 
     def end(self, op: Op) -> int:
-        """Free what an op releases at its end; return its worker."""
-        step = self._steps[op[0]][self.work.pipe_of[op[2]]][op[1]]
-        self.held[step.worker] += step.frees
-        return step.worker
+        """Free the memory that an op frees at its end; return its worker."""
+        effects = self._effects[op[0]][self.work.microbatch_pipes[op[2]]][op[1]]
+        self.held[effects.worker] += effects.freed
+        return effects.worker
 
     def rows(self) -> list[list[Op]]:
         """Return the ops of each worker, in the order in which they were started."""
@@ -136,40 +143,43 @@ class Timeline:
             rows[worker].append(Op(phase, stage, microbatch))
         return rows
 
-    def _step(self, phase: Phase, pipe: int, stage: int) -> _Step:
-        """Return the effects of an op, by the rules of `cells.dependencies`."""
+    def _op_effects(self, phase: Phase, pipe: int, stage: int) -> _Effects:
+        """Return the effects of an op: its memory, and the ops that wait for it."""
         work, row = self.work, self.work.placement[pipe]
         gradient, last = work.gradient, len(row) - 1
-        makes: list[tuple[Phase, int, tuple[int, int], Time, Time]] = []
-        for producer, output, target in (
+        outputs: list[tuple[Phase, int, tuple[int, int], Time, Time]] = []
+        for producer, consumer, target in (
             (Phase.F, gradient if stage == last else Phase.F, min(stage + 1, last)),
             (gradient, gradient, stage - 1),
             (Phase.I, Phase.W, stage),
         ):
             if producer is phase and target >= 0:
-                way, boundary = int(target < stage), min(stage, target)
-                times = (kind[way][pipe][boundary] for kind in (work.transmit, work.lag))
-                link = row[stage], row[target]
-                makes.append((output, target, link, *(times if target != stage else (0, 0))))
-        size = {"whole": work.sizes[stage], "for_w": work.kept[stage]}
-        takes, frees = (held_change(phase, moment, **size) for moment in (START, END))
-        return _Step(row[stage], work.lasts[phase][stage], takes, frees, makes)
+                direction, boundary = int(target < stage), min(stage, target)
+                transmit: Time = 0
+                lag: Time = 0
+                if target != stage:
+                    transmit = work.transmit[direction][pipe][boundary]
+                    lag = work.lag[direction][pipe][boundary]
+                outputs.append((consumer, target, (row[stage], row[target]), transmit, lag))
+        size = {"whole": work.sizes[stage], "for_w": work.weight_sizes[stage]}
+        allocated, freed = (held_change(phase, moment, **size) for moment in (START, END))
+        return _Effects(row[stage], work.durations[phase][stage], allocated, freed, outputs)
 
 
-# Rows from start times: where offloads are issued, and what has to wait for them.
+# Rows from start times: places of offloads, and waits for their ends.
 #
-# An offload or a load starts no earlier than the executed op before it in its row has ended, so it
-# stands right after the last one that ended by its start. A forward takes memory, and only what
-# is certain to be free then may count, whatever the times turn out to be: gradients before it in
-# its row, offloads whose end a WAIT_O awaits, and those that the host link finished before a
-# reload whose backward stands before it. A load follows all earlier offloads on its link.
+# An offload or a load starts when the op before it in its row has ended, so it stands after the
+# last op that ended by its start. A forward takes memory, and may rely only on memory that is
+# certainly free then, whatever the times of ops: freed by gradients before it in its row, by
+# offloads that a WAIT_O awaits, and by offloads that the host link finished before a load whose
+# backward stands before it. A load follows all earlier offloads on its link.
 #
-# Take any order of what takes memory. If the level after each, less only what is certain then,
-# keeps the limit, then no times exceed it: of all that has started at some moment, look at the
-# last in that order; everything that counted as free for it is free, so what is held is at most
-# the level after it. The order here is that of the starts.
+# Theorem: order the ops that take memory by their planned starts. If the level after each op, minus
+# the memory that is certainly free then, keeps the limit, then no run exceeds it. Proof: at any
+# time of a run, consider the last started op in this order; all memory that counted as free for it
+# is free, so the worker holds at most the level after it.
 
-KNOWN = (Phase.F, Phase.B, Phase.I, Phase.W, *HOST)
+PLANNED_PHASES = (Phase.F, Phase.B, Phase.I, Phase.W, *HOST)
 
 
 class TimedOps(NamedTuple):
@@ -183,13 +193,13 @@ class TimedOps(NamedTuple):
     end: Float[NumpyArray, " ops"]
 
     @classmethod
-    def of(cls, ops: Sequence[TimedOp]) -> "TimedOps":
+    def from_tuples(cls, ops: Sequence[TimedOp]) -> "TimedOps":
         """Make the arrays from one tuple per op."""
         columns = np.array(ops, float).reshape(len(ops), len(cls._fields)).T
         return cls(*columns[:4].astype(np.int64), *columns[4:])
 
     def spans(self, num_workers: int) -> Float[NumpyArray, " workers"]:
-        """Time (workers) from the first start of each worker to its last end."""
+        """Return the time from the first start of each worker to its last end: (workers)."""
         first, last = np.full(num_workers, FOREVER), np.zeros(num_workers)
         np.minimum.at(first, self.worker, self.start)
         np.maximum.at(last, self.worker, self.end)
@@ -205,11 +215,11 @@ def rows_from_starts(
     host_links: Sequence[Sequence[int]] = (),
 ) -> list[list[Cell]]:
     """Put ops with start times into rows that keep a memory limit at all times."""
-    # There is a WAIT_O only where the level that is certain would exceed the limit, for as few of
-    # the oldest offloads as it takes.
+    # A WAIT_O stands only where memory that is certainly free is not enough, and awaits as few of
+    # the oldest offloads as possible.
     for code in np.unique(ops.phase).tolist():
-        if code not in KNOWN:
-            names = ", ".join(phase.name for phase in KNOWN)
+        if code not in PLANNED_PHASES:
+            names = ", ".join(phase.name for phase in PLANNED_PHASES)
             raise ValueError(f"no rows are made from starts of {Phase(code).name}: only of {names}")
     size = np.asarray(sizes, float)
     weight_sizes = size * weight_share
@@ -218,49 +228,46 @@ def rows_from_starts(
         worker_ops = TimedOps(*(field[ops.worker == worker] for field in ops))
         row = TimedOps(*(field[_row_order(worker_ops)] for field in worker_ops))
         rows.append(_with_waits(row, size, weight_sizes, float(limit)))
-    start = {
-        Op(Phase(code), stage, microbatch): time
-        for code, stage, microbatch, time in zip(
-            *(c.tolist() for c in (*ops[:3], ops.start)), strict=True
-        )
-    }
-    # on a link that workers share, ops stand in the order of their starts
-    queues = [
-        sorted(
-            (start[cell[0]], worker, place)
+    if not host_links:
+        return rows
+    columns = (column.tolist() for column in (*ops[:3], ops.start))
+    starts = {Op(Phase(code), s, m): start for code, s, m, start in zip(*columns, strict=True)}
+    queues = []  # worker and index of each op on a shared link, in the order of starts
+    for group in host_links:
+        entries = [
+            (starts[cell[0]], worker, index)
             for worker in group
-            for place, cell in enumerate(rows[worker])
+            for index, cell in enumerate(rows[worker])
             if cell[0].phase in HOST
-        )
-        for group in host_links
-    ]
-    return (
-        aligned(rows, [[(worker, place) for _, worker, place in queue] for queue in queues])
-        if queues
-        else rows
-    )
+        ]
+        queues.append([(worker, index) for _, worker, index in sorted(entries)])
+    return align_columns(rows, queues)
 
 
 def _tolerance(ops: TimedOps) -> float:
+    """Return the difference below which two times of a run are equal."""
     return ROUNDING * float(np.max(ops.end, initial=0.0))
 
 
 def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
-    """Order a worker's ops (ops) by start, offloads and loads behind the last op that ended."""
-    on_link = np.isin(ops.phase, HOST)
-    executed = np.flatnonzero(~on_link)
+    """Return the order (ops) of a worker's ops in its row."""
+    # Ops are sorted by start; an offload or load stands after the last op that ended by its start.
+    is_on_link = np.isin(ops.phase, HOST)
+    executed = np.flatnonzero(~is_on_link)
     executed = executed[np.lexsort((ops.end[executed], ops.start[executed]))]
-    place = np.empty(len(ops.phase), np.int64)
-    place[executed] = np.arange(1, len(executed) + 1)
-    place[on_link] = np.searchsorted(
-        ops.end[executed], ops.start[on_link] + _tolerance(ops), side="right"
+    # position among the executed ops: 1, 2, 3, ..; a transfer has that of the op before it
+    position = np.empty(len(ops.phase), np.int64)
+    position[executed] = np.arange(1, len(executed) + 1)
+    position[is_on_link] = np.searchsorted(
+        ops.end[executed], ops.start[is_on_link] + _tolerance(ops), side="right"
     )
-    # of two that take no time at one moment the offload comes first: it makes room for the load
-    return np.lexsort((ops.phase == Phase.L, ops.end, ops.start, on_link, place))
+    # of two transfers without duration at one time, the offload makes room for the load
+    return np.lexsort((ops.phase == Phase.L, ops.end, ops.start, is_on_link, position))
 
 
 def _levels(row: TimedOps, sizes: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
-    """Memory (ops) taken by all ops that start no later; at a tie, a load comes last."""
+    """Return, for each op, the sum of sizes of all ops that start no later: (ops)."""
+    # At a tie, loads come last.
     start = row.start + _tolerance(row) * (row.phase == Phase.L)
     order = np.argsort(start, kind="stable")
     levels = np.empty_like(sizes)
@@ -274,51 +281,56 @@ def _with_waits(
     weight_sizes: Float[NumpyArray, " stages"],
     limit: float,
 ) -> list[Cell]:
-    """Cells of a row, with a WAIT_O wherever only an offload makes room."""
-    size, rest = sizes[row.stage], weight_sizes[row.stage]
-    frees = np.select([row.phase == Phase.I, row.phase == Phase.W], [size - rest, rest], size)
+    """Return the cells of a row, with a WAIT_O before each forward that needs an offload's memory.
+
+    `row` are the ops of one worker in order, `limit` is its memory limit.
+    """
+    size, weight_size = sizes[row.stage], weight_sizes[row.stage]
+    is_i, is_w = row.phase == Phase.I, row.phase == Phase.W
+    freed = np.select([is_i, is_w], [size - weight_size, weight_size], size)
     level = _levels(row, np.where(np.isin(row.phase, (Phase.F, Phase.L)), size, 0.0))
     max_level = limit * (1 + ROUNDING)
-    free = 0.0  # by the gradients so far
+    freed_by_gradients = 0.0  # so far
     offloads: list[Op] = []
-    offloaded, ends = [0.0], [0.0]  # by the first k offloads, until when
-    certain = 0  # offloads that have surely ended
-    before_load: dict[tuple[int, int], int] = {}
+    freed_by_offloads, offload_ends = [0.0], [0.0]  # of the first k offloads together
+    num_ended = 0  # offloads that have certainly ended
+    offloads_before_load: dict[tuple[int, int], int] = {}
     cells: list[Cell] = []
-    columns = (*row[:3], size, frees, level, row.start + _tolerance(row), row.end)
-    for code, stage, microbatch, takes, gives, held, start, end in zip(
+    columns = (*row[:3], size, freed, level, row.start + _tolerance(row), row.end)
+    for code, stage, microbatch, op_size, op_freed, op_level, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         op = Op(Phase(code), stage, microbatch)
         if op.phase is Phase.F:
-            # the theorem of the module: take as free only what is certain before this F, and wait
-            # for the fewest oldest offloads with which the level keeps the limit
-            enough = (
+            # By the theorem above: wait for the fewest oldest offloads that keep the limit.
+            sufficient_counts = (
                 k
-                for k in range(certain, len(offloaded))
-                if held - free - offloaded[k] <= max_level and ends[k] <= start
+                for k in range(num_ended, len(freed_by_offloads))
+                if op_level - freed_by_gradients - freed_by_offloads[k] <= max_level
+                and offload_ends[k] <= start
             )
-            needed = next(enough, None)
-            _check_room(needed is not None, op, limit)
-            if needed is not None and needed > certain:
-                certain = needed
-                cells.append((offloads[certain - 1]._replace(phase=Phase.WAIT_O),))
+            num_awaited = next(sufficient_counts, None)
+            _check_room(num_awaited is not None, op, limit)
+            if num_awaited is not None and num_awaited > num_ended:
+                num_ended = num_awaited
+                cells.append((offloads[num_ended - 1]._replace(phase=Phase.WAIT_O),))
         elif op.phase is Phase.O:
             offloads.append(op)
-            offloaded.append(offloaded[-1] + takes)
-            ends.append(end)
+            freed_by_offloads.append(freed_by_offloads[-1] + op_size)
+            offload_ends.append(end)
         elif op.phase is Phase.L:
-            _check_room(held - free - offloaded[-1] <= max_level, op, limit)
-            before_load[stage, microbatch] = len(offloads)
+            has_room = op_level - freed_by_gradients - freed_by_offloads[-1] <= max_level
+            _check_room(has_room, op, limit)
+            offloads_before_load[stage, microbatch] = len(offloads)
         else:
-            free += gives
+            freed_by_gradients += op_freed
             if op.phase in INPUT_GRADS:
                 # it waited for its load, and the load for all offloads before it on the link
-                certain = max(certain, before_load.get((stage, microbatch), 0))
+                num_ended = max(num_ended, offloads_before_load.get((stage, microbatch), 0))
         cells.append((op,))
     return cells
 
 
-def _check_room(fits: bool, op: Op, limit: float) -> None:
-    if not fits:
+def _check_room(has_room: bool, op: Op, limit: float) -> None:
+    if not has_room:
         raise ValueError(f"{op} finds no room: activations exceed the limit of {limit:g}")

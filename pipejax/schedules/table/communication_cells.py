@@ -1,10 +1,10 @@
-"""SEND and RECV cells: removed from a table, and inserted along one order of all transfers.
+"""SEND and RECV cells: their removal, and their insertion along one order of all transfers.
 
-Where it is asked for, PyTorch's other cells are put in beside them.
+On request, PyTorch's other cells are inserted too.
 
 An order of transfers is a permutation of the messages of a program, as `Program.messages` numbers
-them (communication cells do not change these numbers). Where every transfer stands after all that
-must have arrived before its producer can run, the queues that follow the order cannot deadlock.
+them (communication cells do not change these numbers). If every transfer follows all transfers that
+its producer waits for, queues in this order cannot deadlock.
 """
 
 from collections.abc import Sequence
@@ -41,83 +41,80 @@ from pipejax.schedules.table.sharding import (
 )
 from pipejax.schedules.table.table import ScheduleTable, row_order, without
 
-# What PyTorch's runtime puts into a table of computation before it runs it, beside SEND and RECV.
-#
-# Passes over rows without idle cells: parameters are gathered before the first op that needs them
-# and dropped when other stages come next (UNSHARD, RESHARD), gradients are reduced after the last
-# backward of a stage, and every SEND has its wait. A pass leaves alone what a table has of its
-# kind.
+# PyTorch's runtime inserts more cells into a table: it gathers parameters before the first op that
+# needs them and drops them when other stages come next (UNSHARD, RESHARD), reduces gradients after
+# the last backward of a stage, and waits for every SEND. If a table has cells of one kind already,
+# no more are inserted.
 
 Rows = list[list[Cell]]
 
 LOWERINGS = ("pytorch",)
-GATHERED = Lookahead(2, 3, STAGES)  # by default of PyTorch's `_PipelineScheduleRuntime`
-_WAIT_OF = {Phase.SEND_F: Phase.WAIT_SEND_F, Phase.SEND_B: Phase.WAIT_SEND_B}
+TORCH_LOOKAHEAD = Lookahead(2, 3, STAGES)  # default of PyTorch's `_PipelineScheduleRuntime`
+_SEND_WAITS = {Phase.SEND_F: Phase.WAIT_SEND_F, Phase.SEND_B: Phase.WAIT_SEND_B}
 
 
 def with_sharding(table: ScheduleTable) -> ScheduleTable:
-    """Put in what gathers parameters and reduces gradients, and leave out idle cells."""
+    """Insert cells that gather parameters and reduce gradients, as PyTorch; drop idle cells."""
     if table.offloads:
         raise ValueError("lowering: PyTorch offloads nothing, the table has O and L cells")
-    rows = dense_rows(table)
-    held = {op.phase for row in rows for cell in row for op in cell}
-    if not held & {Phase.UNSHARD, Phase.RESHARD}:
-        rows = [with_gathers(row, table.grammar.compute, GATHERED) for row in rows]
-    if not held & {Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD}:
-        ends = table.grammar.ends_backward
+    rows, used_phases = dense_rows(table), {*table.used_phases}
+    if used_phases.isdisjoint({Phase.UNSHARD, Phase.RESHARD}):
+        rows = [with_gathers(row, table.grammar.compute, TORCH_LOOKAHEAD) for row in rows]
+    if used_phases.isdisjoint({Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD}):
+        ends = table.grammar.backward_ends
         rows = [with_reductions(row, deferred=False, ends=ends) for row in rows]
     return table.with_rows(rows)
 
 
 def with_waits(row: Sequence[Cell]) -> list[Cell]:
-    """Put a wait for every SEND without one into a row."""
-    # That of an activation stands behind the backward of its microbatch, which shows that the
-    # message has arrived; that of a gradient at the end of the row. So no wait delays anything.
-    held = {op for cell in row for op in cell}
+    """Return a row with a wait for every SEND."""
+    # The wait for an activation follows the backward of its microbatch, which starts after the
+    # message has arrived; waits for gradients end the row. So no wait delays an op.
+    row_ops = {op for cell in row for op in cell}
     cells: list[Cell] = []
-    pending: dict[Op, None] = {}
+    pending: dict[Op, None] = {}  # waits, in order
     for cell in row:
         cells.append(cell)
         for op in cell:
-            if op.phase in _WAIT_OF:
-                pending[op._replace(phase=_WAIT_OF[op.phase])] = None
+            if op.phase in _SEND_WAITS:
+                pending[op._replace(phase=_SEND_WAITS[op.phase])] = None
             wait = op._replace(phase=Phase.WAIT_SEND_F)
-            if op.phase in INPUT_GRADS and wait in pending and wait not in held:
+            if op.phase in INPUT_GRADS and wait in pending and wait not in row_ops:
                 cells.append((wait,))
                 del pending[wait]
-    return cells + [(wait,) for wait in pending if wait not in held]
+    return cells + [(wait,) for wait in pending if wait not in row_ops]
 
 
 Order = Int[NumpyArray, " transfers"]
 
 
 def table_messages(table: ScheduleTable) -> Dependencies:
-    """Return the messages between workers, in the order in which producers stand in their rows."""
-    # Those of one op go with activations first, then by the stage that they go to.
+    """Return the messages between workers, by the cell of their producer."""
+    # Messages of one op are sorted by direction, activations first, then by target stage.
     messages = table.dependencies.messages()
     return messages.take(np.lexsort((messages.to_stage, messages.direction, messages.producer)))
 
 
 class RunOrder(NamedTuple):
-    """Order in which a table runs under some links, and its messages."""
+    """Cells of a table that run in order under some links, and its messages."""
 
     executed: Int[NumpyArray, " executed"]  # cells that workers execute, row by row
     host: Int[NumpyArray, " host"]  # cells of offloads and loads, row by row
     host_edges: tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]
-    messages: Dependencies  # what is sent between workers
+    messages: Dependencies  # edges between workers
     models: Int[NumpyArray, " messages"]  # position in `LINK_MODELS`
 
 
 def run_order(table: ScheduleTable, links: Links) -> RunOrder:
-    """Read it off a table; refuse a deadlock on a shared host link."""
-    sent = table_messages(table)
-    ends = sent.producer // table.num_slots, sent.consumer // table.num_slots
+    """Return the run order of a table under some links; refuse a deadlock on a host link."""
+    messages = table_messages(table)
+    ends = messages.producer // table.num_slots, messages.consumer // table.num_slots
     none = np.zeros(0, int)
     order = RunOrder(
         executed=row_order(table, links.executed(table.grammar)),
         host=row_order(table, table.grammar.host) if table.offloads else none,
         host_edges=host_edges(table, links) if table.offloads else (none, none),
-        messages=sent,
+        messages=messages,
         models=links.message_models(table.num_workers, *ends),
     )
     check_host_links(table, links)
@@ -126,7 +123,7 @@ def run_order(table: ScheduleTable, links: Links) -> RunOrder:
 
 def without_transfers(table: ScheduleTable) -> ScheduleTable:
     """Remove SEND and RECV cells from a table, and the waits for them."""
-    # Each row closes up behind them, which may not change who goes first over a shared host link.
+    # Rows become shorter, but the order of offloads on a shared host link must not change.
     bare = without(table, COMMUNICATION)
     return _in_host_order(table, bare) if bare.offloads and bare is not table else bare
 
@@ -137,43 +134,43 @@ def _in_host_order(table: ScheduleTable, bare: ScheduleTable) -> ScheduleTable:
 
 
 def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
-    """Order the transfers producer by producer, as PyTorch lowers a schedule."""
+    """Order the transfers producer by producer, as PyTorch lowers a schedule: (transfers)."""
     # The messages of an op follow it at once, however late their consumers are. Of the links only
     # shared host links matter, since ops wait for them.
-    rounds = _in_rounds(without_transfers(table), Links.of(link))
-    return np.array([transfer for _, transfers in rounds for transfer in transfers], int)
+    steps = _run_in_turn(without_transfers(table), Links.resolve(link))
+    return np.array([transfer for _, transfers in steps for transfer in transfers], int)
 
 
-def _in_rounds(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
-    """List cells with their messages round by round: each worker in turn runs an op, if it can."""
-    # An offload or load is issued in its turn, and its row goes on; it has run as soon as all that
-    # it waits for has, which on a shared host link may be of another row.
+def _run_in_turn(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
+    """Run a table with workers in turn, an op each if it can start; list cells and transfers."""
+    # An offload or load is issued in its turn and its row goes on. It has run when all cells that
+    # it waits for have run, also cells of other rows on a shared host link.
     check_host_links(bare, links)
-    waits_for: dict[int, list[int]] = {}
-    for before, cell in zip(*(ends.tolist() for ends in waiting_cells(bare, links)), strict=True):
-        waits_for.setdefault(cell, []).append(before)
-    sends: dict[int, list[int]] = {}
+    producers: dict[int, list[int]] = {}
+    for tail, head in zip(*(ends.tolist() for ends in waiting_cells(bare, links)), strict=True):
+        producers.setdefault(head, []).append(tail)
+    transfers: dict[int, list[int]] = {}
     for transfer, producer in enumerate(table_messages(bare).producer.tolist()):
-        sends.setdefault(producer, []).append(transfer)
+        transfers.setdefault(producer, []).append(transfer)
     on_host = set(row_order(bare, HOST).tolist())
-    remaining = [row[::-1] for row in _held_cells(bare)]
+    remaining = [row[::-1] for row in _occupied_cells(bare)]
     has_run = [False] * bare.phase.size
     steps: list[tuple[int, list[int]]] = []
-    issued: list[int] = []  # and has not run yet
+    pending: list[int] = []  # issued cells that have not run
 
     def can_run(cell: int) -> bool:
-        return all(has_run[before] for before in waits_for.get(cell, ()))
+        return all(has_run[producer] for producer in producers.get(cell, ()))
 
     while any(remaining):
         for row in filter(None, remaining):
             if not can_run(row[-1]) and row[-1] not in on_host:
                 continue
-            issued.append(row.pop())
-            steps.append((issued[-1], sends.get(issued[-1], [])))
-            while ready := [cell for cell in issued if can_run(cell)]:
+            pending.append(row.pop())
+            steps.append((pending[-1], transfers.get(pending[-1], [])))
+            while ready := [cell for cell in pending if can_run(cell)]:
                 for cell in ready:
                     has_run[cell] = True
-                issued = [cell for cell in issued if not has_run[cell]]
+                pending = [cell for cell in pending if not has_run[cell]]
     return steps
 
 
@@ -219,7 +216,7 @@ def insert_transfers(
         resolve_name(lowering, LOWERINGS, "lowering")
     is_torch = lowering is not None
     bare = without_transfers(table)
-    return with_transfers(bare, order, Links.of(link), waits=is_torch, sharding=is_torch)
+    return with_transfers(bare, order, Links.resolve(link), waits=is_torch, sharding=is_torch)
 
 
 def with_transfers(
@@ -230,14 +227,14 @@ def with_transfers(
     waits: bool = False,
     sharding: bool = False,
 ) -> ScheduleTable:
-    """Put SEND and RECV cells into a table that has none, with waits and sharding if wanted."""
+    """Insert SEND and RECV cells into a table without any; `waits` and `sharding` as PyTorch."""
     if not table.grammar.has_usual_messages:
         has = f"{table.name} has {table.grammar.unusual}"
         raise MismatchError(f"SEND and RECV cells carry the usual messages alone, and {has}")
     bare = with_sharding(table) if sharding else table
     sent = table_messages(bare)
     if order is None:
-        steps = _in_rounds(bare, links)
+        steps = _run_in_turn(bare, links)
     else:
         chosen = np.asarray(order).tolist()
         if sorted(chosen) != list(range(len(sent.producer))):
@@ -254,41 +251,40 @@ def with_transfers(
 def _rows(
     bare: ScheduleTable, sent: Dependencies, steps: Sequence[tuple[int, list[int]]]
 ) -> list[list[Cell]]:
-    """Put each cell of some steps down with all before it in its row, then its messages."""
-    # An op comes down only when a step asks for it or for one behind it.
+    """Return rows with SEND and RECV cells: each step adds a cell, and then its transfers."""
+    # A step also adds all earlier cells of its row; other ops are added at the end.
     fields = (sent.direction, sent.from_stage, sent.microbatch)
     sends = [
         Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)
         for direction, stage, microbatch in zip(*(f.tolist() for f in fields), strict=True)
     ]
-    cells = _held_cells(bare)
-    place = {cell: k for row in cells for k, cell in enumerate(row)}
-    held = [[cell for cell in row if cell] for row in bare.rows()]
+    cells, ops = _occupied_cells(bare), dense_rows(bare)
+    positions = {cell: k for row in cells for k, cell in enumerate(row)}  # in its row
     rows: list[list[Cell]] = [[] for _ in cells]
-    next_op = [0] * len(cells)
-    waits_for: dict[int, set[int]] = {}
+    next_position = [0] * len(cells)
+    missing_inputs: dict[int, set[int]] = {}  # transfers that a cell still waits for
     for transfer, consumer in enumerate(sent.consumer.tolist()):
-        waits_for.setdefault(consumer, set()).add(transfer)
-    for last, transfers in steps:
-        worker = last // bare.num_slots
-        while next_op[worker] <= place[last]:
-            cell = cells[worker][next_op[worker]]
-            if waits_for.get(cell):
-                early, late = sends[transfers[0]], sends[min(waits_for[cell])]
+        missing_inputs.setdefault(consumer, set()).add(transfer)
+    for step_cell, transfers in steps:
+        worker = step_cell // bare.num_slots
+        while next_position[worker] <= positions[step_cell]:
+            cell = cells[worker][next_position[worker]]
+            if missing_inputs.get(cell):
+                early, late = sends[transfers[0]], sends[min(missing_inputs[cell])]
                 raise ValueError(f"order: {early} stands before {late}, which it waits for")
-            rows[worker].append(held[worker][next_op[worker]])
-            next_op[worker] += 1
+            rows[worker].append(ops[worker][next_position[worker]])
+            next_position[worker] += 1
         for transfer in transfers:
             consumer, send = int(sent.consumer[transfer]), sends[transfer]
             rows[worker].append((send,))
             rows[consumer // bare.num_slots].append((matching_receive(send),))
-            waits_for[consumer].remove(transfer)
-    for row, ops, first in zip(rows, held, next_op, strict=True):
-        row += ops[first:]
+            missing_inputs[consumer].remove(transfer)
+    for row, row_ops, position in zip(rows, ops, next_position, strict=True):
+        row += row_ops[position:]
     return rows
 
 
-def _held_cells(table: ScheduleTable) -> list[list[int]]:
+def _occupied_cells(table: ScheduleTable) -> list[list[int]]:
     return [
         (worker * table.num_slots + np.flatnonzero(row)).tolist()
         for worker, row in enumerate(table.phase)

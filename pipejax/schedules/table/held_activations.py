@@ -1,9 +1,8 @@
-"""Holdings of the workers of a table in row order: activations in flight, or bytes.
+"""Memory of the workers of a table in row order: activations in flight, or bytes.
 
-On one worker ops run one after the other, so what it holds does not depend on their durations, as
-long as none is 0: row order is a run in which each op takes one slot. Only offloads and loads run
-beside them. Here these take no time, as where they have no cost; `activation_memory` of a run
-follows them in time.
+Ops of a worker run one after another, so its memory does not depend on their durations if none is
+0: row order is a run in which each op takes one slot. Offloads and loads run beside them; here they
+take no time. `activation_memory` of a run follows them in time.
 """
 
 from typing import Any, NamedTuple
@@ -23,10 +22,11 @@ Bytes = Float[NumpyArray, " stages"]
 def in_flight(
     table: ScheduleTable, sizes: Bytes | None = None
 ) -> Int[NumpyArray, "workers slots"] | Float[NumpyArray, "workers slots"]:
-    """Count the (stage, microbatch) activations that each worker holds during each slot."""
-    ops = HeldOps.of(table)
+    """Return the activations that each worker holds in each slot: (workers, slots)."""
+    # The result counts activations, or sums `sizes` of the activations of each stage.
+    ops = HeldOps.from_content(table)
     on_host = np.isin(ops.phase, table.grammar.host)
-    held = HeldParts.of(HeldOps(*(field[~on_host] for field in ops)), table.grammar)
+    held = HeldParts.from_ops(HeldOps(*(field[~on_host] for field in ops)), table.grammar)
     change = held.change if sizes is None else held.change * sizes[held.stage]
     if held.items:
         change = change * np.array([*np.ones(len(PARTS)), *held.items])[held.part]
@@ -46,39 +46,40 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
 def held_in_rows(
     table: ScheduleTable, *, by_microbatch: bool = False, at_work: bool = False
 ) -> HeldParts:
-    """Apply the memory ledger to the rows, in slots.
+    """Apply the memory ledger to the rows of a table, with slots as times.
 
-    Where microbatches differ, number m of stage s has the place s M + m among sizes. `at_work` adds
-    what backwards recompute by themselves.
+    With `by_microbatch`, stage s and microbatch m have the index s M + m among sizes. `at_work`
+    adds the parts that backwards recompute without R.
     """
-    ops = HeldOps.of(table)
+    ops = HeldOps.from_content(table)
     if by_microbatch:
         microbatch = np.maximum(table.ops.microbatch[is_in_ledger(table)], 0)
         ops = ops._replace(stage=ops.stage * table.num_microbatches + microbatch)
     on_host = np.isin(ops.phase, table.grammar.host)
     if not on_host.any():
-        return HeldParts.of(ops, table.grammar, at_work=at_work)
-    # they start and end as the next op that takes time starts
+        return HeldParts.from_ops(ops, table.grammar, at_work=at_work)
+    # an offload or load starts and ends when the next op that takes time starts:
+    #   row F O . B: the next such op of each slot is in slots 0 3 3 3
     takes_time = np.isin(table.phase, table.grammar.busy)
     slot = np.where(takes_time, np.arange(table.num_slots), table.num_slots)
-    coming = np.minimum.accumulate(slot[:, ::-1], axis=1)[:, ::-1][ops.worker, ops.start]
-    start, end = (np.where(on_host, coming, moment) for moment in (ops.start, ops.end))
-    return HeldParts.of(ops._replace(start=start, end=end), table.grammar, at_work=at_work)
+    next_slot = np.minimum.accumulate(slot[:, ::-1], axis=1)[:, ::-1][ops.worker, ops.start]
+    start, end = (np.where(on_host, next_slot, time) for time in (ops.start, ops.end))
+    return HeldParts.from_ops(ops._replace(start=start, end=end), table.grammar, at_work=at_work)
 
 
 def gathered_peak(
     table: ScheduleTable, sizes: Bytes | None = None
 ) -> Float[NumpyArray, " workers"]:
-    """Return the most that gathered weights take on each worker at once, in row order.
+    """Return the largest memory of gathered weights on each worker, in row order.
 
-    A run never holds more. What no cell gathers is not counted.
+    A run never holds more. Weights that no cell gathers are not counted.
 
     Args:
       table: the schedule.
-      sizes: what the weights of a stage take, by stage; 1 if None.
+      sizes: size of the weights of each stage; 1 if None.
 
     Returns:
-      (workers) what they take, in the unit of sizes.
+      (workers) memory, in the unit of sizes.
 
     Raises:
       MismatchError: if there is not one size for each stage.
@@ -96,86 +97,92 @@ def gathered_peak(
             f"sizes must have one entry for each of {table.num_stages} stages, got {sizes!r}",
             "sizes",
         )
-    return HeldParts.gathered(HeldOps.gathering(table)).peaks(size[None], table.num_workers)
+    return HeldParts.from_gathers(HeldOps.gathers_from_content(table)).peaks(
+        size[None], table.num_workers
+    )
 
 
 def static_bytes(
     table: ScheduleTable, bytes_per_stage: Bytes, version_bytes: Bytes | None = None
 ) -> Float[NumpyArray, " workers"]:
-    """Return the memory that lasts the whole step: every worker's copy of a stage counts.
+    """Return the memory of the copies of stages on each worker, for the whole step.
 
     Returns (workers) bytes; two pipes that have a stage on one worker share its copy. A table that
-    trains several runs holds a copy for each.
+    trains several runs holds a copy for each. `version_bytes` are those of a stashed version.
     """
-    copies, stashed = _models(table)
+    copies, stashed = _copies_and_versions(table)
     total = copies @ np.asarray(bytes_per_stage, float)
     if version_bytes is not None:
         total += stashed @ np.asarray(version_bytes, float)
     return total
 
 
-def _models(
+def _copies_and_versions(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "workers stages"], Int[NumpyArray, "workers stages"]]:
-    """Copies of each stage, and weight versions beside the newest: (workers, stages) each."""
+    """Return the copies of each stage, and weight versions beside the newest: (workers, stages)."""
     versions = versions_held(table)
     copies = np.where(versions > 0, table.weights.runs, 0)
     return copies, versions - copies
 
 
 class HeldCounts(NamedTuple):
-    """Counts of what each worker holds: its memory is linear in the bytes of the stages."""
+    """Counts of the parts that each worker holds: its memory is linear in the bytes of stages."""
 
     copies: Int[NumpyArray, "workers stages"]  # 1, or one of each run
     stashed: Int[NumpyArray, "workers stages"]  # further versions of its weights, at most
-    # by `PARTS`, then items, at each moment that is the peak for some sizes; zeros fill up
-    parts: Int[NumpyArray, "parts workers stages moments"]
+    # by `PARTS`, then items, at each time that is the peak for some sizes; padded with zeros
+    parts: Int[NumpyArray, "parts workers stages times"]
     items: tuple[float, ...] = ()  # sizes of items, as shares of a whole activation
 
     def static_bytes(self, static: Any, version: Any) -> Any:
-        """Return what lasts the whole step: (..., workers) bytes, by (..., stages)."""
+        """Return the memory of the whole step, (..., workers) bytes.
+
+        `static` and `version` are bytes (..., stages) of a copy and of a stashed version.
+        """
         return static @ self.copies.T + version @ self.stashed.T
 
     def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
-        """Return activations at their peak: (..., workers) bytes, by (..., stages) of each part."""
-        # Only operators are used, so that arrays may be traced.
+        """Return the peak of activation memory, (..., workers) bytes, for sizes of each part."""
+        # The sizes are (..., stages) bytes and may be traced.
         sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
         held = [size @ counts for size, counts in zip(sizes, self.parts, strict=True)]
         return sum(held[1:], start=held[0]).max(axis=-1).T
 
 
 def held_counts(table: ScheduleTable) -> HeldCounts:
-    """Count what each worker holds, for any sizes of stages."""
+    """Count the parts that each worker holds at possible peaks, for any sizes of stages."""
     held, stages = held_in_rows(table, at_work=True), table.num_stages
-    count = len(PARTS) + len(held.items)
-    column = held.part * stages + held.stage % stages
-    moments = []
+    num_parts = len(PARTS) + len(held.items)
+    column = held.part * stages + held.stage % stages  # one column for each part and stage
+    worker_peaks = []  # of each worker (times, columns)
     for worker in range(table.num_workers):
         on_worker = held.worker == worker
-        worker_columns, place = np.unique(
-            column[on_worker], return_inverse=True
-        )  # few of all columns
-        changes = np.zeros((len(place), len(worker_columns)), int)
-        changes[np.arange(len(place)), place] = held.change[on_worker]
-        peaks = _undominated(np.cumsum(changes, axis=0)[held.settled[on_worker]])
-        moments.append(np.zeros((len(peaks), count * stages), int))
-        moments[-1][:, worker_columns] = peaks
-    parts = np.zeros((table.num_workers, count * stages, max(map(len, moments))), int)
-    for worker, counts in enumerate(moments):
-        parts[worker, :, : len(counts)] = counts.T
-    by_part = parts.reshape(table.num_workers, count, stages, -1)
-    return HeldCounts(*_models(table), by_part.swapaxes(0, 1), held.items)
+        # the worker has few of all columns: count in these alone
+        worker_columns, indices = np.unique(column[on_worker], return_inverse=True)
+        changes = np.zeros((len(indices), len(worker_columns)), int)
+        changes[np.arange(len(indices)), indices] = held.change[on_worker]
+        counts = np.cumsum(changes, axis=0)[held.is_last_at_time[on_worker]]
+        candidates = _undominated(counts)
+        peaks = np.zeros((len(candidates), num_parts * stages), int)
+        peaks[:, worker_columns] = candidates
+        worker_peaks.append(peaks)
+    parts = np.zeros((table.num_workers, num_parts * stages, max(map(len, worker_peaks))), int)
+    for worker, peaks in enumerate(worker_peaks):
+        parts[worker, :, : len(peaks)] = peaks.T
+    by_part = parts.reshape(table.num_workers, num_parts, stages, -1).swapaxes(0, 1)
+    return HeldCounts(*_copies_and_versions(table), by_part, held.items)
 
 
-def _undominated(counts: Int[NumpyArray, "times sizes"]) -> Int[NumpyArray, "moments sizes"]:
-    """Keep the rows that no other row reaches in every entry: one of them is the peak."""
-    # The peak of sizes >= 0 is the largest counts @ sizes, and a row that another one reaches in
-    # every entry is never the only largest. Most rows are covered by the next in time; the few that
-    # are left are compared pairwise, and kept where only they cover themselves.
-    ends = np.zeros((1, counts.shape[1]), counts.dtype)
-    grows_next = (np.concatenate([counts[1:], ends]) >= counts).all(axis=1)
-    rows = np.unique(counts[~grows_next], axis=0)  # few: what only grows is no peak
+def _undominated(counts: Int[NumpyArray, "times columns"]) -> Int[NumpyArray, "peaks columns"]:
+    """Return the rows that no other row reaches in every entry; one of them is the peak."""
+    # The peak of sizes >= 0 is the largest counts @ sizes; a row that another row reaches in every
+    # entry is never the only largest. The next row in time dominates most rows; the others are
+    # compared pairwise.
+    zeros = np.zeros((1, counts.shape[1]), counts.dtype)
+    is_dominated = (np.concatenate([counts[1:], zeros]) >= counts).all(axis=1)
+    rows = np.unique(counts[~is_dominated], axis=0)
     if len(rows) == 0:  # the worker holds nothing at all
-        return ends
-    covers = (rows[:, None] >= rows[None, :]).all(axis=2)
-    return rows[covers.sum(axis=0) == 1]
+        return zeros
+    dominates = (rows[:, None] >= rows[None, :]).all(axis=2)
+    return rows[dominates.sum(axis=0) == 1]  # only by themselves

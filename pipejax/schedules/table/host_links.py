@@ -1,8 +1,8 @@
-"""Host links: in which order offloads and loads go over them.
+"""Host links, and the order of offloads and loads on them.
 
-A worker has a host link of its own, unless groups of workers share one, as two accelerators on
-one switch do. Groups belong to the machine, not to the table. A link carries one op at a time, in
-the order of the columns of the table, ties by worker; an op is issued where it stands in its row.
+Each worker has its own host link, unless a group of workers shares one, as two accelerators on one
+switch do. Groups belong to the machine, not to the table. A link carries one op at a time, in the
+order of the columns of the table, ties by worker; the row of a worker issues an op in its turn.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.base.longest_path import CycleError, run_edges, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
-from pipejax.schedules.cells.dependencies import order_of_cells
+from pipejax.schedules.cells.dependencies import cell_edges
 from pipejax.schedules.cells.ops import HOST, Cell
 from pipejax.schedules.table.links import Groups, Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
@@ -21,102 +21,104 @@ from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 Cells = Int[NumpyArray, " edges"]  # worker * slots + slot
 
 
-def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]:
-    """Identify the host link of each worker by the first worker of its group."""
-    first = np.arange(num_workers)
+def host_link_ids(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]:
+    """Return the host link of each worker, as the first worker of its group: (workers)."""
+    host_link = np.arange(num_workers)
     for group in links.host_links:
         if max(group) >= num_workers:
             raise wrong(
                 "host_links", f"names worker {max(group)}: workers are 0 to {num_workers - 1}"
             )
-        first[list(group)] = group[0]
-    return first
+        host_link[list(group)] = group[0]
+    return host_link
 
 
 def known_groups(groups: Groups, num_workers: int) -> Groups:
-    """Check groups of workers that share a host link: each worker exists, and is in one group."""
+    """Return checked groups of workers that share a host link: each worker exists, in one group."""
     links = Links(host_links=groups)
-    link_of_worker(links, num_workers)
+    host_link_ids(links, num_workers)
     return links.host_links
 
 
 def tied_rows(table: ScheduleTable, links: Links) -> Int[NumpyArray, "workers rows"]:
-    """List the rows that offloads and loads tie to each worker's own: those on its host link."""
+    """List the workers whose rows share a host link with each worker: (workers, rows), padded."""
+    # Without offloads, each row is tied to itself alone.
     workers = np.arange(table.num_workers)
-    link = link_of_worker(links, len(workers)) if table.offloads else workers
+    link = host_link_ids(links, len(workers)) if table.offloads else workers
     groups = [np.flatnonzero(link == link[worker]) for worker in workers]
     width = max(map(len, groups))
     return np.stack([np.resize(group, width) for group in groups])
 
 
 def host_edges(table: Content, links: Links) -> tuple[Cells, Cells]:
-    """Return the cells (edges) that offloads and loads wait for: the issuing op, the link."""
-    link = link_of_worker(links, table.num_workers)
+    """Return the edges to offloads and loads: from the op that issues each, and on its host link.
+
+    Returns (edges) cells from and to, worker * slots + slot.
+    """
+    link = host_link_ids(links, table.num_workers)
     grammar = table.grammar
     cells, executed = row_order(table, grammar.host), row_order(table, links.executed(grammar))
     before = op_before(table, executed, cells)
-    issued = before != NOWHERE
+    is_issued = before != NOWHERE
     worker, slot = np.divmod(cells, table.num_slots)
-    order = np.lexsort((worker, slot, link[worker]))
-    same = link[worker[order[1:]]] == link[worker[order[:-1]]]
-    queue = cells[order]
+    order = np.lexsort((worker, slot, link[worker]))  # link by link, by column, then by worker
+    queue, queue_link = cells[order], link[worker[order]]
+    is_same_link = queue_link[1:] == queue_link[:-1]
     return (
-        np.concatenate([executed[before[issued]], queue[:-1][same]]),
-        np.concatenate([cells[issued], queue[1:][same]]),
+        np.concatenate([executed[before[is_issued]], queue[:-1][is_same_link]]),
+        np.concatenate([cells[is_issued], queue[1:][is_same_link]]),
     )
 
 
 def waiting_cells(table: Content, links: Links) -> tuple[Cells, Cells]:
-    """Return all edges between cells (edges) of a run in which messages take no time."""
-    queued = (*links.executed(table.grammar), *table.grammar.off_row)
-    tail, head = order_of_cells(table, row_order(table, queued))
-    before, waiting = host_edges(table, links)
-    if (merged := table.op_of_cell) is not None:
-        before = merged[before]
-    return np.concatenate([tail, before]), np.concatenate([head, waiting])
+    """Return all edges of a run in which messages take no time: (edges) cells from and to."""
+    phases = (*links.executed(table.grammar), *table.grammar.side_phases)
+    tail, head = cell_edges(table, row_order(table, phases))
+    host_tail, host_head = host_edges(table, links)
+    if table.first_cells is not None:
+        host_tail = table.first_cells[host_tail]
+    return np.concatenate([tail, host_tail]), np.concatenate([head, host_head])
 
 
-def aligned(
+def align_columns(
     rows: Sequence[Sequence[Cell]], queues: Iterable[Sequence[tuple[int, int]]]
 ) -> list[list[Cell]]:
-    """Insert as few idle cells as possible, so that the cells of each queue go by column."""
-    # A cell of a queue is its worker and its place in the row; it stands behind the one before it.
-    begins = np.cumsum([0, *map(len, rows)])  # all cells are numbered, row by row
-    numbers = [[int(begins[worker]) + place for worker, place in queue] for queue in queues]
-    in_row = np.setdiff1d(np.arange(1, begins[-1]), begins)
-    # the column of a cell is the longest path to it: one more than that of what stands before it
-    tail = np.concatenate([in_row - 1, *(queue[:-1] for queue in numbers)])
-    head = np.concatenate([in_row, *(queue[1:] for queue in numbers)])
-    column, _ = run_edges(tail.astype(int), head.astype(int), np.ones(begins[-1]))
-    moved: list[list[Cell]] = []
-    for row, first in zip(rows, begins[:-1].tolist(), strict=True):
-        at = column[first : first + len(row)].astype(int).tolist()
-        moved.append([()] * (at[-1] + 1 if at else 0))
-        for place, cell in zip(at, row, strict=True):
-            moved[-1][place] = cell
-    return moved
+    """Insert as few idle cells as possible, so that columns of each queue's cells ascend."""
+    # A cell of a queue is given as (worker, index in its row).
+    # Number all cells row by row. The column of a cell is one more than the columns of the cells
+    # before it in its row and in its queue: a longest path over edges between cell numbers.
+    row_starts = np.cumsum([0, *map(len, rows)])
+    queue_cells = [[int(row_starts[worker]) + k for worker, k in queue] for queue in queues]
+    not_first = np.setdiff1d(np.arange(1, row_starts[-1]), row_starts)
+    tail = np.concatenate([not_first - 1, *(queue[:-1] for queue in queue_cells)])
+    head = np.concatenate([not_first, *(queue[1:] for queue in queue_cells)])
+    column, _ = run_edges(tail.astype(int), head.astype(int), np.ones(row_starts[-1]))
+    aligned_rows: list[list[Cell]] = []
+    for row, start in zip(rows, row_starts[:-1].tolist(), strict=True):
+        columns = column[start : start + len(row)].astype(int).tolist()
+        aligned_rows.append([()] * (columns[-1] + 1 if columns else 0))
+        for slot, cell in zip(columns, row, strict=True):
+            aligned_rows[-1][slot] = cell
+    return aligned_rows
 
 
 def in_host_order(table: ScheduleTable, rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
-    """Move cells to later columns until offloads and loads keep their order over all rows."""
-    at = {
-        cell: (worker, place) for worker, row in enumerate(rows) for place, cell in enumerate(row)
-    }
+    """Insert idle cells into rows until offloads and loads have the order of a table's columns."""
+    places = {cell: (worker, k) for worker, row in enumerate(rows) for k, cell in enumerate(row)}
     slots, workers = np.nonzero(np.isin(table.phase, HOST).T)  # by column, then by worker
-    on_host = [at[table.cell(*place)] for place in zip(workers, slots, strict=True)]
-    return aligned(rows, [on_host])
+    transfers = [places[table.cell(*place)] for place in zip(workers, slots, strict=True)]
+    return align_columns(rows, [transfers])
 
 
 def check_host_links(table: Content, links: Links) -> None:
-    """Check that groups of workers can share host links in a table."""
-    link = link_of_worker(links, table.num_workers)
+    """Refuse shared host links that make the offloads and loads of a table deadlock."""
+    link = host_link_ids(links, table.num_workers)
     if len(set(link.tolist())) == table.num_workers or not isinstance(table, ScheduleTable):
-        return  # rows alone cannot disagree with themselves
+        return  # a link of one worker has the order of its row
     if not table.offloads:
         return
-    waiting = waiting_cells(table, links)
     try:
-        topological_order(table.phase.size, *waiting)
+        topological_order(table.phase.size, *waiting_cells(table, links))
     except CycleError as error:
         raise table.error(
             "deadlock on a shared host link, where ops go in the order of the columns: nothing in "

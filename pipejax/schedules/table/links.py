@@ -1,7 +1,7 @@
-"""Links: how messages between workers, and offloads to the host and back, are carried.
+"""Links between workers and to the host, in one record for everything that runs a table.
 
-One record serves everything that runs a table: link model, scope of the communication queues, when
-transfers are posted, links that are shared, host links. docs/semantics.md defines what each means.
+It holds the link model, the scope of the communication queues, the posting of transfers, and links
+that are shared. docs/semantics.md defines each of them.
 """
 
 import dataclasses
@@ -24,10 +24,8 @@ from pipejax.base.display import short_repr
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import WAIT_SEND, AnyPhase
 
-# Link models per pair of workers: how they are given, and which one each message follows.
-#
-# Semantics belong to the link, not to the run: inside a node messages may queue where between nodes
-# they meet in a rendezvous.
+# Each pair of workers may have its own link model: messages may queue inside a node and meet in a
+# rendezvous between nodes.
 
 Pair = tuple[int, int]
 PairLinks = Mapping[Pair, str] | Sequence[tuple[Sequence[int], str]]
@@ -36,7 +34,7 @@ _TEXT = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*=\s*([A-Za-z]+)\s*", re.ASCII)
 
 
 def checked_pair(pair: Any, where: str) -> Pair:
-    """Return a sender and a receiver, which are two workers."""
+    """Return a checked pair of two different workers, sender and receiver."""
     if not isinstance(pair, Sequence) or len(pair) != 2:
         raise wrong(f"{where}:", f"a pair is a sender and a receiver, got {pair!r}")
     sender, receiver = (whole_number(w, f"{where}: a worker", minimum=0) for w in pair)
@@ -46,7 +44,7 @@ def checked_pair(pair: Any, where: str) -> Pair:
 
 
 def checked_pair_links(pair_links: Any, model_names: Sequence[str]) -> Checked:
-    """Return pairs with the link models that they follow, sorted: one record for one meaning."""
+    """Return checked pairs of workers with their link models, sorted by pair."""
     items = list(pair_links.items()) if isinstance(pair_links, Mapping) else pair_links
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise wrong("pair_links", f"must be as {{(0, 1): 'rendezvous'}}, got {pair_links!r}")
@@ -61,25 +59,26 @@ def checked_pair_links(pair_links: Any, model_names: Sequence[str]) -> Checked:
     return tuple(sorted(models.items()))
 
 
-def models_of_pairs(
+def find_message_models(
     pair_links: Checked,
     default: int,
     model_names: Sequence[str],
     num_workers: int,
     ends: tuple[Int[NumpyArray, " messages"], Int[NumpyArray, " messages"]],
 ) -> Int[NumpyArray, " messages"]:
-    """Find the link model that each message follows, by sender and receiver."""
+    """Return the index of the link model of each message in `model_names`: (messages)."""
+    # `ends` are senders and receivers, `default` is the index for other pairs than `pair_links`.
     # A pair stands for both directions, unless the other one is named too.
-    model_index = np.full((num_workers, num_workers), default)
-    named = dict(pair_links)
-    largest = max((worker for pair in named for worker in pair), default=-1)
+    model_indices = np.full((num_workers, num_workers), default)
+    pair_models = dict(pair_links)
+    largest = max((worker for pair in pair_models for worker in pair), default=-1)
     if largest >= num_workers:
         raise wrong("pair_links", f"names worker {largest}: workers are 0 to {num_workers - 1}")
-    for (sender, receiver), model in named.items():
-        model_index[sender, receiver] = model_names.index(model)
-        if (receiver, sender) not in named:
-            model_index[receiver, sender] = model_names.index(model)
-    return model_index[ends]
+    for (sender, receiver), model in pair_models.items():
+        model_indices[sender, receiver] = model_names.index(model)
+        if (receiver, sender) not in pair_models:
+            model_indices[receiver, sender] = model_names.index(model)
+    return model_indices[ends]
 
 
 def parse_pair_links(text: str, where: str) -> Checked:
@@ -101,17 +100,17 @@ def format_pair_links(pair_links: Checked) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class LinkModel:
-    """Effects of a message between workers besides arriving later (docs/semantics.md)."""
+    """Effects of a message between workers on its link (docs/semantics.md)."""
 
     name: str  # of the model
     # duration for which a message occupies its link: "transmit", "message" or ""
     occupancy: str
-    lag: str  # how much later it arrives than it leaves its link: "message", "latency" or ""
-    blocks: bool = False  # whether the next op of the sender waits until the message has left
+    lag: str  # time from the end of the occupancy to the arrival: "message", "latency" or ""
+    blocks: bool = False  # whether the next op of the sender waits for the end of the occupancy
     is_rendezvous: bool = False  # SEND and RECV are one transfer in the queues of both workers
 
 
-# by name, the simplest first; what says "link model" anywhere reads it from here
+# all link models by name, the simplest first
 LINK_MODELS: dict[str, LinkModel] = {
     model.name: model
     for model in (
@@ -137,24 +136,24 @@ PairGroups = Sequence[Sequence[Sequence[int]]]
 class Links:
     """Behaviour of messages and offloads on their links.
 
-    Wherever a function takes `link`, the name of a link model stands for this record with that
-    model and the defaults of all else.
+    If a function takes `link`, the name of a link model stands for a record with that model and
+    defaults for all other fields.
 
     Args:
       model: link model: "delay", "queued", "blocking" or "rendezvous" (docs/semantics.md).
       queues: scope of the communication queues under rendezvous: "worker", "pair" or "direction".
       host_links: groups of workers that share a host link, as ((0, 1), (2, 3)); a worker in none
         has its own.
-      posting: when the two ends of a transfer are posted under rendezvous: "early" (from the
-        start) or "program" (when the row of a worker reaches the SEND or RECV; where a table has
-        none, they stand as `insert_transfers` puts them).
+      posting: time at which the two ends of a transfer are posted under rendezvous: "early" (from
+        the start) or "program" (when the row of a worker reaches the SEND or RECV; for a table
+        without these cells, as `insert_transfers` puts them).
       shared_links: groups of directed pairs of workers that carry one message or all-reduce at a
         time, as (((0, 1), (1, 0)), ((2, 3), (1, 3))), or "pairs": both directions of every pair;
         not for "delay", where messages use no resource.
       pair_links: link models of pairs of workers that do not follow `model`, as
         {(0, 1): "rendezvous"}; a pair stands for both directions, unless (1, 0) is named too.
-      eager_below: messages with a transmit time below it are buffered, as "queued", where others
-        meet in a rendezvous [s]; `lower` then needs costs, to know which these are.
+      eager_below: under rendezvous, messages with a transmit time below it are buffered, as under
+        "queued" [s]; `lower` then needs costs.
 
     Raises:
       ValueError: if a name is unknown, a group is empty or names a worker or a pair twice, or the
@@ -210,13 +209,13 @@ class Links:
 
     @property
     def named_pairs(self) -> tuple[tuple[Pair, str], ...]:
-        """Pairs of workers that are named, sorted, with their link models."""
-        pairs: Any = self.pair_links  # as they were checked
+        """Return the pairs of workers with a link model of their own, sorted."""
+        pairs: Any = self.pair_links  # checked by the constructor
         return tuple(pairs)
 
     @property
     def models(self) -> frozenset[str]:
-        """The link models that messages may follow."""
+        """Return the link models that messages may follow."""
         return frozenset((self.model, *(model for _, model in self.named_pairs)))
 
     @property
@@ -231,8 +230,9 @@ class Links:
 
     @property
     def text(self) -> str:
-        """The link models, as queued (0-1=rendezvous)."""
-        return self.model + f" ({format_pair_links(self.named_pairs)})" * bool(self.pair_links)
+        """Return the link models in words, as "queued (0-1=rendezvous)"."""
+        pairs = f" ({format_pair_links(self.named_pairs)})" if self.pair_links else ""
+        return self.model + pairs
 
     def message_models(
         self,
@@ -243,31 +243,34 @@ class Links:
         """Find the link model of each message: (messages) positions in `LINK_MODELS`."""
         model_names, ends = tuple(LINK_MODELS), (sender, receiver)
         default = model_names.index(self.model)
-        return models_of_pairs(self.named_pairs, default, model_names, num_workers, ends)
+        return find_message_models(self.named_pairs, default, model_names, num_workers, ends)
 
     @property
     def shared_groups(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Groups of directed pairs that share a link; none where these are all "pairs"."""
+        """Return the groups of directed pairs that share a link; none for "pairs"."""
         if isinstance(self.shared_links, str):
             return ()
         return tuple(tuple((a, b) for a, b in group) for group in self.shared_links)
 
     def executed(self, grammar: Grammar) -> tuple[AnyPhase, ...]:
-        """Phases that a worker executes in row order: only rendezvous has it wait for a SEND."""
+        """Return the phases that a worker executes in row order, with WAIT_SEND if rendezvous."""
         return grammar.executed + WAIT_SEND if self.is_rendezvous else grammar.executed
 
     def check_known(self, names: Collection[str], who: str) -> None:
-        """Refuse what a function does not know: every other field must be as it is by default."""
-        texts: dict[str, Any] = {"pair_links": format_pair_links, "shared_links": format_pairs}
+        """Refuse values other than defaults in fields that a function `who` does not support.
+
+        `names` are the fields that it supports.
+        """
+        formats: dict[str, Any] = {"pair_links": format_pair_links, "shared_links": format_pairs}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in names and value != field.default:
-                text = texts.get(field.name, lambda value: value)(value)
+                text = formats[field.name](value) if field.name in formats else value
                 message = f"{who} knows no {field.name}, got {text!r}"
                 raise ArgumentError(field.name, value, message)
 
     def with_model(self, model: str) -> "Links":
-        """The same machine under another link model, without what that one does not know."""
+        """Return the same machine under another link model, without fields that it lacks."""
         links = Links(model, self.queues, self.host_links, pair_links=self.pair_links)
         if links.is_rendezvous:
             links = dataclasses.replace(links, posting=self.posting, eager_below=self.eager_below)
@@ -277,48 +280,52 @@ class Links:
 
     @property
     def without_messages(self) -> "Links":
-        """The same machine where messages use no resource."""
+        """Return the same machine with messages that use no resource."""
         return Links(host_links=self.host_links)
 
     @classmethod
-    def of(cls, link: "str | Links") -> "Links":
-        """Return the record that a name or a record stands for."""
+    def resolve(cls, link: "str | Links") -> "Links":
+        """Return a record as it is, or the record of a link model's name."""
         check_types(link=(link, str, Links))
         return link if isinstance(link, Links) else cls(link)
 
 
 def _checked_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
-    named: set[int] = set()
-    result = []
+    """Return checked groups of workers that share a host link, with each worker in one at most."""
+    workers: set[int] = set()
+    checked_groups = []
     form = "host_links", "((0, 1), (2, 3))"
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
             raise wrong("host_links", "has an empty group: a group is the workers of one link")
-        result.append(tuple(whole_number(w, "host_links: a worker", minimum=0) for w in group))
-        for worker in result[-1]:
-            if worker in named:
+        checked = tuple(whole_number(w, "host_links: a worker", minimum=0) for w in group)
+        for worker in checked:
+            if worker in workers:
                 raise wrong(
                     "host_links", f"names worker {worker} twice: each worker has one host link"
                 )
-            named.add(worker)
-    return tuple(result)
+            workers.add(worker)
+        checked_groups.append(checked)
+    return tuple(checked_groups)
 
 
 def _checked_pairs(groups: str | PairGroups) -> str | PairGroups:
+    """Return checked groups of directed pairs that share a link, or "pairs"."""
     if isinstance(groups, str):
         if groups.strip().casefold() == PAIRS:
             return PAIRS
         raise wrong("shared_links", f"are {PAIRS!r} or groups of pairs of workers, got {groups!r}")
-    result = []
+    checked_groups = []
     form = "shared_links", "(((0, 1), (1, 0)),)"
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
             raise wrong("shared_links", "has an empty group: a group is the pairs of one link")
-        result.append(tuple(checked_pair(pair, "shared_links") for pair in group))
-        if len(set(result[-1])) < len(group):
-            twice = next(pair for pair in result[-1] if result[-1].count(pair) > 1)
-            raise wrong("shared_links", f"names the pair {twice} twice in one group")
-    return tuple(result)
+        pairs = tuple(checked_pair(pair, "shared_links") for pair in group)
+        if len(set(pairs)) < len(group):
+            pair = next(pair for pair in pairs if pairs.count(pair) > 1)
+            raise wrong("shared_links", f"names the pair {pair} twice in one group")
+        checked_groups.append(pairs)
+    return tuple(checked_groups)
 
 
 def parse_pairs(text: str, where: str) -> str | tuple[tuple[tuple[int, int], ...], ...]:
@@ -358,12 +365,10 @@ def parse_groups(text: str, where: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, group)) for group in groups)
 
 
-# Shared links: which groups of directed pairs of workers carry what is sent between two workers.
-#
-# Both directions of a cable, or all pairs behind one network card, carry one message at a time.
-# Groups belong to the machine, not to the table.
+# A shared link is a group of directed pairs of workers: both directions of a cable, or all pairs
+# behind one network card, carry one message at a time. Groups belong to the machine, not the table.
 
-Found = Int[NumpyArray, " found"]
+Matches = Int[NumpyArray, " matches"]
 
 
 def find_shared_links(
@@ -371,24 +376,29 @@ def find_shared_links(
     num_workers: int,
     sender: Int[NumpyArray, " uses"],
     receiver: Int[NumpyArray, " uses"],
-) -> tuple[Found, Found]:
-    """Find the groups of shared links that hold the pair of each use, one entry for each."""
+) -> tuple[Matches, Matches]:
+    """Find the shared links that each use of a pair (sender, receiver) occupies."""
+    # Returns (matches) indices of uses, and the group of each; a use in several groups comes
+    # several times.
     if links.shared_links == PAIRS:
         low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
         return np.arange(len(sender)), low * num_workers + high
     groups = links.shared_groups
-    size = np.array([len(group) for group in groups])
+    group_sizes = np.array([len(group) for group in groups])
     ends = np.array([pair for group in groups for pair in group])
     if ends.max() >= num_workers:
         raise wrong(
             "shared_links", f"names worker {ends.max()}: workers are 0 to {num_workers - 1}"
         )
-    held, group = ends[:, 0] * num_workers + ends[:, 1], np.repeat(np.arange(len(groups)), size)
-    by_pair = np.argsort(held, kind="stable")
-    used = sender * num_workers + receiver
-    first = np.searchsorted(held[by_pair], used)
-    count = np.searchsorted(held[by_pair], used, side="right") - first
-    # a use with several groups comes several times
-    which = np.repeat(np.arange(len(used)), count)
-    step = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-    return which, group[by_pair][first[which] + step]
+    pair = ends[:, 0] * num_workers + ends[:, 1]  # one number for each member of a group
+    group = np.repeat(np.arange(len(groups)), group_sizes)
+    order = np.argsort(pair, kind="stable")
+    pair, group = pair[order], group[order]
+    # Members with the pair of a use are neighbours: from `first` on, `count` of them.
+    #   count 2 0 1: use 0 0 2, step 0 1 0
+    used_pair = sender * num_workers + receiver
+    first = np.searchsorted(pair, used_pair)
+    count = np.searchsorted(pair, used_pair, side="right") - first
+    use = np.repeat(np.arange(len(used_pair)), count)
+    step = np.arange(len(use)) - np.repeat(np.cumsum(count) - count, count)
+    return use, group[first[use] + step]

@@ -1,4 +1,4 @@
-"""Rows of a table as reports, logs and terminals print them, and PyTorch's letters of 2024.
+"""Rows of a table in the forms that reports, logs and terminals print, and old letters of PyTorch.
 
 Lists in brackets, lines behind "Rank 0:", cells between bars, semicolons, tabs or blanks, and a
 line for each step under "Rank 0  Rank 1" become the rows that a CSV holds.
@@ -100,16 +100,17 @@ def _places(numbers: list[int], count: int, what: str) -> list[int]:
 
 
 def _under_heads(lines: list[str], head: str) -> list[list[str]]:
-    """Return the cells of each line by the rank that they stand under."""
+    """Return the cells of each line by rank, from the columns of "Rank 0  Rank 1" in a head."""
     rows = [{cell.start(): cell[0] for cell in re.finditer(r"\S+", line)} for line in lines]
     heads = re.finditer(rf"{_RANK}\d+", head.lstrip(), re.I)
-    columns = [name.end() - len(name[0].strip()) for name in heads]
-    if len({len(columns), *map(len, rows)}) == 1 or not columns:
-        return [[*row.values()] for row in rows]
-    # the head's own indent, or the first cell of all where pasting cut it off
+    rank_columns = [name.end() - len(name[0].strip()) for name in heads]
+    if len({len(rank_columns), *map(len, rows)}) == 1 or not rank_columns:
+        return [[*row.values()] for row in rows]  # a cell for each rank
+    # cells start below the heads, after the head's indent; pasting may have cut the indent off
     for indent in (len(head) - len(head.lstrip()), min(itertools.chain(*rows))):
-        if all(row.keys() <= {column + indent for column in columns} for row in rows):
-            return [[row.get(column + indent, "") for column in columns] for row in rows]
+        columns = [column + indent for column in rank_columns]
+        if all(row.keys() <= {*columns} for row in rows):
+            return [[row.get(column, "") for column in columns] for row in rows]
     raise ScheduleError(f"a cell stands under no rank: write . for idle cells{FORMS}")
 
 

@@ -25,8 +25,8 @@ from pipejax.schedules.cells.ops import (
 from pipejax.schedules.table.host_links import in_host_order
 from pipejax.schedules.table.table import ScheduleTable, without
 
-USES, STAGES = COUNTED = "uses", "stages"  # what a lookahead counts
-MOVED = Phase.UNSHARD.name, Phase.REDUCE_GRAD.name  # what runs on the lane
+USES, STAGES = COUNTED = "uses", "stages"  # units of a lookahead
+LANE_OPS = Phase.UNSHARD.name, Phase.REDUCE_GRAD.name  # sharding ops that may run on a lane
 EachWorker = int | Sequence[int]
 
 
@@ -90,15 +90,15 @@ def insert_sharding(
     compute, rows = bare.grammar.compute, []
     for row, before, held in zip(dense_rows(bare), ahead, max_stages, strict=True):
         gathered = with_gathers(row, compute, Lookahead(before, held, counted))
-        ends = bare.grammar.ends_backward
+        ends = bare.grammar.backward_ends
         rows.append(with_reductions(gathered, defer_reduce_grad_wait, ends))
     sharded = bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
     return on_lane(sharded, lane)
 
 
 def on_lane(table: ScheduleTable, lane: str) -> ScheduleTable:
-    """Return a table whose gathers and reductions run on a lane, or "compute": in the row."""
-    lanes = {} if lane == COMPUTING else dict.fromkeys(MOVED, lane)
+    """Return a table whose gathers and reductions run on a lane, or in the row for "compute"."""
+    lanes = {} if lane == COMPUTING else dict.fromkeys(LANE_OPS, lane)
     if lanes == table.grammar.lanes:
         return table
     return dataclasses.replace(table, grammar=dataclasses.replace(table.grammar, lanes=lanes))
@@ -118,69 +118,75 @@ def _per_worker(value: EachWorker, num_workers: int, name: str, least: int) -> l
     return numbers
 
 
-def with_gathers(row: Sequence[Cell], compute: Sequence[AnyPhase], how: Lookahead) -> list[Cell]:
-    """Gather the stages that the next ops need, and drop those that they do not."""
+def with_gathers(
+    row: Sequence[Cell], compute: Sequence[AnyPhase], lookahead: Lookahead
+) -> list[Cell]:
+    """Return a row with UNSHARD cells for the stages of the next ops, and RESHARD for others."""
     cells: list[Cell] = []
-    active: list[int] = []
-    coming = _Coming(row, compute, how)
+    gathered: list[int] = []
+    needs = _StageNeeds(row, compute, lookahead)
     for k, cell in enumerate(row):
         updated = [op.stage for op in cell if op.phase == Phase.U]
-        if coming.stages[k]:
-            resident, next_stages = coming.resident_stages(k), coming.gathered_stages(k)
-            cells += [(Op(Phase.RESHARD, stage),) for stage in active if stage not in resident]
-            cells += [(Op(Phase.UNSHARD, stage),) for stage in next_stages if stage not in active]
-            active = [stage for stage in active if stage in resident]
-            active += [stage for stage in next_stages if stage not in active]
-        cells += [(Op(Phase.RESHARD, stage),) for stage in updated if stage in active]
-        active = [stage for stage in active if stage not in updated]
+        if needs.stages[k]:
+            resident, next_stages = needs.resident_stages(k), needs.gathered_stages(k)
+            cells += [(Op(Phase.RESHARD, stage),) for stage in gathered if stage not in resident]
+            cells += [(Op(Phase.UNSHARD, stage),) for stage in next_stages if stage not in gathered]
+            gathered = [stage for stage in gathered if stage in resident]
+            gathered += [stage for stage in next_stages if stage not in gathered]
+        cells += [(Op(Phase.RESHARD, stage),) for stage in updated if stage in gathered]
+        gathered = [stage for stage in gathered if stage not in updated]
         cells.append(cell)
-    return cells + [(Op(Phase.RESHARD, stage),) for stage in active]
+    return cells + [(Op(Phase.RESHARD, stage),) for stage in gathered]
 
 
-class _Coming:
-    """Stages that the ops of a row need next."""
+class _StageNeeds:
+    """Stages that the ops of a row need, and those that a lookahead gathers for them."""
 
-    def __init__(self, row: Sequence[Cell], compute: Sequence[AnyPhase], how: Lookahead) -> None:
-        self._how, self._row = how, row
+    def __init__(
+        self, row: Sequence[Cell], compute: Sequence[AnyPhase], lookahead: Lookahead
+    ) -> None:
+        self._lookahead, self._row = lookahead, row
+        # different stages of the ops of each cell
         self.stages = [
             list(dict.fromkeys(op.stage for op in cell if op.phase in compute)) for cell in row
         ]
         max_needed = max(map(len, self.stages), default=0)
-        if max_needed > how.max_gathered_stages:
+        if max_needed > lookahead.max_gathered_stages:
             raise ValueError(
-                f"residency must be at least {max_needed}, got {how.max_gathered_stages}: a fused "
-                "pair needs both of its stages"
+                f"residency must be at least {max_needed}, got {lookahead.max_gathered_stages}: "
+                "a fused pair needs both of its stages"
             )
-        self._stages_to_come = [0] * len(row)  # different stages from here to the end
-        to_come: set[int] = set()
+        self._num_later_stages = [0] * len(row)  # different stages from each cell to the end
+        later_stages: set[int] = set()
         for k in reversed(range(len(row))):
-            to_come.update(self.stages[k])
-            self._stages_to_come[k] = len(to_come)
+            later_stages.update(self.stages[k])
+            self._num_later_stages[k] = len(later_stages)
 
     def resident_stages(self, first: int) -> list[int]:
-        """Those that come next, as many as may be there at once."""
-        return self._next(first, self._how.max_gathered_stages, len(self._row))
+        """Return the stages that come next, as many as may be gathered at once."""
+        return self._next(first, self._lookahead.max_gathered_stages, len(self._row))
 
     def gathered_stages(self, first: int) -> list[int]:
-        """Those to gather now."""
-        if self._how.counted == STAGES:
-            count = min(self._how.ahead + 1, self._how.max_gathered_stages)
+        """Return the stages to gather now."""
+        lookahead = self._lookahead
+        if lookahead.counted == STAGES:
+            count = min(lookahead.ahead + 1, lookahead.max_gathered_stages)
             return self._next(first, count, len(self._row))
-        return self._next(first, self._how.max_gathered_stages, self._how.ahead + 1)
+        return self._next(first, lookahead.max_gathered_stages, lookahead.ahead + 1)
 
     def _next(self, first: int, count: int, uses: int) -> list[int]:
-        """The first stages of so many uses that come next; none behind an update of its own."""
+        """Return up to `count` stages of the next `uses` ops, without stages that are updated."""
         stages: dict[int, None] = {}
         updated: set[int] = set()
         for k in range(first, len(self._row)):
             cell, cell_stages = self._row[k], self.stages[k]
             updated |= {op.stage for op in cell if op.phase == Phase.U}
-            more = [stage for stage in cell_stages if stage not in stages and stage not in updated]
-            if stages and self._how.counted == USES and len(stages) + len(more) > count:
+            new = [stage for stage in cell_stages if stage not in stages and stage not in updated]
+            if stages and self._lookahead.counted == USES and len(stages) + len(new) > count:
                 break
-            stages |= dict.fromkeys(more)
+            stages |= dict.fromkeys(new)
             uses -= bool(cell_stages)
-            if not uses or len(stages) >= min(count, self._stages_to_come[first]):
+            if not uses or len(stages) >= min(count, self._num_later_stages[first]):
                 break
         return list(stages)
 
@@ -188,8 +194,9 @@ class _Coming:
 def with_reductions(
     row: Sequence[Cell], deferred: bool, ends: Sequence[AnyPhase] = WEIGHT_GRADS
 ) -> list[Cell]:
-    """Reduce the gradients of each stage behind its last backward, at most one at a time."""
-    # Where ops of the row update weights, that is the last one before each update.
+    """Return a row with a REDUCE_GRAD after the last backward of each stage, and its wait."""
+    # If U cells update weights, each update has its own last backward. One reduction runs at a
+    # time; `deferred` puts its wait before the next reduction or update.
     last = set(_last_gradients(row, ends))
     cells: list[Cell] = []
     pending: list[Cell] = []
@@ -208,7 +215,7 @@ def with_reductions(
 
 
 def _last_gradients(row: Sequence[Cell], ends: Sequence[AnyPhase]) -> Iterator[tuple[int, Op]]:
-    """Find the gradients, with their places, behind which a stage is updated or no other comes."""
+    """Yield position and op of each last backward: of its stage in the row, or before a U."""
     last: dict[int, tuple[int, Op]] = {}
     for k, cell in enumerate(row):
         for op in cell:

@@ -1,10 +1,11 @@
-"""The idealised table: the schedule run in slots, without messages.
+"""Simulation of a table in slots, without messages: the idealised table.
 
-This is the middle one of the three levels that the literature compares (formula, table,
-communication-aware run). Builders use it to draw a table with its idle slots, and the rendezvous
-link model to order transfers where a table does not say how.
+It is the middle of the three levels that the literature compares (formula, table, run with
+communication). Builders use it to draw a table with its idle slots; the rendezvous link model uses
+it to order transfers of a table without SEND and RECV cells.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -22,12 +23,12 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 OpsOfRow = Int[NumpyArray, "_ 3"] | Int[NumpyArray, "_ 2 3"] | Sequence[Op]
-MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
+MAX_COLUMNS_PER_START = 64  # beyond this, columns of a drawn table are not to scale
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rows(Content):
-    """Rows of a builder before they are drawn: nobody has checked yet that they can run."""
+    """Rows of a builder before they are drawn and checked."""
 
     cells: Cells
     partners: Cells
@@ -45,64 +46,65 @@ def slot_times(
     shares: bool = True,
     link: str | Links = "delay",
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
-    """Run a table without messages, each op as early as it can; only host links matter.
+    """Run a table without messages, each op as early as possible.
 
-    Returns (workers, slots) start and finish of each cell [slots]; 0 where a cell is idle.
+    Of the links only host links matter. Returns (workers, slots) start and finish of each cell
+    [slots]; 0 for idle cells.
     """
-    links = Links.of(link)
+    links = Links.resolve(link)
     check_host_links(table, links)
     duration = durations(table, slots, shares)
     shape, order = duration.shape, None
     tail, head = waiting_cells(table, links)
-    merged = table.op_of_cell
-    # the columns are an order, where no cells are one op
-    if merged is None and np.all(tail % table.num_slots < head % table.num_slots):
+    first_cells = table.first_cells
+    # without collectives, column by column is an order if all edges lead to later columns
+    if first_cells is None and np.all(tail % table.num_slots < head % table.num_slots):
         order = np.arange(duration.size).reshape(shape).T.ravel()
     start, finish = run_edges(tail, head, duration.ravel(), order, table.num_workers)
-    if merged is not None:
-        start, finish = start[merged], finish[merged]
+    if first_cells is not None:
+        start, finish = start[first_cells], finish[first_cells]
     return start.reshape(shape), finish.reshape(shape)
 
 
 def durations(
     table: ScheduleTable | _Rows, slots: Slots | None = None, shares: bool = True
 ) -> Float[NumpyArray, "workers slots"]:
-    """Duration of each cell (workers, slots) [slots]; by default in those of the table."""
+    """Return the duration of each cell: (workers, slots), in `slots` or those of the table."""
+    # A fused pair takes the sum of both ops; `shares` scales durations by stage shares.
     slots = table.slots if slots is None else slots
-    by_phase = np.array([slots.get(phase.name, 0) for phase in table.grammar.phases], float)
-    # the last entry serves idle cells, which take no time, and what is of a worker
+    phase_slots = np.array([slots.get(phase.name, 0) for phase in table.grammar.phases], float)
+    # the last entry serves `NO_STAGE`, -1: idle cells, and ops of a worker
     share = np.append(table.stage_shares if shares else np.ones(table.num_stages), 1.0)
-    return sum(
-        (by_phase[cells.phase] * share[cells.stage] for cells in (table.cells, table.partners)),
-        np.zeros(table.cells.phase.shape),
-    )
+    total = np.zeros(table.cells.phase.shape)
+    for cells in (table.cells, table.partners):
+        total += phase_slots[cells.phase] * share[cells.stage]
+    return total
 
 
 def spread(table: ScheduleTable) -> ScheduleTable:
-    """Draw a table with its idle slots: every op in the column of its start."""
-    # Offloads and loads stand behind the op at whose end they are issued. Across rows their columns
+    """Return a table with its idle slots: every op in the column of its start."""
+    # A table with ops on lanes beside compute stays as it is.
+    # Offloads and loads follow the op at whose end they are issued. Across rows their columns
     # follow those ends, an order in which workers can share any host link without a deadlock.
-    if table.grammar.off_row:  # ops of two lanes may start at once: one column would hold both
+    if table.grammar.side_phases:  # ops of two lanes may start at once: one column would hold both
         return table
-    cells, partners = _moved(table)
+    cells, partners = _spread_cells(table)
     placement = table.placement.copy()
     return dataclasses.replace(table, cells=cells, partners=partners, placement=placement)
 
 
-def _moved(table: ScheduleTable | _Rows) -> tuple[Cells, Cells]:
-    """The cells of a table and their partners, each in the column of its start."""
+def _spread_cells(table: ScheduleTable | _Rows) -> tuple[Cells, Cells]:
+    """Return the cells of a table and their partners, each in the column of its start."""
     start, finish = slot_times(table)
-    held = table.cells.phase != Phase.IDLE
-    worker = np.nonzero(held)[0]
-    column = columns(worker, start[held], (finish > start)[held])
-
-    def move(cells: Cells) -> Cells:
-        moved = empty_cells((table.num_workers, int(column.max()) + 1))
-        for field, values in zip(moved, cells, strict=True):
-            field[worker, column] = values[held]
-        return moved
-
-    return move(table.cells), move(table.partners)
+    is_op = table.cells.phase != Phase.IDLE
+    worker = np.nonzero(is_op)[0]
+    column = columns(worker, start[is_op], (finish > start)[is_op])
+    shape = table.num_workers, int(column.max()) + 1
+    results = empty_cells(shape), empty_cells(shape)
+    for result, cells in zip(results, (table.cells, table.partners), strict=True):
+        for field, values in zip(result, cells, strict=True):
+            field[worker, column] = values[is_op]
+    return results
 
 
 def spread_rows(
@@ -116,33 +118,31 @@ def spread_rows(
     weights: WeightRule = NEWEST,
     grammar: Grammar = USUAL,
 ) -> ScheduleTable:
-    """Draw rows with their idle slots; by default, worker r has stage r alone."""
-    # A row is an array (ops, 3): phase, stage and microbatch of each op, which `Op` are too; or
-    # (ops, 2, 3), where a partner that is no op has the phase IDLE. No op becomes an object, and
-    # only what is drawn becomes a table, with its checks. As in `spread`, lanes beside compute have
-    # none.
+    """Build a table from rows of ops, drawn with idle slots; by default worker r has stage r."""
+    # A row is a sequence of `Op` or an array (ops, 3) of phase, stage and microbatch; or an array
+    # (ops, 2, 3) with partners of fused pairs, whose phase is IDLE if there is none. As in
+    # `spread`, a table with lanes beside compute gets no idle slots.
     check_slots(slots)
     placement = looped(len(rows)) if placement is None else placement
     arrays = [np.asarray(row, np.int32) for row in rows]
     arrays = [np.reshape(row, (len(row), 2 if row.ndim == 3 else 1, 3)) for row in arrays]
     lengths = [len(row) for row in arrays]
-    is_held = np.arange(max(lengths)) < np.array(lengths)[:, None]
-    compact, partners = empty_cells(is_held.shape), empty_cells(is_held.shape)
-    ops = np.concatenate(arrays)
-    for cells, values in zip((compact, partners), np.moveaxis(ops, 1, 0), strict=False):
+    is_op = np.arange(max(lengths)) < np.array(lengths)[:, None]  # (workers, slots)
+    cells, partners = empty_cells(is_op.shape), empty_cells(is_op.shape)
+    ops = np.concatenate(arrays)  # (ops, 1 or 2, 3)
+    for fields, values in zip((cells, partners), np.moveaxis(ops, 1, 0), strict=False):
         phase, stage, microbatch = values.T
         pipe = 0 if pipe_of_microbatch is None else np.asarray(pipe_of_microbatch)[microbatch]
         pipe = np.where(phase == Phase.IDLE, NO_PIPE, pipe)
-        for field, column in zip(cells, (phase, stage, microbatch, pipe), strict=True):
-            field[is_held] = column
+        for field, column in zip(fields, (phase, stage, microbatch, pipe), strict=True):
+            field[is_op] = column
     shares = stage_shares or (1.0,) * placement.shape[1]
     slot_lengths = {**grammar.unit_slots, **slots}
-    compact_rows = _Rows(compact, partners, placement, slot_lengths, shares, weights, grammar)
-    try:
-        moved = (compact, partners) if grammar.off_row else _moved(compact_rows)
-    except CycleError:  # the table itself says where
-        moved = compact, partners
-    return ScheduleTable(*moved, placement, name, slots, stage_shares, weights, grammar)
+    dense_rows = _Rows(cells, partners, placement, slot_lengths, shares, weights, grammar)
+    if not grammar.side_phases:
+        with contextlib.suppress(CycleError):  # the check of the table names the deadlock
+            cells, partners = _spread_cells(dense_rows)
+    return ScheduleTable(cells, partners, placement, name, slots, stage_shares, weights, grammar)
 
 
 def columns(
@@ -150,29 +150,31 @@ def columns(
     start: Num[NumpyArray, " ops"],
     has_duration: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " ops"]:
-    """Return the column of each op in a drawing with idle slots: (ops) columns."""
-    # A column is one slot where all starts are whole numbers and not far apart; otherwise there is
-    # one column per distinct start. Ops that take no time stand in columns of their own, before
-    # those that begin at the same moment.
-    # how many distinct starts there are is told without a sort, if they are few whole numbers
-    in_slots = start.max() <= MOST_IDLE * len(start) and bool(np.all(start == np.round(start)))
-    if in_slots:
-        moment = start.astype(np.int64)
-        in_slots = moment.max() <= MOST_IDLE * np.count_nonzero(np.bincount(moment))
-    if not in_slots:
-        moment = np.unique(start, return_inverse=True)[1]
-    num_moments = int(moment.max()) + 1
-    # how many ops without a duration the row has had at this moment
-    key = worker * num_moments + moment
-    before = np.cumsum(~has_duration) - ~has_duration
-    first = np.append(True, key[1:] != key[:-1])
-    rank = before - np.maximum.accumulate(np.where(first, before, 0))
-    instant = np.zeros(num_moments, np.int64)  # columns for them
-    np.maximum.at(instant, moment[~has_duration], rank[~has_duration] + 1)
-    last = int(moment[has_duration].max(initial=-1))
-    width = instant + (np.arange(num_moments) <= last)
-    offset = np.cumsum(width) - width
-    column = offset[moment] + np.where(has_duration, instant[moment], rank)
+    """Return the column of each op in a drawing with idle slots: (ops)."""
+    # A column is one slot if all starts are whole numbers and not far apart; otherwise it is one
+    # distinct start. Ops without duration have columns before other ops of the same start.
+    max_start = MAX_COLUMNS_PER_START * len(start)
+    is_to_scale = start.max() <= max_start and bool(np.all(start == np.round(start)))
+    if is_to_scale:  # count distinct starts without a sort
+        time = start.astype(np.int64)
+        num_starts = np.count_nonzero(np.bincount(time))
+        is_to_scale = time.max() <= MAX_COLUMNS_PER_START * num_starts
+    if not is_to_scale:
+        time = np.unique(start, return_inverse=True)[1]
+    num_times = int(time.max()) + 1
+    # Number the ops without duration at each time of a row. Of a row with ops a b C at time 0 and d
+    # E at time 1, capitals with duration: `rank` is 0 1 2 0 1, `num_instant` is 2 1.
+    key = worker * num_times + time
+    is_instant = ~has_duration
+    num_before = np.cumsum(is_instant) - is_instant
+    is_first = np.append(True, key[1:] != key[:-1])
+    rank = num_before - np.maximum.accumulate(np.where(is_first, num_before, 0))
+    num_instant = np.zeros(num_times, np.int64)  # columns of each time for ops without duration
+    np.maximum.at(num_instant, time[is_instant], rank[is_instant] + 1)
+    last_time = int(time[has_duration].max(initial=-1))
+    num_columns = num_instant + (np.arange(num_times) <= last_time)
+    offset = np.cumsum(num_columns) - num_columns
+    column = offset[time] + np.where(has_duration, num_instant[time], rank)
     return column.astype(np.int64)
 
 
@@ -185,9 +187,10 @@ def draw(
     phase: Int[NumpyArray, " ops"],
     microbatch: Int[NumpyArray, " ops"],
 ) -> ScheduleTable:
-    """Make a table of one stage per worker from the starts of its ops."""
+    """Build a table of one stage per worker from the starts of its ops."""
     order = np.lexsort((start, worker))
-    worker, start, phase, microbatch = (a[order] for a in (worker, start, phase, microbatch))
+    fields = worker, start, phase, microbatch
+    worker, start, phase, microbatch = (field[order] for field in fields)
     column = columns(worker, start, np.isin(phase, [PHASES[letter] for letter in slots]))
     shape = int(worker.max(initial=-1)) + 1, int(column.max(initial=-1)) + 1
     cells = empty_cells(shape)

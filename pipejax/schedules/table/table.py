@@ -1,4 +1,4 @@
-"""The schedule as a dense table, workers x slots, and the only judge of what is legal.
+"""Schedule as a dense table, workers x slots, with the check of what is legal.
 
 A table is validated completely when it is made, so a wrong one cannot exist and everything to
 the right of this module may rely on it: every op is there once, on the worker that its stage is
@@ -170,44 +170,44 @@ class ScheduleTable(Content, Drawn):
 
     @property
     def phase(self) -> Int[NumpyArray, "workers slots"]:
-        """Phase code of each cell."""
+        """Return the phase code of each cell."""
         return self.cells.phase
 
     @property
     def stage(self) -> Int[NumpyArray, "workers slots"]:
-        """Stage of each cell."""
+        """Return the stage of each cell."""
         return self.cells.stage
 
     @property
     def microbatch(self) -> Int[NumpyArray, "workers slots"]:
-        """Microbatch of each cell."""
+        """Return the microbatch of each cell."""
         return self.cells.microbatch
 
     @property
     def pipe(self) -> Int[NumpyArray, "workers slots"]:
-        """Pipe of each cell."""
+        """Return the pipe of each cell."""
         return self.cells.pipe
 
     @property
     def dependencies(self) -> Dependencies:
-        """Edges between cells: which op waits for which."""
+        """Return the edges between cells: which op waits for which."""
         return find_dependencies(self)
 
     @property
     def stages_per_worker(self) -> int:
-        """Largest number of stages that one pipe has on one worker."""
+        """Return the largest number of stages that one pipe has on one worker."""
         return int(max(np.bincount(row).max() for row in self.placement))
 
     @property
     def worker_parts(self) -> Float[NumpyArray, " stages"]:
-        """Part of what one microbatch does on one worker that each of its stages there takes."""
+        """Return the part of each stage in a microbatch's work on its worker: (stages)."""
         workers = self.placement[0]
         there = np.bincount(workers, minlength=self.num_workers)[workers]
         return np.asarray(self.stage_shares) / there
 
     @property
     def is_fused(self) -> Bool[NumpyArray, "workers slots"]:
-        """Slots (workers, slots) that hold a forward and a backward run as one op."""
+        """Return whether each slot holds a fused pair: (workers, slots)."""
         return self.partners.phase != Phase.IDLE
 
     @property
@@ -329,14 +329,14 @@ class ScheduleTable(Content, Drawn):
 
 
 def check_usual(table: ScheduleTable, who: str) -> None:
-    """Refuse a table with a grammar of its own, for one who knows the usual ops and rules alone."""
+    """Refuse a table with a grammar of its own, for a user `who` supports usual ops and rules."""
     if not table.grammar.is_usual:
         has = f"{table.name} has {table.grammar.unusual}"
         raise MismatchError(f"{who} knows the usual ops and rules alone, and {has}")
 
 
 def without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
-    """Take the cells of some phases out of a table; the table itself where it has none."""
+    """Return a table without the cells of some phases; the table itself if it has none."""
     return table if len(row_order(table, phases)) == 0 else _without(table, phases)
 
 
@@ -348,6 +348,7 @@ def _without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTabl
 
 
 def _parse_rows(rows: Sequence[Sequence[Cell | str]], grammar: Grammar) -> list[list[Cell]]:
+    """Return the checked cells of each row, from texts or ops."""
     parsed = []
     for worker, row in enumerate(rows):
         if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray):
@@ -378,7 +379,7 @@ def row_order(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, "
 def op_before(
     table: Content, executed: Int[NumpyArray, " ops"], cells: Int[NumpyArray, " cells"]
 ) -> Int[NumpyArray, " cells"]:
-    """Return which of the executed cells stands before each cell in its row, or `NOWHERE`."""
+    """Return the index in `executed` of the last cell before each cell in its row, or `NOWHERE`."""
     rows = cells // table.num_slots
     before = np.searchsorted(executed, cells) - 1
     return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)
@@ -395,7 +396,7 @@ def format_grid(
     mark: tuple[int, int | None] | None = None,
     max_slots: int | None = None,
 ) -> str:
-    """Lay the cells of a table out in columns."""
+    """Return a table as text in columns, with a place marked; only part of a large table."""
     num_slots = max((len(row) for row in rows), default=0)
     slots = _window(num_slots, mark[1] if mark else None, max_slots or num_slots)
     workers = _window(len(rows), mark[0] if mark else None, MAX_WORKERS)

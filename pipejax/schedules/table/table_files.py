@@ -7,7 +7,6 @@ PyTorch's own 1F1B.
 """
 
 import csv
-import dataclasses
 import io
 import json
 import warnings
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import check_types, resolve_choice
+from pipejax.base.checks import check_types, resolve_choice, whole_number
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import abbreviated
 from pipejax.base.files import read_file
@@ -24,6 +23,7 @@ from pipejax.schedules.cells.cells import WeightRule
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
     SHARDING,
+    CustomPhase,
     Op,
     OpKind,
     Phase,
@@ -35,7 +35,7 @@ from pipejax.schedules.table import pasted_rows
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
 GRAMMAR = ("kinds", "rules", "items", "slices", "forward_only", "graph", "lanes")
-_FIELDS: Mapping[str, Any] = {  # of a kind, and what it may be in JSON
+_KIND_KEYS: Mapping[str, Any] = {  # keys of a kind of op in JSON, and the types of their values
     "letters": str,
     "name": str,
     "time": str,
@@ -47,25 +47,26 @@ _FIELDS: Mapping[str, Any] = {  # of a kind, and what it may be in JSON
     "at_end": dict,
     "look": list,
 }
+_KIND_FIELDS = {"of": "scope", "together": "is_collective"}  # field of `OpKind`, if not the key
+
+
+def _kind_data(phase: CustomPhase, part_names: Mapping[int, str]) -> dict[str, Any]:
+    """Return a custom kind of op for JSON, without the fields that have their default."""
+    values = {key: getattr(phase.kind, _KIND_FIELDS.get(key, key), None) for key in _KIND_KEYS}
+    for moment in ("at_start", "at_end"):
+        changes = getattr(phase.kind, moment)
+        values[moment] = {part_names[part]: change for part, change in changes.items()}
+    values["letters"] = phase.name
+    return {key: value for key, value in values.items() if value not in (None, {}, False)}
 
 
 def grammar_data(grammar: Grammar) -> dict[str, Any]:
-    """Return the kinds and rules of a table's own, for JSON; empty for a usual table."""
+    """Return the custom kinds and rules of a table for JSON; empty for the usual grammar."""
     if grammar.is_usual:
         return {}
-    parts = {part: name for name, part in grammar.parts.items()}
-    kinds = []
-    for phase in grammar.own:
-        values = phase.kind._asdict() | {
-            moment: {parts[part]: change for part, change in getattr(phase.kind, moment).items()}
-            for moment in ("at_start", "at_end")
-        }
-        entry = {
-            name: values[name] for name in _FIELDS if values.get(name) not in (None, {}, False)
-        }
-        kinds.append({"letters": phase.name, **entry})
+    part_names = {part: name for name, part in grammar.parts.items()}
     data = {
-        "kinds": kinds,
+        "kinds": [_kind_data(phase, part_names) for phase in grammar.custom_phases],
         "rules": list(grammar.texts),
         "items": dict(grammar.items),
         "slices": grammar.slices,
@@ -78,19 +79,20 @@ def grammar_data(grammar: Grammar) -> dict[str, Any]:
 
 
 def read_grammar(data: Mapping[str, Any]) -> Grammar:
-    """Read what a table in JSON has of its own."""
+    """Read the grammar of a table from the keys of its JSON object."""
     fields = {name: data[name] for name in GRAMMAR if name in data}
     if not fields:
         return USUAL
     try:
         for name, value in fields.items():
-            fits, form = _GRAMMAR_FORMS[name]
-            if not fits(value):
+            has_form, form = _GRAMMAR_FORMS[name]
+            if not has_form(value):
                 raise ValueError(f"{name} must be {form}, got {value!r}")
-        entries = [_kind(entry) for entry in fields.pop("kinds", [])]
-        kinds = dict(entries)
-        if len(kinds) < len(entries):
-            raise ValueError(f"letters of kinds stand once each, got {[k for k, _ in entries]}")
+        pairs = [_kind(entry) for entry in fields.pop("kinds", [])]
+        kinds = dict(pairs)
+        if len(kinds) < len(pairs):
+            letters = [letters for letters, _ in pairs]
+            raise ValueError(f"letters of kinds stand once each, got {letters}")
         graph = [tuple(edge) for edge in fields.pop("graph", [])]
         return Grammar(kinds=kinds, graph=graph, **fields)
     except ValueError as error:
@@ -112,12 +114,12 @@ _GRAMMAR_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _kind(entry: Mapping[str, Any]) -> tuple[str, OpKind]:
-    """Read a kind of op and its letters; what takes no name is called as its letters."""
-    for name, value in entry.items():
-        resolve_choice(name, tuple(_FIELDS), "key of a kind")
-        if not isinstance(value, _FIELDS[name]):
-            raise ValueError(f"{name} of a kind cannot be {value!r}")
-    fields = dict(entry)
+    """Read the letters and the record of a kind of op; name and time default to the letters."""
+    for key, value in entry.items():
+        resolve_choice(key, tuple(_KIND_KEYS), "key of a kind")
+        if not isinstance(value, _KIND_KEYS[key]):
+            raise ValueError(f"{key} of a kind cannot be {value!r}")
+    fields = {_KIND_FIELDS.get(key, key): value for key, value in entry.items()}
     letters = fields.pop("letters", None)
     if "look" in fields:
         fields["look"] = tuple(fields["look"])
@@ -126,37 +128,37 @@ def _kind(entry: Mapping[str, Any]) -> tuple[str, OpKind]:
 
 FORMAT = "pipejax-table"
 VERSION = 1
-LONGEST = 1000  # characters of a name, which reports print
+MAX_NAME_LENGTH = 1000  # characters of a name, which reports print
 FIELDS = ("name", "placement", "pipe_of_microbatch", "slots", "stage_shares", "rows")
 _KEYS = {"format", "version", *FIELDS}
 
 
 class LossWarning(Notice):
-    """A CSV does not hold all of a table."""
+    """Warning that a CSV does not hold all of a table."""
 
 
 class RepairNotice(Notice):
-    """Notice of a repair of a table, or that there was nothing to repair."""
+    """Notice of the repair of a table, or of the lack of anything to repair."""
 
 
 class ReadingNotice(Notice):
-    """Notice that says how cells were read where letters or lines have two meanings."""
+    """Notice of the meaning chosen for letters or lines that have two meanings."""
 
 
 def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
     r"""Read a table from PyTorch's CSV, from rows as reports print them, or from JSON.
 
-    Rows may be lists in brackets, stand behind "Rank 0:", be split by bars, tabs or blanks, or hold
-    a step each. PyTorch's letters of 2024 (B, W, BW) are read too; notices say what was inferred.
+    Rows may be lists in brackets, lines after "Rank 0:", cells between bars, tabs or blanks, or
+    one line per step. PyTorch's letters of 2024 (B, W, BW) are read too; notices report guesses.
 
-    A CSV does not state the placement: there each stage is on one rank, or there are two pipes
-    that mirror each other; JSON holds any placement. Where there are SEND and RECV cells, they
-    are checked on reading, whatever link model is used later.
+    A CSV does not state the placement: each stage is on one rank, or two pipes mirror each other;
+    JSON holds any placement. The reader checks SEND and RECV cells, whatever link model is used
+    later.
 
     Args:
       path: the file.
       repair: "torch-1f1b" reads PyTorch's own 1F1B, whose last rank is off by one, and warns of
-        what it changed; nothing else is repaired, and nothing unasked.
+        the changes; nothing is repaired by default.
 
     Returns:
       The table; one from CSV carries the file's name.
@@ -196,12 +198,12 @@ def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
 
 
 def text_for(table: ScheduleTable, path: Path) -> str:
-    """Return a table in the form that the suffix of a file's name says."""
+    """Return a table as JSON or CSV text, by the suffix of a path."""
     return to_json(table) if path.suffix == ".json" else to_csv(table)
 
 
 def to_csv(table: ScheduleTable) -> str:
-    r"""Return a table in PyTorch's CSV form: idle slots are empty cells; warn of what is lost."""
+    r"""Return a table in PyTorch's CSV form, with empty cells for idle slots; warn of losses."""
     check_usual(table, "a CSV")
     text = _to_csv(table)
     if lost := _lost(table, text):
@@ -221,15 +223,15 @@ def is_csv(table: ScheduleTable) -> bool:
 
 def _to_csv(table: ScheduleTable) -> str:
     text = io.StringIO()
-    # PyTorch refuses idle cells beside SEND and RECV; they say nothing but to offloads
-    dense = table.has_communication and not table.offloads
+    # PyTorch refuses idle cells beside SEND and RECV, and only offloads depend on idle cells
+    is_dense = table.has_communication and not table.offloads
     csv.writer(text).writerows(
-        [table.grammar.text(cell) for cell in row if cell or not dense] for row in table.rows()
+        [table.grammar.text(cell) for cell in row if cell or not is_dense] for row in table.rows()
     )
     return text.getvalue()
 
 
-_UNSTATED = {  # fields that reading a CSV may give another value
+_UNSTATED = {  # fields that may change when a CSV is read
     "placement": "placement",
     "pipe_of_microbatch": "pipes of the microbatches",
     "slots": "slot durations",
@@ -239,13 +241,13 @@ _UNSTATED = {  # fields that reading a CSV may give another value
 
 
 def _lost(table: ScheduleTable, text: str) -> str:
-    """Name what reading a CSV does not give back."""
+    """Name the fields of a table that a reader of its CSV text does not get back."""
     try:
-        read, data = _as_data(_from_csv(text, table.name)), _as_data(table)
+        read_data, data = _as_data(_from_csv(text, table.name)), _as_data(table)
     except ScheduleError:  # neither one worker for each stage nor two that mirror each other
         return "placement"
     return " and ".join(
-        words for name, words in _UNSTATED.items() if read.get(name) != data.get(name)
+        words for name, words in _UNSTATED.items() if read_data.get(name) != data.get(name)
     )
 
 
@@ -255,7 +257,9 @@ def to_json(table: ScheduleTable) -> str:
 
 
 def _as_data(table: ScheduleTable) -> dict[str, Any]:
-    rule = {"weights": dataclasses.asdict(table.weights)} if table.updates_within else {}
+    """Return a table as the object of its JSON file."""
+    weights = {key: getattr(table.weights, field) for key, field in _WEIGHT_KEYS.items()}
+    rule = {"weights": weights} if table.updates_within else {}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -271,29 +275,30 @@ def _as_data(table: ScheduleTable) -> dict[str, Any]:
 
 
 def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
-    rows, steps = _cells(text)
-    rows, letters = pasted_rows.in_todays_letters(rows)
-    for note in filter(None, (steps, letters)):
+    """Read a table from a CSV or from printed rows, with notices of what was inferred."""
+    rows, step_note = _cells(text)
+    rows, letter_note = pasted_rows.in_todays_letters(rows)
+    for note in filter(None, (step_note, letter_note)):
         warnings.warn(f"{name}: {note}", ReadingNotice, stacklevel=3)
     while rows and not any(cell.strip() for cell in rows[-1]):
         rows.pop()
     if repair is not None:
-        mended = repaired(rows) or rows
-        message = f"{repair}: {changes(rows, mended) or 'nothing to repair'}"
+        repaired_rows = repaired(rows) or rows
+        message = f"{repair}: {changes(rows, repaired_rows) or 'nothing to repair'}"
         warnings.warn(f"{name}: {message}", RepairNotice, stacklevel=3)
-        return ScheduleTable.from_rows(mended, name=name)
+        return ScheduleTable.from_rows(repaired_rows, name=name)
     try:
         return ScheduleTable.from_rows(rows, name=name)
     except ScheduleError as error:
         if "is not an op" in error.reason and pasted_rows.is_pasted(text):
             raise ScheduleError(error.reason + pasted_rows.FORMS, error.grid) from None
-        if _runs(repaired(rows) or rows):
-            raise ScheduleError(error.reason + LOOKS_LIKE, error.grid) from None
+        if _is_legal(repaired(rows) or rows):
+            raise ScheduleError(error.reason + REPAIR_HINT, error.grid) from None
         raise
 
 
 def _cells(text: str) -> tuple[list[list[str]], str]:
-    """Return the cells of each row, and a note where lines are read as steps."""
+    """Return the cells of each row of a text, and a note if its lines are read as steps."""
     if pasted_rows.is_pasted(text):
         return pasted_rows.split_rows(text)
     try:
@@ -302,7 +307,7 @@ def _cells(text: str) -> tuple[list[list[str]], str]:
         raise ScheduleError(f"this is not a table: {error}") from None
 
 
-def _runs(rows: Sequence[Sequence[str]]) -> bool:
+def _is_legal(rows: Sequence[Sequence[str]]) -> bool:
     try:
         return bool(ScheduleTable.from_rows(rows))
     except ScheduleError:
@@ -319,43 +324,50 @@ def _from_json(text: str) -> ScheduleTable:
 
 
 def from_json(data: Mapping[str, Any]) -> ScheduleTable:
-    """Make a table of what `to_json` wrote, once its form is checked."""
+    """Make a table from a JSON object with a checked form, as `to_json` writes it."""
     fields = {name: data[name] for name in FIELDS}
     weights = _weights(data.get("weights", {}))
     return ScheduleTable.from_rows(**fields, weights=weights, grammar=read_grammar(data))
 
 
+_WEIGHT_KEYS = {"behind": "lag", "runs": "runs", "local_steps": "local_steps"}  # JSON: field
+
+
 def _weights(rule: Any) -> WeightRule:
-    names = [field.name for field in dataclasses.fields(WeightRule)]
-    if not isinstance(rule, dict) or not set(rule) <= set(names):
-        raise ScheduleError(f"weights: expected an object with {', '.join(names)}, got {rule!r}")
+    """Read the weight rule of a table from its JSON object."""
+    if not isinstance(rule, dict) or not set(rule) <= set(_WEIGHT_KEYS):
+        keys = ", ".join(_WEIGHT_KEYS)
+        raise ScheduleError(f"weights: expected an object with {keys}, got {rule!r}")
     try:
-        return WeightRule(**rule)
+        if rule.get("behind") is not None:
+            whole_number(rule["behind"], "behind", minimum=0)
+        return WeightRule(**{_WEIGHT_KEYS[key]: value for key, value in rule.items()})
     except ValueError as error:
         raise ScheduleError(f"weights: {error}") from None
 
 
 def check_json(data: Mapping[str, Any]) -> None:
-    """Check the keys and the types of their values; the table checks what they mean."""
+    """Check the keys of a table's JSON object, and the types of their values."""
     version = data.get("version")
-    is_known = version == VERSION and not isinstance(version, bool)  # true is 1 in Python
-    if data.get("format") != FORMAT or not is_known:
+    has_version = version == VERSION and not isinstance(version, bool)  # true is 1 in Python
+    if data.get("format") != FORMAT or not has_version:
         raise ScheduleError(
             f'this is not a table: expected "format": "{FORMAT}" and "version": {VERSION}, '
             f"got {data.get('format')!r} and {version!r}"
         )
-    if odd_ones := (set(data) - {"weights", *GRAMMAR}) ^ _KEYS:
-        odd = sorted(odd_ones)[0]
-        raise ScheduleError(f"{'missing' if odd in _KEYS else 'unknown'} key {odd!r} in the table")
-    for name, (fits, form) in _FORMS.items():
-        if not fits(data[name]):
+    if wrong_keys := (set(data) - {"weights", *GRAMMAR}) ^ _KEYS:  # missing or unknown
+        key = min(wrong_keys)
+        raise ScheduleError(f"{'missing' if key in _KEYS else 'unknown'} key {key!r} in the table")
+    for name, (has_form, form) in _FORMS.items():
+        if not has_form(data[name]):
             raise ScheduleError(f"{name} must be {form}, got {abbreviated(data[name])}")
-    if len(data["name"]) > LONGEST:
+    if len(data["name"]) > MAX_NAME_LENGTH:
         name = abbreviated(data["name"])
-        raise ScheduleError(f"name must have at most {LONGEST} characters, got {name}")
+        raise ScheduleError(f"name must have at most {MAX_NAME_LENGTH} characters, got {name}")
 
 
 def _is_list(value: Any, *kinds: type) -> bool:
+    """Return whether a value is a list of entries of some types; a boolean is no number."""
     return isinstance(value, list) and all(
         isinstance(entry, kinds) and not isinstance(entry, bool) for entry in value
     )
@@ -385,34 +397,36 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 #
 # `Schedule1F1B` counts the forwards of a rank on from its warm-up; the last rank has none, and
 # begins at 1 where all others begin at 0: with four ranks it holds 3F1, 3B0, 3F2, 3B1 and so on.
-# The runtime does not read this table; what is dumped of it cannot run until the forwards of that
-# rank are counted from 0. Nothing else is repaired.
+# The runtime does not read this table; a dump of it cannot run until the forwards of that rank are
+# counted from 0. Nothing else is repaired.
 
 Texts = Sequence[Sequence[str]]
 
 REPAIRS = ("torch-1f1b",)
-LOOKS_LIKE = (
+REPAIR_HINT = (
     "; this looks like PyTorch's own 1F1B, whose last rank is off by one: --repair torch-1f1b (in "
     'Python repair="torch-1f1b") reads it'
 )
 
 
 def repaired(rows: Texts) -> list[list[str]] | None:
-    """Return the cells with the forwards of the last rank counted from 0; None for other tables."""
-    *before, last = rows
-    rank = len(before)
+    """Return the rows with the forwards of the last rank counted from 0; None for other tables."""
+    *first_rows, last_row = rows
+    rank = len(first_rows)
     rank_ops = [_ops(row) for row in rows]
     if any(ops is None or {op.stage for op in ops} != {r} for r, ops in enumerate(rank_ops)):
         return None
     last_ops = [op for op in rank_ops[-1] or () if op.phase not in SHARDING]
-    turns = [(Op(Phase.F, rank, m + 1), Op(Phase.B, rank, m)) for m in range(len(last_ops) // 2)]
-    if last_ops != [op for turn in turns for op in turn]:
+    faulty_ops: list[Op] = []  # as PyTorch writes them: F1 B0 F2 B1 ..
+    for m in range(len(last_ops) // 2):
+        faulty_ops += [Op(Phase.F, rank, m + 1), Op(Phase.B, rank, m)]
+    if last_ops != faulty_ops:
         return None
-    return [list(row) for row in before] + [[_lower(text) for text in last]]
+    return [list(row) for row in first_rows] + [[_with_earlier_forward(t) for t in last_row]]
 
 
 def changes(before: Texts, after: Texts) -> str:
-    """Say which cells of the last rank are others; nothing if none is."""
+    """Return a text of the cells that differ on the last rank; empty if none does."""
     cells = [
         f"{old.strip()} is read as {new}"
         for old, new in zip(before[-1], after[-1], strict=True)
@@ -425,7 +439,7 @@ def changes(before: Texts, after: Texts) -> str:
 
 
 def _ops(row: Sequence[str]) -> list[Op] | None:
-    """The ops of a row of single cells in order; None if there is another one."""
+    """Return the ops of a row in order; None if a cell is not one F, B or sharding op."""
     try:
         cells = [cell for cell in map(parse_cell, row) if cell]
     except ValueError:
@@ -435,8 +449,8 @@ def _ops(row: Sequence[str]) -> list[Op] | None:
     return [cell[0] for cell in cells] if is_plain else None
 
 
-def _lower(text: str) -> str:
-    """Count a forward one lower."""
+def _with_earlier_forward(text: str) -> str:
+    """Return the text of a cell, with the microbatch of a forward lower by one."""
     cell = parse_cell(text)
     if not cell or cell[0].phase is not Phase.F:
         return text

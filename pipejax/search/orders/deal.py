@@ -132,7 +132,7 @@ def deals(
         check_types(costs_by_step=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
     replicas = _check_replicas(table, costs_list, replicas)
-    search = DealSearch(table, costs_list, replicas, Links.of(link), seed)
+    search = DealSearch(table, costs_list, replicas, Links.resolve(link), seed)
     with telling("deal", on_progress) as tell:
         return search.split_by_step(search.run(iterations, time_limit, tell))
 

@@ -97,7 +97,7 @@ def microbatches(
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
-    search = MicrobatchSearch(table, costs, Links.of(link), seed)
+    search = MicrobatchSearch(table, costs, Links.resolve(link), seed)
     with telling("arrange", on_progress) as tell:
         return search.run(iterations, time_limit, tell)
 

@@ -115,7 +115,7 @@ def places(
     elif isinstance(costs, Costs) and isinstance(machine, Topology):
         costs.check_values()
         current_places, placed = places_on(table, machine.places), levels_on(costs, table, machine)
-    search = PlacementSearch(placed, current_places, Links.of(link), seed)
+    search = PlacementSearch(placed, current_places, Links.resolve(link), seed)
     with telling("place", on_progress) as tell:
         return search.run(iterations, time_limit, tell)
 

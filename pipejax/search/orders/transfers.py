@@ -137,7 +137,7 @@ def messages(
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
     share(gap, "gap")
-    search = TransferSearch(table, costs, Links.of(link), seed)
+    search = TransferSearch(table, costs, Links.resolve(link), seed)
     with telling("order", on_progress) as tell:
         return search.run(iterations, time_limit, tell, gap)
 

@@ -114,8 +114,10 @@ def _resize_microbatches(setup: Setup, schedule: Schedule, count: int) -> Setup:
     if setup.source.workload is not None:  # a model prices microbatches of any size
         return setup.rebuilt(schedule, count)
     fields = ["compute", "transmit", *(["O", "L"] if setup.table.offloads else [])]
-    on_lanes = (phase for phase in setup.table.grammar.own if phase.kind.lane != COMPUTING)
-    fields += [phase.name for phase in on_lanes if phase.kind.of in (MICROBATCH, WORKER)]
+    on_lanes = (
+        phase for phase in setup.table.grammar.custom_phases if phase.kind.lane != COMPUTING
+    )
+    fields += [phase.name for phase in on_lanes if phase.kind.scope in (MICROBATCH, WORKER)]
     scaled = setup.scaled(
         *(f"{field}*{size!r}" for field in fields),
         assumes=("microbatches can be divided, and ops take as long as they are large",),

@@ -191,7 +191,7 @@ def explain(
         assert isinstance(costs, Costs)
         source = MeasuredTimes(costs, table.num_stages)
     schedule = _recognized_schedule(table, source)
-    begin = begin_setup(table, Links.of(link), source, schedule, stage_layers)
+    begin = begin_setup(table, Links.resolve(link), source, schedule, stage_layers)
     return explain_setup(
         begin,
         _limit(memory_limit, begin),

@@ -18,7 +18,7 @@ from pipejax.base.display import short_repr, with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import for_times
-from pipejax.costs.scaling import restaged_costs, scaled_costs, shares_of_stages
+from pipejax.costs.scaling import restaged_costs, scaled_costs, stage_overlaps
 from pipejax.costs.stage.microbatches import in_order
 from pipejax.costs.stage.model_topology import model_placements
 from pipejax.costs.stage.stage_costs import stage_costs
@@ -261,7 +261,7 @@ def _restaged(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
     """Merge or divide stages, and return the layers of each; empty if a layer would be divided."""
     if not layers:
         return ()
-    layers_per_stage = shares_of_stages(len(layers), stages) @ np.array(layers)
+    layers_per_stage = stage_overlaps(len(layers), stages) @ np.array(layers)
     rounded = tuple(round(layer_count) for layer_count in layers_per_stage.tolist())
     return rounded if np.allclose(layers_per_stage, rounded, rtol=0, atol=1e-9) else ()
 

@@ -89,7 +89,7 @@ def _limited_pipe(problem: Problem) -> LimitedPipe:
     options = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
     share = float((problem.weight_sizes / problem.sizes).max())
     size = problem.num_stages, problem.num_microbatches
-    return LimitedPipe.of(*size, weight_share=share, **options)
+    return LimitedPipe.from_numbers(*size, weight_share=share, **options)
 
 
 def to_plan_starts(problem: Problem, ops: TimedOps) -> Plan:
@@ -119,7 +119,7 @@ def greedy_plan(
     rules = Rules(depth=(-(-trip // work) + extra).tolist(), patience=patience)
     goal = Goal(shorter_than, problem.objective == "span")
     run = list_schedule(list_work(problem, limits), rules, goal)
-    return None if run is None else to_plan_starts(problem, TimedOps.of(run.log))
+    return None if run is None else to_plan_starts(problem, TimedOps.from_tuples(run.log))
 
 
 def one_by_one(problem: Problem) -> Plan:
@@ -150,12 +150,12 @@ def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
     """Return the input of the list scheduler."""
     return Work(
         placement=problem.placement.tolist(),
-        pipe_of=problem.microbatch_pipes.tolist(),
-        lasts={phase: problem.times[phase].tolist() for phase in SPLIT},
+        microbatch_pipes=problem.microbatch_pipes.tolist(),
+        durations={phase: problem.times[phase].tolist() for phase in SPLIT},
         lag=problem.lag.tolist(),
         transmit=problem.transmit.tolist(),
         sizes=problem.sizes.tolist(),
-        kept=problem.weight_sizes.tolist(),
+        weight_sizes=problem.weight_sizes.tolist(),
         limits=limits.tolist(),
     )
 
@@ -291,7 +291,7 @@ def _few(problem: Problem, per_worker: int) -> int:
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
     """Run the workers in the order of a draw: a building block, its interval, and priorities."""
     work = list_work(problem, problem.limits)
-    step, legs = float(np.mean([work.lasts[phase] for phase in SPLIT])) / 2, num_legs(work)
+    step, legs = float(np.mean([work.durations[phase] for phase in SPLIT])) / 2, num_legs(work)
     waits = [step * number for number in block_draw.waits]
     block_waits = Waits(waits[:legs], waits[legs : 2 * legs], waits[2 * legs :])
     block = building_block(work, block_waits, least_interval(work))
@@ -300,7 +300,7 @@ def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Pl
     order = Order(block, block_draw.delay * interval, *block_draw[3:])
     goal = Goal(shorter_than, problem.objective == "span")
     run = list_schedule(work, Rules(order=order), goal)
-    return None if run is None else to_plan_starts(problem, TimedOps.of(run.log))
+    return None if run is None else to_plan_starts(problem, TimedOps.from_tuples(run.log))
 
 
 def num_legs(work: Work) -> int:

@@ -10,7 +10,7 @@ from pipejax.base.display import abbreviated
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.table.host_links import link_of_worker
+from pipejax.schedules.table.host_links import host_link_ids
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import TIME_LIMIT, Found
@@ -77,8 +77,8 @@ def optimize(
       (310.0, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), offload=(offload, bool))
-    links = Links.of(link)
-    link_of_worker(links, table.num_workers)
+    links = Links.resolve(link)
+    host_link_ids(links, table.num_workers)
     memory = memory_limit, sizes, weight_share
     problem = build_problem(table, costs, *memory, offload, links, objective)
     limits = {"time_limit": (time_limit, " seconds")}

@@ -254,4 +254,4 @@ def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
     recomputed = np.zeros(len(ops.phase), bool)
     held = HeldOps(ops.phase, ops.stage, ops.worker, recomputed, ops.start, ops.end)
     sizes = np.stack([problem.sizes, problem.weight_sizes, problem.sizes])
-    return HeldParts.of(held).peaks(sizes, problem.num_workers)
+    return HeldParts.from_ops(held).peaks(sizes, problem.num_workers)

@@ -226,7 +226,7 @@ def build_problem(
     objective: str = "makespan",
 ) -> Problem:
     """Read a problem off a table, whose order is not kept, and its costs."""
-    links = Links.of(link)
+    links = Links.resolve(link)
     objective = resolve_choice(objective, OBJECTIVES, "objective")
     check_usual(table, "optimize")
     resolve_choice(links.model, LINKS_OF_SEARCH, "link")

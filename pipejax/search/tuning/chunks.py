@@ -119,7 +119,7 @@ def chunks(
     times: dict[str, Any] = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
     times["per_prefix_token"] = per_prefix_token
     messages = {"latency": latency, "transmit_per_token": transmit_per_token}
-    search = _ChunkSearch(tokens, num_workers, multiple, times, messages, Links.of(link), seed)
+    search = _ChunkSearch(tokens, num_workers, multiple, times, messages, Links.resolve(link), seed)
     asked = range(1, min(max_chunks, MOST_CHUNKS) + 1) if num_chunks is None else [num_chunks]
     with telling("cut", on_progress) as tell:
         for done, best_text in enumerate(search.run(asked, time_limit)):

@@ -131,7 +131,7 @@ def lookahead(
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), lane=(lane, str))
     iterations, _ = check_local_search(iterations, 0, time_limit)
-    search = LookaheadSearch(table, costs, Links.of(link), limit, sizes, lane)
+    search = LookaheadSearch(table, costs, Links.resolve(link), limit, sizes, lane)
     with telling("look ahead", on_progress) as tell:
         return search.run(iterations, time_limit, tell)
 
@@ -157,7 +157,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._run_arguments, self._lane = (costs, links), lane
         self.table = without(on_lane(table, COMPUTING), SHARDING)
         stages, workers = self.table.num_stages, self.table.num_workers
-        self._rows, self._ends = dense_rows(self.table), self.table.grammar.ends_backward
+        self._rows, self._ends = dense_rows(self.table), self.table.grammar.backward_ends
         self._sizes = _shaped("sizes", sizes, stages)
         limits = np.full(workers, np.inf) if limit is None else _shaped("limit", limit, workers)
         self._all_options = _list_options(self.table, self._sizes, limits)
@@ -329,7 +329,7 @@ def _worker_options(
             if gathered == last:  # every gather stands where it stands earliest
                 break
             last = gathered
-            whole = with_reductions(gathered, True, grammar.ends_backward)
+            whole = with_reductions(gathered, True, grammar.backward_ends)
             yield _Option(ahead, residency, whole, _peak(gathered, sizes))
 
 

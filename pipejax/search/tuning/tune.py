@@ -170,7 +170,7 @@ def tune(
         raise wrong("microbatch_size", f"does not go with tuning {over}")
     if workload.pipeline_layout and "layers" in parts:
         raise wrong("pipeline_layout", "says the layers of each stage, which are to be tuned")
-    if (eager_below := Links.of(link).eager_below) > 0:
+    if (eager_below := Links.resolve(link).eager_below) > 0:
         raise ArgumentError(
             "eager_below",
             eager_below,

@@ -68,7 +68,7 @@ class PlanRequest:
         object.__setattr__(self, "schedules", _check_schedules(self.schedules))
         chosen = {name: _check_values(name, values) for name, values in self.choices.items()}
         object.__setattr__(self, "choices", chosen)
-        object.__setattr__(self, "links", Links.of(self.links))
+        object.__setattr__(self, "links", Links.resolve(self.links))
         share(self.headroom, "headroom")
         if self.memory_limit is not None:
             positive(self.memory_limit, "memory_limit")

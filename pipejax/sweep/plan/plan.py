@@ -130,7 +130,7 @@ def plan(
         minibatch,
         tuple(schedules),
         {name: tuple(values) for name, values in (choices or {}).items()},
-        Links.of(link),
+        Links.resolve(link),
         {**software.workload, **shared},
         software.name,
         memory_limit,

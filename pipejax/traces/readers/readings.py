@@ -255,7 +255,7 @@ def _order_readings(
         group_sizes |= dict.fromkeys(("breadth first", "breadth first, last first"), microbatches)
     is_backward = columns["kind"] > 0
     for name, group_size in group_sizes.items():
-        turns = Turns.of(workers, microbatches, stages, group_size)
+        turns = Turns.from_sizes(workers, microbatches, stages, group_size)
         loop, microbatch = turns.loop[turn], turns.microbatch[turn]
         chunk = np.where(is_backward, stages - 1 - loop, loop)
         if name.endswith("last first"):

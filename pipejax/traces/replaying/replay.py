@@ -152,7 +152,7 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
     candidates = [Links()] if pipelines.table.num_workers == 1 else single_models()
     results: list[Replay] = []
     implausible: list[Replay] = []  # ops would have taken messages before they could be sent
-    for links in candidates if link is None else [Links.of(link)]:
+    for links in candidates if link is None else [Links.resolve(link)]:
         try:
             runs = [*table_runs(pipelines, links)]
         except ValueError:  # a deadlock under these links
