@@ -1,4 +1,4 @@
-"""Samples of several schedules side by side: violins, with quantiles and what there is without."""
+"""Draw samples of several schedules as violins, with quantiles and the value without jitter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ WITHOUT: Mapping[str, Any] = {
     "markersize": 3.5,
     "markerfacecolor": palette.WHITE,
 }
-SHOWN = 0.95  # quantile up to which violins are drawn: rare stalls would press them flat
+MAX_QUANTILE = 0.95  # quantile up to which violins are drawn; rare stalls would flatten them
 
 
 def draw_violins(
@@ -38,14 +38,14 @@ def draw_violins(
 
     Args:
       axes: to draw on.
-      samples: (samples) by name.
-      without: by name what a mark shows: the value without jitter.
-      colours: by name.
+      samples: (samples) of each name.
+      without: value of each name without jitter, drawn as a mark.
+      colours: colour of each name.
     """
     for place, (name, values) in enumerate(samples.items()):
         if np.ptp(values) > 0:  # a violin of equal values has no width
             parts: dict[str, Any] = axes.violinplot(
-                values[values <= np.quantile(values, SHOWN)],
+                values[values <= np.quantile(values, MAX_QUANTILE)],
                 positions=[place],
                 orientation="horizontal",
                 widths=0.85,
