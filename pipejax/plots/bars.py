@@ -156,9 +156,9 @@ def _drawn_ops(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnO
 
 
 def _corners(sides: Sequence[tuple[float, ...]]) -> Any:
-    """Return the corners (boxes, 4, 2) of boxes with sides (left, right, top, bottom)."""
-    left, right, top, bottom = np.array(sides, float).reshape(-1, 4).T
-    return np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
+    """Return the corners (boxes, 4, 2) of boxes with sides (start, end, top, bottom)."""
+    start, end, top, bottom = np.array(sides, float).reshape(-1, 4).T
+    return np.stack([start, top, end, top, end, bottom, start, bottom], axis=1).reshape(-1, 4, 2)
 
 
 def _op_corners(ops: Iterable[DrawnOp]) -> Any:

@@ -111,24 +111,9 @@ def _pairs(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
 # Predicted against measured step times.
 
 
-GROUP_LOOKS = [  # markers and colours of groups, in turn
-    (marker, colour)
-    for marker, colour in zip(
-        itertools.cycle("os^DvP"),
-        (
-            palette.BLUE,
-            palette.VERMILION,
-            palette.GREEN,
-            palette.ORANGE,
-            palette.PURPLE,
-            palette.SKY,
-            palette.BLACK,
-        ),
-        strict=False,
-    )
-]
-
-
+# markers and colours of groups, in turn
+_COLOURS = palette.BLUE, palette.VERMILION, palette.GREEN, palette.ORANGE, palette.PURPLE
+GROUP_LOOKS = [*zip("os^DvPo", (*_COLOURS, palette.SKY, palette.BLACK), strict=True)]
 EVEN_TICKS_RATIO = 10.0  # ratio of the ends of an axis up to which its ticks are evenly spaced
 
 

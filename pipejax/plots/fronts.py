@@ -14,6 +14,8 @@ from pipejax.plots import palette, style
 
 COLOURS = palette.SERIES
 MARKERS = "osD^vP"
+FRONT: dict[str, Any] = {"where": "post", "color": palette.BLACK, "linewidth": 0.9}
+FRONT |= {"label": "front", "zorder": 3}
 MAX_STEP_RATIO = 4.0  # largest drawn step time, relative to the best
 MAX_MEMORY_RATIO = 1.5  # largest drawn memory, relative to the capacity
 
@@ -42,35 +44,16 @@ def draw_plan(
     _draw_exact(axes, np.asarray(columns["schedule"]), memory, exact, is_drawn & is_exact, apart)
     order = np.flatnonzero(front)
     order = order[np.argsort(memory[order])]
-    axes.step(
-        np.append(memory[order], capacity),
-        np.append(exact[order], least),
-        where="post",
-        color=palette.BLACK,
-        linewidth=0.9,
-        label="front",
-        zorder=3,
-    )
+    edge = np.append(memory[order], capacity), np.append(exact[order], least)
+    axes.step(*edge, **FRONT)
     axes.axvline(capacity, color=palette.VERMILION, linewidth=0.8, linestyle="--")
     ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
     axes.plot(memory[best], exact[best], "o", markersize=7, zorder=4, **ring)
-    axes.annotate(
-        f"best: {_label(columns, best)}",
-        (memory[best], exact[best]),
-        xytext=(-6, -12),
-        textcoords="offset points",
-        ha="right",
-        fontsize=style.LEAST_FONT,
-    )
-    axes.annotate(
-        "does not fit",
-        (capacity, 0.02),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, 0),
-        textcoords="offset points",
-        color=palette.VERMILION,
-        fontsize=style.LEAST_FONT,
-    )
+    note: dict[str, Any] = {"textcoords": "offset points", "fontsize": style.LEAST_FONT}
+    label = f"best: {_label(columns, best)}"
+    axes.annotate(label, (memory[best], exact[best]), xytext=(-6, -12), ha="right", **note)
+    note |= {"xycoords": ("data", "axes fraction"), "color": palette.VERMILION}
+    axes.annotate("does not fit", (capacity, 0.02), xytext=(4, 0), **note)
     axes.set_yscale("log")
     style.name_ticks(axes.yaxis)
     axes.set_xlim(0, min(MAX_MEMORY_RATIO * capacity, 1.05 * max(capacity, memory[is_drawn].max())))
@@ -221,15 +204,7 @@ def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " fou
         ends[0] if side.more_is_better else ends[1]
         for side, ends in zip(sides, limits, strict=True)
     ]
-    axes.step(
-        [x[0], *x, worst[0]],
-        [worst[1], *y, y[-1]],
-        where="post",
-        color=palette.BLACK,
-        linewidth=0.9,
-        label="front",
-        zorder=3,
-    )
+    axes.step([x[0], *x, worst[0]], [worst[1], *y, y[-1]], **FRONT)
     axes.set(xlim=limits[0], ylim=limits[1])
 
 

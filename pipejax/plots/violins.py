@@ -11,20 +11,10 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.plots import palette
 
 LEVELS = (0.05, 0.5, 0.95)
-QUANTILE: Mapping[str, Any] = {
-    "linestyle": "",
-    "marker": "|",
-    "color": palette.BLACK,
-    "markersize": 7,
-    "markeredgewidth": 0.8,
-}
-WITHOUT: Mapping[str, Any] = {
-    "linestyle": "",
-    "marker": "D",
-    "color": palette.BLACK,
-    "markersize": 3.5,
-    "markerfacecolor": palette.WHITE,
-}
+MARK: Mapping[str, Any] = {"linestyle": "", "color": palette.BLACK}
+QUANTILE: Mapping[str, Any] = {**MARK, "marker": "|", "markersize": 7, "markeredgewidth": 0.8}
+DIAMOND = {"marker": "D", "markersize": 3.5, "markerfacecolor": palette.WHITE}
+WITHOUT_JITTER: Mapping[str, Any] = {**MARK, **DIAMOND}
 MAX_QUANTILE = 0.95  # quantile up to which violins are drawn; rare stalls would flatten them
 
 
@@ -56,7 +46,7 @@ def draw_violins(
             parts["bodies"][0].set(facecolor=colour, edgecolor=colour, alpha=0.55)
         quantiles = np.quantile(values, LEVELS)
         axes.vlines(quantiles, place - 0.2, place + 0.2, color=palette.BLACK, linewidth=0.8)
-        axes.plot(without[name], place, **WITHOUT)
+        axes.plot(without[name], place, **WITHOUT_JITTER)
     axes.set_yticks(range(len(samples)), [*samples])
     axes.set_ylim(len(samples) - 0.5, -0.5)
 
@@ -65,5 +55,5 @@ def violin_entries() -> list[Line2D]:
     """Return the legend entries of the marks."""
     return [
         Line2D([], [], label="5th, 50th and 95th percentile, where a violin ends", **QUANTILE),
-        Line2D([], [], label="without jitter", **WITHOUT),
+        Line2D([], [], label="without jitter", **WITHOUT_JITTER),
     ]
