@@ -154,7 +154,6 @@ bench: $(READY)  ## benchmark engine, sweep, tuning, training and search
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
 	$(BIN)/python -m benchmarks.cold_start --out $(RESULTS)/benchmark_cold_start.json
-	$(BIN)/python -m benchmarks.incremental --out $(RESULTS)/benchmark_incremental.json
 	$(BIN)/python -m benchmarks.closed_form --out $(RESULTS)/benchmark_closed_form.json
 	$(BIN)/python -m benchmarks.precision
 	$(BIN)/python -m benchmarks.sweep --out $(RESULTS)/benchmark_sweep.json

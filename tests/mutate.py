@@ -91,10 +91,10 @@ TESTS = {
     "pipejax/analysis": "activation_memory objects compare diff step_report",
     "pipejax/analysis/comparison": "closed_forms compare diff fused_schedules",
     "pipejax/analysis/formula": "formula formula_family formula_batch",
-    "pipejax/analysis/paths": "longest_paths transfer_order twins incremental",
+    "pipejax/analysis/paths": "longest_paths transfer_order twins",
     "pipejax/analysis/runs": (
         "host_links staleness activation_memory pictures chrome_trace compare step_report"
-        " recurrence incremental"
+        " recurrence"
     ),
     "pipejax/analysis/step": "validation step_time step_report sensitivity calibrate",
     "pipejax/analysis/uncertainty": "corners jitter jitter_factors sensitivity",

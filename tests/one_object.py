@@ -199,11 +199,6 @@ def _corners(options):
     return pj.analysis.corners(dataclasses.replace(program, last_node=last), named).makespan
 
 
-def _incremental(options):
-    run = pj.analysis.IncrementalRun(options.runs[-1])
-    return [run.set_costs(row) for row in options.rows]
-
-
 def _first_path(options):
     return [pj.analysis.longest_paths(run, 1)[0].length for run in options.runs]
 
@@ -309,7 +304,6 @@ DOORS = {
     "makespans in float32": Door(_single_precision, rounding=NODES * 2.0**-24),
     "makespans_and_grad": Door(_counts),
     "corners": Door(_corners),
-    "incremental run": Door(_incremental, rounding=0.0),
     "first path": Door(_first_path),
     "formula": Door(
         _formula, applies=lambda x: x.exact and not x.links.eager_below and _is_linear(x)

@@ -253,58 +253,6 @@ def test_the_longest_path_is_the_makespan_and_adds_up(found):
     assert {op for op in longest.ops if op[-1] not in "AU"} <= names
 
 
-@settings(max_examples=40)
-@given(case=grammar_cases.cases(), seed=SEEDS)
-def test_swaps_of_a_row_or_lane_are_those_of_the_event_loop(case, seed):
-    """One after the other; what cannot run is refused, and so is what swaps more than two ops."""
-    rng = np.random.default_rng(seed)
-    try:
-        case.run()
-    except (IllegalError, reference.DeadlockError):
-        assume(False)
-    run = pj.analysis.IncrementalRun(pj.evaluate(case.table(), case.costs))
-    for _ in range(6):
-        w = rng.integers(len(case.data["rows"]))
-        rows = [list(row) for row in case.data["rows"]]
-        held = [k for k, text in enumerate(rows[w]) if text]
-        lanes = [case.grammar.lane(case.grammar.split(rows[w][k])[0][0]) for k in held]
-        pairs = [
-            (a, b)
-            for n, (a, lane) in enumerate(zip(held, lanes, strict=True))
-            for b in [
-                k for k, other in zip(held[n + 1 :], lanes[n + 1 :], strict=True) if other == lane
-            ][:1]
-        ]
-        if not pairs:
-            continue
-        a, b = pairs[rng.integers(len(pairs))]
-        names = [name_of(case, rows[w][k], w) for k in (a, b)]
-        rows[w][a], rows[w][b] = rows[w][b], rows[w][a]
-        other = case._replace(data={**case.data, "rows": rows})
-        before = run.makespan
-        try:
-            result = run.swap(*names)
-        except pj.ScheduleError:
-            with pytest.raises((IllegalError, reference.DeadlockError)):
-                other.run()
-            continue
-        except ValueError:  # what hangs on the order of rows
-            assert run.makespan == before
-            return
-        assert result == other.run().makespan
-        assert texts(run.table) == texts(other.table())
-        case = other
-
-
-def name_of(case, text, worker):
-    is_worker = case.grammar.scope(case.grammar.split(text)[0][0]) == "worker"
-    return f"{text} (worker {worker})" if is_worker else text
-
-
-def texts(table):
-    return [[table.grammar.text(cell) for cell in row if cell] for row in table.rows()]
-
-
 BRAID = {x: 1.0 + k / 4 for k, x in enumerate(("fa", "fd", "fm", "fc", "ba", "bd", "bm", "bc"))}
 GROWING = {
     "combined-1f1b": (3, BRAID),

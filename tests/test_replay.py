@@ -13,7 +13,6 @@ import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
 from pipejax.training import (
     batch_order,
-    language_model,
     nesterov_quadratic,
     random_logistic,
     random_quadratic,
@@ -22,6 +21,7 @@ from pipejax.training import (
     sweep_replay,
 )
 from pipejax.training.draws import gradient_noise
+from sweeps.pipedream.language_model import language_model
 
 UNIT = pj.Costs(forward=1.0, backward=1.0)
 

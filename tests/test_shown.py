@@ -12,7 +12,7 @@ from justhtml import JustHTML
 from public_names import PARTS, public
 
 import pipejax as pj
-from pipejax.base.display import WHOLE, ResultList, record_html, with_short_repr
+from pipejax.base.display import WHOLE, ResultDict, ResultList, record_html, with_short_repr
 
 HOSTILE = "<script>alert('&\"')</script>\x00\u2028" * 100
 
@@ -145,7 +145,7 @@ def test_lists_and_dictionaries_of_results_are_short_too(filler):
     assert repr(paths).endswith(", ... 5 in all]")
     assert paths == list(paths)
     assert paths._repr_html_().count("<tr>") == 6
-    op_times = pj.analysis.IncrementalRun(run).finish
+    op_times = ResultDict({f"{w}F{m}": 1.0 for w in range(2) for m in range(99)})
     rows = ResultList([{"row": 1, "file": HOSTILE}] * 100)
     numbers = ResultList([1.5, [2.0, 3.0]] * 10**5)
     records = (

@@ -147,7 +147,6 @@ TRAINING = {  # and what the error says before the memory
         ),
         "3 runs",
     ),
-    "width of a model": (lambda: pj.training.language_model(3, width=HUGE, seed=0), ""),
 }
 
 

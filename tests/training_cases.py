@@ -3,6 +3,7 @@
 import numpy as np
 
 import pipejax.training as pt
+from sweeps.pipedream.language_model import language_model
 
 S = 3
 SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4}
@@ -13,7 +14,7 @@ OBJECTIVES = {
     ),
     "nesterov": lambda: pt.nesterov_quadratic(S, **SIZES, condition_number=50.0, seed=0),
     "logistic": lambda: pt.random_logistic(S, **SIZES, l2=1e-2, seed=0),
-    "language": lambda: pt.language_model(
+    "language": lambda: language_model(
         S + 1, width=4, context=6, num_batches=3, batch_size=2, seed=0
     ),
 }

@@ -9,7 +9,6 @@ from pipejax.analysis.formula.parameters import (
     named_parameters as named_parameters,
 )
 from pipejax.analysis.formula.versus import versus as versus
-from pipejax.analysis.paths.incremental_run import IncrementalRun as IncrementalRun
 from pipejax.analysis.paths.longest_paths import longest_paths as longest_paths
 from pipejax.analysis.runs.activation_memory import (
     activation_memory as activation_memory,

@@ -21,9 +21,6 @@ from pipejax.base.longest_path import (
     Preds,
     Times,
     finish_times,
-    longest_without,
-    start_times,
-    tails,
 )
 
 SOURCE = 0
@@ -34,14 +31,6 @@ class Awaited(NamedTuple):
 
     preds: tuple[int, ...]  # nodes; the source alone where there is none
     lags: tuple[float, ...]  # delay from each
-
-
-class LongestAround(NamedTuple):
-    """Longest paths by node."""
-
-    start: list[float]  # up to the node
-    tail: list[float]  # from its end on
-    without: list[float]  # of those that do not lead through it
 
 
 class _Before(NamedTuple):
@@ -111,22 +100,6 @@ class IncrementalPath:
     def successors(self) -> Sequence[Sequence[int]]:
         """Return the nodes that wait for each node; waits for the source are not listed."""
         return self._after
-
-    def longest_around(self) -> LongestAround:
-        """Find the longest paths before, behind and beside every node."""
-        number, width = self._place, max(len(waits.preds) for waits in self.waits)
-        preds, lag = np.zeros((len(number), width), np.int64), np.zeros((len(number), width))
-        for place, node in enumerate(self._order):
-            waits = self.waits[node]
-            preds[place, : len(waits.preds)] = [number[before] for before in waits.preds]
-            lag[place, : len(waits.lags)] = waits.lags
-        duration, finish = np.array(self.duration)[self._order], np.array(self.finish)[self._order]
-        lengths = (
-            start_times(preds, finish, lag),
-            tails(preds, duration, lag),
-            longest_without(preds, duration, lag),
-        )
-        return LongestAround(*(times[number].tolist() for times in lengths))
 
     def undo(self) -> None:
         """Take the last change back."""

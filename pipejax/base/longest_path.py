@@ -216,41 +216,6 @@ def tails(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
     return np.array(tail)
 
 
-def longest_without(preds: Preds, duration: Times, lag: Lags) -> Times:
-    """Longest path (nodes) of those that do not lead through a node, for every node."""
-    # In topological order, such a path has one edge that begins before the node and ends behind it.
-    # So every edge raises, to the longest path through it, all places that it leaps over; with the
-    # ends of paths before a node, and the beginnings behind it, as edges too.
-    finish, tail = finish_times(preds, duration, lag), tails(preds, duration, lag)
-    places = np.arange(len(preds))
-    awaited = np.zeros(len(preds), bool)
-    awaited[preds] = True
-    ends = np.flatnonzero(~awaited)
-    leaves = np.concatenate([preds.ravel(), ends])
-    arrives = np.concatenate([np.repeat(places, preds.shape[1]), np.full(len(ends), len(preds))])
-    through = finish[preds] + lag + (duration + tail)[:, None]
-    length = np.concatenate([through.ravel(), finish[ends]])
-    # the longest first: what it has raised nothing raises further, so each place is met once
-    best, following = np.zeros(len(preds)), list(range(len(preds) + 1))  # the next one not raised
-    order = np.argsort(-length, kind="stable")
-    edges = zip(*(x[order].tolist() for x in (leaves, arrives, length)), strict=True)
-    for first, last, value in edges:
-        place = _next_open(following, first + 1)
-        while place < last:
-            best[place] = value
-            following[place] = place + 1
-            place = _next_open(following, place + 1)
-    return best
-
-
-def _next_open(following: list[int], place: int) -> int:
-    """First place from here on that was not raised yet; the way there is shortened."""
-    while following[place] != place:
-        following[place] = following[following[place]]
-        place = following[place]
-    return place
-
-
 def slack(preds: Preds, duration: Times, lag: Lags, target: float | None = None) -> Times:
     """Return how much longer each node could take before makespan or target is exceeded (nodes)."""
     finish = finish_times(preds, duration, lag)

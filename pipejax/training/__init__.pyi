@@ -1,11 +1,6 @@
 """Objectives, ways to train them through a pipeline, and what theory says."""
 
 from pipejax.training.draws import Draw as Draw, draw as draw
-from pipejax.training.language_models import (
-    LanguageModel as LanguageModel,
-    language_model as language_model,
-    random_text as random_text,
-)
 from pipejax.training.linear_models import (
     Logistic as Logistic,
     Quadratic as Quadratic,

@@ -16,13 +16,13 @@ from pipejax.training import (
     Logistic,
     TrainingObjective,
     TrainingRun,
-    language_model,
     nesterov_quadratic,
     random_logistic,
     random_quadratic,
     sweep_randomized_pipedream,
     sweep_replay,
 )
+from sweeps.pipedream.language_model import language_model
 from sweeps.pipedream.settings import Problem, Scheme, Setting
 
 SINGLE_PRECISION = "language model"  # the only problem whose last digits do not matter
