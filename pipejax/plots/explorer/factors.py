@@ -32,8 +32,8 @@ class Factor(NamedTuple):
 
     key: str  # kind of cost, as in `CostLayout.groups`
     name: str  # label
-    given: float  # initial factor: 1, or 0 if messages are free
-    most: float  # largest factor of the slider; larger ones can be typed
+    initial: float  # initial factor: 1, or 0 if messages are free
+    largest: float  # largest factor of the slider; larger ones can be typed
 
 
 def kinds(run: Evaluation) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def base_costs(
     """Return the costs (costs) that factors multiply [s]; free messages get `unit`."""
     base, cost_kinds = run_cost_vector(run).copy(), np.array(kinds(run))
     for factor in factors:
-        if factor.given == 0:
+        if factor.initial == 0:
             base[cost_kinds == factor.key] = unit
     return base
 

@@ -114,7 +114,7 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
     waits, own_slots = (Phase.WAIT_O, *WAIT_SEND), grammar.unit_slots
     letters = by_code({phase: phase.name for phase in grammar.in_cells})
     return {
-        "given": grammar_data(grammar),
+        "data": grammar_data(grammar),
         "isUsual": grammar.is_usual,
         "codes": {name: code for code, name in letters.items()},
         "letters": letters,
@@ -127,11 +127,11 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "timed": coded(grammar.timed),
         "offRow": by_code({phase: phase.kind.lane for phase in grammar.off_row}),
         "together": coded(grammar.together),
-        "ofWorkers": coded(grammar.worker_phases),
+        "workerPhases": coded(grammar.worker_phases),
         "rules": [
             _rule(rule, coded) for rule in grammar.all_rules if rule.consumer not in (*HOST, *waits)
         ],
-        "ofSlices": [_rule(rule, coded) for rule in OF_SLICES],
+        "sliceRules": [_rule(rule, coded) for rule in OF_SLICES],
         "slices": grammar.slices,
         "forwardOnly": grammar.forward_only,
         "graph": grammar.graph,
@@ -175,7 +175,7 @@ def _unstated(table: ScheduleTable) -> dict[str, Any]:
     pipes, microbatch_pipes = placement.infer(list(table.rows()), table.grammar.compute)
     placements = table.placement.tolist(), table.pipe_of_microbatch.tolist()
     if placements != (pipes.tolist(), microbatch_pipes.tolist()):
-        fields |= {"placement": placements[0], "pipeOf": placements[1]}
+        fields |= {"placement": placements[0], "microbatchPipes": placements[1]}
     if set(table.stage_shares) != {1.0}:
         fields["shares"] = [float(share) for share in table.stage_shares]
     return fields

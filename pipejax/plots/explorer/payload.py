@@ -286,7 +286,7 @@ def _program(
             "degree": is_edge.sum(axis=1),
             "back": node - preds[node, column],
             "lag": lags[node, column],
-            "lasts": np.asarray(program.duration_index),
+            "durations": np.asarray(program.duration_index),
             "op": np.append(
                 program.node_of_cell.ravel()[cells],
                 [node_by_key[tuple(row)] for row in extra_ops.tolist()],
@@ -294,7 +294,7 @@ def _program(
             "carrier": sent.carrier,
             "arrives": sent.lag_index,
         },
-        steps=("lag", "lasts", "op", "carrier", "arrives"),
+        steps=("lag", "durations", "op", "carrier", "arrives"),
     )
 
 
