@@ -91,7 +91,7 @@ TABLES = {
 }
 
 
-def of_grammar(name):
+def grammar_table(name):
     """A table, and costs that it can be priced with."""
     grammar, rows, costs = TABLES[name]
     cells = [row.split() for row in rows]

@@ -50,9 +50,9 @@ def test_an_option_means_the_same_in_every_command():
     parsed = {}
     for name, parameters in EVERY.items():
         for key, (types, option) in parameters.items():
-            known = record(key, name)
-            assert option.metavar == (known.kind.metavar or None), (name, key)
-            assert option.help.casefold().startswith(known.head.casefold()), (name, key)
+            names = record(key, name)
+            assert option.metavar == (names.kind.metavar or None), (name, key)
+            assert option.help.casefold().startswith(names.head.casefold()), (name, key)
             if (name, key) not in EXCEPTIONS:
                 parsed.setdefault(key, set()).update(value_kinds(types))
     # a number, or several where a command takes several: these are read as a text
@@ -168,7 +168,7 @@ def test_an_option_given_twice_is_refused(mistake, other):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["-Q"], "No such option: -Q"),
         (["-jQ"], "No such option: -Q"),
@@ -177,8 +177,8 @@ def test_an_option_given_twice_is_refused(mistake, other):
         (["-P", "-4"], "got '-4'"),
     ],
 )
-def test_letters_are_checked(mistake, words, said):
-    assert said in mistake("evaluate", "-s", "1f1b", "-M", "8", *TIMES, *words)
+def test_letters_are_checked(mistake, words, message):
+    assert message in mistake("evaluate", "-s", "1f1b", "-M", "8", *TIMES, *words)
 
 
 CONFIG = """
@@ -220,7 +220,7 @@ def test_options_come_from_a_file(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('schedul = "1f1b"', "evaluate has no option 'schedul'; did you mean schedule?"),
         ("[evaluat]\nworkers = 4", "evaluate has no option 'evaluat'"),
@@ -234,8 +234,8 @@ def test_options_come_from_a_file(call, tmp_path):
         ("schedules = 'gpipe'", "evaluate has no option 'schedules'; did you mean schedule?"),
     ],
 )
-def test_a_file_of_options_is_checked(mistake, tmp_path, text, said):
-    assert said in mistake("evaluate", "-M", "8", *configured(tmp_path, text))
+def test_a_file_of_options_is_checked(mistake, tmp_path, text, message):
+    assert message in mistake("evaluate", "-M", "8", *configured(tmp_path, text))
 
 
 def test_a_file_of_options_has_a_known_ending(mistake, tmp_path):

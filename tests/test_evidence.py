@@ -68,8 +68,8 @@ def layouts():
         "choices": choices | {"edge_units": [0], "microbatch_size": [1], "context": [1]},
         "overlap": 1,
     }
-    return lambda system, **given: pj.plan(
-        "llama3-8b", system, gpus=8, minibatch=8, schedules=["1f1b"], **more, **given
+    return lambda system, **options: pj.plan(
+        "llama3-8b", system, gpus=8, minibatch=8, schedules=["1f1b"], **more, **options
     )
 
 

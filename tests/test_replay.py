@@ -161,7 +161,7 @@ CASES = [
 ]
 
 
-def stages_of(name, objective):
+def get_stages(name, objective):
     if name == "language":
         return ByJax(objective)
     if name == "logistic":
@@ -189,7 +189,7 @@ def test_equals_an_event_loop_that_stashes_weights(name, case):
     trained = OBJECTIVES[name]()
     table = build(TABLES[case][0], **TABLES[case][1])
     step_size = 0.02 if name == "nesterov" else 0.1
-    *_, (end, blocks) = stash_and_update(trained, stages_of(name, trained), table, step_size, 3)
+    *_, (end, blocks) = stash_and_update(trained, get_stages(name, trained), table, step_size, 3)
     run = replay(trained, table, step_size=step_size, seed=3, times=4)
     assert run.time[-1] == end
     np.testing.assert_allclose(run.blocks, blocks, rtol=1e-10, atol=1e-10)
@@ -237,8 +237,8 @@ def test_without_staleness_it_is_sgd(name, p, options):
             x = np.asarray(trained.features[batch]).reshape(10, 6)
             residual = x @ w - np.asarray(trained.targets[batch])
             losses.append(residual @ residual / 20)
-            drawn = np.ravel(gradient_noise(5, number, (p, 6 // p), float))
-            w -= 0.1 * (x.T @ residual / 10 + noise * drawn)
+            samples = np.ravel(gradient_noise(5, number, (p, 6 // p), float))
+            w -= 0.1 * (x.T @ residual / 10 + noise * samples)
         table, arguments = build(name, p, 30, **options), {"batches": batches, "noise": noise}
         run = replay(trained, table, step_size=0.1, seed=5, times=3, **arguments)
         near = 1e-6 if noise else 1e-10  # noise is drawn in single precision

@@ -40,7 +40,7 @@ PAIR = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 
 
-@pytest.mark.parametrize(("name", "options"), daily(CASES, of=6))
+@pytest.mark.parametrize(("name", "options"), daily(CASES, total=6))
 def test_builds_at_every_legal_size(name, options):
     for p, m in SIZES:
         pipes = options.get("pipes", 1)
@@ -73,11 +73,11 @@ def test_builds_at_every_legal_size(name, options):
                             assert is_own == sorted(is_own, reverse=back), (name, p, m, w)
 
 
-@pytest.mark.parametrize(("most", "slots"), [(1, 384), (4, 201), (5, 196)])
-def test_a_pipe_of_chimera_admits_so_many(most, slots):
+@pytest.mark.parametrize(("limit", "slots"), [(1, 384), (4, 201), (5, 196)])
+def test_a_pipe_of_chimera_admits_so_many(limit, slots):
     double = {"F": 1, "B": 2}
-    own = {} if most == 4 else {"in_flight": most}
-    table = build("chimera", num_workers=4, num_microbatches=64, slots=double, **own)
+    options = {} if limit == 4 else {"in_flight": limit}
+    table = build("chimera", num_workers=4, num_microbatches=64, slots=double, **options)
     start, finish = slot_times(table, double)
     assert finish.max() == slots
     first, last = (
@@ -85,9 +85,9 @@ def test_a_pipe_of_chimera_admits_so_many(most, slots):
     )
     first, last = first.min(-1), last.max(-1)
     for pipe in (0, 1):
-        own = np.arange(pipe, 64, 2)
-        active = (first[own, None] <= first[own]) & (first[own] < last[own, None])
-        assert active.sum(0).max() == most
+        options = np.arange(pipe, 64, 2)
+        active = (first[options, None] <= first[options]) & (first[options] < last[options, None])
+        assert active.sum(0).max() == limit
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -217,12 +217,12 @@ def works(draw, tightest=4):
     limit = tightest * stages * pipes
     work = Work(
         placement=numbers(0, workers - 1, pipes, stages),
-        pipe_of=numbers(0, pipes - 1, microbatches),
+        microbatch_pipes=numbers(0, pipes - 1, microbatches),
         lasts={phase: numbers(1, 5, stages) for phase in (F, I, W)},
         lag=numbers(0, 4, 2, pipes, stages - 1),
         transmit=numbers(0, 3, 2, pipes, stages - 1),
         sizes=numbers(2, 4, stages),
-        kept=numbers(0, 2, stages),
+        weight_part=numbers(0, 2, stages),
         limits=numbers(limit, 2 * limit, workers),
     )
     return work, numbers
@@ -232,10 +232,10 @@ def check_run(work, run, depth=()):
     """Every op has run, behind what it waits for, alone on its worker and within the limits."""
     stages, sizes = len(work.placement[0]), work.sizes
     times = {(phase, s, m): (start, end) for phase, s, m, _, start, end in run.log}
-    assert len(times) == len(run.log) == 3 * stages * len(work.pipe_of)
+    assert len(times) == len(run.log) == 3 * stages * len(work.microbatch_pipes)
     assert all(type(time) is int for pair in times.values() for time in pair)
     for (phase, stage, m), (start, _) in times.items():
-        pipe = work.pipe_of[m]
+        pipe = work.microbatch_pipes[m]
         before = stage - 1 if phase is F else stage + 1
         if phase is W or (phase is I and stage == stages - 1):
             assert start >= times[I if phase is W else F, stage, m][1]
@@ -244,7 +244,7 @@ def check_run(work, run, depth=()):
             sent = (values[hop[0]][hop[1]][hop[2]] for values in (work.lag, work.transmit))
             assert start >= times[phase, before, m][1] + sum(sent)
         if phase is F and depth:
-            ahead = [times[I, stage, n][0] for n in range(m) if work.pipe_of[n] == pipe]
+            ahead = [times[I, stage, n][0] for n in range(m) if work.microbatch_pipes[n] == pipe]
             assert sum(begun > start for begun in ahead) < depth[pipe][stage]
     for worker in range(len(work.limits)):
         rows = sorted((start, end) for *_, w, start, end in run.log if w == worker)
@@ -252,15 +252,17 @@ def check_run(work, run, depth=()):
         changes = sorted(
             (end if phase in (I, W) else start, change)
             for phase, s, _, w, start, end in run.log
-            for change in [{F: sizes[s], I: work.kept[s] - sizes[s], W: -work.kept[s]}[phase]]
+            for change in [
+                {F: sizes[s], I: work.weight_part[s] - sizes[s], W: -work.weight_part[s]}[phase]
+            ]
             if w == worker
         )
         assert max(itertools.accumulate([0, *(c for _, c in changes)])) <= work.limits[worker]
 
 
-@given(drawn=works())
-def test_what_the_list_scheduler_runs_can_run(drawn):
-    work, numbers = drawn
+@given(samples=works())
+def test_what_the_list_scheduler_runs_can_run(samples):
+    work, numbers = samples
     depth = numbers(1, 4, len(work.placement), len(work.placement[0]))
     run = list_schedule(work, Rules(depth, (F, I)))
     if run is None:  # memory may stop them: with one microbatch of each pipe at a time it does not

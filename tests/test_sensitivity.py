@@ -89,7 +89,7 @@ def step_time(program, table, workload, system, parameter, factor):
             *((name, "delay") for name in reversed(CASES)),
             ("chimera on a slow network", "rendezvous"),
         ],
-        of=4,
+        total=4,
     ),
 )
 def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):

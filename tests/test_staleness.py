@@ -248,8 +248,8 @@ def test_synchronous_tables_are_not_stale(name):
 
 
 @given(strategies.tables())
-def test_versions_by_walking_the_rows(drawn):
-    table, _ = drawn
+def test_versions_by_walking_the_rows(samples):
+    table, _ = samples
     result = find_versions(table)
     held = np.zeros((table.num_workers, table.num_stages), int)
     for w, row in enumerate(table.rows()):

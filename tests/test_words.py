@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("pipejax", "sweeps", "figures", "benchmarks", "pages")
+FOLDERS = ("pipejax", "sweeps", "figures", "benchmarks", "pages", "tests")
 LATER = ROOT / "pipejax" / "cli"  # its options and reports are written anew with their mechanism
 # faults that are still there, by file: fewer are a reason to lower the number, more are an error
 LEFT = {
@@ -15,7 +15,6 @@ LEFT = {
     "pipejax/analysis/formula/versus.py": 1,
     "pipejax/analysis/step/step_parts.py": 1,
     "pipejax/engine/lowering/program.py": 2,
-    "pipejax/plots/explorer/factors.py": 2,
     "pipejax/schedules/builders/one_f_one_b.py": 1,
     "pipejax/schedules/cells/cells.py": 1,
     "pipejax/schedules/cells/grammar.py": 4,

@@ -86,12 +86,12 @@ def recorded(table, seed, change, steps=4, replicas=1, noise=0.02, op=0.01, mess
             if change == "collectives":
                 extra = _collectives(result, table.num_workers, draw, op)
             slices += [
-                one._replace(
-                    step=step, replica=replica, start=one.start + begin, end=one.end + begin
+                single._replace(
+                    step=step, replica=replica, start=single.start + begin, end=single.end + begin
                 )
-                for one in (*result, *extra)
+                for single in (*result, *extra)
             ]
-            durations.append(max(one.end for one in (*result, *extra)))
+            durations.append(max(single.end for single in (*result, *extra)))
         begin += max(durations) + op * float(draw.uniform(0.2, 0.4))
     return slices, planted
 
@@ -250,34 +250,41 @@ def _lists(folder, slices, table, change, form):
 
 
 def _chrome(folder, slices, table, change, form):
-    replicas = 1 + max(one.replica for one in slices)
+    replicas = 1 + max(single.replica for single in slices)
     world = replicas * table.num_workers
     for replica in range(replicas):
         for worker in range(table.num_workers):
-            is_own = [one for one in slices if (one.replica, one.worker) == (replica, worker)]
+            is_own = [
+                single for single in slices if (single.replica, single.worker) == (replica, worker)
+            ]
             if not is_own:
                 continue
             events = []
             cells = {}
-            for one in is_own:
-                if one.stage >= 0:
-                    cells.setdefault((one.step, one.cell), []).append(one)
+            for single in is_own:
+                if single.stage >= 0:
+                    cells.setdefault((single.step, single.cell), []).append(single)
             for ops in cells.values():
-                labels = [f"{one.stage}{one.phase}{one.microbatch}" for one in ops]
+                labels = [f"{one.stage}{one.phase}{one.microbatch}" for single in ops]
                 pair = f"({';'.join(labels)})OVERLAP_F_B"
                 events.append((f"PP:{labels[0] if len(labels) == 1 else pair}", ops[0]))
             if change == "collectives":
-                for one in [one for one in is_own if one.stage < 0]:
+                for single in [single for single in is_own if single.stage < 0]:
                     stage = min(op.stage for op in is_own if op.stage >= 0)
-                    events.append((f"PP:{stage}REDUCE_GRAD", one))
+                    events.append((f"PP:{stage}REDUCE_GRAD", single))
             result = [
                 {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "name": name}
-                | {"ts": 1e6 * one.start, "dur": 1e6 * (one.end - one.start)}
-                for name, one in sorted(events, key=lambda event: event[1].start)
+                | {"ts": 1e6 * single.start, "dur": 1e6 * (single.end - single.start)}
+                for name, single in sorted(events, key=lambda event: event[1].start)
             ]
             if "no step" not in change:
-                for step in sorted({one.step for one in is_own}):
-                    times = [t for one in is_own if one.step == step for t in (one.start, one.end)]
+                for step in sorted({single.step for single in is_own}):
+                    times = [
+                        t
+                        for single in is_own
+                        if single.step == step
+                        for t in (single.start, single.end)
+                    ]
                     result.append(
                         {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
                         | {"name": f"ProfilerStep#{step}", "ts": 1e6 * min(times) - 1}
