@@ -220,8 +220,4 @@ def formulas_of_grammars(draw):
     return written(form.certificate(table))
 
 
-KINDS = {
-    "run": runs(),
-    "optimum": optima(),
-    "formula of a grammar": formulas_of_grammars(),
-}
+KINDS = {"run": runs(), "optimum": optima(), "formula of a grammar": formulas_of_grammars()}

@@ -291,10 +291,7 @@ def test_a_large_batch_goes_through_in_parts(unroll):
 SIZES = (1, 128, 129, 2049, 20_001)  # less and more than a row, a block
 
 
-@pytest.mark.parametrize(
-    ("temperature", "size"),
-    daily(itertools.product((None, 0.5), SIZES)),
-)
+@pytest.mark.parametrize(("temperature", "size"), daily(itertools.product((None, 0.5), SIZES)))
 def test_batches_of_any_size(size, temperature, monkeypatch):
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
     program, costs = pj.lower(table), make_batch(table, size, 4)

@@ -107,10 +107,7 @@ SPLIT_ORDERS = {
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [
-        ("dualpipe", [(2, 4), (4, 12), (6, 12)]),
-        ("dualpipe-v", [(1, 2), (2, 5), (4, 8)]),
-    ],
+    [("dualpipe", [(2, 4), (4, 12), (6, 12)]), ("dualpipe-v", [(1, 2), (2, 5), (4, 8)])],
 )
 def test_dualpipe_is_braided_pair_by_pair(name, sizes):
     rng = np.random.default_rng(5)

@@ -6,10 +6,7 @@ import random
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.comparison.table_difference import (
-    row_exchanges,
-    table_difference,
-)
+from pipejax.analysis.comparison.table_difference import row_exchanges, table_difference
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 

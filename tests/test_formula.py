@@ -376,10 +376,6 @@ def test_the_command(tmp_path, capsys):
     path.write_text(json.dumps(written))
     assert run(["verify", str(path)]) == 1
     assert "report: facets" in capsys.readouterr().out
-    shown = [
-        *["formula", "-s", "zb-h1"],
-        *options,
-        *["--parameters", "F,I,W,c", "--box", "c=0:1"],
-    ]
+    shown = [*["formula", "-s", "zb-h1"], *options, *["--parameters", "F,I,W,c", "--box", "c=0:1"]]
     assert run([*shown, "--per-worker"]) == 0
     assert "exact" in capsys.readouterr().out

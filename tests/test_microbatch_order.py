@@ -227,12 +227,7 @@ COSTS = {  # F, messages and B of a file for 2 stages and 3 microbatches, or wha
     "ops": {"F": [[1, 2, 3], [4, 5, 6]], "B": [[2, 4, 6], [8, 10, 12]]},
     "stages": {"F": [[1, 2, 3], 4], "I": 1, "W": [2, [1, 2, 3]]},
     "messages": {"F": 1, "B": 2, "message": {"bytes": [[1, 2, 4]], "bandwidth": 4}},
-    "ways": {
-        "F": 1,
-        "B": 2,
-        "message": {"latency": 1},
-        "message_back": {"latency": [[1, 2, 3]]},
-    },
+    "ways": {"F": 1, "B": 2, "message": {"latency": 1}, "message_back": {"latency": [[1, 2, 3]]}},
     "count": ({"F": [[1, 2], 1], "B": 1}, "F has 2 entries, the table has 3 microbatches"),
     "negative": ({"F": [[1, 2, -1], 1], "B": 1}, "F must be finite numbers of at least 0, got -1"),
     "depth": ({"F": [[[1], 2, 1], 1], "B": 1}, r"F must be finite numbers .* got \[1\]"),

@@ -6,14 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from legal_sizes import WHOLE
-from mpmd_stand_ins import (
-    PipelineSchedule,
-    executed,
-    fragments,
-    make_op,
-    make_text,
-    preprocessed,
-)
+from mpmd_stand_ins import PipelineSchedule, executed, fragments, make_op, make_text, preprocessed
 
 import pipejax as pj
 from pipejax.runtimes.exports import to_jaxpp, to_shardy

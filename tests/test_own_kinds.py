@@ -51,10 +51,7 @@ IN_LISTS = {"compare": [], "jitter": ["--op", "lognormal:0.05", "--samples", "10
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize(
-    "command",
-    [*WORK, *IN_LISTS, "compare --diff"],
-)
+@pytest.mark.parametrize("command", [*WORK, *IN_LISTS, "compare --diff"])
 def test_commands_know_what_tables_have_of_their_own(command, name, build_case, call):
     path, times = build_case(name)
     asked = [command, "--table", path, *times, *WORK.get(command, ())]

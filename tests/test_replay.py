@@ -338,10 +338,7 @@ MISTAKES = {
     "unknown link model 'wire'": {"link": "wire"},
     "in another order on one stage": {
         "table": pj.ScheduleTable.from_rows(
-            [
-                ["0F0", "0F1", "0B1", "0U1", "0B0", "0U0"],
-                ["1F0", "1F1", "1B0", "1U0", "1B1", "1U1"],
-            ]
+            [["0F0", "0F1", "0B1", "0U1", "0B0", "0U0"], ["1F0", "1F1", "1B0", "1U0", "1B1", "1U1"]]
         ),
         "objective": random_quadratic(2, dimension=2, seed=0),
     },

@@ -26,10 +26,7 @@ from pipejax.runtimes.spmd.execute import (
     stage_parameters,
     training_data,
 )
-from pipejax.runtimes.spmd.instructions import (
-    LEFT_OUT,
-    executed,
-)
+from pipejax.runtimes.spmd.instructions import LEFT_OUT, executed
 from pipejax.schedules.table.table_files import to_json
 from pipejax.training.objective import TrainingObjective
 

@@ -160,8 +160,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize(
-    ("suffix", "command", "schedule"),
-    daily(itertools.product([".json", ".csv"], WRITTEN, ASKED)),
+    ("suffix", "command", "schedule"), daily(itertools.product([".json", ".csv"], WRITTEN, ASKED))
 )
 def test_what_is_printed_is_what_the_written_table_gives(
     schedule, command, suffix, call, answer, tmp_path

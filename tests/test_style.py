@@ -14,12 +14,7 @@ from pipejax.analysis.runs.activation_memory import ActivationMemory
 from pipejax.analysis.uncertainty.sensitivity import PARAMETERS
 from pipejax.plots import palette, style
 from pipejax.plots.bars import Curves, draw_memory
-from pipejax.plots.charts import (
-    PARAMETER_NAMES,
-    draw_delays,
-    draw_predictions,
-    draw_tornado,
-)
+from pipejax.plots.charts import PARAMETER_NAMES, draw_delays, draw_predictions, draw_tornado
 from pipejax.plots.fronts import Shown, draw_plan, draw_results
 from pipejax.plots.regions import Height, Side, draw_regions
 from pipejax.schedules import Grammar, OpKind

@@ -505,10 +505,7 @@ def test_a_trace_of_a_gpu(data):
 
 def test_stages_that_labels_do_not_say(tmp_path):
     for rank in (0, 1):
-        slices = [
-            ("Forward 0", 10 * rank, 9),
-            ("Backward 0", 50 - 10 * rank, 5),
-        ]
+        slices = [("Forward 0", 10 * rank, 9), ("Backward 0", 50 - 10 * rank, 5)]
         slices += [("gloo:recv", 11, 2)] * rank
         labelled(tmp_path / f"{rank}", slices, rank=rank, world=2)
     trace = read([tmp_path / "0", tmp_path / "1"])

@@ -34,10 +34,7 @@ from pipejax.search.tuning.joint import (
     tune_jointly,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
-from pipejax.search.tuning.rounding import (
-    improve,
-    swaps,
-)
+from pipejax.search.tuning.rounding import improve, swaps
 from pipejax.search.tuning.step_time_objective import descend
 
 front = importlib.import_module("pipejax.search.tuning.tune")
@@ -376,10 +373,7 @@ def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, met
 @pytest.mark.slow
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
-    jitted = (
-        pricing._compiled(pricing._priced, False),
-        step_time_objective._move,
-    )
+    jitted = (pricing._compiled(pricing._priced, False), step_time_objective._move)
     first = pj.tune("1f1b", 4, workload, SYSTEM, method="gradient")
     compiled = [answer._cache_size() for answer in jitted]
     seen = []

@@ -55,11 +55,7 @@ WAYS = {  # of n layers: F leaves, B brings back, I brings back
         2 * LAYER - CHECKPOINT,
         n * LAYER - n / 2 * CHECKPOINT,
     ),
-    "block:1": lambda n: (
-        CHECKPOINT + (n - 1) * LAYER,
-        LAYER - CHECKPOINT,
-        LAYER - CHECKPOINT,
-    ),
+    "block:1": lambda n: (CHECKPOINT + (n - 1) * LAYER, LAYER - CHECKPOINT, LAYER - CHECKPOINT),
 }
 
 

@@ -109,10 +109,7 @@ def published():
     systems = over("system", {"slow": machine, "fast": machine})
     return {
         "staleness": xr.Dataset(
-            {
-                "max_delay": ("stages", np.floor(law)),
-                "max_delay_law": ("stages", law),
-            },
+            {"max_delay": ("stages", np.floor(law)), "max_delay_law": ("stages", law)},
             coords={"stages": stages},
         ),
         "convergence_bound": bound,

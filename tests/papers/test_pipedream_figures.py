@@ -60,12 +60,7 @@ def get_lines(axes):
     return {line.get_label(): line for line in axes.lines}
 
 
-RATES = {
-    "pipedream": 1.0,
-    "local-sgd H=2": 0.6,
-    "local-sgd H=5": 0.5,
-    "local-sgd H=30": NEVER,
-}
+RATES = {"pipedream": 1.0, "local-sgd H=2": 0.6, "local-sgd H=5": 0.5, "local-sgd H=30": NEVER}
 
 
 @pytest.fixture(scope="module")
