@@ -138,10 +138,7 @@ def get_claims(draw, table, costs, links):
 
 
 def get_bounds(claimed):
-    """Bounds as high as they are derived, of schedules of the kind that a search makes.
-
-    They have no fused pairs, which may be faster than their ops, and nothing recomputed.
-    """
+    """Return the derived bounds of random schedules without fused pairs and recomputation."""
     result = derived_bounds(claimed)
     cells = [text for row in claimed["table"]["rows"] for text in row]
     is_searched = not any("OVERLAP" in text or "R" in text for text in cells)

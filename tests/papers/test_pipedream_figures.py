@@ -24,10 +24,7 @@ NEVER = None  # rate of a scheme that diverges with every step size
 
 
 def make_input(rates, until=8.0):
-    """Curves exp(-rate * time) that spread by seed; the largest step diverges, the middle is best.
-
-    The first scheme does twice as many updates in a time as the others.
-    """
+    """Curves exp(-rate * time) with a spread over seeds; the largest step diverges."""
     time = np.tile(np.linspace(0, until, SAMPLES), (len(rates), 1))
     updates = (10 * time).astype(int)
     updates[0] *= 2
