@@ -7,18 +7,18 @@ each what it prints.
 import contextlib
 import functools
 import importlib.util
-import inspect
 import io
 import re
 import shlex
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from pages.repository import ROOT
-from pipejax.cli.app import COMMANDS, application, run, split_command
+from pipejax.cli.app import COMMANDS, function_of, run, split_command
 from pipejax.cli.options.given import GivenOptions
+from pipejax.cli.options.option import parser
+from pipejax.cli.parsing import parse
 
 OTHER_PROGRAMS = ("apt", "cd", "dask", "git", "pip", "pipx", "uvx")  # whose options are their own
 _BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -146,44 +146,30 @@ def check_mention(text: str) -> None:
         if called is None and rest and not rest[0].startswith("-"):
             raise ValueError(f"pipejax has no command {rest[0]}")
         named = [] if called is None else [called]
-    options = {"--version", "--completion", "--help", "--help-all"}.union(
-        *map(command_options, named)
-    )
+    options = {"--version", "--completion", "--help", "--help-all"}.union(*map(option_flags, named))
     for word in words:
         option = word.partition("=")[0]
         if option.startswith("--") and option not in options:
             raise ValueError(f"{text}: there is no option {option}")
 
 
-def _parser(called: str) -> Any:
-    """Return the parser of a command."""
-    program: Any = application(called)
-    return program.commands[called]
-
-
 @functools.cache
-def command_options(called: str) -> frozenset[str]:
+def option_flags(called: str) -> frozenset[str]:
     """The options of a command, as they are written."""
-    command = _parser(called)
-    return frozenset(
-        name for option in command.params for name in (*option.opts, *option.secondary_opts)
-    )
+    arguments = parser(function_of(called)).assemble_argument_collection()
+    helps = ("--help", "-h", "--help-all")
+    return frozenset((*helps, *(flag for argument in arguments for flag in argument.names)))
 
 
 def check_pipejax(arguments: list[str]) -> None:
     """Parse the arguments of `pipejax` as the program does, and do nothing else."""
     called, words = split_command(arguments)
     if called is None:
-        program: Any = application(None)
-        program.make_context("pipejax", arguments or ["--help"], resilient_parsing=True)
         if arguments and not arguments[0].startswith("-"):
             raise ValueError(f"pipejax has no command {arguments[0]}")
-        return
-    command = _parser(called)
-    options = GivenOptions(words, inspect.signature(command.callback).parameters)
-    options.check()
-    if not (options.asks_for("help") or options.asks_for("help_all")):
-        command.make_context(called, options.words).close()
+    elif not {"--help", "-h", "--help-all"} & {*words}:
+        with contextlib.suppress(FileNotFoundError):  # a file of options that a page writes
+            parse(function_of(called), words, GivenOptions(called, COMMANDS))
 
 
 def _commands(line: str) -> Iterator[list[str]]:

@@ -3,15 +3,17 @@
 import inspect
 from collections.abc import Iterator, Mapping
 
-from pipejax.cli.app import COMMANDS, command_of
+from pipejax.cli.app import COMMANDS, function_of
 from pipejax.cli.options.catalogue import (
+    CATALOGUE,
     DIFFERENT_DEFAULTS,
     EXCEPTIONS,
     PANELS,
-    begun,
+    begin_sentence,
     flag,
     record,
 )
+from pipejax.cli.options.option import command_options
 
 NEEDED = "needed"
 MANY = 8  # commands that are not all named
@@ -21,8 +23,10 @@ def option_defaults() -> dict[str, dict[str, str]]:
     """Return defaults by option and command; that of one that must be given is a word."""
     defaults: dict[str, dict[str, str]] = {}
     for command in COMMANDS:
-        for name, parameter in inspect.signature(command_of(command)).parameters.items():
-            default = parameter.default
+        for name, option in command_options(function_of(command)).items():
+            if name not in CATALOGUE:  # an argument
+                continue
+            default = option.default
             is_needed = default is inspect.Parameter.empty
             shown = (
                 NEEDED if is_needed else "" if default is None or default is False else str(default)
@@ -56,7 +60,7 @@ def _row(name: str, defaults: Mapping[str, str]) -> str:
     counts = list(defaults.values())
     default = max(counts, key=counts.count)
     commands = ", ".join(defaults) if len(defaults) <= MANY else f"{len(defaults)} commands"
-    means = begun(option.head).replace("|", "\\|")
+    means = begin_sentence(option.head).replace("|", "\\|")
     written = f"`{flag(name)} {option.kind.metavar}".rstrip() + "`"
     return f"| {written.replace('|', chr(92) + '|')}{letter} | {means} | {default} | {commands} |"
 

@@ -73,7 +73,7 @@ def mistake(call):
         code, out, err = call(*arguments)
         assert (code, out) == (2, "")
         assert err.count("\n") == 1
-        assert "No such command" not in err  # else nothing of the mistake was looked at
+        assert "no such command" not in err  # else nothing of the mistake was looked at
         return err
 
     return mistake

@@ -41,7 +41,7 @@ ORDER = {
 HEAVY = {
     "matplotlib": {"plots", "cli"},
     "jinja2": {"plots"},
-    "typer": {"cli"},
+    "cyclopts": {"cli"},
     "rich": {"cli"},
     "xarray": {"analysis", "sweep", "training", "traces", "cli"},
     "zarr": {"sweep"},

@@ -5,15 +5,14 @@ import json
 import subprocess
 import sys
 import time
-from typing import get_args
 
 import pytest
 from daily import daily
 from legal_sizes import SLICED, at_least
 
 import pipejax as pj
-from pipejax.cli.app import COMMANDS, command_of, function_of
-from pipejax.cli.options.catalogue import flag
+from pipejax.cli.app import COMMANDS, function_of
+from pipejax.cli.options.option import command_options, parser
 from pipejax.schedules import REGISTRY
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
@@ -173,13 +172,11 @@ def test_what_is_no_file_of_text_is_named(mistake, name, message, tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_says_what_it_is(command):
-    parameters = inspect.signature(command_of(command)).parameters
-    for name, parameter in parameters.items():
-        kind, option = get_args(parameter.annotation)
+    for name, option in command_options(function_of(command)).items():
         assert option.help, name
         assert not option.help.startswith("as `"), name  # what is said elsewhere is said here too
-        written = [option.default, *(option.param_decls or ())]
-        assert kind is not bool or flag(name) in written, name  # or there is a --no-... beside it
+    arguments = parser(function_of(command)).assemble_argument_collection()
+    assert not [each.name for each in arguments if each.negatives]  # no --no-...
 
 
 def test_the_list_of_commands_says_what_they_say():

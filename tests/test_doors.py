@@ -11,8 +11,9 @@ import pytest
 import pipejax as pj
 from pipejax.base.checks import MismatchError, resolve_choice, resolve_name, unknown, wrong
 from pipejax.base.progress import Notice, notices_as_lines
+from pipejax.cli.app import COMMANDS, function_of
 from pipejax.cli.options.given import GivenOptions
-from pipejax.cli.options.values import declared
+from pipejax.cli.parsing import parse
 from pipejax.costs.system.system import data_file
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
@@ -206,8 +207,9 @@ def within(place, error):
 
 
 def test_an_error_names_the_option_of_its_file_or_of_its_argument():
-    takes = declared(evaluate_options)
-    options = GivenOptions(["--memory-limit", "2", "--table", "x.csv", "--slack"], takes)
+    options = GivenOptions("evaluate", COMMANDS)
+    words = ["--memory-limit", "2", "--table", "x.csv", "--slack"]
+    parse(function_of("evaluate"), words, options)
     limit = wrong("memory_limit", "must be 3", 2)
     first = "the memory limit of worker 0 is 2"
     for error, message in (

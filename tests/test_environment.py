@@ -190,7 +190,7 @@ def test_a_missing_package_is_said_before_the_work(name, without, mistake, monke
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["typer", pytest.param("rich", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["cyclopts", pytest.param("rich", marks=pytest.mark.slow)])
 def test_the_command_line_says_what_it_needs(name):
     code = f"import sys; sys.modules[{name!r}] = None; from pipejax.cli import main; main()"
     done = subprocess.run(

@@ -63,7 +63,7 @@ HOSTILE = {
     "loop": (lambda tmp, end: loop(tmp / f"x{end}"), "symbolic links|exists"),
     "long": (lambda tmp, end: tmp / ("x" * 300 + end), "too long"),
     "zero": (lambda tmp, end: f"{tmp}/x\0{end}", "null byte"),
-    "dash": (lambda tmp, end: "-", "must be the name of a file"),
+    "dash": (lambda tmp, end: "-", "requires an argument"),
     "empty": (lambda tmp, end: "", "must not be empty"),
 }
 

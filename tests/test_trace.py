@@ -550,7 +550,7 @@ def test_columns_have_other_names(answer, folder):
     (again,) = other["next"]
     assert answer(*shlex.split(again)[1:])["save"] == "trace"
     (again,) = answer("trace", "run.csv", "--against", "run.csv", *line)["next"]
-    assert again == ("pipejax trace run.csv --against run.csv --schedules 1f1b --save trace-2")
+    assert again == ("pipejax trace run.csv --schedules 1f1b --against run.csv --save trace-2")
 
 
 @pytest.fixture(scope="module")

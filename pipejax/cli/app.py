@@ -1,18 +1,13 @@
 """The application: commands, and how mistakes are reported."""
 
-import functools
 import importlib
-import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 import pipejax as pj
+from pipejax.base.checks import nearest
 from pipejax.base.jax_on_demand import is_loaded, jax
 from pipejax.base.progress import notices_as_lines
 from pipejax.cli.process import OutputError
@@ -101,15 +96,6 @@ def function_of(called: str) -> Callable[..., Any]:
     return function
 
 
-@functools.cache
-def command_of(called: str) -> Callable[..., Any]:
-    """The function of a command that typer sees, with all options in its signature."""
-    # Commands are imported when they are called: a list of them needs no NumPy, let alone JAX.
-    from pipejax.cli.options.groups import with_options
-
-    return with_options(function_of(called))
-
-
 def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """Part the name of the command, one word or two, from what is given to it."""
     for count in (2, 1):
@@ -128,111 +114,68 @@ def _commands_of(first: str) -> dict[str, str]:
     return {name: about for name, about in COMMANDS.items() if name.startswith(f"{first} ")}
 
 
-@functools.cache
-def application(called: str | None) -> Callable[..., Any]:
-    """The program with the command that is called, or with the names of all, made once."""
-    app = typer.Typer(name="pipejax", add_completion=False, pretty_exceptions_enable=False)
-    app.callback()(_program)
-    if called is None:
-        for name in COMMANDS:
-            app.command(name)(_listed)
-    else:
-        app.command(called, add_help_option=False)(command_of(called))
-    # a `Typer` makes this anew in each call, with what reads each option
-    return typer.main.get_command(app)
-
-
-def _listed() -> None:
-    """Stand for a command in the list of commands."""
-
-
-def _show_version(wanted: bool) -> bool:
-    if wanted:
-        typer.echo(f"pipejax {pj.__version__}")
-        raise typer.Exit
-    return wanted
-
-
-def _options_of(called: str) -> list[str]:
-    """Names of what a command takes."""
-    return [*inspect.signature(command_of(called)).parameters]
-
-
-def _show_completion(shell: str | None) -> None:
-    """Print the script that completes command lines in a shell, and end."""
-    if shell is not None:
-        from pipejax.cli.output.completion import completion_script
-
-        sys.stdout.write(completion_script(shell, COMMANDS, _options_of))
-        raise typer.Exit
-
-
-def _program(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-        ),
-    ] = False,
-    completion: Annotated[
-        str | None,
-        typer.Option(
-            callback=_show_completion,
-            is_eager=True,
-            metavar="SHELL",
-            help="Print a script that completes command lines in bash, zsh or fish.",
-        ),
-    ] = None,
-) -> None:
-    """Take the options of the program itself; with it, one command is a command by name too."""
-
-
-def _is_helped(called: str | None, given: "GivenOptions | None", arguments: Sequence[str]) -> bool:
-    """Print help if it is asked for: of a command, or of the program."""
+def _help(called: str | None, words: Sequence[str]) -> str | None:
+    """Return help if it is asked for: of a command, or of the program."""
     from pipejax.cli.output.help import command_help, program_help
 
-    if called is None or given is None:
-        own = _commands_of(arguments[0]) if arguments else {}
-        if arguments and not own and arguments[0] not in ("--help", "-h"):
-            return False
+    if called is None:
+        own = _commands_of(words[0]) if words else {}
         groups = {title: {n: COMMANDS[n] for n in names} for title, names in QUESTIONS.items()}
-        sys.stdout.write(program_help(ABOUT, {"Commands": own} if own else groups))
-        return True
-    wanted = [name for name in ("help_all", "help") if given.asks_for(name)]
-    if wanted:
-        everything = "help_all" in wanted
-        sys.stdout.write(command_help(called, command_of(called), everything=everything))
-    return bool(wanted)
+        return program_help(ABOUT, {"Commands": own} if own else groups)
+    if "--help-all" in words:
+        return command_help(called, function_of(called), everything=True)
+    if {"--help", "-h"} & {*words}:
+        return command_help(called, function_of(called), everything=False)
+    return None
+
+
+def _run_program(words: Sequence[str]) -> None:
+    """Answer the options that stand alone."""
+    if words[0] == "--version":
+        sys.stdout.write(f"pipejax {pj.__version__}\n")
+        return
+    if words[0].partition("=")[0] == "--completion":
+        from pipejax.cli.options.option import command_options
+        from pipejax.cli.output.completion import completion_script
+
+        shell = words[0].partition("=")[2] or next(iter(words[1:]), "")
+        every = {called: command_options(function_of(called)) for called in COMMANDS}
+        sys.stdout.write(completion_script(shell, COMMANDS, every))
+        return
+    kind = "option" if words[0].startswith("-") else "command"
+    raise ValueError(f"no such {kind}: {words[0]}{nearest(words[0], _first_words())}")
+
+
+def _first_words() -> list[str]:
+    return [*dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)]
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return 0, 1 where a check did not hold, or 2 for a user's mistake."""
     _compute_in_float64()
-    given = None
+    given: GivenOptions | None = None  # when they are read
+    code = 0
     try:
         called, words = split_command(arguments)
-        if called is not None:
-            from pipejax.cli.options.given import GivenOptions
+        is_listed = called is None and (not words or words[0] in ("--help", "-h"))
+        if called is None and not is_listed and not _commands_of(words[0]):
+            _run_program(words)
+        elif text := _help(called, words):
+            sys.stdout.write(text)
+        else:
+            assert called is not None
+            from pipejax.cli import parsing  # cyclopts, and NumPy
+            from pipejax.cli.options.given import GivenOptions as Given
 
-            given = GivenOptions(words, inspect.signature(command_of(called)).parameters)
-        result = None
-        if not _is_helped(called, given, arguments):
-            if called is not None and given is not None:
-                given.check()
-                given.add_config(called, COMMANDS)
-                given.check_effects()
-                arguments = [called, *given.words]
+            given = Given(called, COMMANDS)
+            bound = parsing.parse(function_of(called), words, given)
             with notices_as_lines():
-                result = application(called)(list(arguments), standalone_mode=False)
+                code = parsing.answer(function_of(called), bound, given)
         sys.stdout.flush()  # what cannot be printed is an error of the command
-        return result if isinstance(result, int) else 0
+        return code
     except OutputError as error:
         # a reader that has gone, as `head` does, has what it wanted
         return error.code if error.is_left else _report(str(error), code=error.code)
-    except typer.Abort:
-        return _report("interrupted")
-    except typer.TyperException as error:
-        return _report(_with_value(error.format_message(), arguments))
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         return _report(given.named(OSError(text)) if given else text)
@@ -271,17 +214,6 @@ def _compute_in_float64() -> None:
         jax.config.update("jax_enable_x64", True)
     else:
         os.environ.setdefault("JAX_ENABLE_X64", "true")
-
-
-def _with_value(message: str, arguments: Sequence[str]) -> str:
-    """Add the value that an option was given, which typer leaves out of its message."""
-    option = re.match(r"Invalid value for '(--[\w-]+)'", message)
-    if option is None:
-        return message
-    name = option[1]
-    given = dict(pairwise(arguments))
-    given |= dict(a.split("=", 1) for a in arguments if a.startswith(f"{name}="))
-    return f"{message}, got {given[name]!r}" if name in given else message
 
 
 def _report(message: str, details: str = "", code: int = 2) -> int:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
+from pipejax.cli.options.option import options
 from pipejax.cli.options.values import Count, FileIfGiven, Seed, Text
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -31,7 +32,8 @@ SHOWN = 10  # outliers that a person reads
 SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6), "B": ("GB", 1e9)}
 
 
-class FitOptions(NamedTuple):
+@options
+class FitOptions:
     """How a system is fitted to runs of models, and to collectives.
 
     Attributes:
@@ -56,12 +58,10 @@ class FitOptions(NamedTuple):
     seed: Seed = 0
 
 
+@options
 def calibrate(
-    fitting: FitOptions,
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="DATA.csv...", help="Measured runs of models."),
-    ] = None,
+    *files: Annotated[Path, Parameter(name="DATA.csv", help="Measured runs of models.")],
+    fitting: FitOptions = FitOptions(),
     out: Annotated[Output, SYSTEM] = NO_OUTPUT,
 ) -> Answer:
     """Fit a system to measured runs, robustly.
@@ -72,7 +72,7 @@ def calibrate(
     Example:
       pipejax calibrate runs.csv --system a100 --out mine.json
     """
-    return fit_system(files or [], fitting, out)
+    return fit_system(files, fitting, out)
 
 
 def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answer:
@@ -83,9 +83,9 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answe
 
     system, collectives, fit = fitting.system, fitting.collectives, fitting.fit
     if out.path is None:
-        raise ValueError("Missing option '--out'.")
+        raise ValueError("missing option --out")
     if system is None:
-        raise ValueError("Missing option '--system'.")
+        raise ValueError("missing option --system")
     if not files and collectives is None:
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
     out.check(SYSTEM)

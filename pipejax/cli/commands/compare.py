@@ -12,8 +12,10 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import NO_FORM
 from pipejax.base.checks import MismatchError
+from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.pricing_steps import TableSlots
+from pipejax.cli.options.run import LinkOptions, ListedRunOptions
 from pipejax.cli.options.tables import (
     OF_RUNS,
     ScheduleList,
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
     from pipejax.schedules.cells.grammar import Grammar
 
 
+@options
 def compare(
-    pricing: Pricing | None,
-    links: pj.Links,
-    listed: ScheduleList,
+    *,
+    run: ListedRunOptions = ListedRunOptions(),
+    links: LinkOptions = LinkOptions(),
     microbatches: Text = None,
     labels: Text = None,
     diff: bool = False,
@@ -61,33 +64,34 @@ def compare(
       pipejax compare -S gpipe,1f1b,chimera -P 8 -M 8,16,32 -W F=1,B=2 --comm 0.1
     """
     counts = None if microbatches is None else parse_counts(microbatches, "--microbatches")
+    listed, link = run.listed, links.links()
     if diff:
-        return difference(listed, pricing, links, counts, labels, exchange)
-    priced = required(pricing)
-    options = listed.options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
-    options.check(listed.names)
+        return difference(listed, run.pricing, link, counts, labels, exchange)
+    priced = required(run.pricing)
+    settings = listed.options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
+    settings.check(listed.names)
     points = listed.sized(counts)
     names = listed.names
-    shown = dict(zip(names, with_labels(labels, [*map(options.called, names)]), strict=True))
+    shown = dict(zip(names, with_labels(labels, [*map(settings.called, names)]), strict=True))
     rows: list[dict[str, Any]] = []
     tables: list[pj.ScheduleTable] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
     with progress("evaluating", len(points)) as bar:
         for point in points:
-            rows.append(_row(point, options, priced, links, slots, tables))
+            rows.append(_row(point, settings, priced, link, slots, tables))
             rows[-1]["schedule"] = shown[point.name]
             slots = slots or rows[-1].get("slots")
             bar.move(advance=1)
     if slots is None:
         raise ValueError(rows[0]["error"])
-    priced.check_used(tables, map(options.builder, listed.names))
+    priced.check_used(tables, map(settings.builder, listed.names))
     best = _best(rows)
     for row in rows:
         if "error" not in row and row.get("fits", True) and best.get(_size(row)):
             row["above_best"] = row["makespan"] / best[_size(row)] - 1
     sizes = {point.workers for point in points}
     workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
-    result = {"workers": workers, "link": links.model, "slots": slots, "rows": rows}
+    result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     return Answer(result, _said(rows, slots, priced))
 
 

@@ -10,8 +10,10 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.given import command_line, written_but
-from pipejax.cli.options.memory import ActivationOptions, HeldMemory
+from pipejax.cli.options.memory import HeldMemory
+from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.run import LinkOptions, SizedRunOptions
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
@@ -50,7 +52,8 @@ CORNERS = (
 )
 
 
-class TimingSettings(NamedTuple):
+@options
+class TimingSettings:
     """What is to be shown beside the makespan.
 
     Attributes:
@@ -151,12 +154,12 @@ class TimingReport(NamedTuple):
         self.tables.append(values_by_phase(ops, "slack", shown))
 
 
+@options
 def evaluate(
-    table: pj.ScheduleTable,
-    pricing: Pricing | None,
-    links: pj.Links,
-    activations: ActivationOptions,
-    timing: TimingSettings,
+    *,
+    run: SizedRunOptions = SizedRunOptions(),
+    links: LinkOptions = LinkOptions(),
+    timing: TimingSettings = TimingSettings(),
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
 ) -> Answer:
     """Evaluate one schedule: step time, bubbles, memory, critical path.
@@ -167,11 +170,11 @@ def evaluate(
     Example:
       pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms
     """
-    priced = required(pricing)
+    table, priced = run.build(), required(run.pricing)
     costs = priced.table_costs(table)
-    evaluation = pj.evaluate(table, costs, link=links)
+    evaluation = pj.evaluate(table, costs, link=links.links())
     _check_pairs(evaluation)
-    held = activations.of(table, priced.workload, priced.microbatches).held(evaluation)
+    held = run.activations.of(table, priced.workload, priced.microbatches).held(evaluation)
     result = summary(evaluation, priced, held)
     if assumed := priced.assumed(table):
         result["assumes"] = assumed

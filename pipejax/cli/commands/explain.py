@@ -9,12 +9,12 @@ import numpy as np
 from rich.markup import escape
 from rich.text import Text as Marked
 
-import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.given import Line
+from pipejax.cli.options.given import Line, written_but
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.tables import TableChoice
+from pipejax.cli.options.option import options
+from pipejax.cli.options.pricing import required
+from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -38,12 +38,23 @@ if TYPE_CHECKING:
     from pipejax.search.remedies.setup import Setup
 
 
+@options
+class ExplainedRun(RunOptions):
+    """A run that is explained.
+
+    Attributes:
+      memory_limit: remedies that need more are left out; what the system has if not given. Without
+        any limit, those that need more than the run now.
+    """
+
+    memory_limit: Text = None
+
+
+@options
 def explain(
-    choice: TableChoice,
-    pricing: Pricing | None,
-    links: pj.Links,
-    line: Line,
-    memory_limit: Text = None,
+    *,
+    run: ExplainedRun = ExplainedRun(),
+    links: LinkOptions = LinkOptions(),
     stage_layers: Text = None,
     schedules: Text = None,
     search: bool = False,
@@ -55,8 +66,6 @@ def explain(
     Every cause is undone and every remedy applied, and the run repeated.
 
     Options:
-      memory_limit: remedies that need more are left out; what the system has if not given. Without
-        any limit, those that need more than the run now.
       schedules: only these are tried; all if not given.
       stage_layers: one number for all stages, or one each; layers are moved whole then.
       out: a report as one page (.html), with the explorer in it.
@@ -70,19 +79,19 @@ def explain(
     from pipejax.search.remedies.explain import explain_setup
     from pipejax.search.remedies.setup import Schedule, begin
 
-    if choice.repair is not None:
-        raise ValueError(f"--repair {choice.repair}: write the table with `pipejax export` first")
-    is_limited = memory_limit is not None and takes_limit(choice.schedule)
-    if memory_limit is not None and is_limited:  # it is planned for it too
-        planned = {**choice.options.options, "memory_limit": MemoryLimit.read(memory_limit)}
-        choice = choice._replace(options=choice.options._replace(options=planned))
-    table = choice.build()
-    priced = required(pricing)
+    if run.repair is not None:
+        raise ValueError(f"--repair {run.repair}: write the table with `pipejax export` first")
+    memory_limit, line = run.memory_limit, Line(written_but())
+    is_limited = memory_limit is not None and takes_limit(run.schedule)
+    # a schedule may be planned for the limit too
+    settings = run.settings if is_limited else run.settings.without("memory_limit")
+    table = run.build(settings)
+    priced, link = required(run.pricing), links.links()
     schedule = None  # as a table where it is planned for a limit: that of other sizes is another
-    if choice.schedule is not None and not is_limited:
-        schedule = Schedule(choice.schedule, choice.options.of_table(choice.schedule))
+    if run.name is not None and not is_limited:
+        schedule = Schedule(run.name, settings.of_table(run.name))
     layers = None if stage_layers is None else _stage_layers(stage_layers, table.num_stages)
-    setup = begin(table, links, priced.of_stages(table.num_stages), schedule, layers)
+    setup = begin(table, link, priced.of_stages(table.num_stages), schedule, layers)
     limit = _limit(memory_limit, setup)
     names = None if schedules is None else [name.strip() for name in schedules.split(",")]
     with progress("explaining", None) as bar:
@@ -90,7 +99,7 @@ def explain(
     files = dict(tables_of(found, write_tables.path))
     result = (
         sizes_of(table)
-        | {"link": links.model}
+        | {"link": link.model}
         | _as_json(found, line, files)
         | layout_json(setup.source.workload, table)
         | write_tables.as_json()

@@ -4,17 +4,20 @@ from typing import Annotated
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.options.pricing import Pricing, or_slots
+from pipejax.cli.options.option import options
+from pipejax.cli.options.pricing import or_slots
+from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.kinds import ANY
 from pipejax.runtimes.formats import FORMATS
 
 
+@options
 def export(
-    table: pj.ScheduleTable,
-    pricing: Pricing | None,
-    links: pj.Links,
+    *,
+    run: RunOptions = RunOptions(),
+    links: LinkOptions = LinkOptions(),
     format: str,
     out: Annotated[Output, ANY],
 ) -> Answer:
@@ -27,8 +30,9 @@ def export(
       pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv
     """
     format = resolve_choice(format, FORMATS, "--format")
-    costs = or_slots(pricing, table)
-    given = pj.evaluate(table, costs, link=links) if FORMATS[format].is_run else table
+    table = run.build()
+    costs = or_slots(run.pricing, table)
+    given = pj.evaluate(table, costs, link=links.links()) if FORMATS[format].is_run else table
     text = FORMATS[format].writer(given)
     out.save_text(text)
     size = len(text.encode())

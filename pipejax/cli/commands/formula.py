@@ -1,5 +1,6 @@
 """`pipejax formula`: the makespan of a table as an exact form in a few parameters."""
 
+import dataclasses
 import json as json_text
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +12,9 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.checks import MAX_COUNT, resolve_choice
 from pipejax.base.data_files import whole_cell
+from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
-from pipejax.cli.options.tables import TableChoice
+from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.values import Count, Text, parse_float, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
@@ -172,10 +174,12 @@ def map_line(shown: "RegimeMap") -> str:
 HEIGHT = 3.4  # inches, the legend above included
 
 
+@options
 def formula(
-    choice: TableChoice,
-    links: pj.Links,
-    printed: PaperSettings,
+    *,
+    run: TableFields = TableFields(),
+    links: LinkOptions = LinkOptions(),
+    printed: PaperSettings = PaperSettings(),
     parameters: Text = None,
     family: Text = None,
     versus: Text = None,
@@ -213,27 +217,27 @@ def formula(
     """
     names = None if parameters is None else [name.strip() for name in parameters.split(",")]
     symbol, numbers = (None, []) if family is None else _parse_family(family)
-    if symbol and choice.workers is not None and choice.microbatches is None:
-        choice = choice._replace(microbatches=4 * choice.workers)
+    if symbol and run.workers is not None and run.microbatches is None:
+        run = dataclasses.replace(run, microbatches=4 * run.workers)
     if figure.path is not None and versus is None:
         raise ValueError("--figure needs --versus: it draws which schedule is fastest where")
     if figure.path is not None and names is None:
         names = ["F", "B", "c"]
     ranges = _parse_box(box, names[0] if names else "F")
-    chosen = _Chosen(choice, links, names, per_worker, ranges, max_facets)
+    chosen = _Chosen(run, links.links(), names, per_worker, ranges, max_facets)
     paper = None if figure.path is None else printed.paper("column")
-    table = choice.build()
+    table = run.build()
     if symbol and names is None:
         chosen = chosen._replace(names=_messages_alike(chosen.program(table)))
     found = None if symbol is None else _family(chosen, symbol, numbers)
     rivals = [] if versus is None else [chosen.rival(name.strip()) for name in versus.split(",")]
     called = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
     form, plans = chosen.form(table), Plans()
-    plans.add(table.name, called[0], choice.planned_for(table))
+    plans.add(table.name, called[0], run.planned_for(table))
     tables, others, against = [table], [], []
     for rival, label in zip(rivals, called[1:], strict=True):
         with waiting(f"building {rival.schedule}"):
-            tables.append(rival.build())
+            tables.append(rival.build(rival.settings.of(rival.name or "")))
         plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
         others.append(chosen.form(tables[-1]))
         with waiting(f"comparing with {rival.schedule}"):
@@ -289,7 +293,7 @@ def _drawn(
 class _Chosen(NamedTuple):
     """What the options choose: a form of any table of theirs."""
 
-    choice: TableChoice
+    run: TableFields
     links: pj.Links
     names: list[str] | None
     per_worker: bool
@@ -316,13 +320,11 @@ class _Chosen(NamedTuple):
             program, parameters = self.program(table), self.parameters(table)
             return pj.formula(program, parameters, box=self.box, max_facets=self.max_facets)
 
-    def rival(self, schedule: str) -> TableChoice:
-        """Choose another schedule of the same size, with those of the options that it has."""
-        if self.choice.schedule is None:
+    def rival(self, schedule: str) -> TableFields:
+        """Choose another schedule of the same size."""
+        if self.run.schedule is None:
             raise ValueError("--versus needs --schedule: a table file is of one size")
-        name = named(schedule)
-        options = self.choice.options.of(name)
-        return self.choice._replace(schedule=name, options=options)
+        return dataclasses.replace(self.run, schedule=named(schedule))
 
 
 def _messages_alike(program: "pj.Program") -> list[str]:
@@ -357,8 +359,8 @@ def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Famil
     """Find the family that a schedule belongs to."""
     from pipejax.analysis.formula.family import NoFamilyError  # loads JAX
 
-    workers, microbatches = chosen.choice.workers, chosen.choice.microbatches
-    if chosen.choice.schedule is None or workers is None or microbatches is None:
+    workers, microbatches = chosen.run.workers, chosen.run.microbatches
+    if chosen.run.schedule is None or workers is None or microbatches is None:
         raise ValueError("--family needs --schedule: a table file is of one size")
     if symbol == "P" and microbatches % workers:
         raise ValueError(
@@ -368,9 +370,9 @@ def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Famil
 
     def table(number: int) -> pj.ScheduleTable:
         if symbol == "M":
-            return chosen.choice._replace(microbatches=number).build()
+            return dataclasses.replace(chosen.run, microbatches=number).build()
         size = number * (microbatches // workers)
-        return chosen.choice._replace(workers=number, microbatches=size).build()
+        return dataclasses.replace(chosen.run, workers=number, microbatches=size).build()
 
     def find(numbers: Sequence[int], later: Sequence[int]) -> "pj.results.Family":
         return pj.analysis.formula_family(

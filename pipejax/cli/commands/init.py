@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from pipejax.base.checks import resolve_choice
+from pipejax.cli.options.option import options
 from pipejax.cli.options.values import Text, parse_columns
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -30,10 +31,11 @@ USED_BY = {  # kinds of files, and commands that read them
 COPIED = {"model": "llama3-70b", "system": "h100"}
 
 
+@options
 def init(
-    kind: Annotated[
-        str, typer.Argument(metavar="|".join(USED_BY), help="What the file is to hold.")
-    ],
+    kind: Annotated[str, Parameter(name="|".join(USED_BY), help="What the file is to hold.")],
+    /,
+    *,
     model: Text = None,
     system: Text = None,
     from_: Text = None,

@@ -1,9 +1,10 @@
 """`pipejax jitter`: step times of schedules when durations vary."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 
@@ -12,9 +13,11 @@ from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
 from pipejax.base.checks import is_number
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.pricing_steps import ModelCosts
-from pipejax.cli.options.tables import ScheduleList, built, naming
+from pipejax.cli.options.run import LinkOptions, ListedRunOptions
+from pipejax.cli.options.tables import built, naming
 from pipejax.cli.options.values import CountIfGiven, Seed, parse_ratio
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
@@ -35,7 +38,8 @@ SLOW = ("straggler", "op_straggler")
 DRAWS, MOST, LEAST = 200_000, 10_000, 500  # of all replicas; samples, where no option says them
 
 
-class SamplingOptions(NamedTuple):
+@options
+class SamplingOptions:
     """What varies, and how many samples are drawn of it.
 
     Attributes:
@@ -64,7 +68,7 @@ class SamplingOptions(NamedTuple):
         found = 1 if workload is None else workload.data_parallel
         replicas = self.replicas or found
         usual = min(MOST, max(LEAST, DRAWS // replicas))
-        return self._replace(replicas=replicas, samples=self.samples or usual)
+        return dataclasses.replace(self, replicas=replicas, samples=self.samples or usual)
 
     def factors(self) -> "pj.analysis.Jitter":
         """Read the distributions."""
@@ -90,11 +94,12 @@ class SamplingOptions(NamedTuple):
             raise ValueError(f"{flag(name)} {text}: {error}") from None
 
 
+@options
 def jitter(
-    pricing: Pricing | None,
-    links: pj.Links,
-    listed: ScheduleList,
-    sampling: SamplingOptions,
+    *,
+    run: ListedRunOptions = ListedRunOptions(),
+    links: LinkOptions = LinkOptions(),
+    sampling: SamplingOptions = SamplingOptions(),
     microbatches: CountIfGiven = None,
     quantile: float = 0.95,
     ops: bool = False,
@@ -114,7 +119,8 @@ def jitter(
     """
     from pipejax.analysis.uncertainty.jitter import jitter_dataset
 
-    priced = required(pricing)
+    listed, link = run.listed, links.links()
+    priced = required(run.pricing)
     factors, sampling = sampling.factors(), sampling.of(priced)
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
@@ -128,7 +134,7 @@ def jitter(
     if not tables:
         raise ValueError(next(iter(missing.values())))
     priced.check_used(tables.values(), map(listed.options.builder, listed.names))
-    runs = _run(tables, priced, links, factors, sampling)
+    runs = _run(tables, priced, link, factors, sampling)
     needs = [priced.memory(table) for table in tables.values()]
     fits = [need.get("fits", True) for need in needs]
     ranked = pj.analysis.robustness(list(runs.values()), quantile=quantile, fits=fits)
@@ -144,8 +150,8 @@ def jitter(
     result = {
         "workers": workers,
         "microbatches": microbatches,
-        "link": links.model,
-        **pick(links, "queues host_links posting shared_links pair_links eager_below"),
+        "link": link.model,
+        **pick(link, "queues host_links posting shared_links pair_links eager_below"),
         "jitter": {name: str(value) for name, value in vars(factors).items()},
         **pick(sampling, "samples seed replicas"),
         "quantile": quantile,

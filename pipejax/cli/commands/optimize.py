@@ -1,5 +1,6 @@
 """`pipejax optimize`: the fastest schedule that keeps a memory limit, and a bound on all others."""
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,14 +16,14 @@ from pipejax.base.files import check_writable
 from pipejax.cli.options.given import command_line, written, written_but
 from pipejax.cli.options.memory import (
     LIMIT_OPTION,
-    ActivationOptions,
     HeldMemory,
     MemoryLimit,
     Room,
 )
-from pipejax.cli.options.pricing import Pricing, pricing_options, required
+from pipejax.cli.options.option import options
+from pipejax.cli.options.pricing import COST_OPTIONS, Pricing, required
 from pipejax.cli.options.pricing_steps import takes_host_time
-from pipejax.cli.options.tables import TableChoice
+from pipejax.cli.options.run import LinkOptions, SizedRunOptions
 from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, save_table
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 ENDED = {"time": "time limit", "effort": "effort", "interrupted": "interrupted"}
 
 
-class StoreOptions(NamedTuple):
+@options
+class StoreOptions:
     """Where solved problems are kept.
 
     Attributes:
@@ -73,13 +75,24 @@ class StoreOptions(NamedTuple):
         return SolvedProblems(folder)
 
 
+@options
+class OptimizedRun(SizedRunOptions):
+    """A run under a memory limit.
+
+    Attributes:
+      memory_limit: activations, or with --model bytes of the device, as 40GB; one number or one per
+        worker.
+    """
+
+    memory_limit: str = dataclasses.field()  # it has to be given, where a schedule may do without
+
+
+@options
 def optimize(
-    choice: TableChoice,
-    pricing: Pricing | None,
-    links: pj.Links,
-    activations: ActivationOptions,
-    memory_limit: str,
-    stored: StoreOptions,
+    *,
+    run: OptimizedRun,
+    links: LinkOptions = LinkOptions(),
+    stored: StoreOptions = StoreOptions(),
     minimize: str = "makespan",
     time_limit: TimeLimit = "60",
     effort: float | None = None,
@@ -90,8 +103,6 @@ def optimize(
     """Find the fastest schedule that keeps a memory limit, and how far from the best it can be.
 
     Options:
-      memory_limit: activations, or with --model bytes of the device, as 40GB; one number or one per
-        worker.
       effort: about as many seconds of one idle core. On one thread, as it is unless --threads says
         more, the answer is the same whatever else the machine does, if time is not up first.
       certificate: for `pipejax verify`.
@@ -102,11 +113,11 @@ def optimize(
     """
     from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES
 
-    limit = MemoryLimit.read(memory_limit)
+    limit, link = MemoryLimit.read(run.memory_limit), links.links()
     if not (within := parse_seconds(time_limit, "--time-limit")):
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
     for option, value, known in (
-        ("--link", links.model, LINKS_OF_SEARCH),
+        ("--link", link.model, LINKS_OF_SEARCH),
         ("--minimize", minimize, OBJECTIVES),
     ):
         if value not in known:
@@ -116,9 +127,9 @@ def optimize(
 
     def report(found: "Found[Optimum]") -> Answer:
         save_table(found.best.table, out)
-        run = pj.evaluate(found.best.table, task.costs, link=links)
-        held, folder = task.room.stages.held(run), None if kept is None else kept.path
-        outcome = Outcome(task.table, found, run, held, task.room, minimize, folder)
+        best = pj.evaluate(found.best.table, task.costs, link=link)
+        held, folder = task.room.stages.held(best), None if kept is None else kept.path
+        outcome = Outcome(task.table, found, best, held, task.room, minimize, folder)
         if found.stopped != "interrupted" or certificate.path is not None:
             certify(as_certificate(outcome, task.may_offload), certificate)
         files = {"wrote the table to": out, "wrote the certificate to": certificate}
@@ -126,11 +137,11 @@ def optimize(
         slower = _under_rendezvous(outcome, task.costs)
         go_on = () if slower is None else _next_commands(out.path)
         result |= {} if slower is None else {"rendezvous_makespan": slower}
-        said = chain(_said(outcome, result), _blocked(run, slower))
+        said = chain(_said(outcome, result), _blocked(best, slower))
         return Answer(result, said, files, next=go_on)
 
     try:
-        task = _pose(choice, required(pricing), activations, limit)
+        task = _pose(run, required(run.pricing), limit)
         with best_so_far(report) as keep, _shown() as show:
 
             def tell(found: "Found[Optimum]") -> None:
@@ -144,7 +155,7 @@ def optimize(
                 sizes=task.room.stages.sizes.tolist(),
                 weight_share=task.room.stages.weight_share.tolist(),
                 offload=task.may_offload,
-                link=links,
+                link=link,
                 objective=minimize,
                 time_limit=within,
                 effort=effort,
@@ -154,11 +165,11 @@ def optimize(
             )
     except pj.search.InfeasibleError as error:
         if is_json():
-            print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
+            print_json({"status": "infeasible", "makespan": None, "memory_limit": run.memory_limit})
         if error.argument and not limit.in_bytes:  # its text names the option, and the value
             raise
         room = error.text.replace("memory_limit", "room")  # what the model leaves of the limit
-        raise pj.search.InfeasibleError(f"{LIMIT_OPTION} {memory_limit}: {room}") from None
+        raise pj.search.InfeasibleError(f"{LIMIT_OPTION} {run.memory_limit}: {room}") from None
     return report(found)
 
 
@@ -185,7 +196,7 @@ def _blocked(run: "pj.Evaluation", slower: float | None) -> Iterator[object]:
 def _next_commands(out: Path | None) -> tuple[str, ...]:
     """Write the table, if that is not done, and order its messages."""
     table = out or "best.csv"
-    costs = written(*pricing_options(), "host_links")
+    costs = written(*COST_OPTIONS, "host_links")
     order = command_line("tune messages", {"table": table, **costs, "out": "ordered.csv"})
     again = command_line("optimize", written_but() | {"out": table})
     return (order,) if out else (again, order)
@@ -199,25 +210,25 @@ class _PosedTask(NamedTuple):
 
 
 def _pose(
-    choice: TableChoice,
+    run: OptimizedRun,
     pricing: Pricing,
-    activations: ActivationOptions,
     limit: MemoryLimit,
 ) -> _PosedTask:
     """Build the table, which may itself be planned for the limit, and its costs."""
-    builder = None if choice.schedule is None else pj.schedules.find(choice.schedule)
-    if builder is not None and "memory_limit" in builder.options and choice.workers is not None:
+    settings, activations = run.settings.without("memory_limit"), run.activations
+    builder = None if run.name is None else pj.schedules.find(run.name)
+    if builder is not None and "memory_limit" in builder.options and run.workers is not None:
         like = pj.schedules.build(
-            "1f1b", num_workers=choice.workers, num_microbatches=choice.microbatches or 1
+            "1f1b", num_workers=run.workers, num_microbatches=run.microbatches or 1
         )
         room = limit.room(like, activations, pricing.workload)
-        options = choice.options.options | {
+        options = settings.options | {
             "memory_limit": MemoryLimit([room.activations], in_bytes=False),
             "weight_share": float(room.stages.weight_share.max()),
         }
-        choice = choice._replace(options=choice.options._replace(options=options))
+        settings = settings._replace(options=options)
     # the search may offload where the table does not
-    table = choice._replace(pricing=pricing._replace(rare={})).build()
+    table = run.build(settings, pricing._replace(rare={}))
     costs = pricing.table_costs(table)
     room = limit.room(table, activations, pricing.workload)
     # a model's times of O and L stand there whether or not activations are to go to the host

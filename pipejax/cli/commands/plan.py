@@ -1,23 +1,22 @@
 """`pipejax plan`: the layout of a training job that takes the shortest step."""
 
 import dataclasses
-from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.given import command_line, config_text, written
-from pipejax.cli.options.groups import choose_links
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.pricing import load_with, shared_options
+from pipejax.cli.options.option import options
+from pipejax.cli.options.pricing import SHARED, SharedOptions, load_with, workload_fields
+from pipejax.cli.options.run import LinkOptions
 from pipejax.cli.options.values import (
     Count,
     CountIfGiven,
     Schedules,
     Text,
-    declared,
     parse_share,
 )
 from pipejax.cli.output.answer import Answer, file_lines
@@ -33,11 +32,13 @@ if TYPE_CHECKING:
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
 # options of `evaluate` that a plan has too, for all its layouts
-COMMON = ("model", "system", "stack", "sequence", *declared(choose_links), *shared_options())
+LINKS = tuple(field.name for field in dataclasses.fields(LinkOptions))
+COMMON = ("model", "system", "stack", "sequence", *LINKS, *SHARED)
 CONFIG = ".toml"
 
 
-class LayoutChoices(NamedTuple):
+@options
+class LayoutChoices:
     """Values of the axes that are searched, each a number or several.
 
     Attributes:
@@ -64,7 +65,7 @@ class LayoutChoices(NamedTuple):
 
     def values(self) -> dict[str, tuple[Any, ...]]:
         """Read the values of each axis that is given."""
-        given = {name: text for name, text in self._asdict().items() if text is not None}
+        given = {name: text for name, text in vars(self).items() if text is not None}
         return {name: tuple(_values(name, text)) for name, text in given.items()}
 
 
@@ -78,10 +79,12 @@ def _values(name: str, text: str) -> list[Any]:
     return [int(word) for word in words]
 
 
+@options
 def plan(
-    choices: LayoutChoices,
-    shared: Mapping[str, Any],
-    links: pj.Links,
+    *,
+    choices: LayoutChoices = LayoutChoices(),
+    shared: SharedOptions = SharedOptions(),
+    links: LinkOptions = LinkOptions(),
     model: str,
     system: str,
     gpus: Count,
@@ -131,8 +134,8 @@ def plan(
             minibatch=minibatch,
             schedules=[name.strip() for name in schedules.split(",")],
             choices=choices.values(),
-            link=links,
-            **shared,
+            link=links.links(),
+            **workload_fields(shared, SHARED),
             memory_limit=limit,
             headroom=kept_free,
             runners_up=runners_up,

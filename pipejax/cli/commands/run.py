@@ -11,7 +11,8 @@ import numpy as np
 
 import pipejax as pj
 from pipejax.base.checks import positive, resolve_choice, whole_number
-from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.option import options
+from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.options.values import Count, Seed
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
     from pipejax.runtimes.runtime_run import RuntimeRun
 
 
+@options
 def run(
-    table: pj.ScheduleTable,
-    pricing: Pricing | None,
-    links: pj.Links,
+    *,
+    timed: RunOptions = RunOptions(),
+    links: LinkOptions = LinkOptions(),
     runtime: str = "jax",
     hidden: Count = 16,
     batch_size: Count = 2,
@@ -54,9 +56,10 @@ def run(
     most = positive(tolerance, "--tolerance")
     if trace.path is not None and (name != "torch" or steps == 0):
         raise ValueError("--trace needs --runtime torch, and --steps of which there is a trace")
+    table, pricing = timed.build(), timed.pricing
     job = RuntimeJob(
         table,
-        links,
+        links.links(),
         None if pricing is None else pricing.table_costs(table),
         whole_number(hidden, "--hidden"),
         whole_number(batch_size, "--batch-size"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pipejax as pj
 from pipejax.base.progress import Notice
+from pipejax.cli.options.option import options
 from pipejax.cli.options.tables import written
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import Column, is_json, pick, table_of, tells_lines
@@ -44,7 +45,8 @@ COLUMNS = (
 SMALL = {"num_workers": 4, "num_microbatches": 8}  # that every built-in schedule has
 
 
-def schedules(models: bool = False, systems: bool = False, stacks: bool = False) -> Answer:
+@options
+def schedules(*, models: bool = False, systems: bool = False, stacks: bool = False) -> Answer:
     """List the schedules that can be built, with their sources; also models, systems and stacks.
 
     Of models the sizes, of systems the rates and memory of one accelerator, links each way; their

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.option import options
+from pipejax.cli.options.pricing import required
+from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
@@ -23,10 +25,11 @@ LEAST = 5e-5  # of an elasticity: smaller ones are written as 0
 LARGEST_FACTOR = 1e6  # beyond it no number of a machine means anything
 
 
+@options
 def sensitivity(
-    table: pj.ScheduleTable,
-    pricing: Pricing | None,
-    links: pj.Links,
+    *,
+    run: RunOptions = RunOptions(),
+    links: LinkOptions = LinkOptions(),
     factor: float = 2.0,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
@@ -41,19 +44,17 @@ def sensitivity(
     """
     from pipejax.analysis.uncertainty.sensitivity import is_possible, swings
 
-    priced = required(pricing)
+    table, priced, link = run.build(), required(run.pricing), links.links()
     priced.check_alike("sensitivity")
     if not 1 < factor <= LARGEST_FACTOR:
         limits = "above 1" if factor <= 1 else f"above 1 and at most {LARGEST_FACTOR:g}"
         raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
     if priced.workload is None or priced.system is None:
-        return _of_places(
-            pj.evaluate(table, priced.table_costs(table), link=links), factors, figure
-        )
-    found = pj.sensitivity(table, priced.workload, priced.system, link=links)
+        return _of_places(pj.evaluate(table, priced.table_costs(table), link=link), factors, figure)
+    found = pj.sensitivity(table, priced.workload, priced.system, link=link)
     model = priced.workload.model
-    every = swings(table, priced.workload, priced.system, factors=factors, link=links)
+    every = swings(table, priced.workload, priced.system, factors=factors, link=link)
     low, high = factors
     ends: dict[str, Ends] = {
         name: (

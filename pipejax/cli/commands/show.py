@@ -12,14 +12,11 @@ from pipejax.base.checks import resolve_choice
 from pipejax.cli.commands.show_page import NO_TIMES, carried, save_page
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
+from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.tables import (
-    TableChoice,
-    TableOptions,
-    chosen_tables,
-    naming,
-)
+from pipejax.cli.options.run import LinkOptions, SizedRunOptions, shown_tables
+from pipejax.cli.options.tables import OF_RUNS, naming
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -45,7 +42,8 @@ if TYPE_CHECKING:
 PLACES = ("under", "beside")  # of a caption
 
 
-class PictureSettings(NamedTuple):
+@options
+class PictureSettings:
     """How a timeline is shown.
 
     Attributes:
@@ -74,7 +72,7 @@ class PictureSettings(NamedTuple):
         """Refuse what has no effect on a file of this suffix, or where none is written."""
         if self.caption is not None:
             resolve_choice(self.caption, PLACES, "--caption")
-        given = [name for name, value in paper._asdict().items() if value is not None]
+        given = [name for name, value in vars(paper).items() if value is not None]
         given += ["transfers"] * self.transfers
         if self.caption == "beside":
             given.append("caption")
@@ -139,14 +137,13 @@ class Scene(NamedTuple):
     caption: str  # parameters of the runs in words
 
 
+@options
 def show(
-    options: TableOptions,
-    choice: TableChoice,
-    pricing: Pricing | None,
-    links: pj.Links,
-    activations: ActivationOptions,
-    picture: PictureSettings,
-    printed: PaperSettings,
+    *,
+    run: SizedRunOptions = SizedRunOptions(),
+    links: LinkOptions = LinkOptions(),
+    picture: PictureSettings = PictureSettings(),
+    printed: PaperSettings = PaperSettings(),
     schedules: Text = None,
     out: Annotated[Output, TIMELINE] = NO_OUTPUT,
     messages: bool = False,
@@ -168,6 +165,7 @@ def show(
     Example:
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
     """
+    pricing, activations = run.pricing, run.activations
     suffix = None if out.path is None else out.path.suffix
     picture.check(suffix, printed)
     if open and suffix != ".html":
@@ -177,11 +175,12 @@ def show(
     paper = None if suffix in (None, ".html") else printed.paper()
     beside = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
-    tables, missing = chosen_tables(options, choice, pricing, schedules, with_curves=with_curves)
-    limit = options.options.get("memory_limit") if with_curves else None
-    scene = _scene(tables, pricing, links, activations, picture, messages, memory, limit)
+    settings = run.table_options((*OF_RUNS, "memory_limit") if with_curves else OF_RUNS)
+    tables, missing = shown_tables(run, settings, schedules)
+    limit = settings.options.get("memory_limit") if with_curves else None
+    scene = _scene(tables, pricing, links.links(), activations, picture, messages, memory, limit)
     if suffix == ".html":
-        choices = carried(options, pricing, tables, choose)
+        choices = carried(settings, pricing, tables, choose)
         save_page(scene, pricing, activations, limit, memory, choices, out)
     elif paper is not None:
         _draw(scene, paper, out, beside)

@@ -8,7 +8,8 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.option import options
+from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
@@ -25,10 +26,11 @@ NUMBERS = [Column(f"{name} delay", f"{name}_delay") for name in ("mean", "max")]
 COUNTS = [Column(name, name) for name in ("delay", "count", "share")]
 
 
+@options
 def staleness(
-    table: pj.ScheduleTable,
-    pricing: Pricing | None,
-    links: pj.Links,
+    *,
+    run: RunOptions = RunOptions(),
+    links: LinkOptions = LinkOptions(),
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Show weight versions and delays of an asynchronous table; in unit slots without times.
@@ -41,8 +43,9 @@ def staleness(
     """
     from pipejax.costs.stage.stage_work import stage_bytes
 
+    table, pricing, link = run.build(), run.pricing, links.links()
     costs = None if pricing is None else pricing.table_costs(table)
-    found = pj.staleness(table, costs, link=links)
+    found = pj.staleness(table, costs, link=link)
     result = pick(
         found,
         "schedule workers stages microbatches weight_versions own_lag max_delay mean_delay",
@@ -53,7 +56,7 @@ def staleness(
         for delay, count in enumerate(counts)
     ]
     if pricing is not None:
-        result["link"] = links.model
+        result["link"] = link.model
     if pricing is not None and pricing.workload is not None:
         version = np.asarray(stage_bytes(pricing.workload, table).version)
         result["weight_bytes"] = found.versions @ version

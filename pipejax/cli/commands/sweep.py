@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
+from cyclopts import Parameter
 from rich.filesize import decimal
 from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.text import Text
 
 from pipejax.base.progress import if_interrupted
+from pipejax.cli.options.option import options
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output, check_modules
 from pipejax.cli.output.kinds import GRID
@@ -20,8 +21,11 @@ from pipejax.cli.output.report import facts, plain
 REASONS = 5  # that are listed
 
 
+@options
 def sweep_run(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Declaration of the grid.")],
+    file: Annotated[Path, Parameter(name="SWEEP.toml", help="Declaration of the grid.")],
+    /,
+    *,
     out: Annotated[Output, GRID],
     resume: bool = False,
     scheduler: str | None = None,

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
-import typer
+from cyclopts import Parameter
 from rich.markup import escape
 
 from pipejax.base.checks import resolve_choice
 from pipejax.base.printed import cell, display_scale, head, named, span, words
 from pipejax.base.ties import TIE
 from pipejax.cli.commands.sweep import REASONS
+from pipejax.cli.options.option import options
 from pipejax.cli.options.values import Count, Text, parse_percent
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
@@ -28,8 +29,11 @@ LONGEST = 50  # rows of a table
 AXES = "step_time,memory_bytes"
 
 
+@options
 def sweep_show(
-    dataset: Annotated[Path, typer.Argument(metavar="STORE.zarr", help="What `sweep run` wrote.")],
+    dataset: Annotated[Path, Parameter(name="STORE.zarr", help="What `sweep run` wrote.")],
+    /,
+    *,
     best: Count = 10,
     by: str = "step_time",
     where: list[str] | None = None,

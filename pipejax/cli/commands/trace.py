@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import typer
+from cyclopts import Parameter
 
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line, command_line, written_but
+from pipejax.cli.options.option import options
 from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
@@ -42,11 +43,9 @@ FILES = {  # that --save writes, and what each is for
 SAVED = "trace"  # the folder that commands read from where none is given
 
 
+@options
 def trace(
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FILES...", help="Files of one run, or folders of them."),
-    ] = None,
+    *files: Annotated[str, Parameter(name="FILES", help="Files of one run, or folders of them.")],
     columns: Text = None,
     stages_per_worker: CountIfGiven = None,
     microbatches: CountIfGiven = None,

@@ -5,15 +5,17 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.given import command_line, written_but
+from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.tables import OF_RUNS, TableOptions
+from pipejax.cli.options.run import LinkOptions, PricedSettings
+from pipejax.cli.options.tables import OF_RUNS
 from pipejax.cli.options.values import CountIfGiven, Text
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
@@ -32,11 +34,13 @@ WHAT = """Size of a microbatch, recompute (layers of each stage), or several as 
 With options of their own: layers alone, messages, microbatches, places, lookahead, chunks."""
 
 
+@options
 def tune(
-    options: TableOptions,
-    pricing: Pricing | None,
-    links: pj.Links,
-    over: Annotated[str, typer.Argument(metavar="WHAT", help=WHAT)] = "size",
+    over: Annotated[str, Parameter(name="WHAT", help=WHAT)] = "size",
+    /,
+    *,
+    run: PricedSettings = PricedSettings(),
+    links: LinkOptions = LinkOptions(),
     workers: CountIfGiven = None,
     schedule: str = "1f1b",
     method: Text = None,
@@ -57,25 +61,25 @@ def tune(
       pipejax tune size -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
     """
     parts = parts_of(over)
-    tuned = tuned_model(pricing, "tune")
+    tuned = tuned_model(run.pricing, "tune")
     schedule = named(schedule)
     workers = workers or (find(schedule).sizes or (8,))[0]
-    options = options._replace(of_runs=OF_RUNS)
-    options.check([schedule])
-    if "memory_limit" in options.options:
+    settings = run.table_options(OF_RUNS)
+    settings.check([schedule])
+    if "memory_limit" in settings.options:
         raise ValueError("--memory-limit does not go with tune: --system says what fits")
-    if options.sharding is not None:
+    if settings.sharding is not None:
         raise ValueError(
             "--lookahead, --residency and --sharding-lane do not go with tune: tune lookahead "
             "searches how far ahead weights are gathered"
         )
     return tune_settings(
-        TuningRequest(schedule, workers, *tuned, links, over),
+        TuningRequest(schedule, workers, *tuned, links.links(), over),
         over=parts,
         method=method,
         no_memory_limit=no_memory_limit,
         microbatch_size=_size(over, parts, tuned[0], microbatches, microbatch_size),
-        **options.of_table(schedule),
+        **settings.of_table(schedule),
     )
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.commands.tune_orders import proof
+from pipejax.cli.options.option import options
+from pipejax.cli.options.run import LinkOptions
 from pipejax.cli.options.values import Count, CountIfGiven, Seed, Text, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.numbers import percent, seconds
@@ -23,8 +25,10 @@ LETTERS = {"a": "fixed", "b": "per_token", "c": "per_pair", "g": "per_prefix_tok
 TIMES = "a=2ms,b=5us,c=0.7ns"
 
 
+@options
 def chunks(
-    links: pj.Links,
+    *,
+    links: LinkOptions = LinkOptions(),
     prompt: Count,
     stage_times: Text = None,
     workers: CountIfGiven = None,
@@ -50,13 +54,14 @@ def chunks(
     """
     if workers is None or stage_times is None:
         raise ValueError(f"tune chunks needs --workers P and --stage-times {TIMES}")
+    link = links.links()
     messages = {"--latency": latency or "0", "--transmit": transmit or "0"}
     latency_seconds, by_token = (parse_seconds(text, name) for name, text in messages.items())
 
     def report(found: "Found[PromptChunks]") -> Answer:
         sizes, lasts = found.best.sizes, np.asarray(found.best.costs.forward)[0]
         best = {"sizes": sizes, "ends": np.cumsum(sizes), "seconds": lasts}
-        result = {"workers": workers, "prompt": prompt, "link": links.model, "best": best}
+        result = {"workers": workers, "prompt": prompt, "link": link.model, "best": best}
         return Answer(result | pick(found, FOUND), _said(result, found))
 
     with best_so_far(report) as keep, progress("cutting", None) as bar:
@@ -68,7 +73,7 @@ def chunks(
             transmit_per_token=by_token,
             num_chunks=num_chunks,
             multiple=multiple,
-            link=links,
+            link=link,
             seed=seed,
             time_limit=parse_seconds(time_limit, "--time-limit"),
             on_progress=bar.tell,

@@ -9,8 +9,8 @@ import numpy as np
 
 import pipejax as pj
 from pipejax.cli.options.given import command_line, written_but
-from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.tables import TableChoice
+from pipejax.cli.options.option import options
+from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.options.values import (
     CountIfGiven,
     Text,
@@ -35,10 +35,11 @@ from pipejax.cli.commands.tune import TuningRequest, tune_settings, tuned_model
 WIDEST = 40  # blocks that the picture of a stage has at most
 
 
+@options
 def layers(
-    choice: TableChoice,
-    pricing: Pricing | None,
-    links: pj.Links,
+    *,
+    run: RunOptions = RunOptions(),
+    links: LinkOptions = LinkOptions(),
     method: Text = None,
     microbatch_size: CountIfGiven = None,
     no_memory_limit: bool = False,
@@ -58,6 +59,7 @@ def layers(
       pipejax tune layers -s 1f1b -P 4 -M 16 -m llama3-8b -y h100 --minibatch 16
       --tensor-parallel 2
     """
+    pricing, link = run.pricing, links.links()
     workload, system = tuned_model(pricing, "tune layers")
     if pricing is not None and pricing.offloads:
         raise ValueError(
@@ -67,27 +69,27 @@ def layers(
     if method is None:
         if microbatch_size is not None:
             raise ValueError("--microbatch-size has no effect without --method")
-        split = _Split(choice.build(), workload, system, links)
+        split = _Split(run.build(), workload, system, link)
         return _search_split(split, limit, not no_memory_limit, out)
-    if out.path is not None or choice.table is not None:
-        option = "--out" if choice.table is None else "--table"
+    if out.path is not None or run.table is not None:
+        option = "--out" if run.table is None else "--table"
         raise ValueError(f"{option} does not go with --method: leave one of them out")
-    schedule = choice.schedule or "1f1b"
-    if choice.microbatches is not None and microbatch_size is None:
-        microbatch_size, rest = divmod(workload.minibatch, choice.microbatches)
+    schedule = run.name or "1f1b"
+    if run.microbatches is not None and microbatch_size is None:
+        microbatch_size, rest = divmod(workload.minibatch, run.microbatches)
         if rest:
             raise ValueError(
-                f"--microbatches {choice.microbatches} does not divide the minibatch of "
+                f"--microbatches {run.microbatches} does not divide the minibatch of "
                 f"{workload.minibatch}"
             )
-    workers = choice.workers or (find(schedule).sizes or (8,))[0]
+    workers = run.workers or (find(schedule).sizes or (8,))[0]
     return tune_settings(
-        TuningRequest(schedule, workers, workload, system, links, "layers"),
+        TuningRequest(schedule, workers, workload, system, link, "layers"),
         over=["layers"],
         method=method,
         no_memory_limit=no_memory_limit,
         microbatch_size=microbatch_size,
-        **choice.options.of_table(schedule),
+        **run.settings.of_table(schedule),
     )
 
 

@@ -10,9 +10,10 @@ import pipejax as pj
 from pipejax.cli.commands.tune_orders import proof
 from pipejax.cli.options.given import command_line, written_but
 from pipejax.cli.options.memory import read_weights_limit
-from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.option import options
+from pipejax.cli.options.pricing import required
+from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.options.sharding import ShardingChoice
-from pipejax.cli.options.tables import TableChoice
 from pipejax.cli.options.values import Text, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs, save_table
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from pipejax.search.tuning.lookahead import Gathering
 
 
+@options
 def lookahead(
-    choice: TableChoice,
-    pricing: Pricing | None,
-    links: pj.Links,
+    *,
+    run: RunOptions = RunOptions(),
+    links: LinkOptions = LinkOptions(),
     weights_limit: Text = None,
     iterations: int = 1000,
     time_limit: TimeLimit = "60",
@@ -49,13 +51,14 @@ def lookahead(
     """
     from pipejax.search.tuning.lookahead import LookaheadSearch
 
-    limit, priced = parse_seconds(time_limit, "--time-limit"), required(pricing)
-    asked = choice.options.sharding or ShardingChoice(None, None, None)
+    limit, priced = parse_seconds(time_limit, "--time-limit"), required(run.pricing)
+    settings, link = run.settings, links.links()
+    asked = settings.sharding or ShardingChoice(None, None, None)
     for option, value in (("--lookahead", asked.lookahead), ("--residency", asked.residency)):
         if value is not None:
             raise ValueError(f"{option} does not go with tune lookahead, which finds it")
     plain = ShardingChoice(asked.lane, [0], None)
-    table = choice._replace(options=choice.options._replace(sharding=plain)).build()
+    table = run.build(settings._replace(sharding=plain))
     costs, sizes = priced.table_costs(table), np.ones(table.num_stages)
     if priced.workload is not None:
         from pipejax.costs.stage.stage_work import gathered_sizes
@@ -64,13 +67,13 @@ def lookahead(
     limits, in_bytes = read_weights_limit(weights_limit, table, priced.workload)
     sizes = sizes if in_bytes else np.ones(table.num_stages)
     lane = asked.lane or "net"
-    search = LookaheadSearch(table, costs, links, limits, sizes, lane)
+    search = LookaheadSearch(table, costs, link, limits, sizes, lane)
 
     def report(found: "Found[Gathering]") -> Callable[[], Answer]:
         best, same = found.best, written_but("weights_limit", "iterations", "time_limit")
         result = {
             **sizes_of(table),
-            "link": links.model,
+            "link": link.model,
             "lane": lane,
             "best": {
                 **pick(best, "lookahead residency peak"),
@@ -84,7 +87,7 @@ def lookahead(
             save_table(best.table, out)
             runs = {"no lookahead": search.plain, "found": best.table}
             draw_runs(
-                {name: pj.evaluate(each, costs, link=links) for name, each in runs.items()}, figure
+                {name: pj.evaluate(each, costs, link=link) for name, each in runs.items()}, figure
             )
             written = {"wrote the table to": out, "drawn to": figure}
             go_on = command_line("show", same | shown)

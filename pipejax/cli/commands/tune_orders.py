@@ -9,7 +9,9 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.given import command_line
-from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.option import options
+from pipejax.cli.options.pricing import required
+from pipejax.cli.options.run import LinkOptions, RendezvousOptions, RunOptions
 from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds, parse_share
 from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, draw_runs, save_table
@@ -41,10 +43,11 @@ WAITS = (
 )
 
 
+@options
 def messages(
-    table: pj.ScheduleTable,
-    pricing: Pricing | None,
-    rendezvous: pj.Links,
+    *,
+    run: RunOptions = RunOptions(),
+    shared: RendezvousOptions = RendezvousOptions(),
     iterations: int = 1000,
     time_limit: TimeLimit = "60",
     gap: str = "0.1%",
@@ -68,7 +71,8 @@ def messages(
     from pipejax.search.orders.transfers import TransferSearch
 
     limit, enough = parse_seconds(time_limit, "--time-limit"), parse_share(gap, "--gap")
-    costs = required(pricing).table_costs(table)
+    table, rendezvous = run.build(), shared.links()
+    costs = required(run.pricing).table_costs(table)
 
     def report(found: "Found[TransferOrder]") -> Callable[[], Answer]:
         """Work out what is said; return what writes the files and answers."""
@@ -259,10 +263,11 @@ class _Permuted(NamedTuple):
         yield from lines
 
 
+@options
 def microbatches(
-    table: pj.ScheduleTable,
-    pricing: Pricing | None,
-    links: pj.Links,
+    *,
+    run: RunOptions = RunOptions(),
+    links: LinkOptions = LinkOptions(),
     iterations: int = 200,
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
@@ -279,20 +284,20 @@ def microbatches(
     from pipejax.search.orders.microbatches import MicrobatchSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    priced = required(pricing)
+    table, priced, link = run.build(), required(run.pricing), links.links()
     if priced.stragglers and table.num_pipes > 1:
         raise ValueError(
             "--stragglers: a microbatch of another pipe meets a stage on another worker, so slow "
             "workers do not go with a new order: leave it out"
         )
-    search = MicrobatchSearch(table, priced.table_costs(table), links, seed)
+    search = MicrobatchSearch(table, priced.table_costs(table), link, seed)
     lengths = priced.microbatches.lengths
 
     def report(found: "Found[MicrobatchOrder]") -> Callable[[], Answer]:
         order = found.best.order.tolist()
         own = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
         words = "order", "order", "orders"
-        best = _Permuted(table, links, found, {"order": order, **own}, words)
+        best = _Permuted(table, link, found, {"order": order, **own}, words)
 
         def answer() -> Answer:
             best.save(out)
@@ -304,10 +309,11 @@ def microbatches(
     return searched(search, iterations, limit, report)
 
 
+@options
 def places(
-    table: pj.ScheduleTable,
-    pricing: Pricing | None,
-    links: pj.Links,
+    *,
+    run: RunOptions = RunOptions(),
+    links: LinkOptions = LinkOptions(),
     iterations: int = 200,
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
@@ -328,7 +334,7 @@ def places(
     from pipejax.search.orders.places import PlacementSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    priced = required(pricing)
+    table, priced, link = run.build(), required(run.pricing), links.links()
     if priced.placed is None:
         raise ValueError(
             "tune places needs a machine of nodes: give --workers-per-node N and --comm with a "
@@ -337,7 +343,7 @@ def places(
         )
     placed = priced.placed(table)
     given = places_on(table, priced.places, "--worker-places")
-    search = PlacementSearch(placed, given, links, seed)
+    search = PlacementSearch(placed, given, link, seed)
 
     def report(found: "Found[WorkerPlaces]") -> Callable[[], Answer]:
         seats = found.best.places
@@ -347,7 +353,7 @@ def places(
             "boundaries": placed.crossed(seats).tolist(),
         }
         words = "placement", "places", "different placements"
-        best = _Permuted(table, links, found, own, words)
+        best = _Permuted(table, link, found, own, words)
 
         def answer() -> Answer:
             best.save(out)

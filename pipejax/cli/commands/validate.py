@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import typer
+from cyclopts import Parameter
 from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import positive
+from pipejax.cli.options.option import options
 from pipejax.cli.options.values import FileIfGiven, Text, parse_float
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
@@ -26,14 +27,15 @@ MOST_NAMED = 14  # groups in a legend
 TITLES = {"mape": "mean", "median": "median", "p90": "90 % within", "bias": "bias"}
 
 
+@options
 def validate(
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[DATA.csv]...",
+    *files: Annotated[
+        str,
+        Parameter(
+            name="DATA.csv",
             help="Measured rows; all tables that come with pipejax if there are none.",
         ),
-    ] = None,
+    ],
     system: Text = None,
     stack: Text = None,
     link: Text = None,
@@ -58,7 +60,7 @@ def validate(
     """
     allowed = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
     with waiting("predicting"):
-        own = pj.validate(files or (), system, stack=stack, link=link or "delay")
+        own = pj.validate(files, system, stack=stack, link=link or "delay")
     found, beside = own, None
     if predictions is not None:
         from pipejax.analysis.step.validation import judge

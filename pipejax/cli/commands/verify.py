@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions
-from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.option import options
+from pipejax.cli.options.pricing import required
+from pipejax.cli.options.run import LinkOptions, SizedCostOptions
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.report import facts, pick, plain
@@ -20,11 +22,13 @@ if TYPE_CHECKING:
 SHOWN = 10  # problems that a person reads
 
 
+@options
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Certificate, or table with costs.")],
-    pricing: Pricing | None,
-    links: pj.Links,
-    activations: ActivationOptions,
+    file: Annotated[Path, Parameter(name="FILE", help="Certificate, or table with costs.")],
+    /,
+    *,
+    run: SizedCostOptions = SizedCostOptions(),
+    links: LinkOptions = LinkOptions(),
 ) -> Answer:
     """Derive a certificate again by other means than the engine; of a table, what evaluate says.
 
@@ -33,15 +37,16 @@ def verify(
     Example:
       pipejax verify best.json
     """
-    is_alone = links == pj.Links() and activations == ActivationOptions(None, None)
+    pricing, link, activations = run.pricing, links.links(), run.activations
+    is_alone = link == pj.Links() and activations == ActivationOptions(None, None)
     if pricing is None and is_alone and file.suffix != ".csv":
         verdict = pj.verify(file)
     else:
         priced, table = required(pricing), pj.read_table(file)
         priced.check_used([table])
-        run = pj.evaluate(table, priced.table_costs(table), link=links)
-        held = activations.of(table, priced.workload, priced.microbatches).held(run)
-        verdict = pj.verify(pj.certificate(run, memory=held.memory))
+        evaluation = pj.evaluate(table, priced.table_costs(table), link=link)
+        held = activations.of(table, priced.workload, priced.microbatches).held(evaluation)
+        verdict = pj.verify(pj.certificate(evaluation, memory=held.memory))
     problems = [*map(str, verdict.problems)]
     bounds = [bound._asdict() for bound in verdict.bounds]
     result = pick(verdict, "makespan unit ok") | {"problems": problems, "bounds": bounds}

@@ -1,6 +1,6 @@
 """What every option is: kind of value, one line of help, short letter, and its panel."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS, WorkloadField
@@ -330,9 +330,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
 CATALOGUE: Mapping[str, OptionRecord] = {
     name: option for panel in PANELS.values() for name, option in panel.items()
 }
+_PANELS = {name: title for title, panel in PANELS.items() for name in panel}
 OF_ARGUMENTS = {option.argument: name for name, option in CATALOGUE.items() if option.argument}
 SHORT = {option.short: name for name, option in CATALOGUE.items() if option.short}
-OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
 # options that mean something else in a command: export prints no table, and its format is that of
 # the file it writes; a file to begin with is from another one; a plan says how many pipelines a job
 # has; what a runtime trains has microbatches, and its gradients are equal or not
@@ -377,7 +377,7 @@ def flag(name: str) -> str:
     return f"--{name.rstrip('_').replace('_', '-')}"  # from_: the word is Python's own
 
 
-def begun(head: str) -> str:
+def begin_sentence(head: str) -> str:
     """Begin a sentence with a line of the catalogue, unless it begins with values."""
     return head if "|" in head.partition(" ")[0] else head[0].upper() + head[1:]
 
@@ -390,12 +390,6 @@ def record(name: str, command: str = "") -> OptionRecord:
         raise LookupError(f"option {name!r} has no record in {__name__}") from None
 
 
-def panels_of(names: Mapping[str, object], command: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the panels that options of a command stand in, each with those options, in order."""
-    placed = {name: title for (where, name), title in PLACES.items() if where == command}
-    for title, options in PANELS.items():
-        own = [name for name in options if placed.get(name, title) == title]
-        own += [name for name, place in placed.items() if place == title]
-        found = [name for name in own if name in names]
-        if found:
-            yield title, found
+def panel_of(name: str, command: str) -> str:
+    """Return the panel of help that an option of a command stands in."""
+    return PLACES.get((command, name)) or _PANELS[name]

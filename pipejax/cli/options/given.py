@@ -1,22 +1,25 @@
 """What a command line gives, as it is written."""
 
-import itertools
 import json
 import re
 import shlex
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from inspect import Parameter
+from dataclasses import is_dataclass as is_record
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, get_origin
 
 from pipejax.base.checks import ArgumentError, UnknownNameError, nearest
 from pipejax.base.data_files import load_json
 from pipejax.base.files import read_file
-from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, OTHER_NAMES, SHORT, flag
-from pipejax.cli.options.values import is_plain, value_kinds
+from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
+from pipejax.cli.options.option import value_kinds
+from pipejax.cli.output.files import Output
 from pipejax.schedules.table.links import CARRIED, MEETING, POSTINGS, QUEUES
+
+if TYPE_CHECKING:
+    from cyclopts import ArgumentCollection
 
 
 class Needs(NamedTuple):
@@ -57,137 +60,87 @@ NEEDS: Mapping[str, Needs] = {
     "exchange": Needs("diff"),
 }
 BARE = ("files",)  # what stands on a line without the name of an option
-_NAMES = {flag(name): name for name in CATALOGUE}
 
 
 class Line(NamedTuple):
-    """What a command line gives, for commands that say what to type next.
+    """What a command line gives, for commands that say what to type next."""
 
-    Attributes:
-      given: values by option, as they are written; of a flag nothing.
-    """
-
-    given: Mapping[str, str]
-
-    @classmethod
-    def of(cls, takes: Mapping[str, Parameter], values: Mapping[str, Any]) -> "Line":
-        """Keep what differs from the defaults."""
-        return cls(
-            {
-                name: "" if value is True else str(value)
-                for name, value in values.items()
-                if name in takes and value not in (None, False, takes[name].default)
-            }
-        )
+    given: Mapping[str, Any]  # values by option, as `command_line` takes them
 
     def command(
         self, called: str, changes: Mapping[str, str | None], without: Collection[str]
     ) -> str:
         """The line of another command: with other values, None for none, and without these."""
         options = {name: value for name, value in self.given.items() if name not in without}
-        options |= {name: value for name, value in changes.items() if value is not None}
-        words = [
-            f"{flag(name)} {shlex.quote(value)}" if value else flag(name)
-            for name, value in options.items()
-            if changes.get(name, value) is not None
-        ]
-        return " ".join(["pipejax", called, *words])
+        every = {**options, **changes}
+        return command_line(called, {n: value for n, value in every.items() if value is not None})
 
 
 class GivenOptions:
-    """The options of one command line.
+    """The options that a command line, and the file of `--config`, give to a command.
 
     Args:
-      arguments: behind the name of the command.
-      takes: the command's options by name.
+      command: its name.
+      commands: names of all commands, which have sections in such a file.
     """
 
-    def __init__(self, arguments: Sequence[str], takes: Mapping[str, Parameter]) -> None:
-        """Write short options out, and find the value of every option."""
-        self.takes = {
-            name: value_kinds(get_args(parameter.annotation)[0])
-            for name, parameter in takes.items()
+    def __init__(self, command: str, commands: Collection[str]) -> None:
+        self.command, self.commands = command, commands
+        self.takes: dict[str, set[Any]] = {}  # types of values by option
+        self.values: list[tuple[str, str]] = []  # options and texts; a flag has its name for one
+
+    def read(self, app: Any, commands: Any, arguments: "ArgumentCollection") -> None:
+        """Take what cyclopts read from the line, and add what the file of options gives."""
+        del app, commands
+        options = {
+            argument.field_info.name: argument
+            for argument in arguments
+            if argument.parse and not argument.children
         }
-        self.repeated = {
-            name for name, kinds in self.takes.items() if any(get_origin(k) is list for k in kinds)
-        }
-        self.words = list(self._spelled_out(arguments))
-        self.values = list(self._read(self.words))
+        self.takes = {name: value_kinds(option.hint) for name, option in options.items()}
+        self.values = [
+            (name, name if token.implicit_value is True else token.value)
+            for name, option in options.items()
+            for token in option.tokens
+            if token.implicit_value is not False  # a flag that is switched off
+        ]
+        self._check()
+        on_line = dict(self.values)
+        if "config" in on_line:
+            path = Path(on_line["config"])
+            for name, text in read_config(path, self.command, self.takes, self.commands):
+                if name not in on_line:
+                    self.values.append((name, text))
+                    options[name].append(_token(name, text, str(path), self.takes[name]))
+            self._check()
+        self._check_effects()
 
     def asks_for(self, name: str) -> bool:
         """Whether an option is given."""
         return any(name == given for given, _ in self.values)
 
-    def _spelled_out(self, arguments: Sequence[str]) -> Iterator[str]:
-        """Write letters as names: -P4, -P 4 and -P=4 are --workers 4."""
-        words = iter(arguments)
-        for given in words:
-            name, equals, value = given.partition("=")
-            word = self._meant(OTHER_NAMES.get(name, name)) + equals + value
-            if word == "--":
-                yield from (word, *words)
-            elif re.match("-[A-Za-z]", word):
-                yield from self._letters(word[1:], words)
+    def typed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the options that are given, as the command gets them."""
+        every: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if isinstance(value, Output):
+                every[name] = value.path
+            elif is_record(value):
+                every |= vars(value)
             else:
-                yield word
-                if bool not in self.takes.get(_NAMES.get(word, ""), {bool}):  # a value follows
-                    yield from itertools.islice(words, 1)
+                every[name] = list(value) if isinstance(value, tuple) else value
+        given = {*dict(self.values)}
+        order = [*BARE, *CATALOGUE]  # of commands that are written, whatever that of the line
+        return {name: every[name] for name in order if name in given}
 
-    def _meant(self, word: str) -> str:
-        """Where a command writes nothing but a picture, --out names that."""
-        is_picture = word == "--out" and "out" not in self.takes and "figure" in self.takes
-        return "--figure" if is_picture else word
-
-    def _letters(self, letters: str, words: Iterator[str]) -> Iterator[str]:
-        """Write out letters of options behind one dash: all but the last are flags."""
-        while letters:
-            name = _NAMES.get(self._meant(flag(SHORT.get(letters[0], ""))), "")
-            if name not in self.takes:  # the parser refuses it
-                yield f"-{letters}"
-                return
-            yield flag(name)
-            if bool not in self.takes[name]:
-                behind = letters[1:]
-                yield from [behind.removeprefix("=")] if behind else itertools.islice(words, 1)
-                return
-            letters = letters[1:]
-
-    def _read(self, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield name and value of every option; a flag has its own name for a value."""
-        words = itertools.takewhile(lambda word: word != "--", arguments)
-        for word in words:
-            written, equals, value = word.partition("=")
-            name = _NAMES.get(written, "")
-            if name in self.takes and bool in self.takes[name]:
-                yield name, name
-            elif name in self.takes:
-                yield name, value if equals else next(words, "")
-
-    def add_config(self, command: str, commands: Collection[str]) -> None:
-        """Add what the file of `--config` gives, if there is one: the line wins."""
-        on_line = dict(self.values)
-        if "config" not in on_line:
-            return
-
-        found = read_config(Path(on_line["config"]), command, self.takes, commands)
-        added = [(name, value) for name, value in found if name not in on_line]
-        words = [flag(n) if bool in self.takes[n] else f"{flag(n)}={value}" for n, value in added]
-        self.words, self.values = words + self.words, added + self.values
-
-    def check(self) -> None:
-        """Refuse what says nothing or says it twice."""
-        seen: dict[str, str] = {}
+    def _check(self) -> None:
+        """Refuse what says nothing."""
         for name, value in self.values:
-            if name in seen and name not in self.repeated:
-                both = "" if name == value else f": {seen[name]} and {value}"
-                raise ValueError(f"{flag(name)} is given twice{both}")
             if value == "":
-                raise ValueError(f"{flag(name)} must not be empty")
-            if {int, float} & self.takes[name] and not is_plain(value):
-                raise ValueError(f"{flag(name)} must be a number in digits 0 to 9, got {value!r}")
-            seen[name] = value
+                called = flag(name) if name in CATALOGUE else name.upper()
+                raise ValueError(f"{called} must not be empty")
 
-    def check_effects(self) -> None:
+    def _check_effects(self) -> None:
         """Refuse what has no effect beside the others."""
         seen = dict(self.values)
         for name, every in NEEDS.items():
@@ -207,8 +160,9 @@ class GivenOptions:
         alone, behind the option that names the file.
         """
         message = str(getattr(error, "reason", error))
-        parts = [(name, part) for name, value in self.values for part in value.split(",")]
-        for name, value in [*self.values, *parts]:
+        options = [(name, value) for name, value in self.values if name in CATALOGUE]
+        parts = [(name, part) for name, value in options for part in value.split(",")]
+        for name, value in [*options, *parts]:
             is_file = "." in value and message.startswith((f"{value} ", f"{value}, "))
             if message.startswith(f"{value}: ") or is_file:
                 return f"{flag(name)} {_in_letters(message)}"
@@ -258,6 +212,15 @@ def _in_letters(message: str) -> str:
         field = KINDS[phase].time
         message = message.replace(f"{field} ({phase.name})", phase.name).replace(f" ({field})", "")
     return message
+
+
+def _token(name: str, text: str, source: str, kinds: Collection[Any]) -> Any:
+    """Make what cyclopts takes for an option on the line."""
+    from cyclopts import Token
+
+    if bool in kinds:
+        return Token(keyword=flag(name), implicit_value=True, source=source)
+    return Token(keyword=flag(name), value=text, source=source)
 
 
 OF_THE_LINE = ("config", "help", "help_all")  # options that a file does not give
@@ -354,7 +317,7 @@ def command_line(command: str, options: Mapping[str, Any]) -> str:
     for name, value in options.items():
         named = [] if name in BARE else [flag(name)]
         for each in value if isinstance(value, list) else [value]:  # of options given several times
-            words += named if each is True else [*named, str(each)]
+            words += named if each is True or each == "" else [*named, str(each)]
     return shlex.join(words)
 
 

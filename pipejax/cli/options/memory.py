@@ -9,7 +9,7 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.options.pricing_steps import Microbatches
-from pipejax.cli.options.values import Text, WeightShare, for_each, parse_list
+from pipejax.cli.options.values import Text, for_each, parse_list
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.memory_ledger import LEDGER_SIZES, WEIGHT_SHARE
 from pipejax.schedules.cells.ops import AT_WORK
@@ -109,18 +109,6 @@ class ActivationOptions(NamedTuple):
         lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
         lasting += gathered_bytes(workload, table)
         return StageSizes("bytes", **memory.ledger_sizes, static=lasting)
-
-
-def choose_activations(
-    weight_share: WeightShare = None, activation_sizes: Text = None
-) -> ActivationOptions:
-    """Read how activations are sized.
-
-    Options:
-      activation_sizes: a number or one per stage, as 1,1,2.
-    """
-    sizes = None if activation_sizes is None else parse_list(activation_sizes, "--activation-sizes")
-    return ActivationOptions(weight_share, sizes)
 
 
 LIMIT_OPTION = "--memory-limit"

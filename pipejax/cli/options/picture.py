@@ -1,8 +1,9 @@
 """Options of pictures that several commands share: the paper, and what schedules are called."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from pipejax.cli.options.option import options
 from pipejax.cli.options.tables import with_labels
 from pipejax.cli.options.values import Text
 
@@ -10,7 +11,8 @@ if TYPE_CHECKING:
     from pipejax.plots.style import Paper
 
 
-class PaperSettings(NamedTuple):
+@options
+class PaperSettings:
     """What a drawing is made for.
 
     Attributes:

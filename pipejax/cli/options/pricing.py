@@ -1,15 +1,15 @@
 """Options that say what ops and messages take: times, a file of costs, or a model on a system."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping
-from inspect import Parameter
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pipejax as pj
 from pipejax.base.checks import MismatchError, resolve_choice
 from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing_steps import (
     CostsFile,
     GivenTimes,
@@ -30,8 +30,6 @@ from pipejax.cli.options.values import (
     FileIfGiven,
     Text,
     WeightShare,
-    declared,
-    option,
     parse_number,
     parse_times,
 )
@@ -211,7 +209,34 @@ _NO_MESSAGES = {  # why message times do not go with what else says, or does not
 }
 
 
-class PricingSettings(NamedTuple):
+def _workload_options(name: str, *, in_plan: bool) -> type:
+    """Make a record of the fields of a workload, or of those that all layouts of a plan share."""
+    kinds = {"whole": CountIfGiven, "flag": bool}
+    fields = {n: f for n, f in WORKLOAD_FIELDS.items() if f.head and (f.in_plan or not in_plan)}
+    entries = "".join(f"  {n}: {f.detail}\n" for n, f in fields.items() if f.detail)
+    defaults: dict[str, Any] = {n: False if f.kind == "flag" else None for n, f in fields.items()}
+    annotations = {n: kinds.get(f.kind, Text) for n, f in fields.items()}
+    return options(
+        type(
+            name,
+            (),
+            {
+                "__doc__": f"Fields of a workload.\n\nAttributes:\n{entries}",
+                "__annotations__": annotations,
+                **defaults,
+            },
+        )
+    )
+
+
+SharedOptions: Any = _workload_options("SharedOptions", in_plan=True)
+WorkloadOptions: Any = _workload_options("WorkloadOptions", in_plan=False)
+SHARED = tuple(field.name for field in dataclasses.fields(SharedOptions))
+WORKLOAD = tuple(field.name for field in dataclasses.fields(WorkloadOptions))
+
+
+@options
+class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields of a workload
     """How ops and messages are priced.
 
     Attributes:
@@ -235,7 +260,6 @@ class PricingSettings(NamedTuple):
       recompute_again: where split backwards free what R brought back.
       workers_per_node: or several, as 4,8, of a node and a rack of nodes; --comm, --latency and
         --transmit then take a time for each level, as 1ms,5ms.
-      of_workload: fields of `Workload` that are given, by name.
       worker_places: numbered node by node, as 0,4,1,5, or a file that place wrote.
     """
 
@@ -263,9 +287,9 @@ class PricingSettings(NamedTuple):
     recompute_again: bool = False
     workers_per_node: Text = None
     worker_places: Text = None
-    of_workload: Mapping[str, Any] = MappingProxyType({})
 
-    def chosen(self) -> Pricing | None:
+    @cached_property
+    def pricing(self) -> Pricing | None:
         """Read how ops and messages are priced; None if no option says so."""
         machine = Machine.read(self.workers_per_node, self.worker_places, self.costs, self.model)
         each = Microbatches.read(self.lengths, self.microbatch_scale, self.microbatch_order)
@@ -338,8 +362,9 @@ class PricingSettings(NamedTuple):
 
     def _read_source(self, messages: list[dict[str, float]], machine: Machine) -> Pricing | None:
         """Read what gives the costs; None if no option does."""
-        given = {k: v for k, v in self._asdict().items() if v is not None and v is not False}
-        given |= self.of_workload
+        every = {name: getattr(self, name) for name in COST_OPTIONS if name not in WORKLOAD}
+        given = {k: v for k, v in every.items() if v is not None and v is not False}
+        given |= workload_fields(self, WORKLOAD)
         ways = [name for name in _TIMES if name in given]
         if len(ways) > 1:
             raise ValueError(f"{flag(ways[0])} and {flag(ways[1])} both give times: choose one")
@@ -395,42 +420,16 @@ class PricingSettings(NamedTuple):
         return [{"transmit": each["comm"]} for each in machine.times({"comm": self.comm})]
 
 
-def choose_pricing(**given: Any) -> Pricing | None:
-    """Read how ops and messages are priced, with the fields of a workload among the options."""
-    named = {name: given.pop(name) for name in workload_options()}
-    return PricingSettings(**given, of_workload=choose_shared(**named)).chosen()
+COST_OPTIONS = tuple(field.name for field in dataclasses.fields(CostOptions))
 
 
-def choose_shared(**given: Any) -> dict[str, Any]:
-    """Read the fields of a workload that are given; those that are shares are numbers."""
+def workload_fields(chosen: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a workload that options give; those that are shares are numbers."""
+    every = {name: getattr(chosen, name) for name in names}
     return {
         name: parse_number(value, flag(name)) if WORKLOAD_FIELDS[name].kind == "share" else value
-        for name, value in given.items()
+        for name, value in every.items()
         if value not in (None, False)
-    }
-
-
-def shared_options() -> dict[str, Parameter]:
-    """Options of the fields of a workload that all layouts of a plan have in common."""
-    every = workload_options()
-    return {name: each for name, each in every.items() if WORKLOAD_FIELDS[name].in_plan}
-
-
-def pricing_options() -> dict[str, Parameter]:
-    """Options of how ops and messages are priced."""
-    own = declared(PricingSettings)
-    del own["of_workload"]
-    return own | workload_options()
-
-
-@functools.cache
-def workload_options() -> dict[str, Parameter]:
-    """Options of the fields of a workload, which go with a model."""
-    kinds = {"whole": CountIfGiven, "flag": bool}
-    return {
-        name: option(name, kinds.get(field.kind, Text), field.detail)
-        for name, field in WORKLOAD_FIELDS.items()
-        if field.head
     }
 
 

@@ -1,8 +1,9 @@
 """Options that say which tables: one, several, or schedules to build, and built with what."""
 
+import dataclasses
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -10,18 +11,18 @@ import pipejax as pj
 from pipejax.base.checks import MismatchError, nearest, resolve_choice, share
 from pipejax.cli.options.catalogue import OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
+from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.sharding import ShardingChoice
 from pipejax.cli.options.values import (
     CountIfGiven,
-    FileIfGiven,
     Text,
     WeightShare,
     parse_list,
     parse_number,
 )
 from pipejax.schedules import Builder, find, listed
-from pipejax.schedules.naming import named, told_options
+from pipejax.schedules.naming import told_options
 from pipejax.schedules.table.table_files import REPAIRS
 
 # options of builders that the command line calls otherwise: runs have these names too
@@ -132,6 +133,10 @@ class TableOptions(NamedTuple):
         }
         return " ".join([schedule, *(f"{name}={value}" for name, value in own.items())])
 
+    def without(self, name: str) -> "TableOptions":
+        """Leave out an option that is not for building the table."""
+        return self._replace(options={k: v for k, v in self.options.items() if k != name})
+
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
         takes = self.builder(schedule).takes
@@ -139,7 +144,8 @@ class TableOptions(NamedTuple):
         return self._replace(options=own, of_runs=())
 
 
-class ScheduleSettings(NamedTuple):
+@options
+class ScheduleSettings:
     """What a schedule takes besides workers and microbatches.
 
     Attributes:
@@ -185,16 +191,17 @@ class ScheduleSettings(NamedTuple):
     lookahead: Text = None
     residency: Text = None
 
-    def chosen(self) -> TableOptions:
-        """Keep what is given."""
-        options = {name: value for name, value in self._asdict().items() if value is not None}
+    def table_options(self, of_runs: tuple[str, ...] = ()) -> TableOptions:
+        """Keep the options that are given; `of_runs` are those that say something of a run too."""
+        every = {name: getattr(self, name) for name in SCHEDULE_OPTIONS}
+        options = {name: value for name, value in every.items() if value is not None}
         recomputes = options.pop("recompute_cells")
         given = (options.pop(name, None) for name in ("sharding_lane", "lookahead", "residency"))
         sharding = ShardingChoice.read(*given)
         if self.schedule_options is not None:
             own = _parse_options(options.pop("schedule_options"))
             for name in own:
-                if name in self._fields:
+                if name in SCHEDULE_OPTIONS:
                     raise ValueError(f"--schedule-options {name}: it has an option, {flag(name)}")
             options |= own
         if self.weight_share is not None:
@@ -212,7 +219,10 @@ class ScheduleSettings(NamedTuple):
             options["memory_limit"] = MemoryLimit.read(self.memory_limit)
         if self.slots is not None:
             options["slots"] = _parse_slots(self.slots)
-        return TableOptions(options, recomputes=recomputes, sharding=sharding)
+        return TableOptions(options, of_runs, recomputes=recomputes, sharding=sharding)
+
+
+SCHEDULE_OPTIONS = tuple(field.name for field in dataclasses.fields(ScheduleSettings))
 
 
 def _parse_options(text: str) -> dict[str, Any]:
@@ -231,7 +241,7 @@ def _parse_options(text: str) -> dict[str, Any]:
 
 def is_flag(option: str) -> bool:
     """Whether an option of builders is one of the command line too; of own functions few are."""
-    return option in OF_BUILDERS or PLANNED.get(option, option) in ScheduleSettings._fields
+    return option in OF_BUILDERS or PLANNED.get(option, option) in SCHEDULE_OPTIONS
 
 
 def written(option: str) -> str:
@@ -351,75 +361,6 @@ class ScheduleList(NamedTuple):
         ]
 
 
-class TableChoice(NamedTuple):
-    """Which table options ask for: none of the options may be there.
-
-    Attributes:
-      options: of the schedule.
-      pricing: what planned schedules are planned for.
-      repair: torch-1f1b is PyTorch's own 1F1B, whose last rank is off by one.
-    """
-
-    options: TableOptions
-    pricing: Pricing | None = None
-    schedule: Text = None
-    table: FileIfGiven = None
-    workers: CountIfGiven = None
-    microbatches: CountIfGiven = None
-    repair: Text = None
-
-    def chosen(self) -> "TableChoice":
-        """Find the schedule that is meant."""
-        if self.schedule is None:
-            return self
-        return self._replace(schedule=named(self.schedule))
-
-    @property
-    def is_given(self) -> bool:
-        """Whether an option names a table."""
-        return self.schedule is not None or self.table is not None
-
-    def build(self) -> pj.ScheduleTable:
-        """Build or read the table.
-
-        Raises:
-          ValueError: if the options do not name one table.
-        """
-        if (self.schedule is None) == (self.table is None):
-            raise ValueError(
-                "give either --schedule with --workers and --microbatches, or --table FILE"
-            )
-        sizes = {"workers": self.workers, "microbatches": self.microbatches}
-        table, builders = self._build(sizes)
-        if self.pricing is not None:
-            self.pricing.check_used([table], builders)
-        return table
-
-    def planned_for(self, table: pj.ScheduleTable) -> dict[str, Any]:
-        """Times that the order of the table, which this built, was planned for; see above."""
-        return self.options.planned_for(self.schedule, table) if self.schedule else {}
-
-    def _build(self, sizes: Mapping[str, int | None]) -> tuple[pj.ScheduleTable, list[Builder]]:
-        """Return the table, and what built it."""
-        if self.table is not None:
-            extra = [name for name, value in sizes.items() if value is not None]
-            extra += [name for name in self.options.options if name not in self.options.of_runs]
-            if extra:
-                which = flag(extra[0]) if extra[0] in sizes else told(extra[0])
-                raise ValueError(f"{which} belongs to --schedule: a table file states it itself")
-            repair = (
-                None if self.repair is None else resolve_choice(self.repair, REPAIRS, "--repair")
-            )
-            return self.options.finished(pj.read_table(self.table, repair=repair)), []
-        own = find(self.schedule or "").sizes or (None, None)  # a table from a file has its own
-        workers, microbatches = self.workers or own[0], self.microbatches or own[1]
-        if workers is None or microbatches is None or self.schedule is None:
-            missing = [name for name, value in sizes.items() if value is None]
-            raise ValueError(f"--schedule needs {flag(missing[0])}")
-        table = self.options.build(self.schedule, workers, microbatches, self.pricing)
-        return table, [self.options.builder(self.schedule)]
-
-
 @contextmanager
 def naming(table: pj.ScheduleTable) -> Iterator[None]:
     """Say which of several tables it is that cannot run."""
@@ -441,29 +382,3 @@ def built(
         except MismatchError as error:
             missing[point.name] = getattr(error, "reason", str(error))
     return tables, missing
-
-
-def chosen_tables(
-    options: TableOptions,
-    choice: TableChoice,
-    pricing: Pricing | None,
-    schedules: str | None,
-    *,
-    with_curves: bool = True,
-) -> tuple[list[pj.ScheduleTable], dict[str, str]]:
-    """Build or read the tables; of several that are named, some may not exist: these say why."""
-    if with_curves:
-        options = options._replace(of_runs=(*options.of_runs, "memory_limit"))
-        choice = choice._replace(options=options)
-    if schedules is None:
-        return [choice.build()], {}
-    if choice.is_given:
-        raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
-    listed = ScheduleList(options, schedules, workers=choice.workers).chosen()
-    counts = None if choice.microbatches is None else [choice.microbatches]
-    tables, missing = built(listed.sized(counts), options, pricing)
-    if not tables:
-        raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
-    if pricing is not None:
-        pricing.check_used(tables.values(), map(options.builder, listed.names))
-    return list(tables.values()), missing

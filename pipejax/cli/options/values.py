@@ -1,22 +1,12 @@
 """Values of options: how they are declared, and how texts become numbers."""
 
-import inspect
 import math
 import re
-from collections.abc import Callable
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
-import typer
-from typer.models import ArgumentInfo
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.options.catalogue import CATALOGUE, begun, flag, record
-from pipejax.cli.output.files import NO_OUTPUT
-from pipejax.cli.output.kinds import OutputKind
 
 # types of values; what an option is, and between which numbers it lies, is in the catalogue
 Text = str | None
@@ -27,72 +17,6 @@ Seed = int
 Schedules = str
 TimeLimit = str
 WeightShare = float | None
-VALUES = {str, int, float, bool, Path}
-
-
-# an entry of a docstring under `Attributes:` or `Options:`, with the lines that it goes on in
-_ENTRY = re.compile(r"^  (\w+): (.*(?:\n {4,}\S.*)*)", re.MULTILINE)
-
-
-def declared(described: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return what a function or a record takes, each with its help and, if a bool, one flag."""
-    said = dict(_ENTRY.findall(inspect.getdoc(described) or ""))
-    return {
-        name: parameter.replace(
-            kind=inspect.Parameter.KEYWORD_ONLY,
-            default=None if parameter.default is NO_OUTPUT else parameter.default,
-            annotation=_with_help(
-                parameter, described.__name__, " ".join(said.get(name, "").split())
-            ),
-        )
-        for name, parameter in inspect.signature(described).parameters.items()
-    }
-
-
-def option(name: str, kind: Any, detail: str = "") -> inspect.Parameter:
-    """Return an option as `declared` does, without a function or record that takes it."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    default = False if kind is bool else None
-    bare = inspect.Parameter(name, keyword, default=default, annotation=kind)
-    return bare.replace(annotation=_with_help(bare, "", detail))
-
-
-def value_kinds(annotation: Any) -> set[Any]:
-    """Return the types of a value, without None."""
-    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    return {*kinds} - {NoneType}
-
-
-def output_kind(parameter: inspect.Parameter) -> OutputKind | None:
-    """Return the kind of file that a parameter names, if it is an output."""
-    found = getattr(parameter.annotation, "__metadata__", (None,))[0]
-    return found if isinstance(found, OutputKind) else None
-
-
-def _with_help(parameter: inspect.Parameter, command: str, detail: str) -> Any:
-    annotation = parameter.annotation
-    if output_kind(parameter) is not None:
-        is_needed = parameter.default is inspect.Parameter.empty
-        annotation = Path if is_needed else Path | None
-    elif get_origin(annotation) is Annotated:
-        if isinstance(annotation.__metadata__[0], ArgumentInfo):
-            return annotation
-        annotation = annotation.__origin__
-    if parameter.name not in CATALOGUE and not value_kinds(annotation) <= VALUES:
-        return annotation  # a group, which options make
-    known = record(parameter.name, command)
-    option = typer.Option(flag(parameter.name), metavar=known.kind.metavar or None)  # no --no-...
-    if value_kinds(annotation) <= {int, float}:
-        option.min, option.max = known.kind.least, known.kind.most
-    option.help = sentences(known.head, " ".join(filter(None, (known.more, detail))))
-    return Annotated[annotation, option]
-
-
-def sentences(head: str, detail: str) -> str:
-    """Join the line of the catalogue and what a docstring says beyond it."""
-    if not detail:
-        return begun(head)
-    return f"{begun(head)}{'. ' if detail[0].isupper() else ': '}{detail}"
 
 
 def parse_times(text: str, option: str) -> dict[str, float]:

@@ -6,7 +6,15 @@ from typing import NamedTuple
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.commands.init import USED_BY
 from pipejax.cli.commands.tune import SETTINGS
-from pipejax.cli.options.catalogue import CATALOGUE, FLAG, NAMES, OptionRecord, begun, flag, record
+from pipejax.cli.options.catalogue import (
+    CATALOGUE,
+    FLAG,
+    NAMES,
+    OptionRecord,
+    begin_sentence,
+    flag,
+    record,
+)
 from pipejax.costs.model.model import model_names
 from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import system_names
@@ -134,7 +142,8 @@ def _fish(known: Completable) -> str:
         if option.kind != FLAG:
             parts += ["-r", "-F"] if FILES in option.kind.metavar else ["-x"]
         parts += [f"-a {_quoted(words)}"] if words else []
-        lines.append(f"complete -c pipejax {' '.join(parts)} -d {_quoted(begun(option.head))}")
+        about = _quoted(begin_sentence(option.head))
+        lines.append(f"complete -c pipejax {' '.join(parts)} -d {about}")
     return "\n".join(lines) + "\n"
 
 
@@ -151,12 +160,12 @@ SHELLS: Mapping[str, Callable[[Completable], str]] = {
 
 
 def completion_script(
-    shell: str, commands: Mapping[str, str], options_of: Callable[[str], Iterable[str]]
+    shell: str, commands: Mapping[str, str], options_of: Mapping[str, Iterable[str]]
 ) -> str:
     """Return the script that completes commands, options and names of schedules in a shell."""
     shell = resolve_choice(shell, SHELLS, "--completion SHELL")
     options = {
-        called: {name: record(name, called) for name in options_of(called) if name in CATALOGUE}
+        called: {name: record(name, called) for name in options_of[called] if name in CATALOGUE}
         for called in commands
     }
     lists = {

@@ -41,8 +41,6 @@ class Output:
         if self.path is None:
             return self
         out = f"{self.option} {self.path}"
-        if str(self.path) == "-":
-            raise ValueError(f"{self.option} must be the name of a file, got {str(self.path)!r}")
         if kind.other is not None and self.path.suffix in kind.other.suffixes:
             return self.check(kind.other)
         if kind.suffixes and self.path.suffix not in kind.suffixes:
@@ -54,8 +52,8 @@ class Output:
             return self
         try:
             check_writable(self.path)
-        except OSError as error:
-            raise ValueError(f"{out}: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # a name with a zero byte is none
+            raise ValueError(f"{out}: {getattr(error, 'strerror', error)}") from None
         if kind.is_new and os.path.lexists(self.path):
             raise ValueError(f"{out} exists: give a folder that does not")
         if kind.is_folder:

@@ -7,17 +7,19 @@ import sys
 import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from shutil import get_terminal_size
-from typing import Any, get_args
+from typing import Any
 
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
+    PANELS,
     TIME,
     OptionRecord,
-    begun,
+    begin_sentence,
     flag,
-    panels_of,
+    panel_of,
     record,
 )
+from pipejax.cli.options.option import Option, command_options
 
 SCREENS = 48  # lines of two screens
 NARROWEST, WIDEST = 60, 100  # columns that help is written in
@@ -52,9 +54,9 @@ def program_help(about: str, groups: Mapping[str, Mapping[str, str]]) -> str:
 
 def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
     """Say what a command does and takes: in two screens, or everything."""
-    width, takes = _width(), inspect.signature(command).parameters
-    options = {key: p for key, p in takes.items() if key in CATALOGUE}
-    head = _head(name, command, takes, width)
+    width, every = _width(), command_options(command)
+    head = _head(name, command, every, width)
+    options = {key: option for key, option in every.items() if key in CATALOGUE}
     notes = list(_notes(command.__name__, options, width))
     if everything:
         panels = _panels(command.__name__, options, options, width, full=True)
@@ -69,7 +71,7 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     return "\n".join([*lines, ""])
 
 
-def is_frequent(name: str, parameter: inspect.Parameter) -> bool:
+def is_frequent(name: str, parameter: Option) -> bool:
     """Whether an option has a line of its own where not all have one."""
     return CATALOGUE[name].frequent or parameter.default is inspect.Parameter.empty
 
@@ -83,7 +85,7 @@ def _bold(text: str) -> str:
 
 
 def _head(
-    name: str, command: Callable[..., Any], takes: Mapping[str, inspect.Parameter], width: int
+    name: str, command: Callable[..., Any], options: Mapping[str, Option], width: int
 ) -> list[str]:
     """Usage, what the command does, and an example."""
     said = inspect.getdoc(command) or ""
@@ -91,32 +93,24 @@ def _head(
     about = said.partition("\n\nOptions:")[0].partition("\n\nExample:")[0]
     needed = [
         f"{flag(key)} {CATALOGUE[key].kind.metavar}"
-        for key, p in takes.items()
+        for key, p in options.items()
         if key in CATALOGUE and p.default is inspect.Parameter.empty
     ]
-    words = [*(a.metavar for a in _arguments(takes).values()), *needed, "[OPTIONS]"]
+    arguments = {key: each.help for key, each in options.items() if key not in CATALOGUE}
+    words = [*arguments, *needed, "[OPTIONS]"]
     usage = f"Usage: pipejax {name} {' '.join(words)}"
     lines = _wrapped(usage, width, "  ")
     for paragraph in about.split("\n\n"):
         lines += textwrap.wrap(" ".join(paragraph.split()), width)
-    for argument in _arguments(takes).values():
-        lines += textwrap.wrap(f"{argument.metavar}: {argument.help}", width)
+    for argument, text in arguments.items():
+        lines += textwrap.wrap(f"{argument}: {text}", width)
     example = "" if found is None else f"  $ {' '.join(found[1].split())}"
     return [*lines, *_wrapped(example, width - 2, "      ")]
 
 
-def _arguments(takes: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """What is given without the name of an option, as typer knows it."""
-    return {
-        key: get_args(p.annotation)[1]
-        for key, p in takes.items()
-        if type(get_args(p.annotation)[1]).__name__ == "ArgumentInfo"
-    }
-
-
 def _panels(
     command: str,
-    options: Mapping[str, inspect.Parameter],
+    options: Mapping[str, Option],
     shown: Container[str],
     width: int,
     *,
@@ -126,7 +120,11 @@ def _panels(
     known = {key: record(key, command) for key in options}
     names = {key: _left(key, known[key]) for key in options if key in shown}
     left = min(max(map(len, names.values())) + 2, LEFT)
-    for title, panel in panels_of(options, command):
+    order = [*CATALOGUE]
+    for title in PANELS:
+        panel = sorted((key for key in options if panel_of(key, command) == title), key=order.index)
+        if not panel:
+            continue
         own = [key for key in panel if key in shown]
         rest = " ".join(flag(key) for key in panel if key not in shown)
         lines = [_bold(title)] if own else []
@@ -142,7 +140,7 @@ def _left(name: str, option: OptionRecord) -> str:
     return f"  {letter}{flag(name)} {option.kind.metavar}".rstrip()
 
 
-def _text(known: OptionRecord, parameter: inspect.Parameter, room: int, *, full: bool) -> str:
+def _text(known: OptionRecord, parameter: Option, room: int, *, full: bool) -> str:
     """Return the help of an option: all of it, or as much as one line has room for."""
     default = parameter.default
     end = ""
@@ -150,8 +148,8 @@ def _text(known: OptionRecord, parameter: inspect.Parameter, room: int, *, full:
         end = " [required]"
     elif default is not None and not isinstance(default, bool):
         end = f" [default: {default}]"
-    said = get_args(parameter.annotation)[1].help + end
-    return said if full or len(said) <= room else begun(known.head) + end
+    said = parameter.help + end
+    return said if full or len(said) <= room else begin_sentence(known.head) + end
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
@@ -168,7 +166,7 @@ def _columns(rows: Iterable[tuple[str, str]], left: int, width: int) -> Iterator
         yield from (" " * left + line for line in lines[1:])
 
 
-def _notes(command: str, options: Mapping[str, inspect.Parameter], width: int) -> Iterator[str]:
+def _notes(command: str, options: Mapping[str, Option], width: int) -> Iterator[str]:
     """Say how values are written whose metavar alone does not."""
     kinds = [record(key, command).kind for key in options]
     notes = {kind.note: "TIME" if kind.note == TIME.note else kind.metavar for kind in kinds}

@@ -11,7 +11,7 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.given import Line
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.tables import ScheduleSettings
+from pipejax.cli.options.tables import SCHEDULE_OPTIONS
 from pipejax.cli.options.values import Text
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import seconds
@@ -30,7 +30,7 @@ CHOICE = ("memory_limit", "stage_layers", "schedules", "search")  # of remedies
 OWN = (*CHOICE, "out", "write_tables", "force", "format", "json", "config")
 OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
 # options that say which table it is
-OF_TABLE = ("schedule", "workers", "microbatches", *ScheduleSettings._fields)
+OF_TABLE = ("schedule", "workers", "microbatches", *SCHEDULE_OPTIONS)
 MADE_BY = ("order", "optimise", "rules")  # ways to a table that no option of `evaluate` gives
 TABLES = Path("tables")  # of remedies, unless they are written
 FOUND = "better.csv"  # of what a search finds, unless tables are written
