@@ -1,8 +1,4 @@
-"""Executed as a process: steps of many tables on the devices of this process, in one compilation.
-
-Reads {"tables": [...], "trained": [...], "model": {...}} and prints what each step is off by, and
-the weights (stages, ...) that asynchronous tables end with.
-"""
+"""Run as a process: run the steps of many tables in one compilation, and print their errors."""
 
 import json
 import sys

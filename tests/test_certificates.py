@@ -1,7 +1,4 @@
-"""Certificates: true ones hold, and whatever is changed in one is refused or still true.
-
-`make fuzz EXAMPLES=20000` draws as many true ones.
-"""
+"""Certificates: true ones hold, and every change of one is refused or still true."""
 
 import copy
 import functools

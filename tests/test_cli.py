@@ -176,7 +176,7 @@ def test_every_option_says_what_it_is(command):
         assert option.help, name
         assert not option.help.startswith("as `"), name  # what is said elsewhere is said here too
     arguments = parser(function_of(command)).assemble_argument_collection()
-    assert not [each.name for each in arguments if each.negatives]  # no --no-...
+    assert not [argument.name for argument in arguments if argument.negatives]  # no --no-...
 
 
 def test_the_list_of_commands_says_what_they_say():

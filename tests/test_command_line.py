@@ -31,8 +31,8 @@ TIMES = ["-T", "F=1,B=2"]
 
 def options(name):
     """Options of a command: types of the value, default and help."""
-    every = command_options(function_of(name))
-    return {key: option for key, option in every.items() if key in CATALOGUE}
+    all_options = command_options(function_of(name))
+    return {key: option for key, option in all_options.items() if key in CATALOGUE}
 
 
 EVERY = {name: options(name) for name in COMMANDS}

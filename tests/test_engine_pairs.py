@@ -1,8 +1,4 @@
-"""Every way to a makespan gives the number of the plain one, over the registry and all link models.
-
-Plain is a table built and lowered anew, priced and run by NumPy. Costs are dyadic: sums are exact,
-maxima tie, and all ways have to agree to the last bit.
-"""
+"""Every way to a makespan equals a NumPy run to the last bit, over registry and link models."""
 
 import functools
 

@@ -467,10 +467,7 @@ def test_rules_that_cost_nothing_are_no_cause():
 
 
 def test_rules_of_a_table_with_backwards_are_a_cause():
-    """By hand, F = 1 and B = 2: 0F1 waits for 1F0 until 2, 1F1 ends at 4, 1B1 at 8, 0B1 at 10.
-
-    Without the rule (M + P - 1) (F + B) = 9. More requests are no remedy for a training step.
-    """
+    """A rule makes a step of 9 take longer; more requests are no remedy for training."""
     rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
     grammar = pj.schedules.Grammar(rules=["0F1 <- 1F0"])
     table = pj.ScheduleTable.from_rows(rows, grammar=grammar)

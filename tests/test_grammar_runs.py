@@ -1,8 +1,4 @@
-"""Tables with kinds and rules of their own, against the event loop: every number that a run has.
-
-`make fuzz EXAMPLES=20000 FUZZ=tests/test_grammar_runs.py` draws others. Costs are multiples of 1/32,
-so sums are exact and so are all comparisons.
-"""
+"""Random tables with kinds and rules against the event loop, with exact sums."""
 
 import json
 import os

@@ -1,8 +1,4 @@
-"""Published schedules that are uses of what tables have: Mario's R cells, ReCycle's routes.
-
-Of Mario (PPoPP 2025) and ReCycle (arXiv:2405.14009) the rules are taken; what they give is
-compared with counts of our own and with the event loops of the tests.
-"""
+"""Mario's R cells and ReCycle's routes, against counts and event loops of the tests."""
 
 from collections import Counter
 from itertools import product
@@ -125,10 +121,7 @@ def test_without_failures_pipelines_run_1f1b():
 
 @pytest.mark.parametrize(("d", "entry"), [(2, 8), (3, 6), (3, 16), (4, 12)])
 def test_halves_of_backwards_fill_bubbles_after_a_failure(d, entry):
-    """A peer of stage s has each d / (d - 1) microbatches, three slots each, from slot s on.
-
-    So no step takes less than these and s; ZB-H1 takes P - 1 slots more than its microbatches do.
-    """
+    """A peer of stage s has d / (d - 1) of the microbatches, from slot s on."""
     stages, load = 4, 3 * entry * d // (d - 1)
     for failed in range(d * stages):
         halves, whole = (

@@ -1,8 +1,4 @@
-"""The value of a search is that of its table: written, read back and evaluated.
-
-Costs differ by up to fourteen powers of ten here, ops may take no time at all, and limits may be
-anything from one activation up to more than there will ever be.
-"""
+"""The value of a search is that of its table, written, read back and evaluated."""
 
 import itertools
 

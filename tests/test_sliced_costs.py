@@ -1,8 +1,4 @@
-"""Model costs of microbatches in slices: tokens, pairs of tokens, messages and what is kept.
-
-What a slice computes is counted again from the positions of its tokens; the slices of a microbatch
-have the FLOP of the whole.
-"""
+"""Model costs of slices, counted again from the positions of their tokens."""
 
 import dataclasses
 

@@ -260,10 +260,7 @@ COMMAND = shlex.split("tune --model gpt-22b --system h100 --tensor-parallel 8 --
 
 
 def run_once(monkeypatch):
-    """Let each way of tuning run once in a test, and what it found be printed in every form.
-
-    Returns What was asked for: the names of functions.
-    """
+    """Let each way of tuning run once, and return the functions whose result was printed."""
     result, calls = {}, []
 
     def once(name, way):
