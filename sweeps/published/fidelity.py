@@ -432,8 +432,8 @@ def zero_bubble() -> Section:
     """Zero-bubble schedules from the paper's profiled times."""
     rows = read("zero_bubble_a100")
     text = (
-        "Step times and memory of the paper's Table 4 are predicted from its profile of F, I, W and "
-        "messages."
+        "Step times and memory of the paper's Table 4 are predicted from its profile of F, I, W "
+        "and messages."
     )
     return Section(
         "Zero bubble, from profiled times", text, tuple(zero_bubble_accuracy.accuracies(rows))
