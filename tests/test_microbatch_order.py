@@ -105,12 +105,14 @@ def test_microbatches_of_one_length_may_change_places(kinds, name, data):
     order = np.arange(len(kinds))
     for members in alike:
         order[members] = data.draw(st.permutations(members.tolist()))
-    first, second = (pj.evaluate(table, costs_) for costs_ in (costs, in_order(costs, order)))
+    first, second = (
+        pj.evaluate(table, ordered_costs) for ordered_costs in (costs, in_order(costs, order))
+    )
     np.testing.assert_array_equal(first.finish, second.finish)
     numbers = np.unique(kinds, return_inverse=True)[1]
     orders = list(permutation_search.different_orders(numbers.tolist()))
     assert len(orders) == permutation_search.num_orders(numbers)
-    assert len({tuple(np.array(kinds)[order_]) for order_ in orders}) == len(orders)
+    assert len({tuple(np.array(kinds)[permutation]) for permutation in orders}) == len(orders)
 
 
 def test_a_run_above_the_table_is_one_of_unequal_microbatches():

@@ -229,7 +229,10 @@ def test_an_entry_is_a_certificate(store):
     problem = build_problem(case[0], costs, **options, link="queued")
     store.put(problem, case[0], 5, seconds=1.0, source="1f1b")
     read = store.get(problem).problem
-    for field in {field_.name for field_ in dataclasses.fields(read)} - {"unit", "exact"}:
+    for field in {record_field.name for record_field in dataclasses.fields(read)} - {
+        "unit",
+        "exact",
+    }:
         assert np.array_equal(getattr(read, field), getattr(problem, field)), field
     texts = [path.read_text() for path in store.path.glob("*.json")]
     assert [pj.verify(json.loads(text)).problems for text in texts] == [()] * 3
@@ -325,7 +328,7 @@ def test_a_folder_that_cannot_be_written_does_not_keep_an_answer_back(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.warns(StoreWarning, match="is not used"):
         assert best(small(), tmp_path / "file", 0.001).value == 310.0
-    (tmp_path / f"{problem_of(small()).key}.json").mkdir()
+    (tmp_path / f"{make_problem(small()).key}.json").mkdir()
     with pytest.warns(StoreWarning, match="is not used"):
         assert best(small(), tmp_path, 0.001).value == 310.0
 

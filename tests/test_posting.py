@@ -285,12 +285,13 @@ def test_text_of_shared_links():
 
 @given(data=st.data())
 def test_an_order_of_unit_slots_cannot_deadlock(data):  # all-reduces, updates in rows included
-    table_, _ = data.draw(strategies.tables())
+    any_table, _ = data.draw(strategies.tables())
     for model in ("queued", "blocking", "rendezvous"):
-        more = data.draw(strategies.carried(model, table_.num_workers))
+        more = data.draw(strategies.carried(model, any_table.num_workers))
         queues = data.draw(st.sampled_from(["worker", "pair", "direction"]))
         program = pj.lower(
-            table_, link=pj.Links(model, queues, **{**more, "posting": "early", "eager_below": 0.0})
+            any_table,
+            link=pj.Links(model, queues, **{**more, "posting": "early", "eager_below": 0.0}),
         )
         nodes = np.arange(program.num_nodes)[:, None]
         assert np.all(nodes >= program.preds)  # an order in which all can run

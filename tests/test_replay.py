@@ -89,7 +89,7 @@ def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
     rule, last = table.weights, table.num_stages - 1
     start = np.asarray(objective.init(jax.random.key(np.uint32(seed), impl="threefry2x32")))
     versions = {(r, s): [start[s]] for r in range(rule.runs) for s in range(last + 1)}
-    stash, inputs, gradients, open_, built = {}, {}, {}, {}, {}
+    stash, inputs, gradients, pending, built = {}, {}, {}, {}, {}
     groups = {}  # microbatch of a stage: how many updates of its run precede the one that takes it
     for stage in range(last + 1):
         count = {}
@@ -111,9 +111,9 @@ def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
         elif phase is pj.Phase.B:
             result, back = stages.backward(s, stash.pop((s, m)), gradients.pop((s, m)))
             gradients[s - 1, m] = back
-            open_.setdefault((m % rule.runs, s), []).append(np.asarray(result))
+            pending.setdefault((m % rule.runs, s), []).append(np.asarray(result))
         else:
-            collected = open_.pop((m % rule.runs, s))
+            collected = pending.pop((m % rule.runs, s))
             version.append(version[-1] - step_size * np.mean(collected, axis=0))
             built[s] = built.get(s, 0) + 1
             if rule.runs > 1 and built[s] % rule.round_size == 0:

@@ -28,8 +28,8 @@ ROW = "0UNSHARD 1UNSHARD 0F0 1F0 1B0 1REDUCE_GRAD 1RESHARD 0B0 0REDUCE_GRAD 1WAI
 
 
 def make_table(*rows, **grammar):
-    grammar_ = pj.schedules.Grammar(**{"lanes": LANES, **grammar})
-    return pj.ScheduleTable.from_rows([row.split() for row in rows], grammar=grammar_)
+    built_grammar = pj.schedules.Grammar(**{"lanes": LANES, **grammar})
+    return pj.ScheduleTable.from_rows([row.split() for row in rows], grammar=built_grammar)
 
 
 def get_lanes(run):

@@ -238,11 +238,11 @@ def test_what_is_put_right_is_the_run_at_other_costs(name, link):
     seen = 0
     for share in result.shares:
         if share.of in chosen:
-            share_value = chosen[share.of](share.name)
-            saves = run.makespan - costs_but(run, table, share_value, False)
+            part = chosen[share.of](share.name)
+            saves = run.makespan - costs_but(run, table, part, False)
             assert share.saves == pytest.approx(saves, abs=1e-9), share.name
             if share.of != "microbatch":
-                adds = costs_but(run, table, share_value, True) - ideal
+                adds = costs_but(run, table, part, True) - ideal
                 assert share.adds == pytest.approx(adds, abs=1e-9), share.name
             seen += 1
     assert seen == table.num_workers + table.num_stages + table.num_microbatches + 2

@@ -586,14 +586,14 @@ def test_events_are_found_beside_broken_ones(tmp_path):
 
 
 def test_events_do_not_depend_on_how_the_text_is_cut():
-    events_ = [
+    all_events = [
         {"ph": "X", "name": '}],{"', "args": {"name": [{"x": 1}]}, "ts": k} for k in range(40)
     ]
-    text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": events_, "last": 12})
+    text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": all_events, "last": 12})
     for size in (1, 7, 100, 10**6):
         header, faults = {}, Counter()
         pieces = (text[at : at + size] for at in range(0, len(text), size))
-        assert list(events(pieces, header, faults)) == events_
+        assert list(events(pieces, header, faults)) == all_events
         assert header == {"a": [1, {"traceEvents": 0}], "last": 12}
         assert not faults
 

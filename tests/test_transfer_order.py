@@ -451,7 +451,7 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     words = ["--stage-times", "F=1,I=1.5,W=0.7", "--comm", 0.9, "--iterations", 20]
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.9)
     default = pj.evaluate(pj.read_table(path), costs, link="rendezvous").makespan
-    result_case = pj.search.messages(pj.read_table(path), costs, iterations=20)
+    plan = pj.search.messages(pj.read_table(path), costs, iterations=20)
     assert (
         answer("tune", "messages", "--table", path, *words)["gain"]
         == 1 - result_case.value / default
@@ -460,7 +460,7 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     first, gain, who, total, *_ = out.splitlines()
     assert "in the order found" in first
     assert gain == (
-        f"  {100 * (1 - found.value / default):.2f} % less than in its own order of SEND and RECV cells "
+        f"  {100 * (1 - plan.value / default):.2f} % less than in its own order of SEND and RECV cells "
         f"({default:.5g} s)"
     )
     worst = pj.links.transfer_waits(

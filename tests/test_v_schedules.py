@@ -160,7 +160,7 @@ def planned(name, workers, microbatches, times):
     slots = dict(zip("FIW", (forward, input_grad, weight_grad), strict=True))
     table = built(name, workers, microbatches, slots=slots, transfer=transfer)
     fixed = built(name, workers, microbatches)
-    spans = (pj.evaluate(table_, costs).max_span for table_ in (table, fixed))
+    spans = (pj.evaluate(candidate, costs).max_span for candidate in (table, fixed))
     return *spans, table
 
 
