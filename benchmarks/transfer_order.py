@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 import pipejax as pj
-from pipejax.search.orders.transfers import SWAPS, TransferSearch
+from pipejax.search.orders.transfers import NUM_SWAPS, TransferSearch
 
 MESSAGES = (0.1, 0.5, 1.0)  # seconds, beside ops of one second
-SEARCHES = {"moves": 0, "swaps": SWAPS}
+SEARCHES = {"moves": 0, "swaps": NUM_SWAPS}
 
 
 def tables(workers):

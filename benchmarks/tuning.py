@@ -29,10 +29,10 @@ from pipejax.costs.system.system import Efficiency, Link, System
 from pipejax.search.tuning.joint import (
     JointProblem,
     Settings,
-    any_size,
+    all_assignments,
     count_settings,
-    every_assignment,
     improve_settings,
+    relax_size,
     search_jointly,
     tune_jointly,
 )
@@ -139,7 +139,7 @@ def random_pairs(schedule, workers, count, seed):
         workload = pj.Workload(random_model(rng), minibatch, tensor_parallel=split)
         system = random_system(rng, split)
         problem = TuningProblem.from_workload(family, workload, system, memory_limit=False)
-        relaxed = problem.objective(any_size, *family.few_microbatches)
+        relaxed = problem.objective(relax_size, *family.few_microbatches)
         _, (least,) = relaxed.evaluate(np.zeros((1, 1)), problem.inputs(1))  # a size of 1
         room = float(least * between(rng, 1.4, 40))
         pairs.append((workload, dataclasses.replace(system, memory_capacity=room)))
@@ -199,7 +199,7 @@ def random_steps(rng, low, high):
 
 def draw(joint, rng, count):
     """Random settings, each as likely as any other."""
-    layers, recomputed = every_assignment(joint)
+    layers, recomputed = all_assignments(joint)
     which = rng.integers(len(layers), size=count)
     return Settings(rng.choice(joint.sizes, count), layers[which], recomputed[which])
 

@@ -71,7 +71,7 @@ def _recorded(table, random, factor, message, ahead, late):
         gaps = {k: random.exponential(GAP, shape) for k in has}
         transmit = message * MESSAGE * random.lognormal(0, NOISE, (*message.shape[:3], shape[1]))
         costs = pj.Costs(**{PHASES[k]: took[k] + gaps[k] for k in has}, transmit=transmit)
-        trace = pj.traces.of_runs([pj.evaluate(table, costs)])
+        trace = pj.traces.record_runs([pj.evaluate(table, costs)])
         gap = np.zeros(len(trace))
         for code, name in enumerate(trace.phases):
             is_own = trace.phase == code
@@ -87,7 +87,7 @@ def _recorded(table, random, factor, message, ahead, late):
     columns["step"] = np.concatenate([np.full(len(trace), step) for trace, step, *_ in parts])
     for at, name in ((2, "start"), (3, "end")):
         columns[name] = np.concatenate([part[at] for part in parts]) + ahead[columns["worker"]]
-    return pj.traces.Trace.of(columns, OPS)
+    return pj.traces.Trace.from_columns(columns, OPS)
 
 
 def _phases(table):
@@ -97,4 +97,4 @@ def _phases(table):
 def find_suspects(trace):
     """Return what is suspect in a trace."""
     right, offsets = pj.traces.aligned(trace)
-    return pj.traces.suspects(pj.traces.replay(pj.traces.pipelines_of(right)), offsets)
+    return pj.traces.suspects(pj.traces.replay(pj.traces.find_pipelines(right)), offsets)

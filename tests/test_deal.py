@@ -67,7 +67,7 @@ def test_deals_equal_brute_force_and_bounds_stay_below(
         below = [bound(table, costs, Links.of(link), replicas) for costs in batches]
         assert (below <= optimum * (1 + 1e-12)).all()
     for few in (True, False):
-        monkeypatch.setattr(deal_search, "MOST_MEMBERS", 12 if few else 0)
+        monkeypatch.setattr(deal_search, "MAX_EXHAUSTIVE", 12 if few else 0)
         all_deals = pj.search.deals(
             table, batches, replicas=replicas, link=link, iterations=60 if size < 4 else 240
         )

@@ -18,8 +18,8 @@ from pipejax.search.tuning.joint import (
     JointProblem,
     Settings,
     TunedJointly,
+    all_settings,
     count_settings,
-    every_setting,
     improve_settings,
     plain_answers,
     search_jointly,
@@ -119,7 +119,7 @@ def test_a_setting_is_improved_by_one_layer_at_a_time(result_case, case):
 @pytest.mark.parametrize("parts", [WHOLE, ("size", "layers"), ("recompute",)])
 def test_settings_are_counted(parts):
     joint = few(parts, *CASES["room"])
-    blocks = list(every_setting(joint))
+    blocks = list(all_settings(joint))
     assert sum(len(block.size) for block in blocks) == count_settings(joint)
     rows = np.concatenate([np.column_stack([b.size, b.layers, b.recomputed]) for b in blocks])
     assert len(np.unique(rows, axis=0)) == len(rows)
@@ -131,7 +131,7 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
 
     def tune(joint):
         seen.append(joint)
-        setting = next(every_setting(joint)).at([0])
+        setting = next(all_settings(joint)).at([0])
         (step,), (need,) = joint.exact(setting)
         relaxed = step.item(), 1.0, StageLayers(np.ones(2), np.zeros(2))
         return TunedJointly(setting.at(0), step.item(), need.item(), 7, relaxed)

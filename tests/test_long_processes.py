@@ -24,7 +24,7 @@ def gradient(num_microbatches):
 
 
 def test_programs_are_let_go_where_maps_are_many(monkeypatch):
-    monkeypatch.setattr(compiled, "MOST_MAPS", 0)
+    monkeypatch.setattr(compiled, "MAX_MAPS", 0)
     monkeypatch.setattr(compiled, "EVERY", 1)
     recurrence._makespan.clear_cache()
     result = [gradient(count) for count in SIZES]
@@ -35,7 +35,7 @@ def test_programs_are_let_go_where_maps_are_many(monkeypatch):
 
 
 def test_programs_stay_where_maps_are_few(monkeypatch):
-    monkeypatch.setattr(compiled, "MOST_MAPS", sys.maxsize)
+    monkeypatch.setattr(compiled, "MAX_MAPS", sys.maxsize)
     monkeypatch.setattr(compiled, "EVERY", 1)
     recurrence._makespan.clear_cache()
     for count in SIZES:
@@ -44,14 +44,14 @@ def test_programs_stay_where_maps_are_few(monkeypatch):
 
 
 def test_compilations_are_counted_where_the_system_tells_no_maps(monkeypatch, tmp_path):
-    assert compiled._maps(tmp_path / "none") is None
-    monkeypatch.setattr(compiled, "_maps", lambda: None)
+    assert compiled._count_maps(tmp_path / "none") is None
+    monkeypatch.setattr(compiled, "_count_maps", lambda: None)
     heard = compiled._Compilations()
     heard.functions.append(dropped := jax.jit(lambda x: x + 1.0))
     dropped(1.0)
-    for _ in range(compiled.MOST_COMPILATIONS + compiled.EVERY):
-        heard.hear(compiled._COMPILED, 0.1)
-        heard.hear("another event", 0.1)
+    for _ in range(compiled.MAX_COMPILATIONS + compiled.CHECK_INTERVAL):
+        heard.listen(compiled._COMPILED, 0.1)
+        heard.listen("another event", 0.1)
     assert dropped._cache_size() == 0
 
 
@@ -61,9 +61,9 @@ def test_time_of_compiling_is_counted_once(monkeypatch):
     monkeypatch.setattr(compiled, "_compilations", heard)
     for now, duration in ((5.0, 2.0), (11.0, 0.5), (12.0, 1.0), (13.0, 3.0), (20.0, 4.0)):
         monkeypatch.setattr(compiled.time, "perf_counter", lambda now=now: now)
-        heard.hear("/jax/core/compile/jaxpr_trace_duration", duration)
-        heard.hear("/jax/another", 100.0)
-    assert heard.spent == [(3.0, 2.0), (10.0, 3.0), (16.0, 4.0)]
+        heard.listen("/jax/core/compile/jaxpr_trace_duration", duration)
+        heard.listen("/jax/another", 100.0)
+    assert heard.steps == [(3.0, 2.0), (10.0, 3.0), (16.0, 4.0)]
     assert compiled.seconds_compiling(9.0) == 7.0
 
 

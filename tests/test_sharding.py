@@ -310,9 +310,9 @@ class Unlucky(LookaheadSearch):
 
     def __init__(self, *options):
         super().__init__(*options)
-        self.best = (0,) * len(self.ways)
+        self.best = (0,) * len(self.options)
         self.value = self._makespan(self.best)
-        self._unchanged = len(self.ways)
+        self._unchanged = len(self.options)
 
 
 @pytest.mark.parametrize("seed", daily(range(50), always=12, total=2))

@@ -12,7 +12,7 @@ from justhtml import JustHTML
 from public_names import PARTS, public
 
 import pipejax as pj
-from pipejax.base.display import WHOLE, ResultDict, ResultList, record_html, with_short_repr
+from pipejax.base.display import MAX_REPR, ResultDict, ResultList, record_html, with_short_repr
 
 HOSTILE = "<script>alert('&\"')</script>\x00\u2028" * 100
 
@@ -103,7 +103,7 @@ def filler():
 @pytest.mark.parametrize("record", public_types(), ids=lambda entry: entry.__name__)
 def test_a_result_of_any_size_is_short_and_valid(record, filler):
     built = filler.example(record)
-    assert len(repr(built)) <= WHOLE
+    assert len(repr(built)) <= MAX_REPR
     assert repr(built).startswith(f"{record.__name__}(")
     if hasattr(built, "_repr_html_"):
         check(built._repr_html_())
@@ -158,12 +158,12 @@ def test_lists_and_dictionaries_of_results_are_short_too(filler):
         pj.schedules.REGISTRY,
     )
     for shown in records:
-        assert len(repr(shown)) <= WHOLE
+        assert len(repr(shown)) <= MAX_REPR
         check(shown._repr_html_())
     assert repr(ResultList([1, 2])) == "[1, 2]"
     error = pj.ScheduleError("deadlock: " + "0F0 -> " * 1000, "a grid" * 1000, (0, 1))
     assert repr(error).startswith("ScheduleError(reason='deadlock: 0F0 -> ")
-    assert len(repr(error)) <= WHOLE
+    assert len(repr(error)) <= MAX_REPR
 
 
 def test_what_comes_first_is_what_matters(filler):

@@ -7,7 +7,7 @@ import pytest
 from legal_sizes import WHOLE
 
 import pipejax as pj
-from pipejax.runtimes.exports import check_sayable, complete
+from pipejax.runtimes.exports import add_runtime_cells, check_sayable
 from pipejax.runtimes.gloo import runtime
 from pipejax.runtimes.runtime_run import RuntimeJob
 from pipejax.schedules.cells.ops import SHARDING, WAIT_SEND, Phase
@@ -57,15 +57,15 @@ def test_all_others_can_be_said(name):
 
 def test_waits_are_put_in_and_said():
     with pytest.warns(RepairNotice, match="it: 1 WAIT_SEND_F, 1 WAIT_SEND_B cells are put in"):
-        whole = complete(table(*SENT), sharding=False)
+        whole = add_runtime_cells(table(*SENT), sharding=False)
     assert int(np.isin(whole.phase, WAIT_SEND).sum()) == 2
-    assert complete(whole, sharding=False).phase.tolist() == whole.phase.tolist()
+    assert add_runtime_cells(whole, sharding=False).phase.tolist() == whole.phase.tolist()
     with pytest.warns(RepairNotice, match="2 UNSHARD, 2 RESHARD, 2 REDUCE_GRAD, 2 WAIT_REDUCE"):
-        sharded = complete(whole, sharding=True)
+        sharded = add_runtime_cells(whole, sharding=True)
     order = [op for op in sharded.phase[0].tolist() if op not in SHARDING and op]
     assert order == [op for op in whole.phase[0].tolist() if op]
     bare = table("0F0 0B0", "1F0 1B0")
-    assert complete(bare, sharding=True) is bare
+    assert add_runtime_cells(bare, sharding=True) is bare
 
 
 def test_no_idle_cells_beside_communication():
@@ -92,7 +92,7 @@ def test_export_puts_in_what_the_runtime_needs(call, tmp_path):
 def test_a_lowered_table_is_what_export_makes_of_its_transfers():
     built = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
     lowered = pj.links.insert_transfers(built, lowering="pytorch")
-    assert complete(lowered, sharding=True).phase.tolist() == lowered.phase.tolist()
+    assert add_runtime_cells(lowered, sharding=True).phase.tolist() == lowered.phase.tolist()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is here")

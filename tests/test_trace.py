@@ -23,7 +23,7 @@ from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution
 from pipejax.traces.record import INTEGERS, TIMES
 from pipejax.traces.replaying.link_models import single_models
-from pipejax.traces.replaying.pipelines import fused_with_last
+from pipejax.traces.replaying.pipelines import is_second_of_pair
 from pipejax.traces.replaying.replay import Replay
 
 JOB = Path(__file__).parents[1] / "examples" / "production_job.parquet"
@@ -60,7 +60,7 @@ def draw_samples(table, link, transmit=None, seed=1):
 
 
 def replayed(*runs, **how):
-    return traces.replay(traces.pipelines_of(traces.of_runs(runs)), **how)
+    return traces.replay(traces.find_pipelines(traces.record_runs(runs)), **how)
 
 
 @pytest.mark.parametrize(("name", "link"), [*itertools.product(SCHEDULES, LINKS)])
@@ -86,13 +86,13 @@ def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     (pipeline,) = result.pipelines.pipelines
     again = pj.evaluate(
         result.pipelines.tables[pipeline.table],
-        traces.costs_of(shifted, pipeline=pipeline),
+        traces.measured_costs(shifted, pipeline=pipeline),
         link=link,
     )
     recorded = result.pipelines.starts(pipeline)
     is_op = again.table.cells.phase > 0
     assert (np.isfinite(recorded) == is_op).all()
-    first = pipeline.slices[~fused_with_last(result.pipelines.trace, pipeline.slices)]
+    first = pipeline.slices[~is_second_of_pair(result.pipelines.trace, pipeline.slices)]
     residuals = shifted.residuals[first]
     np.testing.assert_allclose((recorded - again.start)[is_op], residuals, atol=1e-9)
     assert np.abs(residuals).max() > 1e-3
@@ -105,7 +105,7 @@ def test_links_and_messages_are_found(name, link):
     run, sent = draw_samples(make_table(name), link, transmit=0.2)
     result = replayed(run)
     assert result.links.model == link
-    message = result.link_estimate.is_told
+    message = result.link_estimate.is_observed
     assert result.link_times[message] == pytest.approx(sent[message], rel=1e-9)
     assert result.worst_error <= 1e-9
     assert result.message_time == pytest.approx(0.2, rel=1e-9)
@@ -121,7 +121,7 @@ def test_messages_of_links_that_differ_are_found(name, links, workers):
     assert sent.max() > 3 * sent.min()
     result = replayed(run, link=links)
     assert result.link_times == pytest.approx(sent, rel=1e-9)
-    assert (result.worst_error <= 1e-9, result.untold) == (True, {})
+    assert (result.worst_error <= 1e-9, result.unobserved) == (True, {})
     message = {row.name: row.median for row in traces.op_times(result) if row.kind == "message"}
     stages = result.pipelines.table.num_stages
     forward = [message[f"stage {k} to {k + 1}"] for k in range(stages - 1)]
@@ -143,7 +143,7 @@ def test_messages_that_scatter_are_found_within_gaps():
         for _ in range(4)
     ]
     result = replayed(*[pj.evaluate(table, cost, link=links) for cost in costs], link=links)
-    assert result.link_estimate.is_told.all()
+    assert result.link_estimate.is_observed.all()
     assert np.abs(result.link_times / sent.ravel() - 1).max() < 0.1
     assert result.mean_error < 0.002
 
@@ -152,7 +152,7 @@ def test_link_models_that_explain_a_run_as_well_are_named(call, answer, folder):
     table = make_table("1f1b")
     for link in ("queued", "blocking"):
         run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.2), link=link)
-        write_csv(folder / f"{link}.csv", traces.of_runs([run] * 2))
+        write_csv(folder / f"{link}.csv", traces.record_runs([run] * 2))
     line = ["--schedules", "gpipe"]
     links = answer("trace", "queued.csv", *line)["links"]
     assert links["link"] == "delay"  # the simplest
@@ -170,12 +170,12 @@ def test_link_models_that_explain_a_run_as_well_are_named(call, answer, folder):
 def test_a_step_that_nothing_explains_hides_no_link_model():
     table = make_table("1f1b")
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.2)
-    trace = traces.of_runs([pj.evaluate(table, costs, link="blocking")] * 8)
+    trace = traces.record_runs([pj.evaluate(table, costs, link="blocking")] * 8)
     late = (trace.step == 0) & (trace.start > 5.0)
     moved = dataclasses.replace(trace, start=trace.start + 9.0 * late, end=trace.end + 9.0 * late)
-    result = traces.replay(traces.pipelines_of(moved))
+    result = traces.replay(traces.find_pipelines(moved))
     assert result.worst_error > 0.1
-    assert (result.links.model, result.alike) == ("blocking", [])
+    assert (result.links.model, result.equivalent_models) == ("blocking", [])
 
 
 def test_links_that_nothing_waited_for_are_named(call, answer, folder):
@@ -185,10 +185,10 @@ def test_links_that_nothing_waited_for_are_named(call, answer, folder):
     run = pj.evaluate(table, costs)
     result = replayed(run)
     # the last gradient is made 0.35 after its forward ended, whose worker takes it 2 after that
-    assert result.untold == {"stage 1 to 0": pytest.approx(1.0 - 0.05 - 0.3)}
+    assert result.unobserved == {"stage 1 to 0": pytest.approx(1.0 - 0.05 - 0.3)}
     assert result.message_time == pytest.approx(0.05)
     assert "stage 1 to 0" not in {row.name for row in traces.op_times(result)}
-    write_csv(folder / "run.csv", traces.of_runs([run]))
+    write_csv(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "gpipe")
     assert "nothing waited for a message from stage 1 to 0: it takes" in text
     (untold,) = answer("trace", "run.csv", "--schedules", "gpipe")["links"]["untold"]
@@ -197,11 +197,11 @@ def test_links_that_nothing_waited_for_are_named(call, answer, folder):
 
 def test_a_fused_pair_is_of_its_forward_whatever_a_file_names_first():
     run = draw_samples(make_table("dualpipe-v"), "delay", transmit=0.2)[0]
-    trace = traces.of_runs([run])
+    trace = traces.record_runs([run])
     phases = trace.phases[::-1]
     turned = dataclasses.replace(trace, phase=len(phases) - 1 - trace.phase, phases=phases)
     first, second = (
-        traces.costs_of(traces.replay(traces.pipelines_of(t))) for t in (trace, turned)
+        traces.measured_costs(traces.replay(traces.find_pipelines(t))) for t in (trace, turned)
     )
     assert np.asarray(first.pair).tolist() == np.asarray(second.pair).tolist()
 
@@ -237,11 +237,11 @@ def test_what_is_put_right_is_the_run_at_other_costs(name, link):
     assert result.replayed.tolist() == pytest.approx([run.makespan], rel=1e-9)
     seen = 0
     for share in result.shares:
-        if share.of in chosen:
-            part = chosen[share.of](share.name)
+        if share.kind in chosen:
+            part = chosen[share.kind](share.name)
             saves = run.makespan - costs_but(run, table, part, False)
             assert share.saves == pytest.approx(saves, abs=1e-9), share.name
-            if share.of != "microbatch":
+            if share.kind != "microbatch":
                 adds = costs_but(run, table, part, True) - ideal
                 assert share.adds == pytest.approx(adds, abs=1e-9), share.name
             seen += 1
@@ -253,7 +253,7 @@ def test_what_is_put_right_is_the_run_at_other_costs(name, link):
 @pytest.fixture(scope="module")
 def job():
     pytest.importorskip("pyarrow")
-    return traces.replay(traces.pipelines_of(traces.read(JOB)))
+    return traces.replay(traces.find_pipelines(traces.read(JOB)))
 
 
 @pytest.fixture(scope="module")
@@ -281,12 +281,12 @@ def test_the_slowdown_of_a_job_is_as_published(shares, data):
     assert shares.replayed_slowdown == pytest.approx(valid_names["slowdown"], rel=0.003)
     names = {"F": "forward-compute", "B": "backward-compute"}
     for kind in ("worker", "replica", "phase"):
-        parts = shares.of(kind)
+        parts = shares.by_name(kind)
         assert len(parts) >= 2
         for name, share in parts.items():
             published = valid_names[kind][names.get(name, name)]
             assert 1 + share.adds / shares.ideal == pytest.approx(published, rel=0.002), name
-    last = shares.of("worker")["3"]
+    last = shares.by_name("worker")["3"]
     rest = shares.replayed.mean() - last.saves
     assert rest == pytest.approx(valid_names["without_last_stage"], rel=0.01)
     assert shares.ideal + last.adds == pytest.approx(valid_names["last_stage_alone"], rel=0.002)
@@ -408,7 +408,7 @@ def test_the_answer_and_the_commands_that_go_on(answer, folder):
 
 
 def test_jitter_reads_what_is_saved(answer, folder):
-    write_csv(folder / "run.csv", traces.of_runs(jittered(make_table("gpipe"))))
+    write_csv(folder / "run.csv", traces.record_runs(jittered(make_table("gpipe"))))
     result = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
     shaken = answer(*shlex.split(result["next"][1])[1:])
     (row,) = shaken["rows"]
@@ -422,7 +422,7 @@ FASTER = pj.Costs(forward=1.0, backward=2.0, input_grad=1.2, weight_grad=1.0, tr
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "mixed"])
 def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
     table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else make_table(name)
-    write_csv(folder / "run.csv", traces.of_runs([pj.evaluate(table, FASTER)] * 2))
+    write_csv(folder / "run.csv", traces.record_runs([pj.evaluate(table, FASTER)] * 2))
     result = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
     run = answer(*shlex.split(result["next"][0])[1:])
     assert run["makespan"] == pytest.approx(result["pipeline_time"], rel=1e-12)
@@ -446,7 +446,7 @@ def test_what_is_saved_is_said(call, folder):
     table = make_table("1f1b")
     long = np.random.default_rng(1).uniform(1.0, 3.0, (8, 8, 8))
     runs = [pj.evaluate(table, pj.Costs(forward=x[:4], backward=x[4:])) for x in long]
-    write_csv(folder / "run.csv", traces.of_runs([*runs, *runs], replicas=2))
+    write_csv(folder / "run.csv", traces.record_runs([*runs, *runs], replicas=2))
     _, text, _ = call("trace", "run.csv", "--schedules", "gpipe", "--save", "trace")
     lines = text.partition("wrote these to trace")[0].splitlines()
     message = [line.split()[0] for line in lines if re.match(r"  [a-z]+\.[a-z]+  ", line)]
@@ -457,7 +457,7 @@ def test_what_is_saved_is_said(call, folder):
 def test_another_run_says_what_got_slower(answer, call, folder):
     table = make_table("1f1b")
     for name, slow in (("now", [2]), ("then", [])):
-        write_csv(folder / f"{name}.csv", traces.of_runs(jittered(table, slow)))
+        write_csv(folder / f"{name}.csv", traces.record_runs(jittered(table, slow)))
     line = ["trace", "now.csv", "--against", "then.csv", "--schedules", "1f1b"]
     against = answer(*line)["against"]
     assert against["step_time"] > 1.1 * against["as_there"]
@@ -471,7 +471,7 @@ def test_another_run_says_what_got_slower(answer, call, folder):
 
 
 def test_a_run_against_itself_saves_nothing(answer, folder):
-    write_csv(folder / "run.csv", traces.of_runs(jittered(make_table("1f1b"), [2])))
+    write_csv(folder / "run.csv", traces.record_runs(jittered(make_table("1f1b"), [2])))
     result = answer("trace", "run.csv", "--against", "run.csv", "--schedules", "1f1b")
     against = result["against"]
     assert against["other_step_time"] == against["step_time"] == result["step_time"]
@@ -483,7 +483,7 @@ def test_a_run_against_itself_saves_nothing(answer, folder):
 def test_whole_backwards_are_held_against_halves(answer, folder):
     for name in ("1f1b", "zb-h1"):
         table = make_table(name)
-        write_csv(folder / f"{name}.csv", traces.of_runs([pj.evaluate(table, EVEN)] * 4))
+        write_csv(folder / f"{name}.csv", traces.record_runs([pj.evaluate(table, EVEN)] * 4))
     line = ["--schedules", "1f1b"]
     result = answer("trace", "zb-h1.csv", "--against", "1f1b.csv", *line)["against"]
     assert result["step_time"] < result["other_step_time"]
@@ -495,7 +495,7 @@ EVEN = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
 
 def test_some_steps_alone(answer, mistake, folder):
     table = make_table("1f1b")
-    write_csv(folder / "run.csv", traces.of_runs(jittered(table, [2])))
+    write_csv(folder / "run.csv", traces.record_runs(jittered(table, [2])))
     whole = answer("trace", "run.csv", "--schedules", "1f1b")
     steps = [step_row["step"] for step_row in whole["replay"]["per_step"]]
     for text, expected in (
@@ -517,7 +517,7 @@ def test_some_steps_alone(answer, mistake, folder):
 def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
     runs = jittered(make_table("1f1b"))
     slow = dataclasses.replace(runs[0], start=2 * runs[0].start, finish=2 * runs[0].finish)
-    write_csv(folder / "run.csv", traces.of_runs([slow, *runs]))
+    write_csv(folder / "run.csv", traces.record_runs([slow, *runs]))
     line = ["trace", "run.csv", "--schedules", "gpipe"]
     assert answer(*line)["forecast"]["left_out"] == [0]
     assert (
@@ -527,7 +527,7 @@ def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
 
 def test_what_a_stranger_reads(answer, call, folder):
     run = pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
-    write_csv(folder / "run.csv", traces.of_runs([run]))
+    write_csv(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b")
     assert "gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica\n" in text
     assert "what the mean step would save: no place alone more than 0.20 %" in text
@@ -540,7 +540,7 @@ def test_what_a_stranger_reads(answer, call, folder):
 
 
 def test_columns_have_other_names(answer, folder):
-    write_csv(folder / "run.csv", traces.of_runs(jittered(make_table("gpipe"))))
+    write_csv(folder / "run.csv", traces.record_runs(jittered(make_table("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
     Path("an other.csv").write_text(text)
     line = ["--schedules", "1f1b"]
@@ -556,7 +556,7 @@ def test_columns_have_other_names(answer, folder):
 @pytest.fixture(scope="module")
 def result(job):
     run = draw_samples(make_table("interleaved-1f1b"), "delay", transmit=0.2)[0]
-    return traces.analyse(traces.of_runs([run] * 2), schedules=["1f1b"])
+    return traces.analyse(traces.record_runs([run] * 2), schedules=["1f1b"])
 
 
 def test_maps_share_their_colours():
@@ -622,8 +622,8 @@ def test_the_figure_names_workers_replicas_and_steps(call, folder, job, shares):
 
 def test_the_report_is_one_page(call, folder):
     runs = jittered(make_table("1f1b"), [2])
-    write_csv(folder / "run.csv", traces.of_runs(runs))
-    write_csv(folder / "other.csv", traces.of_runs(jittered(make_table("1f1b"))))
+    write_csv(folder / "run.csv", traces.record_runs(runs))
+    write_csv(folder / "other.csv", traces.record_runs(jittered(make_table("1f1b"))))
     line = ["--schedules", "zb-h1", "--against", "other.csv", "--out", "x.html"]
     code, _, error = call("trace", "run.csv", *line)
     assert (code, error) == (0, "")
@@ -656,7 +656,7 @@ def test_the_page_explores_the_median_step(call, folder):
         pj.evaluate(table, pj.Costs(forward=k * forward, backward=k * backward, transmit=0.1))
         for k in (1.0, 1.02, 0.97, 1.05)
     ]
-    trace = traces.of_runs(runs)
+    trace = traces.record_runs(runs)
     # every step has a pause of its own, and begins after the one before
     shift = 0.5 * (trace.start > 20.0 + trace.step) + 60.0 * trace.step
     trace = dataclasses.replace(trace, start=trace.start + shift, end=trace.end + shift)
@@ -673,7 +673,7 @@ def test_the_page_explores_the_median_step(call, folder):
     shown = re.findall(r"<h2>([^<]*)</h2>", text)[-1]
     number = int(re.match(r"Step (\d), as it ran, and below: replayed; mean pipeline; ", shown)[1])
     replayed = scene["schedules"][0]
-    result = traces.replay(traces.pipelines_of(traces.read("run.csv")))
+    result = traces.replay(traces.find_pipelines(traces.read("run.csv")))
     assert scene["link"] == result.links.model
     pipeline = result.pipelines.pipelines[number]
     finish, vector, program = run_of_page(
@@ -687,7 +687,7 @@ def test_the_page_explores_the_median_step(call, folder):
 
 
 def test_what_is_left_out_stands_on_the_page(call, folder):
-    trace = traces.of_runs(jittered(make_table("1f1b")))
+    trace = traces.record_runs(jittered(make_table("1f1b")))
     whole = ~((trace.step == 4) & (trace.worker == 1))
     late = (trace.step == 2) & (trace.worker == 0) & (trace.start > 30.0)
     moved = dataclasses.replace(trace, start=trace.start + 5.0 * late, end=trace.end + 5.0 * late)
@@ -707,7 +707,7 @@ def test_a_run_of_one_replica_is_drawn_by_step(result):
     assert (workers.rows[0], stages.rows[-1]) == ("worker 0", "stage 7")
     assert (workers.across, workers.columns) == ("step", ["0", "1"])
     assert workers.seconds[:, 0].tolist() == [
-        result.attribution.of("worker")[str(k)].by_step[0] for k in range(4)
+        result.attribution.by_name("worker")[str(k)].by_step[0] for k in range(4)
     ]
     step = _median_step(result)
     assert np.abs(step.start - step.replayed).max() <= 1e-9
@@ -718,7 +718,7 @@ def test_a_fused_pair_is_drawn_once():
     from pipejax.cli.output.trace_report import _median_step
 
     run = draw_samples(make_table("dualpipe-v"), "delay", transmit=0.2)[0]
-    step = _median_step(traces.analyse(traces.of_runs([run]), schedules=["1f1b"]))
+    step = _median_step(traces.analyse(traces.record_runs([run]), schedules=["1f1b"]))
     table = make_table("dualpipe-v")
     assert sum(" " in label for label in step.label) == table.is_fused.sum()
     assert len(step.label) == len(step.start) == sum(map(len, map(list, _cells(table))))

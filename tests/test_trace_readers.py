@@ -15,7 +15,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.traces.clocks import aligned
-from pipejax.traces.readers.event_rows import events
+from pipejax.traces.readers.event_rows import read_events
 from pipejax.traces.record import INTEGERS, TIMES, Trace
 
 read = pj.traces.read
@@ -38,7 +38,7 @@ def public(runs):
 
 
 def cells(trace, step, worker, names=("F", "B", "I", "W"), replica=0):
-    chosen = trace.is_of(names) & (trace.step == step) & (trace.worker == worker)
+    chosen = trace.has_phase(names) & (trace.step == step) & (trace.worker == worker)
     rows = np.flatnonzero(chosen & (trace.replica == replica))
     return " ".join(
         f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}" for k in rows
@@ -151,7 +151,7 @@ def test_calls_without_a_message_are_left_out(tmp_path):
     path.write_text(interleaved(extras=False))
     exact = read(path)
     assert exact.stages == 4
-    assert np.sum(exact.is_of(["SEND_F", "RECV_B"])) == 2 * 12
+    assert np.sum(exact.has_phase(["SEND_F", "RECV_B"])) == 2 * 12
     path.write_text(interleaved(extras=True))
     trace = read(path)
     assert same(trace, exact)
@@ -164,7 +164,7 @@ def test_calls_without_a_message_are_left_out(tmp_path):
     assert same(read(path), exact)
     path.write_text(interleaved(extras=False, drop=1))
     trace = read(path)
-    assert np.sum(trace.is_of(["SEND_F"])) == 12 - 8
+    assert np.sum(trace.has_phase(["SEND_F"])) == 12 - 8
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("SEND_F", 7)]
 
 
@@ -268,7 +268,7 @@ def test_ops_begin_when_their_message_is_there(name, runs):
             waited += start == arrived
     assert waited > 10
     for worker in (0, 1):
-        ops = np.flatnonzero(trace.is_of(("F", "B", "I", "W")) & (trace.worker == worker))
+        ops = np.flatnonzero(trace.has_phase(("F", "B", "I", "W")) & (trace.worker == worker))
         assert (trace.start[ops][1:] >= trace.end[ops][:-1]).all()
     assert name == "zb-h1" or cells(trace, 1, 1).startswith("1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0")
 
@@ -327,7 +327,7 @@ def get_ranks(folder, how="unmarked", ahead=0.0):
 
 
 def sound_pipelines(trace):
-    result = pj.traces.pipelines_of(trace)
+    result = pj.traces.find_pipelines(trace)
     durations = trace.end - trace.start
     spans_by_pipeline = {
         pipeline.step: (span, *np.round(1e9 * durations[pipeline.slices]).tolist())
@@ -366,7 +366,7 @@ def test_a_lost_last_worker_does_not_make_a_shorter_pipeline(tmp_path):
     trace = read(tmp_path, world=4)
     assert trace.workers == aligned(trace)[0].workers == 4
     with pytest.raises(ValueError, match="worker 3 is missing"):
-        pj.traces.pipelines_of(trace)
+        pj.traces.find_pipelines(trace)
 
 
 def test_a_cut_rank_whose_clock_is_another_is_left_out(tmp_path):
@@ -447,12 +447,12 @@ def test_kernels_time_the_ops_that_launched_them(tmp_path):
         labelled(tmp_path / "a", slices), [event for pair in kernels for event in pair]
     )
     trace = read(path)
-    assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([3e-6, 3e-6])
-    assert (trace.end - trace.start)[trace.is_of("B")] == pytest.approx([4e-6])
+    assert (trace.end - trace.start)[trace.has_phase("F")] == pytest.approx([3e-6, 3e-6])
+    assert (trace.end - trace.start)[trace.has_phase("B")] == pytest.approx([4e-6])
     # without the kernels of one forward of two, its file is not whole
     partly_labelled = labelled(tmp_path / "b", slices)
     trace = read(with_events(partly_labelled, [event for pair in kernels[2:] for event in pair]))
-    assert (trace.end - trace.start)[trace.is_of("F")] == pytest.approx([1e-6, 1e-6])
+    assert (trace.end - trace.start)[trace.has_phase("F")] == pytest.approx([1e-6, 1e-6])
     assert "timed by the host" in trace.left_out[0].why
 
 
@@ -462,7 +462,7 @@ def test_what_launches_no_kernel_takes_no_time(tmp_path):
     kernels = [*launching(1, 0.5, 1, 9), *launching(2, 7.5, 10, 2)]
     trace = read(with_events(labelled(tmp_path / "a", slices), kernels))
     assert (trace.end - trace.start).tolist() == pytest.approx([9e-6, 0, 2e-6])
-    assert trace.start[trace.is_of("I")] == trace.start[trace.is_of("W")]
+    assert trace.start[trace.has_phase("I")] == trace.start[trace.has_phase("W")]
 
 
 def test_a_rank_whose_kernels_are_cut_is_not_put_beside_those_of_others(tmp_path):
@@ -490,7 +490,7 @@ def test_a_trace_of_a_gpu(data):
     Messages go through the host, which waits for them in its ops; the threads of autograd launch
     the kernels of backwards.
     """
-    result = pj.traces.pipelines_of(read(data / "gpu_trace"))
+    result = pj.traces.find_pipelines(read(data / "gpu_trace"))
     assert not result.left_out
     assert len(result.pipelines) == 2
     assert pj.traces.registered(result.table) == ("interleaved-zb", {"stages_per_worker": 2})
@@ -498,7 +498,8 @@ def test_a_trace_of_a_gpu(data):
     durations = trace.end - trace.start
     for phase in ("F", "I"):  # the quickest: processes take turns on the GPU
         took = [
-            durations[trace.is_of(phase) & (trace.stage == stage)].min() for stage in range(1, 7)
+            durations[trace.has_phase(phase) & (trace.stage == stage)].min()
+            for stage in range(1, 7)
         ]
         assert took == pytest.approx([1.5 * took[1], *[took[1]] * 5], rel=0.01)
 
@@ -527,8 +528,8 @@ def test_our_own_exports_come_back(name, tmp_path):
         expected = sorted(str(op) for cell in row for op in cell)
         assert sorted(cells(trace, 0, worker).split()) == expected
     assert trace.end.max() == pytest.approx(run.makespan)
-    assert np.sum(trace.is_of(["RECV_F"])) == np.sum(trace.is_of(["SEND_F"])) > 0
-    received = trace.is_of(["RECV_F"])
+    assert np.sum(trace.has_phase(["RECV_F"])) == np.sum(trace.has_phase(["SEND_F"])) > 0
+    received = trace.has_phase(["RECV_F"])
     assert {
         (int(s), int(w)) for s, w in zip(trace.stage[received], trace.worker[received], strict=True)
     } <= {(s, w) for pipe in table.placement.tolist() for s, w in enumerate(pipe)}
@@ -593,7 +594,7 @@ def test_events_do_not_depend_on_how_the_text_is_cut():
     for size in (1, 7, 100, 10**6):
         header, faults = {}, Counter()
         pieces = (text[at : at + size] for at in range(0, len(text), size))
-        assert list(events(pieces, header, faults)) == all_events
+        assert list(read_events(pieces, header, faults)) == all_events
         assert header == {"a": [1, {"traceEvents": 0}], "last": 12}
         assert not faults
 
@@ -656,7 +657,7 @@ def ahead(trace, worker, seconds):
     by = seconds * (trace.worker == worker)
     columns = {name: getattr(trace, name) for name in INTEGERS}
     columns |= {name: getattr(trace, name) + by for name in TIMES}
-    return Trace.of(columns, trace.phases, trace.left_out, trace.source)
+    return Trace.from_columns(columns, trace.phases, trace.left_out, trace.source)
 
 
 def test_sound_clocks_stay(public):
@@ -683,7 +684,7 @@ def test_clocks_that_agree_with_all_but_a_wrong_one_stay(worker):
     """Also where the one furthest from it, over several messages, could agree with it."""
     table = pj.schedules.build("v-half", num_workers=4, num_microbatches=8)
     cost = pj.Costs(forward=2.0, input_grad=2.0, weight_grad=2.0, transmit=1.0)
-    trace = pj.traces.of_runs([pj.evaluate(table, cost)] * 2)
+    trace = pj.traces.record_runs([pj.evaluate(table, cost)] * 2)
     for seconds in (-2.6, 2.6):
         _, offsets = aligned(ahead(trace, worker, seconds))
         assert [offset.worker for offset in offsets if offset.is_corrected] == [worker]
@@ -696,7 +697,7 @@ def test_clocks_without_messages(runs, public):
     assert offsets[3].seconds == pytest.approx(-0.02, abs=1e-3)
     _, offsets = aligned(ahead(lists, 3, -0.02), by_step=True)
     assert [(o.step, o.worker) for o in offsets if o.is_corrected] == [(3, 3), (4, 3)]
-    forwards = lists.only(lists.is_of(["F"]))
+    forwards = lists.only(lists.has_phase(["F"]))
     trace, offsets = aligned(forwards, always=True, by_step=False)
     assert [offset.residual for offset in offsets[1:]] == [np.inf] * 7
     assert trace.left_out[-1].why == "no messages lead from it, so its offset cannot be had"
@@ -708,11 +709,13 @@ def test_few_foreign_messages_do_no_harm(public):
         name: np.concatenate([getattr(public, name), getattr(public, name) + (name == "step")])
         for name in (*INTEGERS, *TIMES)
     }
-    trace = Trace.of(columns, public.phases)
+    trace = Trace.from_columns(columns, public.phases)
     assert len(trace.steps) == 6
-    wrong = trace.is_of(["RECV_F"]) & (trace.step == 34)
+    wrong = trace.has_phase(["RECV_F"]) & (trace.step == 34)
     early = {name: getattr(trace, name) - 1.0 * wrong for name in TIMES}
-    damaged = Trace.of({name: getattr(trace, name) for name in INTEGERS} | early, trace.phases)
+    damaged = Trace.from_columns(
+        {name: getattr(trace, name) for name in INTEGERS} | early, trace.phases
+    )
     assert not any(offset.is_corrected for offset in aligned(damaged)[1])
     assert any(offset.is_corrected for offset in aligned(damaged.only(damaged.step > 30))[1])
 
@@ -728,7 +731,7 @@ def holding_waits(trace, workers=range(8)):
         rows = rows[np.argsort(trace.start[rows], kind="stable")]
         start[rows] = np.append(trace.start[trace.step == step].min(), trace.end[rows[:-1]])
     columns = {name: getattr(trace, name) for name in INTEGERS}
-    return Trace.of(columns | {"start": start, "end": trace.end}, trace.phases)
+    return Trace.from_columns(columns | {"start": start, "end": trace.end}, trace.phases)
 
 
 HELD = (
@@ -751,11 +754,11 @@ def test_slices_that_hold_their_waits_are_named_beside_clocks(case):
     schedule, options, workers = RUNS_WITH_WAITS[case]
     table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8, **options)
     costs = pj.Costs(forward=10e-3, input_grad=10e-3, weight_grad=10e-3, transmit=1e-3)
-    trace = pj.traces.of_runs([pj.evaluate(table, costs)] * 3)
-    assert len(pj.traces.pipelines_of(trace).pipelines) == 3
+    trace = pj.traces.record_runs([pj.evaluate(table, costs)] * 3)
+    assert len(pj.traces.find_pipelines(trace).pipelines) == 3
     for held in (holding_waits(trace, workers), aligned(holding_waits(trace, workers))[0]):
         with pytest.raises(ValueError, match="clocks may differ, or slices of worker") as caught:
-            pj.traces.pipelines_of(held)
+            pj.traces.find_pipelines(held)
         names, count, number = re.search(HELD, str(caught.value)).groups()
         assert {*map(str, workers)} <= {*names.split(", ")}
         assert int(count) >= 0.9 * int(number)
@@ -764,11 +767,11 @@ def test_slices_that_hold_their_waits_are_named_beside_clocks(case):
 def test_messages_of_the_past_are_no_waits():
     """Ops begin 20 ms before their input is there, with idle time before them: no wait is held."""
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    trace = pj.traces.of_runs([pj.evaluate(table, pj.Costs(forward=50e-3, backward=50e-3))])
+    trace = pj.traces.record_runs([pj.evaluate(table, pj.Costs(forward=50e-3, backward=50e-3))])
     # worker 1: 1F0 50-100, 1F1 100-150, 1B1.. ; 0B0 begins 20 ms before 1B0 has ended
-    by = 20e-3 * ((trace.worker == 1) & trace.is_of(["F"]))
-    by -= 20e-3 * ((trace.worker == 1) & trace.is_of(["B"]))
+    by = 20e-3 * ((trace.worker == 1) & trace.has_phase(["F"]))
+    by -= 20e-3 * ((trace.worker == 1) & trace.has_phase(["B"]))
     columns = {name: getattr(trace, name) for name in INTEGERS}
     columns |= {name: getattr(trace, name) - by for name in TIMES}
     with pytest.raises(ValueError, match=r"clocks may differ$"):
-        pj.traces.pipelines_of(Trace.of(columns, trace.phases))
+        pj.traces.find_pipelines(Trace.from_columns(columns, trace.phases))

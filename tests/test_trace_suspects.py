@@ -43,7 +43,7 @@ def test_what_is_said_of_a_slow_stage_and_of_a_clock():
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
     cost = np.array([1, 1, 1, 1.3, 1, 1, 1, 1])
     run = pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))
-    (stage,) = faulty_runs.find_suspects(pj.traces.of_runs([run] * 2))
+    (stage,) = faulty_runs.find_suspects(pj.traces.record_runs([run] * 2))
     assert (stage.kind, stage.name, stage.why) == ("stage", "3", "takes 1.3 times the median stage")
     assert stage.seconds == pytest.approx(0.3 * 3 * 8)  # eight microbatches in a step
     assert stage.ratio == pytest.approx(1.3)
@@ -53,7 +53,9 @@ def test_a_slow_worker_of_one_replica_is_no_slow_stage():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     healthy = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
     slow = pj.evaluate(table, pj.Costs(forward=[1.0, 1.3], backward=[2.0, 2.6]))
-    result = faulty_runs.find_suspects(pj.traces.of_runs([healthy, slow, healthy] * 2, replicas=3))
+    result = faulty_runs.find_suspects(
+        pj.traces.record_runs([healthy, slow, healthy] * 2, replicas=3)
+    )
     assert [(suspect.kind, suspect.name) for suspect in result] == [("worker", "1 of replica 1")]
 
 
@@ -63,7 +65,7 @@ def test_an_interrupted_op_makes_nobody_slow():
     forward[1, 2] = 1.6
     long = pj.evaluate(table, pj.Costs(forward=forward, backward=2.0))
     usual = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-    assert not faulty_runs.find_suspects(pj.traces.of_runs([usual, usual, long, usual]))
+    assert not faulty_runs.find_suspects(pj.traces.record_runs([usual, usual, long, usual]))
 
 
 def test_fused_pairs_make_nobody_slow():
@@ -71,9 +73,9 @@ def test_fused_pairs_make_nobody_slow():
     table = pj.schedules.build("dualpipe-v", num_workers=2, num_microbatches=8)
     for pair in (1.0, 1.3, 1.6):  # as if both ran at once, or one behind the other
         costs = pj.Costs(forward=0.6, input_grad=0.6, weight_grad=0.4, pair=pair, transmit=0.3)
-        assert not faulty_runs.find_suspects(pj.traces.of_runs([pj.evaluate(table, costs)] * 2)), (
-            pair
-        )
+        assert not faulty_runs.find_suspects(
+            pj.traces.record_runs([pj.evaluate(table, costs)] * 2)
+        ), pair
 
 
 @pytest.mark.parametrize("kind", ["stage", "microbatch"])
@@ -84,20 +86,20 @@ def test_what_is_slow_in_fused_pairs_is_named(kind):
         factor[(slow, slice(None)) if kind == "stage" else (slice(None), slow)] = 1.3
         parts = {"input_grad": 0.6 * factor, "weight_grad": 0.4 * factor}
         run = pj.evaluate(table, pj.Costs(forward=0.6 * factor, **parts))
-        result = faulty_runs.find_suspects(pj.traces.of_runs([run] * 2))
+        result = faulty_runs.find_suspects(pj.traces.record_runs([run] * 2))
         assert [(suspect.kind, suspect.name) for suspect in result] == [(kind, str(slow))]
 
 
 def test_one_pipeline_of_one_stage_has_nobody_beside():
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
     run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-    assert not faulty_runs.find_suspects(pj.traces.of_runs([run]))
+    assert not faulty_runs.find_suspects(pj.traces.record_runs([run]))
 
 
 def test_messages_of_first_ops_tell_what_a_link_takes():
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=np.array([0.75, 0.5]).reshape(2, 1, 1))
-    pipelines = pj.traces.pipelines_of(pj.traces.of_runs([pj.evaluate(table, costs)]))
+    pipelines = pj.traces.find_pipelines(pj.traces.record_runs([pj.evaluate(table, costs)]))
     replayed = pj.traces.replay(pipelines)
     assert replayed.link_times.tolist() == [0.75, 0.5]
     assert replayed.worst_error < 1e-12
@@ -107,7 +109,7 @@ def test_pytorchs_posting_is_among_the_link_models():
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
     links = pj.Links("rendezvous", "pair", posting="program")
     run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5), link=links)
-    replayed = pj.traces.replay(pj.traces.pipelines_of(pj.traces.of_runs([run])))
+    replayed = pj.traces.replay(pj.traces.find_pipelines(pj.traces.record_runs([run])))
     assert replayed.fits["rendezvous pair posting program"] == pytest.approx(0, abs=1e-9)
 
 
@@ -121,7 +123,9 @@ def write_csv(path, trace):
 def test_the_command_names_suspects(call, tmp_path):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     cost = np.array([1.0, 1.0, 1.3, 1.0])
-    trace = pj.traces.of_runs([pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))] * 2)
+    trace = pj.traces.record_runs(
+        [pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))] * 2
+    )
     path = tmp_path / "run.csv"
     write_csv(path, trace)
     code, out, _ = call("trace", str(path), "--schedules", "gpipe")
@@ -145,7 +149,7 @@ def test_many_microbatches_are_one_line(call, tmp_path):
         seconds = usual * factor
         runs.append(pj.evaluate(table, pj.Costs(forward=seconds[:2], backward=2 * seconds[2:])))
     path = tmp_path / "run.csv"
-    write_csv(path, pj.traces.of_runs(runs))
+    write_csv(path, pj.traces.record_runs(runs))
     _, out, _ = call("trace", str(path), "--schedules", "gpipe")
     message = [line for line in out.splitlines() if "suspect" in line]
     assert [" ".join(line.split()) for line in message] == [

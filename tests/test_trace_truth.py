@@ -110,7 +110,7 @@ def paused_step(cell):
     table = pj.schedules.build("dualpipe", num_workers=4, num_microbatches=8)
     draw = np.random.default_rng(0)
     ops = truth._loop(table, draw, 0.02, 0.0, 0.0, (0, cell, 0.5))
-    return pj.traces.Trace.of(
+    return pj.traces.Trace.from_columns(
         {
             "phase": np.array([("F", "B", "I", "W", "gc").index(op.phase) for op in ops]),
             **{
@@ -125,7 +125,7 @@ def paused_step(cell):
 @pytest.mark.parametrize("cell", [0, 2, 5, 8, 11])
 def test_a_pause_stands_behind_its_cell_though_pairs_are_two_ops(cell):
     """A pair is one cell and two ops: counted as ops, the pause came later in the row."""
-    result = pj.traces.attribute(pj.traces.replay(pj.traces.pipelines_of(paused_step(cell))))
+    result = pj.traces.attribute(pj.traces.replay(pj.traces.find_pipelines(paused_step(cell))))
     assert result.replayed[0] == pytest.approx(result.recorded[0], rel=1e-4)
 
 
@@ -169,7 +169,7 @@ def test_a_phase_that_nobody_knows_is_no_collective(tmp_path):
     with pytest.raises(ValueError, match=r"8 slices of microbatches are of phase 'weight update'"):
         pj.traces.read(path)
     trace = pj.traces.read(path, columns={"W": "weight update"})
-    assert pj.traces.registered(pj.traces.pipelines_of(trace).table) == ("zb-h1", {})
+    assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
 
 
 def test_our_export_of_a_grammar_is_refused(tmp_path):

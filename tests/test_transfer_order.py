@@ -28,7 +28,7 @@ from pipejax.search.orders.transfer_graph import (
     queue_bound,
     transfer_graph,
 )
-from pipejax.search.orders.transfers import moved, nearby, propose
+from pipejax.search.orders.transfers import apply_moves, propose_moves, random_moves
 
 SCOPES = st.sampled_from(QUEUES)
 TABLE = pj.schedules.build(
@@ -129,10 +129,10 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, data, see
         return
     rng = np.random.default_rng(seed)
     for _ in range(8):
-        (order,) = moved(order, nearby(graph, order, 1, rng))
+        (order,) = apply_moves(order, random_moves(graph, order, 1, rng))
         pj.links.insert_transfers(table, order)  # refuses an order that is not legal
     finish = finish_of_orders(graph, order[None])[0]
-    orders = moved(order, propose(graph, order, finish, 8, rng))
+    orders = apply_moves(order, propose_moves(graph, order, finish, 8, rng))
     assert (np.sort(orders) == np.arange(len(order))).all()
     makespans = finish_of_orders(graph, orders).max(axis=1)
     for k in (0, -1):  # a critical move where there is one, and any
@@ -205,7 +205,7 @@ def test_greedy_orders_are_legal_from_either_end(case, data, urgency):
     graph = transfer_graph(case.table, case.costs, links)
     times, waits = heads_and_tails(graph), WaitsFor.from_preds(graph.preds)
     forth, forth_end = priority_order(graph, waits, times.tail, urgency)
-    back, back_end = priority_order(graph, waits.turned, times.head, urgency)
+    back, back_end = priority_order(graph, waits.reverse, times.head, urgency)
     runs = [
         pj.evaluate(pj.links.insert_transfers(case.table, order), case.costs, link=links).makespan
         for order in (forth, back[::-1])

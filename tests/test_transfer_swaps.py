@@ -15,7 +15,7 @@ from pipejax.search.orders.transfer_graph import (
     transfer_graph,
 )
 from pipejax.search.orders.transfer_swaps import SwapSearch
-from pipejax.search.orders.transfers import TransferSearch, moved, nearby
+from pipejax.search.orders.transfers import TransferSearch, apply_moves, random_moves
 
 TABLE = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
 
@@ -61,7 +61,7 @@ def test_a_search_goes_on_from_another_order(queues):
     for _ in range(30):
         search.step(0.0)
         for _ in range(10):
-            (order,) = moved(order, nearby(graph, order, 1, rng))
+            (order,) = apply_moves(order, random_moves(graph, order, 1, rng))
         search.begin(order)
         assert search.makespan == finish_of_orders(graph, order[None]).max()
         check_times(graph, search)

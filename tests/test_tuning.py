@@ -26,10 +26,10 @@ from pipejax.schedules.table.held_activations import held_counts, held_in_rows
 from pipejax.search.tuning import step_time_objective
 from pipejax.search.tuning.joint import (
     PARTS,
-    Jointly,
     JointProblem,
-    any_size,
+    JointRelaxation,
     plain_settings,
+    relax_size,
     search_jointly,
     tune_jointly,
 )
@@ -91,7 +91,7 @@ def test_an_exact_evaluation_is_that_of_evaluate():
 
 def relaxed_size(problem):
     """The relaxed step time by log b."""
-    return problem.objective(any_size, *problem.family.few_microbatches)
+    return problem.objective(relax_size, *problem.family.few_microbatches)
 
 
 @pytest.mark.parametrize("schedule", daily(["1f1b", "chimera", "interleaved-1f1b"]))
@@ -126,7 +126,7 @@ def test_few_configurations_have_on_the_host_what_is_compiled(monkeypatch):
     """Values and memory, in a relaxation of all that can be tuned."""
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
     problem = TuningProblem.from_workload(get_family("1f1b"), workload, with_memory(40.0))
-    objective = problem.objective(Jointly(tuple(PARTS)), *problem.family.few_microbatches)
+    objective = problem.objective(JointRelaxation(tuple(PARTS)), *problem.family.few_microbatches)
     at = np.random.default_rng(0).normal(1, 0.2, (3, 1 + 4 + 4))
     with jax.enable_x64(True):
         host = objective.evaluate(at, problem.inputs(3))

@@ -318,7 +318,7 @@ def outcome(folder, slices, table, change):
     try:
         trace = pj.traces.read(folder)
         aligned, offsets = pj.traces.aligned(trace)
-        pipelines = pj.traces.pipelines_of(aligned)
+        pipelines = pj.traces.find_pipelines(aligned)
     except ValueError as error:
         return "refused", str(error), None
     return judge(slices, aligned, pipelines), "; ".join(trace.inferred), (pipelines, offsets)
@@ -332,7 +332,7 @@ def judge(slices, trace, pipelines):
         (op.step - first, op.replica, op.worker, op.stage, op.phase, op.microbatch): op
         for op in ops
     }
-    rows = np.flatnonzero(trace.is_of("FBIW"))
+    rows = np.flatnonzero(trace.has_phase("FBIW"))
     low = trace.step[rows].min()
     read = {
         (

@@ -5,27 +5,27 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 Owner = TypeVar("Owner")
-Given = ParamSpec("Given")
-Found = TypeVar("Found")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
-MOST = 8  # answers of one function that an object keeps: the latest ones
+MAX_RESULTS = 8  # cached results per object and function: the latest ones
 
 
 def cached_method(
-    function: Callable[Concatenate[Owner, Given], Found],
-) -> Callable[Concatenate[Owner, Given], Found]:
+    function: Callable[Concatenate[Owner, Arguments], Result],
+) -> Callable[Concatenate[Owner, Arguments], Result]:
     """Cache a function of a frozen object on that object, by its other (hashable) arguments."""
     # Results are shared, so callers must not change them.
 
     @functools.wraps(function)
-    def once(owner: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
-        answers = vars(owner).setdefault(f"_{function.__qualname__}", {})
+    def cached(owner: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        results = vars(owner).setdefault(f"_{function.__qualname__}", {})
         key = (args, *kwargs.items())
-        if key not in answers:
-            if len(answers) == MOST:
-                del answers[next(iter(answers))]
-            answers[key] = function(owner, *args, **kwargs)
-        answer: Found = answers[key]
-        return answer
+        if key not in results:
+            if len(results) == MAX_RESULTS:
+                del results[next(iter(results))]  # the oldest one
+            results[key] = function(owner, *args, **kwargs)
+        result: Result = results[key]
+        return result
 
-    return once
+    return cached

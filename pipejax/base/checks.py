@@ -1,4 +1,4 @@
-"""Checks of single numbers, wherever they come from: Python, the command line, a file."""
+"""Checks of single values, from Python, the command line or a file."""
 
 import difflib
 import math
@@ -12,14 +12,14 @@ import numpy as np
 
 from pipejax.base.display import abbreviated
 
-MOST_LISTED = 12  # of what is legal
-MAX_COUNT = 10**9  # of what is counted: products of counts stay exact
+MAX_LISTED = 12  # legal values that an error lists
+MAX_COUNT = 10**9  # limit of all counts, so that products of two are exact
 
 
 class ArgumentError(ValueError):
-    """An argument must not have the value that it has; the command line names its option."""
+    """The value of an argument is illegal; the command line names the option."""
 
-    # `value` is there where it tells which of several arguments is meant
+    # `value` tells several arguments of one name apart
 
     def __init__(self, argument: str, value: Any, text: str) -> None:
         self.argument, self.value, self.text = argument, value, text
@@ -29,18 +29,18 @@ class ArgumentError(ValueError):
 
 
 class UnknownNameError(ArgumentError):
-    """A name is none of those that are known; `argument` is what it should be a name of."""
+    """A name is unknown; `argument` is the kind of thing that it should name."""
 
 
 class MismatchError(ArgumentError):
-    """Values that are right each by itself and do not go together, as points of a grid may be."""
+    """Two legal values do not fit each other, as may happen at some points of a grid."""
 
     def __init__(self, text: str, argument: str = "") -> None:
         super().__init__(argument, None, text)
 
 
 def wrong(where: str, text: str, value: Any = None) -> ArgumentError:
-    """Return the error of an argument that is not as it must be."""
+    """Return the error of an illegal argument; `where` begins with its name."""
     return ArgumentError(re.split("[ :[]", where, maxsplit=1)[0], value, f"{where} {text}")
 
 
@@ -64,34 +64,34 @@ def divisors(total: int) -> list[int]:
 
 
 def legal_divisors(total: int, value: int) -> str:
-    """Say which numbers divide `total`, or which are nearest to `value` where there are many."""
+    """Return a text that lists the divisors of `total`; of many, those nearest to `value`."""
     legal = divisors(total)
-    if len(legal) <= MOST_LISTED:
+    if len(legal) <= MAX_LISTED:
         return f"legal are {', '.join(map(str, legal))}"
-    below = max(d for d in legal if d <= value)
-    near = sorted({below, min((d for d in legal if d >= value), default=below)})
-    return f"the nearest that do are {' and '.join(map(str, near))}"
+    lower = max(divisor for divisor in legal if divisor <= value)
+    upper = min((divisor for divisor in legal if divisor >= value), default=lower)
+    return f"the nearest that do are {' and '.join(map(str, sorted({lower, upper})))}"
 
 
 def is_masked(values: Any) -> bool:
-    """Return whether values are an array with a mask; NumPy imports those when one is made."""
+    """Return whether values are a masked array, without an import of NumPy's masked arrays."""
     masked = sys.modules.get("numpy.ma")
     return masked is not None and isinstance(values, masked.MaskedArray)
 
 
 def whole_numbers(values: Any, where: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Check that values are an array of whole numbers, and small enough for 32 bits."""
+    """Check that values are an array or lists of whole numbers; return them in 32 bits."""
     if type(values) is np.ndarray and values.dtype == np.int32:
         return values
     try:
         numbers = np.asarray(values)
-        # among whole numbers in a list, NumPy reads a boolean as one
-        mixed = () if hasattr(values, "dtype") else np.asarray(values, object).ravel()
+        # NumPy reads a boolean in a list of whole numbers as a whole number
+        entries = () if hasattr(values, "dtype") else np.asarray(values, object).ravel()
     except ValueError:  # rows that differ in length
-        numbers, mixed = np.array(None), ()
+        numbers, entries = np.array(None), ()
     is_whole = numbers.size == 0 or numbers.dtype.kind in "iu"
     is_whole &= not is_masked(values)
-    if not is_whole or any(isinstance(value, bool | np.bool_) for value in mixed):
+    if not is_whole or any(isinstance(entry, bool | np.bool_) for entry in entries):
         raise wrong(where, f"must be whole numbers, got {abbreviated(values)}", values)
     if numbers.size and not -MAX_COUNT <= numbers.min() <= numbers.max() <= MAX_COUNT:
         raise wrong(where, f"must be whole numbers of at most {MAX_COUNT}", values)
@@ -118,7 +118,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def as_floats(value: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Read a number or an array of them; texts and booleans are none."""
+    """Convert a number or an array of numbers to floats; refuse texts and booleans."""
     try:
         numbers = np.asarray(value)
     except ValueError:  # rows that differ in length
@@ -184,21 +184,24 @@ def unknown(
 
 
 def _shown(name: Any) -> str:
-    """A name in a list of them: an empty one is seen by its quotes."""
+    """Return a name for a list of names; an empty name gets quotes."""
     return str(name) or repr(name)
 
 
 def nearest(value: Any, valid_names: Collection[Any]) -> str:
-    """Suggest names that begin with this word, or else the nearest, if it is near."""
-    folded, begin = {str(name).casefold(): name for name in valid_names}, str(value).casefold()
-    near = [name for name in folded if begin and name.startswith((f"{begin}-", f"{begin}_"))]
-    if not 0 < len(near) <= MOST_LISTED:
-        near = difflib.get_close_matches(begin, folded, n=1)
-    return f"; did you mean {' or '.join(str(folded[name]) for name in near)}?" if near else ""
+    """Return a question that suggests names: those with this first word, or else a similar one."""
+    lower_names = {str(name).casefold(): name for name in valid_names}
+    word = str(value).casefold()
+    matches = [name for name in lower_names if word and name.startswith((f"{word}-", f"{word}_"))]
+    if not 0 < len(matches) <= MAX_LISTED:
+        matches = difflib.get_close_matches(word, lower_names, n=1)
+    if not matches:
+        return ""
+    return f"; did you mean {' or '.join(str(lower_names[name]) for name in matches)}?"
 
 
 def resolve_name(value: Any, valid_names: Collection[Any], kind: str, more: str = "") -> Any:
-    """Return the valid name that a value stands for, such as a schedule's or a model's."""
+    """Return the valid name that a value stands for; raise an UnknownNameError if there is none."""
     name = match_name(value, valid_names)
     if name is None:
         raise unknown(kind, value, valid_names, more)
@@ -206,7 +209,7 @@ def resolve_name(value: Any, valid_names: Collection[Any], kind: str, more: str 
 
 
 def resolve_choice(value: Any, valid_values: Collection[Any], where: str) -> Any:
-    """Return the valid value that an argument, option or key stands for."""
+    """Return the valid value that an argument stands for; raise if there is none."""
     match = match_name(value, valid_values)
     if match is None:
         listed = ", ".join(map(_shown, valid_values))
@@ -217,8 +220,8 @@ def resolve_choice(value: Any, valid_values: Collection[Any], where: str) -> Any
 
 
 def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
-    """Check arguments, each with the types it may have, as public functions do."""
-    # Tracers pass: costs and workloads are trees whose leaves are traced, not they themselves.
+    """Check the types of arguments, each a tuple of the value and its legal types."""
+    # Traced arguments pass: JAX traces the leaves of a record, not the record.
     for name, (value, *kinds) in arguments.items():
         if not isinstance(value, tuple(kinds)):
             type_names = " or ".join(
@@ -229,7 +232,7 @@ def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
 
 
 def check_local_search(iterations: Any, seed: Any, time_limit: Any) -> tuple[int, int]:
-    """Check how long a search goes on and what it draws from; return iterations and seed."""
+    """Check the limits and the seed of a search; return iterations and seed."""
     is_limit = isinstance(time_limit, int | float) and time_limit >= 0
     if time_limit is not None and not is_limit:
         received = abbreviated(time_limit)

@@ -44,7 +44,7 @@ _BYTES: Mapping[str, float] = {
     **{f"{prefix}B": 1e3**k for k, prefix in enumerate("kMGT", 1)},
     **{f"{prefix}iB": 1024.0**k for k, prefix in enumerate("KMGT", 1)},
 }
-# units behind a number, in factors of the SI unit
+# units that may follow a number in text, by dimension: factors of the SI unit
 WRITTEN: Mapping[str, Mapping[str, float]] = {
     "s": {
         "ns": 1e-9,
@@ -69,7 +69,7 @@ _UNIT = re.compile(r"(?<![A-Za-z])[^\W\d_]+(/[^\W\d_]+)?$")
 def parse_json(text: str) -> Any:
     """Read JSON, and refuse duplicate keys and numbers that are not finite."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         section = dict(pairs)
         if len(section) < len(pairs):
             (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
@@ -80,13 +80,13 @@ def parse_json(text: str) -> Any:
         return section
 
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=to_dict)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether a value of JSON, or each of a list, is no NaN and no infinity."""
+    """Return whether a JSON value, or every value of a list, is neither NaN nor infinite."""
     if isinstance(value, list):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
@@ -107,19 +107,23 @@ def load_json(path: Path) -> dict[str, Any]:
 def quantity(
     section: Mapping[str, Any], name: str, dimension: str, where: str, default: float | None = None
 ) -> float:
-    """Read a quantity, in SI units, from whatever unit its key states."""
-    units = {
-        f"{name}_{unit}": factor for unit, (kind, factor) in UNITS.items() if kind == dimension
+    """Read `{name}_{unit}` from a section, in SI units; the key's unit must have the dimension."""
+    key_factors = {
+        f"{name}_{unit}": factor
+        for unit, (unit_dimension, factor) in UNITS.items()
+        if unit_dimension == dimension
     }
+    valid_keys = ", ".join(key_factors)
     if name in section:
-        raise ValueError(f"{where}: key {name!r} has no unit: expected {', '.join(units)}")
-    keys = [key for key in section if key in units]
+        raise ValueError(f"{where}: key {name!r} has no unit: expected {valid_keys}")
+    keys = [key for key in section if key in key_factors]
     if not keys and default is not None:
         return default
     if len(keys) != 1:
         state = f"has {' and '.join(keys)}" if keys else "is missing"
-        raise ValueError(f"{where}: {name} {state}: expected one of {', '.join(units)}")
-    return to_si(number(section[keys[0]], f"{where}: {keys[0]}"), units[keys[0]])
+        raise ValueError(f"{where}: {name} {state}: expected one of {valid_keys}")
+    (key,) = keys
+    return to_si(number(section[key], f"{where}: {key}"), key_factors[key])
 
 
 def to_si(value: float, factor: float) -> float:
@@ -148,31 +152,29 @@ def read_quantity(text: str, dimension: str, where: str) -> float | None:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Split a text into what may be a number, and letters behind it."""
+    """Split a text such as "40us" into number and unit; the unit is empty if there is no digit."""
     unit = _UNIT.search(text)
     if unit is None or not any(letter.isdigit() for letter in text):
-        return text, ""  # as nan and inf are
+        return text, ""  # so "nan" and "inf" are no units
     return text[: unit.start()].strip(), unit[0]
 
 
 def check_keys(section: Any, dimensions: Mapping[str, str], where: str) -> None:
-    """Refuse keys that nothing reads."""
-    legal = [
-        f"{key}_{unit}" if dimension else key
-        for key, dimension in dimensions.items()
-        for unit, (kind, _) in (UNITS.items() if dimension else [("", ("", 1.0))])
-        if kind == dimension
-    ]
+    """Refuse unknown keys; `dimensions` maps each known key to its dimension, or to ""."""
+    valid_keys = []
+    for key, dimension in dimensions.items():
+        units = [unit for unit, (unit_dimension, _) in UNITS.items() if unit_dimension == dimension]
+        valid_keys += [f"{key}_{unit}" for unit in units] if dimension else [key]
     if not isinstance(section, dict):
-        raise ValueError(f"{where} must be an object with the keys {', '.join(legal)}")
+        raise ValueError(f"{where} must be an object with the keys {', '.join(valid_keys)}")
     for key in section:
-        # a quantity without a unit is refused by its reader, which says what is missing
-        if key not in legal and not dimensions.get(key):
-            raise ValueError(f"{where}: {unknown('key', key, legal)}")
+        # `quantity` refuses a key that lacks its unit, and names the units
+        if key not in valid_keys and not dimensions.get(key):
+            raise ValueError(f"{where}: {unknown('key', key, valid_keys)}")
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """Return the unit in which times up to the longest are read best, and its seconds."""
+    """Return the largest time unit of at most the longest time: its seconds and its name."""
     for name in ("s", "ms", "us", "ns"):
         if abs(longest) >= UNITS[name][1]:
             return UNITS[name][1], name
@@ -192,19 +194,22 @@ def read_lines(path: Path) -> list[list[str]]:
 def read_each(
     path: Path, columns: Collection[str], read: Callable[[int, dict[str, str]], Row]
 ) -> list[Row]:
-    """Read every row of a CSV file by its number, from 1, and its cells that are not empty."""
+    """Apply `read` to each row of a CSV file: its number from 1, and its cells but for empty ones.
+
+    An error of a row names file and row.
+    """
     rows = []
-    for place, cells in enumerate(_cells(path, columns), 1):
+    for row_number, cells in enumerate(_cells(path, columns), 1):
         try:
-            rows.append(read(place, cells))
+            rows.append(read(row_number, cells))
         except ValueError as error:
-            reason = getattr(error, "reason", error)  # a ScheduleError keeps its table apart
-            raise ValueError(f"{path}, row {place}: {reason}") from None
+            reason = getattr(error, "reason", error)  # a ScheduleError appends its table
+            raise ValueError(f"{path}, row {row_number}: {reason}") from None
     return rows
 
 
 def _cells(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
-    """Cells that are not empty, by row and column."""
+    """Read the cells of each row by column name, without empty ones; check the header."""
     lines = read_lines(path)
     if len(lines) < 2:
         raise ValueError(f"{path} has no rows: give a header and a row for each run")
@@ -214,12 +219,12 @@ def _cells(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
             raise ValueError(f"{path}: {unknown('column', name, columns)}")
         if header.count(name) > 1:
             raise ValueError(f"{path}: column {name} stands twice")
-    for place, row in enumerate(rows, 1):
+    for row_number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise ValueError(
-                f"{path}, row {place}: it has {len(row)} cells, the header {len(header)}"
+                f"{path}, row {row_number}: it has {len(row)} cells, the header {len(header)}"
             )
-    return [{k: v for k, v in zip(header, row, strict=True) if v} for row in rows]
+    return [{name: cell for name, cell in zip(header, row, strict=True) if cell} for row in rows]
 
 
 def whole_cell(text: str, name: str, minimum: int, maximum: int) -> int:
@@ -229,7 +234,7 @@ def whole_cell(text: str, name: str, minimum: int, maximum: int) -> int:
 
 
 def relative_variance(cells: Mapping[str, str], mean: float) -> float:
-    """Variance of the mean of `n` repetitions that `spread`, relative to its square."""
+    """Return the variance of the mean of `n` runs with standard deviation `spread`, over mean^2."""
     repetitions = whole_cell(cells.get("n", "1"), "n", 1, MAX_COUNT)
     spread = positive_cell(cells, "spread") if "spread" in cells else 0.0
     return (spread / mean) ** 2 / repetitions if spread else 0.0

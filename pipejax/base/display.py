@@ -1,12 +1,11 @@
 """Views of results: a short `repr`, and in notebooks tables in HTML and pictures.
 
-What a record says of itself is a list of names of fields and properties, the most important ones
-first; without one it is the first field, and all that differ from their defaults. `repr` shows as
-many of them as fit, a notebook all of them: arrays by type and shape.
+A record has a list of facts: names of fields and properties, the most important ones first.
+Without a list, the facts are the first field and all fields that differ from their defaults. `repr`
+shows as many facts as fit, a notebook all of them; arrays show type and shape.
 
-Tables in HTML take their colours from the page: no colour is named, so light and dark pages both
-stay readable; nothing is fetched and no script runs. Every text is escaped, and the markup is XML
-as well.
+Tables in HTML take their colours from the page, so they are readable on light and dark pages. They
+fetch nothing and run no script. Every text is escaped, and the markup is XML as well.
 """
 
 import html
@@ -17,12 +16,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-LONGEST = 60  # characters of one field
-WHOLE = 400  # characters of a `repr`
-ENTRIES = 12  # of a collection that are shown
-NUMBERS = 16  # of an array
-CHARACTERS = 500  # of a text
-MOST_CELLS = 20_000  # of a table that a notebook draws without being asked: it takes a second
+MAX_FIELD = 60  # characters of one field
+MAX_REPR = 400  # characters of a `repr`
+MAX_ENTRIES = 12  # entries of a collection
+MAX_NUMBERS = 16  # numbers of an array
+MAX_TEXT = 500  # characters of a text in HTML
+MAX_CELLS = 20_000  # cells of a table that a notebook draws by itself: it takes a second
 _CONTROLS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # not in XML
 _TABLE = "border-collapse:collapse;text-align:left;margin:0"
 _CELL = "text-align:left;vertical-align:top;padding:0.1em 1em 0.1em 0"
@@ -38,11 +37,11 @@ def short_repr(record: type[Record]) -> type[Record]:
 
 
 def with_short_repr(names: str) -> Callable[[type[Record]], type[Record]]:
-    """Give a class a `repr` of some fields and properties: names with spaces between."""
+    """Decorate a class with a `repr` of the named fields and properties, separated by spaces."""
 
     def decorate(record: type[Record]) -> type[Record]:
-        vars_of_class = {"_says": names.split(), "__repr__": _show, "_repr_html_": _as_html}
-        for name, value in vars_of_class.items():
+        attributes = {"_facts": names.split(), "__repr__": _show, "_repr_html_": _as_html}
+        for name, value in attributes.items():
             setattr(record, name, value)
         return record
 
@@ -60,7 +59,7 @@ class ResultList(list[Item]):
 
 
 class ResultDict(dict[str, Any]):
-    """A dictionary to be written as JSON, whose `repr` shows as much as fits."""
+    """A dictionary for JSON, whose `repr` shows as much as fits."""
 
     def __repr__(self) -> str:
         texts = (f"{key!r}: {abbreviated(value)}" for key, value in self.items())
@@ -71,18 +70,19 @@ class ResultDict(dict[str, Any]):
 
 
 def facts(record: Any) -> Iterator[tuple[str, Any]]:
-    """List what a record says of itself: names and values."""
-    if record._says:
-        yield from ((name, getattr(record, name)) for name in record._says)
+    """Yield the facts of a record, a named tuple or a dataclass, as names and values."""
+    if record._facts:
+        yield from ((name, getattr(record, name)) for name in record._facts)
         return
-    names = record._fields if hasattr(record, "_fields") else record.__dataclass_fields__
-    defaults = getattr(record, "_field_defaults", None) or {
-        name: field.default for name, field in getattr(record, "__dataclass_fields__", {}).items()
-    }
-    for place, name in enumerate(names):
+    if hasattr(record, "_fields"):
+        names, defaults = record._fields, record._field_defaults
+    else:
+        names = record.__dataclass_fields__
+        defaults = {name: field.default for name, field in names.items()}
+    for index, name in enumerate(names):
         value = getattr(record, name)
-        is_default = name in defaults and _same(value, defaults[name])
-        if not is_default or (place == 0 and value is not None):
+        is_default = name in defaults and _is_default(value, defaults[name])
+        if not is_default or (index == 0 and value is not None):
             yield name, value
 
 
@@ -97,84 +97,84 @@ def _as_html(record: Any) -> str:
 
 
 def _fitting(start: str, texts: Iterator[str], cut: str, end: str) -> str:
-    """Join texts by commas: all of them, or those that fit."""
-    shown, room = "", WHOLE - len(start) - len(cut)
+    """Join texts by commas between `start` and `end`; if too long, end with `cut` instead."""
+    joined, max_length = "", MAX_REPR - len(start) - len(cut)
     for text in texts:
-        if len(shown) + len(text) + 2 > room:
-            return f"{start}{shown}{cut}"
-        shown += f"{text}, "
-    return f"{start}{shown.removesuffix(', ')}{end}"
+        if len(joined) + len(text) + 2 > max_length:
+            return f"{start}{joined}{cut}"
+        joined += f"{text}, "
+    return f"{start}{joined.removesuffix(', ')}{end}"
 
 
-def _same(value: Any, default: Any) -> bool:
-    """Return whether a field has its default; numbers by value: unpickling makes new objects."""
-    is_plain = isinstance(default, float | int | str) or hasattr(default, "_says")
+def _is_default(value: Any, default: Any) -> bool:
+    """Return whether a field has its default; plain ones by value: unpickling makes new objects."""
+    is_plain = isinstance(default, float | int | str) or hasattr(default, "_facts")
     return value is default or (is_plain and repr(value) == repr(default))
 
 
 def abbreviated(value: Any) -> str:
-    """Describe an array by type and shape, a large collection by size, other values in short."""
+    """Describe an array by type and shape, a large collection by size, others by a short repr."""
     if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
         return f"{value.dtype}{[*value.shape]}"
     if isinstance(value, float):
         return f"{value + 0.0:g}"  # 0 has no sign
     text = repr(value)
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_FIELD:
         return text
-    if (
-        isinstance(value, Collection)
-        and not isinstance(value, str)
-        and not hasattr(value, "_fields")
-    ):
+    is_scalar = isinstance(value, str) or hasattr(value, "_fields")
+    if isinstance(value, Collection) and not is_scalar:
         return f"{type(value).__name__} of {len(value)}"
-    return f"{text[:LONGEST]}..."
+    return f"{text[:MAX_FIELD]}..."
 
 
 def record_html(record: Any) -> str:
-    """Return a record as a table: what it says of itself, and the names of the rest."""
+    """Render a record as a table: its facts, and the names of its other attributes."""
     values = dict(facts(record))
-    meaning = _meanings(type(record))
-    rest = ", ".join(name for name in meaning if name not in values)
-    return facts_html(type(record).__name__, values.items(), meaning, rest)
+    meanings = _meanings(type(record))
+    other_names = ", ".join(name for name in meanings if name not in values)
+    return facts_html(type(record).__name__, values.items(), meanings, other_names)
 
 
 def facts_html(
-    title: str, values: Iterable[tuple[str, Any]], meaning: Mapping[str, str] = {}, rest: str = ""
+    title: str,
+    values: Iterable[tuple[str, Any]],
+    meanings: Mapping[str, str] = {},
+    other_names: str = "",
 ) -> str:
-    """Return names and values as a table; what a name means shows when the mouse is on it."""
+    """Render names and values as a table; a name shows its meaning under the mouse."""
     rows = [
-        f'<tr><th style="{_CELL}" title="{_escaped(meaning.get(name, ""))}">{_escaped(name)}</th>'
+        f'<tr><th style="{_CELL}" title="{_escaped(meanings.get(name, ""))}">{_escaped(name)}</th>'
         f'<td style="{_CELL}">{_value(value)}</td></tr>'
         for name, value in values
     ]
-    if rest:
+    if other_names:
         rows.append(
             f'<tr style="{_FAINT}"><th style="{_CELL}">also</th>'
-            f'<td style="{_CELL}">{_escaped(rest)}</td></tr>'
+            f'<td style="{_CELL}">{_escaped(other_names)}</td></tr>'
         )
     return _table(title, rows)
 
 
 def list_html(records: Collection[Any]) -> str:
-    """Return records of one kind as a table with a row for each, other values as a line."""
-    if not all(hasattr(record, "_says") or isinstance(record, Mapping) for record in records):
+    """Render records of one type as a table with a row for each, other values as one cell."""
+    if not all(hasattr(record, "_facts") or isinstance(record, Mapping) for record in records):
         return _table("", [_row("td", [_value([*records])])])
     if not records:
         return _table("none", [])
-    listed = [
+    row_values = [
         record if isinstance(record, Mapping) else dict(facts(record))
-        for record in [*records][:ENTRIES]
+        for record in [*records][:MAX_ENTRIES]
     ]
-    names = list(dict.fromkeys(name for values in listed for name in values))
+    names = list(dict.fromkeys(name for values in row_values for name in values))
     rows = [_row("th", map(_escaped, names))]
-    rows += [_row("td", (_value(values.get(name, "")) for name in names)) for values in listed]
-    if len(records) > ENTRIES:
+    rows += [_row("td", (_value(values.get(name, "")) for name in names)) for values in row_values]
+    if len(records) > MAX_ENTRIES:
         rows.append(_row("td", [f"... {len(records)} in all"]))
     return _table(type(next(iter(records))).__name__, rows)
 
 
 def grid_html(title: str, names: Iterable[str], texts: Iterable[Iterable[str]]) -> str:
-    """Return rows of short texts under each other, each with its name before it."""
+    """Render rows of short texts as a grid in HTML; each row begins with its name."""
     cell = "padding:0 0.35em;text-align:center;white-space:nowrap"
     rows = [
         f'<tr><th style="{_CELL};white-space:nowrap">{_escaped(name)}</th>'
@@ -191,29 +191,31 @@ def _table(title: str, rows: Iterable[str]) -> str:
 
 
 def _row(kind: str, cells: Iterable[str]) -> str:
-    return "<tr>" + "".join(f'<{kind} style="{_CELL}">{x}</{kind}>' for x in cells) + "</tr>"
+    return "<tr>" + "".join(f'<{kind} style="{_CELL}">{cell}</{kind}>' for cell in cells) + "</tr>"
 
 
 def _value(value: Any) -> str:
-    """Return a value: short collections entry by entry, long ones in short."""
-    if hasattr(value, "_says") or isinstance(value, str):
+    """Render a value as HTML; of a list or a mapping, at most `MAX_ENTRIES` entries."""
+    if hasattr(value, "_facts") or isinstance(value, str):
         return _escaped(str(value) if isinstance(value, str) else repr(value))
     if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
         return _escaped(_array(value))
     if isinstance(value, Mapping):
         return _mapping(value)
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        words = all(isinstance(entry, str | float | int) for entry in value)
-        return _lines(map(_brief, value[:ENTRIES]), len(value), ", " if words else "<br/>")
+        is_plain = all(isinstance(entry, str | float | int) for entry in value)
+        return _lines(map(_brief, value[:MAX_ENTRIES]), len(value), ", " if is_plain else "<br/>")
     return _escaped(abbreviated(value))
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
-    """Return the entries of a mapping, of many numbers the largest ones."""
+    """Render the entries of a mapping; of too many numbers, the largest ones."""
     entries = [*value.items()]
-    if len(entries) > ENTRIES and all(isinstance(number, float | int) for _, number in entries):
+    is_numeric = all(isinstance(number, float | int) for _, number in entries)
+    if len(entries) > MAX_ENTRIES and is_numeric:
         entries.sort(key=lambda entry: -abs(entry[1]))
-    return _lines((f"{name}: {_brief(entry)}" for name, entry in entries[:ENTRIES]), len(entries))
+    texts = (f"{name}: {_brief(entry)}" for name, entry in entries[:MAX_ENTRIES])
+    return _lines(texts, len(entries))
 
 
 def _brief(value: Any) -> str:
@@ -227,20 +229,21 @@ def _lines(texts: Iterable[str], count: int, between: str = "<br/>") -> str:
 
 
 def _array(value: Any) -> str:
-    """Return few numbers one by one, many by type, shape and range."""
+    """Describe a short array by its numbers, another one by type, shape and range."""
     numbers = np.asarray(value)
-    if numbers.ndim == 1 and numbers.size <= NUMBERS:
+    if numbers.ndim == 1 and numbers.size <= MAX_NUMBERS:
         return ", ".join(abbreviated(number) for number in numbers.tolist())
     finite = numbers[np.isfinite(numbers)] if numbers.dtype.kind in "fiu" else numbers[:0]
-    between = f", {finite.min():g} to {finite.max():g}" if finite.size else ""
-    return f"{abbreviated(value)}{between}"
+    value_range = f", {finite.min():g} to {finite.max():g}" if finite.size else ""
+    return f"{abbreviated(value)}{value_range}"
 
 
 def _meanings(record: type[Any]) -> dict[str, str]:
-    """Find what fields and properties mean, in the docstrings of a class."""
-    _, _, listed = (inspect.getdoc(record) or "").partition("Attributes:\n")
-    listed = listed.partition("\n\n")[0]
-    fields = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", listed, re.MULTILINE)
+    """Read the meanings of fields and properties from the docstrings of a class."""
+    _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
+    attributes = attributes.partition("\n\n")[0]
+    # a field is a line "  name: text", continued by lines with a deeper indent
+    fields = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", attributes, re.MULTILINE)
     properties = (
         (name, (inspect.getdoc(member) or "").partition("\n")[0])
         for name, member in inspect.getmembers(record, lambda member: isinstance(member, property))
@@ -250,23 +253,23 @@ def _meanings(record: type[Any]) -> dict[str, str]:
 
 
 def _escaped(text: str) -> str:
-    cut = text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}..."
+    cut = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
     return html.escape(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", cut))
 
 
 class Drawn:
-    """A run, or a table in its own slots, as a timeline."""
+    """Base class of results that a timeline shows."""
 
-    def plot(self, **how: Any) -> Any:
-        """Draw it as a timeline; arguments and result are those of `pipejax.plot`."""
-        import pipejax as pj  # drawing is above this room: the door knows where
+    def plot(self, **options: Any) -> Any:
+        """Draw a timeline; options and result are those of `pipejax.plot`."""
+        import pipejax as pj  # a lower room may not import plots
 
-        return pj.plot(self, **how)  # type: ignore[arg-type]  # all that are drawn derive from this
+        return pj.plot(self, **options)  # type: ignore[arg-type]  # pj.plot takes the subclasses
 
     def _repr_svg_(self) -> str | None:
-        """Show it in a notebook, if it is not too large and matplotlib is installed."""
+        """Return the timeline as SVG; None if it is too large or matplotlib is missing."""
         table: Any = getattr(self, "table", self)
-        if table.num_workers * table.num_slots > MOST_CELLS:
+        if table.num_workers * table.num_slots > MAX_CELLS:
             return None
         try:
             picture = self.plot()
@@ -278,6 +281,6 @@ class Drawn:
         return text
 
     def above_picture(self, text: str) -> str:
-        """Put HTML above the picture: where there is HTML, a notebook shows nothing else."""
+        """Append the timeline to HTML, because a notebook prefers HTML to SVG."""
         picture = self._repr_svg_()
         return text if picture is None else f"<div>{text}{picture}</div>"

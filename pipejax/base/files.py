@@ -1,4 +1,4 @@
-"""Atomic files and folders, drafted beside their final place, then moved there; their locks."""
+"""Atomic files and folders, drafted beside their final path, then moved there; folder locks."""
 
 import contextlib
 import errno
@@ -16,11 +16,11 @@ from pipejax.base.machine import memory
 from pipejax.base.progress import if_interrupted
 
 DRAFT = ".draft-"
-LONGEST = 200  # bytes of a name before it: the whole has to be a name too
-BYTES_PER_CHARACTER = 300  # of memory: what a table takes that is written without a blank
-PROBED = 4096  # bytes that are written to see whether there is room
+MAX_PREFIX = 200  # bytes of the final name in a draft's name, whose length is limited
+BYTES_PER_CHARACTER = 300  # memory of a table per character of its file, in its shortest form
+PROBE_BYTES = 4096  # written to test whether there is room
 LOCK = ".lock"
-CACHE = "PIPEJAX_CACHE"  # variable of the environment that says where
+CACHE = "PIPEJAX_CACHE"  # environment variable: the cache folder
 
 
 @contextlib.contextmanager
@@ -29,13 +29,13 @@ def atomic_write(
 ) -> Iterator[Path]:
     """Yield a path for a draft of a file or folder, which moves to `path` at the end of the block.
 
-    If the block ends early, `path` stays as it was. The draft has the same name, for writers
-    that look at the suffix. Without `replace`, what is there by then stays. With `is_locked` the
-    caller holds the folder's lock: drafts of the same name are left by processes that were killed,
-    and are removed. Errors of the system name `path`, not its draft.
+    If the block raises, `path` stays as it was. The draft has the same name, for writers
+    that look at the suffix. Without `replace`, an existing `path` is an error. With `is_locked` the
+    caller holds the folder's lock; so other drafts of this name are from killed processes, and are
+    removed. Errors of the system name `path`, not its draft.
     """
     path, to_stream = Path(path), is_stream(path)
-    # a link goes on to point where it points; a pipe or a terminal cannot be replaced
+    # a link stays a link: replace its target; a pipe or a terminal cannot be replaced
     target = Path(tempfile.gettempdir(), path.name) if to_stream else Path(os.path.realpath(path))
     with name_in_errors(path), draft_folder(target, is_locked=is_locked) as folder:
         draft = folder / path.name
@@ -49,7 +49,7 @@ def atomic_write(
 
 
 def _move(draft: Path, path: Path, folder: Path) -> None:
-    """Put a draft where it belongs; a folder that is there goes into `folder` first."""
+    """Move a draft to its path; an old folder there moves into `folder` first."""
     if draft.is_file():
         with draft.open("rb") as file:
             os.fsync(file.fileno())
@@ -75,7 +75,7 @@ def _move(draft: Path, path: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """Name a file in errors of the system that name none, or a draft of it."""
+    """Name `path` in each OSError of the block that names no file, or a draft."""
     try:
         yield
     except OSError as error:
@@ -85,7 +85,7 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 
 def is_stream(path: str | Path) -> bool:
-    """Return whether a path is a pipe, a terminal or another device of characters."""
+    """Return whether a path is a pipe, a terminal or another character device."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -94,10 +94,10 @@ def is_stream(path: str | Path) -> bool:
 
 
 def check_writable(path: str | Path) -> None:
-    """Check that `atomic_write` can write a file or folder, by writing a little beside it.
+    """Check that `atomic_write` can write a file or folder, by a trial draft beside it.
 
-    Only trying tells: a superuser may write where no permission says so, and a full disk or
-    `/proc` has no permission at all. Nothing of it stays; what is there is not touched.
+    Permissions do not tell: a superuser may write without them, and a full disk refuses everyone.
+    The draft is removed; an existing file is not touched.
 
     Raises:
       OSError: if it cannot; the error names `path`.
@@ -106,7 +106,7 @@ def check_writable(path: str | Path) -> None:
     if is_stream(path):
         return
     with contextlib.suppress(FileNotFoundError):
-        os.stat(path)  # a name that is too long, a link that leads to itself
+        os.stat(path)  # raises if the name is too long or a link leads to itself
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         why = f"there is no folder {target.parent if path.is_symlink() else path.parent}"
@@ -114,17 +114,21 @@ def check_writable(path: str | Path) -> None:
     if target.exists() and not target.is_file() and not target.is_dir():
         raise OSError(errno.EINVAL, "it is neither a file nor a pipe", str(path))
     with name_in_errors(path), draft_folder(target) as folder:
-        (folder / target.name).write_bytes(bytes(PROBED))
+        (folder / target.name).write_bytes(bytes(PROBE_BYTES))
 
 
 @contextlib.contextmanager
 def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
-    """Make a folder for drafts beside `path`, and remove it with all that is left in it."""
-    name = os.fsdecode(os.fsencode(path.name)[:LONGEST])
+    """Make a folder for drafts beside `path`, and remove it after the block.
+
+    With `is_locked`, also remove other draft folders of this path: their processes were killed.
+    """
+    name = os.fsdecode(os.fsencode(path.name)[:MAX_PREFIX])
     prefix = f".{name}{DRAFT}"
-    for stale in path.parent.glob(f"{glob.escape(prefix)}*") if is_locked else ():
-        shutil.rmtree(stale, ignore_errors=True)
-    with name_in_errors(path):  # say which file cannot be written, not which draft
+    if is_locked:
+        for stale in path.parent.glob(f"{glob.escape(prefix)}*"):
+            shutil.rmtree(stale, ignore_errors=True)
+    with name_in_errors(path):
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     try:
@@ -141,7 +145,7 @@ def write_file(path: str | Path, content: bytes | str, *, is_locked: bool = Fals
 
 
 def read_file(path: str | Path) -> bytes:
-    """Read a whole file, but no more than this machine could work with."""
+    """Read a file; refuse one whose table would need more than this machine's memory."""
     status = os.stat(path)
     # /dev/stdin and <(...) lead to pipes that have no name
     if stat.S_ISFIFO(status.st_mode) and os.path.exists(os.path.realpath(path)):
@@ -160,7 +164,7 @@ def read_file(path: str | Path) -> bytes:
 
 
 def cache_folder(part: str) -> Path:
-    """Return the folder of a part of what is kept for the user between runs."""
+    """Return one folder of the user's cache."""
     chosen = os.environ.get(CACHE)
     if chosen:
         return Path(chosen) / part
@@ -170,16 +174,18 @@ def cache_folder(part: str) -> Path:
 
 
 def checksum(content: bytes | str) -> str:
-    """SHA-256 of a content, in hexadecimal."""
+    """Return the SHA-256 of a content, in hexadecimal."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()
 
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Lock a folder, made where missing, for this thread; wait for others, or refuse."""
-    # The system releases it when this process ends, however it ends. The lock's empty file stays:
-    # removing it while others wait would let two of them in.
+    """Hold a folder's lock for the block; if another process holds it, wait or raise.
+
+    The folder is made if missing. The system releases the lock when this process ends.
+    """
+    # The lock's empty file stays: removing it while others wait would let two of them in.
     from filelock import FileLock, Timeout  # an extra
 
     folder.mkdir(parents=True, exist_ok=True)

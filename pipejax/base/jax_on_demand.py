@@ -1,10 +1,10 @@
-"""JAX where it is needed, and not before: its import takes longer than many a command.
+"""Lazy import of JAX, because the import takes longer than many commands.
 
-A module that can do without JAX takes `jax` and `jnp` from here: their attributes import it. It
-asks `is_array` for an array of JAX, which does not exist before JAX does.
+A module that often runs without JAX imports `jax` and `jnp` from here; their attributes import JAX.
+It tests for an array of JAX by `is_array`.
 
-A record that JAX has to know imports it, as in any library on JAX. The command line calls `defer`:
-then records wait until this module imports JAX, or sees that it has been imported.
+The registration of a record as a pytree imports JAX. The command line calls `defer`: then all
+registrations wait until this module imports JAX, or sees that another module has.
 """
 
 import importlib
@@ -20,7 +20,7 @@ _lock = threading.RLock()
 
 
 class _OnDemand:
-    """Stands for a module, which is imported when one of its attributes is asked for."""
+    """Proxy of a module: the first use of an attribute imports it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,7 +40,7 @@ __all__ = ["defer", "is_array", "is_loaded", "jax", "jnp", "with_jax"]
 
 
 def is_loaded() -> bool:
-    """Return whether JAX has been imported, to its end."""
+    """Return whether the import of JAX is complete."""
     loaded = "jax" in sys.modules and hasattr(sys.modules["jax"], "Array")
     if loaded:
         _catch_up()
@@ -53,13 +53,13 @@ def is_array(value: Any) -> "TypeGuard[jax.Array]":
 
 
 def defer() -> None:
-    """Let actions wait for JAX from now on: for a process in which only this package uses it."""
+    """From now on, delay actions that need JAX until it is imported."""
     global _deferred
     _deferred = []
 
 
 def with_jax(action: Action) -> None:
-    """Do something that JAX is needed for: now, or when it is imported if that is deferred."""
+    """Run an action that needs JAX: now, or after `defer`, when JAX is imported."""
     if _deferred is None or is_loaded():
         action()
     else:
@@ -67,7 +67,7 @@ def with_jax(action: Action) -> None:
 
 
 def _catch_up() -> None:
-    """Do what has waited for JAX."""
+    """Run the delayed actions."""
     if _deferred:
         with _lock:
             while _deferred:

@@ -17,8 +17,8 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray, Shaped
 
-FEW_RUNS = 8  # of one graph, which Python's numbers have sooner than NumPy's
-WIDE = 16  # nodes side by side from which NumPy takes a wave of them sooner than Python each
+FEW_RUNS = 8  # up to so many runs of one graph, Python's numbers are faster than NumPy's
+WIDE = 16  # from so many independent nodes on, NumPy is faster than a loop over them
 
 Preds = Int[NumpyArray, "nodes max_preds"]
 # floats, or whole numbers that stay what they are: of any size, as objects, too
@@ -30,36 +30,38 @@ EdgeEnds = Int[NumpyArray, " edges"]
 def lay_out_edges(
     num_nodes: int, head: Int[NumpyArray, " edges"]
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"], tuple[int, int]]:
-    """Assign every edge a column in a table of predecessors, in the order of the edges."""
-    # Returns (edges) the edges ordered by row, (edges) column of each in that order, table shape.
-    # column of an edge: its rank among all edges by head, less the edges of all heads before
-    by_head = np.argsort(head, kind="stable")
-    count = np.bincount(head, minlength=num_nodes)
-    column = np.arange(len(head)) - (np.cumsum(count) - count)[head[by_head]]
-    return by_head, column, (num_nodes, max(1, int(count.max(initial=0))))
+    """Assign each edge a cell (head, column) in a table of predecessors.
+
+    Returns the edges sorted by head (edges), their columns (edges), and the table's shape.
+    """
+    edge_order = np.argsort(head, kind="stable")
+    counts = np.bincount(head, minlength=num_nodes)
+    offsets = np.cumsum(counts) - counts  # number of edges into all heads before
+    # head 2 0 2 -> sorted heads 0 2 2, offsets 0 1 1, columns 0-0 1-1 2-1 = 0 0 1
+    column = np.arange(len(head)) - offsets[head[edge_order]]
+    return edge_order, column, (num_nodes, max(1, int(counts.max(initial=0))))
 
 
 def finish_times(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
-    """Earliest finish time (nodes) of every node, in the unit of duration and lag."""
+    """Return the earliest finish time (nodes), in the unit of duration and lag."""
     finish: list[Any] = [0] * len(duration)
     finish_time = finish.__getitem__
-    # column by column to Python's numbers, and its own loop over them: a node costs half a
-    # microsecond, one call of NumPy two
-    waits = zip(*preds.T.tolist(), strict=True)
+    # a loop over Python's numbers takes half a microsecond per node, one call of NumPy two
+    pred_rows = zip(*preds.T.tolist(), strict=True)
     if lag is None:
-        for node, (before, seconds) in enumerate(zip(waits, duration.tolist(), strict=True)):
-            finish[node] = max(map(finish_time, before)) + seconds
+        for node, (row, seconds) in enumerate(zip(pred_rows, duration.tolist(), strict=True)):
+            finish[node] = max(map(finish_time, row)) + seconds
     else:
-        lags = zip(*lag.T.tolist(), strict=True)
-        edges = zip(waits, lags, duration.tolist(), strict=True)
-        for node, (before, between, seconds) in enumerate(edges):
-            finish[node] = max(map(operator.add, map(finish_time, before), between)) + seconds
-    # whole numbers stay what they are, however large
+        lag_rows = zip(*lag.T.tolist(), strict=True)
+        rows = zip(pred_rows, lag_rows, duration.tolist(), strict=True)
+        for node, (row, lags, seconds) in enumerate(rows):
+            finish[node] = max(map(operator.add, map(finish_time, row), lags)) + seconds
+    # whole numbers keep their type, however large
     return np.array(finish, duration.dtype if duration.dtype.kind in "iO" else float)
 
 
 def start_times(preds: Preds, finish: Times, lag: Lags | None = None) -> Times:
-    """Start time (nodes) of every node: its last arrival, as finish - duration would round."""
+    """Return start times (nodes): the last arrival, because finish - duration would round."""
     arrival = finish[preds]
     return (arrival if lag is None else arrival + lag).max(axis=1)
 
@@ -71,59 +73,61 @@ def run_edges(
     order: Int[NumpyArray, " nodes"] | None = None,
     width: int = 1,
 ) -> tuple[Times, Times]:
-    """Start and finish times (nodes) of a graph given as edges, its nodes numbered in any order."""
-    # order is a topological order, where one is known; width as for topological_order.
+    """Return start and finish times (nodes) of a graph of edges; nodes have any order.
+
+    `order` is a topological order, computed if missing; `width` is as in `topological_order`.
+    """
     if _goes_by_waves(len(duration), tail, width):
         return _run_waves(tail, head, duration)
     if order is None:
         order = topological_order(len(duration), tail, head)
-    # renumbered so that edges point forward, with the source in front
-    number = np.empty_like(order)
-    number[order] = np.arange(1, len(order) + 1)  # 0 is the source
-    by_head, column, shape = lay_out_edges(len(order) + 1, number[head])
+    # renumber nodes in topological order, behind the source 0: order 2 0 1 -> new_ids 2 3 1
+    new_ids = np.empty_like(order)
+    new_ids[order] = np.arange(1, len(order) + 1)
+    edge_order, column, shape = lay_out_edges(len(order) + 1, new_ids[head])
     preds = np.zeros(shape, np.int64)
-    preds[number[head][by_head], column] = number[tail][by_head]
+    preds[new_ids[head][edge_order], column] = new_ids[tail][edge_order]
     finish = finish_times(preds, np.append(0.0, duration[order]))
-    return start_times(preds, finish)[number], finish[number]
+    return start_times(preds, finish)[new_ids], finish[new_ids]
 
 
 def _run_waves(tail: EdgeEnds, head: EdgeEnds, duration: Times) -> tuple[Times, Times]:
-    """Start and finish times (nodes) wave by wave: the same sums and maxima as in `run_edges`."""
-    start = np.zeros(len(duration) + 1)  # the last entry is nobody's: see `_waves`
+    """Return start and finish times (nodes), computed for all nodes of a wave at once."""
+    start = np.zeros(len(duration) + 1)  # the last entry collects the padding of `_waves`
     finish = np.zeros(len(duration))
-    for wave, after in _waves(len(duration), tail, head):
+    for wave, successors in _waves(len(duration), tail, head):
         ends = start.take(wave) + duration.take(wave)
         finish[wave] = ends
-        np.maximum.at(start, after.ravel(), ends.repeat(after.shape[1]))
+        # a successor starts at the latest of these ends; each end repeats for its successors
+        np.maximum.at(start, successors.ravel(), ends.repeat(successors.shape[1]))
     return start[:-1], finish
 
 
 def finish_times_of_many(
     preds: Int[NumpyArray, "graphs nodes max_preds"], duration: Float[NumpyArray, "graphs nodes"]
 ) -> Float[NumpyArray, "graphs nodes"]:
-    """Finish times (graphs, nodes) of graphs of one size, without lags: node by node of all."""
-    count, nodes, _ = preds.shape
-    finish = np.zeros((nodes, count))
+    """Return finish times (graphs, nodes) of graphs of one size, without lags."""
+    num_graphs, num_nodes, _ = preds.shape
+    finish = np.zeros((num_nodes, num_graphs))
     flat = finish.reshape(-1)
-    # one row of positions in it for each node: by predecessor, then by graph
-    waits = np.ascontiguousarray(preds.transpose(1, 2, 0)) * count + np.arange(count)
-    for end, before, seconds in zip(finish, waits, np.ascontiguousarray(duration.T), strict=True):
-        np.maximum.reduce(flat.take(before), axis=0, out=end)
-        end += seconds
+    # position of (pred, graph) in flat: pred * num_graphs + graph; (nodes, max_preds, graphs)
+    positions = np.ascontiguousarray(preds.transpose(1, 2, 0)) * num_graphs + np.arange(num_graphs)
+    durations = np.ascontiguousarray(duration.T)
+    for ends, pred_positions, seconds in zip(finish, positions, durations, strict=True):
+        np.maximum.reduce(flat.take(pred_positions), axis=0, out=ends)
+        ends += seconds
     return finish.T
 
 
 def run_in_place(preds: Preds, times: Float[NumpyArray, "nodes runs"]) -> None:
-    """Turn durations (nodes, runs) of one graph into finish times, without lags."""
-    # In every row the predecessors come first, as lay_out_edges puts them; the rest is the source,
-    # which is done at 0.
-    count = np.maximum((preds != 0).sum(axis=1), 1).tolist()
-    for node, before in enumerate(preds[1:], 1):
-        several = count[node]
-        if several == 1:
-            times[node] += times[before[0]]
+    """Replace durations (nodes, runs) of one graph by finish times, without lags."""
+    # `lay_out_edges` puts predecessors into the leading columns; the source, 0, fills the others
+    num_preds = np.maximum((preds != 0).sum(axis=1), 1).tolist()
+    for node, row in enumerate(preds[1:], 1):
+        if num_preds[node] == 1:
+            times[node] += times[row[0]]
         else:
-            times[node] += times[before[:several]].max(axis=0)
+            times[node] += times[row[: num_preds[node]]].max(axis=0)
 
 
 def longest_paths_of_many(
@@ -132,24 +136,24 @@ def longest_paths_of_many(
     lag_index: Int[NumpyArray, "nodes max_preds"],
     costs: NumpyArray,
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Longest paths of one graph under many costs (costs, runs), of which entry 0 is 0."""
-    # Durations and lags are positions in the costs, which keep their type: whole numbers, be they
-    # NumPy's or Python's, are added exactly.
-    # Returns (runs) lengths, and (costs, runs) how often each cost is on the path: the first of the
-    # sinks and of the predecessors that attain a maximum, as everywhere.
+    """Return the longest path's length (runs), and how often it counts each cost (costs, runs).
+
+    Durations and lags are rows of `costs` (costs, runs), whose row 0 is 0. Whole numbers are added
+    exactly. At a tie, the path takes the first sink and the first predecessor.
+    """
     if costs.shape[1] <= FEW_RUNS:
         return _longest_paths_one_by_one(preds, duration_index, lag_index, costs)
     (num_nodes, width), runs = preds.shape, np.arange(costs.shape[1])
     finish = np.zeros((num_nodes, len(runs)), costs.dtype)
     choice = np.zeros(finish.shape, np.min_scalar_type(width))
-    is_used = (preds > 0) | (lag_index > 0)  # what waits for the source alone never comes later
-    for node, (before, lags) in enumerate(zip(preds.tolist(), lag_index.tolist(), strict=True)):
-        arrival = finish[before[0]] + costs[lags[0]]
+    is_used = (preds > 0) | (lag_index > 0)  # other entries are padding
+    for node, (row, lags) in enumerate(zip(preds.tolist(), lag_index.tolist(), strict=True)):
+        last_arrival = finish[row[0]] + costs[lags[0]]
         for column in np.flatnonzero(is_used[node, 1:]) + 1:
-            other = finish[before[column]] + costs[lags[column]]
-            choice[node][other > arrival] = column
-            arrival = np.maximum(arrival, other)
-        finish[node] = arrival + costs[duration_index[node]]
+            arrival = finish[row[column]] + costs[lags[column]]
+            choice[node][arrival > last_arrival] = column
+            last_arrival = np.maximum(last_arrival, arrival)
+        finish[node] = last_arrival + costs[duration_index[node]]
     sinks = np.setdiff1d(np.arange(num_nodes), preds)
     node = sinks[finish[sinks].argmax(axis=0)]
     length, counts = finish[node, runs], np.zeros(costs.shape, np.int64)
@@ -168,7 +172,7 @@ def _longest_paths_one_by_one(
     lag_index: Int[NumpyArray, "nodes max_preds"],
     costs: NumpyArray,
 ) -> tuple[NumpyArray, NumpyArray]:
-    """`longest_paths_of_many` by single runs, which few costs have sooner."""
+    """Do as `longest_paths_of_many`, run by run: faster for few runs."""
     lengths, counts = [], np.zeros(costs.shape, np.int64)
     for run, column in enumerate(costs.T):
         duration, lag = column[duration_index], column[lag_index]
@@ -187,37 +191,32 @@ def critical_path(
 
     Returns (nodes) and (nodes, max_preds) whether a node or an edge is on the path.
     """
-    nodes, edges, awaited = (np.zeros(n, bool) for n in (len(finish), preds.shape, len(finish)))
-    awaited[preds] = True
-    node = int(np.where(awaited, -1, finish).argmax())
-    while not nodes[0]:
-        first = int((finish[preds[node]] + lag[node]).argmax())
-        nodes[node] = edges[node, first] = True
-        node = int(preds[node, first])
-    return nodes, edges
+    on_path, edge_on_path = np.zeros(len(finish), bool), np.zeros(preds.shape, bool)
+    has_successor = np.zeros(len(finish), bool)
+    has_successor[preds] = True
+    node = int(np.where(has_successor, -1, finish).argmax())
+    while not on_path[0]:
+        column = int((finish[preds[node]] + lag[node]).argmax())
+        on_path[node] = edge_on_path[node, column] = True
+        node = int(preds[node, column])
+    return on_path, edge_on_path
 
 
 def tails(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
-    """Longest time (nodes) from the end of each node to the makespan."""
-    tail, back = [0.0] * len(duration), slice(None, None, -1)
-    lags = np.zeros(preds.shape) if lag is None else lag
-    edges = zip(
-        range(len(tail))[back],
-        duration[back].tolist(),
-        zip(*preds[back].T.tolist(), strict=True),
-        zip(*lags[back].T.tolist(), strict=True),
-        strict=True,
-    )
-    for node, seconds, waits, between in edges:
-        after = tail[node] + seconds
-        for before, delay in zip(waits, between, strict=True):
-            if after + delay > tail[before]:
-                tail[before] = after + delay
-    return np.array(tail)
+    """Return the longest time (nodes) from the end of each node to the makespan."""
+    node_tails: list[Any] = [0.0] * len(duration)
+    lags: Any = np.zeros(preds.shape) if lag is None else lag
+    durations, pred_rows, lag_rows = duration.tolist(), preds.tolist(), lags.tolist()
+    for node in reversed(range(len(node_tails))):
+        tail_at_start = node_tails[node] + durations[node]
+        for pred, delay in zip(pred_rows[node], lag_rows[node], strict=True):
+            if tail_at_start + delay > node_tails[pred]:
+                node_tails[pred] = tail_at_start + delay
+    return np.array(node_tails)
 
 
 def slack(preds: Preds, duration: Times, lag: Lags, target: float | None = None) -> Times:
-    """Return how much longer each node could take before makespan or target is exceeded (nodes)."""
+    """Return the longest delay of each node (nodes) that keeps the makespan, or meets a target."""
     finish = finish_times(preds, duration, lag)
     until = finish.max() if target is None else target
     return until - finish - tails(preds, duration, lag)
@@ -234,71 +233,78 @@ class CycleError(ValueError):
 def topological_order(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds, width: int = 1
 ) -> Int[NumpyArray, " nodes"]:
-    """Order the nodes so that every edge points forward (Kahn's algorithm, first in first out)."""
-    # width says about how many nodes stand side by side; it decides about nothing but the time.
+    """Order the nodes so that every edge points forward (Kahn's algorithm, first in first out).
+
+    `width` estimates how many nodes are independent; it changes only the speed.
+    """
     if _goes_by_waves(num_nodes, tail, width):
         return np.concatenate([wave for wave, _ in _waves(num_nodes, tail, head)])
-    by_tail = np.argsort(tail, kind="stable")
-    successors = head[by_tail].tolist()
-    first = np.searchsorted(tail[by_tail], np.arange(num_nodes + 1)).tolist()
-    waiting_for = np.bincount(head, minlength=num_nodes)
-    order: list[int] = np.flatnonzero(waiting_for == 0).tolist()
-    others = (waiting_for - 1).tolist()  # than the predecessor that comes last
+    # successors of node n: successors[offsets[n] : offsets[n + 1]]
+    edge_order = np.argsort(tail, kind="stable")
+    successors = head[edge_order].tolist()
+    offsets = np.searchsorted(tail[edge_order], np.arange(num_nodes + 1)).tolist()
+    in_degree = np.bincount(head, minlength=num_nodes)
+    order: list[int] = np.flatnonzero(in_degree == 0).tolist()
+    num_missing = in_degree.tolist()
     for node in order:  # grows while it is read: the queue and the answer are one list
-        for successor in successors[first[node] : first[node + 1]]:
-            if others[successor]:
-                others[successor] -= 1
-            else:
+        for successor in successors[offsets[node] : offsets[node + 1]]:
+            num_missing[successor] -= 1
+            if num_missing[successor] == 0:
                 order.append(successor)
-    ordered, blocked = np.array(order, int), np.ones(num_nodes, bool)
-    blocked[ordered] = False
-    _check_complete(blocked, tail, head)
-    return ordered
+    order_array, is_blocked = np.array(order, int), np.ones(num_nodes, bool)
+    is_blocked[order_array] = False
+    _check_complete(is_blocked, tail, head)
+    return order_array
 
 
 def _goes_by_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
-    """Return whether waves are wide, and a table of successors would be well filled."""
+    """Return whether waves are fast: wide, with successors that fill a quarter of their table."""
     return width >= WIDE and num_nodes * int(np.bincount(tail).max(initial=0)) <= 4 * len(tail)
 
 
 def _waves(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds
 ) -> Iterator[tuple[Int[NumpyArray, " wave"], Int[NumpyArray, "wave successors"]]]:
-    """Yield what waits for nothing, then what waits for that alone, and so on."""
-    # One behind the other they are the topological order. With each wave come its successors,
-    # filled up with num_nodes, which never can start.
-    by_tail, column, shape = lay_out_edges(num_nodes, tail)
+    """Yield nodes without predecessors, then those whose predecessors were yielded, and so on.
+
+    The waves in sequence are the topological order. Each comes with its successors (wave,
+    max_successors), padded with `num_nodes`.
+    """
+    edge_order, column, shape = lay_out_edges(num_nodes, tail)
     successors = np.full(shape, num_nodes)
-    successors[tail[by_tail], column] = head[by_tail]
-    waiting_for = np.append(np.bincount(head, minlength=num_nodes), successors.size + 1)
-    latest = np.empty_like(waiting_for)
-    wave = np.flatnonzero(waiting_for == 0)
+    successors[tail[edge_order], column] = head[edge_order]
+    # the padding's entry is so large that it never becomes 0
+    num_missing = np.append(np.bincount(head, minlength=num_nodes), successors.size + 1)
+    last_position = np.empty_like(num_missing)
+    wave = np.flatnonzero(num_missing == 0)
     while len(wave):
-        after = successors.take(wave, axis=0)
-        yield wave, after
-        after = after.ravel()
-        np.subtract.at(waiting_for, after, 1)
-        ready = after[waiting_for.take(after) == 0]
-        # a node with several predecessors in the wave comes in when the last of them has
-        place = np.arange(len(ready))
-        latest[ready] = place
-        wave = ready[latest.take(ready) == place]
-    _check_complete(waiting_for[:-1] > 0, tail, head)
+        wave_successors = successors.take(wave, axis=0)
+        yield wave, wave_successors
+        heads = wave_successors.ravel()
+        np.subtract.at(num_missing, heads, 1)
+        ready = heads[num_missing.take(heads) == 0]
+        # keep the last entry of a node that has several predecessors in the wave: 5 7 5 -> 7 5
+        positions = np.arange(len(ready))
+        last_position[ready] = positions
+        wave = ready[last_position.take(ready) == positions]
+    _check_complete(num_missing[:-1] > 0, tail, head)
 
 
-def _check_complete(blocked: Bool[NumpyArray, " nodes"], tail: EdgeEnds, head: EdgeEnds) -> None:
-    """Refuse a graph of which some nodes never could start, with a cycle among them."""
-    if blocked.any():
-        raise CycleError(_find_cycle(blocked, tail, head))
+def _check_complete(is_blocked: Bool[NumpyArray, " nodes"], tail: EdgeEnds, head: EdgeEnds) -> None:
+    """Raise a CycleError if a node never became ready."""
+    if is_blocked.any():
+        raise CycleError(_find_cycle(is_blocked, tail, head))
 
 
-def _find_cycle(blocked: Bool[NumpyArray, " nodes"], tail: EdgeEnds, head: EdgeEnds) -> list[int]:
+def _find_cycle(
+    is_blocked: Bool[NumpyArray, " nodes"], tail: EdgeEnds, head: EdgeEnds
+) -> list[int]:
     """Walk backwards through nodes that never became ready until one repeats."""
-    both = blocked[tail] & blocked[head]
-    blocked_by = dict(zip(head[both].tolist(), tail[both].tolist(), strict=True))
-    node = next(iter(blocked_by))
-    walked: dict[int, int] = {}
-    while node not in walked:
-        walked[node] = len(walked)
-        node = blocked_by[node]
-    return list(walked)[walked[node] :][::-1]
+    is_edge = is_blocked[tail] & is_blocked[head]
+    blocked_pred = dict(zip(head[is_edge].tolist(), tail[is_edge].tolist(), strict=True))
+    node = next(iter(blocked_pred))
+    positions: dict[int, int] = {}  # of each node on the walk
+    while node not in positions:
+        positions[node] = len(positions)
+        node = blocked_pred[node]
+    return list(positions)[positions[node] :][::-1]

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
-LEAST = 1 << 18  # bytes that every process has: no limit need be read
+ALWAYS_FREE = 1 << 18  # bytes that every process has, so no limit is read
 Options = dict[str, int | bool]
 
 
 def memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes that this process can have: of the machine, its container and its own limits."""
+    """Return the bytes this process can have: least of machine, container and process limits."""
     limits = [sys.maxsize]
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not everywhere
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -29,7 +29,7 @@ def memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")
 
 
 def _container_limits(cgroups: Path, membership: Path) -> Iterator[int]:
-    """Limits of the control groups that hold this process, of either version."""
+    """Yield the memory limits [bytes] of this process's control groups, version 1 or 2."""
     with contextlib.suppress(OSError):
         for line in membership.read_text().splitlines():
             _, controllers, name = line.split(":", 2)
@@ -45,17 +45,17 @@ def _container_limits(cgroups: Path, membership: Path) -> Iterator[int]:
 
 
 def check_fits(num_bytes: int, what: str) -> None:
-    """Refuse what needs more memory than there is."""
-    if num_bytes > LEAST and num_bytes > (there := memory()):
+    """Raise a ValueError if the machine has less memory; `what` is its subject and verb."""
+    if num_bytes > ALWAYS_FREE and num_bytes > (available := memory()):
         raise ValueError(
             f"{what} at least {num_bytes // 10**9:,} GB of memory; this machine has "
-            f"{there / 1e9:,.1f} GB"
+            f"{available / 1e9:,.1f} GB"
         )
 
 
 def cpu_options(**options: int | bool) -> Options:
-    """Return those options that hold here, for `jax.jit(..., compiler_options=...)`."""
-    import jax  # rooms below the engine do without it
+    """Drop XLA options that this backend lacks or XLA_FLAGS sets; the rest suits `jax.jit`."""
+    import jax
 
     if jax.default_backend() != "cpu":
         return {}

@@ -1,11 +1,11 @@
-"""Numbers of many configurations at once with their slopes, on the host: nothing is compiled.
+"""Arrays of a batch of configurations with their derivatives, in NumPy: nothing is compiled.
 
-What `jax.vmap` and `jax.jvp` make of a function of arrays, NumPy does here while the function runs.
-Every operation works on all configurations, as it would on one, and to the same last bit. What no
-number of a batch differs in is computed once, and what does not depend on an input has no slope by
-it: a price is a few thousand operations, of which a batch of systems changes few.
+`Many` evaluates a function as `jax.vmap` and `jax.jvp` would, while the function runs. Every
+configuration gets the same bits as it would get alone. An array that all configurations share is
+computed once, and has slopes only for the inputs that it depends on: a price is a few thousand
+operations, of which a batch of systems changes few.
 
-`array_functions` of costs hands these numbers here; operators are their own.
+`array_functions` of costs calls `FUNCTIONS` for these arrays; the class has the operators.
 """
 
 import operator
@@ -23,7 +23,7 @@ Function = Callable[[Any, Any], Any]
 
 
 def _operation(function: Function, slope_rule: Any = None) -> Callable[[Any, Any], "Many"]:
-    """An operator; without `slope_rule` its result has none."""
+    """Make an operator of two arrays; without `slope_rule` its result has no slopes."""
 
     def apply(first: Any, second: Any) -> "Many":
         return _binary(function, first, second, slope_rule)
@@ -31,24 +31,24 @@ def _operation(function: Function, slope_rule: Any = None) -> Callable[[Any, Any
     return apply
 
 
-def _reversed(operation: Callable[[Any, Any], "Many"]) -> Callable[[Any, Any], "Many"]:
+def _swapped(operation: Callable[[Any, Any], "Many"]) -> Callable[[Any, Any], "Many"]:
     def apply(first: "Many", second: Any) -> "Many":
-        return operation(_lifted(second), first)
+        return operation(_to_many(second), first)
 
     return apply
 
 
 def _product(first: Any, second: Any) -> "Many":
-    first, second = _lifted(first), _lifted(second)
-    if _is_nothing(first) or _is_nothing(second):
-        return _nothing(first, second)
+    first, second = _to_many(first), _to_many(second)
+    if _is_zero(first) or _is_zero(second):
+        return _zeros(first, second)
     return _binary(operator.mul, first, second, lambda a, b, c: (b, a))
 
 
 def _quotient(first: Any, second: Any) -> "Many":
-    first, second = _lifted(first), _lifted(second)
-    if _is_nothing(first):
-        return _nothing(first, second)
+    first, second = _to_many(first), _to_many(second)
+    if _is_zero(first):
+        return _zeros(first, second)
     return _binary(operator.truediv, first, second, lambda a, b, c: (1 / b, -c / b))
 
 
@@ -71,7 +71,7 @@ class Many:
 
     @property
     def ndim(self) -> int:
-        """Its axes."""
+        """Number of axes of one configuration's array."""
         return self.value.ndim - 1
 
     @property
@@ -88,13 +88,13 @@ class Many:
 
     def __getitem__(self, key: Any) -> "Many":
         key = key if isinstance(key, tuple) else (key,)
-        return _mapped(self, lambda part, front: part[(*front, *key)])
+        return _map_linear(self, lambda array, batch_axes: array[(*batch_axes, *key)])
 
     __add__ = __radd__ = _operation(operator.add, lambda a, b, c: (1.0, 1.0))
     __sub__ = _operation(operator.sub, lambda a, b, c: (1.0, -1.0))
-    __rsub__ = _reversed(__sub__)
+    __rsub__ = _swapped(__sub__)
     __mul__ = __rmul__ = _product
-    __truediv__, __rtruediv__ = _quotient, _reversed(_quotient)
+    __truediv__, __rtruediv__ = _quotient, _swapped(_quotient)
     __pow__ = _operation(
         operator.pow,
         lambda a, b, c: (b * a ** (b - 1), np.log(np.where(a == 0, 1.0, a)) * c),
@@ -113,140 +113,154 @@ class Many:
         return Many(~self.value)
 
     def __matmul__(self, other: NumpyArray) -> "Many":
-        """The product with a matrix, or with several, that all configurations share."""
-        return _mapped(self, lambda part, front: np.tensordot(part, other, axes=(-1, -2)))
+        """Multiply by a matrix, or a stack of them, that all configurations share."""
+        return _map_linear(self, lambda array, _: np.tensordot(array, other, axes=(-1, -2)))
 
     @property
     def T(self) -> "Many":
-        """The axes of one configuration's array in reverse."""
-        reversed_axes = range(self.ndim, 0, -1)
-        return _mapped(
-            self,
-            lambda part, front: part.transpose(
-                *range(len(front)), *[k + len(front) - 1 for k in reversed_axes]
-            ),
-        )
+        """Transpose of one configuration's array; the batch axes stay in front."""
+
+        def transpose(array: NumpyArray, batch_axes: BatchAxes) -> NumpyArray:
+            num_batch_axes = len(batch_axes)
+            return array.transpose(
+                *range(num_batch_axes), *reversed(range(num_batch_axes, array.ndim))
+            )
+
+        return _map_linear(self, transpose)
 
     def astype(self, dtype: Any) -> "Many":
-        """The same in another type."""
+        """Convert the values to another type."""
         return Many(self.value.astype(dtype), self.slopes)
 
     def ravel(self) -> "Many":
-        """All numbers along one axis."""
+        """Flatten one configuration's array."""
         return self.reshape(-1)
 
     def reshape(self, *shape: Any) -> "Many":
-        """Return the same numbers in another shape."""
-        new_shape = np.empty(self.shape).reshape(*shape).shape
-        return _mapped(
-            self, lambda part, front: part.reshape(*part.shape[: len(front)], *new_shape)
+        """Reshape one configuration's array; the batch axes stay in front."""
+        new_shape = np.empty(self.shape).reshape(*shape).shape  # NumPy replaces a -1
+        return _map_linear(
+            self,
+            lambda array, batch_axes: array.reshape(*array.shape[: len(batch_axes)], *new_shape),
         )
 
     def sum(self, axis: int | None = None) -> "Many":
         """Sum over an axis, or over all."""
         if axis is None:
             return self.ravel().sum(axis=0) if self.ndim != 1 else self.sum(axis=0)
-        return _mapped(self, lambda part, front: part.sum(axis=_batch_axis(axis, front)))
+        return _map_linear(
+            self, lambda array, batch_axes: array.sum(axis=_batch_axis(axis, batch_axes))
+        )
 
     def max(self, axis: int = -1) -> "Many":
-        """The largest along the last axis; equal ones share the slope, as in JAX."""
+        """Return the maximum along the last axis; equal entries share its slope, as in JAX."""
         assert axis == -1
         value = self.value.max(axis=-1)
-        largest = self.value == value[..., None]
-        weight = (largest / largest.sum(axis=-1, keepdims=True))[:, None]
-        return Many(value, {n: (weight * part).sum(axis=-1) for n, part in self.slopes.items()})
+        is_max = self.value == value[..., None]
+        weight = (is_max / is_max.sum(axis=-1, keepdims=True))[:, None]
+        slopes = {name: (weight * slope).sum(axis=-1) for name, slope in self.slopes.items()}
+        return Many(value, slopes)
 
 
 def to_many(leaf: NumpyArray) -> Any:
-    """Numbers (batch, ...) of configurations: those of one where all are the same."""
+    """Wrap values (batch, ...) as `Many`, or return one entry if all of them are equal."""
     return Many(leaf) if (leaf != leaf[:1]).any() else leaf[0]
 
 
 def many_values(leaf: Any) -> NumpyArray:
-    """Values (batch, ...), or (1, ...) where all configurations share them."""
+    """Return values (batch, ...), or (1, ...) if all configurations share them."""
     return leaf.value if isinstance(leaf, Many) else np.asarray(leaf)[None]
 
 
-Front = tuple[slice, ...]  # one for each axis that stands in front
-Linear = Callable[[NumpyArray, Front], NumpyArray]
-_OF_VALUE, _OF_SLOPES = (slice(None),), (slice(None), slice(None))
+BatchAxes = tuple[slice, ...]  # a full slice for each axis before those of one configuration
+Linear = Callable[[NumpyArray, BatchAxes], NumpyArray]
+_VALUE_AXES, _SLOPE_AXES = (slice(None),), (slice(None), slice(None))
 
 
-def _mapped(many: Many, linear: Linear) -> Many:
-    """A linear function, the same of values and slopes."""
-    slopes = {name: linear(part, _OF_SLOPES) for name, part in many.slopes.items()}
-    return Many(linear(many.value, _OF_VALUE), slopes)
+def _map_linear(many: Many, linear: Linear) -> Many:
+    """Apply a linear function to the value and to all slopes."""
+    slopes = {name: linear(slope, _SLOPE_AXES) for name, slope in many.slopes.items()}
+    return Many(linear(many.value, _VALUE_AXES), slopes)
 
 
-def _batch_axis(axis: int, front: Front) -> int:
-    """An axis of one configuration's array as one of all."""
-    return axis if axis < 0 else axis + len(front)
+def _batch_axis(axis: int, batch_axes: BatchAxes) -> int:
+    """Turn an axis of one configuration's array into an axis of the batch's array."""
+    return axis if axis < 0 else axis + len(batch_axes)
 
 
-def _lifted(numbers: Any) -> Many:
+def _to_many(numbers: Any) -> Many:
     return numbers if isinstance(numbers, Many) else Many(np.asarray(numbers)[None])
 
 
-def _is_nothing(many: Many) -> bool:
+def _is_zero(many: Many) -> bool:
     """Return whether an array is 0 everywhere, for all configurations and without slopes."""
     return len(many.value) == 1 and not many.slopes and not many.value.any()
 
 
-def _nothing(first: Many, second: Many) -> Many:
-    """Return 0 times anything, or 0 by anything: it has no slopes."""
+def _zeros(first: Many, second: Many) -> Many:
+    """Return zeros of the shape of a product; they have no slopes."""
     return Many(np.zeros((1, *np.broadcast_shapes(first.shape, second.shape))))
 
 
-def _padded(part: NumpyArray, front: int, ndim: int) -> NumpyArray:
-    """Put axes of one entry before those of one configuration's array, until it has so many."""
-    missing = ndim + front - part.ndim
-    return part.reshape(*part.shape[:front], *[1] * missing, *part.shape[front:])
+def _pad_axes(array: NumpyArray, num_batch_axes: int, ndim: int) -> NumpyArray:
+    """Insert axes of length 1 behind the batch axes, until one configuration has `ndim` axes."""
+    missing = ndim + num_batch_axes - array.ndim
+    batch_shape, shape = array.shape[:num_batch_axes], array.shape[num_batch_axes:]
+    return array.reshape(*batch_shape, *[1] * missing, *shape)
 
 
-def _binary(function: Function, first: Any, second: Any, slope_rule: Any, least: int = 0) -> Many:
-    """Apply a function to two arrays of at least so many axes."""
-    pair = _lifted(first), _lifted(second)
-    ndim = max(least, *(operand.ndim for operand in pair))
-    values = [_padded(operand.value, 1, ndim) for operand in pair]
+def _binary(
+    function: Function, first: Any, second: Any, slope_rule: Any, min_ndim: int = 0
+) -> Many:
+    """Apply a function to two arrays that broadcast; sum the slopes by the chain rule.
+
+    `slope_rule` maps both values and the result to the partial derivatives by either operand.
+    """
+    operands = _to_many(first), _to_many(second)
+    ndim = max(min_ndim, *(operand.ndim for operand in operands))
+    values = [_pad_axes(operand.value, 1, ndim) for operand in operands]
     result = np.asarray(function(*values))
-    if slope_rule is None or not (pair[0].slopes or pair[1].slopes):
+    if slope_rule is None or not any(operand.slopes for operand in operands):
         return Many(result)
     slopes: dict[str, NumpyArray] = {}
-    for operand, weight in zip(pair, slope_rule(*values, result), strict=True):
-        # one axis more: that of the numbers of the input
-        by = weight[:, None] if np.ndim(weight) else weight
-        for name, part in operand.slopes.items():
-            slope = by * _padded(part, 2, ndim)
-            slopes[name] = slopes[name] + slope if name in slopes else slope
-    return Many(result, _spread(slopes, result.shape[1:]))
+    for operand, partial in zip(operands, slope_rule(*values, result), strict=True):
+        # (batch, ...) to (batch, 1, ...): slopes have an axis for the numbers of an input
+        factor = partial[:, None] if np.ndim(partial) else partial
+        for name, slope in operand.slopes.items():
+            term = factor * _pad_axes(slope, 2, ndim)
+            slopes[name] = slopes[name] + term if name in slopes else term
+    return Many(result, _broadcast_slopes(slopes, result.shape[1:]))
 
 
-def _spread(slopes: dict[str, NumpyArray], shape: tuple[int, ...]) -> Slopes:
-    """Give slopes all entries of the result, which may have more than what they came from."""
+def _broadcast_slopes(slopes: dict[str, NumpyArray], shape: tuple[int, ...]) -> Slopes:
+    """Broadcast slopes to the shape of one configuration's result."""
     return {
-        name: part if part.shape[2:] == shape else np.broadcast_to(part, (*part.shape[:2], *shape))
-        for name, part in slopes.items()
+        name: np.broadcast_to(slope, (*slope.shape[:2], *shape)) for name, slope in slopes.items()
     }
 
 
-def _unary(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Any:
+def _unary(function: Callable[[Any], Any], derivative: Callable[[Any, Any], Any]) -> Any:
+    """Make an elementwise function; `derivative` takes the value and the result."""
+
     def apply(many: Many) -> Many:
         value = function(many.value)
         if not many.slopes:
             return Many(value)
-        by = slope(many.value, value)[:, None]
-        return Many(value, {name: by * part for name, part in many.slopes.items()})
+        factor = derivative(many.value, value)[:, None]
+        return Many(value, {name: factor * slope for name, slope in many.slopes.items()})
 
     return apply
 
 
-def _chosen(by: Any, first: Any, second: Any) -> Many:
-    """Take entries of one array where a condition holds, else of another."""
-    by = _lifted(by)
-    ndim = max(by.ndim, np.ndim(first), np.ndim(second))
-    here = _padded(by.value, 1, ndim)
-    weights = (here, ~here)
-    return _binary(lambda a, b: np.where(here, a, b), first, second, lambda a, b, c: weights, ndim)
+def _where(condition: Any, first: Any, second: Any) -> Many:
+    """Select entries as `numpy.where`; slopes come from the selected operand."""
+    condition = _to_many(condition)
+    ndim = max(condition.ndim, np.ndim(first), np.ndim(second))
+    is_first = _pad_axes(condition.value, 1, ndim)
+    weights = is_first, ~is_first
+    return _binary(
+        lambda a, b: np.where(is_first, a, b), first, second, lambda a, b, c: weights, ndim
+    )
 
 
 def _larger(first: Any, second: Any) -> Many:
@@ -258,69 +272,69 @@ def _smaller(first: Any, second: Any) -> Many:
 
 
 def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
-    """Slopes of an extremum of two: equal ones share it, as in JAX."""
+    """Return both derivatives of an extremum of two: equal values get half each, as in JAX."""
     first = wins + 0.5 * ties
     return first, 1 - first
 
 
-def _together(function: Callable[..., NumpyArray]) -> Any:
-    """A function that puts several arrays together along an axis."""
+def _joiner(function: Callable[..., NumpyArray]) -> Any:
+    """Make `numpy.concatenate` or `numpy.stack` a function of `Many`."""
 
-    def join(arrays: Sequence[Any], axis: int = 0) -> Many:
-        parts = [_lifted(array) for array in arrays]
+    def join(operands: Sequence[Any], axis: int = 0) -> Many:
+        manys = [_to_many(operand) for operand in operands]
 
-        def put(pieces: Sequence[NumpyArray], front: Front) -> NumpyArray:
-            size = max(map(len, pieces))
-            whole = [
-                piece if len(piece) == size else np.broadcast_to(piece, (size, *piece.shape[1:]))
-                for piece in pieces
-            ]
-            return function(whole, axis=_batch_axis(axis, front))
+        def join_arrays(arrays: Sequence[NumpyArray], batch_axes: BatchAxes) -> NumpyArray:
+            """Join arrays after those that all configurations share got the batch's length."""
+            batch = max(map(len, arrays))
+            full_arrays = [np.broadcast_to(array, (batch, *array.shape[1:])) for array in arrays]
+            return function(full_arrays, axis=_batch_axis(axis, batch_axes))
 
-        numbers = {name: slope.shape[1] for part in parts for name, slope in part.slopes.items()}
-        slopes = {
-            name: put(
-                [part.slopes.get(name, np.zeros((1, count, *part.shape))) for part in parts],
-                _OF_SLOPES,
-            )
-            for name, count in numbers.items()
+        input_sizes = {
+            name: slope.shape[1] for many in manys for name, slope in many.slopes.items()
         }
-        return Many(put([part.value for part in parts], _OF_VALUE), slopes)
+        slopes = {}
+        for name, size in input_sizes.items():
+            arrays = [many.slopes.get(name, np.zeros((1, size, *many.shape))) for many in manys]
+            slopes[name] = join_arrays(arrays, _SLOPE_AXES)
+        return Many(join_arrays([many.value for many in manys], _VALUE_AXES), slopes)
 
     return join
 
 
 def _broadcast(many: Many, shape: tuple[int, ...]) -> Many:
-    def to(part: NumpyArray, front: Front) -> NumpyArray:
-        count = len(front)
-        return np.broadcast_to(_padded(part, count, len(shape)), (*part.shape[:count], *shape))
+    def broadcast(array: NumpyArray, batch_axes: BatchAxes) -> NumpyArray:
+        count = len(batch_axes)
+        return np.broadcast_to(_pad_axes(array, count, len(shape)), (*array.shape[:count], *shape))
 
-    return _mapped(many, to)
+    return _map_linear(many, broadcast)
 
 
 def _split(many: Many, ends: Sequence[int]) -> list[Many]:
-    """Cut along the first axis; what of a part all configurations share is kept once."""
+    """Cut along the first axis; a piece that all configurations share is stored once."""
     pieces = [many[low:high] for low, high in zip([0, *ends], [*ends, len(many)], strict=True)]
     return [
-        Many(_once(piece.value), {n: _once(s) for n, s in piece.slopes.items() if s.any()})
+        Many(
+            _drop_equal_rows(piece.value),
+            {name: _drop_equal_rows(slope) for name, slope in piece.slopes.items() if slope.any()},
+        )
         for piece in pieces
     ]
 
 
-def _once(part: NumpyArray) -> NumpyArray:
-    return part[:1] if len(part) > 1 and (part == part[:1]).all() else part
+def _drop_equal_rows(array: NumpyArray) -> NumpyArray:
+    return array[:1] if len(array) > 1 and (array == array[:1]).all() else array
 
 
-# by the names that they have in NumPy
+# keys are NumPy's names
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "asarray": lambda many, dtype=None: (
         many if dtype is None or many.dtype == dtype else many.astype(dtype)
     ),
     "broadcast_to": _broadcast,
     "clip": lambda many, low, high: _smaller(_larger(many, low), high),
-    "concatenate": _together(np.concatenate),
-    "cumsum": lambda many, axis=0: _mapped(
-        many, lambda part, front: np.cumsum(part, axis=_batch_axis(axis, front))
+    "concatenate": _joiner(np.concatenate),
+    "cumsum": lambda many, axis=0: _map_linear(
+        many, lambda array, batch_axes: np.cumsum(array, axis=_batch_axis(axis, batch_axes))
     ),
     "equal": _operation(operator.eq),
     "exp": _unary(np.exp, lambda value, result: result),
@@ -332,7 +346,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "minimum": _smaller,
     "round": lambda many: Many(np.round(many.value)),
     "split": _split,
-    "stack": _together(np.stack),
+    "stack": _joiner(np.stack),
     "sum": lambda many, axis=None: many.sum(axis),
-    "where": _chosen,
+    "where": _where,
 }

@@ -10,11 +10,13 @@ Numbers = Float[NumpyArray, " things"]
 
 
 def medians_of_others(values: Numbers) -> Numbers:
-    """Median of all numbers but each (things), of two or more."""
+    """For each entry, return the median of all other entries (things); at least two entries."""
     order = np.argsort(values, kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(values))
-    # without one, those behind it in the order stand one place further in front
-    middle = ((len(values) - 2) // 2, (len(values) - 1) // 2)
-    low, high = (values[order][place + (place >= rank)] for place in middle)
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(values))
+    sorted_values = values[order]
+    # deleting the entry of rank r moves all entries above r down by one:
+    #   sorted [1 2 3 4] without rank 1 is [1 3 4], whose entry 1 is entry 1 + 1 of the sorted ones
+    middles = (len(values) - 2) // 2, (len(values) - 1) // 2
+    low, high = (sorted_values[middle + (middle >= ranks)] for middle in middles)
     return (low + high) / 2

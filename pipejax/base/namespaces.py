@@ -1,4 +1,4 @@
-"""Namespaces whose names are imported when they are first used, from where a stub says they live.
+"""Namespaces that import each name at its first use, from the module that a stub names.
 
 `__init__.pyi` beside `__init__.py`, or `costing.pyi` beside `costing.py`, is the one list of names:
 people, type checkers and this module read it. So the command line can answer `--help` without JAX.
@@ -14,23 +14,21 @@ from typing import Any
 
 
 def lazy(namespace: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a namespace: classes first."""
+    """Return `__getattr__`, `__dir__` and `__all__` of a namespace, as its stub imports them."""
     stub = Path(str(sys.modules[namespace].__file__)).with_suffix(".pyi")
-    homes = {
-        alias.name: str(line.module)
-        for line in ast.parse(stub.read_text(encoding="utf-8")).body
-        if isinstance(line, ast.ImportFrom)
-        for alias in line.names
-        if alias.asname == alias.name
-    }
+    modules = {}  # module by exported name, as in "from module import name as name"
+    for statement in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.ImportFrom):
+            exports = [alias.name for alias in statement.names if alias.asname == alias.name]
+            modules.update(dict.fromkeys(exports, str(statement.module)))
 
     @functools.cache
-    def fetch(name: str) -> Any:
-        if name not in homes:
+    def get_attribute(name: str) -> Any:
+        if name not in modules:
             raise AttributeError(f"module {namespace!r} has no attribute {name!r}")
-        if homes[name] == namespace:
+        if modules[name] == namespace:
             return importlib.import_module(f"{namespace}.{name}")
-        return getattr(importlib.import_module(homes[name]), name)
+        return getattr(importlib.import_module(modules[name]), name)
 
-    names = sorted(homes, key=lambda name: (not name[0].isupper(), name))
-    return fetch, lambda: names, names
+    names = sorted(modules, key=lambda name: (not name[0].isupper(), name))  # classes first
+    return get_attribute, lambda: names, names

@@ -1,13 +1,13 @@
-"""The longest, the next longest, and so on: paths of a graph in the order of their lengths.
+"""Paths of a graph in the order of their lengths, the longest first.
 
-A path leads along edges from the source to one of the nodes where paths may end. The k-th path to
-a node is the (j + 1)-th path to one of its predecessors and one edge, where the j-th has been used
-already: so paths are found one by one, and only where they differ (Jimenez and Marzal: Computing
-the K shortest paths, 1999). Lengths are added up from the source as the recurrence adds them, and
-additions of floats are monotone: what comes out is what sorting all paths by that sum would give.
+A path leads along edges from the source to one of the end nodes. The k-th path to a node extends
+the (j + 1)-th path to one of its predecessors, where an earlier path to the node extends the j-th:
+so paths are computed one by one (Jimenez and Marzal: Computing the K shortest paths, 1999).
+Lengths are added up from the source as the recurrence adds them. Additions of floats are monotone,
+so the order is the same as if all paths were sorted by that sum.
 
-Paths may be of a kind, a number that adds up along the path; then only the longest of every kind
-is listed. Two paths to a node that differ in kind still do so behind it, whatever follows.
+Paths may have a kind, a number that adds up along the path; then only the longest path of every
+kind is listed. Two paths to a node that differ in kind differ in every common extension.
 """
 
 import heapq
@@ -23,18 +23,18 @@ SOURCE = 0
 
 
 class Kinds(NamedTuple):
-    """Share of nodes and edges in the kind of a path."""
+    """Terms that nodes and edges add to the kind of a path."""
 
     nodes: list[int]  # (nodes) whole numbers of any size
     edges: list[list[int]]  # (nodes, max_preds) of the edge from each predecessor
 
 
 class RankedPath(NamedTuple):
-    """One path."""
+    """Path from the source to an end node."""
 
-    length: float  # sum of its durations and lags, in the order in which they stand
+    length: float  # sum of durations and lags, in the order of the path
     nodes: list[int]  # nodes in order, without the source
-    columns: list[int]  # for each of them, which of its predecessors comes before it
+    columns: list[int]  # column of each node's predecessor on the path
 
 
 class _PathTo(NamedTuple):
@@ -47,7 +47,7 @@ class _PathTo(NamedTuple):
 
 
 class PathRanking:
-    """Paths of a graph, found as they are asked for; at a tie the first predecessor comes first."""
+    """Paths of a graph, computed on demand; at a tie the first predecessor comes first."""
 
     def __init__(
         self,
@@ -59,117 +59,119 @@ class PathRanking:
     ) -> None:
         """Find the longest path to every node; `ends` are the nodes where paths may end."""
         self._preds, self._duration, self._lag, self._ends = preds, duration, lag, ends
-        self._end = len(preds)  # a node behind all ends
+        self._sink = len(preds)  # a virtual node whose predecessors are the ends
         self._kinds = kinds
         finish = finish_times(preds, duration, lag)
-        # unused entries point to the source, but where it is all that a node waits for
+        # padding points to the source, and so does the only edge of a node that waits for nothing
         self._is_edge = (preds != SOURCE) | (lag > 0)
         self._is_edge[:, 0] |= ~self._is_edge.any(axis=1)
         arrival = np.where(self._is_edge, finish[preds] + lag, -np.inf)
-        self._first = np.append(arrival.argmax(axis=1), finish[ends].argmax())
-        self._longest = np.append(finish, finish[ends].max())
-        self._kind_of_longest = [] if kinds is None else self._longest_kinds(kinds)
-        # of every node that was looked at: paths found, candidates, the one whose follower is due
+        # by node, and for the sink: the longest path's last column and length
+        self._best_column = np.append(arrival.argmax(axis=1), finish[ends].argmax())
+        self._max_length = np.append(finish, finish[ends].max())
+        self._best_kind = [] if kinds is None else self._best_kinds(kinds)
+        # by node that was visited: its known paths, a heap of candidates (-length, column, rank),
+        # and the (column, rank) of the known path whose next rank is no candidate yet
         self._paths: dict[int, list[_PathTo]] = {}
         self._candidates: dict[int, list[tuple[float, int, int]]] = {}
         self._due: dict[int, tuple[int, int]] = {}
-        self._ended = {SOURCE}
-        self._seen: dict[int, set[int]] = {}  # kinds of the paths found
+        self._exhausted = {SOURCE}  # nodes without another path
+        self._seen: dict[int, set[int]] = {}  # kinds of the known paths
 
     def paths(self) -> Iterator[RankedPath]:
         """Yield the paths, the longest first."""
         rank = 0
-        while self._has(self._end, rank):
+        while self._has_path(self._sink, rank):
             yield self._path(rank)
             rank += 1
 
-    def _longest_kinds(self, kinds: Kinds) -> list[int]:
-        """Kind of the longest path to every node, and to the end."""
-        kinds_to = [0] * len(self._preds)
-        for node, column in enumerate(self._first[:-1].tolist()):
+    def _best_kinds(self, kinds: Kinds) -> list[int]:
+        """Return the kind of the longest path to every node, and to the sink."""
+        path_kinds = [0] * len(self._preds)
+        for node, column in enumerate(self._best_column[:-1].tolist()):
             if node != SOURCE:
-                before = kinds_to[self._preds[node, column]]
-                kinds_to[node] = before + kinds.edges[node][column] + kinds.nodes[node]
-        return [*kinds_to, kinds_to[self._ends[self._first[-1]]]]
+                pred_kind = path_kinds[self._preds[node, column]]
+                path_kinds[node] = pred_kind + kinds.edges[node][column] + kinds.nodes[node]
+        return [*path_kinds, path_kinds[self._ends[self._best_column[-1]]]]
 
-    def _before(self, node: int, column: int) -> int:
-        return int((self._ends if node == self._end else self._preds[node])[column])
-
-    def _columns(self, node: int) -> list[int]:
-        is_edge = np.ones(len(self._ends)) if node == self._end else self._is_edge[node]
-        return np.flatnonzero(is_edge).tolist()
+    def _pred(self, node: int, column: int) -> int:
+        return int((self._ends if node == self._sink else self._preds[node])[column])
 
     def _known_paths(self, node: int) -> list[_PathTo]:
-        """Return the known paths to a node; the longest always is."""
+        """Return the known paths to a node, by rank; the longest is always known."""
         if node not in self._paths:
-            kind = 0 if self._kinds is None else self._kind_of_longest[node]
-            longest = _PathTo(float(self._longest[node]), int(self._first[node]), 0, kind)
+            kind = 0 if self._kinds is None else self._best_kind[node]
+            longest = _PathTo(float(self._max_length[node]), int(self._best_column[node]), 0, kind)
             self._paths[node] = [longest]
         return self._paths[node]
 
-    def _has(self, node: int, rank: int) -> bool:
-        """Return whether there is a path of that rank, the one after the last known at most."""
-        # What a node lacks is looked for in the node before it, and so on: a chain as long as a
-        # path, so it is a list here and no recursion.
-        chain = [node] if rank == len(self._known_paths(node)) and node not in self._ended else []
-        while chain:
-            asked = chain[-1]
-            if asked not in self._candidates:
-                self._begin(asked)
-            candidates, due = self._candidates[asked], self._due.get(asked)
-            if due is not None:
-                before = self._before(asked, due[0])
-                if due[1] + 1 == len(self._known_paths(before)) and before not in self._ended:
-                    chain.append(before)
+    def _has_path(self, node: int, rank: int) -> bool:
+        """Return whether a node has a path of this rank; compute the next unknown one if asked."""
+        if rank < len(self._known_paths(node)) or node in self._exhausted:
+            return rank < len(self._known_paths(node))
+        # the next path to a node may need the next one to its predecessor, and so on to the
+        # source: a stack instead of a recursion, which would be as deep as the graph
+        stack = [node]
+        while stack:
+            current = stack[-1]
+            if current not in self._candidates:
+                self._push_best_paths(current)
+            if current in self._due:
+                column, pred_rank = self._due[current]
+                pred = self._pred(current, column)
+                if pred_rank + 1 == len(self._known_paths(pred)) and pred not in self._exhausted:
+                    stack.append(pred)
                     continue
-                del self._due[asked]
-                self._enter(asked, due[0], due[1] + 1)
-            elif not candidates:
-                self._ended.add(chain.pop())
-            elif self._take(asked):
-                chain.pop()
+                del self._due[current]
+                self._push(current, column, pred_rank + 1)
+            elif not self._candidates[current]:
+                self._exhausted.add(stack.pop())
+            elif self._pop(current):
+                stack.pop()
         return rank < len(self._known_paths(node))
 
-    def _begin(self, node: int) -> None:
-        """Make the longest path by every edge but the best a candidate."""
-        first = int(self._first[node])
-        self._candidates[node], self._due[node] = [], (first, 0)
+    def _push_best_paths(self, node: int) -> None:
+        """Make the longest path over each edge into the node a candidate, except the best one."""
+        best_column = int(self._best_column[node])
+        self._candidates[node], self._due[node] = [], (best_column, 0)
         self._seen[node] = {self._known_paths(node)[0].kind}
-        for column in self._columns(node):
-            if column != first:
-                self._enter(node, column, 0)
+        is_edge = np.ones(len(self._ends)) if node == self._sink else self._is_edge[node]
+        for column in np.flatnonzero(is_edge).tolist():
+            if column != best_column:
+                self._push(node, column, 0)
 
-    def _enter(self, node: int, column: int, rank: int) -> None:
-        """Make a path to the node before, and the edge, a candidate, if there is that path."""
-        paths = self._known_paths(self._before(node, column))
-        if rank < len(paths):
-            length = paths[rank].length
-            if node != self._end:
+    def _push(self, node: int, column: int, rank: int) -> None:
+        """Make the predecessor's path of this rank plus the edge a candidate, if it exists."""
+        pred_paths = self._known_paths(self._pred(node, column))
+        if rank < len(pred_paths):
+            length = pred_paths[rank].length
+            if node != self._sink:
                 length = length + float(self._lag[node, column]) + float(self._duration[node])
             heapq.heappush(self._candidates[node], (-length, column, rank))
 
-    def _take(self, node: int) -> bool:
-        """Take the best candidate; return whether it is a path of a new kind."""
-        length, column, rank = heapq.heappop(self._candidates[node])
+    def _pop(self, node: int) -> bool:
+        """Move the longest candidate to the known paths; return False if its kind is known."""
+        negative_length, column, rank = heapq.heappop(self._candidates[node])
         self._due[node] = column, rank
         kind = 0
         if self._kinds is not None:
-            kind = self._known_paths(self._before(node, column))[rank].kind
-            if node != self._end:
+            kind = self._known_paths(self._pred(node, column))[rank].kind
+            if node != self._sink:
                 kind += self._kinds.edges[node][column] + self._kinds.nodes[node]
             if kind in self._seen[node]:
                 return False
             self._seen[node].add(kind)
-        self._paths[node].append(_PathTo(-length, column, rank, kind))
+        self._paths[node].append(_PathTo(-negative_length, column, rank, kind))
         return True
 
     def _path(self, rank: int) -> RankedPath:
-        at = self._known_paths(self._end)[rank]
-        length, nodes, columns = at.length, list[int](), list[int]()
-        node = self._before(self._end, at.column)
+        """Follow the path of this rank from the sink back to the source."""
+        path = self._known_paths(self._sink)[rank]
+        length, nodes, columns = path.length, list[int](), list[int]()
+        node = self._pred(self._sink, path.column)
         while node != SOURCE:
-            at = self._known_paths(node)[at.rank]
+            path = self._known_paths(node)[path.rank]
             nodes.append(node)
-            columns.append(at.column)
-            node = self._before(node, at.column)
+            columns.append(path.column)
+            node = self._pred(node, path.column)
         return RankedPath(length, nodes[::-1], columns[::-1])

@@ -1,11 +1,11 @@
-"""Printed points of a sweep: heads with units, and numbers under them."""
+"""Texts of a sweep's axes and measures: column heads with units, and numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipejax.base.data_files import time_unit
 
-# in which unit a table shows what a dataset holds in SI units
+# units of tables, by the SI unit of the dataset: divisor and name
 IN_TABLES: dict[str, tuple[float, str]] = {
     "B/s": (1e9, "GB/s"),
     "B": (1e9, "GB"),
@@ -17,7 +17,7 @@ FORMS = {"step_time": "{:.5g}", "memory_bytes": "{:.2f}", "bubble_ratio": "{:.2f
 
 
 def words(name: str) -> str:
-    """Return the name of an axis or a measure as it is read."""
+    """Return the name of an axis or a measure in words: "step_time" is "step time"."""
     return name.replace("_bytes", "").replace("_", " ")
 
 
@@ -25,7 +25,7 @@ Scale = tuple[float, str]
 
 
 def display_scale(units: Mapping[str, str], name: str, values: Sequence[Any]) -> Scale:
-    """Return the divisor of the numbers of an axis or a measure, and the unit of the quotient."""
+    """Return divisor and unit in which values [SI unit] of an axis or measure are shown."""
     if name == "bubble_ratio":
         return 0.01, "%"
     unit = units.get(name, "")
@@ -35,7 +35,7 @@ def display_scale(units: Mapping[str, str], name: str, values: Sequence[Any]) ->
 
 
 def head(name: str, scale: Scale) -> str:
-    """Return what stands over a column, or along a side: the name with its unit."""
+    """Return the head of a column or the label of an axis: the name with its unit."""
     return f"{words(name)} [{scale[1]}]" if scale[1] else words(name)
 
 
@@ -47,7 +47,7 @@ def cell(name: str, value: Any, scale: Scale) -> str:
 
 
 def span(name: str, values: list[Any], scale: Scale, count: int) -> str:
-    """Write the values of an axis that does not matter, of so many."""
+    """Write several values of an axis; "any" if they are all of its `count` values."""
     if len(values) == count:
         return "any"
     cells = [cell(name, value, scale) for value in values]
@@ -56,6 +56,6 @@ def span(name: str, values: list[Any], scale: Scale, count: int) -> str:
 
 
 def named(units: Mapping[str, str], name: str, value: Any) -> str:
-    """An axis and its value, with the unit."""
+    """Write an axis, its value and the unit, such as "latency 5 us"."""
     scale = display_scale(units, name, [value])
     return f"{words(name)} {cell(name, value, scale)} {scale[1]}".rstrip()

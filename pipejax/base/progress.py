@@ -1,11 +1,11 @@
-"""Long work: how far it is, its notices, what is left to do on an interruption, jobs in threads.
+"""Long calls: progress, notices, actions on an interruption, jobs in threads.
 
-A long call tells how far it is: what is done, of how much if that is known, and a text, as the best
-so far or what is counted. It goes to the caller's function; without one to a bar under the cell of
-a notebook once the call has taken a second, and in a script to nobody.
+A long call reports the amount of work done, the total if known, and a text. The report goes to the
+caller's function; without one, to a progress bar in a notebook once the call has taken a second,
+and nowhere in a script.
 
-The library handles no signals: a KeyboardInterrupt unwinds as any exception does. The command line
-ends without unwinding (`pipejax.cli.process`), and does what `if_interrupted` was given instead.
+The library handles no signals: a KeyboardInterrupt unwinds like any exception. The command line
+ends without unwinding (`pipejax.cli.process`), and runs the actions of `if_interrupted` instead.
 """
 
 import contextlib
@@ -22,18 +22,21 @@ OnProgress = Callable[[float, float | None, str], object]
 Action = Callable[[], str | None]
 News = TypeVar("News")
 
-AFTER = 1.0  # seconds until a bar shows
-BETWEEN = 0.2  # seconds from one picture of it to the next
+BAR_DELAY = 1.0  # seconds until a bar shows
+BAR_INTERVAL = 0.2  # seconds from one update of the bar to the next
 _actions: list[Action] = []
 
 
 def to_nobody(done: float, total: float | None, text: str) -> None:
-    """Stand for a callback where nobody asked."""
+    """Ignore a report of progress."""
 
 
 @contextlib.contextmanager
 def telling(what: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield whom to tell how far this work is."""
+    """Yield the function that takes reports of progress: the caller's, a notebook's bar, or none.
+
+    `what` names the work in the bar.
+    """
     if on_progress is not None:
         if not callable(on_progress):
             raise ValueError(
@@ -51,7 +54,7 @@ def telling(what: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
 
 
 def _notebook() -> Callable[..., Any] | None:
-    """Return what displays under a cell, where this runs in a notebook."""
+    """Return IPython's function that displays under a cell; None outside a notebook."""
     if "IPython" not in sys.modules:
         return None
     from IPython.core.getipython import get_ipython
@@ -65,41 +68,42 @@ class _Bar:
 
     def __init__(self, what: str, display: Callable[..., Any]) -> None:
         self._what, self._display = what, display
-        self._begun = time.monotonic()
-        self._next = self._begun + AFTER
-        self._shown: Any = None
-        self._last: tuple[float, float | None, str] = (0, None, "")
+        self._begin = time.monotonic()
+        self._next_update = self._begin + BAR_DELAY
+        self._handle: Any = None  # of IPython's display, once the bar shows
+        self._report: tuple[float, float | None, str] = (0, None, "")
 
     def tell(self, done: float, total: float | None, text: str) -> None:
-        """Take how far work is; most of the times that is all."""
-        self._last = done, total, text
-        if time.monotonic() >= self._next:
+        """Store a report of progress, and show it if an update is due."""
+        self._report = done, total, text
+        if time.monotonic() >= self._next_update:
             self._show()
-            self._next = time.monotonic() + BETWEEN
+            self._next_update = time.monotonic() + BAR_INTERVAL
 
     def end(self) -> None:
-        """Show the end, if anything was shown."""
-        if self._shown is not None:
+        """Show the last report, if the bar shows at all."""
+        if self._handle is not None:
             self._show()
 
     def _show(self) -> None:
-        done, total, text = self._last
-        share_text = "" if total is None else f" of {total:.9g}"
-        line = f"{self._what}: {done:.9g}{share_text}, {time.monotonic() - self._begun:.0f} s"
+        """Display the last report, or update the bar if it is there."""
+        done, total, text = self._report
+        total_text = "" if total is None else f" of {total:.9g}"
+        line = f"{self._what}: {done:.9g}{total_text}, {time.monotonic() - self._begin:.0f} s"
         line += f", {text}" if text else ""
         bar = "" if total is None else f'<progress value="{done}" max="{total}"></progress> '
         picture = {"text/plain": line, "text/html": f"<div>{bar}{html.escape(line)}</div>"}
-        if self._shown is None:
-            self._shown = self._display(picture, raw=True, display_id=True)
+        if self._handle is None:
+            self._handle = self._display(picture, raw=True, display_id=True)
         else:
-            self._shown.update(picture, raw=True)
+            self._handle.update(picture, raw=True)
 
 
 @contextlib.contextmanager
 def if_interrupted(action: Action) -> Iterator[None]:
-    """Have something done if the command line is interrupted in this block."""
-    # It is done by another thread, while the main one stands still or is in a long call. What it
-    # returns, if anything, is what the line about the interruption says besides.
+    """Run an action if the command line is interrupted in this block."""
+    # Another thread runs it, while the main one stands still or is in a long call. A text that it
+    # returns goes into the line about the interruption.
     _actions.append(action)
     try:
         yield
@@ -108,7 +112,7 @@ def if_interrupted(action: Action) -> Iterator[None]:
 
 
 def act() -> str | None:
-    """Run all actions, the innermost first; return the first message of theirs."""
+    """Run all actions of `if_interrupted`, the innermost first; return the first message."""
     messages = [action() for action in reversed(_actions.copy())]
     return next(filter(None, messages), None)
 
@@ -121,7 +125,7 @@ class Notice(UserWarning):
 def notices_as_lines() -> Iterator[None]:
     """Write each notice as a line on stderr; warnings of other packages are for programmers."""
 
-    def write(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+    def write(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if issubclass(category, Notice):
             sys.stderr.write(f"warning: {message}\n")
 
@@ -134,24 +138,27 @@ def notices_as_lines() -> Iterator[None]:
 def merge_progress(
     jobs: Sequence[Callable[[Callable[[News], None]], None]], stop: Callable[[], None]
 ) -> Generator[News, None, None]:
-    """Run jobs side by side and yield their news, until all have ended."""
-    # Each job is given the function that it tells its news with; it goes on when the caller asks
-    # for the next one, so that what it does does not depend on how fast they are taken. An error of
-    # a job is raised here. When the iterator is closed, stop is called again and again until the
-    # jobs have ended.
-    reports: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
-    reports, over = queue.SimpleQueue(), threading.Event()
+    """Run each job in a thread and yield the news that jobs report, until all have ended.
 
-    def tell(news: News) -> None:
-        if not over.is_set():
+    A job takes a function that reports one piece of news, and waits until the caller has used it:
+    so the work does not depend on the caller's speed. An error of a job is raised here. When the
+    iterator is closed, `stop` is called repeatedly until the jobs have ended.
+    """
+    reports: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
+    reports, is_closed = queue.SimpleQueue(), threading.Event()
+
+    def report_news(news: News) -> None:
+        """Queue news, and wait until the caller has used it or closed the iterator."""
+        if not is_closed.is_set():
             reports.put((news, is_read := threading.Event()))
-            while not (is_read.wait(0.05) or over.is_set()):
+            while not (is_read.wait(0.05) or is_closed.is_set()):
                 pass
 
     def run(job: Callable[[Callable[[News], None]], None]) -> None:
+        """Run a job in a thread; queue its error, if any, and None at its end."""
         try:
-            job(tell)
-        except BaseException as error:  # the caller's thread has to hear of it
+            job(report_news)
+        except BaseException as error:  # raised again in the caller's thread
             reports.put(error)
         finally:
             reports.put(None)
@@ -159,20 +166,20 @@ def merge_progress(
     threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
-    running = len(threads)
+    num_running = len(threads)
     try:
-        while running:
+        while num_running:
             report = reports.get()
             if isinstance(report, BaseException):
                 raise report
             if report is None:
-                running -= 1
+                num_running -= 1
             else:
                 news, is_read = report
                 yield news
                 is_read.set()
     finally:
-        over.set()
+        is_closed.set()
         while any(thread.is_alive() for thread in threads):
             stop()
             for thread in threads:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ATTRIBUTES = ".zattrs"  # file of a Zarr store that holds them
 PACKAGE = Path(__file__).parents[1]
-SHOWN = ("cli", "plots")  # rooms of what only shows numbers
+VIEWS = ("cli", "plots")  # rooms that only show numbers
 
 
 def own_version() -> str:
@@ -32,7 +32,7 @@ def provenance() -> dict[str, str]:
 
 
 def is_dataset(path: Path) -> bool:
-    """Return whether a folder is a Zarr store that was written here: its attributes say so."""
+    """Return whether a folder is a Zarr store of pipejax, by its attributes."""
     try:
         attributes = json.loads((path / ATTRIBUTES).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -41,7 +41,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def _commit() -> str:
-    """Commit of the repository that tracks this file; an installed copy has none."""
+    """Return the commit of the repository that tracks this file, or "unknown"."""
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return "unknown"
     changes = _git("status", "--porcelain", "--", ".")
@@ -58,10 +58,10 @@ def _git(*arguments: str) -> str | None:
 
 @functools.cache
 def code_hash(folder: Path = PACKAGE) -> str:
-    """Hash of all modules in a folder that affect results: equal hashes give equal numbers."""
+    """Hash all modules in a folder that affect results: equal hashes give equal numbers."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder)
-        if name.parts[0] not in SHOWN:
+        if name.parts[0] not in VIEWS:
             digest.update(str(name).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

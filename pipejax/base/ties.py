@@ -6,19 +6,24 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 
-TIE = 1e-9  # by which costs differ, relative to the least, that only rounding tells apart
+TIE = 1e-9  # costs that differ by less, relative to the least, are equal up to rounding
 
 
 def least_named(
     costs: Float[NumpyArray, "names *places"], names: Sequence[str]
 ) -> tuple[list[str], Int[NumpyArray, "*places"]]:
-    """Name the least at each place, ties as "a = b"."""
-    best = costs.min(axis=0)
-    is_there = np.isfinite(best)
-    here = costs[:, is_there]
-    is_least = here <= best[is_there] + TIE * np.abs(best[is_there])
-    ties, tie = np.unique(is_least, axis=1, return_inverse=True)
-    order = np.argsort(-np.bincount(tie.ravel(), minlength=ties.shape[1]), kind="stable")
-    codes = np.full(best.shape, -1)
-    codes[is_there] = np.argsort(order)[tie.ravel()]
-    return [" = ".join(np.array(names)[ties[:, k]].tolist()) for k in order.tolist()], codes
+    """Return the winners' texts, ties as "a = b", and the text's index at each place (places)."""
+    min_costs = costs.min(axis=0)
+    is_finite = np.isfinite(min_costs)  # elsewhere the index is -1
+    limits = min_costs[is_finite] + TIE * np.abs(min_costs[is_finite])
+    is_winner = costs[:, is_finite] <= limits
+    # each distinct column of is_winner is a text; the most frequent text gets index 0:
+    #   winners a, ab, ab -> columns [a, ab], column_ids 0 1 1, order 1 0, indices 1 0 0
+    columns, column_ids = np.unique(is_winner, axis=1, return_inverse=True)
+    column_ids = column_ids.ravel()
+    counts = np.bincount(column_ids, minlength=columns.shape[1])
+    order = np.argsort(-counts, kind="stable")
+    indices = np.full(min_costs.shape, -1)
+    indices[is_finite] = np.argsort(order)[column_ids]
+    texts = [" = ".join(np.array(names)[columns[:, k]].tolist()) for k in order.tolist()]
+    return texts, indices

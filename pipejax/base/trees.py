@@ -1,4 +1,4 @@
-"""Trees of records: JAX's pytrees, which the host can walk before JAX is imported."""
+"""Pytrees that work before JAX is imported."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -12,79 +12,81 @@ Names = tuple[str, ...]
 
 
 class _Node(NamedTuple):
-    """A tree taken apart: the names of its parts, the parts, and what puts such parts together."""
+    """One level of a tree: names and subtrees of the children, and the inverse function."""
 
     names: tuple[Any, ...]
-    parts: tuple[Tree, ...]
-    together: Callable[[Iterable[Tree]], Tree]
+    children: tuple[Tree, ...]
+    unflatten: Callable[[Iterable[Tree]], Tree]
 
 
 class _Record(NamedTuple):
-    """Functions that take apart records of one type and put them together."""
+    """Functions that flatten and unflatten records of one type."""
 
-    apart: Callable[[Any], tuple[Names, tuple[Tree, ...], Any]]
-    together: Callable[[Any, Iterable[Tree]], Any]
+    flatten: Callable[[Any], tuple[Names, tuple[Tree, ...], Any]]
+    unflatten: Callable[[Any, Iterable[Tree]], Any]
 
 
-_kinds: dict[type, _Record] = {}
+_records: dict[type, _Record] = {}
 
 
 def register(
     kind: type,
-    apart: Callable[[Any], tuple[Names, tuple[Tree, ...], Any]] | None = None,
-    together: Callable[[Any, Iterable[Tree]], Any] | None = None,
+    flatten: Callable[[Any], tuple[Names, tuple[Tree, ...], Any]] | None = None,
+    unflatten: Callable[[Any, Iterable[Tree]], Any] | None = None,
 ) -> None:
-    """Make the records of a type trees.
+    """Register a type as a pytree.
 
     Args:
-      kind: a dataclass, whose fields are parts but for those with the metadata `static`; or any
-        type, with the two functions.
-      apart: returns names and parts of a record, and its form: all else, which is hashable.
-      together: makes a record of a form and its parts.
+      kind: a dataclass, whose fields are children, except those with the metadata `static`; or any
+        type, with both functions.
+      flatten: returns names and values of a record's children, and the rest, which is hashable.
+      unflatten: makes a record from the rest and the children.
     """
-    if apart is None or together is None:
-        _kinds[kind] = _dataclass_record(kind)
+    if flatten is None or unflatten is None:
+        _records[kind] = _dataclass_record(kind)
         jax_on_demand.with_jax(lambda: jax.tree_util.register_dataclass(kind))
         return
-    _kinds[kind] = _Record(apart, together)
+    _records[kind] = _Record(flatten, unflatten)
 
-    def with_keys(record: Any) -> tuple[tuple[tuple[Any, Tree], ...], Any]:
-        names, parts, form = apart(record)
+    def flatten_with_keys(record: Any) -> tuple[tuple[tuple[Any, Tree], ...], Any]:
+        names, children, rest = flatten(record)
         keys = map(jax.tree_util.GetAttrKey, names)
-        return tuple(zip(keys, parts, strict=True)), form
+        return tuple(zip(keys, children, strict=True)), rest
 
     jax_on_demand.with_jax(
         lambda: jax.tree_util.register_pytree_with_keys(
-            kind, with_keys, together, lambda record: apart(record)[1:]
+            kind, flatten_with_keys, unflatten, lambda record: flatten(record)[1:]
         )
     )
 
 
 def _dataclass_record(kind: type) -> _Record:
+    """Make the functions of a dataclass; static fields are the hashable rest."""
     fields = dataclasses.fields(kind)
-    fixed = tuple(field.name for field in fields if field.metadata.get("static"))
-    names = tuple(field.name for field in fields if field.name not in fixed)
+    static_names = tuple(field.name for field in fields if field.metadata.get("static"))
+    names = tuple(field.name for field in fields if field.name not in static_names)
 
-    def apart(record: Any) -> tuple[Names, tuple[Tree, ...], Any]:
+    def flatten(record: Any) -> tuple[Names, tuple[Tree, ...], Any]:
         values = vars(record)
-        form = tuple(values[name] for name in fixed)
-        return names, tuple(values[name] for name in names), form
+        rest = tuple(values[name] for name in static_names)
+        return names, tuple(values[name] for name in names), rest
 
-    def together(form: Any, parts: Iterable[Tree]) -> Any:
-        return kind(**dict(zip(names, parts, strict=True)), **dict(zip(fixed, form, strict=True)))
+    def unflatten(rest: Any, children: Iterable[Tree]) -> Any:
+        fields = dict(zip(names, children, strict=True))
+        return kind(**fields, **dict(zip(static_names, rest, strict=True)))
 
-    return _Record(apart, together)
+    return _Record(flatten, unflatten)
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """Leaves of a tree, as `jax.tree.leaves` lists them."""
+    """List the leaves of a tree, as `jax.tree.leaves`."""
     if jax_on_demand.is_loaded():
         return jax.tree.leaves(tree)
     return [leaf for _, leaf in _walk(tree, "")]
 
 
 def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
-    """Leaves of a tree, each with the last part of its path: a field, a key or a number."""
+    """List the leaves of a tree, each with the last key of its path: a field, a key or an index."""
     if not jax_on_demand.is_loaded():
         return list(_walk(tree, ""))
     keystr = jax.tree_util.keystr
@@ -102,19 +104,19 @@ def mapped(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def _node(tree: Tree) -> _Node | None:
-    """Take a tree apart; None stands for a leaf."""
+    """Split a tree into its children; return None for a leaf."""
     kind: Any = type(tree)
     if tree is None:
-        return _Node((), (), lambda parts: None)
-    if kind in _kinds:
-        names, parts, form = _kinds[kind].apart(tree)
-        return _Node(names, parts, lambda parts: _kinds[kind].together(form, parts))
+        return _Node((), (), lambda children: None)
+    if kind in _records:
+        names, children, rest = _records[kind].flatten(tree)
+        return _Node(names, children, lambda children: _records[kind].unflatten(rest, children))
     if kind is dict:
         keys = tuple(sorted(tree))
         values = tuple(tree[key] for key in keys)
-        return _Node(keys, values, lambda parts: dict(zip(keys, parts, strict=True)))
+        return _Node(keys, values, lambda children: dict(zip(keys, children, strict=True)))
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return _Node(tree._fields, tuple(tree), lambda parts: kind(*parts))
+        return _Node(tree._fields, tuple(tree), lambda children: kind(*children))
     if kind in (tuple, list):
         return _Node(tuple(range(len(tree))), tuple(tree), kind)
     return None
@@ -125,25 +127,22 @@ def _walk(tree: Tree, name: Any) -> Iterator[tuple[str, Any]]:
     if node is None:
         yield str(name), tree
         return
-    for part_name, part in zip(node.names, node.parts, strict=True):
-        yield from _walk(part, part_name)
+    for child_name, child in zip(node.names, node.children, strict=True):
+        yield from _walk(child, child_name)
 
 
 def _map(function: Callable[..., Any], tree: Tree, others: tuple[Tree, ...]) -> Tree:
+    """Apply a function to each leaf of `tree` and the leaves of `others` at the same path."""
     node = _node(tree)
     if node is None:
         return function(tree, *others)
-    other_parts = [_parts_like(node, other) for other in others]
-    return node.together(
-        [
-            _map(function, part, tuple(parts[k] for parts in other_parts))
-            for k, part in enumerate(node.parts)
-        ]
-    )
+    children = zip(node.children, *(_children(other, node) for other in others), strict=True)
+    return node.unflatten([_map(function, child, tuple(rest)) for child, *rest in children])
 
 
-def _parts_like(node: _Node, other: Tree) -> tuple[Tree, ...]:
-    other_node = _node(other)
-    if other_node is None or other_node.names != node.names:
-        raise ValueError(f"trees differ: one has the parts {node.names}, another is {other!r}")
-    return other_node.parts
+def _children(tree: Tree, expected: _Node) -> tuple[Tree, ...]:
+    """Return the children of a tree; raise if their names differ from the expected node's."""
+    node = _node(tree)
+    if node is None or node.names != expected.names:
+        raise ValueError(f"trees differ: one has the parts {expected.names}, another is {tree!r}")
+    return node.children

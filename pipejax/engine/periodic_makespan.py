@@ -1,9 +1,9 @@
 """Schedules with very many microbatches, by the max-plus algebra of one period.
 
-A period maps the finish times of its frontier to those of the next one: a matrix T in the max-plus
-semiring, where a product adds along paths and takes the longest. The makespan with n
-more periods is rest T^n before, so a million microbatches are some twenty squarings. The largest
-mean weight of a cycle of T, its eigenvalue, is the time that every further period takes.
+A period maps the finish times of its frontier to those of the next frontier: a matrix T in the
+max-plus semiring, whose product adds along paths and keeps the longest. With n more periods, the
+finish times are rest T^n before, so a million microbatches take some twenty squarings. The
+eigenvalue of T, the largest mean weight of a cycle, is the time of every further period.
 """
 
 import functools
@@ -25,8 +25,8 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price, program_for
 from pipejax.engine.steady_state import Piece, SteadyState, steady_state
 
-ENDS_PLACE = 1  # of a frontier: the last end so far
-BITS = 8  # of M at a time: a compilation takes longer than products of matrices to spare
+ENDS_INDEX = 1  # entry of a frontier that holds the last end so far
+BIT_BLOCK = 8  # bits of M are padded to multiples: extra products cost less than a compilation
 
 Matrix = Float[Array, "outputs inputs"]
 Vector = Float[Array, " frontier"]
@@ -39,7 +39,7 @@ _steady_states: weakref.WeakKeyDictionary[Program, SteadyState] = weakref.WeakKe
 def extrapolated_makespans(
     program: Program, costs: Costs, *, num_microbatches: int, batch_size: int | None = None
 ) -> Times:
-    """Makespans of the same schedule with more microbatches than it was lowered with.
+    """Return makespans of a schedule with more microbatches than its program has.
 
     Args:
       program: lowered schedule, of enough microbatches to show its periods, say four times as
@@ -79,24 +79,25 @@ def extrapolated_makespans(
     costs.check_values()
     num_microbatches = whole_number(num_microbatches, "num_microbatches")
     steady = _steady_state(program)
-    more, remainder = divmod(num_microbatches - program.num_microbatches, steady.microbatches)
-    if remainder or more < 0:
+    num_steps, remainder = divmod(num_microbatches - program.num_microbatches, steady.microbatches)
+    if remainder or num_steps < 0:
         raise ValueError(
             f"num_microbatches={num_microbatches}: a period is for {steady.microbatches} "
             f"microbatches, so allowed are {program.num_microbatches}, "
             f"{program.num_microbatches + steady.microbatches}, and so on"
         )
     pieces = [(period.before, period.piece) for period in steady.periods]
-    times = [more * steady.microbatches // period.microbatches for period in steady.periods]
+    added_microbatches = num_steps * steady.microbatches
+    exponents = [added_microbatches // period.microbatches for period in steady.periods]
     # in binary, the lowest bit first: no integer type of JAX holds all numbers
-    width = -(-max(times).bit_length() // BITS) * BITS
-    bits = np.array([[number >> bit & 1 for bit in range(width)] for number in times], bool)
+    width = -(-max(exponents).bit_length() // BIT_BLOCK) * BIT_BLOCK
+    bits = np.array([[number >> bit & 1 for bit in range(width)] for number in exponents], bool)
     return _map_batch(_last_end, program, costs, batch_size, pieces, steady.rest, bits)
 
 
 @in_float64
 def cycle_time(program: Program, costs: Costs, *, batch_size: int | None = None) -> Times:
-    """Cycle time: what every further microbatch adds to the makespan.
+    """Return the cycle time: the time that every further microbatch adds to the makespan.
 
     Args:
       program: lowered schedule, of enough microbatches to show its periods, say four times as
@@ -141,7 +142,7 @@ def _map_batch(
     batch_size: int | None,
     *arguments: Any,
 ) -> Float[Array, " batch"]:
-    """Map a function of node costs, and of what else is given, over a batch of costs."""
+    """Map a function of node costs and other arguments over a batch of costs."""
     leaves, size = batch_leaves(costs, program.layout, batch_size)
     if costs.per_microbatch(batch_axes=1):
         raise ValueError(
@@ -156,7 +157,7 @@ def _map_batch(
 def _mapped(
     function: Callable[..., Float[Array, ""]], program: Program, leaves: Leaves, *arguments: Any
 ) -> Float[Array, " batch"]:
-    """Map over the batch; a leaf that all share stays as it is."""
+    """Map a function over the batch; a leaf of length 1 is shared by all configurations."""
     shared = {name: leaf[0] for name, leaf in leaves.items() if len(leaf) == 1}
     batched = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
 
@@ -169,11 +170,12 @@ def _mapped(
 def _last_end(
     costs: NodeCosts, pieces: list[tuple[Piece, Piece]], rest: Piece, bits: Bool[Array, "periods _"]
 ) -> Float[Array, ""]:
-    ends = jnp.zeros(2, costs.duration.dtype)  # the source, and no sink so far
+    """Return the makespan [s]: the product of all pieces, each period to the power of its bits."""
+    times = jnp.zeros(2, costs.duration.dtype)  # the first frontier: source, and no sink so far
     for k, (before, piece) in enumerate(pieces):
-        ends = _times(_matrix(before, costs), ends)
-        ends = _power(_matrix(piece, costs), bits[k], ends)
-    return _times(_matrix(rest, costs), ends)[ENDS_PLACE]
+        times = _max_plus(_matrix(before, costs), times)
+        times = _max_plus_power(_matrix(piece, costs), bits[k], times)
+    return _max_plus(_matrix(rest, costs), times)[ENDS_INDEX]
 
 
 def _cycle_time(costs: NodeCosts, pieces: list[Piece], microbatches: Array) -> Float[Array, ""]:
@@ -182,59 +184,63 @@ def _cycle_time(costs: NodeCosts, pieces: list[Piece], microbatches: Array) -> F
 
 
 def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
-    """Max-plus matrix of a piece: longest paths [s] from the frontier before to the one after."""
-    # Row i holds the longest paths to place i, column j those from input j. The inputs start as the
-    # max-plus identity, 0 on the diagonal and -inf elsewhere; the recurrence then runs on rows.
+    """Return a piece's max-plus matrix: longest paths [s] from its inputs to its outputs."""
+    # `paths` (inputs and nodes, inputs): the longest path from each input. Inputs start as the
+    # max-plus identity, 0 on the diagonal and -inf elsewhere; the recurrence fills the nodes' rows.
     duration, lag = map(jnp.asarray, costs)
     size = piece.num_inputs
-    unit = jnp.where(jnp.eye(size, dtype=bool), 0, -jnp.inf).astype(duration.dtype)
-    values = jnp.concatenate([unit, jnp.full((len(piece.nodes), size), -jnp.inf, unit.dtype)])
+    identity = jnp.where(jnp.eye(size, dtype=bool), 0, -jnp.inf).astype(duration.dtype)
+    paths = jnp.concatenate(
+        [identity, jnp.full((len(piece.nodes), size), -jnp.inf, identity.dtype)]
+    )
 
-    def step(values: Array, inputs: tuple[Array, Array, Array, Array]) -> tuple[Array, None]:
-        place, before, seconds, lags = inputs
-        return values.at[place].set((values[before] + lags[:, None]).max(axis=0) + seconds), None
+    def step(paths: Array, inputs: tuple[Array, Array, Array, Array]) -> tuple[Array, None]:
+        """Set the row of one node to the recurrence's maximum over its predecessors."""
+        row, preds, seconds, lags = inputs
+        return paths.at[row].set((paths[preds] + lags[:, None]).max(axis=0) + seconds), None
 
     nodes = jnp.asarray(piece.nodes)
-    places = size + jnp.arange(len(piece.nodes))
+    rows = size + jnp.arange(len(piece.nodes))
     preds = jnp.asarray(piece.preds)
-    values, _ = jax.lax.scan(step, values, (places, preds, duration[nodes], lag[nodes]))
-    # one place of the frontier is no node but the last end so far, to which the sinks are added
-    ends = jnp.concatenate([values[ENDS_PLACE, None], values[piece.sinks]]).max(axis=0)
-    return values[piece.outputs].at[ENDS_PLACE].set(ends)
+    paths, _ = jax.lax.scan(step, paths, (rows, preds, duration[nodes], lag[nodes]))
+    # one entry of a frontier is no node but the last end so far: the sinks join it
+    ends = jnp.concatenate([paths[ENDS_INDEX, None], paths[piece.sinks]]).max(axis=0)
+    return paths[piece.outputs].at[ENDS_INDEX].set(ends)
 
 
-def _times(first: Matrix, second: Array) -> Array:
-    """Max-plus product of a matrix and a matrix or vector."""
-    if second.ndim == 1:
-        return (first + second[None, :]).max(axis=1)
-    return (first[:, :, None] + second[None, :, :]).max(axis=1)
+def _max_plus(matrix: Matrix, other: Array) -> Array:
+    """Return the max-plus product of a matrix and a matrix or vector."""
+    if other.ndim == 1:
+        return (matrix + other[None, :]).max(axis=1)
+    return (matrix[:, :, None] + other[None, :, :]).max(axis=1)
 
 
-def _power(matrix: Matrix, exponent: Bool[Array, " bits"], vector: Vector) -> Vector:
-    """Max-plus product of a power of a matrix and a vector, by repeated squaring."""
+def _max_plus_power(matrix: Matrix, exponent: Bool[Array, " bits"], vector: Vector) -> Vector:
+    """Multiply a vector by a max-plus power of a matrix, by repeated squaring; lowest bit first."""
 
     def step(carry: tuple[Matrix, Vector], is_set: Array) -> tuple[tuple[Matrix, Vector], None]:
         square, vector = carry
-        vector = jnp.where(is_set, _times(square, vector), vector)
-        return (_times(square, square), vector), None
+        vector = jnp.where(is_set, _max_plus(square, vector), vector)
+        return (_max_plus(square, square), vector), None
 
     (_, vector), _ = jax.lax.scan(step, (matrix, vector), exponent)
     return vector
 
 
 def _cycle_mean(matrix: Matrix) -> Float[Array, ""]:
-    """Largest mean weight of a cycle: Karp's theorem, from all nodes at once."""
-    # max over v of min over k < n of (D_n(v) - D_k(v)) / (n - k), D_k(v) being the largest weight
-    # of a walk of k edges that ends at v. Karp lets all walks begin at one node that reaches all
-    # others; a virtual one with edges of weight 0 does, so D_0 is 0 everywhere. Where there is no
-    # walk, D_k(v) is -inf and the quotient +inf, which no minimum takes.
+    """Return the largest mean weight of a cycle of a max-plus matrix, by Karp's theorem."""
+    # max over v of min over k < n of (D_n(v) - D_k(v)) / (n - k), where D_k(v) is the largest
+    # weight of a walk of k edges to v. Walks begin at a virtual node with edges of weight 0 to all
+    # nodes, so D_0 is 0 everywhere. Without a walk, D_k(v) is -inf and the quotient +inf, which no
+    # minimum takes.
     size = len(matrix)
 
-    def step(ends: Vector, _: None) -> tuple[Vector, Vector]:
-        return _times(matrix, ends), ends
+    def step(weights: Vector, _: None) -> tuple[Vector, Vector]:
+        """Go from D_k to D_(k + 1); emit D_k."""
+        return _max_plus(matrix, weights), weights
 
-    last, walks = jax.lax.scan(step, jnp.zeros(size, matrix.dtype), length=size)
-    edges = size - jnp.arange(size, dtype=matrix.dtype)
-    reached = last > -jnp.inf
-    slope = (jnp.where(reached, last, 0)[None, :] - walks) / edges[:, None]
-    return jnp.where(reached, slope.min(axis=0), -jnp.inf).max()
+    final_weights, weights = jax.lax.scan(step, jnp.zeros(size, matrix.dtype), length=size)
+    num_edges = size - jnp.arange(size, dtype=matrix.dtype)
+    is_reached = final_weights > -jnp.inf
+    means = (jnp.where(is_reached, final_weights, 0)[None, :] - weights) / num_edges[:, None]
+    return jnp.where(is_reached, means.min(axis=0), -jnp.inf).max()

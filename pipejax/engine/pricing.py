@@ -1,8 +1,8 @@
 """Pricing: from costs per stage, boundary and microbatch to seconds per node and edge.
 
-Lowering lets all microbatches of a stage read one position of the cost vector. Where costs differ
-by microbatch, each position becomes one for each microbatch (`by_microbatch`): nodes and edges are
-renumbered and nothing else of the program changes.
+After lowering, all microbatches of a stage read one position of the cost vector. If costs differ
+by microbatch, each position becomes one for each microbatch (`by_microbatch`): only the positions
+of nodes and edges change.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class NodeCosts(NamedTuple):
 
 
 def price(program: Program, costs: Costs) -> NodeCosts:
-    """Look up what every node and edge of a program costs."""
+    """Look up the cost [s] of every node and edge of a program."""
     program = program_for(program, costs)
     vector = cost_vector(program, costs)
     return NodeCosts(vector[program.duration_index], vector[program.lag_index])
@@ -51,7 +51,7 @@ def ends_step(costs: Costs) -> bool:
 def lower_and_price(
     table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
-    """Lower a table, with all-reduce and update where they cost, and price it in float64."""
+    """Lower a table, with all-reduce and update if they cost anything; flatten costs in float64."""
     costs.check_shapes(*cost_sizes(table))
     program = lowered(table, Links.of(link), ends_step(costs), costs)
     check_known(program, costs)
@@ -61,9 +61,11 @@ def lower_and_price(
 
 
 def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
-    """Return the program as costs need it: `by_microbatch` where they differ by microbatch."""
-    # `batch_axes` stand before all other axes of the costs. What is returned is for these costs:
-    # its links say nothing of eager messages any more.
+    """Return a program that fits these costs: checked for eager messages, and by microbatch.
+
+    The costs have `batch_axes` leading batch axes. The result is for these costs only: its links
+    have no `eager_below` any more.
+    """
     if program.links.eager_below:
         if is_traced(program):
             raise ValueError("a program of links with eager_below cannot be traced: close over it")
@@ -73,7 +75,7 @@ def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Progr
 
 
 def with_columns_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
-    """Return the program with one column for each microbatch where costs differ by them."""
+    """Return a program with a column for each microbatch if costs differ by microbatch."""
     if program.layout.per_microbatch or not costs.per_microbatch(batch_axes):
         return program
     if is_traced(program):
@@ -98,36 +100,36 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
 
 
 def checked_vector(program: Program, costs: Costs) -> Vector:
-    """Flatten costs as `cost_vector` does, whose shapes and phases were checked."""
+    """Flatten costs as `cost_vector` does, after the checks of shapes and phases."""
     layout, times = program.layout, leaves(costs)
     xp: Any = jnp if any(map(is_array, times)) else np
     dtype = np.result_type(float, *times) if xp is np else float_type(*times)
 
-    def fill(value: Any, shape: tuple[int, ...]) -> Any:
-        # what no node reads may be unknown; all but the axis of microbatches may stand alone
+    def flatten(value: Any, shape: tuple[int, ...]) -> Any:
+        """Broadcast a cost to all positions; None is 0, an axis of microbatches may be missing."""
         array = xp.asarray(0.0 if value is None else value, dtype)
-        return xp.broadcast_to(array if array.ndim == len(shape) else array[..., None], shape)
+        array = array if array.ndim == len(shape) else array[..., None]
+        return xp.broadcast_to(array, shape).ravel()
 
-    ops = [fill(costs.time(phase), layout.shape_of(phase)).ravel() for phase in layout.timed]
-    head = xp.concatenate([xp.zeros(1, dtype), *ops])
-    both = head[program.pair_index]
-    pairs = both.sum(axis=1)
+    ops = [flatten(costs.time(phase), layout.shape_of(phase)) for phase in layout.timed]
+    op_times = xp.concatenate([xp.zeros(1, dtype), *ops])
+    pair_op_times = op_times[program.pair_index]  # (pairs, 2) of forward and backward
+    pair_times = pair_op_times.sum(axis=1)
     if costs.pair is not None:
-        pairs = fill(costs.pair, layout.pair_shape).ravel()[program.pair_stage]
+        pair_times = flatten(costs.pair, layout.pair_shape)[program.pair_stage]
     elif costs.pair_factor is not None:
-        factor = fill(costs.pair_factor, layout.op_shape).ravel()[program.pair_stage]
-        pairs = overlapped(both[:, 0], both[:, 1], factor, xp)
-    latency, transmit = (
-        fill(value, layout.link_shape).ravel() for value in (costs.latency, costs.transmit)
-    )
-    return xp.concatenate([head, pairs, latency, transmit, latency + transmit])
+        factor = flatten(costs.pair_factor, layout.op_shape)[program.pair_stage]
+        pair_times = overlapped(pair_op_times[:, 0], pair_op_times[:, 1], factor, xp)
+    latency = flatten(costs.latency, layout.link_shape)
+    transmit = flatten(costs.transmit, layout.link_shape)
+    return xp.concatenate([op_times, pair_times, latency, transmit, latency + transmit])
 
 
 def overlapped(forward: Any, backward: Any, factor: Any, xp: Any) -> Any:
-    """Times of fused pairs: the longer op and `factor` of the shorter one [s]."""
-    # Where both last as long, the forward is the longer one, and its derivative 1.
-    longer = forward >= backward
-    return xp.where(longer, forward + factor * backward, backward + factor * forward)
+    """Return times of fused pairs [s]: the longer op's plus `factor` times the shorter op's."""
+    # At a tie the forward counts as the longer op, so its derivative is 1.
+    is_forward_longer = forward >= backward
+    return xp.where(is_forward_longer, forward + factor * backward, backward + factor * forward)
 
 
 def check_known(program: Program, costs: Costs) -> None:
@@ -139,80 +141,82 @@ def check_known(program: Program, costs: Costs) -> None:
 
 @cached_method
 def by_microbatch(program: Program) -> Program:
-    """Give every microbatch costs of its own; a program keeps the result."""
-    # Fused pairs are of two microbatches, so each becomes a kind of its own.
+    """Return a program whose cost vector has an entry for each microbatch."""
+    # A fused pair joins two microbatches, so each pair gets its own position.
     old, fused = program.layout, np.asarray(program.fused)
     if old.per_microbatch:
         return program
     new = dataclasses.replace(old, num_pairs=len(fused), per_microbatch=True)
-    node, backward = fused.T
-    node_microbatch, old_durations = (
-        _microbatch_of_nodes(program),
-        np.asarray(program.duration_index),
-    )
-    kind = old_durations[node] - old.first_pair
-    both = np.stack([node_microbatch[node], backward], axis=1)
-    duration = _spread(old_durations, node_microbatch, old, new)
-    duration[node] = new.pair(np.arange(len(fused)))
+    node_microbatch, old_durations = _node_microbatches(program), np.asarray(program.duration_index)
+    pair_nodes, backward_microbatch = fused.T
+    old_pair = old_durations[pair_nodes] - old.first_pair
+    forward_microbatch = node_microbatch[pair_nodes]
+    pair_microbatches = np.stack([forward_microbatch, backward_microbatch], axis=1)
+    pair_index = np.asarray(program.pair_index)[old_pair]
+    duration = _microbatch_positions(old_durations, node_microbatch, old, new)
+    duration[pair_nodes] = new.pair(np.arange(len(fused)))
     sent, lags = program.messages, np.asarray(program.lag_index)
     edge_microbatch = np.zeros(lags.shape, np.int64)
     late = np.flatnonzero(sent.lag_index != ZERO)
     edge_microbatch[tuple(message_edges(program, late))] = sent.microbatch[late]
+    sent_lags = _microbatch_positions(sent.lag_index, sent.microbatch, old, new)
     return dataclasses.replace(
         program,
         duration_index=duration.astype(np.int32),
-        lag_index=_spread(lags, edge_microbatch, old, new).astype(np.int32),
-        pair_index=_spread(np.asarray(program.pair_index)[kind], both, old, new).astype(np.int32),
-        pair_stage=np.asarray(program.pair_stage)[kind] * new.columns + node_microbatch[node],
-        messages=sent._replace(lag_index=_spread(sent.lag_index, sent.microbatch, old, new)),
+        lag_index=_microbatch_positions(lags, edge_microbatch, old, new).astype(np.int32),
+        pair_index=_microbatch_positions(pair_index, pair_microbatches, old, new).astype(np.int32),
+        pair_stage=np.asarray(program.pair_stage)[old_pair] * new.columns + forward_microbatch,
+        messages=sent._replace(lag_index=sent_lags),
         layout=new,
     )
 
 
-def _microbatch_of_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
-    """Microbatch of each node; of an update behind the rows the first that its copy meets."""
+def _node_microbatches(program: Program) -> Int[NumpyArray, " nodes"]:
+    """Return each node's microbatch; an update at the step's end gets its stage copy's smallest."""
     fields = program.microbatch, program.worker, program.stage, program.node_of_cell
     microbatch, worker, stage, node_of_cell = map(np.asarray, fields)
-    row, slot = np.nonzero(node_of_cell != SOURCE)  # ops on lanes are of a row, and of no worker
+    row, slot = np.nonzero(node_of_cell != SOURCE)  # ops on lanes have a row, but no worker
     node = node_of_cell[row, slot]
     has_stage = (microbatch[node] >= 0) & (stage[node] >= 0)
     row, node = row[has_stage], node[has_stage]
-    first = np.full((program.num_workers, program.layout.num_stages), program.num_microbatches)
-    np.minimum.at(first, (row, stage[node]), microbatch[node])
+    smallest = np.full((program.num_workers, program.layout.num_stages), program.num_microbatches)
+    np.minimum.at(smallest, (row, stage[node]), microbatch[node])
     updates = program.beside_cells[worker[program.beside_cells] >= 0]
     node_microbatch = microbatch.copy()
-    node_microbatch[updates] = first[worker[updates], stage[updates]]
+    node_microbatch[updates] = smallest[worker[updates], stage[updates]]
     return node_microbatch
 
 
-def _spread(
+def _microbatch_positions(
     position: Positions, microbatch: Positions, old: CostLayout, new: CostLayout
 ) -> Positions:
-    """Positions of ops and messages for a microbatch each; what has none reads the first."""
-    place, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)
-    op, link = place - 1, place - old.first_link
+    """Translate positions of a layout into one with columns by microbatch; -1 reads column 0."""
+    position, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)
+    op, link = position - 1, position - old.first_link
     positions = np.where(
         link >= 0, new.first_link + link * new.columns + column, 1 + op * new.columns + column
     )
-    return np.where(place == ZERO, ZERO, positions)
+    return np.where(position == ZERO, ZERO, positions)
 
 
-def message_edges(program: Program, which: Int[NumpyArray, " some"]) -> Int[NumpyArray, "2 some"]:
-    """Node, and position among its predecessors, of the edge that each of some messages delays."""
-    # An edge is told by its ends and its lag, for fused pairs may send each other an activation and
-    # a gradient: as one number, (head * nodes + tail) * positions + lag. Numbers of the edges with
-    # a lag are sorted, and those of the messages looked up among them.
-    sent = MessageTable(*(np.asarray(field)[which] for field in program.messages))
+def message_edges(
+    program: Program, selected: Int[NumpyArray, " selected"]
+) -> Int[NumpyArray, "2 selected"]:
+    """Return the edge that each selected message delays: node, and column of its predecessor."""
+    # Ends and lag identify an edge (fused pairs may send each other an activation and a gradient),
+    # as one number: (head * num_nodes + tail) * num_positions + lag. Edges are sorted by it, and a
+    # binary search finds the edge of each message.
+    sent = MessageTable(*(np.asarray(field)[selected] for field in program.messages))
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
-    leaves = np.where(sent.carrier == SOURCE, sent.producer, sent.carrier)
-    size = np.int64(program.layout.size)
+    tails = np.where(sent.carrier == SOURCE, sent.producer, sent.carrier)
+    num_positions = np.int64(program.layout.size)
 
     def key(head: NumpyArray, tail: NumpyArray, lag: NumpyArray) -> Int[NumpyArray, " edges"]:
-        return (head.astype(np.int64) * program.num_nodes + tail) * size + lag
+        return (head.astype(np.int64) * program.num_nodes + tail) * num_positions + lag
 
-    head, place = np.nonzero(lags != ZERO)
-    edge_keys = key(head, preds[head, place], lags[head, place])
+    head, column = np.nonzero(lags != ZERO)
+    edge_keys = key(head, preds[head, column], lags[head, column])
     order = np.argsort(edge_keys)
-    message_keys = key(np.asarray(sent.consumer), leaves, np.asarray(sent.lag_index))
+    message_keys = key(np.asarray(sent.consumer), tails, np.asarray(sent.lag_index))
     edge = order[np.searchsorted(edge_keys, message_keys, sorter=order)]
-    return np.stack([head[edge], place[edge]])
+    return np.stack([head[edge], column[edge]])

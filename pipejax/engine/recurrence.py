@@ -29,17 +29,17 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price, program_for
 
 Times = Float[Array, " nodes"]
-Found = Times | Float[NumpyArray, " nodes"]  # NumPy's where JAX's default knows no float64
+NodeTimes = Times | Float[NumpyArray, " nodes"]  # NumPy's if JAX has no float64 enabled
 Preds = Int[Array, "nodes max_preds"]
 Lags = Float[Array, "nodes max_preds"]
 Graph = tuple[Preds, Times, Lags]
 Target = float | Float[Array, ""] | Float[NumpyArray, ""]
-Row = tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]  # of a graph, its number first
+Row = tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]  # node, preds, duration, lags
 
 
 @in_float64
-def finish_times(program: Program, costs: Costs) -> Found:
-    """Earliest finish time of every node when each starts as soon as it may.
+def finish_times(program: Program, costs: Costs) -> NodeTimes:
+    """Return the earliest finish time of every node.
 
     Args:
       program: lowered schedule, in topological order.
@@ -133,13 +133,13 @@ def _longest_jvp(
     preds, *costs = primals
     path = critical_path(preds, NodeCosts(*costs))
     _, duration_dot, lag_dot = tangents
-    on_nodes = jnp.sum(jnp.where(path.nodes, duration_dot, 0))
-    return path.finish.max(), on_nodes + jnp.sum(jnp.where(path.edges, lag_dot, 0))
+    node_sum = jnp.sum(jnp.where(path.nodes, duration_dot, 0))
+    return path.finish.max(), node_sum + jnp.sum(jnp.where(path.edges, lag_dot, 0))
 
 
 @short_repr
 class CriticalPath(NamedTuple):
-    """One longest path, the one that the gradient of the makespan counts."""
+    """The longest path that the gradient of the makespan counts."""
 
     finish: Times  # (nodes) finish times of all nodes [s]
     nodes: Bool[Array, " nodes"]  # whether a node is on the path; the source always is
@@ -160,26 +160,27 @@ def critical_path(
       >>> critical_path(np.array([[0, 0], [0, 0], [0, 0], [1, 2]]), costs).nodes.tolist()
       [True, False, True, True]
     """
-    finish, choice = _scan(preds, costs.duration, costs.lag)
-    node = jnp.arange(len(preds), dtype=preds.dtype)
-    awaited = jnp.zeros(finish.shape, bool).at[preds].set(True)
+    finish, columns = _scan(preds, costs.duration, costs.lag)
+    nodes = jnp.arange(len(preds), dtype=preds.dtype)
+    has_successor = jnp.zeros(finish.shape, bool).at[preds].set(True)
 
-    # nodes are in topological order, so one pass from the last to the first meets the whole path
+    # nodes are in topological order, so one reverse pass meets the whole path
     def step(
-        current: Int[Array, ""], edge: tuple[Int[Array, ""], Int[Array, ""]]
+        path_node: Int[Array, ""], edge: tuple[Int[Array, ""], Int[Array, ""]]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-        v, before = edge
-        return jnp.where(v == current, before, current), v == current
+        """Go to the predecessor if the pass is at the path's node; emit whether it is."""
+        node, pred = edge
+        return jnp.where(node == path_node, pred, path_node), node == path_node
 
-    last = jnp.argmax(jnp.where(awaited, -1, finish)).astype(preds.dtype)
-    _, nodes = jax.lax.scan(step, last, (node, preds[node, choice]), reverse=True)
-    chosen = jax.nn.one_hot(choice, preds.shape[1], dtype=bool)
-    return CriticalPath(finish, nodes, nodes[:, None] & chosen)
+    path_end = jnp.argmax(jnp.where(has_successor, -1, finish)).astype(preds.dtype)
+    _, on_path = jax.lax.scan(step, path_end, (nodes, preds[nodes, columns]), reverse=True)
+    is_winner = jax.nn.one_hot(columns, preds.shape[1], dtype=bool)
+    return CriticalPath(finish, on_path, on_path[:, None] & is_winner)
 
 
 @in_float64
-def slack(program: Program, costs: Costs, *, target: Target | None = None) -> Found:
-    """Compute how much longer each node could take within the makespan, or a target.
+def slack(program: Program, costs: Costs, *, target: Target | None = None) -> NodeTimes:
+    """Return the longest delay of each node that keeps the makespan, or meets a target.
 
     Args:
       program: lowered schedule, in topological order.
@@ -213,19 +214,20 @@ def slack(program: Program, costs: Costs, *, target: Target | None = None) -> Fo
 
 @compiled
 def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Times]:
-    """Finish times (nodes), and longest times (nodes) from there to the makespan [s]."""
+    """Return finish times (nodes), and the longest times (nodes) from them to the makespan [s]."""
 
-    def step(tail: Times, row: Row) -> tuple[Times, None]:
-        v, before, seconds, lags = row
-        return tail.at[before].max(tail[v] + seconds + lags), None
+    def step(tails: Times, row: Row) -> tuple[Times, None]:
+        """Raise the tails of a node's predecessors; nodes come in reverse order."""
+        node, node_preds, seconds, lags = row
+        return tails.at[node_preds].max(tails[node] + seconds + lags), None
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
-    tail, _ = jax.lax.scan(step, jnp.zeros_like(duration), rows, reverse=True)
-    return _scan(preds, duration, lag)[0], tail
+    tails, _ = jax.lax.scan(step, jnp.zeros_like(duration), rows, reverse=True)
+    return _scan(preds, duration, lag)[0], tails
 
 
 def node_slack(finish: Times, tail: Times, target: Target | None) -> Times:
-    """Slack (nodes) [s] against a target, or the makespan."""
+    """Return the slack (nodes) [s] against a target, or the makespan."""
     until = finish.max() if target is None else jnp.asarray(target)
     return until - finish - tail
 
@@ -234,12 +236,12 @@ def node_slack(finish: Times, tail: Times, target: Target | None) -> Times:
 def total_negative_slack(
     program: Program, costs: Costs, target: Target
 ) -> Float[Array, ""] | np.float64:
-    """Sum up by how much workers end too late, as static timing analysis sums over end points.
+    """Return the sum over workers of the time [s] by which each ends after the target, negated.
 
         TNS = sum over workers of min(0, target - last end of the worker)
 
-    An objective beside the makespan: it tells many late workers from one, and a step that is in
-    time costs nothing. A pure function: jit, vmap, grad and jvp work.
+    An objective from static timing analysis: unlike the makespan, it tells many late workers from
+    one, and a step in time costs nothing. A pure function: jit, vmap, grad and jvp work.
 
     Args:
       program: lowered schedule.
@@ -272,21 +274,22 @@ def total_negative_slack(
 
 
 def negative_slack_sum(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
-    """Total negative slack [s] of the workers' last ends; one that ends in time has none."""
-    spare = jnp.asarray(target - ends)
-    return jnp.where(spare < 0, spare, 0).sum()
+    """Return the total negative slack [s] of the workers' last ends."""
+    slacks = jnp.asarray(target - ends)
+    return jnp.where(slacks < 0, slacks, 0).sum()
 
 
 @compiled
 def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
-    """Finish times (nodes) [s], and the column of the winning predecessor: the first at a tie."""
+    """Return finish times [s] and columns of the latest predecessors (nodes); first at a tie."""
 
-    # Derivatives follow the choices: a choice has none of its own, and what it picks is linear.
+    # argmax has no derivative, and indexing by it is linear: so derivatives follow the winners
     def step(finish: Times, row: Row) -> tuple[Times, Int[Array, ""]]:
-        v, before, seconds, lags = row
-        arrival = finish[before] + lags
-        choice = jnp.argmax(arrival)
-        return finish.at[v].set(arrival[choice] + seconds), choice
+        """Set the finish time of one node; emit the column of its latest predecessor."""
+        node, node_preds, seconds, lags = row
+        arrivals = finish[node_preds] + lags
+        column = jnp.argmax(arrivals)
+        return finish.at[node].set(arrivals[column] + seconds), column
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
     return jax.lax.scan(step, jnp.zeros_like(duration), rows)

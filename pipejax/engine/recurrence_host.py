@@ -17,11 +17,11 @@ Times = Float[NumpyArray, " nodes"]
 class HostRun(NamedTuple):
     """One run of a program [s]."""
 
-    preds: Int[NumpyArray, "nodes max_preds"]  # what each node waits for
-    duration: Times  # (nodes) time that each node takes
+    preds: Int[NumpyArray, "nodes max_preds"]
+    duration: Times
     lag: Float[NumpyArray, "nodes max_preds"]  # delay from each predecessor
-    start: Times  # (nodes) when the last that a node waits for is there
-    finish: Times  # (nodes) finish times
+    start: Times
+    finish: Times
 
 
 def run_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> HostRun:
@@ -34,12 +34,15 @@ def run_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> HostRu
 
 
 def makespan_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> float:
-    """The makespan of a program at one cost vector [s]."""
+    """Return the makespan of a program at one cost vector [s]."""
     return float(run_on_host(program, vector).finish.max())
 
 
 def run_many_on_host(program: Program, costs: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
-    """Run a program at many cost vectors (costs, runs), of whole numbers: every sum is exact."""
+    """Return longest paths of a program at many cost vectors (costs, runs), added exactly.
+
+    Returns lengths (runs) and how often each cost is on the path (costs, runs).
+    """
     preds, duration, lag = map(
         np.asarray, (program.preds, program.duration_index, program.lag_index)
     )

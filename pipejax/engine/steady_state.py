@@ -1,9 +1,9 @@
-"""Periods of a schedule: which columns of its table repeat with later microbatches.
+"""Periods of a schedule: columns of its table that repeat with later microbatches.
 
-A program is cut where a column begins: every node before the cut depends on nodes before it
-alone. What crosses a cut is its frontier, the nodes before it that a later one waits for. Where
-the columns of a period repeat, with all microbatches shifted by the same number, and so does the
-frontier, the period acts on the frontier's finish times like the one before.
+A program is cut where a column begins: nodes before the cut depend only on nodes before it. The
+frontier of a cut is the set of nodes before it that a later node waits for. If the columns of a
+period repeat, with all microbatches shifted by the same number, and so does the frontier, then the
+period maps the frontier's finish times by the same function as the period before.
 """
 
 import dataclasses
@@ -19,23 +19,25 @@ from pipejax.engine.lowering.program import NO_WORKER, SOURCE, IntArray, Program
 from pipejax.schedules.cells.ops import INPUT_GRADS, NO_MICROBATCH, STEP_END, Phase
 
 NOT_IN_TABLE = -1
-ENDS = -1  # stands in a frontier for the last end of all nodes that nobody waits for
+ENDS = -1  # entry of a frontier: the last end of all nodes without successors
 
-Kind = tuple[int, ...]  # what a node is, but for its microbatch
-Key = tuple[Kind, int]
+Kind = tuple[int, ...]  # phase, stage, pipe, worker, sender and receiver of a node
+Key = tuple[Kind, int]  # kind and microbatch
 Frontier = list[int]  # nodes; the source first and `ENDS` second
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """Columns between two cuts, as a map from one frontier to the next."""
+    """Columns between two cuts, as a map from one frontier to the next.
+
+    Index i < num_inputs is entry i of the frontier before; num_inputs + k is `nodes[k]`.
+    """
 
     nodes: IntArray  # (nodes) nodes of the program, in order
-    preds: IntArray  # (nodes, max_preds) place in the old frontier, or its size + place in `nodes`
-    outputs: IntArray  # (frontier) the next frontier, in the same numbers
-    sinks: IntArray  # (sinks) nodes that nobody waits for, in the same numbers
-    # size of the frontier before the piece
-    num_inputs: int = dataclasses.field(metadata={"static": True})
+    preds: IntArray  # (nodes, max_preds) indices of predecessors
+    outputs: IntArray  # (frontier) indices of the next frontier
+    sinks: IntArray  # (sinks) indices of nodes without successors
+    num_inputs: int = dataclasses.field(metadata={"static": True})  # size of the frontier before
 
 
 register(Piece)
@@ -44,49 +46,49 @@ register(Piece)
 class Period(NamedTuple):
     """A period and the piece that leads to it."""
 
-    before: Piece  # what comes before, from the period before this one on or from the start
-    piece: Piece  # one period; its frontiers before and after have the same meaning
-    microbatches: int  # how many microbatches a period is for, of all pipes
+    before: Piece  # columns from the period before this one, or from the start
+    piece: Piece  # one period; its frontiers before and after have the same order
+    microbatches: int  # microbatches of one period, of all pipes
 
 
 class SteadyState(NamedTuple):
-    """A program with places where periods can be put in."""
+    """A program cut into periods, which can be repeated."""
 
-    periods: tuple[Period, ...]  # one for each part that grows
-    rest: Piece  # what comes after the last cut
-    microbatches: int  # by how many microbatches the program can grow
+    periods: tuple[Period, ...]
+    rest: Piece  # columns after the last cut
+    microbatches: int  # the number of microbatches grows by multiples of this
 
 
 def steady_state(program: Program) -> SteadyState:
-    """Find the periods of a schedule."""
-    # Columns are compared by their content up to a shift (`signature`): kinds of nodes, and for
-    # each edge how many microbatches and columns back it leads. Equal signatures a fixed length
-    # apart are a run; a run in which the frontier repeats too is a period. Its frontiers are
-    # matched node by node, so the next period reads its inputs where this one left its outputs.
+    """Cut a program into its periods."""
+    # Columns are compared by their signature: kinds of nodes, and for each edge how many
+    # microbatches and columns back it leads. Equal signatures at a fixed distance form a run; a run
+    # in which the frontier repeats too is a period. Its frontiers are matched node by node, so the
+    # next period reads its inputs from the outputs of this one.
     # source: Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
     columns = _Columns(program)
-    chosen = sorted(_choose(columns, program.num_microbatches), key=lambda period: period.cut)
-    microbatches = math.lcm(*(period.microbatches for period in chosen))
-    periods, at = [], 0
-    before: Frontier = [SOURCE, ENDS]
-    for period in chosen:
-        first, second = columns.matched(period)
+    spans = sorted(_select_spans(columns, program.num_microbatches), key=lambda span: span.cut)
+    microbatches = math.lcm(*(span.microbatches for span in spans))
+    periods, last_cut = [], 0
+    last_frontier: Frontier = [SOURCE, ENDS]
+    for span in spans:
+        start, end = columns.matched_frontiers(span)
         periods.append(
             Period(
-                columns.piece(at, period.cut, before, first),
-                columns.piece(period.cut, period.cut + period.length, first, second),
-                period.microbatches,
+                columns.piece(last_cut, span.cut, last_frontier, start),
+                columns.piece(span.cut, span.cut + span.length, start, end),
+                span.microbatches,
             )
         )
-        at, before = period.cut, first
-    rest = columns.piece(at, columns.num_columns, before, [SOURCE, ENDS])
+        last_cut, last_frontier = span.cut, start
+    rest = columns.piece(last_cut, columns.num_columns, last_frontier, [SOURCE, ENDS])
     return SteadyState(tuple(periods), rest, microbatches)
 
 
-class _FoundPeriod(NamedTuple):
-    """Columns cut to cut + length repeat from cut + length on, with later microbatches."""
+class _PeriodSpan(NamedTuple):
+    """Columns cut to cut + length, which repeat from cut + length on with later microbatches."""
 
-    # Where microbatches alternate between pipes, each shifts by more than its own number of them.
+    # If microbatches alternate between pipes, `shift` is larger than the microbatches of one pipe.
 
     cut: int
     length: int
@@ -96,6 +98,8 @@ class _FoundPeriod(NamedTuple):
 
 
 class _Columns:
+    """Nodes of a program by column of its table, with what a comparison of columns needs."""
+
     def __init__(self, program: Program) -> None:
         self.preds = np.asarray(program.preds).tolist()
         self.lags = np.asarray(program.lag_index).tolist()
@@ -116,56 +120,54 @@ class _Columns:
         self.nodes: list[list[int]] = [[] for _ in range(self.num_columns)]
         for node in range(1, program.num_nodes):
             self.nodes[self.column[node]].append(node)
-        self.last_reader = [NOT_IN_TABLE] * program.num_nodes  # column, of every node
+        self.last_reader = [NOT_IN_TABLE] * program.num_nodes  # last successor's column, by node
         for node in range(1, program.num_nodes):
-            for before in self.preds[node]:
-                self.last_reader[before] = max(self.last_reader[before], self.column[node])
+            for pred in self.preds[node]:
+                self.last_reader[pred] = max(self.last_reader[pred], self.column[node])
 
     def _phases(self, program: Program) -> IntArray:
-        """Phase (nodes) of each node; of a gate that opens ops the negative of theirs."""
+        """Return the phase (nodes) of each node; a gate gets minus the phase of its ops."""
         phase = np.array(program.phase)
-        for node, before in enumerate(self.preds):
-            gates = [v for v in before if v != SOURCE and phase[v] <= Phase.IDLE]
+        for node, preds in enumerate(self.preds):
+            gates = [pred for pred in preds if pred != SOURCE and phase[pred] <= Phase.IDLE]
             phase[gates] = -phase[node]
         return phase
 
     @staticmethod
     def _rows(program: Program) -> IntArray:
-        """Worker (nodes) in whose row a node has its cell, or whose compute it occupies."""
+        """Return the worker (nodes) whose row holds the node's cell, or whose compute it uses."""
         worker, cells = np.array(program.worker), np.asarray(program.node_of_cell)
         row, slot = np.nonzero(cells != SOURCE)
         worker[cells[row, slot]] = row
         return worker
 
     def _column_of_nodes(self, program: Program) -> list[int]:
-        """First column (nodes) in which a node and all its predecessors have been placed."""
+        """Return the column (nodes) of each node: its cell's, but not before its predecessors'."""
         cells = np.asarray(program.node_of_cell)
         column = np.full(program.num_nodes, NOT_IN_TABLE)
         worker, slot = np.nonzero(cells != SOURCE)
-        # NumPy keeps the last of several assignments: in reverse, the first cell of a node counts
+        # of several assignments NumPy keeps the last: reversed, the first cell of a node counts
         column[cells[worker, slot][::-1]] = slot[::-1]
         columns: list[int] = column.tolist()
         columns[SOURCE] = 0
         for node in range(1, program.num_nodes):
-            columns[node] = max(columns[node], *(columns[before] for before in self.preds[node]))
+            columns[node] = max(columns[node], *(columns[pred] for pred in self.preds[node]))
         return columns
 
     def signature(self, column: int) -> Hashable:
-        """Content and edges of a column, up to a shift of its microbatches."""
-        return tuple(sorted(self._links(node) for node in self.nodes[column]))
+        """Describe the nodes and edges of a column, with microbatches relative to the nodes'."""
+        return tuple(sorted(self._node_signature(node) for node in self.nodes[column]))
 
-    def _links(self, node: int) -> tuple[object, ...]:
-        edges = [
-            (
-                self.kind[before],
-                self.microbatch[before] - self.microbatch[node],
-                self.column[node] - self.column[before],
-                lag,
-            )
-            if before != SOURCE
-            else ((), lag)
-            for before, lag in zip(self.preds[node], self.lags[node], strict=True)
-        ]
+    def _node_signature(self, node: int) -> tuple[object, ...]:
+        """Describe a node and its edges; equal for the same op of a later period."""
+        edges: list[tuple[object, ...]] = []
+        for pred, lag in zip(self.preds[node], self.lags[node], strict=True):
+            if pred == SOURCE:
+                edges.append(((), lag))
+            else:
+                microbatch_shift = self.microbatch[pred] - self.microbatch[node]
+                column_shift = self.column[node] - self.column[pred]
+                edges.append((self.kind[pred], microbatch_shift, column_shift, lag))
         pair_backward = self.backward.get(node)
         shift = None if pair_backward is None else pair_backward[1] - self.microbatch[node]
         return self.kind[node], self.durations[node], shift, tuple(edges)
@@ -183,7 +185,7 @@ class _Columns:
         return sorted((self.kind[node], self.microbatch[node]) for node in self.nodes[column])
 
     def frontier(self, cut: int) -> Frontier:
-        """Nodes before a cut that a node after it waits for."""
+        """List the nodes before a cut that a node after it waits for."""
         crossing = (
             node
             for node in range(1, len(self.column))
@@ -191,58 +193,61 @@ class _Columns:
         )
         return [SOURCE, ENDS, *crossing]
 
-    def matched(self, period: _FoundPeriod) -> tuple[Frontier, Frontier]:
-        """Frontiers before and after a period, in the same order; empty if they differ."""
-        before, after = (self.frontier(cut) for cut in (period.cut, period.cut + period.length))
-        place = {self._key(node): node for node in after}
-        ordered = []
-        # what has no microbatch of its own (source, last end) is its own successor
-        for node in before:
+    def matched_frontiers(self, span: _PeriodSpan) -> tuple[Frontier, Frontier]:
+        """Return the frontiers before and after a period, in one order; empty if they differ."""
+        start, end = (self.frontier(cut) for cut in (span.cut, span.cut + span.length))
+        end_nodes = {self._key(node): node for node in end}
+        matches = []
+        for node in start:
             kind, microbatch = self._key(node)
-            later = place.get((kind, microbatch + period.shift), place.get((kind, microbatch)))
-            if later is None:
+            # source and last end have no microbatch: they match themselves
+            unshifted = end_nodes.get((kind, microbatch))
+            match = end_nodes.get((kind, microbatch + span.shift), unshifted)
+            if match is None:
                 return [], []
-            ordered.append(later)
-        return (before, ordered) if sorted(ordered) == sorted(after) else ([], [])
+            matches.append(match)
+        return (start, matches) if sorted(matches) == sorted(end) else ([], [])
 
     def _key(self, node: int) -> Key:
         return (self.kind[node], self.microbatch[node]) if node > SOURCE else ((node,), 0)
 
-    def piece(self, first: int, end: int, inputs: Frontier, outputs: Frontier) -> Piece:
-        """Columns first to end, as a map from one frontier to another."""
-        nodes = sorted(node for column in range(first, end) for node in self.nodes[column])
-        place = {node: k for k, node in enumerate([*inputs, *nodes])}
-        sinks = [place[node] for node in nodes if self.last_reader[node] == NOT_IN_TABLE]
-        preds = [[place[before] for before in self.preds[node]] for node in nodes]
-        width = len(self.preds[SOURCE])
+    def piece(self, start: int, end: int, inputs: Frontier, outputs: Frontier) -> Piece:
+        """Make columns start to end a map from the frontier before to the one after."""
+        nodes = sorted(node for column in range(start, end) for node in self.nodes[column])
+        index = {node: k for k, node in enumerate([*inputs, *nodes])}
+        sinks = [index[node] for node in nodes if self.last_reader[node] == NOT_IN_TABLE]
+        preds = [[index[pred] for pred in self.preds[node]] for node in nodes]
+        max_preds = len(self.preds[SOURCE])
         return Piece(
             np.array(nodes, int),
-            np.array(preds, int).reshape(-1, width),
-            np.array([place[node] for node in outputs], int),
+            np.array(preds, int).reshape(-1, max_preds),
+            np.array([index[node] for node in outputs], int),
             np.array(sinks, int),
             len(inputs),
         )
 
 
 def _backwards_of_pairs(program: Program) -> dict[int, Key]:
-    """Kind and microbatch of the backward of each fused pair, by its node."""
+    """Return kind and microbatch of the backward of each fused pair, by the pair's node."""
     layout = program.layout
-    node, microbatch = np.asarray(program.fused).T
-    pair = np.asarray(program.duration_index)[node] - layout.first_pair
+    pair_nodes, microbatch = np.asarray(program.fused).T
+    pair = np.asarray(program.duration_index)[pair_nodes] - layout.first_pair
     phase, stage = layout.op_at(np.asarray(program.pair_index)[pair, 1])
-    pipes = np.zeros(program.num_microbatches, int)
-    numbered = np.asarray(program.microbatch) != NO_MICROBATCH
-    pipes[np.asarray(program.microbatch)[numbered]] = np.asarray(program.pipe)[numbered]
-    none = np.full_like(node, NO_WORKER)
-    kind = phase, stage, pipes[microbatch], np.asarray(program.worker)[node], none, none
-    kinds = map(tuple, np.stack(kind, axis=1).tolist())
-    return dict(zip(node.tolist(), zip(kinds, microbatch.tolist(), strict=True), strict=True))
+    microbatch_pipes = np.zeros(program.num_microbatches, int)
+    node_microbatches, node_pipes = np.asarray(program.microbatch), np.asarray(program.pipe)
+    has_microbatch = node_microbatches != NO_MICROBATCH
+    microbatch_pipes[node_microbatches[has_microbatch]] = node_pipes[has_microbatch]
+    pipe, worker = microbatch_pipes[microbatch], np.asarray(program.worker)[pair_nodes]
+    none = np.full_like(pair_nodes, NO_WORKER)  # no sender and no receiver
+    kinds = map(tuple, np.stack([phase, stage, pipe, worker, none, none], axis=1).tolist())
+    keys = zip(kinds, microbatch.tolist(), strict=True)
+    return dict(zip(pair_nodes.tolist(), keys, strict=True))
 
 
-def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
-    """Choose the longest runs of periods that together do all that a microbatch needs, once."""
-    # An op that stands elsewhere alone, as a backward that is split at the end of a table of fused
-    # pairs, does not have to come again: what it does, others do.
+def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]:
+    """Select the longest periods that together do each kind of work exactly once per microbatch."""
+    # An op that occurs only outside periods, such as a split backward at the end of a table of
+    # fused pairs, need not repeat: other ops do its work.
     kinds = {
         kind
         for nodes in columns.nodes
@@ -250,25 +255,26 @@ def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
         if columns.microbatch[node] != NO_MICROBATCH
         for kind in columns.work(node)
     }
-    chosen: list[_FoundPeriod] = []
+    spans: list[_PeriodSpan] = []
     covered: set[Kind] = set()
-    for period in _candidates(columns):
-        held = Counter(
+    for span in _candidates(columns):
+        counts = Counter(
             kind
-            for column in range(period.cut, period.cut + period.length)
+            for column in range(span.cut, span.cut + span.length)
             for node in columns.nodes[column]
             for kind in columns.work(node)
         )
-        # every microbatch has its own ops; updates, and the all-reduces before them, are for some
-        op_counts = {kind: times for kind, times in held.items() if kind[0] not in STEP_END}
-        count = len({pipe for _, _, pipe, *_ in op_counts}) * max(op_counts.values(), default=0)
-        # what comes again by chance is short
-        is_steady = 2 * period.repeats * count >= num_microbatches
-        if is_steady and len(set(op_counts.values())) == 1 and not covered & set(held):
-            chosen.append(period._replace(microbatches=count))
-            covered |= set(held)
+        # every microbatch has its own ops; an update, and its all-reduce, is for several
+        op_counts = {kind: count for kind, count in counts.items() if kind[0] not in STEP_END}
+        num_pipes = len({pipe for _, _, pipe, *_ in op_counts})
+        microbatches = num_pipes * max(op_counts.values(), default=0)
+        # a repetition by chance is short
+        is_steady = 2 * span.repeats * microbatches >= num_microbatches
+        if is_steady and len(set(op_counts.values())) == 1 and not covered & set(counts):
+            spans.append(span._replace(microbatches=microbatches))
+            covered |= set(counts)
         if covered == kinds:
-            return chosen
+            return spans
     kind = sorted(kinds - covered)[0]
     raise ValueError(
         f"{columns.num_columns} columns of the table hold no period: {len(kinds - covered)} of "
@@ -278,36 +284,39 @@ def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
     )
 
 
-def _candidates(columns: _Columns) -> Iterator[_FoundPeriod]:
-    """Runs of periods, the longest first, and of those the one with the shortest period."""
-    # `same` compares the sequence of signatures with itself, shifted by a length; where it
-    # changes, a run begins or ends
-    number: dict[Hashable, int] = {}
-    sequence = np.array(
-        [number.setdefault(columns.signature(c), len(number)) for c in range(columns.num_columns)]
+def _candidates(columns: _Columns) -> Iterator[_PeriodSpan]:
+    """Yield periods by the size of their runs, the largest first; of equal runs the shortest."""
+    signature_ids: dict[Hashable, int] = {}
+    ids = np.array(
+        [
+            signature_ids.setdefault(columns.signature(column), len(signature_ids))
+            for column in range(columns.num_columns)
+        ]
     )
     runs = []
     for length in range(1, columns.num_columns // 2 + 1):
-        same = np.concatenate([[False], sequence[length:] == sequence[:-length], [False]])
-        edges = np.flatnonzero(same[1:] != same[:-1]).reshape(-1, 2)
-        runs += [
-            (end - first, -length, first) for first, end in edges.tolist() if end - first >= length
-        ]
-    for size, minus_length, first in sorted(runs, reverse=True):
-        yield from _first_cut(columns, first, first + size, -minus_length)
+        # a run begins and ends where `repeats` changes; ids a b c b c b d, length 2:
+        #   repeats 0 1 1 1 0, and with a 0 at both ends the changes are at 1 and 4
+        repeats = np.concatenate([[False], ids[length:] == ids[:-length], [False]])
+        bounds = np.flatnonzero(repeats[1:] != repeats[:-1]).reshape(-1, 2)
+        for start, end in bounds.tolist():
+            if end - start >= length:
+                runs.append((end - start, -length, start))
+    for size, negative_length, start in sorted(runs, reverse=True):
+        yield from _first_span(columns, start, start + size, -negative_length)
 
 
-def _first_cut(columns: _Columns, first: int, end: int, length: int) -> Iterator[_FoundPeriod]:
-    """Find the first cut in a run at which the frontier repeats too, if there is one."""
+def _first_span(columns: _Columns, start: int, end: int, length: int) -> Iterator[_PeriodSpan]:
+    """Yield the first period in a run whose frontier repeats too, if there is one."""
     shifts = {
         later[1] - earlier[1]
-        for column in range(first, end)
+        for column in range(start, end)
         for earlier, later in zip(columns.keys(column), columns.keys(column + length), strict=True)
     }
     if len(shifts) != 1 or min(shifts) < 1:
         return
-    for cut in range(first, end - length + 1):
-        period = _FoundPeriod(cut, length, min(shifts), repeats=(end - first) // length + 1)
-        if columns.matched(period)[0]:
-            yield period
+    for cut in range(start, end - length + 1):
+        span = _PeriodSpan(cut, length, min(shifts), repeats=(end - start) // length + 1)
+        if columns.matched_frontiers(span)[0]:
+            yield span
             return

@@ -1,7 +1,7 @@
-"""Tables for other runtimes: PyTorch's, and JAX runtimes with one program per worker.
+"""Exports of tables to PyTorch's runtime, and to JAX runtimes with one program per worker.
 
-Schedules of these runtimes of JAX are objects of Python, so a table becomes a module: its rows as
-literals, and the few lines that make objects of them. They take F, B, I and W of one pipe.
+Schedules of these JAX runtimes are Python objects, so a table becomes a module: its rows as
+literals, and a few lines that make objects of them. They take F, B, I and W of one pipe.
 """
 
 import itertools
@@ -52,9 +52,8 @@ def with_known_cells(
 UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
 
 
-def checked(table: ScheduleTable, runtime: str) -> ScheduleTable:
-    """Drop cells that the runtime does not have, with a warning; refuse several pipes."""
-    # And a grammar of its own, which says more than cells do.
+def supported_table(table: ScheduleTable, runtime: str) -> ScheduleTable:
+    """Drop cells that the runtime lacks, with a warning; refuse several pipes and own grammars."""
     check_usual(table, runtime)
     if table.num_pipes > 1:
         raise ValueError(
@@ -148,7 +147,7 @@ schedule = TableSchedule(num_stages=len(PLACEMENT))
 
 def to_jaxpp(table: ScheduleTable) -> str:
     """Return a table as a module of Python for JaxPP; warn of what is left out or moved."""
-    table = checked(table, "JaxPP")
+    table = supported_table(table, "JaxPP")
     split = splits(table)
     rows = [
         [
@@ -270,7 +269,7 @@ schedule = pipeline.PipelineSchedule(
 
 def to_shardy(table: ScheduleTable) -> str:
     """Return a table as a module of Python for Shardy; warn of what is left out."""
-    table = checked(table, "Shardy")
+    table = supported_table(table, "Shardy")
     split = splits(table)
     cells = [
         [[_fragment(op) for op in ops_in(cell, split=split)] for cell in row]
@@ -317,36 +316,34 @@ def absent(table: ScheduleTable) -> dict[Phase, int]:
     return {phase: number for phase, number in count.items() if number}
 
 
-def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
-    """Add cells that PyTorch's runtime needs beside SEND and RECV."""
-    # Every SEND needs its wait. What gathers parameters and reduces gradients is asked for where
-    # parameters are sharded, or gradients are to be means. A notice says what was put in.
+def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
+    """Add cells that PyTorch's runtime needs beside SEND and RECV, with a notice."""
+    # Every SEND needs its wait; with `sharding`, also gathers and reductions are added.
     if not table.has_communication:
         return table
-    whole = with_sharding(table) if sharding else table
-    whole = whole.with_rows([with_waits([cell for cell in row if cell]) for row in whole.rows()])
-    more = np.bincount(whole.phase.ravel(), minlength=len(Phase))
-    more -= np.bincount(table.phase.ravel(), minlength=len(Phase))
-    more[Phase.IDLE] = 0
-    named = ", ".join(f"{more[phase]} {phase.name}" for phase in Phase if more[phase])
-    if named:
+    result = with_sharding(table) if sharding else table
+    result = result.with_rows([with_waits([cell for cell in row if cell]) for row in result.rows()])
+    counts = np.bincount(result.phase.ravel(), minlength=len(Phase))
+    counts -= np.bincount(table.phase.ravel(), minlength=len(Phase))
+    counts[Phase.IDLE] = 0
+    listed = ", ".join(f"{counts[phase]} {phase.name}" for phase in Phase if counts[phase])
+    if listed:
         warnings.warn(
-            f"{table.name}: {named} cells are put in, PyTorch's runtime needs them beside SEND and "
-            "RECV",
+            f"{table.name}: {listed} cells are put in, PyTorch's runtime needs them beside SEND "
+            "and RECV",
             RepairNotice,
             stacklevel=2,
         )
-    return whole
+    return result
 
 
 def to_torch_csv(table: ScheduleTable) -> str:
-    """Return a table as PyTorch's CSV; warn of dropped cells."""
-    # Where gathers and reductions run is no part of it.
+    """Return a table as PyTorch's CSV, without lanes; warn of dropped cells."""
     table = on_lane(table, COMPUTING)
     check_usual(table, "PyTorch's runtime")
     check_ranks(table)
     runnable = with_known_cells(table, tuple(ABSENT), "PyTorch")
-    return to_csv(complete(runnable, sharding=True))
+    return to_csv(add_runtime_cells(runnable, sharding=True))
 
 
 def check_sayable(table: ScheduleTable) -> None:
@@ -384,7 +381,7 @@ def _ops(table: ScheduleTable) -> list[Op]:
 
 
 def _check_matching(table: ScheduleTable, name: str) -> None:
-    """SENDs of one rank to another stand in the order of their RECVs."""
+    """Check that SENDs of one rank to another have the order of their RECVs."""
     workers = table.placement[0]
     expected: dict[tuple[int, int], list[Op]] = {}
     posted: dict[tuple[int, int], list[Op]] = {}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class TableFormat(NamedTuple):
-    """A form of a table."""
+    """A file format of tables."""
 
     module: str  # of the writer
     function: str  # returns the text

@@ -1,8 +1,8 @@
-"""Runtimes in processes of their own: started at once, ended together, none of them left behind.
+"""Processes of a runtime: started and ended together.
 
-What a runtime needs is set before its library is imported. Each process is sent one line on stdin,
-which stays open as long as its answer is awaited, so it ends when this one does, however this one
-ends. What it prints is shown only where it fails.
+The environment of a process is set before it imports the library of the runtime. A process gets one
+request on stdin, which stays open: when this process ends, for whatever reason, the others end.
+Their output is shown only after a failure.
 """
 
 import concurrent.futures
@@ -63,8 +63,8 @@ def call_together(
 
 
 def serve(answer_to: Callable[[Any], Any]) -> None:
-    """Answer one request, or report the error in one line. A ValueError is a refusal."""
-    # Others may wait for a message of this process, and it for theirs: it ends at once.
+    """Answer one request from stdin, or report the error in one line and exit."""
+    # A ValueError is a refusal. The process exits at once, as ranks may wait for each other.
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
     try:
@@ -83,12 +83,13 @@ def serve(answer_to: Callable[[Any], Any]) -> None:
 
 
 def _end_with_the_caller() -> None:
-    """End when stdin does: nobody waits for an answer any more."""
+    """End this process when stdin closes: its caller is gone."""
     sys.stdin.read()
     os._exit(3)
 
 
 def _start(module: str, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start a module in a new process, with its output in a log file."""
     path = os.pathsep.join(filter(None, (PACKAGE_ROOT, os.environ.get("PYTHONPATH"))))
     with log.open("wb") as written:
         return subprocess.Popen(

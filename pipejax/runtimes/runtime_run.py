@@ -1,7 +1,7 @@
 """Requests to a runtime that runs a table, and their results.
 
-A runtime trains a small model for one step, cut into the stages of the table, and says how far its
-gradients are from those of the same model without a pipeline. It may also time steps.
+A runtime trains a small model for one step, divided into the stages of the table, and compares its
+gradients with those of the model without a pipeline. It may also time steps.
 """
 
 import math
@@ -21,7 +21,7 @@ RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime", "torch": "pipejax.runtimes.g
 
 
 class RuntimeJob(NamedTuple):
-    """Job of a runtime."""
+    """A table, a model and options for one run of a runtime."""
 
     table: ScheduleTable  # the schedule
     links: Links = Links()  # what the prediction of its step time assumes of messages
@@ -35,7 +35,7 @@ class RuntimeJob(NamedTuple):
 
 @short_repr
 class RuntimeRun(NamedTuple):
-    """Result of a runtime."""
+    """Results of one run: gradient errors, and times if they were measured."""
 
     runtime: str  # its name
     version: str  # of the library that ran the table
@@ -53,7 +53,7 @@ class RuntimeRun(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The larger of both errors; infinite where one is no number."""
+        """Return the larger of both errors; infinite if one is NaN."""
         errors = (self.gradient_error, self.loss_error)
         return math.inf if any(map(math.isnan, errors)) else max(errors)
 

@@ -1,4 +1,4 @@
-"""Answers of a search: the best candidate found, with a bound on all others."""
+"""Result of a search: the best candidate, with a bound on all others."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 from pipejax.base.display import with_short_repr
 
 Best = TypeVar("Best")
-TIME_LIMIT = 60.0  # seconds, unless something else is said
-GAP = 0.001  # that ends a local search: far below what is known of any time
+TIME_LIMIT = 60.0  # default [s]
+GAP = 0.001  # that ends a local search, far below the error of any measured time
 
 
 def gap(value: float, lower_bound: float) -> float:
@@ -24,18 +24,17 @@ def gap(value: float, lower_bound: float) -> float:
 @with_short_repr("value gap lower_bound baselines evaluated stopped best")
 @dataclasses.dataclass(frozen=True)
 class Found(Generic[Best]):
-    """The best that a search found, and how far from the best of all it may be.
+    """Best candidate of a search, with a bound on all others.
 
     Attributes:
-      best: what was found, with what it is made of.
+      best: the best candidate.
       value: its makespan or step time [s].
-      lower_bound: nothing that was searched is shorter [s]; 0 where nothing is proven.
-      baselines: the same value [s] of what one would take without a search, by name; None where
-        that cannot run.
-      evaluated: how many candidates were evaluated.
-      stopped: why the search ended: "optimal" (the bound is reached), "gap" (what is left is below
-        the gap that was asked for), "iterations", "time", "effort", "interrupted", or "tolerance"
-        (what is left is below that of a solver).
+      lower_bound: bound on the values of all candidates [s]; 0 without a proof.
+      baselines: values of simple candidates by name [s]; None for one that cannot run.
+      evaluated: number of evaluated candidates.
+      stopped: reason for the end: "optimal" (the bound is reached), "gap" (the possible saving is
+        below the requested gap), "iterations", "time", "effort", "interrupted", or "tolerance" (it
+        is below that of a solver).
     """
 
     best: Best
@@ -47,5 +46,5 @@ class Found(Generic[Best]):
 
     @property
     def gap(self) -> float:
-        """The largest share of the value that an unknown candidate could save."""
+        """Return the largest share of the value that an unknown candidate could save."""
         return gap(self.value, self.lower_bound)

@@ -1,4 +1,4 @@
-"""The declaration of a sweep: what is varied, read from Python or from a TOML file."""
+"""Declaration of a sweep: its axes, read from Python or from a TOML file."""
 
 import dataclasses
 import json
@@ -53,13 +53,7 @@ from pipejax.schedules.table.links import (
 )
 from pipejax.sweep.schedule_axis import Choice, read_schedule, unfolded
 
-OUTPUTS = (
-    "bubble_ratio",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "bound_by",
-    "share",
-)
+OUTPUTS = ("bubble_ratio", "tokens_per_second", "tokens_per_second_per_gpu", "bound_by", "share")
 DTYPES = ("float64", "float32")
 SCALES = ("linear", "log")
 MAX_POINTS = 10**6  # of one axis: a label each
@@ -117,12 +111,12 @@ class Sweep:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """All axes, single values included."""
+        """Return all axes, with those of a single value."""
         return self.shape_axes + self.system_axes
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Dimensions of the dataset."""
+        """Return the size of every dimension of the dataset, by name."""
         return {axis.name: len(axis.values) for axis in self.axes if axis.is_listed}
 
     @property
@@ -231,8 +225,8 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
 
 
 def _calibrated_with(declaration: Mapping[str, Any], where: str) -> Stack:
-    """The software of the runs that all systems were calibrated on."""
-    if "systems" not in declaration:  # which is said later
+    """Return the software of the runs on which all systems were calibrated, if it is one."""
+    if "systems" not in declaration:  # refused later
         return AS_THE_SYSTEM
     names, check = declaration["systems"], _KEYS["systems"][1]
     systems = read_axis("system", names, f"{where}: systems", check).values
@@ -294,39 +288,40 @@ def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> 
 
 def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
     """Read the axes over fields of the systems."""
-    # They are written as in a system file, section by section and with a unit in every key; a value
-    # is a number, a list, or `{from, to, points, scale}` with the scale "linear" or "log".
+    # Sections and keys with units are those of a system file. A value is a number, a list, or
+    # `{from, to, points, scale}` with the scale "linear" or "log".
     if not isinstance(section, Mapping):
         raise ValueError(f"{where} must be a table of {', '.join(SECTIONS)}, got {section!r}")
     check_keys(dict(section), dict.fromkeys(SECTIONS, ""), where)
     axes: list[Axis] = []
-    for part, fields in section.items():
-        place = f"{where}: {part}"
-        swept = {name: unit for name, unit in SECTIONS[part].items() if name != "algorithms"}
-        check_keys(fields, swept, place)
+    for name, fields in section.items():
+        place = f"{where}: {name}"
+        units = {key: unit for key, unit in SECTIONS[name].items() if key != "algorithms"}
+        check_keys(fields, units, place)
         for key, entry in fields.items():
-            axes.append(_read_field(part, key, entry, place))
+            axes.append(_read_field(name, key, entry, place))
             if axes[-1].name in [axis.name for axis in axes[:-1]]:
                 raise ValueError(f"{place}: {key}: {axes[-1].name} is given twice")
     return tuple(axes)
 
 
-def _read_field(part: str, key: str, entry: Any, place: str) -> Axis:
+def _read_field(section: str, key: str, entry: Any, place: str) -> Axis:
+    """Read the axis of one field of a section, in SI units; `place` is for error texts."""
     name = next(
         name
-        for name in sorted(SECTIONS[part], key=len, reverse=True)
+        for name in sorted(SECTIONS[section], key=len, reverse=True)
         if key == name or key.startswith(f"{name}_")
     )
-    where, dimension = f"{place}: {key}", SECTIONS[part][name]
+    where, dimension = f"{place}: {key}", SECTIONS[section][name]
     if isinstance(entry, Mapping):
         entry = _read_range(entry, where)
     check = number if dimension == "s" else _CHECKS.get(name, positive)
-    axis = read_axis(f"{part}.{name}", entry, where, check, dimension)
+    axis = read_axis(f"{section}.{name}", entry, where, check, dimension)
     if not dimension:
         return axis
     values = tuple(quantity({key: value}, name, dimension, place) for value in axis.values)
     for given_value, value in zip(axis.values, values, strict=True):
-        if value and not SMALLEST <= value <= LARGEST:  # what no time could be made of
+        if value and not SMALLEST <= value <= LARGEST:  # times would overflow
             raise ValueError(
                 f"{where} must be from {SMALLEST:g} to {LARGEST:g} {dimension}, got {given_value:g}"
             )
@@ -334,6 +329,7 @@ def _read_field(part: str, key: str, entry: Any, place: str) -> Axis:
 
 
 def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
+    """Return the values of `{from, to, points, scale}`."""
     check_keys(dict(bounds), dict.fromkeys(RANGE, ""), where)
     for key in ("from", "to", "points"):
         if key not in bounds:
@@ -350,7 +346,7 @@ def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
 
 
 def _plain(value: Any) -> Any:
-    """The identity of a value: for models, stacks and systems, all their numbers."""
+    """Return the identity of a value: for models, stacks and systems, all their numbers."""
     if isinstance(value, Choice) and value.user_builder is not None:
         return {"schedule": label(value), "content": value.user_builder.content}
     return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)
@@ -359,6 +355,7 @@ def _plain(value: Any) -> Any:
 def _text(
     read: Callable[[Any], Any], form: str, kinds: tuple[type, ...] = (str,)
 ) -> Callable[[Any, str], Any]:
+    """Return a check of the type of a value that also reads it; `form` describes it in errors."""
 
     def check(value: Any, where: str) -> Any:
         if not isinstance(value, kinds):

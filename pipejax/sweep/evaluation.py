@@ -80,9 +80,9 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
 
 
 def _one_ahead(points: Iterable[Steps]) -> list[Values]:
-    """Prepare and price each point while the one before runs: XLA compiles meanwhile."""
+    """Prepare and price each point while the previous one runs, so that XLA compiles meanwhile."""
     running: list[Future[Values]] = []
-    with ThreadPoolExecutor(1, "pipejax-sweep") as other:
+    with ThreadPoolExecutor(1, "pipejax-sweep") as executor:
         for point in points:
             try:
                 with EXACTLY():
@@ -90,11 +90,12 @@ def _one_ahead(points: Iterable[Steps]) -> list[Values]:
             finally:
                 if running:
                     running[-1].result()
-            running.append(other.submit(_run_on, point))
+            running.append(executor.submit(_run_on, point))
     return [future.result() for future in running]
 
 
 def _run_on(point: Steps) -> Values:
+    """Run the second step of a point, and return its values."""
     with EXACTLY():
         try:
             next(point)
@@ -123,15 +124,15 @@ def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
         raise ValueError(f"at {point}: {error}") from error
 
 
-def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
+def _at_point(sweep: Sweep, point_values: Values, systems: System) -> Steps:
     """Evaluate one schedule and workload on all systems, or report why it is illegal."""
-    # The first step ends when the first part of the systems is priced.
+    # The generator stops once, when the first batch of systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))
     variables = sweep_variables(sweep)
     values = {name: variable.empty(num_systems) for name, variable in variables.items()}
     values["status"][:] = ILLEGAL
     try:
-        points = list(_points(at, systems))
+        points = list(_points(point_values, systems))
         works = [stage_work(point.workload, point.table) for _, point in points]
         needs = [float(memory_bytes(point.workload, point.table).max()) for _, point in points]
     except MismatchError as error:
@@ -141,22 +142,22 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Steps:
     check_machine(points[0][1].workload, systems)
     is_first = True
     for (rows, point), work, need in zip(points, works, needs, strict=True):
-        machines = _cut(systems, rows)
-        if point.table.offloads and not np.all(np.asarray(machines.host_link.bandwidth) > 0):
+        point_systems = _cut(systems, rows)
+        if point.table.offloads and not np.all(np.asarray(point_systems.host_link.bandwidth) > 0):
             raise ValueError("activations are offloaded, and a system has no host_link")
-        fits = need <= np.asarray(machines.memory_available)
+        fits = need <= np.asarray(point_systems.memory_available)
         memory = values["memory_bytes"]
         memory[rows if memory.ndim else ...] = need
         values["status"][rows] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
         step = max(1, MAX_NUMBERS // point.table.num_stages)
-        for low in range(0, len(rows), step):
-            part = rows[low : low + step]
-            priced = _price(point, work, _cut(systems, part), sweep)
+        for begin in range(0, len(rows), step):
+            batch = rows[begin : begin + step]
+            priced = _price(point, work, _cut(systems, batch), sweep)
             if is_first:
                 yield
             is_first = False
             for name, value in _run(point, priced, sweep).items():
-                values[name][part] = value
+                values[name][batch] = value
     return values
 
 
@@ -213,6 +214,7 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
 
 
 def _links(at: Values) -> Links:
+    """Return the links of a point from its values by axis."""
     groups, pairs, models = at["host_links"], at["shared_links"], at["pair_links"]
     return Links(
         at["link"],
@@ -259,6 +261,7 @@ def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
 def _run_program(
     program: Program, point: _GridPoint, priced: PricedSystems, sweep: Sweep
 ) -> Values:
+    """Return the step time and the sweep's outputs of one program on all systems."""
     program = by_microbatch(program) if point.slowed.differ else program
     size = len(np.asarray(priced.systems.gpus_per_node))
     results: Values = {}
@@ -283,7 +286,7 @@ def _run_program(
 
 
 def _step_times(program: Program, costs: Costs, size: int) -> Float[NumpyArray, " batch"]:
-    """Makespans (batch) [s]: of large batches that move few costs by their closed form."""
+    """Return makespans (batch) [s]: of large batches by the closed form, if it is linear."""
     is_linear = costs.pair_factor is None and not program.layout.per_microbatch
     if size * program.num_nodes >= WORTH_A_FORM and is_linear:
         times = makespans_by_form(program, costs)
@@ -293,16 +296,17 @@ def _step_times(program: Program, costs: Costs, size: int) -> Float[NumpyArray, 
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
+    """Return the mean work of a worker for each row of costs [s]."""
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
     first, pairs = layout.first_pair, counts[layout.first_pair : layout.first_link]
-    parts = []
+    totals = []
     if costs.pair_factor is None:
         np.add.at(counts, np.asarray(program.pair_index), pairs[:, None])
     else:
         leaves = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
         times = np.asarray(with_pair_times(program, leaves)["pair"])
-        parts.append(times @ pairs.astype(times.dtype))
+        totals.append(times @ pairs.astype(times.dtype))
     by_phase = counts[1:first].reshape(len(TIMED), *layout.op_shape)
     for phase, row in zip(TIMED, by_phase, strict=True):
         if row.any():
@@ -310,13 +314,13 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
             weights = row.sum(axis=1) if leaf.ndim == 2 else row.ravel()
             # stage by stage: the order in which BLAS adds depends on that
             rows = np.asfortranarray(leaf.reshape(len(leaf), -1))
-            parts.append(rows @ weights.astype(leaf.dtype))
-    return functools.reduce(operator.add, parts)
+            totals.append(rows @ weights.astype(leaf.dtype))
+    return functools.reduce(operator.add, totals)
 
 
 def stack_systems(axes: list[Axis], software: Stack) -> System:
     """Stack all systems of a block along the first axis of every field, the last field fastest."""
-    # The software takes them as their files are, before fields are varied.
+    # The software applies to the systems before their fields are varied.
     system_axis, per_node, *fields = axes
     system_axis = system_axis._replace(values=tuple(map(software.on, system_axis.values)))
     inner = tuple(len(axis.values) for axis in fields)
@@ -326,7 +330,7 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
     ]
     stacked = jax.tree.map(
         lambda *leaves: np.array(leaves, float).reshape((-1, 1) + (1,) * len(inner)),
-        *_alike(system_axis.values),
+        *_with_equal_structure(system_axis.values),
     )
     for k, axis in enumerate(fields):
         along = (len(axis.values), *(1,) * (len(inner) - k - 1))
@@ -337,18 +341,18 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
     return systems
 
 
-def _alike(systems: tuple[System, ...]) -> list[System]:
+def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
     """Drop names, and pad efficiency curves to one length with steps at infinity."""
-    # Flags become numbers where the systems do not share them.
+    # Flags become numbers if the systems differ in them.
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
-    def lengthened(curve: Efficiency, steps: int) -> Efficiency:
-        more = steps - len(curve.sizes)
-        return Efficiency(curve.sizes + (np.inf,) * more, curve.shares + curve.shares[-1:] * more)
+    def pad(curve: Efficiency, steps: int) -> Efficiency:
+        count = steps - len(curve.sizes)
+        return Efficiency(curve.sizes + (np.inf,) * count, curve.shares + curve.shares[-1:] * count)
 
-    def alike(system: System) -> System:
+    def convert(system: System) -> System:
         curves: dict[str, Any] = {
-            name: lengthened(getattr(system, name), steps) for name, steps in longest.items()
+            name: pad(getattr(system, name), steps) for name, steps in longest.items()
         }
         parts = {name: getattr(system, name) for name in FLAGGED}
         if len(flags) > 1:
@@ -356,4 +360,4 @@ def _alike(systems: tuple[System, ...]) -> list[System]:
         return dataclasses.replace(system, name="", source="", calibration=None, **curves, **parts)
 
     flags = {jax.tree.structure([getattr(system, name) for name in FLAGGED]) for system in systems}
-    return [alike(system) for system in systems]
+    return [convert(system) for system in systems]

@@ -1,6 +1,6 @@
-"""Questions to a sweep: which points are best, where an axis stops to pay, who wins where.
+"""Questions to a sweep: its best points, knees of an axis, and regions of the best choice.
 
-All of them look at the least cost over what is not asked for.
+All of them take the least cost over the other axes.
 """
 
 import math
@@ -19,7 +19,7 @@ Among = Bool[NumpyArray, " points"]
 
 
 class DistinctPoint(NamedTuple):
-    """A point, and others that are as good."""
+    """A point, and others with equal measures."""
 
     place: int  # of the first of them
     same: dict[str, list[Any]]  # values by axis, where these do not matter
@@ -48,35 +48,37 @@ def distinct_front(
 def _distinct(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
-    # They are one if they fill a grid of some values of some axes.
+    """Merge points with equal printed measures that fill a grid; return the first `count` rows."""
+    # `order` are the points to choose from, the best first.
     sizes = _sizes(results)
-    is_free = np.zeros(len(results.status), bool)
+    is_free = np.zeros(len(results.status), bool)  # points without a row yet
     is_free[order] = True
-    is_free = is_free.reshape(sizes)  # of the points that can be chosen, those in no row
+    is_free = is_free.reshape(sizes)
     measures = {
         name: np.asarray(results.column(name), float).reshape(sizes)
         for name in dict.fromkeys([*names, *results.measures])
     }
-    rows: list[DistinctPoint] = []
+    distinct: list[DistinctPoint] = []
     for place in order.tolist():
-        if len(rows) == count:
+        if len(distinct) == count:
             break
-        at = tuple(int(k) for k in np.unravel_index(place, sizes))
-        if not is_free[at]:
+        index = tuple(int(k) for k in np.unravel_index(place, sizes))
+        if not is_free[index]:
             continue
-        ranges = [np.array([k]) for k in at]
+        # extend the point along one axis after the other by values with equal measures
+        ranges = [np.array([k]) for k in index]
         for axis, size in enumerate(sizes):
-            where = np.ix_(*[*ranges[:axis], np.arange(size), *ranges[axis + 1 :]])
-            is_alike = is_free[where].copy()
+            grid = np.ix_(*[*ranges[:axis], np.arange(size), *ranges[axis + 1 :]])
+            is_equal = is_free[grid].copy()
             for name, values in measures.items():
-                is_alike &= _prints_as(results, name, values[where], values[at])
-            others = tuple(k for k in range(len(sizes)) if k != axis)
-            ranges[axis] = np.flatnonzero(is_alike.all(axis=others))
+                is_equal &= _prints_as(results, name, values[grid], values[index])
+            other_axes = tuple(k for k in range(len(sizes)) if k != axis)
+            ranges[axis] = np.flatnonzero(is_equal.all(axis=other_axes))
         is_free[np.ix_(*ranges)] = False
         labels = zip(results.axes.items(), ranges, strict=True)
-        same = {axis: names[at].tolist() for (axis, names), at in labels if len(at) > 1}
-        rows.append(DistinctPoint(place, same))
-    return rows
+        same = {axis: names[rows].tolist() for (axis, names), rows in labels if len(rows) > 1}
+        distinct.append(DistinctPoint(place, same))
+    return distinct
 
 
 def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any) -> NumpyArray:
@@ -87,7 +89,7 @@ def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any)
 
 
 class Knee(NamedTuple):
-    """Values of an axis around its best one that are near that."""
+    """Near-optimal values of an axis around its best one."""
 
     axis: str | None  # another axis that has one value, or None where all others are at their best
     label: Any  # that value
@@ -101,8 +103,8 @@ class Knee(NamedTuple):
 def knees(
     results: SweepResults, among: Among, name: str, axis: str, within: float
 ) -> Iterator[Knee]:
-    """Yield the knees of an axis: with all others at their best, then by each value of each."""
-    # A value is near if it costs at most `within` more than the best; there may be none.
+    """Yield the knees of an axis: with other axes at their best, then for each of their values."""
+    # a value is near if it costs at most a share `within` more than the best
     values = results.axes[axis]
     costs = np.moveaxis(_costs(results, among, name), [*results.axes].index(axis), -1)
     others = [axis_name for axis_name in results.axes if axis_name != axis]
@@ -118,7 +120,7 @@ def knees(
             if not math.isfinite(curve[best]):
                 continue
             near = curve <= curve[best] + within * abs(curve[best])
-            # values that are near without a gap: near [F T T T F], best 2 -> low 1, high 3
+            # near values around the best without a gap: near [F T T T F], best 2 -> low 1, high 3
             low = best + 1 - int(np.logical_and.accumulate(near[best::-1]).sum())
             high = best - 1 + int(np.logical_and.accumulate(near[best:]).sum())
             yield Knee(
@@ -161,7 +163,7 @@ def _sizes(results: SweepResults) -> list[int]:
 
 
 def _costs(results: SweepResults, among: Among, name: str) -> NumpyArray:
-    """Costs on the grid, infinite where a point cannot be chosen."""
+    """Return costs on the grid; infinite if a point cannot be chosen."""
     costs = results.costs(name)
     costs = np.where(among & np.isfinite(costs), costs, math.inf)
     return costs.reshape(_sizes(results))

@@ -52,21 +52,23 @@ class SweepResults(NamedTuple):
         return dict(zip(STATUS, counted.tolist(), strict=True))
 
     def point(self, place: int) -> dict[str, Any]:
-        """Labels and measures of one point."""
-        at = np.unravel_index(place, [len(labels) for labels in self.axes.values()])
-        labels = {n: column[k].item() for (n, column), k in zip(self.axes.items(), at, strict=True)}
+        """Return the labels and measures of one point."""
+        index = np.unravel_index(place, [len(labels) for labels in self.axes.values()])
+        labels = {
+            n: column[k].item() for (n, column), k in zip(self.axes.items(), index, strict=True)
+        }
         values = {name: float(measure[place]) for name, measure in self.measures.items()}
         bound = {} if self.bound_by is None else {"bound_by": str(self.bound_by[place])}
         fits = {"fits": bool(self.status[place] != OUT_OF_MEMORY)}
         return labels | values | bound | fits
 
     def frame(self, places: Points) -> "pd.DataFrame":
-        """Points as a table: labels, measures in SI units, status, and why a point is illegal."""
+        """Return points as a data frame: labels, measures in SI units, status and reasons."""
         import pandas as pd  # comes with xarray
 
-        at = np.unravel_index(places, [len(labels) for labels in self.axes.values()])
+        index = np.unravel_index(places, [len(labels) for labels in self.axes.values()])
         columns: dict[str, Any] = {
-            name: labels[k] for (name, labels), k in zip(self.axes.items(), at, strict=True)
+            name: labels[k] for (name, labels), k in zip(self.axes.items(), index, strict=True)
         }
         columns |= {name: values[places] for name, values in self.measures.items()}
         columns["status"] = np.array(STATUS)[self.status[places]]
@@ -82,21 +84,20 @@ class SweepResults(NamedTuple):
         return is_selected
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
-        """Return the axis of numbers or measure, its value next to a condition's, and the unit."""
-        # None where the condition is a `!=`, or holds for some value.
+        """Return name, nearest value and unit of a condition that no value meets; else None."""
         name, sign, value = self._read(condition)
         labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
         if name in self.measures:
             labels = self.measures[name][np.isfinite(self.measures[name])]
         if sign == "!=" or labels.dtype.kind not in "iuf" or not labels.size:
             return None
-        if _compared(labels, sign, value, condition, printed=name not in self.measures).any():
+        if _compare(labels, sign, value, condition, printed=name not in self.measures).any():
             return None
         near = labels[np.argmin(np.abs(labels - float(value)))]
         return name, float(near), self.units.get(name, "")
 
     def column(self, name: str) -> NumpyArray:
-        """(points) a measure, or an axis of numbers."""
+        """Return a measure, or an axis of numbers, for every point (points)."""
         if name in self.measures:
             return self.measures[name]
         return self._along(name, self.axes[name])
@@ -113,18 +114,18 @@ class SweepResults(NamedTuple):
         return places[np.argsort(cost[places], kind="stable")[:count]]
 
     def front(self, among: Bool[NumpyArray, " points"], names: Sequence[str]) -> Points:
-        """Return the points that no other beats in one of two things and equals in the other."""
-        # The best in the first thing comes first; of points that are equal in both there is one.
-        first, second = map(self.costs, names)
-        places = np.flatnonzero(among & np.isfinite(first) & np.isfinite(second))
-        order: NumpyArray = np.lexsort([second[places], first[places]])
-        places = places[order]
-        costs = second[places]
-        least = np.minimum.accumulate(np.concatenate([[np.inf], costs]))[:-1]
-        return places[costs < least]
+        """Return the Pareto front of two objectives, the best in the first one first."""
+        first_costs, second_costs = map(self.costs, names)
+        points = np.flatnonzero(among & np.isfinite(first_costs) & np.isfinite(second_costs))
+        order: NumpyArray = np.lexsort([second_costs[points], first_costs[points]])
+        points = points[order]
+        costs = second_costs[points]
+        # a point is on the front if it beats all earlier ones: costs 3 4 1 keep 3 and 1
+        least_before = np.minimum.accumulate(np.concatenate([[np.inf], costs]))[:-1]
+        return points[costs < least_before]
 
     def costs(self, name: str) -> Float[NumpyArray, " points"]:
-        """(points) a measure or an axis of numbers, the less the better."""
+        """Return a measure or an axis of numbers, negated if more is better (points)."""
         values = np.asarray(self.column(name), float)
         return -values if name in MORE_IS_BETTER else values
 
@@ -137,9 +138,9 @@ class SweepResults(NamedTuple):
     def _keeps(self, text: str) -> NumpyArray:
         name, sign, value = self._read(text)
         if name in self.measures:
-            return _compared(self.measures[name], sign, value, text)
+            return _compare(self.measures[name], sign, value, text)
         labels = self.axes[name] if name in self.axes else np.array([self.fixed[name]])
-        is_kept = _compared(labels, sign, value, text, printed=True)
+        is_kept = _compare(labels, sign, value, text, printed=True)
         return self._along(name, is_kept) if name in self.axes else is_kept
 
     def _read(self, text: str) -> tuple[str, str, str]:
@@ -161,12 +162,11 @@ class SweepResults(NamedTuple):
         return value if number is None else repr(number)
 
 
-def _compared(
+def _compare(
     values: NumpyArray, sign: str, text: str, condition: str, *, printed: bool = False
 ) -> NumpyArray:
-    """Compare labels by name, which must be one of them, and numbers by value."""
-    # Where `printed`, a number that is none of the values also means the one that a table prints
-    # so.
+    """Return which values meet a condition: labels by name, numbers by value."""
+    # With `printed`, a number may also be the printed form of a single value.
     if values.dtype.kind not in "iuf":
         if sign not in ("=", "!="):
             raise ValueError(f"where {condition}: names are compared by = or !=")
@@ -205,6 +205,7 @@ def read_results(path: str | Path) -> SweepResults:
 
 
 def _flat(data: xr.Dataset) -> SweepResults:
+    """Flatten the variables of a dataset to one entry per point."""
     status = data["status"]
     dims = [str(dim) for dim in status.dims]
     is_whole = _is_whole(data)

@@ -36,14 +36,13 @@ def run_sweep(
     Args:
       declaration: the sweep, its declaration, or the path of a TOML file (`read_sweep`).
       out: path of the store.
-      resume: whether to go on with a store that is there; blocks that are whole stay.
-      replace: whether to begin anew a store that is there, of this grid or another.
-      scheduler: address of a Dask scheduler whose workers evaluate; this process if None.
-      on_progress: called with the points that are done, those of the grid and "points", first for
-        what an earlier run left, then after every block; a bar in notebooks if None.
+      resume: whether to continue an existing store; complete blocks stay.
+      replace: whether to replace an existing store, of this grid or another.
+      scheduler: address of a Dask scheduler whose workers evaluate; default: this process.
+      on_progress: called with the points done, all points and "points", after every block.
 
     Returns:
-      The dataset, opened from the store: values are read when they are used.
+      The dataset, opened lazily from the store.
 
     Raises:
       ValueError: if the declaration is wrong, or the store holds another grid or was begun by
@@ -75,14 +74,14 @@ def run_sweep(
         missing = [block.number for block in blocks if not store.is_whole(block)]
         done = sweep.num_points - sum(blocks[number].num_points for number in missing)
         tell(done, sweep.num_points, "points")
-        for number, values in _evaluated(sweep, missing, scheduler):
+        for number, values in _evaluate_blocks(sweep, missing, scheduler):
             store.write(blocks[number], values)
             done += blocks[number].num_points
             tell(done, sweep.num_points, "points")
     return xr.open_zarr(path, chunks=None)
 
 
-def _evaluated(
+def _evaluate_blocks(
     sweep: Sweep, numbers: list[int], scheduler: str | None
 ) -> Iterator[tuple[int, Values]]:
     """Evaluate blocks in this process, one after the other, or on a cluster in any order."""

@@ -10,7 +10,7 @@ from pipejax.costs.planning import is_planned
 from pipejax.schedules.naming import is_folder
 from pipejax.schedules.table.table import ScheduleTable
 
-KEPT = 64  # tables that are kept for other models, layouts and systems to come
+MAX_CACHED = 64  # tables in the cache
 
 
 class Choice(NamedTuple):
@@ -26,7 +26,7 @@ class Choice(NamedTuple):
 
     @property
     def builder(self) -> schedules.Builder:
-        """Builder of the schedule."""
+        """Return the builder of the schedule."""
         return self.user_builder or schedules.find(self.name)
 
     @property
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
         return is_planned(self.builder, dict(self.options))
 
 
-@functools.lru_cache(KEPT)
+@functools.lru_cache(MAX_CACHED)
 def built(choice: Choice, num_workers: int, num_microbatches: int) -> ScheduleTable:
     """Build a table, which remembers its programs; the latest are kept."""
     size = {"num_workers": num_workers, "num_microbatches": num_microbatches}

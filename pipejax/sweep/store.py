@@ -1,9 +1,8 @@
-"""The dataset of a sweep: its variables, its blocks, and the Zarr store that they are written to.
+"""Dataset of a sweep: its variables, its blocks, and its Zarr store.
 
-A block is a part of the grid that is evaluated and written as one, a chunk of the store. Its values
-are written first, its checksum last. A block counts as whole if its checksum is there and what is
-read back agrees with it; all others are evaluated and written again. Nothing in the store depends
-on when or in how many pieces it was written.
+A block is a part of the grid that is evaluated and written at once, a chunk of the store. Its
+checksum is written after its values. A block without a correct checksum is evaluated again. The
+content of the store does not depend on the times or the order of writes.
 """
 
 import contextlib
@@ -52,7 +51,7 @@ class Variable(NamedTuple):
     flags: tuple[str, ...] = ()  # meanings of the numbers 0, 1,
 
     def places(self, sweep: Sweep) -> list[int]:
-        """Positions of the axes that are its dimensions: those given as a list."""
+        """Return the positions of the variable's axes: those with several values."""
         used = sweep.axes if self.per_system else sweep.shape_axes
         return [place for place, axis in enumerate(used) if axis.is_listed]
 
@@ -63,7 +62,7 @@ class Variable(NamedTuple):
 
     @property
     def extra_shape(self) -> tuple[int, ...]:
-        """Size of the further dimension."""
+        """Return the size of the additional dimension."""
         return tuple(len(labels) for _, labels in self.extra)
 
 
@@ -109,12 +108,12 @@ class Block(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(axes) values of each axis."""
+        """Return the number of values of each axis."""
         return tuple(cut.stop - cut.start for cut in self.cuts)
 
     @property
     def num_points(self) -> int:
-        """Points of the block."""
+        """Count the points of the block."""
         return math.prod(self.shape)
 
 
@@ -155,7 +154,7 @@ def _blocks_by_axis(sweep: Sweep) -> list[int]:
 
 
 class BlockStore:
-    """A store that is being written; only `opened` makes one, since it holds the lock."""
+    """A store open for writing; only `opened` makes one, because it holds the lock."""
 
     def __init__(self, sweep: Sweep, path: Path) -> None:
         self.sweep = sweep
@@ -183,7 +182,8 @@ class BlockStore:
         return checksum == _checksum(parts)
 
     def _regions(self, block: Block) -> dict[str, tuple[Any, ...]]:
-        # What does not depend on the system is written with the first block of systems.
+        """Return the region of every variable that a block writes."""
+        # Variables without systems belong to the first block of systems.
         is_first = not any(cut.start for cut in block.cuts[len(self.sweep.shape_axes) :])
         return {
             name: (*(block.cuts[place] for place in variable.places(self.sweep)), ...)
@@ -192,12 +192,12 @@ class BlockStore:
         }
 
 
-def _checksum(parts: list[NumpyArray]) -> int:
-    """CRC of values, text included; 0 means that there is no block."""
+def _checksum(arrays: list[NumpyArray]) -> int:
+    """Return a CRC of values, with texts, plus 1; 0 stands for a missing block."""
     total = 0
-    for part in parts:
-        is_text = part.dtype.kind not in "fi"
-        data = "\0".join(map(str, part.ravel())).encode() if is_text else part.tobytes()
+    for array in arrays:
+        is_text = array.dtype.kind not in "fi"
+        data = "\0".join(map(str, array.ravel())).encode() if is_text else array.tobytes()
         total = zlib.crc32(data, total)
     return total + 1
 
@@ -278,22 +278,24 @@ def _read_attributes(path: Path) -> dict[str, Any]:
 
 
 def _restore(sweep: Sweep, path: Path) -> None:
-    """Restore missing or damaged axes, units and metadata, each file atomically."""
-    # The attributes come first: with them the folder is known as a store, and what else is missing
-    # comes with the next run.
+    """Restore missing or damaged axes, units and metadata, each file atomically.
+
+    Attributes come first: they mark the folder as a store, so a later run can restore the rest.
+    """
     for partial in path.rglob(PARTIAL):
         partial.unlink()
     with draft_folder(path / "metadata", is_locked=True) as draft:
-        _fill(sweep, draft)
+        _create_arrays(sweep, draft)
         files = [file for file in draft.rglob("*") if file.is_file()]
         for file in sorted(files, key=lambda file: file != draft / ATTRIBUTES):
-            there = path / file.relative_to(draft)
-            if not (there.is_file() and file.read_bytes() == there.read_bytes()):
-                there.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(file, there)
+            target = path / file.relative_to(draft)
+            if not (target.is_file() and file.read_bytes() == target.read_bytes()):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(file, target)
 
 
-def _fill(sweep: Sweep, path: Path) -> None:
+def _create_arrays(sweep: Sweep, path: Path) -> None:
+    """Write the coordinates, and an empty array for each variable and for checksums."""
     _coordinates(sweep).to_zarr(path, zarr_format=FORMAT, consolidated=False)
     group: Any = zarr.open_group(str(path), mode="r+")
     size = block_shape(sweep)
@@ -324,6 +326,7 @@ def _fill(sweep: Sweep, path: Path) -> None:
 
 
 def _attributes(variable: Variable, dims: list[str]) -> dict[str, Any]:
+    """Return the attributes of a variable by the conventions of xarray and CF."""
     attributes: dict[str, Any] = {"_ARRAY_DIMENSIONS": dims, "long_name": variable.meaning}
     if variable.dtype != TEXT:
         attributes["units"] = variable.unit
@@ -334,7 +337,7 @@ def _attributes(variable: Variable, dims: list[str]) -> dict[str, Any]:
 
 
 def _coordinates(sweep: Sweep) -> xr.Dataset:
-    """Labels of all axes; a single value becomes a coordinate without a dimension."""
+    """Return the labels of all axes; a single value has no dimension."""
     labels: dict[str, Any] = {}
     for axis in sweep.axes:
         values = [label(value) for value in axis.values]

@@ -7,19 +7,19 @@ from pipejax.traces.findings.analysis import (
     forecast as forecast,
 )
 from pipejax.traces.findings.attribution import attribute as attribute
-from pipejax.traces.findings.new_deal import deal_anew as deal_anew
-from pipejax.traces.findings.op_times import costs_of as costs_of, op_times as op_times
+from pipejax.traces.findings.new_deal import rebalance as rebalance
+from pipejax.traces.findings.op_times import measured_costs as measured_costs, op_times as op_times
 from pipejax.traces.findings.suspects import suspects as suspects
 from pipejax.traces.readers.reading import read as read
 from pipejax.traces.record import Trace as Trace
 from pipejax.traces.replaying.pipelines import (
-    pipelines_of as pipelines_of,
+    find_pipelines as find_pipelines,
     registered as registered,
 )
 from pipejax.traces.replaying.replay import replay as replay
 from pipejax.traces.writers import (
     costs_text as costs_text,
     dataset as dataset,
-    of_runs as of_runs,
     perfetto as perfetto,
+    record_runs as record_runs,
 )

@@ -1,8 +1,8 @@
-"""Clocks of workers that differ: what messages say of their offsets, and a trace without them.
+"""Offsets between the clocks of workers, and a trace on one clock.
 
-No message arrives before it was sent. So messages from one worker to another bound how far the
-clock of the second is ahead from above, and those back from below. As with NTP the truth is taken
-to lie in the middle, which it does if the fastest messages of both ways take as long.
+No message arrives before it was sent. So messages from one worker to another bound the lead of the
+second clock from above, and messages back bound it from below. Like NTP, we estimate the middle of
+both bounds, which is exact if the fastest messages of both directions take equal times.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
-from pipejax.traces.record import MESSAGES, NONE, OF_MESSAGES, OF_OPS, LeftOut, Trace, transfers
+from pipejax.traces.record import MESSAGE_ENDS, MESSAGES, NONE, OP_INPUTS, LeftOut, Trace, transfers
 
-_RELIABLE = 0.25  # so many of the steps may hold messages that are matched wrongly
-_EXACT = 5e-5  # what clocks of one machine and times in 32 bits differ by [s]
+_BOUND_QUANTILE = 0.25  # over steps: as many may hold wrongly matched messages
+_CLOCK_ERROR = 5e-5  # rounding of clocks of one machine, and of times in 32 bits [s]
 
 
 @short_repr
@@ -26,13 +26,13 @@ class Offset(NamedTuple):
     """Lead of the clock of a worker over most others of its replica.
 
     Attributes:
-      replica: of the worker.
+      replica: replica of the worker.
       worker: rank in the pipeline.
-      step: that it is of; -1 for all of them.
-      seconds: estimate [s]; 0 where it cannot be had.
-      residual: the estimate is off by this at most [s]; infinite where it cannot be had.
-      is_corrected: whether the trace was corrected by it.
-      why: what keeps it from being had; empty where it can.
+      step: step of this offset; -1 for all steps.
+      seconds: estimate [s]; 0 without an estimate.
+      residual: largest possible error of the estimate [s]; infinite without an estimate.
+      is_corrected: whether the trace was corrected by this offset.
+      why: reason of a missing estimate; empty with an estimate.
     """
 
     replica: int
@@ -47,28 +47,28 @@ class Offset(NamedTuple):
 def aligned(
     trace: Trace, *, always: bool = False, by_step: bool | None = None
 ) -> tuple[Trace, list[Offset]]:
-    """Put the workers of each replica on one clock, that of a worker that agrees with most others.
+    """Put the workers of each replica on the clock of one worker, which agrees with most others.
 
-    A message must not arrive before it is sent: RECV may not end before SEND starts, nor, in
-    traces without messages, an op start before the one ends that it takes its input from. Both ways
-    together bound the offset of two clocks; over several workers the bounds add up. The quickest
-    message of each step counts, and of steps the lower quartile: of five steps one may be wrong.
+    A message must not arrive before it is sent: RECV may not end before SEND starts. In traces
+    without messages, an op may not start before its producer ends. Messages of both directions
+    bound the offset of two clocks; over several workers the bounds add up. The quickest message of
+    each step counts, and the lower quartile over steps: one of five steps may be wrong.
 
     Args:
       trace: a measured run.
-      always: correct all clocks that can be corrected; else only those of which a message would
+      always: correct all clocks that can be corrected; else only clocks by which a message would
         arrive before it was sent.
-      by_step: whether the clocks of each step have an offset of their own, as where each rank
-        counts from its own begin of the step; what the trace says if None.
+      by_step: whether every step has its own offsets, because each rank counts from its own start
+        of the step; default: as the trace states.
 
     Returns:
-      The trace on one clock, and the offsets. A clock that cannot be corrected is named in
-      `left_out`, and stays as it was.
+      The trace on one clock, and the offsets. A clock that cannot be corrected stays, and
+      `left_out` names it.
 
     Example:
       >>> import dataclasses, pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-      >>> trace = pj.traces.of_runs([pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))])
+      >>> trace = pj.traces.record_runs([pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))])
       >>> ahead = 5.0 * (trace.worker == 1)
       >>> wrong = dataclasses.replace(trace, start=trace.start + ahead, end=trace.end + ahead)
       >>> right, offsets = pj.traces.aligned(wrong)
@@ -81,16 +81,14 @@ def aligned(
     by_step = trace.has_step_clocks if by_step is None else by_step
     offsets: list[Offset] = []
     shift = np.zeros(len(trace))
-    sent = _Transfers.of(trace)
+    sent = _Transfers.match(trace)
     for step in trace.steps if by_step else [NONE]:
         for replica in trace.replicas:
             on_replica = trace.replica == replica
             is_sent = sent.replica == replica
             if by_step:
-                on_replica, is_sent = (
-                    on_replica & (trace.step == step),
-                    is_sent & (sent.step == step),
-                )
+                on_replica &= trace.step == step
+                is_sent &= sent.step == step
             workers = np.unique(trace.worker[on_replica])
             solutions = _solve_offsets(sent.bounds(is_sent, workers), always=always)
             for worker, (seconds, residual, is_corrected, why) in zip(
@@ -99,15 +97,13 @@ def aligned(
                 offsets.append(Offset(replica, worker, step, seconds, residual, is_corrected, why))
                 if is_corrected:
                     shift[on_replica & (trace.worker == worker)] = seconds
-    start, end, left_out = (
-        trace.start - shift,
-        trace.end - shift,
-        (*trace.left_out, *_dropped_clocks(offsets)),
-    )
+    start, end = trace.start - shift, trace.end - shift
+    left_out = (*trace.left_out, *_dropped_clocks(offsets))
     return dataclasses.replace(trace, start=start, end=end, left_out=left_out), offsets
 
 
 def _dropped_clocks(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
+    """Yield an entry for each reason why clocks have no offset, with the workers concerned."""
     for why in sorted({offset.why for offset in offsets if offset.why}):
         group = [offset for offset in offsets if offset.why == why]
         workers = ", ".join(map(str, sorted({offset.worker for offset in group})))
@@ -115,24 +111,24 @@ def _dropped_clocks(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
 
 
 class _Transfers(NamedTuple):
-    """Ends of transfers, and their apparent durations."""
+    """Transfers between two workers: senders, receivers and apparent durations."""
 
     step: Int[NumpyArray, " transfers"]
     replica: Int[NumpyArray, " transfers"]
     sender: Int[NumpyArray, " transfers"]  # worker
     receiver: Int[NumpyArray, " transfers"]  # worker
-    seconds: Float[NumpyArray, " transfers"]  # [s], by the clocks of both
+    seconds: Float[NumpyArray, " transfers"]  # arrival by one clock minus departure by the other
 
     @classmethod
-    def of(cls, trace: Trace) -> "_Transfers":
-        """Match messages; in a trace without any, the ops that make and take them."""
-        if trace.is_of(MESSAGES).any():
-            ways, departure, arrival = OF_MESSAGES, trace.start, trace.end
+    def match(cls, trace: Trace) -> "_Transfers":
+        """Match each SEND with its RECV; in a trace without messages, producers with consumers."""
+        if trace.has_phase(MESSAGES).any():
+            dependencies, departure, arrival = MESSAGE_ENDS, trace.start, trace.end
         else:
-            ways, departure, arrival = OF_OPS, trace.end, trace.start
-        sources, targets = transfers(trace, ways)
-        apart = trace.worker[sources] != trace.worker[targets]
-        sources, targets = sources[apart], targets[apart]
+            dependencies, departure, arrival = OP_INPUTS, trace.end, trace.start
+        sources, targets = transfers(trace, dependencies)
+        is_between_workers = trace.worker[sources] != trace.worker[targets]
+        sources, targets = sources[is_between_workers], targets[is_between_workers]
         seconds = arrival[targets] - departure[sources]
         return cls(
             trace.step[sources],
@@ -143,57 +139,63 @@ class _Transfers(NamedTuple):
         )
 
     def bounds(
-        self, which: NumpyArray, workers: Int[NumpyArray, " workers"]
+        self, is_selected: NumpyArray, workers: Int[NumpyArray, " workers"]
     ) -> Float[NumpyArray, "workers workers"]:
-        """Return how far the second clock can be ahead of the first, at most [s]."""
+        """Bound the lead of the receiver's clock (second axis) over the sender's from above [s]."""
+        # Only the selected transfers count; without one, a bound is infinite.
         size = len(workers)
         upper = np.full((size, size), math.inf)
         np.fill_diagonal(upper, 0.0)
-        pair = np.searchsorted(workers, self.sender[which]) * size
-        pair += np.searchsorted(workers, self.receiver[which])
-        order = np.lexsort([self.seconds[which], self.step[which], pair])
-        pair, step, seconds = pair[order], self.step[which][order], self.seconds[which][order]
-        first = np.flatnonzero(
-            (np.diff(pair, prepend=NONE) != 0) | (np.diff(step, prepend=NONE) != 0)
-        )
-        pair, seconds = pair[first], seconds[first]  # the quickest of each step
+        step, seconds = self.step[is_selected], self.seconds[is_selected]
+        pair = np.searchsorted(workers, self.sender[is_selected]) * size
+        pair += np.searchsorted(workers, self.receiver[is_selected])
+        order = np.lexsort([seconds, step, pair])
+        pair, step, seconds = pair[order], step[order], seconds[order]
+        # sorted by pair, step, seconds: the first row of each pair and step is its quickest message
+        is_quickest = (np.diff(pair, prepend=NONE) != 0) | (np.diff(step, prepend=NONE) != 0)
+        pair, seconds = pair[is_quickest], seconds[is_quickest]
         for number in np.unique(pair):
-            upper.flat[number] = np.quantile(seconds[pair == number], _RELIABLE, method="lower")
+            pair_seconds = seconds[pair == number]
+            upper.flat[number] = np.quantile(pair_seconds, _BOUND_QUANTILE, method="lower")
         return upper
 
 
 def _solve_offsets(
     bounds: Float[NumpyArray, "workers workers"], *, always: bool
 ) -> list[tuple[float, float, bool, str]]:
-    """Offset, residual, whether it is to be corrected, and why it cannot be had."""
+    """Return for each clock: offset [s], error [s], whether to correct it, and a reason if not."""
+    # `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
+    # the reference are corrected; else only clocks that contradict the others.
     size = len(bounds)
-    for middle in range(size):  # over several workers bounds add up
+    for middle in range(size):  # Floyd-Warshall: bounds over several workers add up
         bounds = np.minimum(bounds, bounds[:, middle, None] + bounds[None, middle])
         np.fill_diagonal(bounds, 0.0)  # contradictory bounds would fall for ever
-    is_broken = (bounds < -_EXACT) | (bounds.T < -_EXACT)
+    is_contradiction = (bounds < -_CLOCK_ERROR) | (bounds.T < -_CLOCK_ERROR)
     agrees = np.ones(size, bool)
-    while (broken := (is_broken & agrees & agrees[:, None]).sum(axis=1)).any():
-        agrees[size - 1 - broken[::-1].argmax()] = False  # of two the second
-    first = int(agrees.argmax())
-    above, below = bounds[first].copy(), -bounds[:, first]
-    is_known = np.isfinite(above) & np.isfinite(below)
-    stays = np.arange(size) == first if always else agrees
-    is_wrong, references = is_known & ~stays, np.flatnonzero(is_known & stays)
+    # drop the clock with the most contradictions until none is left; at a tie the last worker
+    while (count := (is_contradiction & agrees & agrees[:, None]).sum(axis=1)).any():
+        agrees[size - 1 - count[::-1].argmax()] = False
+    reference = int(agrees.argmax())
+    upper, lower = bounds[reference].copy(), -bounds[:, reference]
+    is_bounded = np.isfinite(upper) & np.isfinite(lower)
+    stays = np.arange(size) == reference if always else agrees
+    is_wrong, references = is_bounded & ~stays, np.flatnonzero(is_bounded & stays)
     offset = np.zeros(size)
-    for worker in np.flatnonzero(is_wrong):  # beside those that stay, or are corrected already
-        above[worker] = (offset[references] + bounds[references, worker]).min()
-        below[worker] = (offset[references] - bounds[worker, references]).max()
-        offset[worker] = (above[worker] + below[worker]) / 2
+    for worker in np.flatnonzero(is_wrong):  # a corrected clock is a reference for the next one
+        upper[worker] = (offset[references] + bounds[references, worker]).min()
+        lower[worker] = (offset[references] - bounds[worker, references]).max()
+        offset[worker] = (upper[worker] + lower[worker]) / 2
         references = np.append(references, worker)
     return [
-        _offset(float(above[worker]), float(below[worker]), bool(is_wrong[worker]))
+        _middle(float(upper[worker]), float(lower[worker]), bool(is_wrong[worker]))
         for worker in range(size)
     ]
 
 
-def _offset(above: float, below: float, is_wrong: bool) -> tuple[float, float, bool, str]:
-    ways = [way for way, bound in (("to", above), ("from", below)) if not math.isfinite(bound)]
+def _middle(upper: float, lower: float, is_wrong: bool) -> tuple[float, float, bool, str]:
+    """Return the middle of two bounds on an offset, its error, and a reason if unbounded."""
+    ways = [way for way, bound in (("to", upper), ("from", lower)) if not math.isfinite(bound)]
     if ways:
         why = f"no messages lead {' and '.join(ways)} it, so its offset cannot be had"
         return 0.0, math.inf, False, why
-    return (above + below) / 2, abs(above - below) / 2, is_wrong, ""
+    return (upper + lower) / 2, abs(upper - lower) / 2, is_wrong, ""

@@ -1,4 +1,4 @@
-"""A measured run: what ran when, on which worker of which replica, as arrays."""
+"""A measured run: the slices of time of every worker of every replica, as arrays."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,11 +10,10 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, wrong
 from pipejax.base.display import short_repr, with_short_repr
 
-NONE = -1  # stage or microbatch of what belongs to none
-# what a table has cells for; all other phases are of the rest of the step: collectives, the
-# optimizer, whatever a file names
+NONE = -1  # stage or microbatch of a slice without one
+# phases that a table has cells for; all others are collectives, the optimizer and the like
 OPS = ("F", "B", "I", "W")
-# how long these last says who waited, not what is sent: no node of a step
+# slices of messages show who waited, not the time to send: they are no nodes of a step
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B")
 INTEGERS = ("step", "replica", "worker", "stage", "phase", "microbatch")
 TIMES = ("start", "end")
@@ -23,12 +22,12 @@ TIMES = ("start", "end")
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """Something that a file or a run has and that is not used.
+    """Unused content of a file or a run.
 
     Attributes:
-      what: what it is, with its place.
-      why: what is wrong with it.
-      count: how many there are.
+      what: name of the content, with its place.
+      why: the fault.
+      count: number of such entries.
     """
 
     what: str
@@ -39,24 +38,24 @@ class LeftOut:
 @with_short_repr("steps replicas workers stages")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
-    """Slices of time of some steps of a run, one entry each.
+    """Slices of time of a measured run: every array has one entry per slice.
 
     Attributes:
-      step: (slices) number of the training step, as the file has it.
-      replica: (slices) which copy of the pipeline, from 0.
+      step: (slices) number of the training step, as in the file.
+      replica: (slices) copy of the pipeline, from 0.
       worker: (slices) rank in the pipeline, from 0.
-      stage: (slices) of the model, from 0; -1 where a slice is of none.
+      stage: (slices) stage of the model, from 0; -1 for a slice without one.
       phase: (slices) position in `phases`.
-      microbatch: (slices) from 0 in every step; -1 where a slice is of none.
-      start: (slices) [s], of any clock that the workers of a step share.
+      microbatch: (slices) number in the step, from 0; -1 for a slice without one.
+      start: (slices) [s], by any clock that the workers of a step share.
       end: (slices) [s].
-      phases: names: F, B, I, W of ops, SEND_F, RECV_F, SEND_B, RECV_B of messages, and of the rest
-        (collectives, the optimizer) whatever the file says.
-      left_out: what the files have and is not in here.
-      source: where it came from, in words.
-      known_workers: how many workers a pipeline has by what the files say; 0 if they do not.
-      inferred: sentences that say which numbers no file has, and what they follow from.
-      has_step_clocks: whether workers count from a zero of each step.
+      phases: names: F, B, I, W of ops, SEND_F, RECV_F, SEND_B, RECV_B of messages; others
+        (collectives, the optimizer) keep the name in the file.
+      left_out: content of the files that is not in the arrays.
+      source: origin of the trace, in words.
+      known_workers: workers of a pipeline, as the files state; 0 if they do not.
+      inferred: sentences on numbers that no file states: their value, and its reason.
+      has_step_clocks: whether the clock of a worker restarts at 0 in every step.
 
     Raises:
       ValueError: if arrays differ in length, a time is not finite, or a phase has no name.
@@ -65,7 +64,7 @@ class Trace:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
       >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-      >>> pj.traces.of_runs([run]).steps
+      >>> pj.traces.record_runs([run]).steps
       [0]
     """
 
@@ -102,72 +101,74 @@ class Trace:
 
     @property
     def steps(self) -> list[int]:
-        """Numbers of the steps, ascending."""
+        """List the numbers of the steps, ascending."""
         return np.unique(self.step).tolist()
 
     @property
     def replicas(self) -> list[int]:
-        """Numbers of the replicas, ascending."""
+        """List the numbers of the replicas, ascending."""
         return np.unique(self.replica).tolist()
 
     @property
     def workers(self) -> int:
-        """Number of workers of a pipeline, with those that have no slice."""
+        """Count the workers of a pipeline, also workers without a slice."""
         return max(int(self.worker.max(initial=NONE)) + 1, self.known_workers)
 
     @property
     def stages(self) -> int:
-        """Number of stages of the model."""
+        """Count the stages of the model."""
         return int(self.stage.max(initial=NONE)) + 1
 
-    def is_of(self, names: Iterable[str]) -> Bool[NumpyArray, " slices"]:
-        """Return which slices are of phases with these names."""
+    def has_phase(self, names: Iterable[str]) -> Bool[NumpyArray, " slices"]:
+        """Return which slices have a phase with one of these names: (slices)."""
         selected_phases = [k for k, name in enumerate(self.phases) if name in set(names)]
         return np.isin(self.phase, selected_phases)
 
-    def only(self, chosen: Bool[NumpyArray, " slices"]) -> "Trace":
-        """Keep some slices."""
-        arrays = {name: getattr(self, name)[chosen] for name in (*INTEGERS, *TIMES)}
+    def only(self, is_selected: Bool[NumpyArray, " slices"]) -> "Trace":
+        """Return a trace of the selected slices."""
+        arrays = {name: getattr(self, name)[is_selected] for name in (*INTEGERS, *TIMES)}
         return dataclasses.replace(self, **arrays)
 
     @classmethod
-    def of(
+    def from_columns(
         cls,
         columns: Mapping[str, NumpyArray],
         phases: Sequence[str],
         left_out: Iterable[LeftOut] = (),
         source: str = "",
-        **more: Any,
+        **fields: Any,
     ) -> "Trace":
-        """Put columns into order: by step, replica, worker, start."""
+        """Sort columns (slices) by step, replica, worker and start, and make a trace of them."""
         order = np.lexsort([columns[k] for k in ("end", "start", "worker", "replica", "step")])
-        more |= {name: np.asarray(columns[name], np.int64)[order] for name in INTEGERS}
-        more |= {name: np.asarray(columns[name], np.float64)[order] for name in TIMES}
-        return cls(phases=(*phases,), left_out=(*left_out,), source=source, **more)
+        fields |= {name: np.asarray(columns[name], np.int64)[order] for name in INTEGERS}
+        fields |= {name: np.asarray(columns[name], np.float64)[order] for name in TIMES}
+        return cls(phases=(*phases,), left_out=(*left_out,), source=source, **fields)
 
 
-Ways = Sequence[tuple[Sequence[str], Sequence[str], int]]
+Dependencies = Sequence[tuple[Sequence[str], Sequence[str], int]]
 Slices = Int[NumpyArray, " transfers"]
 
-# phases that make, phases that take, and by how many stages these stand behind
-OF_OPS: Ways = (("F", "F", 1), ("BI", "BI", -1))
-OF_MESSAGES: Ways = ((("SEND_F",), ("RECV_F",), 1), (("SEND_B",), ("RECV_B",), -1))
+# phases of the producer, phases of the consumer, and stage of the consumer minus the producer's
+OP_INPUTS: Dependencies = (("F", "F", 1), ("BI", "BI", -1))
+MESSAGE_ENDS: Dependencies = ((("SEND_F",), ("RECV_F",), 1), (("SEND_B",), ("RECV_B",), -1))
 
 
-def transfers(trace: Trace, ways: Ways) -> tuple[Slices, Slices]:
-    """Slices that make, and those that take from them (transfers); of an op that ran twice one."""
+def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]:
+    """Match producers and consumers: return the slices of both (transfers), each op once."""
     _, step = np.unique(trace.step, return_inverse=True)
-    stages, microbatches = trace.stages + 2, int(trace.microbatch.max(initial=0)) + 1
+    num_stages, microbatches = trace.stages + 2, int(trace.microbatch.max(initial=0)) + 1
     pipeline = step * (int(trace.replica.max(initial=0)) + 1) + trace.replica
-    place = (pipeline * stages + trace.stage + 1) * microbatches + trace.microbatch
-    is_of_some = (trace.stage >= 0) & (trace.microbatch >= 0)
+    # one number for pipeline, stage and microbatch; the next stage is `microbatches` further
+    op_number = (pipeline * num_stages + trace.stage + 1) * microbatches + trace.microbatch
+    has_place = (trace.stage >= 0) & (trace.microbatch >= 0)
     pairs = []
-    for make, take, move in ways:
-        producers, consumers = (
-            np.flatnonzero(trace.is_of(names) & is_of_some) for names in (make, take)
+    for producer_phases, consumer_phases, stage_step in dependencies:
+        producers = np.flatnonzero(trace.has_phase(producer_phases) & has_place)
+        consumers = np.flatnonzero(trace.has_phase(consumer_phases) & has_place)
+        consumer_numbers = op_number[producers] + stage_step * microbatches
+        _, rows, columns = np.intersect1d(
+            consumer_numbers, op_number[consumers], return_indices=True
         )
-        targets = place[producers] + move * microbatches
-        _, first, second = np.intersect1d(targets, place[consumers], return_indices=True)
-        pairs.append((producers[first], consumers[second]))
-    producers, consumers = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        pairs.append((producers[rows], consumers[columns]))
+    producers, consumers = map(np.concatenate, zip(*pairs, strict=True))
     return producers, consumers

@@ -1,4 +1,4 @@
-"""Runs as a trace, and files of a replayed one: a labelled dataset, costs, tracks for Perfetto."""
+"""Traces of evaluated runs, and exports of traces: xarray dataset, costs file, Perfetto file."""
 
 import json
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from pipejax.base.provenance import provenance
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.findings.analysis import Analysis
-from pipejax.traces.findings.op_times import costs_of
+from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.record import NONE, OPS, Trace
-from pipejax.traces.replaying.pipelines import fused_with_last
+from pipejax.traces.replaying.pipelines import is_second_of_pair
 from pipejax.traces.replaying.replay import Replay
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 def dataset(analysis: Analysis) -> "xr.Dataset":
-    """Return all that is known of ops, pipelines and steps as an xarray dataset.
+    """Return times of ops, pipelines and steps as an xarray dataset.
 
     Args:
-      analysis: of a trace.
+      analysis: analysis of a trace.
 
     Returns:
-      start, duration and residual by step, replica, phase, stage and microbatch [s] (NaN where
-      there is no such op, or its pipeline is left out), span and error by step and replica,
-      recorded and replayed step times by step [s], and what every place saves and adds [s].
+      start, duration and residual by step, replica, phase, stage and microbatch [s] (NaN without
+      such an op, or if its pipeline is left out), span and error by step and replica, recorded and
+      replayed step times by step [s], and time that every place saves and adds [s].
 
     Raises:
       ModuleNotFoundError: without xarray, which the extra `sweeps` brings.
@@ -40,8 +40,8 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
       >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-      >>> found = pj.traces.analyse(pj.traces.of_runs([run]), schedules=["gpipe"])
-      >>> data = pj.traces.dataset(found)
+      >>> result = pj.traces.analyse(pj.traces.record_runs([run]), schedules=["gpipe"])
+      >>> data = pj.traces.dataset(result)
       >>> dict(data.duration.sizes)
       {'step': 1, 'replica': 1, 'phase': 2, 'stage': 2, 'microbatch': 4}
       >>> float(data.duration.sel(phase="B").mean())
@@ -53,9 +53,11 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
     pipelines, replayed, shares = analysis.pipelines, analysis.replay, analysis.attribution
     trace = pipelines.trace
     slices = np.concatenate([pipeline.slices for pipeline in pipelines.pipelines])
-    seen = {trace.phases[code] for code in np.unique(trace.phase[slices]).tolist()}
-    phases = [name for name in OPS if name in seen]
-    phase_codes = np.array([phases.index(name) if name in seen else 0 for name in trace.phases])
+    recorded_phases = {trace.phases[code] for code in np.unique(trace.phase[slices]).tolist()}
+    phases = [name for name in OPS if name in recorded_phases]
+    phase_codes = np.array(
+        [phases.index(name) if name in recorded_phases else 0 for name in trace.phases]
+    )
     steps = np.array(sorted({pipeline.step for pipeline in pipelines.pipelines}))
     replicas = np.array(sorted({pipeline.replica for pipeline in pipelines.pipelines}))
     where = (
@@ -94,15 +96,15 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
         "step": steps,
         "replica": replicas,
         "phase": phases,
-        "place": [f"{share.of} {share.name}" for share in shares.shares],
+        "place": [f"{share.kind} {share.name}" for share in shares.shares],
     }
     return xr.Dataset(data, labels, {"source": trace.source} | provenance())
 
 
 def costs_text(replayed: Replay) -> str:
-    """Return mean times of a trace as a file of costs, which `--costs` takes.
+    """Return the mean times of a trace as the text of a costs file, which `--costs` reads.
 
-    Phases that were not recorded are not in it: what reads the file takes half of B for I and W.
+    Phases that were not recorded are missing: the reader of the file takes half of B for I and W.
 
     Args:
       replayed: a replayed trace.
@@ -114,12 +116,12 @@ def costs_text(replayed: Replay) -> str:
       >>> import json, pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
       >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.5], backward=2.0, transmit=0.5))
-      >>> replayed = pj.traces.replay(pj.traces.pipelines_of(pj.traces.of_runs([run])))
+      >>> replayed = pj.traces.replay(pj.traces.find_pipelines(pj.traces.record_runs([run])))
       >>> json.loads(pj.traces.costs_text(replayed))["F"]
       [1.0, 1.5]
     """
     check_types(replayed=(replayed, Replay))
-    costs, recorded = costs_of(replayed), _recorded(replayed)
+    costs, recorded = measured_costs(replayed), _recorded(replayed)
     content: dict[str, Any] = {"unit": "seconds", "recorded": True}
     for letter in (letter for letter in OPS if letter in recorded):
         content[letter] = np.asarray(getattr(costs, PHASE_FIELDS[letter])).tolist()
@@ -132,26 +134,26 @@ def costs_text(replayed: Replay) -> str:
 
 
 def _recorded(replayed: Replay) -> set[str]:
-    """Phases of which an op ran by itself, in no fused pair."""
+    """List the phases with an op that ran outside fused pairs."""
     trace, pipelines = replayed.pipelines.trace, replayed.pipelines.pipelines
     slices = np.concatenate([pipeline.slices for pipeline in pipelines])
-    is_second = fused_with_last(trace, slices)
+    is_second = is_second_of_pair(trace, slices)
     alone = slices[~(is_second | np.append(is_second[1:], False))]
     return {trace.phases[code] for code in np.unique(trace.phase[alone]).tolist()}
 
 
-PER_SECOND = 1e6  # microseconds, which the format counts in
+MICROSECONDS = 1e6  # in a second; the unit of the Trace Event Format
 
 
 def perfetto(replayed: Replay, *, step: int | None = None) -> str:
-    """Return a step as a trace in the Trace Event Format.
+    """Return a step as a JSON text in the Trace Event Format, which Perfetto shows.
 
-    A replica is a process; each of its workers has a track of what it ran, and one of the replay.
-    Arguments of a slice are stage, microbatch, and how much later it started than in the replay.
+    A replica is a process. Each of its workers has two tracks: the recorded slices and the replay.
+    Arguments of a slice are stage, microbatch, and the delay of its start against the replay.
 
     Args:
       replayed: a replayed trace.
-      step: number of the step; the first if None.
+      step: number of the step; default: the first.
 
     Returns:
       Text of a .json file.
@@ -163,7 +165,7 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
       >>> import json, pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
       >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-      >>> replayed = pj.traces.replay(pj.traces.pipelines_of(pj.traces.of_runs([run])))
+      >>> replayed = pj.traces.replay(pj.traces.find_pipelines(pj.traces.record_runs([run])))
       >>> events = json.loads(pj.traces.perfetto(replayed))["traceEvents"]
       >>> sum(event["ph"] == "X" for event in events)
       16
@@ -175,13 +177,13 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
     if step not in steps:
         raise ValueError(f"step must be one of {', '.join(map(str, steps[:8]))}, .., got {step}")
     events: list[dict[str, Any]] = []
-    for pipeline in (candidate for candidate in pipelines if candidate.step == step):
+    for pipeline in [pipeline for pipeline in pipelines if pipeline.step == step]:
         begin = trace.start[pipeline.slices].min()
         slices = np.flatnonzero((trace.step == step) & (trace.replica == pipeline.replica))
         is_op = np.isin(slices, pipeline.slices)
         for worker in range(trace.workers):
             for tid, title in ((2 * worker, "as it ran"), (2 * worker + 1, "replayed")):
-                events.append(_named(pipeline.replica, tid, f"worker {worker} {title}"))
+                events.append(_track(pipeline.replica, tid, f"worker {worker} {title}"))
         events.append(
             {
                 "ph": "M",
@@ -190,24 +192,25 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
                 "args": {"name": f"replica {pipeline.replica}, step {step}"},
             }
         )
-        for at, replays in zip(slices.tolist(), is_op.tolist(), strict=True):
-            tid = 2 * int(trace.worker[at])
-            events.append(_slice(replayed, at, pipeline.replica, tid, trace.start[at] - begin))
-            if replays:
-                start = trace.start[at] - begin - replayed.residuals[at]
-                events.append(_slice(replayed, at, pipeline.replica, tid + 1, start))
+        for row, has_replay in zip(slices.tolist(), is_op.tolist(), strict=True):
+            tid = 2 * int(trace.worker[row])
+            start = trace.start[row] - begin
+            events.append(_slice(replayed, row, pipeline.replica, tid, start))
+            if has_replay:
+                start -= replayed.residuals[row]
+                events.append(_slice(replayed, row, pipeline.replica, tid + 1, start))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _named(pid: int, tid: int, title: str) -> dict[str, Any]:
+def _track(pid: int, tid: int, title: str) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": title}}
 
 
-def _slice(replayed: Replay, at: int, pid: int, tid: int, start: float) -> dict[str, Any]:
-    """A slice that starts so long after its pipeline [s]."""
+def _slice(replayed: Replay, row: int, pid: int, tid: int, start: float) -> dict[str, Any]:
+    """Return the event of slice `row` of the trace; start [s] counts from that of its pipeline."""
     trace = replayed.pipelines.trace
-    stage, microbatch = int(trace.stage[at]), int(trace.microbatch[at])
-    name = trace.phases[trace.phase[at]]
+    stage, microbatch = int(trace.stage[row]), int(trace.microbatch[row])
+    name = trace.phases[trace.phase[row]]
     label = name if NONE in (stage, microbatch) else f"{stage}{name}{microbatch}"
     return {
         "ph": "X",
@@ -215,25 +218,25 @@ def _slice(replayed: Replay, at: int, pid: int, tid: int, start: float) -> dict[
         "cat": name,
         "pid": pid,
         "tid": tid,
-        "ts": float(start) * PER_SECOND,
-        "dur": float(trace.end[at] - trace.start[at]) * PER_SECOND,
+        "ts": float(start) * MICROSECONDS,
+        "dur": float(trace.end[row] - trace.start[row]) * MICROSECONDS,
         "args": {
             "stage": stage,
             "microbatch": microbatch,
-            "later_than_replayed_us": float(replayed.residuals[at]) * PER_SECOND,
+            "later_than_replayed_us": float(replayed.residuals[row]) * MICROSECONDS,
         },
     }
 
 
-def of_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
-    """Record runs: one behind the other are the replicas of a step, then those of the next.
+def record_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
+    """Return a trace of evaluated runs.
 
     Args:
-      runs: evaluated tables.
-      replicas: how many of them run side by side in a step.
+      runs: evaluated tables: all replicas of the first step, then all of the second, and so on.
+      replicas: number of replicas that run side by side in a step.
 
     Returns:
-      Their ops; every step begins at 0.
+      Slices of their ops; every step begins at 0.
 
     Raises:
       ValueError: if the number of runs is no multiple of the replicas.
@@ -242,7 +245,7 @@ def of_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
       >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-      >>> trace = pj.traces.of_runs([run, run], replicas=2)
+      >>> trace = pj.traces.record_runs([run, run], replicas=2)
       >>> len(trace), trace.replicas, float(trace.end.max())
       (16, [0, 1], 9.0)
     """
@@ -252,10 +255,13 @@ def of_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
         raise ValueError(f"runs must be a multiple of {replicas} replicas, got {len(runs)}")
     parts = [_run_ops(run, *divmod(number, replicas)) for number, run in enumerate(runs)]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Trace.of(columns, OPS, source=", ".join(dict.fromkeys(run.table.name for run in runs)))
+    return Trace.from_columns(
+        columns, OPS, source=", ".join(dict.fromkeys(run.table.name for run in runs))
+    )
 
 
 def _run_ops(run: Evaluation, step: int, replica: int) -> dict[str, NumpyArray]:
+    """Return the columns of a trace for the ops of one run: each (ops)."""
     ops = run.table.ops
     position = {Phase[name]: k for k, name in enumerate(OPS)}
     code = np.array([position.get(Phase(phase), NONE) for phase in ops.phase.tolist()])

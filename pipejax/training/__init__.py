@@ -1,4 +1,4 @@
-"""Training through a pipeline: objectives cut into stages, outdated block updates, bounds."""
+"""Training through a pipeline: objectives divided into stages, delayed updates, bounds."""
 
 from pipejax.base.namespaces import lazy
 

@@ -88,7 +88,7 @@ def draw(
 
 
 def start_key(seed: Whole | int) -> Array:
-    """Key of the random numbers that a run starts from."""
+    """Return the key of the random numbers for the start of a run."""
     return jax.random.key(jnp.uint32(seed), impl=CIPHER)
 
 
@@ -101,7 +101,7 @@ def drawn_stage(seed: Whole | int, update: Whole | int, num_stages: int) -> Int[
 def gradient_noise(
     seed: Whole | int, number: Whole | int, shape: tuple[int, ...], dtype: DTypeLike
 ) -> Float[Array, "..."]:
-    """Standard normal numbers of one gradient, of any shape, that no choice shares bits with."""
+    """Return standard normal numbers for one gradient, independent of all other draws."""
     with jax.threefry_partitionable(True):
         key = jax.random.fold_in(_key(jnp.uint32(seed), jnp.uint32(number)), 1)
         return jax.random.normal(key, shape, jnp.float32).astype(dtype)
@@ -127,7 +127,7 @@ def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Ar
 
 
 def _key(seed: UInt[Array, ""], number: UInt[Array, ""]) -> Array:
-    """The key is the pair itself, as few to compile."""
+    """Return a key that is the pair itself."""
     # The seed is inverted because `start_key` is the pair (0, seed).
     return jax.random.wrap_key_data(jnp.stack([~seed, number]), impl=CIPHER)
 

@@ -41,14 +41,14 @@ class Quadratic(Linear):
     """
 
     def loss(self, activation: Array, batch: LinearBatch) -> Float[Array, ""]:
-        """Half the mean squared residual."""
+        """Return half the mean squared residual."""
         return jnp.mean((activation - batch.targets) ** 2) / 2
 
 
 def random_quadratic(
     num_stages: int, *, dimension: int, num_batches: int = 60, batch_size: int = 10, seed: int
 ) -> Quadratic:
-    """Least squares of random examples: the entries of X and w* are standard normal.
+    """Return least squares on random examples: X and w* have standard normal entries.
 
     Training starts at w = 0, where f is about dimension / 2. Random numbers are taken as in the
     code of the source, so that seeds give the same examples as there.
@@ -87,7 +87,7 @@ def spectral_quadratic(
     batch_size: int = 10,
     seed: int,
 ) -> Quadratic:
-    """Least squares whose Hessian X^T X / n has exactly the given eigenvalues.
+    """Return least squares whose Hessian X^T X / n has exactly the given eigenvalues.
 
     X = sqrt(n) Q diag(sqrt(spectrum)) V^T with Q (n, dimension) and V (dimension, dimension)
     uniform among matrices with orthonormal columns; w* is standard normal.
@@ -131,7 +131,7 @@ def nesterov_quadratic(
     batch_size: int = 10,
     seed: int,
 ) -> Quadratic:
-    """The quadratic that is hard for every first-order method, as least squares over examples.
+    """Return Nesterov's quadratic, hard for every first-order method, as least squares.
 
     f(w) - f* = (w - w*)^T A (w - w*) / 2 with A = (L - mu)/4 tridiag(-1, 2, -1) + mu I and
     L = condition_number * mu. The eigenvalues are
@@ -195,7 +195,7 @@ def nesterov_quadratic(
 def _orthonormal(
     random: np.random.Generator, rows: int, columns: int, *, uniform: bool = True
 ) -> Float[NumpyArray, "rows columns"]:
-    """Orthonormal columns, uniform among all (Mezzadri 2007: the signs make the QR unique)."""
+    """Return uniformly random orthonormal columns (Mezzadri 2007: signs make the QR unique)."""
     q, r = np.linalg.qr(random.standard_normal((rows, columns)))
     return q * np.sign(np.diag(r)) if uniform else q
 
@@ -207,7 +207,7 @@ def _examples(
     *,
     uniform: bool = True,
 ) -> Float[NumpyArray, "examples dimension"]:
-    """Rows X with X^T X / n = root^T root."""
+    """Return random rows X with X^T X / n = root^T root."""
     n, dimension = partition.num_examples, partition.dimension
     if n < dimension:
         raise ValueError(
@@ -255,12 +255,12 @@ class Logistic(Linear):
         return activation + jnp.append(part, block @ block)
 
     def loss(self, activation: Array, batch: LinearBatch) -> Float[Array, ""]:
-        """Mean over the examples, and the L2 term."""
+        """Return the mean over the examples, with the L2 term."""
         margins = batch.targets * activation[:-1]
         return jnp.mean(jax.nn.softplus(-margins)) + self.l2 * activation[-1] / 2
 
     def lipschitz(self, largest: float) -> float:
-        """The logistic function is nowhere steeper than 1/4."""
+        """Return a Lipschitz constant; the logistic function has slopes up to 1/4."""
         return largest / 4 + float(self.l2)
 
     def batch_loss(self, blocks: Blocks, batch: LinearBatch) -> Float[Array, ""]:
@@ -280,7 +280,7 @@ def random_logistic(
     signal: float | None = None,
     seed: int,
 ) -> Logistic:
-    """Logistic regression on random examples: standard normal X, labels drawn from the model.
+    """Return logistic regression on random examples: normal X, labels drawn from the model.
 
     An example has label 1 with probability sigmoid(x . w*), else -1. Random numbers are taken as in
     the code of the source, so that seeds give the same examples as there. Training
@@ -324,19 +324,22 @@ def random_logistic(
     chance = 1 / (1 + np.exp(-(x @ optimum)))
     y = 2.0 * random.binomial(1, chance) - 1.0
     with jax.enable_x64(True):
-        minimum = _least(Logistic(**partition.fields(x, y, minimum=0.0), l2=jnp.asarray(float(l2))))
+        minimum = _least_value(
+            Logistic(**partition.fields(x, y, minimum=0.0), l2=jnp.asarray(float(l2)))
+        )
     return Logistic(**partition.fields(x, y, minimum=minimum), l2=jnp.asarray(float(l2)))
 
 
-def _least(objective: Logistic) -> float:
-    """Least value, by a trust-region Newton method with the exact Hessian."""
-    from scipy.optimize import minimize  # at first use: the import takes a while
+def _least_value(objective: Logistic) -> float:
+    """Return the least value, by a trust-region Newton method with the exact Hessian."""
+    from scipy.optimize import minimize  # slow to import
 
     start = np.asarray(objective.init(jax.random.key(0)))
 
     def with_row(
         function: Callable[[Logistic, Array], Array],
     ) -> Callable[[NumpyArray], NumpyArray]:
+        """Return a function of a flat NumPy vector, as SciPy needs it."""
         return lambda w: np.asarray(function(objective, jnp.asarray(w.reshape(start.shape))))
 
     solution = minimize(

@@ -93,7 +93,7 @@ class TrainingObjective(abc.ABC):
 
 
 def batch_gradient(objective: TrainingObjective, blocks: Blocks, batch: Tree) -> Blocks:
-    """Gradient of the loss of a batch with respect to all blocks.
+    """Return the gradient of the loss of a batch with respect to all blocks.
 
     Args:
       objective: what is trained.
@@ -119,7 +119,7 @@ OF_FEATURES: Any = None  # a count that is not given
 
 
 class LinearBatch(NamedTuple):
-    """Examples that one gradient is taken of."""
+    """Examples of one gradient."""
 
     features: Leaf  # (examples, stages, width) x of each example, partitioned over the stages
     targets: Leaf  # (examples) y of each example
@@ -195,12 +195,12 @@ class DataPartition:
 
     @property
     def num_examples(self) -> int:
-        """Examples of all batches together, n."""
+        """Count the examples of all batches, n."""
         return self.num_batches * self.batch_size
 
     @property
     def width(self) -> int:
-        """Coordinates of a block."""
+        """Count the coordinates of a block."""
         return self.dimension // self.num_stages
 
     def fields(self, x: NumpyArray, y: NumpyArray, minimum: float) -> Mapping[str, Any]:
@@ -214,14 +214,14 @@ class DataPartition:
 
 
 def gram(objective: Linear) -> Float[NumpyArray, "dimension dimension"]:
-    """X^T X / n of all examples, in double precision: (dimension, dimension) matrix."""
+    """Return X^T X / n of all examples in double precision (dimension, dimension)."""
     dimension = int(np.prod(objective.features.shape[-2:]))
     x = np.asarray(objective.features, np.float64).reshape(-1, dimension)
     return x.T @ x / len(x)
 
 
 def smoothness(objective: TrainingObjective) -> float:
-    """Lipschitz constant L of the gradient of f.
+    """Return the Lipschitz constant L of the gradient of f.
 
     Of a quadratic it is the largest eigenvalue of the Hessian X^T X / n, exactly. Of logistic
     regression it is the upper bound lambda_max(X^T X) / 4n + l2: the logistic function is nowhere

@@ -1,8 +1,7 @@
-"""Training as a table does it: the gradients of its timeline, with the weights that they read.
+"""Training along the timeline of a table: its gradients, with the weights that they read.
 
 PipeDream, PipeDream-2BW and LocalSGD are tables, so one replay runs them all. Time is that of the
-table: slots of one op, or seconds under given costs, so that methods can be compared at the same
-time on the same machine.
+table, in slots or seconds, so methods compare at equal times on one machine.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ from pipejax.training.training_run import (
     Numbers,
     Seeds,
     TrainingRun,
-    checked_runs,
+    check_runs,
     over_runs,
     run_alone,
 )
@@ -128,9 +127,9 @@ def sweep_replay(
         )
     looks = whole_number(times, "times") + 1 if isinstance(times, int | np.integer) else len(times)
     deviation = checked_noise(noise)
-    chosen, checked = checked_runs(objective, step_sizes, seeds, looks)
+    chosen, checked = check_runs(objective, step_sizes, seeds, looks)
     _, finish = op_times(table, costs, link=link)
-    plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
+    plan = make_plan(table, finish, _check_times(times, float(finish.max())))
     num_batches, microbatches = objective.num_batches, table.num_microbatches
     batch_orders = [batch_order(int(seed), microbatches, num_batches, batches) for seed in checked]
     events = {name: _narrow(getattr(plan, name)) for name in _ReplayEvents._fields}
@@ -155,11 +154,11 @@ def sweep_replay(
 def _by_sample(
     losses: Float[NumpyArray, "*runs gradients"], is_sample: Bool[NumpyArray, " events"]
 ) -> Float[NumpyArray, "*runs samples"]:
-    """Mean loss of the gradients between the sample before and each sample; NaN without any."""
-    until = np.cumsum(~is_sample)[is_sample]
-    parts = np.split(losses, until[:-1], axis=-1)
-    count = np.diff(until, prepend=0)
-    total = np.stack([part.sum(axis=-1) for part in parts], axis=-1)
+    """Return the mean loss of the gradients between consecutive samples; NaN without any."""
+    gradients_before = np.cumsum(~is_sample)[is_sample]
+    groups = np.split(losses, gradients_before[:-1], axis=-1)
+    count = np.diff(gradients_before, prepend=0)
+    total = np.stack([group.sum(axis=-1) for group in groups], axis=-1)
     return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
 
 
@@ -226,7 +225,7 @@ def make_plan(
     finish: Float[NumpyArray, "workers slots"],
     time: Float[NumpyArray, " samples"],
 ) -> ReplayPlan:
-    """Read the plan off a table and the times of its ops."""
+    """Plan a replay: merge the gradients of a table with samples at given times, in order."""
     if not table.updates_within:
         raise ValueError(f"{table.name} does not update weights within the table: no U cell")
     check_usual(on_lane(table, COMPUTING), "training")  # wherever weights are gathered
@@ -311,7 +310,7 @@ def _gradients(
 def _check_averages(
     table: ScheduleTable, run: NumpyArray, applies: NumpyArray, averages: NumpyArray
 ) -> None:
-    """All runs must stand at one version of each stage when they are averaged."""
+    """Check that all runs have equal numbers of updates of each stage at every average."""
     before = np.flatnonzero(averages) - 1
     update_counts = [
         np.cumsum(applies * (run == run_number)[:, None], axis=0)[before]
@@ -324,7 +323,7 @@ def _check_averages(
 def _update_ends(
     table: ScheduleTable, finish: Float[NumpyArray, "workers slots"]
 ) -> list[list[Float[NumpyArray, " updates"]]]:
-    """Ends of the updates by run and stage, in row order."""
+    """Return the ends of the updates by run and stage, in row order."""
     cell = table.updates
     key = table.microbatch.ravel()[cell] % table.weights.runs * table.num_stages
     key += table.stage.ravel()[cell]
@@ -357,19 +356,20 @@ def _narrow(values: NumpyArray) -> NumpyArray:
     return values if values.dtype == bool else values.astype(np.int32)
 
 
-def _checked_times(times: Times | int, end: float) -> Times:
+def _check_times(times: Times | int, end: float) -> Times:
+    """Return sample times: checked, or so many equal intervals up to the end."""
     if isinstance(times, int | np.integer):
         return np.linspace(0.0, end, times + 1)
-    chosen = np.asarray(times, np.float64)
+    values = np.asarray(times, np.float64)
     if (
-        chosen.ndim != 1
-        or not len(chosen)
-        or not np.all(np.isfinite(chosen))
-        or chosen[0] < 0
-        or np.any(np.diff(chosen) < 0)
+        values.ndim != 1
+        or not len(values)
+        or not np.all(np.isfinite(values))
+        or values[0] < 0
+        or np.any(np.diff(values) < 0)
     ):
         raise wrong("times", f"must be finite, at least 0 and ascending, got {times!r}")
-    return chosen
+    return values
 
 
 class _ReplaySettings(NamedTuple):
@@ -409,7 +409,7 @@ def _train(
     sampled: Int[Array, "samples runs stages"],
     how: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array]:
-    """One run; events and samples are the same for all, so that branches stay branches."""
+    """Train once; events and samples are equal for all runs, so `vmap` keeps the branches."""
     depth, each_run, noisy = how
     start = objective.init(start_key(seed))
     size = step_size.astype(start.dtype)
@@ -418,6 +418,7 @@ def _train(
     def apply_gradient(
         state: State, event: _ReplayEvents, batch: Array
     ) -> tuple[State, Float[Array, ""]]:
+        """Compute a gradient at the weights that the event reads, and update its stages."""
         weights, collected, largest = state
         weights = jax.lax.cond(event.averages, average, lambda same, _: same, weights, event.newest)
         run_weights = weights[event.run]
@@ -445,7 +446,8 @@ def _train(
     def models(weights: Array, versions: Array) -> Array:
         return weights[runs[:, None], versions, stages[None]]
 
-    def look(held: Array) -> Array:
+    def sample_gap(held: Array) -> Array:
+        """Return the gap of the mean model, or the mean gap of all runs."""
         if each_run:
             return jnp.mean(jax.vmap(objective.gap)(held))
         return objective.gap(jnp.mean(held, axis=0))
@@ -455,7 +457,7 @@ def _train(
         return jax.lax.cond(
             what.sample == NO_SAMPLE,
             lambda: apply_gradient(state, what, batch),
-            lambda: (state, look(models(state[0], sampled[what.sample]))),
+            lambda: (state, sample_gap(models(state[0], sampled[what.sample]))),
         )
 
     weights = jnp.broadcast_to(start, (len(runs), depth, *start.shape))

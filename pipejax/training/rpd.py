@@ -37,7 +37,7 @@ from pipejax.training.training_run import (
     Numbers,
     Seeds,
     TrainingRun,
-    checked_runs,
+    check_runs,
     over_runs,
     run_alone,
 )
@@ -89,20 +89,19 @@ def sweep_randomized_pipedream(
 ) -> TrainingRun:
     """Train with every step size and seed, in one compiled call.
 
-    The choices of a seed are the same whatever the step size, and whatever is run beside it.
+    The random choices of a seed do not depend on the step size or on other runs.
 
     Args:
-      objective: what is trained; either one, or those of the seeds, stacked.
+      objective: objective to train, or one per seed, stacked.
       step_sizes: (step_sizes) gamma.
       seeds: (seeds) of start, stages, batches and delays.
-      updates: block updates to do, a multiple of `every`.
-      delta: largest delay: every block is read from a model of the last delta updates, uniformly
-        and on its own; 0 is stochastic block coordinate descent. Several are a further, leading
-        axis.
-      delays: instead of delta, whole numbers (samples, stages), or (stages, samples, stages) by the
-        stage that is updated: one sample is drawn uniformly and says how many updates old each
-        block is, never older than the start. They can be those of a schedule.
-      every: updates from one sample of the gap to the next.
+      updates: number of block updates, a multiple of `every`.
+      delta: largest delay: every block is read from a random model of the last delta updates; 0 is
+        stochastic block coordinate descent. Several make a leading axis.
+      delays: instead of delta, samples of delays (samples, stages), or (stages, samples, stages) by
+        the updated stage, such as those of a schedule. One sample is drawn: the age of each block
+        in updates, at most back to the start.
+      every: updates between two samples of the gap.
       norms: whether to measure the full gradient before every update, which costs as much as f.
       batches: "drawn", or "cyclic" for batch k mod batches at update k.
       noise: standard deviation of the normal numbers that are added to every coordinate of every
@@ -116,9 +115,8 @@ def sweep_randomized_pipedream(
       ValueError: if an argument is out of range, or both delta and delays are given.
 
     Cost:
-      Holds (largest delay + some times S) blocks for each run, and the numbers of the blocks of
-      (largest delay + 1) models for each seed and delta. Compiles once per shape: step sizes,
-      seeds, deltas and delays are data.
+      Memory for (largest delay + a multiple of S) blocks per run. Compiles once per shape: step
+      sizes, seeds, deltas and delays are data.
 
     Example:
       >>> import pipejax as pj
@@ -132,7 +130,7 @@ def sweep_randomized_pipedream(
     whole_number(every, "every")
     if whole_number(updates, "updates") % every:
         raise wrong("updates", f"must be a multiple of every {every}, got {updates}")
-    chosen, checked = checked_runs(objective, step_sizes, seeds, updates // every + 1, every)
+    chosen, checked = check_runs(objective, step_sizes, seeds, updates // every + 1, every)
     law = _law(objective, delta, delays)
     cyclic, deviation = (
         resolve_choice(batches, RANDOM_ORDERS, "batches") == "cyclic",
@@ -157,7 +155,7 @@ def sweep_randomized_pipedream(
 
 
 def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: int) -> int:
-    """Return the longest time between two updates of a stage, with start and end [updates]."""
+    """Return the largest number of updates without one of some stage."""
     ends = np.arange(num_stages)
     last = np.full(num_stages, num_stages + updates)
     number = np.concatenate([ends, num_stages + np.arange(updates), last])
@@ -197,7 +195,7 @@ class _RandomizedSettings(NamedTuple):
     window: int  # models that can be read
     depth: int  # blocks that are kept
     samples: int  # of the gap
-    every: int  # updates between them
+    interval: int  # updates between them
     norms: bool  # whether full gradients are measured
     cyclic: bool  # whether batches come in turn
     noisy: bool  # whether there is noise
@@ -235,6 +233,7 @@ def _compiled(
     noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
+    """Train for all step sizes, seeds and delay laws in one compiled call."""
     train = over_runs(functools.partial(_train, noise=noise, how=how), objective, None)
     if law.ndim == 1:
         train = jax.vmap(train, (None, None, None, 0))
@@ -250,6 +249,8 @@ def _train(
     noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
+    """Train once with random stages and delays; `how` are the static settings."""
+    # A model is a row of block versions, one per stage; version num_stages + k is made by update k.
     start = objective.init(start_key(seed))
     size, (num_stages, width) = step_size.astype(start.dtype), start.shape
     stages = jnp.arange(num_stages, dtype=jnp.int32)
@@ -259,19 +260,20 @@ def _train(
 
     def choices(models: Array, first: Array) -> tuple[Array, _Choice]:
         """Draw the updates until the next sample; `models` is the window up to `first`."""
-        k = first + jnp.arange(how.every, dtype=jnp.int32)
+        k = first + jnp.arange(how.interval, dtype=jnp.int32)
         draws = jax.vmap(choose)(k)
         new_block = jnp.where(draws.stage[:, None] == stages[None], num_stages + k[:, None], 0)
         newest = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(new_block), models[-1:])])
         read = newest[draws.read - first + how.window - 1, stages[None]]
         batch = k % objective.num_batches if how.cyclic else draws.batch
-        added = jnp.zeros(how.every, start.dtype)
+        added = jnp.zeros(how.interval, start.dtype)
         if how.noisy:
             added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
         return newest[-how.window :], _Choice(k, draws.stage, batch, read, added)
 
-    def update(state: _State, chosen: _Choice) -> tuple[_State, Float[Array, ""]]:
-        k, stage, batch, read, added = chosen
+    def update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
+        """Update the block of the chosen stage by a gradient at the versions that it reads."""
+        k, stage, batch, read, added = choice
         mixed = state.blocks_made[read % how.depth]
         loss, gradients = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
         gradient = gradients[stage] + added
@@ -289,26 +291,27 @@ def _train(
     def to_sample(
         carry: tuple[_State, Array], first: Array
     ) -> tuple[tuple[_State, Array], tuple[Array, Array]]:
-        models, chosen = choices(carry[1], first)
-        state, losses = jax.lax.scan(update, carry[0], chosen)
+        """Train from update `first` to the next sample; add its gap and the mean loss."""
+        models, choice = choices(carry[1], first)
+        state, losses = jax.lax.scan(update, carry[0], choice)
         return (state, models), (objective.gap(state.blocks), jnp.mean(losses))
 
     zero = jnp.zeros((), start.dtype)
     blocks_made = jnp.zeros((how.depth, width), start.dtype).at[:num_stages].set(start)
     models = jnp.broadcast_to(stages, (how.window, num_stages))
-    firsts = how.every * jnp.arange(how.samples, dtype=jnp.int32)
+    firsts = how.interval * jnp.arange(how.samples, dtype=jnp.int32)
     begin = _State(blocks_made, start, zero, zero), models
     (state, _), (gaps, losses) = jax.lax.scan(to_sample, begin, firsts)
     gap = jnp.append(objective.gap(start), gaps)
     diverged = jnp.any(~jnp.isfinite(gap) | (gap > DIVERGED * gap[0]))
-    mean = state.total / (how.samples * how.every) if how.norms else None
+    mean = state.total / (how.samples * how.interval) if how.norms else None
     return gap, diverged, state.blocks, state.largest, mean, jnp.append(jnp.nan, losses)
 
 
 def _noise(
     objective: TrainingObjective, seed: Array, k: Array, stage: Array, start: Array
 ) -> Float[Array, "updates width"]:
-    """Noise of many updates, of deviation 1, and 0 where blocks are padded."""
+    """Return unit noise of many updates; 0 where blocks are padded."""
     held = jnp.broadcast_to(jnp.asarray(objective.held()), start.shape)
     width = (start.shape[1],)
     return held[stage] * jax.vmap(lambda k: gradient_noise(seed, k, width, start.dtype))(k)

@@ -1,4 +1,4 @@
-"""Convergence bound of Randomized PipeDream, as published: the price of outdated blocks.
+"""Convergence bound of Randomized PipeDream, as published, with the cost of outdated blocks.
 
 For f with an L-Lipschitz gradient, block gradients of second moment at most G^2, and reads from
 the last delta models, K updates of step size gamma end with
@@ -25,12 +25,12 @@ Given = float | NumpyArray
 
 @short_repr
 class ConvergenceBound(NamedTuple):
-    """The terms of the bound on the mean squared gradient norm, each of the broadcast shape.
+    """Terms of the bound on the mean squared gradient norm, each of the broadcast shape.
 
     Attributes:
-      start: 2 S (f_0 - f*) / (gamma K), of how far there is to go.
-      noise: gamma S L G^2, of the batches and of moving one block at a time.
-      delay: gamma^2 L^2 delta^2 G^2, of outdated blocks.
+      start: 2 S (f_0 - f*) / (gamma K), from the initial gap.
+      noise: gamma S L G^2, from batches and single-block updates.
+      delay: gamma^2 L^2 delta^2 G^2, from outdated blocks.
       total: their sum.
 
     Example:
@@ -55,7 +55,7 @@ def convergence_bound(
     delta: Given,
     gap: Given,
 ) -> ConvergenceBound:
-    """Bound on the mean squared gradient norm of a run; all arguments broadcast.
+    """Return the bound on the mean squared gradient norm of a run; all arguments broadcast.
 
     Args:
       stages: S.
@@ -95,9 +95,9 @@ def best_step_size(
     delta: Given,
     gap: Given,
 ) -> Values:
-    """Step size at which the bound is least; all arguments broadcast.
+    """Return the step size with the least bound; all arguments broadcast.
 
-    The bound is a / gamma + b gamma + c gamma^2. Its derivative has one positive root, that of
+    The bound a / gamma + b gamma + c gamma^2 is least at the positive root of
     2 c gamma^3 + b gamma^2 = a, which Newton's method approaches from above.
 
     Args:
@@ -128,14 +128,13 @@ def best_step_size(
 
 
 def pipedream_delay(stages: int) -> int:
-    """Largest delay of PipeDream's asynchronous 1F1B in steady state, floor(S^2 - S/2).
+    """Return the largest delay of PipeDream's 1F1B in steady state, floor(S^2 - S/2).
 
     Args:
       stages: S.
 
     Returns:
-      How many block updates, of all stages, happen between a read of a block and the update that
-      comes of it.
+      Block updates of all stages between a read of a block and the resulting update.
 
     Source:
       arXiv 2606.03498, S^2 - S/2 + O(1); the floor is what the schedule gives at S = 2 to 32.
@@ -150,7 +149,7 @@ def pipedream_delay(stages: int) -> int:
 
 
 def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given) -> Values:
-    """Delay term of the bound for PipeDream, as S and K grow: it is Theta(S^4 / K).
+    """Return the delay term of PipeDream's bound for large S and K: Theta(S^4 / K).
 
     The step size is the best one without delays, gamma = sqrt(2 (f_0 - f*) / (K L)) / G, which does
     not depend on S. With delta = `pipedream_delay` the term is 2 L (f_0 - f*) delta^2 / K.
@@ -176,7 +175,7 @@ def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given
 
 
 def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
-    """Factors of 1 / gamma, gamma and gamma^2 for `_OF_TERMS`, all of the broadcast shape."""
+    """Return the factors of 1 / gamma, gamma and gamma^2 in the bound."""
     _check(**dict(zip(_OF_TERMS, numbers, strict=True)))
     s, k, lipschitz, g, d, f = (np.asarray(value, np.float64) for value in numbers)
     a, b, c = np.broadcast_arrays(2 * s * f / k, s * lipschitz * g**2, (lipschitz * d * g) ** 2)

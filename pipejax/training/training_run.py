@@ -62,12 +62,12 @@ class TrainingRun(NamedTuple):
 
     @property
     def value(self) -> Float[NumpyArray, "*runs samples"]:
-        """Values f (..., samples): the gap and the minimum."""
+        """Return values f (..., samples): the gap plus the minimum."""
         return np.asarray(self.gap) + np.asarray(self.minimum)[..., None]
 
     @property
     def reported(self) -> Masked:
-        """Gaps (..., samples) on the host, masked for runs that diverged."""
+        """Return gaps (..., samples) on the host, masked for runs that diverged."""
         return self.masked(self.gap)
 
     def masked(self, values: Curves) -> Masked:
@@ -80,7 +80,7 @@ class TrainingRun(NamedTuple):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Runs by step size, over their seeds.
+    """Results of runs by step size, over their seeds.
 
     A step size counts only if no seed diverged: everything is masked where one did.
 
@@ -98,8 +98,8 @@ class Summary:
       ...     pj.training.random_quadratic(4, dimension=8, seed=0), step_sizes=[40.0, 0.25, 0.001],
       ...     seeds=range(2), updates=400, every=200,
       ... )
-      >>> found = pj.training.summarise(runs)
-      >>> found.diverged.tolist(), found.best, found.final_gap.mask.tolist()
+      >>> result = pj.training.summarise(runs)
+      >>> result.diverged.tolist(), result.best, result.final_gap.mask.tolist()
       ([2, 0, 0], 1, [True, False, False])
     """
 
@@ -112,14 +112,14 @@ class Summary:
 
     @property
     def final_gap(self) -> Masked:
-        """(step_sizes) mean gap over the seeds at the last sample."""
+        """Return the mean gap over the seeds at the last sample (step_sizes)."""
         return self.gap[:, -1]
 
 
 def summarise(
     runs: TrainingRun, rule: str = "final", step_sizes: Sequence[float] | None = None
 ) -> Summary:
-    """Summarise runs over their seeds.
+    """Summarise runs by means over their seeds, and choose the best step size.
 
     Args:
       runs: with axes (step_sizes, seeds).
@@ -213,7 +213,7 @@ def run_alone(
     seed: int,
     **how: Any,
 ) -> TrainingRun:
-    """Do a sweep over one step size and one seed, and leave out these axes."""
+    """Run a sweep with one step size and one seed, and drop these axes."""
     if not are_positive([step_size], 1):
         raise wrong("step_size", f"must be a finite number above 0, got {step_size!r}")
     if np.ndim(objective.minimum):
@@ -224,11 +224,11 @@ def run_alone(
     return runs._replace(**jax.tree.map(lambda leaf: leaf[0, 0], fields))
 
 
-def checked_runs(
+def check_runs(
     objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds, looks: int, updates: int = 0
 ) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
-    """Check what a sweep of runs is made over, and that there is memory for it."""
-    # A run is looked at `looks` times, and holds the random numbers of `updates` at once.
+    """Check step sizes and seeds of a sweep, and that it fits in memory; return them as arrays."""
+    # A run has `looks` samples, and holds the random numbers of `updates` at once.
     num_runs = len(step_sizes) * len(seeds)
     num_bytes = num_runs * looks * BYTES_PER_LOOK + len(seeds) * updates * BYTES_PER_UPDATE
     check_fits(num_bytes, f"{num_runs} runs that are looked at {looks} times need")

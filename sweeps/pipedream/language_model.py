@@ -76,13 +76,13 @@ class LanguageModel(TrainingObjective):
         return self.tokens[index]
 
     def input(self, batch: Int[Array, "examples length"]) -> Int[Array, "examples context"]:
-        """All characters but the last."""
+        """Return all characters but the last."""
         return batch[:, :-1]
 
     def stage(
         self, stage: int, block: Float[Array, " width"], activation: Array, batch: Array
     ) -> Float[Array, "examples context features"]:
-        """Embed, attend and think, or predict."""
+        """Run one stage: embedding, a transformer block, or the prediction."""
         parameters = _unflatten(block, self._shapes(stage))
         if stage == 0:
             return parameters["characters"][activation] + parameters["positions"][None]
@@ -91,12 +91,12 @@ class LanguageModel(TrainingObjective):
         return _normalise(activation, parameters["scale"]) @ parameters["predict"]
 
     def loss(self, activation: Array, batch: Int[Array, "examples length"]) -> Float[Array, ""]:
-        """Mean cross-entropy over all characters but the first."""
+        """Return the mean cross-entropy over all characters but the first."""
         likelihood = jax.nn.log_softmax(activation)
         return -jnp.mean(jnp.take_along_axis(likelihood, batch[:, 1:, None], axis=-1))
 
     def value(self, blocks: Blocks) -> Float[Array, ""]:
-        """Loss of the held-out windows."""
+        """Return the loss of the held-out windows."""
         return self.batch_loss(blocks, self.held_out)
 
     def batch_loss(self, blocks: Blocks, batch: Array) -> Float[Array, ""]:
@@ -117,21 +117,22 @@ class LanguageModel(TrainingObjective):
         return np.arange(sizes.max()) < sizes[:, None]
 
     def _shapes(self, stage: int) -> Shapes:
-        wide = self.width
+        """Return the shapes of the parameters of a stage by name."""
+        width = self.width
         if stage == 0:
             context = self.held_out.shape[-1] - 1
-            return {"characters": (self.vocabulary, wide), "positions": (context, wide)}
+            return {"characters": (self.vocabulary, width), "positions": (context, width)}
         if stage < self.num_stages - 1:
             return {
-                "before_attention": (wide,),
-                "mix": (wide, 3 * wide),
-                "merge": (wide, wide),
-                "before_mlp": (wide,),
-                "up": (wide, 4 * wide),
-                "bias": (4 * wide,),
-                "down": (4 * wide, wide),
+                "before_attention": (width,),
+                "mix": (width, 3 * width),
+                "merge": (width, width),
+                "before_mlp": (width,),
+                "up": (width, 4 * width),
+                "bias": (4 * width,),
+                "down": (4 * width, width),
             }
-        return {"scale": (wide,), "predict": (wide, self.vocabulary)}
+        return {"scale": (width,), "predict": (width, self.vocabulary)}
 
 
 def language_model(
@@ -262,7 +263,7 @@ def _unflatten(block: Float[Array, " width"], shapes: Shapes) -> Parameters:
 
 
 def _normalise(x: Float[Array, "... features"], scale: Array) -> Float[Array, "... features"]:
-    """Root-mean-square normalisation (Zhang and Sennrich 2019)."""
+    """Normalise by the root mean square (Zhang and Sennrich 2019)."""
     size = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
     return x * size * scale.reshape((1,) * (x.ndim - 1) + (-1,))
 
@@ -270,13 +271,13 @@ def _normalise(x: Float[Array, "... features"], scale: Array) -> Float[Array, ".
 def _transform(
     parameters: Parameters, x: Float[Array, "examples context features"], heads: int
 ) -> Float[Array, "examples context features"]:
-    """One transformer block: causal attention and MLP, each added to what goes in."""
+    """Apply a transformer block: causal attention and MLP, each with a residual connection."""
     examples, context, width = x.shape
     mixed = _normalise(x, parameters["before_attention"]) @ parameters["mix"]
     q, k, v = jnp.moveaxis(mixed.reshape(examples, context, 3, heads, width // heads), 2, 0)
     scores = jnp.einsum("eqhf,ekhf->ehqk", q, k) * (width // heads) ** -0.5
-    seen = jnp.tril(jnp.ones((context, context), bool))[None, None]
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
+    is_visible = jnp.tril(jnp.ones((context, context), bool))[None, None]
+    weights = jax.nn.softmax(jnp.where(is_visible, scores, -jnp.inf))
     x = x + jnp.einsum("ehqk,ekhf->eqhf", weights, v).reshape(x.shape) @ parameters["merge"]
     up = _normalise(x, parameters["before_mlp"]) @ parameters["up"] + parameters["bias"][None, None]
     return x + jax.nn.gelu(up) @ parameters["down"]

@@ -513,13 +513,13 @@ def recorded(tmp_path_factory):
     forward, backward = np.random.default_rng(1).uniform(1.0, 2.0, (2, 4, 8))
     times = {"forward": forward, "backward": backward}
     run = pj.evaluate(table, pj.Costs(**times, transmit=0.2), link="blocking")
-    trace = pj.traces.of_runs([run])
+    trace = pj.traces.record_runs([run])
     paused = 0.3 * (trace.start > 8.0) + 0.7 * (trace.start > 14.0)
     trace = dataclasses.replace(trace, start=trace.start + paused, end=trace.end + paused)
-    pipelines = pj.traces.pipelines_of(trace)
+    pipelines = pj.traces.find_pipelines(trace)
     result = Replay(pipelines, Links.of("blocking"), np.full(6, 0.2), np.zeros(1), {})
     (pipeline,) = result.pipelines.pipelines
-    costs = pj.traces.costs_of(result, pipeline=pipeline)
+    costs = pj.traces.measured_costs(result, pipeline=pipeline)
     replayed = explored(result.pipelines.table, costs, result.links)._replace(
         name="replayed", recorded=result.pipelines.starts(pipeline)
     )

@@ -33,7 +33,7 @@ def costs(table, factor=1.0, message=1.0):
 
 def analysed(files):
     trace, offsets = pj.traces.aligned(pj.traces.read(files))
-    pipelines = pj.traces.pipelines_of(trace)
+    pipelines = pj.traces.find_pipelines(trace)
     assert not pipelines.left_out
     replayed = pj.traces.replay(pipelines)
     return replayed, pj.traces.suspects(replayed, offsets)
@@ -132,4 +132,4 @@ def test_the_command_writes_what_trace_reads(tmp_path, capsys):
     assert f"pipejax trace {tmp_path / 'new'}" in capsys.readouterr().out
     trace = pj.traces.read([tmp_path / "new"])
     assert (trace.steps, trace.workers, trace.stages) == ([0, 1], 2, 2)
-    assert len(pj.traces.pipelines_of(trace).pipelines) == 2
+    assert len(pj.traces.find_pipelines(trace).pipelines) == 2

@@ -77,7 +77,7 @@ def explain(
       --stragglers 2=1.4
     """
     from pipejax.search.remedies.explain import explain_setup
-    from pipejax.search.remedies.setup import Schedule, begin
+    from pipejax.search.remedies.setup import Schedule, begin_setup
 
     if run.repair is not None:
         raise ValueError(f"--repair {run.repair}: write the table with `pipejax export` first")
@@ -91,7 +91,7 @@ def explain(
     if run.name is not None and not is_limited:
         schedule = Schedule(run.name, settings.of_table(run.name))
     layers = None if stage_layers is None else _stage_layers(stage_layers, table.num_stages)
-    setup = begin(table, link, priced.of_stages(table.num_stages), schedule, layers)
+    setup = begin_setup(table, link, priced.of_stages(table.num_stages), schedule, layers)
     limit = _limit(memory_limit, setup)
     names = None if schedules is None else [name.strip() for name in schedules.split(",")]
     with progress("explaining", None) as bar:
@@ -145,7 +145,7 @@ def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dic
         "tolerated": found.tolerated if math.isfinite(found.tolerated or math.inf) else None,
         "memory": {
             "unit": found.memory.unit,
-            "needs": found.memory.at_first,
+            "needs": found.memory.begin_needs,
             "limit": found.memory.limit,
             "fits": found.memory.fits(first),
         },

@@ -245,9 +245,9 @@ def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
             "posting": links.posting,
             "message_time": replayed.message_time,
             "fits": {name: 100 * error for name, error in replayed.fits.items()},
-            "alike": replayed.alike,
+            "alike": replayed.equivalent_models,
             "untold": [
-                {"link": name, "at_most": seconds} for name, seconds in replayed.untold.items()
+                {"link": name, "at_most": seconds} for name, seconds in replayed.unobserved.items()
             ],
         },
         "op_times": [row._asdict() for row in analysis.op_times],
@@ -273,7 +273,7 @@ def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for share in shares.shares:
         own = {"name": share.name, "saves": share.saves, "adds": share.adds}
-        found.setdefault(share.of, []).append(own)
+        found.setdefault(share.kind, []).append(own)
     return found
 
 
@@ -293,7 +293,7 @@ def _deal_json(deal: "NewDeal") -> dict[str, Any]:
         "after": float(deal.after.mean()),
         "saves": deal.saves,
         "bound": deal.bound,
-        "of_replica": deal.of_replica,
+        "of_replica": deal.replica_share,
         "per_step": [
             {"step": step, "before": before, "after": after, "least": least}
             for step, before, after, least in zip(

@@ -14,10 +14,10 @@ from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import diagnosis, remedies_said
 from pipejax.cli.output.report import Column, plain, table_of
 from pipejax.cli.output.report_pages import Ran, Section, report_page
-from pipejax.traces.findings.op_times import costs_of
-from pipejax.traces.findings.suspects import LISTED, NOTABLE
+from pipejax.traces.findings.op_times import measured_costs
+from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
 from pipejax.traces.record import NONE
-from pipejax.traces.replaying.pipelines import Pipeline, fused_with_last
+from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,14 +61,14 @@ def replay_line(analysis: "Analysis") -> str:
 def link_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
     """Which link models explain the replay as well, or how far off the next is; links untold."""
     replayed = analysis.replay
-    if replayed.alike:
-        more = len(replayed.alike[most:]) if most else 0
-        names = ", ".join(replayed.alike[:most]) + (f" and {more} more" if more else "")
+    if replayed.equivalent_models:
+        more = len(replayed.equivalent_models[most:]) if most else 0
+        names = ", ".join(replayed.equivalent_models[:most]) + (f" and {more} more" if more else "")
         yield f"other link models that these pipelines do not rule out: {names}"
     elif len(replayed.fits) > 1:
         name, error = [*replayed.fits.items()][1]
         yield f"other link models are ruled out: the next, {name}, is off by {percent(error)}"
-    for name, longest in [*replayed.untold.items()][:most]:
+    for name, longest in [*replayed.unobserved.items()][:most]:
         yield f"nothing waited for a message from {name}: it takes {seconds(longest)} at most"
 
 
@@ -119,13 +119,13 @@ def clock_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
 def suspect_lines(analysis: "Analysis", most: int) -> Iterator[str]:
     """What is slower than the others of its kind; clocks have lines of their own."""
     kinds = Counter(one.kind for one in analysis.suspects if one.kind != "clock")
-    many = [kind for kind, count in kinds.items() if count >= LISTED]
+    many = [kind for kind, count in kinds.items() if count >= MAX_LISTED]
     for kind in many:
         are, why = f"{kind}s", "see --json"
         if kind == "microbatch":
             below = ", see what another deal saves below" * any(deal_line(analysis))
             are, why = "microbatches", f"their data differ{below}"
-        yield f"suspect: {LISTED} {are} or more take over {NOTABLE} times the others: {why}"
+        yield f"suspect: {MAX_LISTED} {are} or more take over {MIN_RATIO} times the others: {why}"
     named = [one for one in analysis.suspects if one.kind in kinds and one.kind not in many]
     for one in named[:most]:
         more = f"{seconds(one.seconds)}, {one.z:.3g} standard errors"
@@ -155,8 +155,8 @@ def largest(shares: "Attribution", each: int = EACH) -> "Iterator[Share]":
     """The largest shares of every kind."""
     step, count = float(shares.recorded.mean()), dict[str, int]()
     for share in shares.shares:
-        count[share.of] = count.get(share.of, 0) + 1
-        if share.saves > LEAST * step and count[share.of] <= each:
+        count[share.kind] = count.get(share.kind, 0) + 1
+        if share.saves > LEAST * step and count[share.kind] <= each:
             yield share
 
 
@@ -216,7 +216,7 @@ def _shares_table(shares: "Attribution", title: str) -> object:
     return table_of(
         [share._asdict() for share in largest(shares)],
         (
-            Column("if", lambda row: escape(f"{row['of']} {row['name']}")),
+            Column("if", lambda row: escape(f"{row['kind']} {row['name']}")),
             Column("saves", "saves", seconds),
             Column("of the step", lambda row: percent(row["saves"] / step)),
             Column("alone adds", lambda row: alone(row["adds"])),
@@ -265,7 +265,7 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
 
     shares, table = analysis.attribution, analysis.pipelines.table
     replicas = sorted({one.replica for one in analysis.pipelines.pipelines})
-    place = shares.of("place")
+    place = shares.by_name("place")
     if place:
         cells = [
             [place[f"worker {worker} of replica {replica}"].adds for replica in replicas]
@@ -282,7 +282,7 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
 def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
     from pipejax.plots.heat_maps import HeatMap
 
-    order, of_kind = np.argsort(shares.steps), shares.of(kind)
+    order, of_kind = np.argsort(shares.steps), shares.by_name(kind)
     names = sorted(of_kind, key=int)
     return HeatMap(
         f"what a step saves if ops of a {kind} took what they should",
@@ -312,7 +312,7 @@ def _median_pipeline(analysis: "Analysis") -> tuple[Pipeline, str]:
 def _median_ran(analysis: "Analysis") -> Ran:
     """The median step for the explorer, whose replay has the times of its own ops."""
     one, title = _median_pipeline(analysis)
-    costs = costs_of(analysis.replay, pipeline=one)
+    costs = measured_costs(analysis.replay, pipeline=one)
     run = pj.evaluate(analysis.pipelines.tables[one.table], costs, link=analysis.replay.links)
     return Ran(title, run, analysis.pipelines.starts(one))
 
@@ -324,7 +324,7 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
     trace = analysis.pipelines.trace
     slowest, title = _median_pipeline(analysis)
     slices = slowest.slices
-    is_second = fused_with_last(trace, slices)
+    is_second = is_second_of_pair(trace, slices)
     several = trace.stages > trace.workers
     labels = [
         f"{stage if several else ''}{trace.phases[phase]}{microbatch}"
@@ -424,7 +424,7 @@ def _shares(shares: "Attribution", title: str, picture: str = "") -> Section:
     step = float(shares.recorded.mean())
     rows = [
         (
-            f"{one.of} {one.name}",
+            f"{one.kind} {one.name}",
             seconds(one.saves),
             percent(one.saves / step),
             alone(one.adds),

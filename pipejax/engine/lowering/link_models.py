@@ -1,11 +1,10 @@
-"""Link models: what a message between workers does besides arriving later.
+"""Link models: nodes and edges of messages between workers.
 
-Each message follows the model of its link, and all of them end in the same kind of program. What
-each model means is in docs/semantics.md.
+Each message follows the model of its link. docs/semantics.md explains the models.
 
-Messages below `Links.eager_below` are buffered where larger ones meet in a rendezvous, so which
-messages they are decides about nodes and edges: a program holds for costs with the same ones, and
-others are refused by name.
+Messages below `Links.eager_below` are buffered, larger ones wait in a rendezvous. So the set of
+eager messages decides about nodes and edges: a program is valid for costs with the same set, and
+`check_eager` refuses others.
 """
 
 import dataclasses
@@ -31,21 +30,23 @@ Which = Bool[NumpyArray, " messages"]
 Nodes = Int[NumpyArray, " messages"]
 Smaller = Bool[NumpyArray, "batch directions pipes boundaries microbatches"]
 
-EAGER = "queued"  # the model that a buffered message follows where others meet in a rendezvous
+EAGER_MODEL = "queued"  # link model of buffered messages under rendezvous
 
 
 def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -> MessageTable:
-    """Add messages to a program: as nodes on their links, or as edges with a lag."""
-    # Edges are added in one order, for at a tie the first edge into a node wins:
+    """Add messages to a program: as nodes on their links, or as edges with a lag.
+
+    Returns the messages with the node that carries each, and the lag of its arrival.
+    """
+    # The order of these edges matters, because at a tie the first edge into a node wins:
     # 1. into a transfer, from the op that makes the message;
     # 2. from the transfer before it in a queue of either worker, or on its shared or own link;
-    # 3. from the ops before its cells, where both ends are posted by program;
+    # 3. from the ops before its cells, if SEND and RECV are posted by program;
     # 4. into the op that consumes the message;
-    # 5. into the op that a blocking message, or a wait for a SEND, holds up.
-    # Returns the messages with the node that carries each, and the lag of its arrival.
+    # 5. into the op that waits for a blocking message, or for a SEND.
     links, num_workers, messages = builder.links, builder.table.num_workers, order.messages
     models = list(LINK_MODELS.values())
-    model_index = np.where(sent.eager, list(LINK_MODELS).index(EAGER), order.models)
+    model_index = np.where(sent.eager, list(LINK_MODELS).index(EAGER_MODEL), order.models)
     has_node = np.array([bool(model.occupancy) for model in models])[model_index]
     is_transfer = _is_transfer(model_index)
     blocks = np.array([model.blocks for model in models])[model_index]
@@ -64,87 +65,100 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
         receiver=sent.receiver[has_node],
     )
     builder.add_edges(sent.producer[has_node], nodes[has_node], ZERO)
-    table, ends = _line_up(builder, messages, sent, nodes, is_transfer)
-    is_alone = has_node & ~is_transfer & ~_share(builder, messages, sent, nodes)
-    builder.add_chains(nodes[is_alone], (sent.sender * num_workers + sent.receiver)[is_alone])
+    table, cells = _chain_transfers(builder, messages, sent, nodes, is_transfer)
+    is_shared = _chain_shared_links(builder, messages, sent, nodes)
+    has_link = has_node & ~is_transfer & ~is_shared  # a link of its two workers alone
+    builder.add_chains(nodes[has_link], (sent.sender * num_workers + sent.receiver)[has_link])
     if links.posting == "program":
-        _post(builder, table, ends, nodes[is_transfer])
+        _add_posting(builder, table, cells, nodes[is_transfer])
     builder.add_edges(np.where(has_node, nodes, sent.producer), sent.consumer, lags)
-    _hold_next(builder, sent, nodes, blocks)
-    _hold_rows(builder, sent, nodes, is_transfer)
+    _block_next_ops(builder, sent, nodes, blocks)
+    _add_send_waits(builder, sent, nodes, is_transfer)
     return sent._replace(carrier=nodes, lag_index=lags)
 
 
 def _positions(
     layout: CostLayout, messages: Dependencies, model_index: Nodes, costs: list[str]
 ) -> Nodes:
-    """Positions (messages) of a cost of each message; `costs` names it by model, "" for none."""
+    """Return the cost position of each message (messages); `costs` has a name by model, or ""."""
     positions = np.full_like(model_index, ZERO)
     for model, cost in enumerate(costs):
-        which = model_index == model
-        if cost and which.any():
-            positions[which] = layout.link(cost, messages.take(which))
+        has_model = model_index == model
+        if cost and has_model.any():
+            positions[has_model] = layout.link(cost, messages.take(has_model))
     return positions
 
 
-def _line_up(
+def _chain_transfers(
     builder: ProgramBuilder,
     messages: Dependencies,
     sent: MessageTable,
     nodes: Nodes,
     is_transfer: Which,
 ) -> tuple[ScheduleTable, Int[NumpyArray, "2 transfers"]]:
-    """Let transfers have their turns in the queues of both workers: SEND and RECV are one."""
+    """Chain transfers in the queues of both workers, in the order of their cells or by rank.
+
+    Returns the table with communication, and the SEND and RECV cell of each transfer; no cells if
+    the table has no communication.
+    """
     table, links = builder.table, builder.links
     if links.posting == "program" and not table.has_communication:
         table = insert_transfers(table, link=links)
-    ends = np.zeros((2, 0), int)
+    cells = np.zeros((2, 0), int)
     if table.has_communication:
-        ends = _cells(table, messages, sent)[:, is_transfer]
-        ranks = ends % table.num_slots
+        cells = _communication_cells(table, messages, sent)[:, is_transfer]
+        ranks = cells % table.num_slots
     elif is_transfer.any():
         ranks = _ranks_by_end(builder, messages, sent)[: len(nodes)][is_transfer]
         ranks = np.tile(ranks, (2, 1))
     else:
-        return table, ends
+        return table, cells
+    # a transfer is one node in two queues: it comes twice in the flat order
     order = np.argsort(ranks.ravel(), kind="stable")
     queue_fields = sent.sender, sent.receiver, messages.direction
     key = queue_keys(links.queues, *(field[is_transfer] for field in queue_fields))
     builder.add_chains(np.tile(nodes[is_transfer], 2)[order], key.ravel()[order])
-    return table, ends
+    return table, cells
 
 
-def _hold_next(builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, blocks: Which) -> None:
+def _block_next_ops(
+    builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, blocks: Which
+) -> None:
     """Let the sender's next op wait until the messages of its previous op are transmitted."""
     next_op = builder.next_in_row(sent.producer[blocks])
-    followed = next_op >= 0
-    builder.add_edges(nodes[blocks][followed], next_op[followed], ZERO)
+    has_next = next_op >= 0
+    builder.add_edges(nodes[blocks][has_next], next_op[has_next], ZERO)
 
 
-def _post(
+def _add_posting(
     builder: ProgramBuilder,
     table: ScheduleTable,
-    ends: Int[NumpyArray, "2 transfers"],
+    cells: Int[NumpyArray, "2 transfers"],
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
-    """Let transfers wait until the rows reach their cells, SEND and RECV: then both are posted."""
-    orders = [row_order(t, builder.links.executed(t.grammar)) for t in (builder.table, table)]
-    executed = builder.node_of_cell.ravel()[orders[0]]
-    for cells in ends:
-        before = op_before(table, orders[1], cells)
-        late = before != NOWHERE
-        builder.add_edges(executed[before[late]], nodes[late], ZERO)
+    """Let each transfer wait for the ops before its SEND and its RECV cell: then both are posted.
+
+    The builder's table lacks the communication cells of `table`, but has the same ops in order.
+    """
+    node_order, op_order = (
+        row_order(t, builder.links.executed(t.grammar)) for t in (builder.table, table)
+    )
+    op_nodes = builder.node_of_cell.ravel()[node_order]
+    for transfer_cells in cells:
+        previous_op = op_before(table, op_order, transfer_cells)
+        has_previous = previous_op != NOWHERE
+        builder.add_edges(op_nodes[previous_op[has_previous]], nodes[has_previous], ZERO)
 
 
-def _hold_rows(
+def _add_send_waits(
     builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, is_transfer: Which
 ) -> None:
-    """Let waits for a SEND end with its transfer; what is buffered or queued is not waited for."""
-    where = builder.table.where
+    """Let each cell that waits for a SEND wait for its transfer; other messages delay no row."""
+    op_cells = builder.table.where
     for send, wait in zip((Phase.SEND_F, Phase.SEND_B), WAIT_SEND, strict=True):
-        cell = where[wait][sent.stage, sent.microbatch]
-        held = is_transfer & (sent.phase == send) & (cell != NOWHERE)
-        builder.add_edges(nodes[held], builder.node_of_cell.ravel()[cell[held]], ZERO)
+        cell = op_cells[wait][sent.stage, sent.microbatch]
+        has_wait = is_transfer & (sent.phase == send) & (cell != NOWHERE)
+        builder.add_edges(nodes[has_wait], builder.node_of_cell.ravel()[cell[has_wait]], ZERO)
 
 
 def queue_keys(
@@ -153,35 +167,40 @@ def queue_keys(
     receiver: Int[NumpyArray, " messages"],
     direction: Int[NumpyArray, " messages"],
 ) -> Int[NumpyArray, "2 messages"]:
-    """Number the queues that a transfer occupies: one of its sender, one of its receiver."""
-    ends = np.stack([sender, receiver])
-    size = int(ends.max(initial=0)) + 1
-    return {"worker": ends, "pair": ends * size + ends[::-1], "direction": ends * 2 + direction}[
-        queues
-    ]
+    """Return the numbers of the two queues of each transfer: its sender's and its receiver's.
+
+    `queues` is one of "worker", "pair" and "direction": what separates the queues of a worker.
+    """
+    workers = np.stack([sender, receiver])
+    size = int(workers.max(initial=0)) + 1
+    keys = {
+        "worker": workers,
+        "pair": workers * size + workers[::-1],  # the row below is the other worker's
+        "direction": workers * 2 + direction,
+    }
+    return keys[queues]
 
 
-def _cells(
+def _communication_cells(
     table: ScheduleTable, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, "2 messages"]:
-    """Cells (2, messages) of the SEND and of the RECV of each message."""
-    is_forward, where = sent.phase == Phase.SEND_F, table.where
-    return np.stack(
-        [
-            np.where(
-                is_forward,
-                where[Phase[f"{side}_F"]][stage, sent.microbatch],
-                where[Phase[f"{side}_B"]][stage, sent.microbatch],
-            )
-            for side, stage in (("SEND", sent.stage), ("RECV", messages.to_stage))
-        ]
+    """Return the cells (2, messages) of the SEND and of the RECV of each message."""
+    is_forward, cells = sent.phase == Phase.SEND_F, table.where
+    send, receive = (
+        np.where(
+            is_forward,
+            cells[Phase[f"{side}_F"]][stage, sent.microbatch],
+            cells[Phase[f"{side}_B"]][stage, sent.microbatch],
+        )
+        for side, stage in (("SEND", sent.stage), ("RECV", messages.to_stage))
     )
+    return np.stack([send, receive])
 
 
 def _ranks_by_end(
     builder: ProgramBuilder, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, " users"]:
-    """Rank all messages, then the all-reduces, by the ends of their producers."""
+    """Rank messages and all-reduces (messages, then all-reduces) by the ends of their producers."""
     # The ends are those of the message-free run with unit slots; ties go by producing worker, stage
     # and microbatch, all-reduces last. The inputs of a message end no later there, so queues in
     # this order cannot deadlock. argsort of an order is the rank of each entry: order 2 0 1 means
@@ -196,48 +215,48 @@ def _ranks_by_end(
     return np.argsort(np.lexsort(keys))
 
 
-def _share(
+def _chain_shared_links(
     builder: ProgramBuilder, messages: Dependencies, sent: MessageTable, nodes: Nodes
 ) -> Which:
-    """Let a group of shared links carry one message or all-reduce at a time."""
-    # What has no node, a message under `delay`, uses no link. Returns (messages) whether a group
-    # carries a message.
+    """Let each group of shared links carry one message or all-reduce at a time.
+
+    Returns (messages) whether a group carries the message. A message without a node uses no link.
+    """
     is_shared = np.zeros(len(nodes), bool)
     if not builder.links.shared_links:
         return is_shared
-    # users are numbered messages first, all-reduces behind; a user of several groups has its turn
-    # in each, so it comes once for every (group, user). Groups are chained in the order of ranks:
-    #
+    # users of links are numbered: messages, then all-reduces. A user of several groups comes once
+    # in each; chains of a group follow the ranks:
     #     group  0 0 0 1 1
     #     user   0 3 4 0 2      ranks 3 < 0 < 4 and 0 < 2: chains 3 - 0 - 4 and 0 - 2
-    carried = np.append(nodes, builder.reductions.node)
-    uses = _users(builder, sent)
-    user, sender, receiver = uses[:, carried[uses[0]] != SOURCE]
-    which, group = find_shared_links(builder.links, builder.table.num_workers, sender, receiver)
-    user = user[which]
+    user_nodes = np.append(nodes, builder.reductions.node)
+    uses = _link_uses(builder, sent)
+    user, sender, receiver = uses[:, user_nodes[uses[0]] != SOURCE]
+    use, group = find_shared_links(builder.links, builder.table.num_workers, sender, receiver)
+    user = user[use]
     is_shared[user[user < len(nodes)]] = True
     rank = _ranks_by_end(builder, messages, sent)
     group, user = np.unique(np.stack([group, user]), axis=1)
     order = np.argsort(rank[user], kind="stable")
-    builder.add_chains(carried[user[order]], group[order])
+    builder.add_chains(user_nodes[user[order]], group[order])
     return is_shared
 
 
-def _users(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 uses"]:
-    """List the uses of links: (3, uses) number of the message or all-reduce, sender, receiver."""
-    # An all-reduce uses the links between all workers that take part in it.
+def _link_uses(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 uses"]:
+    """List the uses of links (3, uses): user (a message, or an all-reduce), sender, receiver."""
+    # an all-reduce uses the links between all pairs of its workers
     reduction, worker = builder.reductions.reduction, builder.reductions.worker
-    # pairs of copies that take part in one all-reduce on two workers
     is_pair = (reduction[:, None] == reduction) & (worker[:, None] != worker)
-    first, second = np.nonzero(is_pair)
-    count = len(sent.sender)
-    message_uses = np.stack([np.arange(count), sent.sender, sent.receiver])
-    reduction_uses = np.stack([count + reduction[first], worker[first], worker[second]])
+    sender_copy, receiver_copy = np.nonzero(is_pair)
+    num_messages = len(sent.sender)
+    message_uses = np.stack([np.arange(num_messages), sent.sender, sent.receiver])
+    user = num_messages + reduction[sender_copy]
+    reduction_uses = np.stack([user, worker[sender_copy], worker[receiver_copy]])
     return np.concatenate([message_uses, reduction_uses], axis=1)
 
 
 def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes:
-    """Return which messages are smaller than `Links.eager_below`, as bytes; empty without one."""
+    """Return a mask of the messages below `Links.eager_below`, as bytes; empty without a limit."""
     if not links.eager_below:
         return b""
     if costs is None:
@@ -247,22 +266,22 @@ def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) ->
             "follows from their transmit times, got costs=None",
         )
     smaller = below_threshold(costs.transmit, links.eager_below, 0)[0]
-    mask: bytes = np.broadcast_to(smaller, _shape_of_messages(table)).tobytes()
+    mask: bytes = np.broadcast_to(smaller, _mask_shape(table)).tobytes()
     return mask
 
 
 def eager_messages(table: ScheduleTable, order: RunOrder, smaller: bytes) -> Which:
-    """Find the messages (messages) that are buffered: the smaller ones of those that would meet."""
+    """Return whether each message (messages) is buffered: a transfer that the mask marks."""
     sent = order.messages
     if not smaller:
         return np.zeros(len(sent.producer), bool)
-    is_smaller = np.frombuffer(smaller, bool).reshape(_shape_of_messages(table))
+    is_smaller = np.frombuffer(smaller, bool).reshape(_mask_shape(table))
     boundary = sent.boundary(table.grammar.graph)
-    place = sent.direction, sent.pipe, boundary, sent.microbatch
-    return _is_transfer(order.models) & is_smaller[place]
+    index = sent.direction, sent.pipe, boundary, sent.microbatch
+    return _is_transfer(order.models) & is_smaller[index]
 
 
-def _shape_of_messages(table: ScheduleTable) -> tuple[int, int, int, int]:
+def _mask_shape(table: ScheduleTable) -> tuple[int, int, int, int]:
     boundaries = len(table.grammar.edges(table.num_stages))
     return 2, table.num_pipes, boundaries, table.num_microbatches
 
@@ -272,7 +291,7 @@ def _is_transfer(models: Nodes) -> Which:
 
 
 def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
-    """Compare transmit times with a time; axes of one entry stand for all."""
+    """Return whether transmit times are below a limit [s], with all five axes of `Smaller`."""
     try:
         smaller = np.asarray(transmit < eager_below)
     except jax.errors.JAXTypeError as error:
@@ -280,35 +299,35 @@ def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Small
             "transmit is traced: which messages lie below eager_below cannot be seen within jit "
             "or vmap. Close over transmit times that are numbers, or give makespans the batch"
         ) from error
+    # missing axes get length 1: batch in front, microbatches at the end, the others between
     if not (batch_axes and smaller.ndim):
         smaller = smaller[None]
-    per_microbatch = smaller.ndim == 5
-    shape = smaller.shape[1:] if per_microbatch else (*smaller.shape[1:], 1)
+    has_microbatches = smaller.ndim == 5
+    shape = smaller.shape[1:] if has_microbatches else (*smaller.shape[1:], 1)
     return smaller.reshape(len(smaller), *(1,) * (4 - len(shape)), *shape)
 
 
 def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
-    """Refuse transmit times with which other messages are eager than those of a program."""
+    """Raise if other messages are eager at these transmit times than in the program."""
     sent, links = program.messages, program.links
     smaller = below_threshold(transmit, links.eager_below, batch_axes)
-    place = (
+    index = (
         np.asarray(sent.direction),
-        np.asarray(program.pipe)[sent.carrier],  # a fused pair that makes it may be of two pipes
+        np.asarray(program.pipe)[sent.carrier],  # a producer that is a fused pair may have two
         np.asarray(sent.boundary),
         np.asarray(sent.microbatch),
     )
     layout = program.layout
     shape = 2, layout.num_pipes, layout.num_boundaries, layout.num_microbatches
-    # a message that the program buffers must be smaller in every configuration of a batch; one
-    # that it does not buffer, in none
-    any_below = np.broadcast_to(smaller.any(0), shape)[place]
-    all_below = np.broadcast_to(smaller.all(0), shape)[place]
+    # an eager message of the program must be below the limit in all configurations of the batch,
+    # another message in none
+    any_below = np.broadcast_to(smaller.any(0), shape)[index]
+    all_below = np.broadcast_to(smaller.all(0), shape)[index]
     models = links.message_models(program.num_workers, sent.sender, sent.receiver)
-    is_transfer = _is_transfer(models)
-    wrong = np.flatnonzero(is_transfer & np.where(sent.eager, ~all_below, any_below))
-    if len(wrong):
-        send = sent.cells(int(wrong[0]))[0]
-        is_eager = sent.eager[wrong[0]]
+    is_wrong = _is_transfer(models) & np.where(sent.eager, ~all_below, any_below)
+    if is_wrong.any():
+        message = int(np.flatnonzero(is_wrong)[0])
+        send, is_eager = sent.cells(message)[0], sent.eager[message]
         raise ValueError(
             f"the transmit time of {send} is {'not ' if is_eager else ''}below eager_below = "
             f"{links.eager_below:g} s, and the program is for one that is"
@@ -318,5 +337,5 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
 
 @cached_method
 def settled(program: Program) -> Program:
-    """Return a program whose costs were checked: there is nothing left to check."""
+    """Return the program without `eager_below`, for costs that passed `check_eager`."""
     return dataclasses.replace(program, links=dataclasses.replace(program.links, eager_below=0.0))

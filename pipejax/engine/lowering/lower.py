@@ -1,14 +1,14 @@
 """Lowering: from a table to a program.
 
-Ops become nodes, rows become chains of nodes, host links chains beside them, and a link model
-turns every message between workers into an edge with a lag or into a node of its own. At the end
-come the all-reduce of each stage and the optimizer update of each stage copy; where cells of the
-table update, an all-reduce comes before each of them instead.
+Ops become nodes; rows, lanes and host links become chains of nodes. A link model turns every
+message between workers into an edge with a lag or into a node. The step ends with an all-reduce of
+each stage and an optimizer update of each stage copy; if cells of the table update, an all-reduce
+comes before each of them instead.
 
-A worker takes part in one all-reduce at a time. All workers follow one order: that in which the
-last gradient of each all-reduce ends in the message-free run with unit slots, ties by stage. So
-all-reduces cannot wait for each other in a circle, and since updates alone wait for them, nor can
-they with rows: what they wait for in a row stands before the update that waits for them.
+A worker takes part in one all-reduce at a time. All workers follow one order: by the end of the
+last gradient of each all-reduce in the message-free run with unit slots, ties by stage. So
+all-reduces cannot deadlock with each other. Nor can they with rows: only updates wait for them,
+and they wait only for ops before these updates.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ from pipejax.schedules.table.communication_cells import RunOrder, run_order
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
-BYTES_PER_CELL = 70  # of a table, and of the arrays that its program is made in
+BYTES_PER_CELL = 70  # memory of lowering per cell of the table
 
 
 def lower(
@@ -96,17 +96,17 @@ def cost_sizes(table: ScheduleTable) -> Sizes:
 
 
 def lowered(table: ScheduleTable, links: Links, step_end: bool, costs: Costs | None) -> Program:
-    """Lower a table as `lower` does, for costs whose shapes were checked."""
+    """Lower a table as `lower` does, without a check of the costs' shapes."""
     return _lowered(table, links, step_end, smaller_messages(table, links, costs))
 
 
 @cached_method
 def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes) -> Program:
-    """Lower a table; a program is remembered by what is smaller than `Links.eager_below`."""
+    """Lower a table; `smaller` is the mask of messages below `Links.eager_below`, as bytes."""
     order = run_order(table, links)
     size = f"a program of {table.num_workers} workers x {table.num_slots} slots needs"
     check_fits(table.cells.phase.size * BYTES_PER_CELL, size)
-    pairs, pair_of_cell = _distinct_pairs(table)
+    pairs, cell_pairs = _distinct_pairs(table)
     fused = table.is_fused
     layout = CostLayout(
         table.num_stages,
@@ -120,7 +120,7 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
         graph=tuple(table.grammar.graph),
     )
     builder = ProgramBuilder(table, links, layout)
-    _add_rows(builder, order.executed, pair_of_cell)
+    _add_rows(builder, order.executed, cell_pairs)
     _add_lanes(builder, order.executed)
     _add_host_ops(builder, order)
     _add_waits(builder)
@@ -132,35 +132,40 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
 
 def _timed(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tuple[AnyPhase, ...]:
     """List the phases among these codes that have a duration."""
-    used = np.unique(np.concatenate(codes)).tolist()
-    return tuple(phase for phase in table.grammar.timed if phase in used)
+    present = np.unique(np.concatenate(codes)).tolist()
+    return tuple(phase for phase in table.grammar.timed if phase in present)
 
 
 def _distinct_pairs(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "pairs 3"], Int[NumpyArray, " cells"]]:
-    """List the kinds of fused pairs (stage of F, phase and stage of its backward)."""
+    """List the distinct fused pairs, and the pair of each cell (cells), or -1.
+
+    A pair (pairs, 3) is the stage of its F, and phase and stage of its backward.
+    """
     fused = np.flatnonzero(table.is_fused.ravel())
     columns = (table.cells.stage, table.partners.phase, table.partners.stage)
-    kinds = np.stack([column.ravel()[fused] for column in columns], axis=1)
-    pairs, kind = np.unique(kinds, axis=0, return_inverse=True)
-    pair_of_cell = np.full(table.cells.phase.size, -1)
-    pair_of_cell[fused] = kind.ravel()
-    return pairs, pair_of_cell
+    rows = np.stack([column.ravel()[fused] for column in columns], axis=1)
+    pairs, pair_ids = np.unique(rows, axis=0, return_inverse=True)
+    cell_pairs = np.full(table.cells.phase.size, -1)
+    cell_pairs[fused] = pair_ids.ravel()
+    return pairs, cell_pairs
 
 
 def _add_rows(
     builder: ProgramBuilder,
     cells: Int[NumpyArray, " executed"],
-    pair_of_cell: Int[NumpyArray, " cells"],
+    cell_pairs: Int[NumpyArray, " cells"],
 ) -> None:
+    """Add a node for each executed cell, and chain the nodes of each worker's row."""
     table, layout = builder.table, builder.layout
-    pair, worker = pair_of_cell[cells], cells // table.num_slots
+    pair, worker = cell_pairs[cells], cells // table.num_slots
     duration = np.where(pair >= 0, layout.pair(pair), builder.durations(cells))
     builder.add_chains(builder.add_cells(cells, duration=duration, worker=worker), worker)
 
 
 def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
+    """Add offloads and loads, in their order on host links, with the ops that wait for them."""
     edges, cells = builder.table.dependencies, order.host
     if not len(cells):
         return
@@ -168,45 +173,48 @@ def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
     nodes = builder.node_of_cell.ravel()
     tail, head = order.host_edges
     builder.add_edges(nodes[tail], nodes[head], ZERO)
-    # what stands in the row itself need not be said, and messages come later
-    waits = np.isin(edges.producer, cells) & ~edges.crosses
-    builder.add_edges(nodes[edges.producer[waits]], nodes[edges.consumer[waits]], ZERO)
+    # other edges follow from the rows' chains, or are messages, which come later
+    is_wait = np.isin(edges.producer, cells) & ~edges.crosses
+    builder.add_edges(nodes[edges.producer[is_wait]], nodes[edges.consumer[is_wait]], ZERO)
 
 
 def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
+    """Add the ops on lanes beside the rows, and chain the nodes of each lane."""
     table = builder.table
     if not table.grammar.off_row:
         return
     cells = row_order(table, table.grammar.off_row)
     nodes = builder.add_cells(cells, duration=builder.durations(cells))
     builder.add_chains(nodes, _queues(table)[cells])
-    # usual kinds are issued where they stand, behind the op before them in the row
-    before = op_before(table, executed, cells)
-    issued = np.isin(table.phase.ravel()[cells], table.grammar.moved) & (before != NOWHERE)
-    tail = builder.node_of_cell.ravel()[executed[before[issued]]]
-    builder.add_edges(tail, nodes[issued], ZERO)
+    # an op of a usual kind also waits for the op before its cell in the row, which issues it
+    previous_op = op_before(table, executed, cells)
+    is_moved = np.isin(table.phase.ravel()[cells], table.grammar.moved)
+    is_issued = is_moved & (previous_op != NOWHERE)
+    tail = builder.node_of_cell.ravel()[executed[previous_op[is_issued]]]
+    builder.add_edges(tail, nodes[is_issued], ZERO)
 
 
 def _queues(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
-    """Queue of each cell (cells): worker and lane as one number, of which lane 0 is the row."""
+    """Return the queue of each cell (cells): worker * lanes + lane; lane 0 is the row."""
     lane = table.grammar.lane_of[table.phase.ravel()]
     return np.arange(table.phase.size) // table.num_slots * (lane.max() + 1) + lane
 
 
 def _add_waits(builder: ProgramBuilder) -> None:
-    """Let ops wait across lanes, and across workers where no message leads to them."""
+    """Add edges between ops on different lanes or workers that no message connects."""
     table, grammar, nodes = builder.table, builder.table.grammar, builder.node_of_cell.ravel()
     if grammar.is_usual:
         return
     edges, queue = table.dependencies, _queues(table)
-    # a queue is in order already, messages come later, and host links have said what waits there
+    # chains order a queue, messages come later, and `_add_host_ops` added the waits for host links
     is_host_op = np.isin(table.phase.ravel(), grammar.host)
-    waits = (queue[edges.producer] != queue[edges.consumer]) & ~edges.crosses
-    waits &= ~is_host_op[edges.producer] & (nodes[edges.producer] != nodes[edges.consumer])
-    builder.add_edges(nodes[edges.producer[waits]], nodes[edges.consumer[waits]], ZERO)
+    is_wait = (queue[edges.producer] != queue[edges.consumer]) & ~edges.crosses
+    is_wait &= ~is_host_op[edges.producer] & (nodes[edges.producer] != nodes[edges.consumer])
+    builder.add_edges(nodes[edges.producer[is_wait]], nodes[edges.consumer[is_wait]], ZERO)
 
 
 def _messages(builder: ProgramBuilder, messages: Dependencies, eager: Which) -> MessageTable:
+    """Make the table of messages; the link models add carriers and lags later."""
     producer = builder.node_of_cell.ravel()[messages.producer]
     return MessageTable(
         producer=producer,
@@ -225,12 +233,12 @@ def _messages(builder: ProgramBuilder, messages: Dependencies, eager: Which) -> 
 
 
 def add_reductions_within(builder: ProgramBuilder) -> None:
-    """Add an A before every U cell, for the replicas of its copy; other pipes do not take part."""
+    """Add an all-reduce before every U cell, over the replicas of its stage copy."""
     table = builder.table
-    update_cell = find_versions(table).update_cell
-    update, which = np.unique(update_cell, return_inverse=True)
-    last = np.full(len(update), NOWHERE)  # gradient before each update
-    np.maximum.at(last, which.ravel(), table.last_of_backward.ravel())
+    update, update_index = np.unique(find_versions(table).update_cell, return_inverse=True)
+    # cell of the last gradient before each update: the largest of its microbatches' cells
+    last_gradient = np.full(len(update), NOWHERE)
+    np.maximum.at(last_gradient, update_index.ravel(), table.last_of_backward.ravel())
     stage, nodes = table.stage.ravel()[update], builder.node_of_cell.ravel()
     reductions = builder.add_nodes(
         duration=builder.layout.op(Phase.A, stage),
@@ -238,35 +246,38 @@ def add_reductions_within(builder: ProgramBuilder) -> None:
         stage=stage,
         microbatch=table.microbatch.ravel()[update],
     )
-    builder.add_edges(nodes[last], reductions, ZERO)
+    builder.add_edges(nodes[last_gradient], reductions, ZERO)
     builder.add_edges(reductions, nodes[update], ZERO)
-    in_row = np.argsort(last)  # of one worker alone, so its row is the order of their ends
-    builder.add_chains(reductions[in_row], last[in_row] // table.num_slots)
+    order = np.argsort(last_gradient)  # cells go by worker and slot
+    builder.add_chains(reductions[order], last_gradient[order] // table.num_slots)
 
 
 def add_step_end(builder: ProgramBuilder) -> None:
-    """Add A, which waits for the last gradient of a stage on every worker, and U after it."""
+    """Add the all-reduce of each stage and the update of each stage copy behind the rows.
+
+    An all-reduce waits for the last gradient of its stage on every worker.
+    """
     table, layout = builder.table, builder.layout
-    place = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
+    nodes = builder.node_of_cell.ravel()
+    last_slot = np.full((table.num_workers, table.num_stages), -1)  # of the last gradient
     for cells in (table.cells, table.partners):
         worker, slot = np.nonzero(np.isin(cells.phase, table.grammar.ends_backward))
-        np.maximum.at(place, (worker, cells.stage[worker, slot]), slot)
-    copies = np.argwhere(place >= 0)  # by worker and stage: pipes share a worker's copy
+        np.maximum.at(last_slot, (worker, cells.stage[worker, slot]), slot)
+    copies = np.argwhere(last_slot >= 0)  # (copies, 2) worker and stage: pipes share a copy
     if not len(copies):
         return  # no op ends a backward
-    copies = copies[np.lexsort((place[place >= 0], copies[:, 0]))]
+    copies = copies[np.lexsort((last_slot[last_slot >= 0], copies[:, 0]))]
     worker, stage = copies.T
     stages, reduction = np.unique(stage, return_inverse=True)
     reductions = builder.add_nodes(
         duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
     )
-    last = worker * table.num_slots + place[worker, stage]
-    builder.add_edges(builder.node_of_cell.ravel()[last], reductions[reduction], ZERO)
-    reduced, reduced_copy = _reduced_beside(table, worker, stage)
-    builder.add_edges(
-        builder.node_of_cell.ravel()[reduced], reductions[reduction[reduced_copy]], ZERO
-    )
-    _take_part(builder, reductions, reduction, last, (reduced, reduction[reduced_copy]))
+    last_gradient = worker * table.num_slots + last_slot[worker, stage]
+    builder.add_edges(nodes[last_gradient], reductions[reduction], ZERO)
+    lane_cells, lane_copies = _reductions_on_lanes(table, worker, stage)
+    lane_reductions = reduction[lane_copies]
+    builder.add_edges(nodes[lane_cells], reductions[lane_reductions], ZERO)
+    _chain_reductions(builder, reductions, reduction, last_gradient, (lane_cells, lane_reductions))
     row_end = builder.row_ends()
     updates = builder.add_nodes(
         duration=layout.op(Phase.U, stage),
@@ -274,41 +285,49 @@ def add_step_end(builder: ProgramBuilder) -> None:
         stage=stage,
         worker=worker,
     )
+    # updates of a worker form a chain behind its row; np.roll gives the update of the copy before
     is_first = np.append(True, worker[1:] != worker[:-1])
-    before = np.where(is_first, row_end[worker], np.roll(updates, 1))
-    builder.add_edges(before, updates, ZERO)
+    pred = np.where(is_first, row_end[worker], np.roll(updates, 1))
+    builder.add_edges(pred, updates, ZERO)
     builder.add_edges(reductions[reduction], updates, ZERO)
 
 
-def _reduced_beside(
+def _reductions_on_lanes(
     table: ScheduleTable, worker: Int[NumpyArray, " copies"], stage: Int[NumpyArray, " copies"]
 ) -> tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]]:
-    """List the cells that reduce gradients of some copies of stages on a lane, and which copies."""
-    number = np.full((table.num_workers, table.num_stages), NOWHERE)
-    number[worker, stage] = np.arange(len(worker))
+    """List the REDUCE_GRAD cells on lanes, and the stage copy (worker, stage) of each."""
+    copy_index = np.full((table.num_workers, table.num_stages), NOWHERE)
+    copy_index[worker, stage] = np.arange(len(worker))
     moved = [phase for phase in table.grammar.moved if phase == Phase.REDUCE_GRAD]
     ops = table.ops.take(np.isin(table.ops.phase, moved))
-    copy = number[ops.cell // table.num_slots, ops.stage]
+    copy = copy_index[ops.cell // table.num_slots, ops.stage]
     return ops.cell[copy != NOWHERE], copy[copy != NOWHERE]
 
 
-def _take_part(
+def _chain_reductions(
     builder: ProgramBuilder,
     reductions: Int[NumpyArray, " reductions"],
     reduction: Int[NumpyArray, " copies"],
-    last: Int[NumpyArray, " copies"],
-    reduced: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
+    last_gradient: Int[NumpyArray, " copies"],
+    lane_reductions: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
-    """Let each worker take part in one all-reduce at a time; reductions go by stage."""
-    # A copy of a stage takes part in the all-reduce `reduction`; `last` is the cell of its last
-    # gradient. `reduced`: cells that reduce gradients beside compute, and the all-reduce of each.
-    worker = last // builder.table.num_slots
-    alone = len(np.unique(worker)) == len(worker)
-    if alone and not builder.links.shared_links:
-        return  # nothing to order: the run that orders is saved
+    """Let each worker take part in one all-reduce at a time, ordered by the last gradients' ends.
+
+    Args:
+      builder: gets the chains, and `reductions` for the links that all-reduces share.
+      reductions: nodes of all-reduces, by stage.
+      reduction: index into `reductions` for each stage copy.
+      last_gradient: cell of the last gradient of each stage copy.
+      lane_reductions: cells that reduce gradients on a lane, and the index of each.
+    """
+    worker = last_gradient // builder.table.num_slots
+    has_one_copy = len(np.unique(worker)) == len(worker)
+    if has_one_copy and not builder.links.shared_links:
+        return  # no worker takes part in two all-reduces
+    cells, lane_reduction = lane_reductions
     end = np.zeros(len(reductions))
-    np.maximum.at(end, reduction, builder.unit_ends[last])
-    np.maximum.at(end, reduced[1], builder.unit_ends[reduced[0]])
+    np.maximum.at(end, reduction, builder.unit_ends[last_gradient])
+    np.maximum.at(end, lane_reduction, builder.unit_ends[cells])
     builder.reductions = Reductions(reductions, end, reduction, worker)
     order = np.lexsort((reduction, end[reduction]))
     builder.add_chains(reductions[reduction[order]], worker[order])

@@ -5,9 +5,9 @@
                                                each by direction, pipe, stage boundary
 ```
 
-Nodes and edges hold positions in this vector, so that pricing a program is one gather and no
-program depends on the numbers. Where every microbatch has costs of its own (`by_microbatch`), each
-entry of an op or a message becomes one for each microbatch.
+Nodes and edges hold positions in this vector, so that pricing is one gather and programs do not
+depend on costs. If costs differ by microbatch (`by_microbatch`), each entry of an op or a message
+becomes one for each microbatch.
 """
 
 import dataclasses
@@ -51,15 +51,15 @@ class CostLayout:
 
     num_stages: int  # S
     num_pipes: int  # number of pipes
-    num_pairs: int  # distinct fused pairs; all of them where microbatches differ in costs
+    num_pairs: int  # distinct fused pairs; all fused pairs if costs differ by microbatch
     num_microbatches: int  # M
-    phases: tuple[AnyPhase, ...]  # phases that have cells of their own: each must have a cost
-    paired_phases: tuple[AnyPhase, ...]  # in fused pairs: each, or the pair, must have a cost
-    per_microbatch: bool = False  # whether every microbatch has costs of its own
-    pairs_apart: bool = False  # a time for each kind of fused pair
-    num_workers: int = 0  # P, where kinds of ops of its own are of workers, else 0
-    own: tuple[OwnPhase, ...] = ()  # phases of its own, that have a time
-    graph: tuple[tuple[int, int], ...] = ()  # of stages that are no chain
+    phases: tuple[AnyPhase, ...]  # phases of cells that are no fused pairs: each needs a cost
+    paired_phases: tuple[AnyPhase, ...]  # phases in fused pairs: each, or the pair, needs a cost
+    per_microbatch: bool = False  # whether costs differ by microbatch
+    pairs_apart: bool = False  # whether each distinct fused pair has a time
+    num_workers: int = 0  # P if the table defines kinds of ops that workers do, else 0
+    own: tuple[OwnPhase, ...] = ()  # phases with a time that the table defines
+    graph: tuple[tuple[int, int], ...] = ()  # edges between stages; empty for a chain
 
     @property
     def timed(self) -> tuple[AnyPhase, ...]:
@@ -83,16 +83,16 @@ class CostLayout:
         return self.num_workers if phase.kind.of == WORKER else self.num_stages
 
     @functools.cached_property
-    def _first_op(self) -> Int[NumpyArray, " codes"]:
-        """Position (codes) of the first time of each phase, by its code; 0 of one without."""
-        places = [self.num_places(phase) * self.columns for phase in self.timed]
-        first_positions = np.zeros(max(self.timed) + 1, np.int64)
-        first_positions[list(self.timed)] = 1 + np.cumsum([0, *places[:-1]])
-        return first_positions
+    def _phase_offsets(self) -> Int[NumpyArray, " codes"]:
+        """Position (codes) where the times of each phase begin; 0 for a phase without times."""
+        sizes = [self.num_places(phase) * self.columns for phase in self.timed]
+        offsets = np.zeros(max(self.timed) + 1, np.int64)
+        offsets[list(self.timed)] = 1 + np.cumsum([0, *sizes[:-1]])
+        return offsets
 
     @property
     def columns(self) -> int:
-        """Entries of a stage or boundary: M where every microbatch has costs of its own, else 1."""
+        """Entries of a stage or boundary: M if costs differ by microbatch, else 1."""
         return self.num_microbatches if self.per_microbatch else 1
 
     @property
@@ -116,7 +116,7 @@ class CostLayout:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Cost at each position: a phase letter, "pair", "latency", "transmit" or "message"."""
+        """Cost name at each position: a phase, "pair", "latency", "transmit" or "message"."""
         ops = tuple(
             phase.name for phase in self.timed for _ in range(math.prod(self.shape_of(phase)))
         )
@@ -139,31 +139,29 @@ class CostLayout:
         return self.first_link + len(LINK_COSTS) * math.prod(self.link_shape)
 
     def op(self, phase: Places, stage: Places) -> Int[NumpyArray, "..."]:
-        """Position of the time of a phase on a stage, or worker; of its first microbatch."""
-        phase = np.asarray(phase)
-        first = np.where(
-            phase < len(self._first_op), self._first_op[phase % len(self._first_op)], 0
-        )
-        return np.where(first == 0, ZERO, first + np.asarray(stage) * self.columns)
+        """Return the position of a phase's time on a stage (or worker), first microbatch."""
+        phase, offsets = np.asarray(phase), self._phase_offsets
+        offset = np.where(phase < len(offsets), offsets[phase % len(offsets)], 0)
+        return np.where(offset == 0, ZERO, offset + np.asarray(stage) * self.columns)
 
     def op_at(
         self, position: Int[NumpyArray, "..."]
     ) -> tuple[Int[NumpyArray, "..."], Int[NumpyArray, "..."]]:
-        """Phase and stage of the time of an op; the inverse of `op`."""
-        first = self._first_op[list(self.timed)]
-        which = np.searchsorted(first, position, "right") - 1
-        return np.array(self.timed, int)[which], (position - first[which]) // self.columns
+        """Return phase and stage of the time at a position; the inverse of `op`."""
+        offsets = self._phase_offsets[list(self.timed)]
+        index = np.searchsorted(offsets, position, "right") - 1
+        return np.array(self.timed, int)[index], (position - offsets[index]) // self.columns
 
     def pair(self, pair: Places) -> Int[NumpyArray, "..."]:
         """Position of the time of a fused pair."""
         return np.asarray(self.first_pair + pair)
 
     def link(self, kind: str, messages: Dependencies) -> Int[NumpyArray, " messages"]:
-        """Positions of one of the `LINK_COSTS` of messages; of the first microbatch."""
-        first = self.first_link + LINK_COSTS.index(kind) * math.prod(self.link_shape)
+        """Return positions (messages) of one of the `LINK_COSTS`, for the first microbatch."""
+        offset = self.first_link + LINK_COSTS.index(kind) * math.prod(self.link_shape)
         pipe = messages.direction * self.num_pipes + messages.pipe
-        place = pipe * self.num_boundaries + messages.boundary(self.graph)
-        return first + place * self.columns
+        index = pipe * self.num_boundaries + messages.boundary(self.graph)
+        return offset + index * self.columns
 
 
 @short_repr
@@ -172,16 +170,16 @@ class MessageTable(NamedTuple):
 
     producer: Messages  # node that makes the message
     carrier: Messages  # node that transmits it, or the source where it uses no resource
-    consumer: Messages  # node that waits for it
-    lag_index: Messages  # position of the delay between producer or carrier and consumer
+    consumer: Messages  # node that waits for the message
+    lag_index: Messages  # cost position of the lag from carrier (or producer) to consumer
     phase: Messages  # SEND_F or SEND_B
     stage: Messages  # stage that sends
     microbatch: Messages
     sender: Messages  # worker
     receiver: Messages  # worker
-    eager: Bool[NumpyArray, " messages"]  # buffered, for it lies below `Links.eager_below`
-    direction: Messages  # of it among message times
-    boundary: Messages  # likewise
+    eager: Bool[NumpyArray, " messages"]  # whether it is buffered: below `Links.eager_below`
+    direction: Messages  # index into message times
+    boundary: Messages  # index into message times
 
     def cells(self, message: Index) -> tuple[Op, Op]:
         """Return the SEND and the RECV of a message."""

@@ -21,21 +21,21 @@ from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
 _FIELDS = ("duration", "phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
-_OF_GATES = ("microbatch", "pipe")  # what tells one from another of the same ops
-_EMPTY = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field is -1 where unused
+_GATE_FIELDS = ("microbatch", "pipe")  # fields of a gate, which tell it from others
+_DEFAULTS = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field defaults to -1
 
 
 class Reductions(NamedTuple):
     """All-reduces between workers of a table."""
 
-    node: Int[NumpyArray, " reductions"]  # node; they go by stage
+    node: Int[NumpyArray, " reductions"]  # by stage
     end: Float[NumpyArray, " reductions"]  # of the last gradient [unit slots]
     reduction: Int[NumpyArray, " copies"]  # all-reduce in which a copy of a stage takes part
     worker: Int[NumpyArray, " copies"]  # worker that holds the copy
 
 
 class ProgramBuilder:
-    """Collects nodes and edges; node 0 is the source."""
+    """Collection of nodes and edges of a program; node 0 is the source."""
 
     def __init__(self, table: ScheduleTable, links: Links, layout: CostLayout) -> None:
         self.table, self.links, self.layout = table, links, layout
@@ -50,59 +50,60 @@ class ProgramBuilder:
     @functools.cached_property
     def unit_ends(self) -> Float[NumpyArray, " cells"]:
         """End of each cell (cells) in the message-free run with unit slots."""
-        return slot_times(self.table, self.table.grammar.unit_slots, shares=False, link=self.links)[
-            1
-        ].ravel()
+        slots = self.table.grammar.unit_slots
+        _, ends = slot_times(self.table, slots, shares=False, link=self.links)
+        return ends.ravel()
 
     def add_nodes(self, *, duration: NumpyArray, **fields: NumpyArray) -> Int[NumpyArray, " new"]:
-        """Add nodes: (new) their numbers."""
-        columns = {"duration": duration, **fields}
+        """Add nodes, one for each duration, and return their numbers (new)."""
         size = len(duration)
-        self._nodes.append(
-            {
-                name: np.asarray(columns.get(name, np.full(size, _EMPTY.get(name, -1))), np.int32)
-                for name in _FIELDS
-            }
-        )
+        columns = {name: np.full(size, _DEFAULTS.get(name, -1)) for name in _FIELDS}
+        columns |= {"duration": duration, **fields}
+        self._nodes.append({name: np.asarray(columns[name], np.int32) for name in _FIELDS})
         self._num_nodes += size
         return np.arange(self._num_nodes - size, self._num_nodes)
 
     def add_cells(
-        self, cells: Int[NumpyArray, " some"], *, duration: NumpyArray, **fields: NumpyArray
-    ) -> Int[NumpyArray, " some"]:
-        """Add a node for each of some cells of the table: (some) their numbers."""
+        self, cells: Int[NumpyArray, " added"], *, duration: NumpyArray, **fields: NumpyArray
+    ) -> Int[NumpyArray, " added"]:
+        """Add a node for each of these cells of the table, and return their numbers (added)."""
         phase, stage, microbatch, pipe = (column.ravel()[cells] for column in self.table.cells)
         columns = {"duration": duration, "phase": phase, "stage": stage, **fields}
         columns |= {"microbatch": microbatch, "pipe": pipe}
         nodes = self.add_nodes(**columns)
         self.node_of_cell.reshape(-1)[cells] = nodes
         if self.table.grammar.together:
-            together = np.isin(phase, self.table.grammar.together)
-            self._open_together(nodes[together], cells[together])
+            is_collective = np.isin(phase, self.table.grammar.together)
+            self._add_gates(nodes[is_collective], cells[is_collective])
         return nodes
 
-    def _open_together(
-        self, nodes: Int[NumpyArray, " some"], cells: Int[NumpyArray, " some"]
+    def _add_gates(
+        self, nodes: Int[NumpyArray, " collective"], cells: Int[NumpyArray, " collective"]
     ) -> None:
-        """Let the cells of one op on all workers start when all workers have reached it."""
-        # A gate of no duration waits for the predecessors of all these nodes, and they wait for it.
-        assert self.table.op_of_cell is not None
-        _, first, group = np.unique(
-            self.table.op_of_cell[cells], return_index=True, return_inverse=True
-        )
-        fields = {name: getattr(self.table.cells, name).ravel()[cells[first]] for name in _OF_GATES}
-        gates = self.add_nodes(duration=np.full(len(first), ZERO), **fields)
-        self.add_edges(gates[group], nodes, ZERO)
-        self._gates |= dict(zip(nodes.tolist(), gates[group].tolist(), strict=True))
+        """Let the nodes of a collective op start when all workers have reached it.
 
-    def durations(self, cells: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-        """Position of the duration of the first op of each of some cells of the table (some)."""
+        A gate is a node without duration: `add_edges` lets it wait for the predecessors of all
+        nodes of the op, and the nodes wait for the gate.
+        """
+        assert self.table.op_of_cell is not None
+        op = self.table.op_of_cell[cells]
+        _, first, op_index = np.unique(op, return_index=True, return_inverse=True)
+        first_cells = cells[first]
+        fields = {
+            name: getattr(self.table.cells, name).ravel()[first_cells] for name in _GATE_FIELDS
+        }
+        gates = self.add_nodes(duration=np.full(len(first), ZERO), **fields)
+        self.add_edges(gates[op_index], nodes, ZERO)
+        self._gates |= dict(zip(nodes.tolist(), gates[op_index].tolist(), strict=True))
+
+    def durations(self, cells: Int[NumpyArray, " cells"]) -> Int[NumpyArray, " cells"]:
+        """Return the cost position of the duration of each cell's first op (cells)."""
         table = self.table
-        phase, place = table.phase.ravel()[cells], table.stage.ravel()[cells]
+        phase, stage_or_worker = table.phase.ravel()[cells], table.stage.ravel()[cells]
         if table.grammar.worker_phases:
             is_worker_op = np.isin(phase, table.grammar.worker_phases)
-            place = np.where(is_worker_op, cells // table.num_slots, place)
-        return self.layout.op(phase, place)
+            stage_or_worker = np.where(is_worker_op, cells // table.num_slots, stage_or_worker)
+        return self.layout.op(phase, stage_or_worker)
 
     def _column(self, name: str) -> Int[NumpyArray, " nodes"]:
         return np.concatenate([columns[name] for columns in self._nodes])
@@ -113,57 +114,60 @@ class ProgramBuilder:
         head: Int[NumpyArray, " new"],
         lag: int | Int[NumpyArray, " new"],
     ) -> None:
-        """Add edges; at a tie the one that was added first wins."""
+        """Add edges; on a critical path, the edge that was added first wins a tie."""
         if self._gates:
             head = np.array([self._gates.get(node, node) for node in head.tolist()], int)
         edges = [tail, head, np.broadcast_to(lag, np.shape(tail))]
         self._edges.append(np.stack(edges, dtype=np.int32, casting="same_kind"))
 
-    def add_chains(self, nodes: Int[NumpyArray, " some"], key: Int[NumpyArray, " some"]) -> None:
-        """Chain nodes that share a key, in the order given."""
+    def add_chains(self, nodes: Int[NumpyArray, " nodes"], key: Int[NumpyArray, " nodes"]) -> None:
+        """Add an edge between successive nodes with the same key; nodes keep their order."""
         order = np.argsort(key, kind="stable")
-        same = key[order][1:] == key[order][:-1]
-        self.add_edges(nodes[order][:-1][same], nodes[order][1:][same], ZERO)
+        nodes, key = nodes[order], key[order]
+        is_link = key[1:] == key[:-1]
+        self.add_edges(nodes[:-1][is_link], nodes[1:][is_link], ZERO)
 
-    def next_in_row(self, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-        """Return the op after each op in its worker's row, or -1 after the last."""
-        # Sharding cells and waits are no ops. Returns (some) nodes.
+    def next_in_row(self, nodes: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, " nodes"]:
+        """Return the next op in the row of each node (nodes), or -1 after the last."""
         worker = self._column("worker")
         is_op = np.isin(self._column("phase"), self.table.grammar.row_ops)
-        on_worker = np.flatnonzero((worker != NO_WORKER) & is_op)
-        on_worker = on_worker[np.argsort(worker[on_worker], kind="stable")]
-        following = np.full(self._num_nodes, -1)
-        same = worker[on_worker[1:]] == worker[on_worker[:-1]]
-        following[on_worker[:-1][same]] = on_worker[1:][same]
-        return following[nodes]
+        ops = np.flatnonzero((worker != NO_WORKER) & is_op)
+        ops = ops[np.argsort(worker[ops], kind="stable")]  # row by row
+        next_op = np.full(self._num_nodes, -1)
+        is_same_row = worker[ops[1:]] == worker[ops[:-1]]
+        next_op[ops[:-1][is_same_row]] = ops[1:][is_same_row]
+        return next_op[nodes]
 
     def row_ends(self) -> Int[NumpyArray, " workers"]:
-        """Return the last node that was added on each worker."""
+        """Return the node that was added last on each worker (workers)."""
         ends = np.full(self.table.num_workers, SOURCE)
         worker = self._column("worker")
-        ends[worker[worker != NO_WORKER]] = np.flatnonzero(worker != NO_WORKER)
+        has_worker = worker != NO_WORKER
+        ends[worker[has_worker]] = np.flatnonzero(has_worker)  # of several, NumPy keeps the last
         return ends
 
     def finish(self, messages: MessageTable, pairs: Int[NumpyArray, "pairs 3"]) -> Program:
-        """Sort the nodes topologically and lay the edges out as a table of predecessors."""
+        """Sort the nodes topologically and make the program; `pairs` are those of the layout."""
         tail, head, lag = self._distinct_edges()
         try:
             order = topological_order(self._num_nodes, tail, head, self.table.num_workers)
         except CycleError as error:
             raise self._deadlock(error.cycle) from None
-        number = np.empty_like(order)
-        number[order] = np.arange(self._num_nodes)
-        by_head, column, shape = lay_out_edges(self._num_nodes, number[head])
+        new_ids = np.empty_like(order)
+        new_ids[order] = np.arange(self._num_nodes)
+        edge_order, column, shape = lay_out_edges(self._num_nodes, new_ids[head])
         preds, lags = np.full(shape, SOURCE, np.int32), np.full(shape, ZERO, np.int32)
-        heads = number[head][by_head]
-        preds[heads, column], lags[heads, column] = number[tail][by_head], lag[by_head]
+        row = new_ids[head][edge_order]
+        preds[row, column], lags[row, column] = new_ids[tail][edge_order], lag[edge_order]
         nodes = {name: self._column(name)[order] for name in _FIELDS}
         no_ops = (*self.table.grammar.sharding, *WAIT_SEND)
         is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], no_ops)
-        on_worker = np.flatnonzero(is_op)
+        ops = np.flatnonzero(is_op)
+        op_workers = nodes["worker"][ops]
+        # of several assignments to a worker NumPy keeps the last; reversed, the first
         first_node, last_node = np.zeros((2, self.table.num_workers), np.int32)
-        last_node[nodes["worker"][on_worker]] = on_worker
-        first_node[nodes["worker"][on_worker[::-1]]] = on_worker[::-1]
+        last_node[op_workers] = ops
+        first_node[op_workers[::-1]] = ops[::-1]
         forward, backward = self.layout.op(Phase.F, pairs[:, 0]), self.layout.op(*pairs.T[1:])
         return Program(
             preds=preds,
@@ -171,13 +175,13 @@ class ProgramBuilder:
             duration_index=nodes.pop("duration"),
             pair_index=np.stack([forward, backward], axis=1).astype(np.int32),
             pair_stage=pairs[:, 0].astype(np.int32),
-            fused=self._fused(number).astype(np.int32),
+            fused=self._fused(new_ids).astype(np.int32),
             **nodes,
-            node_of_cell=number[self.node_of_cell].astype(np.int32),
+            node_of_cell=new_ids[self.node_of_cell].astype(np.int32),
             messages=messages._replace(
-                producer=number[messages.producer],
-                carrier=number[messages.carrier],
-                consumer=number[messages.consumer],
+                producer=new_ids[messages.producer],
+                carrier=new_ids[messages.carrier],
+                consumer=new_ids[messages.consumer],
             ),
             first_node=first_node,
             last_node=last_node,
@@ -188,60 +192,68 @@ class ProgramBuilder:
         )
 
     def _distinct_edges(self) -> Int[NumpyArray, "3 edges"]:
-        """Tails, heads and lags of all edges, each once; the builder keeps none."""
-        # Two lags between the same nodes are two edges: fused pairs may send each other an
-        # activation and a gradient.
+        """Take tails, heads and lags of all edges (3, edges) from the builder, without duplicates.
+
+        Fused pairs may send each other an activation and a gradient: two edges that differ in lag.
+        """
         edges = np.concatenate(self._edges, axis=1)
         self._edges.clear()
-        ends = edges[0] * np.int64(self._num_nodes) + edges[1]
-        order = np.lexsort((edges[2], ends))
-        repeats = np.diff(ends[order]) == 0
-        repeats &= np.diff(edges[2, order]) == 0
-        return np.delete(edges, order[1:][repeats], axis=1) if repeats.any() else edges
+        tail, head, lag = edges
+        ends = tail * np.int64(self._num_nodes) + head
+        order = np.lexsort((lag, ends))
+        is_duplicate = (np.diff(ends[order]) == 0) & (np.diff(lag[order]) == 0)
+        return np.delete(edges, order[1:][is_duplicate], axis=1) if is_duplicate.any() else edges
 
-    def _fused(self, number: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, "fused 2"]:
-        """Node of each fused pair, by its number in the program, and its backward's microbatch."""
+    def _fused(self, new_ids: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, "fused 2"]:
+        """Return the node of each fused pair in the program, and its backward's microbatch."""
         cells = np.flatnonzero(self.table.is_fused.ravel())
-        backward = self.table.partners.microbatch.ravel()[cells]
-        return np.stack([number[self.node_of_cell.ravel()[cells]], backward], axis=1)
+        backward_microbatch = self.table.partners.microbatch.ravel()[cells]
+        return np.stack([new_ids[self.node_of_cell.ravel()[cells]], backward_microbatch], axis=1)
 
     def _deadlock(self, cycle: list[int]) -> ScheduleError:
-        """Name the cycle, op by op and transfer by transfer."""
+        """Make the error that names the ops and transfers of a cycle and marks a cell."""
         fields = ("phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
         nodes = np.stack([self._column(name)[cycle] for name in fields], axis=1).tolist()
         nodes = [node for node in nodes if node[0] != Phase.IDLE]  # gates have no name
-        names: list[str] = []
-        for phase, stage, microbatch, pipe, worker, sender, receiver in nodes:
-            kind = self.table.grammar.phases[phase]
-            op = self.table.grammar.text((Op(kind, stage, microbatch),))
-            if phase in self.table.grammar.host:  # it stands in the row of its stage's worker
-                names.append(f"{op} (host link of worker {self.table.placement[pipe, stage]})")
-            elif not kind.kind.in_cells:
-                names.append(f"{op} ({kind.kind.name})")
-            elif sender == NO_WORKER:
-                lane = f"lane {kind.kind.lane}" if worker == NO_WORKER else f"worker {worker}"
-                names.append(f"{op} ({lane})")
-            elif self.table.grammar.has_usual_messages:
-                receive = matching_receive(Op(kind, stage, microbatch))
-                names.append(f"{op}/{receive} (worker {sender} to {receiver})")
-            else:
-                names.append(f"{op} (worker {sender} to {receiver})")
+        names = [self._node_name(*node) for node in nodes]
         links = self.links
         scope = f" with one queue per {links.queues}" if links.is_rendezvous else ""
         scope += " and posting by program" if links.posting == "program" else ""
         if links.shared_links:
             scope += f"{' and' if scope else ' with'} shared links"
-        # an all-reduce has no row to mark; the op that it waits for has one
+        # an all-reduce has no cell to mark; the op that it waits for has one
         phase, stage, microbatch, pipe, worker, sender, _ = next(
             node for node in nodes if self.table.grammar.phases[node[0]].kind.in_cells
         )
-        cells = self.table.cells
-        same = (cells.phase == phase) & (cells.stage == stage) & (cells.microbatch == microbatch)
+        is_host_op, cells = phase in self.table.grammar.host, self.table.cells
+        is_op = (cells.phase == phase) & (cells.stage == stage) & (cells.microbatch == microbatch)
         return self.table.error(
             f"deadlock under {links.text}{scope}: nothing in this cycle can start: "
             + " -> ".join([*names, names[0]]),
-            int(self.table.placement[pipe, stage])
-            if phase in self.table.grammar.host
-            else max(worker, sender, 0),
-            int(np.argwhere(same)[0][1]) if same.any() else None,
+            int(self.table.placement[pipe, stage]) if is_host_op else max(worker, sender, 0),
+            int(np.argwhere(is_op)[0][1]) if is_op.any() else None,
         )
+
+    def _node_name(
+        self,
+        code: int,
+        stage: int,
+        microbatch: int,
+        pipe: int,
+        worker: int,
+        sender: int,
+        receiver: int,
+    ) -> str:
+        """Name a node by its op and its worker, host link or transfer."""
+        phase = self.table.grammar.phases[code]
+        op = self.table.grammar.text((Op(phase, stage, microbatch),))
+        if code in self.table.grammar.host:  # its cell is in the row of its stage's worker
+            return f"{op} (host link of worker {self.table.placement[pipe, stage]})"
+        if not phase.kind.in_cells:
+            return f"{op} ({phase.kind.name})"
+        if sender == NO_WORKER:
+            lane = f"lane {phase.kind.lane}" if worker == NO_WORKER else f"worker {worker}"
+            return f"{op} ({lane})"
+        if self.table.grammar.has_usual_messages:
+            op = f"{op}/{matching_receive(Op(phase, stage, microbatch))}"
+        return f"{op} (worker {sender} to {receiver})"

@@ -1,6 +1,6 @@
-"""One rank: it joins the others, runs tables in PyTorch's runtime and reports its times.
+"""One rank of PyTorch's runtime: it runs tables with a small model and reports times.
 
-Before that: the small model that is trained, and links that are as slow as they are said to be.
+Links between ranks can be slowed down to stated times.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ class SlowMessage:
         self._slice.__enter__()
 
     def begin(self, free: float) -> float:
-        """Travel from now on, or from when the link is free; return when it is free again."""
+        """Start now, or when the link is free; return when it is free again."""
         self._there = max(time.perf_counter(), free) + self.seconds
         self._begun.set()
         return self._there
@@ -136,7 +136,7 @@ class SlowMessage:
 
 
 class SlowLink:
-    """The link to another rank; each end keeps the time that both agree on but for gloo's own."""
+    """Link to another rank; both ends track its occupied time, equal up to gloo's own delays."""
 
     def __init__(self) -> None:
         self._free = 0.0
@@ -147,7 +147,7 @@ class SlowLink:
             threading.Thread(target=self._carry, args=(self._posted[sends],), daemon=True).start()
 
     def post(self, work: dist.Work, sends: bool, seconds: float) -> SlowMessage:
-        """Post a message at this end."""
+        """Post a message at this end of the link."""
         message = SlowMessage(work, seconds)
         self._posted[sends].put(message)
         return message
@@ -161,7 +161,7 @@ class SlowLink:
 
 
 class SlowLinks:
-    """All links of a rank; they carry nothing as long as no times are given."""
+    """All links of a rank; without stated times they do nothing."""
 
     def __init__(self) -> None:
         self._links: dict[int, SlowLink] = {}
@@ -180,10 +180,11 @@ class SlowLinks:
                 setattr(stage, name, _noted(getattr(stage, name), travel))
 
     def take_over(self) -> None:
-        """Have the runtime post all messages here."""
+        """Let the runtime post all messages through this object."""
         schedules._batch_p2p = self._post
 
     def _post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
+        """Post messages on slow links, in the place of the runtime's function."""
         posted = []
         for message in messages:
             sends = message.op is dist.isend
@@ -217,7 +218,7 @@ WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 
 
 class OpClock:
-    """Measures the ops of a rank, which take at least as long as they are to take."""
+    """Clock of the ops of a rank: it measures them, and makes them last a least time."""
 
     # What the runtime does between two ops, but for waiting, belongs to the one before: to post a
     # SEND or a RECV takes the worker's time.
@@ -243,7 +244,7 @@ class OpClock:
             self._last[-1] += self._begun - self._ended - self._waited
 
     def end(self, stage: int, phase: str, microbatch: int) -> None:
-        """End the op that has begun."""
+        """End the running op, after a sleep up to its least time, and record its seconds."""
         least = float(self.least[phase][stage, microbatch]) if self.least else 0.0
         time.sleep(max(0.0, self._begun + least - time.perf_counter()))
         self._ended, self._waited = time.perf_counter(), 0.0
@@ -251,7 +252,7 @@ class OpClock:
         self._last.append(self._ended - self._begun)
 
     def means(self) -> dict[int, dict[str, float]]:
-        """Mean seconds by stage and phase letter since they were forgotten."""
+        """Return mean seconds by stage and phase letter since the last reset."""
         result: dict[int, dict[str, float]] = {}
         for (stage, phase), times in self.measured.items():
             result.setdefault(stage, {})[phase] = statistics.fmean(times)
@@ -322,10 +323,7 @@ class TableRun:
             for stage in numbers
         ]
         self.schedule = schedules._PipelineScheduleRuntime(
-            stages,
-            count,
-            lambda out, target: square_loss(out, target) / count,
-            scale_grads=False,
+            stages, count, lambda out, target: square_loss(out, target) / count, scale_grads=False
         )
         self.schedule._load_csv(task["path"], format=task["format"])
         self.clock = OpClock(task["seconds"])
@@ -366,8 +364,7 @@ class TableRun:
         return {"gradient_error": float(np.max(off_by)), "loss": loss, "loss_error": off}
 
     def time_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps that begin together: the messages before each, and the ops of each."""
-        # A trace of them is written where the task says so.
+        """Time steps that begin together on all ranks; write a trace if the task says so."""
         path = self.task["trace"]
         if path is None or not count:
             return self._timed_steps(count)
@@ -378,7 +375,7 @@ class TableRun:
         return steps
 
     def _timed_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps; a slice of a trace marks each, as `profiler.step()` does."""
+        """Run and time steps; a slice in the trace marks each, as `profiler.step()` does."""
         steps = []
         for number in range(count):
             message = self._message_seconds()
@@ -392,20 +389,20 @@ class TableRun:
         return steps
 
     def _message_seconds(self) -> list[float]:
-        """Half a round trip over each stage boundary [s]; 0 on this rank where it takes no part."""
+        """Return half a round trip over each stage boundary [s]; 0 if this rank takes no part."""
         placement = self.task["placement"]
         seconds = []
-        for here, there in itertools.pairwise(placement):
+        for source, target in itertools.pairwise(placement):
             dist.barrier()
-            took = 0.0
-            if here != there and self.rank in (here, there):
-                took = round_trip(self.model, self.rank, here, there) / 2
-            seconds.append(took)
+            half_trip = 0.0
+            if source != target and self.rank in (source, target):
+                half_trip = round_trip(self.model, self.rank, source, target) / 2
+            seconds.append(half_trip)
         return seconds
 
 
 def relative_difference(ours: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """Largest difference, relative to the largest entry; NaN where one is missing or no number."""
+    """Return the largest difference relative to the largest entry; NaN if values are missing."""
     if ours is None or other is None:
         return float("nan")
     scale = float(other.abs().max()) or 1.0
@@ -427,7 +424,7 @@ def round_trip(model: TorchModel, rank: int, here: int, there: int) -> float:
 
 
 def agreed_start(rank: int) -> float:
-    """Agree on a moment a little ahead; the clock is that of the machine."""
+    """Agree with all ranks on a start a little ahead, by the clock of the machine."""
     moment = torch.zeros(1, dtype=torch.float64)
     dist.barrier()
     if rank == 0:
@@ -437,7 +434,7 @@ def agreed_start(rank: int) -> float:
 
 
 def answer_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Meet the other ranks and run all tables."""
+    """Join the other ranks, run all tables, and return their results."""
     torch.set_num_threads(1)
     rank, ranks = request["rank"], request["ranks"]
     dist.init_process_group(

@@ -1,7 +1,7 @@
-"""PyTorch's runtime: one process for each worker of a table, joined by gloo.
+"""PyTorch's runtime: one process for each worker of a table, connected by gloo.
 
-Gradients are exact. Times are those of this machine: where costs are given, each op waits until it
-has taken as long, so a pipeline of many workers runs on few cores; messages take what gloo takes.
+Gradients are exact. Each op sleeps until its stated time has passed, so a pipeline of many workers
+runs on few cores. Without stated times, ops and messages take the time of this machine.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.runtimes.exports import check_sayable, complete
+from pipejax.runtimes.exports import add_runtime_cells, check_sayable
 from pipejax.runtimes.processes import call_together
 from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
 from pipejax.schedules.table.communication_cells import insert_transfers
@@ -50,17 +50,13 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
         if job.table.num_workers != ranks:
             raise ValueError(f"tables must all have {ranks} workers, got {job.table.num_workers}")
         check_sayable(job.table)
-    tables = [complete(job.table, sharding=False) for job in jobs]
+    tables = [add_runtime_cells(job.table, sharding=False) for job in jobs]
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         tasks = [_task(job, tables[k], Path(folder) / f"{k}.csv") for k, job in enumerate(jobs)]
         timeout = START_UP + sum(map(_time_limit, jobs))
         request: dict[str, Any] = {
             "ranks": ranks,
-            "model": {
-                "hidden": first.hidden,
-                "batch_size": first.batch_size,
-                "seed": first.seed,
-            },
+            "model": {"hidden": first.hidden, "batch_size": first.batch_size, "seed": first.seed},
             "steps": first.steps,
             "timeout": timeout,
             "tasks": tasks,
@@ -74,12 +70,13 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
 
 
 def _environment() -> dict[str, str]:
-    """Have gloo use the machine's own loop: its name need not be known to any network."""
+    """Return an environment in which gloo uses the loopback interface."""
     loops = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     return {"GLOO_SOCKET_IFNAME": loops[0]} if loops else {}
 
 
 def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
+    """Write the table for the ranks, and return the request to run it."""
     path.write_text(to_csv(table))
     return {
         "path": str(path),
@@ -123,6 +120,7 @@ def _time_limit(job: RuntimeJob) -> float:
 def _result(
     job: RuntimeJob, table: ScheduleTable, version: str, ranks: Sequence[dict[str, Any]]
 ) -> RuntimeRun:
+    """Combine the answers of all ranks for one table, with the predicted step time."""
     (end,) = [rank for rank in ranks if rank["loss"] is not None]
     exact = {
         "gradient_error": float(np.max([rank["gradient_error"] for rank in ranks])),

@@ -1,11 +1,11 @@
-"""One program for all devices: a scan over lockstep slots, a switch on the op, then the messages.
+"""One program for all devices: a scan over lockstep slots, a switch on the op, then messages.
 
-    for each slot:  op of the slot, and of its partner   -> an activation, an input gradient
-                    one ppermute for each distance that activations move, one for gradients
+  for each slot:  op of the slot, and of its partner   -> an activation, an input gradient
+                  one ppermute for each distance that activations move, one for gradients
 
-Tables are arguments, arrays of integers, so all tables of one size share a compilation. What a
-buffer does not hold is NaN, and what is dropped becomes NaN: an op that came too early, or after
-what it needs was freed, would spoil every gradient behind it.
+Tables are arguments, arrays of integers, so all tables of one size share a compilation. Empty and
+freed entries of buffers are NaN: an op that runs too early or too late spoils every gradient after
+it.
 """
 
 import functools
@@ -88,6 +88,8 @@ def unpipelined(
     # Padded stages pass on their input, and microbatches without a share count
     # nothing, so one compilation serves models of all sizes up to this one.
     def mean_loss(parameters: StageParameters) -> Array:
+        """Return the mean loss of all microbatches through all stages."""
+
         def through(activation: Array, stage: tuple[StageParameters, Array]) -> tuple[Array, None]:
             weights, is_there = stage
             return jnp.where(is_there, run_stage(weights, activation), activation), None
@@ -106,7 +108,7 @@ Index = Any  # a traced whole number, or several; instructions are made as array
 
 
 class WorkerState(NamedTuple):
-    """Buffers of workers; inside the program, of one of them."""
+    """Buffers of all workers; inside the program, of one worker."""
 
     activations: Float[Array, "*workers kept batch hidden"]  # arrived, then for backwards
     gradients: Float[Array, "*workers places batch hidden"]  # gradients of what stages passed on
@@ -126,7 +128,7 @@ class _InFlight(NamedTuple):
 
 
 class _Fixed(NamedTuple):
-    """Data that are the same for all slots."""
+    """Data that are equal in all slots."""
 
     target: Array
     step_size: Array
@@ -149,6 +151,7 @@ def _rest(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
 
 
 def _forward(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
+    """Run F: keep its input, and on the last stage the loss and its gradient."""
     held = moving.held
     activation = held.activations[step.read]
     output = run_stage(_at(held.weights, step.weight), activation)
@@ -242,6 +245,7 @@ def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _In
 def _store_arrivals(
     buffer: Array, sent: Array, to: Index, shifts: tuple[int, ...], workers: int
 ) -> Array:
+    """Send values around the ring by each shift, and store the arrivals at positions `to`."""
     for lane, shift in enumerate(shifts):
         ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
         arrived = jax.lax.ppermute(sent, WORKERS, ring) if shift else sent
@@ -268,14 +272,15 @@ def execute(
     step_size: Float[Array, ""],
     sizes: SpmdSizes,
 ) -> WorkerState:
-    """Run a table on as many devices as `sizes` has workers; return their final state."""
-    # Instructions (slots, workers, ...), state (workers, ...).
+    """Run a table with a device per worker; return the final state (workers, ...)."""
+    # Instructions are (slots, workers, ...).
     branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
 
     def on_worker(instructions: Instructions, state: WorkerState, fixed: _Fixed) -> WorkerState:
         def slot(held: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
-            nothing = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
-            moving = _InFlight(held, nothing, nothing)
+            """Run up to two ops of a slot, then exchange messages."""
+            no_message = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
+            moving = _InFlight(held, no_message, no_message)
             for member in range(2):
                 fields = {name: getattr(now, name)[member] for name in steps}
                 step = now._replace(**fields)

@@ -1,11 +1,10 @@
-"""Table as integers for devices in lockstep: the op of each in a slot, and its arrivals.
+"""Tables as integers for devices in lockstep: the op of each in a slot, and its arrivals.
 
-A slot ends with messages to all, so an op stands in the first slot behind those of all that it
-waits for, on its own worker and on others: the longest path with one slot for every cell.
+A slot ends with messages to all, so an op stands in the first slot after those of its inputs and of
+the previous op on its worker: a longest path with one slot per cell.
 
-Every buffer of a worker has an entry for each copy of a stage on it and each microbatch, and one
-entry more, the last, that takes what nobody needs. So an instruction has no conditions: where an op
-leaves nothing behind, it writes there.
+Every buffer of a worker has an entry for each stage copy and microbatch, and a last one for unused
+values. So instructions need no conditions: an op without a result writes to the last entry.
 """
 
 from collections.abc import Iterable
@@ -42,7 +41,7 @@ LEFT_OUT |= dict.fromkeys(_OTHERS, "no device can do it")
 
 
 class SpmdSizes(NamedTuple):
-    """Sizes that a compiled program is for; smaller tables run in it too."""
+    """Sizes of a compiled program; smaller tables run in it, too."""
 
     workers: int  # P, devices
     slots: int  # lockstep slots
@@ -172,7 +171,7 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
 
 
 class _Placed(NamedTuple):
-    """Ops of a table with all that their instructions name."""
+    """Ops of a table with their slots, workers and buffer entries."""
 
     ops: HeldCells
     at: tuple[NumpyArray, NumpyArray, NumpyArray]  # slot, worker, step
@@ -194,22 +193,22 @@ def _placed(table: ScheduleTable) -> _Placed:
 
 
 def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Write the activation that each op reads, keeps and drops, and its weights."""
-    # The buffer of activations holds arrivals, then the inputs of later backwards. An activation
-    # that is recomputed stays where it arrived until R; O and L move the output of F.
+    """Write the activation that each op reads, stores and frees, and its weights."""
+    # The buffer holds arrived activations, then the inputs of later backwards. A recomputed
+    # activation stays at its arrival until R; O and L move the output of F.
     placed, versions, runs = _placed(table), find_versions(table), table.weights.runs
     ops, copies = placed.ops, StageCopies.from_table(table)
-    again = is_recomputed(table)[ops.stage, ops.microbatch]
+    needs_recompute = is_recomputed(table)[ops.stage, ops.microbatch]
     arrived, backward_place = placed.place, placed.place + sizes.places
-    after_forward = np.where(again, arrived, backward_place)
+    after_forward = np.where(needs_recompute, arrived, backward_place)
     run = ops.microbatch % runs
-    read = copies.version[placed.at[1], ops.stage]
-    read = read + versions.read[ops.stage, ops.microbatch] * runs + run
+    read_weight = copies.version[placed.at[1], ops.stage]
+    read_weight = read_weight + versions.read[ops.stage, ops.microbatch] * runs + run
 
-    def put(name: str, phases: Iterable[Phase], values: NumpyArray, where: NumpyArray) -> None:
-        chosen = np.isin(ops.phase, [*phases]) & where
-        at = placed.take(chosen).at
-        getattr(written, name)[at] = values[chosen]
+    def put(name: str, phases: Iterable[Phase], values: NumpyArray, mask: NumpyArray) -> None:
+        """Write values to a field of the instructions, for the masked ops of these phases."""
+        is_selected = np.isin(ops.phase, [*phases]) & mask
+        getattr(written, name)[placed.take(is_selected).at] = values[is_selected]
 
     always = np.ones(len(ops.phase), bool)
     backward = Phase.B, Phase.I, Phase.W
@@ -217,14 +216,14 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     codes[list(CODES)] = np.arange(len(CODES))
     put("code", CODES, codes[ops.phase], always)
     put("place", CODES, placed.place, always)
-    put("weight", (Phase.F, *backward), read, always)
+    put("weight", (Phase.F, *backward), read_weight, always)
     put("read", (Phase.F, Phase.R), arrived, always)
     put("read", backward, backward_place, always)
     put("read", (Phase.O,), after_forward, always)
-    put("write", (Phase.F,), backward_place, ~again)
+    put("write", (Phase.F,), backward_place, ~needs_recompute)
     put("write", (Phase.R,), backward_place, always)
     put("write", (Phase.L,), after_forward, always)
-    put("free", (Phase.F,), arrived, ~again)
+    put("free", (Phase.F,), arrived, ~needs_recompute)
     put("free", (Phase.R,), arrived, always)
     put("free", WEIGHT_GRADS, backward_place, always)
     put("free", (Phase.O,), after_forward, always)
@@ -237,7 +236,6 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
 
 def _write_updates(table: ScheduleTable, written: Instructions) -> None:
     """Write the version that each update reads and makes, and its number of gradients."""
-    # An update is named after a microbatch whose gradient it applies.
     if not table.updates_within:
         return
     placed, runs = _placed(table), table.weights.runs
@@ -245,7 +243,7 @@ def _write_updates(table: ScheduleTable, written: Instructions) -> None:
     ops, worker = updates.ops, updates.at[1]
     applied = find_versions(table).applied  # number of the update, (stages, microbatches)
     number, run = applied[ops.stage, ops.microbatch], ops.microbatch % runs
-    # it applies the gradients of that number which microbatches of its run leave on its copy
+    # an update applies the gradients with its number, of its run, on its worker
     on_worker = table.placement[table.pipe_of_microbatch].T  # (stages, microbatches)
     microbatch_run = np.arange(table.num_microbatches) % runs
     applies = (applied[ops.stage] == number[:, None]) & (on_worker[ops.stage] == worker[:, None])
@@ -265,8 +263,8 @@ def _write_means(
     number: Int[NumpyArray, " updates"],
     written: Instructions,
 ) -> None:
-    """Average the models of all runs, in the slot of the last update of each round but the last."""
-    # All runs have the same newest version then: their models stand side by side.
+    """Write averages of all runs after the last update of each round but the last."""
+    # all runs have the same newest version then, so their models are contiguous
     rule, ops, (slot, worker, _) = table.weights, updates.ops, updates.at
     rounds = ops.microbatch // rule.round_size
     kinds = np.stack([worker, ops.stage, rounds])  # of a copy of a stage in a round
@@ -287,16 +285,15 @@ def _write_means(
 
 
 def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Write the places of moved values at the end of a slot, by distance."""
-    # A worker sends one activation in a slot at most, and one input gradient, so it gets one of
-    # each at most from the worker at a given distance.
+    """Write where the messages at the end of each slot are stored, by distance of the workers."""
+    # A worker sends at most one activation and one input gradient per slot.
     placed = _placed(table)
     for phases, hop, field, shifts in (
         ((Phase.F,), 1, written.activation_to, sizes.activation_shifts),
         (INPUT_GRADS, -1, written.gradient_to, sizes.gradient_shifts),
     ):
-        there = (placed.ops.stage + hop >= 0) & (placed.ops.stage + hop < table.num_stages)
-        ops, (slot, worker, _) = placed.take(np.isin(placed.ops.phase, phases) & there)[:2]
+        has_target = (placed.ops.stage + hop >= 0) & (placed.ops.stage + hop < table.num_stages)
+        ops, (slot, worker, _) = placed.take(np.isin(placed.ops.phase, phases) & has_target)[:2]
         stage = ops.stage + hop
         receiver = table.placement[ops.pipe, stage]
         lane = np.searchsorted(shifts, (receiver - worker) % sizes.workers)

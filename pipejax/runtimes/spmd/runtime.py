@@ -1,7 +1,7 @@
-"""JAX as a runtime: a process with as many devices of its CPU as the table has workers.
+"""JAX as a runtime: a process with one CPU device per worker of the table.
 
-How many devices a CPU has is settled when JAX starts, hence the process. They share the processor,
-so the program proves gradients; it says nothing of times.
+JAX fixes the number of devices at its start, so this needs a process. The devices share the
+processor, so a run proves gradients, not times.
 """
 
 import json
@@ -38,7 +38,7 @@ from pipejax.schedules.table.table_files import from_json, to_json
 
 
 class StepErrors(NamedTuple):
-    """Distance of a step from the one without a pipeline."""
+    """Errors of a step against a step without a pipeline."""
 
     gradient_error: float  # relative to the largest entry of its array
     loss: float  # mean over the microbatches
@@ -153,10 +153,10 @@ def step_errors(
     )
     pairs = zip(step.gradients, gradients, strict=True)
     errors = []
-    for ours, exact_stages in pairs:
+    for computed, exact_stages in pairs:
         for stage in range(table.num_stages):
             exact = np.asarray(exact_stages)[stage]
-            largest = np.max(np.abs(np.asarray(ours[stage]) / count - exact))
+            largest = np.max(np.abs(np.asarray(computed[stage]) / count - exact))
             errors.append(float(largest / np.max(np.abs(exact))))
     mean = float(np.mean(step.losses))
     return StepErrors(float(np.max(errors)), mean, abs(mean - float(loss)) / abs(float(loss)))
@@ -192,10 +192,7 @@ def run_table(job: RuntimeJob) -> RuntimeRun:
 def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[RuntimeRun]:
     """Run a step under each table, all in one process and one compilation."""
     workers = max(table.num_workers for table in tables)
-    request = {
-        "tables": [json.loads(to_json(table)) for table in tables],
-        "model": model._asdict(),
-    }
+    request = {"tables": [json.loads(to_json(table)) for table in tables], "model": model._asdict()}
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if FORCED not in flag]
     environment = {
         "JAX_PLATFORMS": "cpu",

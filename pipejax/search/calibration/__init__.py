@@ -1,1 +1,1 @@
-"""Calibration: parameters of a system fitted to measured step times, with what is left open."""
+"""Calibration: parameters of a system fitted to measured step times, with their uncertainty."""

@@ -1,4 +1,4 @@
-"""The entry point of calibration: measured rows in, a system and what is known of it out."""
+"""Entry point of calibration: from measured rows to a fitted system with its errors."""
 
 import dataclasses
 import itertools
@@ -44,18 +44,18 @@ from pipejax.search.calibration.parameters import (
 )
 from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit, row_weights
 
-OUTLIER = 3.5  # noises from which a row is listed as one
-LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
+OUTLIER = 3.5  # residual in units of the noise from which a row is an outlier
+LAYER_SPREAD = 1.0  # prior spread of the logarithm of a layer's time, if each shape has its own
 LAYER_SHAPE = "h,s,t,c,e,b"  # columns that the time of a layer depends on
 ALL = "all"  # numbers to fit
 RUN = ",".join(CONFIGURATION)
-MOST_CHOSEN_BY = 60  # rows, drawn from more, that it is chosen by
-MOST_LEFT_OUT = 10  # fits that each leave rows out, to choose what is fitted
-UNBELIEVABLE = 20.0  # factor of half of the rows from which they are no times of this machine
-APART = 1.3  # factor of the gap between rows of two kinds
-LEAST_KIND = 0.15  # share of the rows that make a kind
-NEAR = 3.0  # how close it lies to that of another unit
-MOST_STARTS = 1000
+MAX_ROWS = 60  # random rows by which the numbers to fit are chosen
+MAX_FOLDS = 10  # of these rows
+MAX_FACTOR = 20.0  # median of measured over predicted time beyond which the unit is wrong
+MIN_GAP_FACTOR = 1.3  # between rows of two kinds
+MIN_KIND_SHARE = 0.15  # of the rows, to be a kind
+UNIT_FACTOR = 3.0  # largest ratio of the median to the factor of another unit
+MAX_STARTS = 1000
 
 
 @short_repr
@@ -72,28 +72,28 @@ class Outlier(NamedTuple):
 @with_short_repr("fit held_out parameters system coverage outliers noise seconds")
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """A system fitted to measured step times, and how far it can be trusted.
+    """A system fitted to measured step times, with the errors of its predictions.
 
     Attributes:
-      system: with the fitted numbers, and the record of its calibration.
-      parameters: what was fitted, by name.
-      layer_factors: time of a layer over what the system says, by shape, where each has its own.
-      fit: errors of all rows, which were fitted.
-      held_out: errors of rows that were left out of the fit; None without a hold-out.
-      folds: the same by what was left out.
-      as_is: errors of all rows by the machine as it is.
-      left_out: errors of rows that each fit of the same numbers left out, as `as_is` leaves all
-        out; None where they were named.
-      coverage: share of left-out rows within a band from all other left-out rows, by the percent
-        that it should be [%].
-      outliers: rows that lie far off.
-      remarks: what is wrong with the rows as a whole.
-      noise: standard deviation of log predicted over measured, outliers bounded.
+      system: the system with the fitted numbers, and the record of its calibration.
+      parameters: fitted numbers by name.
+      layer_factors: fitted over modelled time of a layer, by shape, if each has its own.
+      fit: errors of all rows in the fit.
+      held_out: errors of rows outside the fit; None without a hold-out.
+      folds: the same errors by hold-out.
+      as_is: errors of all rows by the unchanged machine.
+      left_out: errors of rows by fits of the same numbers without them; None if the user named the
+        numbers.
+      coverage: share of left-out rows within a band from all other left-out rows, by nominal
+        percent [%].
+      outliers: rows far from the prediction.
+      remarks: faults of the rows in total.
+      noise: standard deviation of log(predicted / measured), with bounded outliers.
       predicted: (rows) step times of the fit [s].
-      predicted_unseen: (rows) those of fits that held the row out, their geometric mean [s]; NaN
-        where none did.
+      predicted_unseen: (rows) geometric mean of step times by fits without the row [s]; NaN if
+        there are none.
       starts_differ: largest relative difference of a number between all starts.
-      seconds: that calibration took.
+      seconds: time of the calibration.
     """
 
     system: System
@@ -115,7 +115,7 @@ class Calibration:
 
     @property
     def stack_numbers(self) -> dict[str, float]:
-        """Numbers of the software that the runs were of, in SI units; none where it has no name."""
+        """Return the numbers of the runs' software in SI units; empty if it has no name."""
         record = self.system.calibration
         if record is None or not record.stack:
             return {}
@@ -137,34 +137,30 @@ def calibrate(
 ) -> Calibration:
     """Fit numbers of a system to measured step times.
 
-    Robust least squares on the logarithm of time: each number has a prior that keeps it near the
-    system's where the rows leave it open, and the pull of far rows is limited. Without `fit`, the
-    numbers are chosen whose fits best predict rows that they left out; none are fitted if the
-    unchanged system predicts better. Rows of one configuration weigh as one. Gradients are exact,
-    through the batched evaluator. Kernels are priced one by one.
+    The fit is robust least squares on the logarithm of time. A prior keeps each number near the
+    system's if the rows leave it open. Without `fit`, cross-validation chooses the numbers; none
+    are fitted if the unchanged system predicts better. Rows of one configuration count as one.
 
     Args:
       rows: measured runs, all of one stack.
-      system: the machine; what is not fitted stays as it is.
-      fit: names of the numbers, as "compute.efficiency", or "all" that have priors and are seldom
-        known better; chosen from `LADDER` if None.
-      hold_out: what else is fitted without, and predicted: "t=8", "group:h,t,b", "k-fold:5",
+      system: the machine; other numbers stay.
+      fit: names of the numbers, such as "compute.efficiency", or "all" numbers with priors;
+        default: chosen from `LADDER`.
+      hold_out: rows to leave out of further fits, and to predict: "t=8", "group:h,t,b", "k-fold:5",
         "few:8" (all but eight rows, in several draws) or "model".
-      starts: how many points to start from: the priors' medians, then draws from the priors.
-      layer_times: columns, as "h,t,b": every combination of their values then has a layer time
-        of its own, and only what is beside the layers follows from the system.
-      seed: of the draws.
-      general: whether priors are those of machines in general, not the system's own numbers.
-      on_progress: called with how many steps the fits have taken, None and "steps"; a bar in
-        notebooks if None.
+      starts: number of start points: the priors' medians, then draws from the priors.
+      layer_times: columns, such as "h,t,b": every combination of their values has its own layer
+        time, and the system prices only the rest.
+      seed: seed of the draws.
+      general: whether to use the priors of machines in general, not the system's numbers.
+      on_progress: called with the number of steps of the fits, None and "steps".
 
     Returns:
       The fitted system with standard errors and residuals.
 
     Raises:
       ValueError: if no row has seconds, a name is unknown, the hold-out leaves nothing out or
-        nothing to fit, rows are of several stacks, or all of them are so far from the system that
-        their unit must be another.
+        nothing to fit, rows have several stacks, or their unit seems to be wrong.
 
     Example:
       >>> import pipejax as pj
@@ -174,7 +170,7 @@ def calibrate(
     """
     began = time.perf_counter()
     check_types(rows=(rows, MeasuredRows), system=(system, System))
-    starts = whole_number(starts, "starts", maximum=MOST_STARTS)
+    starts = whole_number(starts, "starts", maximum=MAX_STARTS)
     rows = rows.take(np.isfinite(rows.seconds))
     if not len(rows):
         raise ValueError("rows: no step time was measured, there is nothing to fit")
@@ -193,7 +189,7 @@ def calibrate(
         problem = problem._replace(after_step=lambda: tell(next(steps), None, "steps"))
         chosen = None
         if fit is None and layer_times is None:
-            problem, chosen = _chosen(problem, as_is, seed)
+            problem, chosen = _choose_numbers(problem, as_is, seed)
         minimum = robust_fit(problem.residuals, points, weights)
         best = int(minimum.objective.argmin())
         left_out = _left_out(problem, folds, minimum.point[best])
@@ -211,7 +207,7 @@ def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
 
 
 class _Fitting(NamedTuple):
-    """Numbers to fit to rows; those that are not `free` keep the value of the system."""
+    """Numbers to fit to rows; numbers that are not `free` keep the value of the system."""
 
     rows: MeasuredRows
     system: System
@@ -223,10 +219,10 @@ class _Fitting(NamedTuple):
 
     @property
     def independent_share(self) -> float:
-        """Return how many independent rows one row counts for; the total is one per layer shape."""
-        # The error of the model for a layer shape is the same in all rows with that shape. If each
-        # row counted fully, many rows of few shapes would overrule every prior, and fit errors of
-        # the model with numbers that no machine has. Shapes with a fitted time have no such error.
+        """Return the weight of a row, such that all rows of a layer shape count as one."""
+        # The model's error for a layer shape is common to all its rows. With full weights, many
+        # rows of few shapes would overrule every prior and fit model errors with absurd numbers.
+        # Shapes with a fitted layer time have no such error.
         if len(self.parameters.names) > self.num_numbers:
             return 1.0
         shapes, runs = (fold_by_columns(self.rows, columns) for columns in (LAYER_SHAPE, RUN))
@@ -262,6 +258,7 @@ def _fitting(
     layer_times: str | None,
     general: bool,
 ) -> _Fitting:
+    """Set up the fit: rows, numbers with priors, and factors of layer times if they are free."""
     check_machine_of_rows(rows, system)
     kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
@@ -272,14 +269,14 @@ def _fitting(
     shapes = fold_by_columns(rows, layer_times)
     group = shapes.left_out.argmax(axis=0)
     free = factors([f"layer {name}" for name in shapes.names], LAYER_SPREAD)
-    both = joined(numbers, free)
-    is_free = np.ones(len(both.names), bool)
+    all_parameters = joined(numbers, free)
+    is_free = np.ones(len(all_parameters.names), bool)
     times = StepTimes(rows, layer_group=group, system=system)
-    return _Fitting(rows, system, both, len(names), times, is_free)
+    return _Fitting(rows, system, all_parameters, len(names), times, is_free)
 
 
 def _on_stack(rows: MeasuredRows, system: System) -> System:
-    """The machine as the software of all rows uses it."""
+    """Return the machine with the software of all rows, which must be the same."""
     stacks = dict.fromkeys(rows.stack.tolist())
     if len(stacks) > 1:
         names = ", ".join(name or "none" for name in stacks)
@@ -297,13 +294,13 @@ UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1
 
 
 def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
-    """Refuse rows that all differ from the machine in one direction: their unit is wrong."""
-    # Tokens per second, sequences per second and other units are named by their factor alone.
+    """Refuse rows whose times are off by one factor, as in a wrong unit."""
+    # a unit such as tokens per second is recognized by its factor
     factor = float(np.median(rows.seconds / as_is))
-    close = {name: abs(math.log(factor / size)) for name, size in UNITS.items()}
-    name = min(close, key=lambda unit: close[unit])
-    is_unit = close[name] < math.log(NEAR)
-    if not is_unit and 1 / UNBELIEVABLE < factor < UNBELIEVABLE:
+    distance = {name: abs(math.log(factor / size)) for name, size in UNITS.items()}
+    name = min(distance, key=lambda unit: distance[unit])
+    is_unit = distance[name] < math.log(UNIT_FACTOR)
+    if not is_unit and 1 / MAX_FACTOR < factor < MAX_FACTOR:
         return
     guess = f", as if they were {name}" if is_unit else ""
     raise wrong(
@@ -316,43 +313,42 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
 class _FitChoice(NamedTuple):
     """Errors of rows predicted by fits without them, or by the unchanged machine."""
 
-    rows: Int[NumpyArray, " some"]  # which, at most `MOST_CHOSEN_BY`
+    rows: Int[NumpyArray, " some"]  # which, at most `MAX_ROWS`
     residual: Float[NumpyArray, " some"]  # log of predicted over measured
     parts: int  # of the rows, each of which a fit left out
 
 
-def _chosen(
+def _choose_numbers(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
 ) -> tuple[_Fitting, _FitChoice]:
-    """Choose the numbers to fit: those whose fits best predict rows that they left out."""
-    # Each rung of `LADDER` is fitted once per part of the rows, without that part. Rows of a
-    # configuration are left out together: one predicts the other.
+    """Choose the numbers to fit by cross-validation over the sets of `LADDER`."""
+    # Rows of a configuration are left out together, because one predicts the other.
     count = len(problem.rows)
     chosen_rows = np.arange(count)
-    if count > MOST_CHOSEN_BY:
-        chosen_rows = np.sort(np.random.default_rng(seed).permutation(count)[:MOST_CHOSEN_BY])
+    if count > MAX_ROWS:
+        chosen_rows = np.sort(np.random.default_rng(seed).permutation(count)[:MAX_ROWS])
         rows = problem.rows.take(chosen_rows)
-        few = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
+        sample = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
     else:
-        few = problem
-    folds = _parts(few.rows, seed)
+        sample = problem
+    folds = _random_folds(sample.rows, seed)
     errors = np.log(as_is / problem.rows.seconds)[chosen_rows]
     free = np.zeros(len(problem.free), bool)
     if len(folds.names) > 1:
         for names in LADDER:
-            rung = few._replace(free=np.isin(problem.parameters.names, names))
-            residual = _left_out(rung, folds, np.zeros(len(rung.free)))
+            candidate = sample._replace(free=np.isin(problem.parameters.names, names))
+            residual = _left_out(candidate, folds, np.zeros(len(candidate.free)))
             unseen_errors = residual[folds.left_out.argmax(axis=0), np.arange(len(chosen_rows))]
             if np.abs(np.expm1(unseen_errors)).mean() < np.abs(np.expm1(errors)).mean():
-                free, errors = rung.free, unseen_errors
+                free, errors = candidate.free, unseen_errors
     return problem._replace(free=free), _FitChoice(chosen_rows, errors, len(folds.names))
 
 
-def _parts(rows: MeasuredRows, seed: int) -> Folds:
-    """At most `MOST_LEFT_OUT` parts of the rows, each of whole configurations."""
+def _random_folds(rows: MeasuredRows, seed: int) -> Folds:
+    """Divide the rows into at most `MAX_FOLDS` random folds of complete configurations."""
     configuration = fold_by_columns(rows, RUN).left_out.argmax(axis=0)
     count = configuration.max() + 1
-    parts = min(count, MOST_LEFT_OUT)
+    parts = min(count, MAX_FOLDS)
     part = np.random.default_rng(seed).permutation(count) % parts
     names = tuple(f"part {k + 1} of {parts}" for k in range(parts))
     return Folds(names, part[configuration] == np.arange(parts)[:, None])
@@ -376,6 +372,7 @@ def _result(
     comparison: tuple[NumpyArray, "_FitChoice | None"],
     seconds: float,
 ) -> Calibration:
+    """Assemble the result of the best fit, with errors on fitted and on left-out rows."""
     rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(minimum.point)
@@ -394,10 +391,10 @@ def _result(
         judged = residual[~is_far]
         groups = len(judged)
     bands = error_bands(judged, groups if groups > 1 else len(judged))
-    apart = residual.copy()
+    unseen = residual.copy()
     if chosen is not None:
-        apart[chosen.rows] = chosen.residual
-    evidence = summarize_evidence(rows, np.expm1(apart), float(problem.system.gpus_per_node))
+        unseen[chosen.rows] = chosen.residual
+    evidence = summarize_evidence(rows, np.expm1(unseen), float(problem.system.gpus_per_node))
     record = CalibrationRecord(
         _sources(rows),
         len(rows),
@@ -440,7 +437,7 @@ def _common_overlap(rows: MeasuredRows) -> float | None:
 def _mean_left_out(
     left_out: Float[NumpyArray, "folds rows"], folds: Folds
 ) -> Float[NumpyArray, " rows"]:
-    """Mean residual of each row in the folds that left it out; NaN where none did."""
+    """Return the mean residual of each row over the folds without it; NaN if there is none."""
     times = folds.left_out.sum(axis=0)
     total = (left_out * folds.left_out).sum(axis=0)
     return np.where(times > 0, total / np.maximum(times, 1), np.nan)
@@ -453,6 +450,7 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 def _outliers(
     rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
+    """Return the rows with large residuals, the largest first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(
@@ -467,18 +465,18 @@ def _outliers(
 
 
 def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
-    """Say where rows are of two kinds: many on each side of a wide gap."""
-    order = np.sort(residual)
-    gaps = np.diff(order)
-    least = max(2, math.ceil(LEAST_KIND * len(order)))  # rows of each kind
-    inner = gaps[least - 1 : len(order) - least]
-    if not len(inner) or inner.max() < math.log(APART):
+    """Return a remark if rows are of two kinds: many on each side of a wide gap of residuals."""
+    ordered = np.sort(residual)
+    gaps = np.diff(ordered)
+    min_rows = max(2, math.ceil(MIN_KIND_SHARE * len(ordered)))  # rows of each kind
+    inner_gaps = gaps[min_rows - 1 : len(ordered) - min_rows]
+    if not len(inner_gaps) or inner_gaps.max() < math.log(MIN_GAP_FACTOR):
         return ()
-    cut = least + int(inner.argmax())
-    factor = math.exp(float(np.median(order[cut:]) - np.median(order[:cut])))
+    cut = min_rows + int(inner_gaps.argmax())
+    factor = math.exp(float(np.median(ordered[cut:]) - np.median(ordered[:cut])))
     return (
-        f"{cut} of {len(order)} rows take about {factor:.3g} times as long, beside what the others "
-        "say: they are of another unit, stack or machine, and no fit meets both kinds",
+        f"{cut} of {len(ordered)} rows take about {factor:.3g} times as long, beside what the "
+        "others say: they are of another unit, stack or machine, and no fit meets both kinds",
     )
 
 

@@ -1,4 +1,4 @@
-"""Calibration of links: collectives and messages that were timed by themselves."""
+"""Calibration of links from measured times of single collectives and messages."""
 
 import dataclasses
 import functools
@@ -89,6 +89,7 @@ def calibrate_links(
 
 
 def _default_numbers(rows: CollectiveRows) -> list[str]:
+    """List the numbers of the machine that these rows can determine."""
     is_far, are_messages = rows.ranks > rows.inside, np.array(rows.kind) == MESSAGE
     links = [("node", (rows.inside > 1).any()), ("network", is_far.any())]
     link_numbers = [
@@ -127,10 +128,11 @@ def _times(
     names: tuple[str, ...],
     kind: str,
 ) -> tuple[Float[Array, "batch rows"], Float[Array, "batch rows values"]]:
-    """Times of rows of one kind under each set of values [s], and their derivatives."""
+    """Return times of rows of one kind under each set of values [s], and their derivatives."""
     ranks, inside, volume = (column.astype(float) for column in rows)
 
     def times(values: Array) -> tuple[Array, Array]:
+        """Return the times of all rows under one set of values, twice for `jacfwd` with aux."""
         machine = system
         for k, name in enumerate(names):
             machine = machine.with_number(name, values[k])

@@ -1,4 +1,4 @@
-"""Hold-outs: which rows each fit leaves out, and bands that left-out rows lie in."""
+"""Hold-outs: rows that each fit leaves out, and error bands from these rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -37,9 +37,9 @@ class Folds(NamedTuple):
 
 def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
     """Split rows into folds by a hold-out such as "k-fold:5"."""
-    # `column=value` leaves its rows out, once; `group:columns` each combination of values in turn;
-    # `model` each model in turn; `k-fold:K` one of K random parts in turn; `few:N` all but N random
-    # rows, `DRAWS` times. Columns are named in full or by their letter.
+    # `column=value` leaves these rows out, once; `group:columns` each combination of values in
+    # turn; `model` each model in turn; `k-fold:K` each of K random parts in turn; `few:N` all but N
+    # random rows, `DRAWS` times. Columns have full names or letters.
     kind, _, what = hold_out.partition(":")
     if kind in _KINDS:
         folds = _KINDS[kind](rows, what, np.random.default_rng(seed))
@@ -69,19 +69,20 @@ def _value(rows: MeasuredRows, hold_out: str) -> Folds:
     return Folds((hold_out,), (column.astype(str) == value.strip())[None])
 
 
-def _by(columns: Mapping[str, NumpyArray]) -> Folds:
-    texts = [column.astype(str) for column in columns.values()]  # also of what may be None
-    indices = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
-    _, first, which = np.unique(
-        np.stack(indices, axis=1), axis=0, return_index=True, return_inverse=True
+def _folds_by_values(columns: Mapping[str, NumpyArray]) -> Folds:
+    """Return a fold for each combination of values in these columns (rows)."""
+    texts = [column.astype(str) for column in columns.values()]  # entries may be None
+    codes = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
+    _, first, group = np.unique(
+        np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True
     )
     names = (", ".join(f"{name}={column[k]}" for name, column in columns.items()) for k in first)
-    return Folds(tuple(names), which.ravel() == np.arange(len(first))[:, None])
+    return Folds(tuple(names), group.ravel() == np.arange(len(first))[:, None])
 
 
 def fold_by_columns(rows: MeasuredRows, what: str) -> Folds:
     """Leave out each combination of the values of some columns, as "h,t,b"."""
-    return _by({name.strip(): _column(rows, name) for name in what.split(",")})
+    return _folds_by_values({name.strip(): _column(rows, name) for name in what.split(",")})
 
 
 def _group(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
@@ -92,7 +93,7 @@ def _model(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
     if what:
         raise wrong("hold_out", f"model takes nothing besides, got {what!r}")
     sizes = ("model", "layers", "hidden")
-    return _by({name: rows.column(name) for name in sizes})
+    return _folds_by_values({name: rows.column(name) for name in sizes})
 
 
 def _k_fold(rows: MeasuredRows, what: str, random: np.random.Generator) -> Folds:
@@ -127,10 +128,9 @@ PERCENTS = (80, 90)
 
 def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
     """Find factors on the predicted time that enclose this percentage of further rows."""
-    # `residual` is the log of predicted over measured, of rows that were left out in so many
-    # groups. Errors within a group are correlated, so the band is an order statistic of groups.
-    # A new group is the farthest of K + 1 with probability 1 / (K + 1), so the share of the K
-    # groups within the band has to be (K + 1) / K times larger.
+    # `residual` is log(predicted / measured) of left-out rows. Errors in one of K groups are
+    # correlated, so the band is an order statistic of groups. A new group is the farthest of K + 1
+    # with probability 1 / (K + 1), so the band must hold a share (K + 1) / K times larger.
     # References: Lee, Barber, Willett: Distribution-free inference with hierarchical data (2023).
     share = min(percent / 100 * (groups + 1) / groups, 1.0)
     low, high = np.quantile(-residual, [(1 - share) / 2, (1 + share) / 2])

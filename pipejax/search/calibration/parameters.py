@@ -97,7 +97,7 @@ class Parameters(NamedTuple):
         return np.where(self._bounded, self._finite * moved / (1 + moved), self.centre * moved)
 
     def slopes(self, points: Points) -> Points:
-        """Derivative of each number by its whitened parameter."""
+        """Return the derivative of each number by its whitened parameter."""
         values = self.values(points)
         return self.spread * values * np.where(self._bounded, 1 - values / self._finite, 1.0)
 
@@ -118,7 +118,7 @@ class Parameters(NamedTuple):
 def parameters_with_priors(
     system: System, names: Sequence[str], *, general: bool = False
 ) -> Parameters:
-    """Look up the priors of named numbers; centres are the system's values where it has any."""
+    """Return the priors of named numbers, centred at the system's values if it has any."""
     # `general` priors set the system's file aside, but for what it alone can say.
     fitted_names = [resolve_name(name, PRIORS, "fit") for name in names]
     if not fitted_names or len(set(fitted_names)) < len(fitted_names):

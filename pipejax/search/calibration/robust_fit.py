@@ -66,7 +66,7 @@ class _FitState(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A loss of residuals in noises, up to a factor: z^2 / 2 near 0."""
+    """A loss of residuals in units of the noise, up to a factor: z^2 / 2 near 0."""
 
     value: Callable[[NumpyArray], NumpyArray]  # rho
     slope: Callable[[NumpyArray], NumpyArray]  # its derivative
@@ -93,6 +93,7 @@ def _loss(
     second: Callable[[NumpyArray], NumpyArray],
     bend: Callable[[NumpyArray], NumpyArray] | None = None,
 ) -> Loss:
+    """Return a loss rho from its value, rho', rho'' and curvature, scaled for normal noise."""
     mean_square = _normal_mean(slope(_NORMAL) ** 2)
     # by parts, the mean of rho'' under a normal law is that of z rho'
     curvature = _normal_mean(_NORMAL * slope(_NORMAL))
@@ -119,10 +120,9 @@ def robust_fit(
     *,
     losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
-    """Fit from every start with its own weights of the rows."""
-    # A weight of 0 leaves a row out; its residual is still reported. A step that does not lower the
-    # objective is tried again with more damping. A fit that has converged is not evaluated again.
-    # Each loss starts from the minimum of the one before.
+    """Fit the model from every start by Levenberg-Marquardt, with weights of the rows per start."""
+    # A weight of 0 leaves a row out; its residual is still reported. Each loss starts from the
+    # minimum of the previous one.
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(array, float) for array in model(point))
@@ -136,11 +136,11 @@ def robust_fit(
             if not len(active):
                 break
             active_state = _FitState(*(field[active] for field in state))
-            moved, small = _advanced(model, active_state, weights[active], loss)
-            for whole, part in zip(state, moved, strict=True):
-                whole[active] = part
+            moved, has_converged = _step(model, active_state, weights[active], loss)
+            for field, active_field in zip(state, moved, strict=True):
+                field[active] = active_field
             steps[active] += 1
-            converged[active] = small
+            converged[active] = has_converged
     return RobustFit(
         state.point,
         state.residual,
@@ -152,12 +152,12 @@ def robust_fit(
     )
 
 
-def _advanced(
+def _step(
     model: ResidualModel, state: _FitState, weights: NumpyArray, loss: Loss
 ) -> tuple[_FitState, NumpyArray]:
-    """Try one step of each fit; (batch) whether it had converged."""
-    # Damping follows the ratio of what a step gains to what the linear model promises (Nielsen,
-    # 1999): it settles where steps succeed, instead of falling until they fail.
+    """Try one damped step of each fit; return the new states and which fits have converged."""
+    # Damping follows the ratio of a step's gain to the gain predicted by the linear model (Nielsen,
+    # 1999). A step that does not lower the objective is rejected and damped more.
     point, residual, jacobian, noise, damping, growth = state
     z = residual / noise[:, None]
     gradient = np.einsum("brp,br->bp", jacobian, loss.factor * weights * loss.slope(z))
@@ -166,7 +166,7 @@ def _advanced(
     weight = damping[:, None] * np.einsum("bpp->bp", curvature)
     damped = curvature + weight[:, None] * np.eye(point.shape[1])
     step = -np.linalg.solve(damped, gradient[..., None])[..., 0]
-    # far off, times overflow: what is too long is cut, and goes on from there
+    # far from the minimum times overflow: limit the length of a step
     step *= np.minimum(1, LONGEST_STEP / np.maximum(np.abs(step).max(axis=1, initial=0), STEP))[
         :, None
     ]
@@ -174,27 +174,27 @@ def _advanced(
     new_residual, new_jacobian = model(trial)
     before = _objective(residual, point, noise, weights, loss)
     after = _objective(new_residual, trial, noise, weights, loss)
-    better = after <= before + ROUNDING * np.abs(before)  # a minimum is flat
-    promised = (step * (weight * step - gradient)).sum(axis=1) / 2
-    least = ROUNDING * np.abs(before) + np.finfo(float).tiny  # rows met exactly promise nothing
-    gain = np.where(better, before - after, 0.0) / np.maximum(promised, least)
+    is_better = after <= before + ROUNDING * np.abs(before)  # a minimum is flat
+    predicted_gain = (step * (weight * step - gradient)).sum(axis=1) / 2
+    min_gain = ROUNDING * np.abs(before) + np.finfo(float).tiny  # rows met exactly promise nothing
+    gain = np.where(is_better, before - after, 0.0) / np.maximum(predicted_gain, min_gain)
 
-    def chosen(new: NumpyArray, old: NumpyArray) -> NumpyArray:
-        return np.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+    def accept(new: NumpyArray, old: NumpyArray) -> NumpyArray:
+        return np.where(is_better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
     moved = _FitState(
-        chosen(trial, point),
-        chosen(new_residual, residual),
-        chosen(new_jacobian, jacobian),
+        accept(trial, point),
+        accept(new_residual, residual),
+        accept(new_jacobian, jacobian),
         noise,
         damping
-        * np.where(better, np.maximum(1 / 3, 1 - (2 * np.clip(gain, 0, 1) - 1) ** 3), growth),
-        np.where(better, 2.0, 2 * growth),
+        * np.where(is_better, np.maximum(1 / 3, 1 - (2 * np.clip(gain, 0, 1) - 1) ** 3), growth),
+        np.where(is_better, 2.0, 2 * growth),
     )
-    noise = np.where(better, _noise(moved, weights, loss), noise)
-    settled = np.abs(noise / moved.noise - 1) <= STEP
-    small = (np.abs(step).max(axis=1) <= STEP) & settled
-    return moved._replace(noise=noise), small
+    noise = np.where(is_better, _noise(moved, weights, loss), noise)
+    noise_converged = np.abs(noise / moved.noise - 1) <= STEP
+    converged = (np.abs(step).max(axis=1) <= STEP) & noise_converged
+    return moved._replace(noise=noise), converged
 
 
 def _objective(
@@ -207,10 +207,7 @@ def _objective(
 
 
 def _information(
-    state: _FitState,
-    weights: NumpyArray,
-    loss: Loss,
-    bend: Callable[[NumpyArray], NumpyArray],
+    state: _FitState, weights: NumpyArray, loss: Loss, bend: Callable[[NumpyArray], NumpyArray]
 ) -> Float[NumpyArray, "batch params params"]:
     """Return J^T rho'' J / noise^2 of each fit: how much the rows determine the parameters."""
     noise = state.noise[:, None]
@@ -219,16 +216,16 @@ def _information(
 
 
 def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArray, " batch"]:
-    """Estimate the noise again from bounded residuals, for as many rows as are free."""
-    # Degrees of freedom: parameters use up trace((J^T J + prior)^-1 J^T J) rows. A prior guess of
-    # the noise, which counts as a few rows, keeps it above 0 where parameters fit few rows exactly.
+    """Estimate the noise of each fit from bounded residuals and its degrees of freedom."""
+    # Parameters use trace((J^T J + prior)^-1 J^T J) rows. A prior, which counts as a few rows,
+    # keeps the noise above 0 if parameters fit few rows exactly.
     information = _information(state, weights, loss, loss.bend)
-    both = information + np.eye(information.shape[-1])
-    used = np.einsum("bpp->b", np.linalg.solve(both, information))
+    posterior = information + np.eye(information.shape[-1])
+    used_rows = np.einsum("bpp->b", np.linalg.solve(posterior, information))
     squares = (weights * loss.slope(state.residual / state.noise[:, None]) ** 2).sum(axis=1)
     squares = squares * state.noise**2 / loss.mean_square_slope + NOISE_ROWS * NOISE**2
-    free = np.maximum(weights.sum(axis=1) - used, 0) + NOISE_ROWS
-    return np.maximum(np.sqrt(squares / free), LEAST_NOISE)
+    free_rows = np.maximum(weights.sum(axis=1) - used_rows, 0) + NOISE_ROWS
+    return np.maximum(np.sqrt(squares / free_rows), LEAST_NOISE)
 
 
 class Uncertainty(NamedTuple):
@@ -239,9 +236,9 @@ class Uncertainty(NamedTuple):
 
 
 def uncertainty(fit: RobustFit) -> Uncertainty:
-    """Standard errors at the minimum (Laplace), and which parameters the rows decide."""
-    # The prior of a whitened parameter has variance 1. Rows that know a parameter better than its
-    # prior, with all others free, more than halve that variance.
+    """Return standard errors at the minimum (Laplace), and which parameters the rows identify."""
+    # A whitened parameter has prior variance 1. Rows that determine it better than its prior, with
+    # all others free, more than halve this variance.
     size = fit.point.shape[1]
     error = np.sqrt(np.einsum("bpp->bp", np.linalg.inv(fit.curvature + np.eye(size))))
     return Uncertainty(error, error**2 < 0.5)

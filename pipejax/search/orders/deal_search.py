@@ -1,8 +1,7 @@
-"""Local search over deals: moves between two replicas, of all pairs of all steps in one batch.
+"""Local search over deals: swaps and insertions in pairs of replicas, all steps in one batch.
 
-All microbatches of a step stand in one sequence, replica behind replica. A slow replica and a
-faster one are a part of it, and swaps and insertions there are those of the search for an order:
-some move members within a replica, others between the two.
+The microbatches of a slow and of a faster replica form one sequence. Moves in this sequence change
+the order in a replica, or exchange microbatches between both.
 """
 
 import functools
@@ -15,13 +14,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.trees import leaves, mapped
-from pipejax.costs.costs import (
-    FIELDS,
-    PHASE_FIELDS,
-    Costs,
-    differs_by_microbatch,
-    unchecked_costs,
-)
+from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, differs_by_microbatch, unchecked_costs
 from pipejax.costs.stage.microbatches import in_order, map_microbatches
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import lower_and_price
@@ -49,26 +42,26 @@ Replicas = Int[NumpyArray, "steps groups replicas"]
 Values = Float[NumpyArray, " steps"]
 Steps = Int[NumpyArray, " steps"]
 
-RANDOM = 64  # random deals that the result is compared with
-RUNS = 1 << 14  # pipelines in a batch of the engine
-MAX_COSTS = 1 << 24  # of the costs of a batch
-MAX_NUMBERS = 1 << 20  # of the orders that are tried at once
-MOST_MEMBERS = 12  # microbatches up to which every deal is tried, where replicas have few orders
-SLOW = 0.25  # of the replicas that exchange microbatches with others
-OTHER = 0.1  # what the faster of two replicas counts beside the slower
+NUM_RANDOM = 64  # random deals among the baselines
+MAX_RUNS = 1 << 14  # pipelines in a batch of the engine
+MAX_COSTS = 1 << 24  # numbers in the costs of a batch
+MAX_NUMBERS = 1 << 20  # numbers in the orders of one round
+MAX_EXHAUSTIVE = 12  # microbatches up to which every deal is tried, if replicas have few orders
+SLOW_SHARE = 0.25  # of the replicas, which exchange microbatches with others
+FASTER_WEIGHT = 0.1  # of the faster of two replicas in the rank of a move
 
 
 class StepCosts(NamedTuple):
-    """Costs of many steps, whose microbatches are numbered through all of them."""
+    """Costs of many steps; a member is a microbatch, numbered over all steps."""
 
-    # (members, ...) fields that differ by microbatch, of those that the program reads
-    by_member: dict[str, NumpyArray]
-    by_step: dict[str, NumpyArray]  # (steps, ...) or (1, ...) all others
+    by_member: dict[str, NumpyArray]  # (members, ...) fields that differ by microbatch
+    by_step: dict[str, NumpyArray]  # (steps, ...) or (1, ...) other fields
     step_members: int  # members of a step
 
     @classmethod
     def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
-        """Stack costs of one shape; the shortest microbatch of each step follows its own ones."""
+        """Stack costs of one shape; each step gets one more member, with the least of all times."""
+        # Fields of microbatches that the program does not read are dropped.
         phases = {*program.layout.phases, *program.layout.paired_phases}
         unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
         by_member, by_step = {}, {}
@@ -78,11 +71,11 @@ class StepCosts(NamedTuple):
             if leaves[0] is None:
                 continue
             if not differs_by_microbatch(name, leaves[0]):
-                alike = all(np.array_equal(leaf, leaves[0]) for leaf in leaves)
-                by_step[name] = np.stack(leaves[:1] if alike else leaves)
+                are_equal = all(np.array_equal(leaf, leaves[0]) for leaf in leaves)
+                by_step[name] = np.stack(leaves[:1] if are_equal else leaves)
             elif name not in unread:
-                whole = np.concatenate(leaves, axis=-1)
-                by_member[name] = np.ascontiguousarray(np.moveaxis(whole, -1, 0))
+                all_steps = np.concatenate(leaves, axis=-1)
+                by_member[name] = np.ascontiguousarray(np.moveaxis(all_steps, -1, 0))
         return cls(by_member, by_step, step_members)
 
     def step_index(self, orders: Orders) -> Int[NumpyArray, " orders"]:
@@ -90,7 +83,7 @@ class StepCosts(NamedTuple):
         return orders[:, 0] // self.step_members
 
     def order_costs(self, orders: Orders) -> Costs:
-        """Costs of orders, for `makespans`."""
+        """Return a batch of costs for `makespans`, one entry per order (orders, microbatches)."""
         steps = self.step_index(orders)
         leaves = {
             name: time[steps] if len(time) > 1 else time for name, time in self.by_step.items()
@@ -105,8 +98,8 @@ class Deal(NamedTuple):
     """Assignment of microbatches to replicas.
 
     Attributes:
-      order: (replicas, microbatches) which of all given microbatches is microbatch k of replica r.
-      costs: what the table is to be priced with then, a batch of replicas for `makespans`.
+      order: (replicas, microbatches) number of the microbatch that replica r runs as its k-th.
+      costs: costs of the table in this order, a batch of replicas for `makespans`.
     """
 
     order: Orders
@@ -114,13 +107,15 @@ class Deal(NamedTuple):
 
 
 class DealSearch(LocalSearch[list[Deal]]):
-    """State of the search for deals; the value is the mean over the steps."""
+    """State of the search for deals; the value is the mean over the steps.
 
-    # Members are numbered through all steps. Behind those of each step stands one more, which takes
-    # the least of every time.
+    Members are microbatches, numbered over all steps. After the members of each step comes an
+    artificial one with the least of all times. `_order` and `_times` are the present deal of each
+    step and the makespans of its replicas.
+    """
 
     values: Values  # makespan of the slowest replica in the best deal of each step so far [s]
-    bounds: Values  # no deal of a step is faster [s]
+    bounds: Values  # lower bound of each step [s]
     best: Members  # best deal of each step so far
 
     def __init__(
@@ -135,42 +130,45 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._costs = StepCosts.stack(exact, self.program, replicas * size + 1)
         self._first = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)
         largest = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
-        runs = 1 << (len(step_costs) * replicas * RANDOM).bit_length()
-        self.batch = max(1, min(RUNS, runs, largest))
-        self._runs, self._rested = np.zeros((2, len(step_costs)), int)
+        runs = 1 << (len(step_costs) * replicas * NUM_RANDOM).bit_length()
+        self.batch = max(1, min(MAX_RUNS, runs, largest))
+        self._runs, self._idle_rounds = np.zeros((2, len(step_costs)), int)
         work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
         self._begin(_longest_first(work, self._shape))
-        lonely = np.stack([alone(int(n), replicas * size, size) for n in work.argmax(axis=1)])
-        proven = [self.times(self._first + lonely).min(axis=1)]
+        # three lower bounds; the first runs the longest microbatch among artificial shortest ones
+        longest_alone = np.stack(
+            [alone(int(n), replicas * size, size) for n in work.argmax(axis=1)]
+        )
+        bounds = [self.times(self._first + longest_alone).min(axis=1)]
         for bound in (order_bound, packed_bound):
-            proven.append(np.array([bound(table, costs, links, replicas) for costs in exact]))
-        self.bounds = np.max(proven, axis=0)
-        self._note()
+            bounds.append(np.array([bound(table, costs, links, replicas) for costs in exact]))
+        self.bounds = np.max(bounds, axis=0)
+        self._update_best()
 
     def _begin(self, greedy: Members) -> None:
-        """Evaluate the baselines, and start from the best of each step."""
+        """Evaluate the baselines, and start from the best baseline of each step."""
         steps, replicas, size = self._shape
         members = np.tile(np.arange(replicas * size), (steps, 1))
-        random = self.rng.permuted(np.tile(members, (RANDOM, 1, 1)), axis=2)
-        fixed = [
-            members.reshape(self._shape),
-            members.reshape(steps, size, replicas).swapaxes(1, 2),
-            greedy,
-        ]
-        orders = self._first + np.concatenate([fixed, random.reshape(RANDOM, *self._shape)])
+        random = self.rng.permuted(np.tile(members, (NUM_RANDOM, 1, 1)), axis=2)
+        blocks = members.reshape(self._shape)
+        round_robin = members.reshape(steps, size, replicas).swapaxes(1, 2)
+        fixed = np.stack([blocks, round_robin, greedy])
+        deals = np.concatenate([fixed, random.reshape(NUM_RANDOM, *self._shape)])
+        orders = self._first + deals
         times = self.times(orders)
+        # improve the order inside each replica of the greedy deal
         self._order, self._times = orders[2].copy(), times[2].copy()
-        every_step = np.arange(steps)
-        each_alone = np.tile(np.arange(replicas)[:, None], (steps, 1, 1))
+        all_steps = np.arange(steps)
+        single_replicas = np.tile(np.arange(replicas)[:, None], (steps, 1, 1))
         for _ in range(size):
-            if not self._improve(every_step, each_alone).any():
+            if not self._improve(all_steps, single_replicas).any():
                 break
         orders = np.concatenate([orders, self._order[None]])
         times = np.concatenate([times, self._times[None]])
         slowest = times.max(axis=2)
-        chosen = slowest.argmin(axis=0), every_step
-        self._order, self._times = orders[chosen], times[chosen]
-        self.best, self.values = self._order.copy(), slowest[chosen]
+        best_rows = slowest.argmin(axis=0), all_steps
+        self._order, self._times = orders[best_rows], times[best_rows]
+        self.best, self.values = self._order.copy(), slowest[best_rows]
         names = ("given", "round robin", "greedy")
         self._baselines = dict(zip(names, slowest, strict=False)) | {
             "greedy with order": slowest[-1],
@@ -179,25 +177,26 @@ class DealSearch(LocalSearch[list[Deal]]):
         self.baselines = {name: float(values.mean()) for name, values in self._baselines.items()}
 
     def times(self, orders: Int[NumpyArray, "*some microbatches"]) -> Float[NumpyArray, "*some"]:
-        """Evaluate replicas (*some) [s], in batches of one size: that compiles once."""
+        """Return the makespan of a replica with each order [s]."""
+        # Batches have one size, so the engine compiles once: the last one is padded by repetition.
         size = orders.shape[-1]
         flat = orders.reshape(-1, size)
-        whole = np.resize(flat, (-(-len(flat) // self.batch) * self.batch, size))
-        makespans = batched_makespans(self.program, self._costs.order_costs, whole, self.batch)
+        padded = np.resize(flat, (-(-len(flat) // self.batch) * self.batch, size))
+        makespans = batched_makespans(self.program, self._costs.order_costs, padded, self.batch)
         self._runs += np.bincount(self._costs.step_index(flat), minlength=len(self._runs))
         return makespans[: len(flat)].reshape(orders.shape[:-1])
 
     def step(self, iteration: int) -> None:
-        """Improve all pairs of replicas once; or try all deals, where they are few."""
+        """Improve all pairs of replicas once; if there are few deals, try all instead."""
         steps = np.flatnonzero(~self._are_optimal())
-        if self._are_few():
+        if self._has_few_deals():
             self._try_all(steps)
         else:
-            if len(rested := steps[self._rested[steps] >= PATIENCE]):
-                self._shake(rested)
-            changed = self._improve(steps, self._pairs(steps))
-            self._rested[steps] = np.where(changed, 0, self._rested[steps] + 1)
-        self._note()
+            if len(stuck := steps[self._idle_rounds[steps] >= PATIENCE]):
+                self._shake(stuck)
+            has_changed = self._improve(steps, self._pairs(steps))
+            self._idle_rounds[steps] = np.where(has_changed, 0, self._idle_rounds[steps] + 1)
+        self._update_best()
 
     def _are_optimal(self) -> Bool[NumpyArray, " steps"]:
         """Return whether the bound of each step is reached (steps)."""
@@ -206,7 +205,8 @@ class DealSearch(LocalSearch[list[Deal]]):
     def _is_optimal(self) -> bool:
         return bool(self._are_optimal().all())
 
-    def _note(self) -> None:
+    def _update_best(self) -> None:
+        """Keep the present deal of each step where it is better than the best so far."""
         slowest = self._times.max(axis=1)
         better = slowest < self.values
         self.best[better], self.values[better] = self._order[better], slowest[better]
@@ -215,31 +215,32 @@ class DealSearch(LocalSearch[list[Deal]]):
     def _pairs(self, steps: Steps) -> Replicas:
         """Pair each of the slowest replicas with a random other one."""
         ranked = np.argsort(-self._times[steps], axis=1, kind="stable")
-        slow = math.ceil(ranked.shape[1] * SLOW)
+        slow = math.ceil(ranked.shape[1] * SLOW_SHARE)
         others = self.rng.permuted(ranked[:, slow:], axis=1)[:, :slow]
         return np.stack([ranked[:, :slow], others], axis=2)
 
     def _improve(self, steps: Steps, groups: Replicas) -> Bool[NumpyArray, " steps"]:
-        """Make the best move within each group of replicas, if any is better than none."""
-        # A move is better where the slower replica is, and of those where the faster is. Returns
-        # (steps) whether any was made.
-        at = steps[:, None, None], groups
-        members = self._order[at]
+        """Make the best move in each group of replicas; return which steps changed."""
+        # The slowest replica of a group decides, and the others a little.
+        place = steps[:, None, None], groups
+        members = self._order[place]
         moves = self._moves(groups.shape)
-        # most moves change one replica alone, and many leave the same in it: each runs once
+        # many moves give a replica the same members in the same order: each row runs once
         size = members.shape[-1]
-        rows, which = np.unique(moves.reshape(-1, size), axis=0, return_inverse=True)
+        rows, move_rows = np.unique(moves.reshape(-1, size), axis=0, return_inverse=True)
         pool = members.reshape(*groups.shape[:2], -1)
-        times = self.times(pool[..., rows])[..., which.reshape(moves.shape[:2])]
-        rank = times.max(axis=3) + OTHER * times.sum(axis=3)
-        chosen = rank.argmin(axis=2)  # the first, which changes nothing, of equals
-        members_order = moves[chosen].reshape(pool.shape)
-        self._order[at] = np.take_along_axis(pool, members_order, axis=2).reshape(members.shape)
-        self._times[at] = np.take_along_axis(times, chosen[..., None, None], axis=2)[:, :, 0]
-        return (chosen > 0).any(axis=1)
+        # (steps, groups, moves, replicas)
+        times = self.times(pool[..., rows])[..., move_rows.reshape(moves.shape[:2])]
+        rank = times.max(axis=3) + FASTER_WEIGHT * times.sum(axis=3)
+        best = rank.argmin(axis=2)  # at a tie the first move, which changes nothing
+        new_order = np.take_along_axis(pool, moves[best].reshape(pool.shape), axis=2)
+        self._order[place] = new_order.reshape(members.shape)
+        self._times[place] = np.take_along_axis(times, best[..., None, None], axis=2)[:, :, 0]
+        return (best > 0).any(axis=1)
 
     def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
-        """Return the empty move, then swaps and insertions in a group, up to the batch limit."""
+        """Return the empty move, then swaps and insertions in a group, up to a number limit."""
+        # `groups` is the shape (steps, groups, replicas). If there are too many, they are random.
         shape = groups[2], self._shape[2]
         length = math.prod(shape)
         places = np.indices((length, length)).reshape(2, -1)
@@ -251,7 +252,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         return np.concatenate([np.arange(length)[None], proposals]).reshape(-1, *shape)
 
     def _shake(self, steps: Steps) -> None:
-        """Continue from the best deals of some steps, with some members swapped at random."""
+        """Restart some steps from their best deals, with random swaps of members."""
         for step in steps.tolist():
             order = self.best[step].flatten()
             for _ in range(SHAKES):
@@ -259,26 +260,27 @@ class DealSearch(LocalSearch[list[Deal]]):
                 order[pair] = order[pair[::-1]]
             self._order[step] = order.reshape(self._shape[1:])
         self._times[steps] = self.times(self._order[steps])
-        self._rested[steps] = 0
+        self._idle_rounds[steps] = 0
 
-    def _are_few(self) -> bool:
+    def _has_few_deals(self) -> bool:
         """Return whether there are few enough deals to try all."""
         _, replicas, size = self._shape
         members = replicas * size
-        return members <= MOST_MEMBERS and math.perm(members, size) <= EXHAUSTIVE
+        return members <= MAX_EXHAUSTIVE and math.perm(members, size) <= EXHAUSTIVE
 
     def _try_all(self, steps: Steps) -> None:
-        """Find the best deals of some steps, from the best order of every set of microbatches."""
+        """Find the optimal deals of some steps, from the best order of every set of members."""
         _, replicas, size = self._shape
         orders = np.array([*itertools.permutations(range(replicas * size), size)])
-        masks = (1 << orders).sum(axis=1)
+        masks = (1 << orders).sum(axis=1)  # set of members as bits
         times = self.times(self._first[steps] + orders)
         for step, seconds in zip(steps.tolist(), times, strict=True):
+            # sorted by set and time, the first row of each set is its best order
             ranked = np.lexsort((seconds, masks))
-            by_set = ranked[np.unique(masks[ranked], return_index=True)[1]]
-            chosen = by_set[_fastest_sets(masks[by_set], seconds[by_set], replicas * size)]
-            self._order[step] = self._first[step] + orders[chosen]
-            self._times[step] = seconds[chosen]
+            best_rows = ranked[np.unique(masks[ranked], return_index=True)[1]]
+            sets = _fastest_sets(masks[best_rows], seconds[best_rows], replicas * size)
+            self._order[step] = self._first[step] + orders[best_rows[sets]]
+            self._times[step] = seconds[best_rows[sets]]
         self.bounds[steps] = self._times[steps].max(axis=1)
 
     def best_so_far(self) -> tuple[list[Deal], float]:
@@ -305,43 +307,45 @@ class DealSearch(LocalSearch[list[Deal]]):
 
 def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " members"]:
     """Return the compute time of each microbatch on the busiest stage [s]."""
-    times = (np.asarray(time) for time in (costs.forward, costs.backward))
-    whole = (time if time.ndim == 2 else time[..., None] for time in times)
-    stage_times = np.sum([np.broadcast_to(time, (stages, members)) for time in whole], axis=0)
-    return stage_times[stage_times.sum(axis=1).argmax()]
+    total = np.zeros((stages, members))
+    for time in map(np.asarray, (costs.forward, costs.backward)):
+        total += time if time.ndim == 2 else time[..., None]
+    return total[total.sum(axis=1).argmax()]
 
 
 def _longest_first(
     work: Float[NumpyArray, "steps members"], shape: tuple[int, int, int]
 ) -> Members:
-    """Give the longest next to the replica with the least work that has room."""
+    """Deal microbatches, the longest first, each to the replica with the least work and room."""
+    # `shape` is (steps, replicas, microbatches of a replica).
     steps, replicas, size = shape
-    every_step = np.arange(steps)
+    all_steps = np.arange(steps)
     order = np.zeros(shape, int)
     load, count = np.zeros((steps, replicas)), np.zeros((steps, replicas), int)
-    for member in np.argsort(-work, axis=1, kind="stable").T:
-        to = np.where(count < size, load, np.inf).argmin(axis=1)
-        order[every_step, to, count[every_step, to]] = member
-        load[every_step, to] += work[every_step, member]
-        count[every_step, to] += 1
+    for member in np.argsort(-work, axis=1, kind="stable").T:  # one of each step
+        replica = np.where(count < size, load, np.inf).argmin(axis=1)
+        order[all_steps, replica, count[all_steps, replica]] = member
+        load[all_steps, replica] += work[all_steps, member]
+        count[all_steps, replica] += 1
     return order
 
 
 def _fastest_sets(
     masks: Int[NumpyArray, " sets"], times: Float[NumpyArray, " sets"], members: int
 ) -> list[int]:
-    """Choose sets that hold each member once, of which the slowest is fastest."""
-    # A set is a number whose bits are its members.
-    holding: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
+    """Choose disjoint sets of all members with the least maximum of their times; return rows."""
+    # A set is a mask of bits, one per member.
+    by_lowest_bit: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
     for row, (mask, time) in enumerate(zip(masks.tolist(), times.tolist(), strict=True)):
-        holding[(mask & -mask).bit_length() - 1].append((mask, time, row))
+        by_lowest_bit[(mask & -mask).bit_length() - 1].append((mask, time, row))
 
     @functools.cache
     def best(remaining: int) -> tuple[float, tuple[int, ...]]:
+        """Return time and rows of the best partition of the remaining members."""
         if not remaining:
             return 0.0, ()
         fastest: tuple[float, tuple[int, ...]] = (math.inf, ())
-        for mask, time, row in holding[(remaining & -remaining).bit_length() - 1]:
+        for mask, time, row in by_lowest_bit[(remaining & -remaining).bit_length() - 1]:
             if not mask & ~remaining:
                 slowest, others = best(remaining & ~mask)
                 fastest = min(fastest, (max(time, slowest), (row, *others)))

@@ -1,7 +1,6 @@
-"""One driver of all local searches: deadline, interruption, progress and seed in one loop.
+"""Driver of all local searches: deadline, interruption, progress and seed in one loop.
 
-What is searched is said by a kernel: where it starts, which neighbours a candidate has, what they
-cost, and a bound that none of all can undercut.
+A subclass provides the start, the neighbours of a candidate, their values, and a lower bound.
 """
 
 import abc
@@ -17,23 +16,22 @@ from pipejax.search.found import Best, Found, gap as gap_of
 
 
 class LocalSearch(abc.ABC, Generic[Best]):
-    """State of a search, which a kernel starts when it is made."""
+    """State of a search; the constructor of a subclass sets the start."""
 
     value: float  # of the best candidate so far [s]
-    lower_bound: float  # no candidate is faster [s]
-    # values of what one would take without a search, by name [s]
-    baselines: Mapping[str, float | None]
+    lower_bound: float  # on the value of every candidate [s]
+    baselines: Mapping[str, float | None]  # values of simple candidates by name [s]
     precision = 1e-12
 
     def __init__(self, seed: int) -> None:
         self._begun = time.monotonic()
         self.rng = np.random.default_rng(seed)
         self.evaluated = 0
-        self.stale = 0  # steps that found nothing better
+        self.stale = 0  # steps since the last improvement
 
     @abc.abstractmethod
     def step(self, iteration: int) -> None:
-        """Price neighbours of where the search is, and go on from one of them."""
+        """Evaluate neighbours of the present candidate, and continue from one of them."""
 
     @abc.abstractmethod
     def best_so_far(self) -> tuple[Best, float]:
@@ -44,8 +42,7 @@ class LocalSearch(abc.ABC, Generic[Best]):
         values: Float[NumpyArray, " candidates"],
         rests: Bool[NumpyArray, " candidates"] | None = None,
     ) -> int:
-        """Choose the least value, among candidates that do not rest if there are any."""
-        # Among equals any may be taken: a plateau is crossed at random.
+        """Choose the least value, if possible of a candidate that does not rest; ties at random."""
         keys = (self.rng.random(len(values)), values)
         return int(np.lexsort(keys if rests is None else (*keys, rests))[0])
 
@@ -56,8 +53,7 @@ class LocalSearch(abc.ABC, Generic[Best]):
         tell: OnProgress = to_nobody,
         gap: float = 0.0,
     ) -> Found[Best]:
-        """Search for so many steps, or until nothing unknown saves more than the gap."""
-        # The time runs from the start of the clock.
+        """Search until one limit is reached: iterations, seconds since the start, or the gap."""
         deadline = np.inf if time_limit is None else self._begun + time_limit
         try:
             for iteration in range(1, iterations + 1):

@@ -1,8 +1,7 @@
-"""The order of microbatches that differ: which of them enters the pipeline when.
+"""Search for the order in which unequal microbatches enter the pipeline.
 
-A schedule says in which order microbatches run, not which of the data is microbatch 0. Where their
-lengths differ that is a choice, and a local search over permutations makes it: swaps and
-insertions, all neighbours of an order in one batch of the engine.
+A schedule does not say which of the data is microbatch 0. A local search over permutations chooses
+it: swaps and insertions, all neighbours of an order in one batch of the engine.
 """
 
 from typing import NamedTuple
@@ -32,7 +31,7 @@ from pipejax.search.orders.permutations import (
     with_least,
 )
 
-RANDOM = 256  # random orders that the result is compared with
+NUM_RANDOM = 256  # random orders that the result is compared with
 MAX_NUMBERS = 1 << 24  # of the costs of a batch
 
 
@@ -41,8 +40,8 @@ class MicrobatchOrder(NamedTuple):
     """An order of microbatches.
 
     Attributes:
-      order: (microbatches) which of the given microbatches is microbatch k of the table.
-      costs: what the table is to be priced with then.
+      order: (microbatches) number of the microbatch that the table runs as its k-th.
+      costs: costs of the table in this order.
     """
 
     order: Order
@@ -61,25 +60,23 @@ def microbatches(
 ) -> Found[MicrobatchOrder]:
     """Search the order of microbatches that makes the step shortest.
 
-    The table stays as it is; its microbatch k becomes number `order[k]` of the given ones. Where
-    there are at most 50,000 different orders, all are evaluated. The result is never slower than
-    a baseline, and the same arguments give the same result, unless the time runs out. An
-    interrupt (Ctrl-C) ends the search with the best order so far.
+    The table stays; it runs microbatch `order[k]` as its k-th. At most 50,000 different orders are
+    all evaluated. The result is never slower than a baseline, and deterministic unless the time
+    runs out. An interrupt (Ctrl-C) ends the search with the best order so far.
 
     Args:
       table: the schedule.
       costs: unbatched costs per microbatch [s].
       link: link model, or `Links`.
-      iterations: most batches of orders to try.
-      time_limit: when no further batch starts [s]; None for no limit.
-      seed: of all random choices.
-      on_progress: called after each batch with its number, `iterations`, and the best makespan so
-        far as a text; a bar in notebooks if None.
+      iterations: largest number of batches of orders.
+      time_limit: time after which no further batch starts [s]; None for no limit.
+      seed: seed of all random choices.
+      on_progress: called after each batch with its number, `iterations`, and a text.
 
     Returns:
-      The best order; the bound is its makespan where all orders were tried. Baselines are the
-      "given" order, sorted "ascending" and "descending" by the time of a microbatch, and of random
-      orders the best ("best of random") and the mean ("mean of random").
+      The best order; if all orders were tried, the bound is its makespan. Baselines are the "given"
+      order, sorted "ascending" and "descending" by the time of a microbatch, and of random orders
+      the best ("best of random") and the mean ("mean of random").
 
     Raises:
       ValueError: as `evaluate`; if no cost differs by microbatch, or iterations, seed or time_limit
@@ -94,8 +91,8 @@ def microbatches(
       >>> lengths = [1.0, 1.0, 1.0, 8.0, 2.0, 1.0, 4.0, 1.0]
       >>> costs = pj.Costs(forward=1.0, backward=2.0)
       >>> costs = pj.costing.scaled_costs(costs, table, microbatches=lengths)
-      >>> found = pj.search.microbatches(table, costs)
-      >>> found.value, found.baselines["ascending"], found.baselines["descending"]
+      >>> result = pj.search.microbatches(table, costs)
+      >>> result.value, result.baselines["ascending"], result.baselines["descending"]
       (114.0, 121.0, 125.0)
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
@@ -123,16 +120,17 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         numbers = sum(np.size(leaf) for leaf in leaves(costs))
         self.batch = max(1, min(BATCH, MAX_NUMBERS // numbers))
         self.kind = _kinds(costs, table.num_microbatches)
-        as_written = np.arange(table.num_microbatches)
-        longest = np.argsort(-_work(costs, table.num_microbatches), kind="stable")
-        random = self.rng.permuted(np.tile(as_written, (RANDOM, 1)), axis=1)
-        fixed = [as_written, longest[::-1], longest, *_hills(longest)]
+        unchanged = np.arange(table.num_microbatches)
+        descending = np.argsort(-_work(costs, table.num_microbatches), kind="stable")
+        random = self.rng.permuted(np.tile(unchanged, (NUM_RANDOM, 1)), axis=1)
+        fixed = [unchanged, descending[::-1], descending, *_hills(descending)]
         times = self.start_from(np.concatenate([fixed, random]))
-        extended, count = with_least(self._costs), len(as_written)
+        # a lower bound: the longest microbatch alone among artificial shortest ones
+        extended, count = with_least(self._costs), len(unchanged)
         shortest = batched_makespans(
             self.program,
             lambda orders: in_order(extended, orders),
-            alone(int(longest[0]), count, count),
+            alone(int(descending[0]), count, count),
             self.batch,
         ).min()
         self.lower_bound = max(order_bound(table, costs, links), float(shortest))
@@ -140,12 +138,12 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
             "given": float(times[0]),
             "ascending": float(times[1]),
             "descending": float(times[2]),
-            "best of random": float(times[-RANDOM:].min()),
-            "mean of random": float(times[-RANDOM:].mean()),
+            "best of random": float(times[-NUM_RANDOM:].min()),
+            "mean of random": float(times[-NUM_RANDOM:].mean()),
         }
 
     def order_costs(self, orders: Orders) -> Costs:
-        """Costs of orders of the microbatches."""
+        """Return the costs of a batch of orders."""
         return in_order(self._costs, orders)
 
     def best_so_far(self) -> tuple[MicrobatchOrder, float]:
@@ -162,10 +160,11 @@ def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:
     return np.broadcast_to(sum(means), count)
 
 
-def _hills(longest: Order) -> tuple[Order, Order]:
+def _hills(descending: Order) -> tuple[Order, Order]:
     """Return orders with the longest microbatches in the middle, and at both ends."""
-    shortest = longest[::-1]
-    hill, valley = (np.append(order[::2], order[1::2][::-1]) for order in (shortest, longest))
+    ascending = descending[::-1]
+    # alternate members go to the left and, reversed, to the right: 1 2 3 4 becomes 1 3 4 2
+    hill, valley = (np.append(order[::2], order[1::2][::-1]) for order in (ascending, descending))
     return hill, valley
 
 

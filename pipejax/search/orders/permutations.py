@@ -1,7 +1,7 @@
-"""Local search over permutations: swaps and insertions, all neighbours of one in one batch.
+"""Local search over permutations: swaps and insertions, all neighbours of an order in one batch.
 
-What is permuted, and what that costs, is said by who searches: microbatches that differ, or workers
-on a machine. Where there are few permutations that differ, all of them are tried.
+Subclasses define the members of an order, such as microbatches or workers, and their costs. If
+there are few different orders, all of them are tried.
 """
 
 import abc
@@ -31,35 +31,35 @@ Orders = Int[NumpyArray, "orders members"]
 Places = Int[NumpyArray, " pairs"]
 
 EXHAUSTIVE = 50_000  # different orders up to which all are evaluated
-BATCH = 2048  # most orders in a batch
-PATIENCE = 4  # batches without a better order, from which the search goes on elsewhere
-SHAKES = 3  # swaps at random that lead there
+BATCH = 2048  # largest number of orders in a batch
+PATIENCE = 4  # batches without a better order before a restart
+SHAKES = 3  # random swaps of a restart
 
 
 class PermutationSearch(LocalSearch[Best]):
-    """Local search over orders."""
+    """Local search over orders; members of one kind are interchangeable."""
 
-    program: Program  # what runs under every order
-    kind: Order  # orders whose members are of the same kinds are alike
-    batch: int  # most orders that the engine runs at once
+    program: Program
+    kind: Order  # kind of each member
+    batch: int  # largest number of orders that the engine runs at once
     best: Order  # fastest order so far
-    current: Order  # order from which the search goes on
+    current: Order  # order whose neighbours are tried next
 
     @abc.abstractmethod
     def order_costs(self, orders: Orders) -> Costs:
-        """Costs of orders, for `makespans`."""
+        """Return a batch of costs for `makespans`, one entry per order."""
 
     def start_from(self, orders: Orders) -> Float[NumpyArray, " orders"]:
-        """Begin at the best of some orders, the first of equals: (orders) their makespans [s]."""
+        """Start at the fastest of some orders; return their makespans (orders) [s]."""
         times = self.times(orders)
         first = int(times.argmin())
         self.best = self.current = orders[first]
         self.value = self._current = float(times[first])
-        self._tried = 0  # of every order, where there are few
+        self._tried = 0  # number of orders so far, if all are tried
         return times
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
-        """Evaluate orders: (orders) makespans [s]."""
+        """Return the makespans of orders (orders) [s]."""
         self.evaluated += len(orders)
         return batched_makespans(self.program, self.order_costs, orders, self.batch)
 
@@ -69,21 +69,21 @@ class PermutationSearch(LocalSearch[Best]):
             self._shake()
         orders = next(self._batches)
         times = self.times(orders)
-        chosen = self.choose(times)
-        self.stale = 0 if times[chosen] < self._current else self.stale + 1
-        self.current, self._current = orders[chosen], float(times[chosen])
+        row = self.choose(times)
+        self.stale = 0 if times[row] < self._current else self.stale + 1
+        self.current, self._current = orders[row], float(times[row])
         if self._current < self.value:
             self.best, self.value = self.current, self._current
         self._tried += len(orders)
-        if self._are_few() and self._tried == num_orders(self.kind):
+        if self._is_exhaustive() and self._tried == num_orders(self.kind):
             self.lower_bound = self.value
 
     @functools.cached_property
     def _batches(self) -> Iterator[Orders]:
-        return self._every_order() if self._are_few() else self._neighbours()
+        return self._all_orders() if self._is_exhaustive() else self._neighbours()
 
     def _shake(self) -> None:
-        """Continue from the best order, with some members swapped at random."""
+        """Restart from the best order with random swaps."""
         order = self.best.copy()
         for _ in range(SHAKES):
             pair = self.rng.choice(len(order), 2, replace=False)
@@ -91,74 +91,79 @@ class PermutationSearch(LocalSearch[Best]):
         self.current, self._current, self.stale = order, np.inf, 0
 
     def _neighbours(self) -> Iterator[Orders]:
-        """Yield orders one swap or insertion away from the current one, again and again."""
+        """Yield batches of orders one swap or insertion away from the present one, endlessly."""
         size = len(self.current)
         places = np.indices((size, size)).reshape(2, -1)
         while True:
-            if places.shape[1] > 2 * BATCH:  # more than a batch can hold: some of them
+            if places.shape[1] > 2 * BATCH:  # more than a batch holds: a random selection
                 places = self.rng.integers(0, size, (2, 2 * BATCH))
             orders = neighbours(self.current, *places)
-            # what changes nothing is left out; to find all that are alike takes longer than a run
-            differ = (self.kind[orders] != self.kind[self.current]).any(axis=1)
-            yield orders[self.rng.permutation(np.flatnonzero(differ))[: self.batch]]
+            # drop orders equal to the present one; other duplicates cost less than their search
+            is_new = (self.kind[orders] != self.kind[self.current]).any(axis=1)
+            yield orders[self.rng.permutation(np.flatnonzero(is_new))[: self.batch]]
 
-    def _are_few(self) -> bool:
+    def _is_exhaustive(self) -> bool:
         """Return whether there are few enough different orders to try all."""
         return num_orders(self.kind) <= EXHAUSTIVE
 
-    def _every_order(self) -> Iterator[Orders]:
+    def _all_orders(self) -> Iterator[Orders]:
+        """Yield all different orders in batches."""
         orders = different_orders(self.kind.tolist())
-        while part := list(itertools.islice(orders, self.batch)):
-            yield np.array(part)
+        while batch := list(itertools.islice(orders, self.batch)):
+            yield np.array(batch)
 
 
 def batched_makespans(
     program: Program, order_costs: Callable[[Orders], Costs], orders: Orders, batch: int
 ) -> Float[NumpyArray, " orders"]:
-    """Makespans of orders (orders) [s]; a few sizes of batches are few compilations."""
+    """Return the makespans of orders (orders) [s]."""
+    # Batches are padded to powers of two by repetition, so the engine compiles few sizes.
     from pipejax.engine.batched.makespans import makespans  # searches are set up without JAX
 
-    parts = []
-    for low in range(0, len(orders), batch):
-        part = orders[low : low + batch]
-        size = min(batch, 1 << (len(part) - 1).bit_length())
-        whole = np.concatenate([part, np.tile(part[-1:], (size - len(part), 1))])
-        times = makespans(program, order_costs(whole), batch_size=size)
-        parts.append(np.asarray(times)[: len(part)])
-    return np.concatenate(parts)
+    results = []
+    for begin in range(0, len(orders), batch):
+        rows = orders[begin : begin + batch]
+        size = min(batch, 1 << (len(rows) - 1).bit_length())
+        padded = np.concatenate([rows, np.tile(rows[-1:], (size - len(rows), 1))])
+        times = makespans(program, order_costs(padded), batch_size=size)
+        results.append(np.asarray(times)[: len(rows)])
+    return np.concatenate(results)
 
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
-    """Return orders with two places swapped, and orders with a member moved."""
-    # Places (pairs); returns an order for each swap and for each insertion that is none.
-    at, swaps = np.arange(len(order)), start < target
-    low, high = start[swaps, None], target[swaps, None]
-    swapped = np.where(at == low, high, np.where(at == high, low, at))
-    moves = abs(start - target) > 1
-    return np.concatenate([order[swapped], inserted(order, start[moves], target[moves])])
+    """Return an order for each swap of two places, and for each insertion that is no swap."""
+    # `start` and `target` (pairs) are all pairs of places, in both directions.
+    place, is_swap = np.arange(len(order)), start < target
+    low, high = start[is_swap, None], target[is_swap, None]
+    swapped = np.where(place == low, high, np.where(place == high, low, place))
+    is_move = abs(start - target) > 1
+    return np.concatenate([order[swapped], insertions(order, start[is_move], target[is_move])])
 
 
-def inserted(order: Order, start: Places, target: Places) -> Orders:
-    """Move one member of an order to another place: one order for each pair of places."""
-    at = np.arange(len(order))
+def insertions(order: Order, start: Places, target: Places) -> Orders:
+    """Return an order for each pair of places, with the member at `start` moved to `target`."""
+    place = np.arange(len(order))
     start, target = start[:, None], target[:, None]
-    # those between the old and the new place make room by one
-    came_from = at + ((start <= at) & (at < target)) - ((target < at) & (at <= start))
-    return order[np.where(at == target, start, came_from)]
+    # members between both places move by one: from 0 to 2, 0 1 2 3 becomes 1 2 0 3
+    moves_down = (start <= place) & (place < target)
+    moves_up = (target < place) & (place <= start)
+    source = place + moves_down - moves_up
+    return order[np.where(place == target, start, source)]
 
 
 def num_orders(kind: Order) -> int:
-    """Return the number of different orders."""
+    """Count the different orders, if members of one kind are interchangeable."""
     _, counts = np.unique(kind, return_counts=True)
     return math.factorial(len(kind)) // math.prod(map(math.factorial, counts.tolist()))
 
 
 def different_orders(kind: list[int]) -> Iterator[list[int]]:
-    """Yield an order for every different sequence of kinds, in lexicographic order of these."""
+    """Yield one order for every different sequence of kinds, in lexicographic order of kinds."""
     remaining = {k: [m for m, other in enumerate(kind) if other == k] for k in sorted({*kind})}
     order: list[int] = []
 
     def complete() -> Iterator[list[int]]:
+        """Yield all completions of the prefix in `order`."""
         if len(order) == len(kind):
             yield [*order]
         for members in remaining.values():
@@ -174,45 +179,44 @@ Workers = Float[NumpyArray, " workers"]
 
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int = 1) -> float:
-    """Lower bound on the makespan in any order, or on the slowest replica's in any deal [s]."""
-    # With the times of the shortest microbatch everywhere, no op starts later and no path gets
-    # longer. Between the first start of a worker there and the path after its last op, the worker
-    # computes all of its ops, at least those of the shortest microbatches. For several replicas
-    # this bounds the mean: each has another microbatch in every place, so the mean time of an op
-    # is at least that of the shortest ones, and means of longest paths exceed paths of means.
+    """Bound the makespan in any order, or of the slowest replica in any deal, from below [s]."""
+    # A run with least times has no later starts and no longer paths. Between its first start and
+    # the path after its last op, each worker has at least the work of the shortest microbatches.
+    # For several replicas this bounds the mean over them, because a longest path of mean times is
+    # at most the mean of longest paths.
     program, bound, around = _least_run(table, costs, links, replicas)
     if len(program.fused):  # a pair is of two microbatches
         return bound
     busy = np.zeros(table.num_workers)
-    for worker, count, time in _ops_of_workers(table, program, costs, replicas):
+    for worker, count, time in _worker_ops(table, program, costs, replicas):
         busy[worker] += np.sort(time)[: count * replicas].sum() / replicas
     return max(bound, float((around + busy).max()))
 
 
 def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int) -> float:
-    """Lower bound on the slowest replica's makespan in any deal, as of packing into bins [s]."""
-    # Of the k R + 1 microbatches that a worker has longest with, one of R replicas gets k + 1, and
-    # others that are no shorter than the shortest of all.
+    """Bound the makespan of the slowest replica in any deal from below, as in bin packing [s]."""
+    # Of the k R + 1 longest microbatches on a worker, one of R replicas gets at least k + 1. Its
+    # other microbatches are at least as long as the shortest ones.
     program, bound, around = _least_run(table, costs, links, 1)
     if len(program.fused):
         return bound
     size = table.num_microbatches
     num_members = size * replicas
     work = np.zeros((table.num_workers, num_members))
-    for worker, count, time in _ops_of_workers(table, program, costs, replicas):
-        if count == size:  # each microbatch passes here
+    for worker, count, time in _worker_ops(table, program, costs, replicas):
+        if count == size:  # each microbatch has such an op here
             work[worker] += time
     work = np.sort(work)
-    filled = [
+    totals = [
         work[:, num_members - k * replicas - 1 :][:, : k + 1].sum(axis=1)
         + work[:, : size - k - 1].sum(axis=1)
         for k in range(size)
     ]
-    return float((around + np.max(filled, axis=0)).max())
+    return float((around + np.max(totals, axis=0)).max())
 
 
 def with_least(costs: Costs) -> Costs:
-    """Append a microbatch with the least of every time."""
+    """Append an artificial microbatch with the least of all times."""
 
     def extended(time: Any) -> Any:
         return np.concatenate([time, time.min(axis=-1, keepdims=True)], axis=-1)
@@ -221,8 +225,8 @@ def with_least(costs: Costs) -> Costs:
 
 
 def alone(longest: int, least: int, count: int) -> Orders:
-    """Put the longest microbatch into each place in turn, among microbatches with least times."""
-    # Whatever the others are, no order with it there is faster.
+    """Return an order for each place of the longest microbatch, among artificial shortest ones."""
+    # The fastest of them bounds the makespan of any order from below.
     orders = np.full((count, count), least)
     np.fill_diagonal(orders, longest)
     return orders
@@ -231,34 +235,35 @@ def alone(longest: int, least: int, count: int) -> Orders:
 def _least_run(
     table: ScheduleTable, costs: Costs, links: Links, replicas: int
 ) -> tuple[Program, float, Workers]:
-    """Run where every time is the mean of as many least ones as there are replicas."""
-    # Returns the program, the makespan, and (workers) what stands before, between and behind the
-    # ops of each worker there [s].
+    """Run a table with least times, averaged over the shortest microbatches of all replicas."""
+    # Return its program, its makespan, and per worker the time before, between and after its ops
+    # [s].
     least = map_microbatches(
         lambda time: np.sort(np.asarray(time, float))[..., :replicas].mean(axis=-1), costs
     )
     program, vector = lower_and_price(table, least, links)
     run = run_on_host(program, vector)
     tails = longest_path.tails(run.preds, run.duration, run.lag)
-    first, last = np.asarray(program.first_node), np.asarray(program.last_node)
-    around = run.start[first] + _held(program, run) + tails[last]
+    first_node, last_node = np.asarray(program.first_node), np.asarray(program.last_node)
+    around = run.start[first_node] + _blocked_times(program, run) + tails[last_node]
     return program, float(run.finish.max()), around
 
 
-def _held(program: Program, run: HostRun) -> Workers:
-    """Return the time (workers) that ops wait for the message of the op before them [s]."""
+def _blocked_times(program: Program, run: HostRun) -> Workers:
+    """Return the time that ops of each worker wait for the message of the op before them [s]."""
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
-    held = np.zeros(program.num_workers)
+    blocked = np.zeros(program.num_workers)
     for worker in range(program.num_workers):
         row = np.flatnonzero(_on_workers(program) & (program.worker == worker))
-        waits = run.preds[row[1:]]
-        is_sent = (waits != SOURCE) & (producer[waits] == row[:-1, None])
-        held[worker] = np.where(is_sent, run.duration[waits], 0.0).max(axis=1, initial=0.0).sum()
-    return held
+        preds = run.preds[row[1:]]
+        is_message = (preds != SOURCE) & (producer[preds] == row[:-1, None])
+        times = np.where(is_message, run.duration[preds], 0.0)
+        blocked[worker] = times.max(axis=1, initial=0.0).sum()
+    return blocked
 
 
-def _ops_of_workers(
+def _worker_ops(
     table: ScheduleTable, program: Program, costs: Costs, replicas: int
 ) -> Iterator[tuple[int, int, Float[NumpyArray, " members"]]]:
     """Yield (worker, count, times by member [s]) of each kind of op of each worker."""
@@ -267,8 +272,8 @@ def _ops_of_workers(
     kinds, counts = np.unique(np.stack(ops)[:, _on_workers(program)], axis=1, return_counts=True)
     for (worker, phase, stage, _), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
         time = np.asarray(getattr(costs, PHASE_FIELDS[Phase(phase).name]), float)
-        whole = np.broadcast_to(time if time.ndim == 2 else time[..., None], shape)
-        yield worker, count, whole[stage]
+        times = np.broadcast_to(time if time.ndim == 2 else time[..., None], shape)
+        yield worker, count, times[stage]
 
 
 def _on_workers(program: Program) -> Bool[NumpyArray, " nodes"]:

@@ -1,16 +1,12 @@
-"""Search of the placement of workers on a machine of nodes.
+"""Search for the places of workers on a machine of nodes.
 
-In order, a pipeline crosses from node to node where its workers do. That is best for a plain
-pipeline and not for all: stages that loop go from the last worker back to the first, and pipes
-that run against each other hold each stage twice. What decides costs is only which boundaries
-leave a node, so placements that agree in that are run once.
+Workers in order are best for a plain pipeline, but not for looped stages or bidirectional pipes.
+Costs depend only on which stage boundaries leave a node, so placements that agree in this run once.
 
-The bound: some messages have to leave their node. Take the workers as a graph, with an edge between
-two that send each other anything. A placement on K nodes cuts it into K parts. Where the graph
-holds together, at least K - 1 edges are cut; where no edge alone holds it together (stages that
-loop make a ring), two leave each part, so at least K are. Whatever a placement cuts holds some set
-of so few edges, and a run in which only these are far is no slower. So the least makespan of all
-such sets is a bound; they are one batch.
+The bound: workers that exchange messages are the edges of a graph. A placement on K nodes cuts a
+connected graph into K parts, so it cuts at least K - 1 edges. In a graph without a bridge, such as
+a ring, at least two edges leave each part, so at least K are cut. A run in which only so few of the
+cut edges are far is no slower. The least makespan over all sets of so few edges is the bound.
 """
 
 import itertools
@@ -46,7 +42,7 @@ from pipejax.search.orders.permutations import (
 
 Edges = Int[NumpyArray, "2 edges"]
 
-RANDOM = 256  # scattered placements that the result is compared with
+NUM_RANDOM = 256  # random placements among the baselines
 
 
 @short_repr
@@ -55,7 +51,7 @@ class WorkerPlaces(NamedTuple):
 
     Attributes:
       places: (workers) place of each worker, numbered node by node.
-      costs: what the table is to be priced with then.
+      costs: costs of the table in these places.
     """
 
     places: Order
@@ -75,28 +71,25 @@ def places(
 ) -> Found[WorkerPlaces]:
     """Search the places of the workers on a machine that make the step shortest.
 
-    The table stays as it is: a worker takes its row and its stages along. Where there are at most
-    50,000 different placements, all are evaluated. The result is never slower than a baseline, and
-    the same arguments give the same result, unless the time runs out. An interrupt (Ctrl-C) ends
-    the search with the best placement so far.
+    The table stays: a worker takes its row and its stages along. At most 50,000 different
+    placements are all evaluated. The result is never slower than a baseline, and deterministic
+    unless the time runs out. An interrupt (Ctrl-C) ends the search with the best placement so far.
 
     Args:
       table: the schedule.
-      costs: unbatched costs [s], or what is trained.
-      machine: a topology for costs, or a system for what is trained, whose nodes and links count.
-        Places that they have are where the search begins.
+      costs: unbatched costs [s], or a workload.
+      machine: a topology for costs, or a system for a workload. Its present places are the start.
       link: link model, or `Links`; shared links stay with their workers.
-      iterations: most batches of placements to try.
-      time_limit: when no further batch starts [s]; None for no limit.
-      seed: of all random choices.
-      on_progress: called after each batch with its number, `iterations`, and the best makespan so
-        far as a text; a bar in notebooks if None.
+      iterations: largest number of batches of placements.
+      time_limit: time after which no further batch starts [s]; None for no limit.
+      seed: seed of all random choices.
+      on_progress: called after each batch with its number, `iterations`, and a text.
 
     Returns:
-      The best placement; of those that cost the same, one is evaluated, and where all were tried
-      the bound is its makespan. Baselines are the places as "given", "in order", in "round robin"
-      over the nodes, "folded" (first and last worker side by side, and so on), and of scattered
-      placements the best ("best of scattered") and the mean ("mean of scattered").
+      The best placement; if all were tried, the bound is its makespan. Baselines are the "given"
+      places, "in order", in "round robin" over the nodes, "folded" (first and last worker side by
+      side, and so on), and of random placements the best ("best of scattered") and the mean ("mean
+      of scattered").
 
     Raises:
       ValueError: as `evaluate`; if places are of another number of workers, or iterations, seed or
@@ -109,8 +102,8 @@ def places(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("interleaved-1f1b", num_workers=8, num_microbatches=8)
       >>> machine = pj.Topology(2, latency=(0.0, 0.25))
-      >>> found = pj.search.places(table, pj.Costs(forward=0.5, backward=1.0), machine)
-      >>> found.value <= min(found.baselines.values())
+      >>> result = pj.search.places(table, pj.Costs(forward=0.5, backward=1.0), machine)
+      >>> result.value <= min(result.baselines.values())
       True
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs, Workload))
@@ -143,7 +136,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         self.batch, self.kind = BATCH, placed.nodes
         in_order = np.arange(table.num_workers)
         fixed = np.array([current, in_order, _round_robin(self.kind), _folded(table.num_workers)])
-        scattered = self.rng.permuted(np.tile(in_order, (RANDOM, 1)), axis=1)
+        scattered = self.rng.permuted(np.tile(in_order, (NUM_RANDOM, 1)), axis=1)
         times = self.start_from(np.concatenate([fixed, scattered]))
         self.lower_bound = cut_bound(placed, self.program)
         self.baselines = {
@@ -151,32 +144,32 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
             "in order": float(times[1]),
             "round robin": float(times[2]),
             "folded": float(times[3]),
-            "best of scattered": float(times[-RANDOM:].min()),
-            "mean of scattered": float(times[-RANDOM:].mean()),
+            "best of scattered": float(times[-NUM_RANDOM:].min()),
+            "mean of scattered": float(times[-NUM_RANDOM:].mean()),
         }
 
     def order_costs(self, orders: Orders) -> Costs:
-        """Costs of placements."""
+        """Return the costs of a batch of placements."""
         return self._placed.batch(orders)
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
-        """Evaluate placements (orders) [s]; placements with equal costs are evaluated once."""
+        """Return the makespans of placements (orders) [s]; equal costs are evaluated once."""
         rows = self._placed.choices(orders)
-        _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-        keys = [rows[k].tobytes() for k in first.tolist()]
+        _, distinct, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        keys = [rows[k].tobytes() for k in distinct.tolist()]
         new = [k for k, key in enumerate(keys) if key not in self._times_by_key]
         if new:
             new_times = batched_makespans(
-                self.program, self.order_costs, orders[first[new]], self.batch
+                self.program, self.order_costs, orders[distinct[new]], self.batch
             )
             self._times_by_key.update(zip([keys[k] for k in new], new_times.tolist(), strict=True))
             self.evaluated += len(new)
-        return np.array([self._times_by_key[key] for key in keys])[which.ravel()]
+        return np.array([self._times_by_key[key] for key in keys])[group.ravel()]
 
     def best_so_far(self) -> tuple[WorkerPlaces, float]:
         """Return the best placement so far, and its makespan [s]."""
         best = self.best.copy()
-        for workers in self._placed.seated(best):  # in order within a node, where all are alike
+        for workers in self._placed.seated(best):  # places of a node are equal: sort its workers
             best[np.sort(workers)] = np.sort(best[workers])
         costs = self._placed.at(best)
         run = evaluate(self._placed.table, costs, link=self._links)
@@ -184,9 +177,9 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 
 
 def _check_eager(placed: PlacedCosts, links: Links) -> None:
-    """Refuse messages that are eager at some places and not at others: their programs differ."""
-    smaller = placed.messages["transmit"] < links.eager_below
-    if (smaller != smaller[0]).any():
+    """Refuse messages that are eager at some places only, which would change the program."""
+    is_eager = placed.messages["transmit"] < links.eager_below
+    if (is_eager != is_eager[0]).any():
         raise wrong(
             "eager_below",
             f"= {links.eager_below:g} s lies between what a message takes in a node "
@@ -195,13 +188,13 @@ def _check_eager(placed: PlacedCosts, links: Links) -> None:
 
 
 def _round_robin(node: Int[NumpyArray, " places"]) -> Order:
-    """Place (workers) one worker on each node in turn."""
-    first = np.searchsorted(node, node)  # places go node by node
-    return np.lexsort((node, np.arange(len(node)) - first))
+    """Return the place of each worker if consecutive workers sit on consecutive nodes."""
+    node_begin = np.searchsorted(node, node)  # places are numbered node by node
+    return np.lexsort((node, np.arange(len(node)) - node_begin))
 
 
 def _folded(workers: int) -> Order:
-    """Place (workers) the first and the last worker side by side, then the next of both."""
+    """Return the place of each worker if the first sits beside the last, and so on: 0 2 4 5 3 1."""
     seats = np.empty(workers, int)
     seats[: (workers + 1) // 2] = np.arange(0, workers, 2)
     seats[(workers + 1) // 2 :] = np.arange(1, workers, 2)[::-1]
@@ -213,59 +206,62 @@ def cut_bound(placed: PlacedCosts, program: Program) -> float:
     graph = _Graph.from_placed(placed)
     edges = graph.edges.shape[1]
     cuts = _least_cuts(graph.edges, placed.table.num_workers, int(placed.nodes.max()) + 1)
-    # Every placement cuts that many edges or more, and a message over a cut edge takes at least its
-    # fastest time between nodes. So the best choice of cut edges is a bound for all placements.
-    while math.comb(edges, cuts) > EXHAUSTIVE:  # fewer cuts are valid too: the bound is lower
+    # Every placement cuts at least so many edges, and a message over a cut edge takes at least its
+    # fastest time between nodes. So the best choice of cut edges bounds all placements.
+    while math.comb(edges, cuts) > EXHAUSTIVE:  # fewer cuts give a lower, valid bound
         cuts -= 1
-    chosen = np.array([*itertools.combinations(range(edges), cuts)], int).reshape(-1, cuts)
-    far = np.zeros((len(chosen), edges + 1), np.int32)  # last: within a worker, never cut
-    np.put_along_axis(far, chosen, 1, axis=1)
-    return float(batched_makespans(program, graph.order_costs, far, BATCH).min())
+    cut_edges = np.array([*itertools.combinations(range(edges), cuts)], int).reshape(-1, cuts)
+    is_cut = np.zeros((len(cut_edges), edges + 1), np.int32)  # last: inside a worker, never cut
+    np.put_along_axis(is_cut, cut_edges, 1, axis=1)
+    return float(batched_makespans(program, graph.order_costs, is_cut, BATCH).min())
 
 
 class _Graph(NamedTuple):
-    """Workers that send each other messages."""
+    """Graph of workers, with an edge between two that exchange messages."""
 
     placed: PlacedCosts  # costs by place
-    edges: Edges  # both workers
-    # edge of each stage boundary; the last where none is crossed
-    edge: Int[NumpyArray, "pipes boundaries"]
+    edges: Edges  # both workers of each edge
+    # edge of each stage boundary; the number of edges for a boundary inside a worker
+    boundary_edge: Int[NumpyArray, "pipes boundaries"]
 
     @classmethod
     def from_placed(cls, placed: PlacedCosts) -> "_Graph":
+        """Build the graph of the stage boundaries between different workers."""
         placement = placed.table.placement
         ends = np.sort(np.stack([placement[:, :-1], placement[:, 1:]]), axis=0)
-        moves = ends[0] != ends[1]
-        edges, which = np.unique(ends[:, moves], axis=1, return_inverse=True)
-        edge = np.full(moves.shape, edges.shape[1])
-        edge[moves] = which.ravel()
-        return cls(placed, edges, edge)
+        is_crossed = ends[0] != ends[1]
+        edges, edge = np.unique(ends[:, is_crossed], axis=1, return_inverse=True)
+        boundary_edge = np.full(is_crossed.shape, edges.shape[1])
+        boundary_edge[is_crossed] = edge.ravel()
+        return cls(placed, edges, boundary_edge)
 
-    def order_costs(self, far: Int[NumpyArray, "sets edges"]) -> Costs:
-        """Return costs where only some edges leave a node, for `makespans`."""
-        is_far: Bool[NumpyArray, "sets 1 pipes boundaries"] = far[:, None, self.edge] > 0
+    def order_costs(self, is_cut: Int[NumpyArray, "sets edges"]) -> Costs:
+        """Return a batch of costs if only the cut edges of each set leave a node."""
+        is_far: Bool[NumpyArray, "sets 1 pipes boundaries"] = (
+            is_cut[:, None, self.boundary_edge] > 0
+        )
         fastest = vars(self.placed.fastest)
         costs = {name: time[None] if np.ndim(time) else time for name, time in fastest.items()}
-        for name, times in self.placed.messages.items():
-            near, apart = times.min(axis=0), times[1:].min(axis=0, initial=np.inf)
-            far_times: NumpyArray = np.where(np.isinf(apart), near, apart)
-            where = is_far if near.ndim == is_far.ndim - 1 else is_far[..., None]
-            costs[name] = np.where(where, far_times, near)
+        for name, times in self.placed.messages.items():  # by level; level 0 is inside a node
+            near, between = times.min(axis=0), times[1:].min(axis=0, initial=np.inf)
+            far: NumpyArray = np.where(np.isinf(between), near, between)
+            mask = is_far if near.ndim == is_far.ndim - 1 else is_far[..., None]
+            costs[name] = np.where(mask, far, near)
         return unchecked_costs(costs)
 
 
 def _least_cuts(edges: Edges, workers: int, nodes: int) -> int:
     """Return the least number of edges that any placement cuts."""
-    if nodes == 1 or not _holds_together(edges, workers):
+    if nodes == 1 or not _is_connected(edges, workers):
         return 0
-    all_but_one = (np.delete(edges, k, axis=1) for k in range(edges.shape[1]))
-    is_ring = all(_holds_together(others, workers) for others in all_but_one)
-    return nodes if is_ring else nodes - 1
+    without_one_edge = (np.delete(edges, k, axis=1) for k in range(edges.shape[1]))
+    has_no_bridge = all(_is_connected(others, workers) for others in without_one_edge)
+    return nodes if has_no_bridge else nodes - 1
 
 
-def _holds_together(edges: Edges, workers: int) -> bool:
-    reached = np.arange(workers) == 0
+def _is_connected(edges: Edges, workers: int) -> bool:
+    is_reached = np.arange(workers) == 0
     for _ in range(workers):
-        from_reached = edges[:, reached[edges].any(axis=0)]
-        reached[from_reached.ravel()] = True
-    return bool(reached.all())
+        new_edges = edges[:, is_reached[edges].any(axis=0)]
+        is_reached[new_edges.ravel()] = True
+    return bool(is_reached.all())

@@ -1,11 +1,10 @@
-"""Every order of the transfers of a table, as predecessor tables for the engine.
+"""Orders of the transfers of a table, as predecessor arrays for the engine.
 
-Without queues, a program under rendezvous has only the dependencies of ops and transfers. An order
-of the transfers adds the transfer in front in the sender's and in the receiver's queue. An order in
-which each transfer stands after those that its producer waits for gives a graph without cycles: its
-nodes can be numbered by the order alone, so a batch of orders is a batch of predecessor tables,
-made without a loop over candidates and run as one. Heads and tails of the transfers, as if messages
-used no resource, give a bound by the queues, and greedy orders.
+Without queues, a program under rendezvous has only dependencies of ops and transfers. An order adds
+the previous transfer in the sender's and in the receiver's queue. If each transfer stands after
+those that its producer waits for, the graph has no cycle, and the order alone numbers its nodes. So
+a batch of orders becomes a batch of predecessor arrays without a loop. Heads and tails of the
+transfers, as if messages used no resource, give a bound by the queues, and greedy orders.
 """
 
 import dataclasses
@@ -37,31 +36,28 @@ class TransferGraph:
 
     table: ScheduleTable  # the schedule without communication cells
     program: Program  # the table lowered under rendezvous, for its nodes and messages
-    # nodes to wait for; a transfer's second and third are left to the queues of its sender and
-    # receiver
+    # predecessors; columns 1 and 2 of a transfer are for the queues of its sender and receiver
     preds: Int[NumpyArray, "nodes max_preds"]
-    duration: Float[NumpyArray, " nodes"]  # duration of each node [s]
+    duration: Float[NumpyArray, " nodes"]  # [s]
     queues: Int[NumpyArray, "2 transfers"]  # number of the sender's and of the receiver's queue
-    # transfers by receiver, then by the place of their consumer in its row
-    received: Int[NumpyArray, " transfers"]
-    # transfers by sender, then by the place of their producer in its row
-    sent: Int[NumpyArray, " transfers"]
-    # how many of `received` come up to the op of a row that a node waits for, 0 where the row has
-    # none; the rows are its own and those that share its host link
+    received: Int[NumpyArray, " transfers"]  # transfers sorted by receiver, then by consumer
+    sent: Int[NumpyArray, " transfers"]  # transfers sorted by sender, then by producer
+    # number of `received` up to the last op of a row that a node waits for, 0 without one; the rows
+    # are its own and those that share its host link
     latest: Int[NumpyArray, "nodes rows"]
-    # how many of `sent` come before the first op of a row that waits for a transfer's consumer, all
-    # where none follows
+    # number of `sent` before the first op of a row that waits for a transfer's consumer, all
+    # without one
     earliest: Int[NumpyArray, "transfers rows"]
     at_end: Int[NumpyArray, " some"]  # all-reduces and updates after all rows
 
     @property
     def num_transfers(self) -> int:
-        """Number of transfers: messages between workers."""
+        """Count the transfers: messages between workers."""
         return len(self.program.messages.producer)
 
 
 def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
-    """Build the graph of a table."""
+    """Lower and price a table under rendezvous, and return its graph before any queue."""
     bare = without_transfers(table)
     rows = tied_rows(bare, links)
     program, vector = lower_and_price(bare, costs, links)
@@ -76,15 +72,15 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
     place, row, reach = _reach(program, preds, at_end, rows)
     received = np.lexsort((sent.consumer, sent.receiver))
     sends = np.lexsort((sent.producer, sent.sender))
-    # A place in a row, over all rows: worker * nodes + node. It ascends along `received`, for the
-    # nodes of a row ascend. A search in these places counts the transfers up to an op; the count
-    # includes all rows before, so it is set to 0 where the op's own row adds nothing.
+    # The number worker * nodes + node ascends along `received`, as the nodes of a row ascend. A
+    # binary search for an op counts the transfers up to it. The count includes all rows before, so
+    # it is set to 0 where the op's row adds nothing.
     size = program.num_nodes
     arrivals = sent.receiver[received].astype(np.int64) * size + sent.consumer[received]
     latest = np.searchsorted(arrivals, rows[row] * size + reach, side="right")
     latest[latest == np.searchsorted(arrivals, rows[row] * size)] = 0
-    # The same from behind: along `sent` the op that a producer waits for in a row ascends too, so
-    # the first transfer whose producer waits for a consumer is found by searching for the consumer.
+    # Likewise, along `sent` the op that a producer waits for in a row ascends: a search for a
+    # consumer gives the first transfer whose producer waits for it.
     earliest = np.empty((len(sends), rows.shape[1]), np.int64)
     for column in range(rows.shape[1]):
         departures = sent.sender[sends] * size + reach[sent.producer[sends], column]
@@ -112,33 +108,28 @@ def _reach(
     preds: Int[NumpyArray, "nodes max_preds"],
     at_end: Int[NumpyArray, " some"],
     rows: Int[NumpyArray, "workers rows"],
-) -> tuple[
-    Int[NumpyArray, " workers"],
-    Int[NumpyArray, " nodes"],
-    Int[NumpyArray, "nodes rows"],
-]:
-    """Find up to which op of which rows each node waits, transfers aside."""
-    # What runs beside compute belongs to the row that issues it. Rows are tied to each other only
-    # by a host link that they share: elsewhere a node waits for one row, its own.
-    # Returns (workers) which of the rows tied to a worker's is its own, (nodes) row of a node,
-    # (nodes, rows) the last op that it waits for in each, itself included.
+) -> tuple[Int[NumpyArray, " workers"], Int[NumpyArray, " nodes"], Int[NumpyArray, "nodes rows"]]:
+    """Find the last op of each row that a node waits for without transfers, itself included."""
+    # `rows` are the workers that share a host link with each worker, and itself. Return the column
+    # of each worker's own row in it, the row of each node, and these last ops. A node beside
+    # compute belongs to the row that issues it.
     width = rows.shape[1]
-    place = (rows == np.arange(len(rows))[:, None]).argmax(axis=1)
+    own_column = (rows == np.arange(len(rows))[:, None]).argmax(axis=1)
     row = np.maximum(program.worker, 0).astype(np.int64)
     reach = np.zeros((program.num_nodes, width), np.int64)
     ops = np.flatnonzero(program.worker != NO_WORKER)
-    reach[ops, place[row[ops]]] = ops
+    reach[ops, own_column[row[ops]]] = ops
     follows = (program.worker == NO_WORKER) | (width > 1)
     follows[[SOURCE, *program.messages.carrier, *at_end]] = False
     for node in np.flatnonzero(follows).tolist():  # in topological order
         if program.worker[node] == NO_WORKER:
             row[node] = row[preds[node].max()]
         reach[node] = np.maximum(reach[node], reach[preds[node]].max(axis=0))
-    return place, row, reach
+    return own_column, row, reach
 
 
 def invert_orders(orders: Orders) -> Orders:
-    """Return where each transfer stands: the inverse of each order."""
+    """Return the position of each transfer in every order."""
     positions = np.empty_like(orders)
     np.put_along_axis(positions, orders, np.arange(orders.shape[1])[None], axis=1)
     return positions
@@ -147,31 +138,29 @@ def invert_orders(orders: Orders) -> Orders:
 def legal_range(
     graph: TransferGraph, position: Int[NumpyArray, " transfers"]
 ) -> tuple[Int[NumpyArray, " transfers"], Int[NumpyArray, " transfers"]]:
-    """Find the positions between which each transfer may move while the others keep theirs."""
-    # Returns (transfers) the last position of a transfer that it depends on, and the first of one
-    # that depends on it: it may stand at any position strictly between.
+    """Return the positions strictly between which each transfer may move, all else unchanged."""
+    # They are the last position of a transfer that it depends on, and the first of a dependent one.
     messages, size = graph.program.messages, graph.num_transfers
     low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]].max(axis=1)
-    # a running minimum from behind; the offset makes later rows larger, so it begins anew in each
+    # a running minimum from the end; the offset makes later rows larger, so it restarts in each row
     offset = messages.sender[graph.sent] * size
     next_dependent = np.minimum.accumulate((position[graph.sent] + offset)[::-1])[::-1] - offset
     return low, np.append(next_dependent, size)[graph.earliest].min(axis=1)
 
 
 def _latest_arrival(graph: TransferGraph, positions: Orders) -> Int[NumpyArray, "orders prefixes"]:
-    """Last position (orders, prefixes) among a row's first received transfers, -1 for none."""
-    # with an offset per row that exceeds all positions, one running maximum serves all rows
+    """Return the last position among the first k received transfers of a row; -1 for k = 0."""
+    # the offset per row exceeds all positions, so one running maximum serves all rows
     offset = graph.program.messages.receiver[graph.received] * positions.shape[1]
     latest = np.maximum.accumulate(positions[:, graph.received] + offset, axis=1) - offset
     return np.pad(latest, ((0, 0), (1, 0)), constant_values=-1)
 
 
 def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders transfers 2"]:
-    """Find the transfer in front of each transfer, in its sender's and its receiver's queue."""
-    # Returns (orders, transfers, 2) nodes of the program; the source where a queue begins.
-    # Every transfer enters the list twice in a row, for its sender's queue and its receiver's. A
-    # stable sort by queue puts each queue's users side by side, still in order, so the user in
-    # front is the entry before, if that is of the same queue.
+    """Return the node in front of each transfer in its sender's and its receiver's queue."""
+    # The first transfer of a queue gets the source. Every transfer is listed twice, once per queue.
+    # A stable sort by queue keeps the order in a queue, so the previous entry is in front if it has
+    # the same queue.
     count, size = orders.shape
     users = np.repeat(orders, 2, axis=1)
     side = np.tile([0, 1], size)
@@ -189,20 +178,19 @@ def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders
 
 
 def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
-    """Run a batch of orders: number the nodes topologically, lay their predecessors out, add up."""
-    # A transfer's key is its position; an op comes after the last transfer that its row has
-    # received by then, and ops with one key keep the order that they have without queues.
-    # Returns (orders, nodes) finish time of every node of `graph.program` [s].
+    """Return the finish time of every node under each order [s]."""
+    # A key numbers the nodes topologically: a transfer has its position, an op follows the last
+    # transfer that its row has received by then, and equal keys keep the order without queues.
     program, carrier = graph.program, graph.program.messages.carrier
     (count, size), nodes = orders.shape, program.num_nodes
     positions = invert_orders(orders)
-    key = np.empty((count, nodes), np.int16 if 2 * size + 2 < 1 << 15 else np.int32)
+    sort_key = np.empty((count, nodes), np.int16 if 2 * size + 2 < 1 << 15 else np.int32)
     arrival = _latest_arrival(graph, positions)
     needed = (arrival[:, prefixes] for prefixes in graph.latest.T)
-    key[:] = 2 * functools.reduce(np.maximum, needed) + 2
-    key[:, graph.at_end] = 2 * size + 2
-    key[:, carrier] = 2 * positions + 1
-    node = np.argsort(key, axis=1, kind="stable").astype(np.int32)
+    sort_key[:] = 2 * functools.reduce(np.maximum, needed) + 2
+    sort_key[:, graph.at_end] = 2 * size + 2
+    sort_key[:, carrier] = 2 * positions + 1
+    node = np.argsort(sort_key, axis=1, kind="stable").astype(np.int32)
     number = np.empty_like(node)
     np.put_along_axis(number, node, np.arange(nodes, dtype=np.int32)[None], axis=1)
     batch = np.arange(count, dtype=np.int32)[:, None]
@@ -222,7 +210,7 @@ class HeadsTails(NamedTuple):
 
 
 def heads_and_tails(graph: TransferGraph) -> HeadsTails:
-    """Find the head and the tail of every transfer."""
+    """Return the head and the tail of every transfer, if messages use no resource."""
     finish = finish_times(graph.preds, graph.duration)
     carrier = graph.program.messages.carrier
     head = start_times(graph.preds, finish)[carrier]
@@ -230,11 +218,10 @@ def heads_and_tails(graph: TransferGraph) -> HeadsTails:
 
 
 def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
-    """Bound the makespan from below by the busiest queue."""
-    # Each queue is a one-machine problem: its transfers one at a time, none before its head, and
-    # after each at least its tail. Where transfers may be interrupted its optimum is found exactly
-    # by always serving the longest tail (Jackson's rule), and no order can do better.
-    # References: Carlier: The one-machine sequencing problem (1982).
+    """Bound the makespan from below by the busiest queue [s]."""
+    # Each queue is a one-machine problem: one transfer at a time, none before its head, and at
+    # least its tail after each. With interruptions allowed, Jackson's rule is optimal: serve the
+    # longest tail first (Carlier: The one-machine sequencing problem, 1982).
     length = graph.duration[graph.program.messages.carrier]
     bound = times.makespan
     for queue in range(int(graph.queues.max(initial=-1)) + 1):
@@ -248,8 +235,8 @@ def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
 
 
 def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
-    """Bound of one queue [s], longest tail first; (head, tail, length) are sorted by head."""
-    waiting: list[tuple[float, float]] = []  # minus the tail, what is left of the length
+    """Return the bound of one queue by Jackson's rule [s]; (head, tail, length) sorted by head."""
+    waiting: list[tuple[float, float]] = []  # minus the tail, and the remaining length
     now = end = 0.0
     for k, (head, tail, length) in enumerate(arriving):
         now = max(now, head)
@@ -269,12 +256,12 @@ def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
 class WaitsFor(NamedTuple):
     """Dependencies of ops and transfers before any queue, as lists in both directions."""
 
-    before: list[list[int]]  # the nodes that each waits for, but for the source
-    after: list[list[int]]  # the nodes that wait for each
+    before: list[list[int]]  # predecessors of each node, without the source
+    after: list[list[int]]  # successors of each node
 
     @classmethod
     def from_preds(cls, preds: Int[NumpyArray, "nodes max_preds"]) -> "WaitsFor":
-        """Read the lists off the predecessors of a graph."""
+        """Make the lists from the predecessors of a graph."""
         before: list[list[int]] = [[] for _ in preds]
         after: list[list[int]] = [[] for _ in preds]
         heads, columns = np.nonzero(preds)
@@ -285,48 +272,46 @@ class WaitsFor(NamedTuple):
         return cls(before, after)
 
     @property
-    def turned(self) -> "WaitsFor":
-        """The same graph from its end."""
+    def reverse(self) -> "WaitsFor":
+        """Return the graph with all edges reversed."""
         return WaitsFor(self.after, self.before)
 
 
 def priority_order(
     graph: TransferGraph, waits: WaitsFor, tail: Float[NumpyArray, " transfers"], urgency: float
 ) -> tuple[Order, float]:
-    """Order the transfers by running the schedule, by earliest start and tail."""
-    # Of the transfers whose producers have ended, the one with the smallest earliest start minus
-    # urgency times tail is next; at a tie, the one with the longest tail. On the graph turned
-    # around the tails are heads, and the last transfer comes first.
-    # Returns (transfers) an order that is legal in its direction, and when its run ends [s].
+    """Run the schedule with a greedy order of transfers; return the order and the makespan [s]."""
+    # The next transfer has the smallest earliest start minus urgency times tail, at a tie the
+    # longest tail. On the reverse graph, tails are heads, and the last transfer comes first.
     duration, carrier = graph.duration.tolist(), graph.program.messages.carrier.tolist()
     transfer_by_node = {node: k for k, node in enumerate(carrier)}
     missing = [len(before) for before in waits.before]
-    ready = [0.0] * len(missing)  # the last end so far of what a node waits for
+    ready = [0.0] * len(missing)  # the last end so far of a node's predecessors
     free = [0.0] * (int(graph.queues.max(initial=-1)) + 1)
     queues, tails = [*zip(*graph.queues.tolist(), strict=True)], tail.tolist()
-    # of those that may be next: key, minus the tail, transfer; keys only grow, as queues fill, so
-    # the first whose key still holds is the least
+    # candidates: key, minus the tail, transfer; keys only grow as queues fill, so the first with an
+    # up-to-date key is the least
     waiting: list[tuple[float, float, int]] = []
     order, ends = list[int](), [0.0]
 
     def start(transfer: int) -> float:
-        first, other = queues[transfer]
-        return max(ready[carrier[transfer]], free[first], free[other])
+        sender_queue, receiver_queue = queues[transfer]
+        return max(ready[carrier[transfer]], free[sender_queue], free[receiver_queue])
 
-    def key(transfer: int) -> tuple[float, float, int]:
+    def priority(transfer: int) -> tuple[float, float, int]:
         return start(transfer) - urgency * tails[transfer], -tails[transfer], transfer
 
-    def run(able: list[int]) -> None:
+    def run(ready_nodes: list[int]) -> None:
         """Run ops whose inputs are ready, and the ops that they unblock."""
-        while able:
-            node = able.pop()
+        while ready_nodes:
+            node = ready_nodes.pop()
             if node in transfer_by_node:
-                heapq.heappush(waiting, key(transfer_by_node[node]))
+                heapq.heappush(waiting, priority(transfer_by_node[node]))
             else:
-                able += released(node, ready[node] + duration[node])
+                ready_nodes += finish(node, ready[node] + duration[node])
 
-    def released(node: int, end: float) -> list[int]:
-        """End a node; list the nodes that waited for nothing else."""
+    def finish(node: int, end: float) -> list[int]:
+        """End a node; return the nodes that waited for nothing else."""
         ready_nodes = []
         for successor in waits.after[node]:
             if end > ready[successor]:
@@ -341,12 +326,12 @@ def priority_order(
     run([node for node in range(1, len(missing)) if missing[node] == 0])
     while waiting:
         entry = heapq.heappop(waiting)
-        chosen = entry[-1]
-        if entry != (now := key(chosen)):
-            heapq.heappush(waiting, now)
+        transfer = entry[-1]
+        if entry != (new_entry := priority(transfer)):
+            heapq.heappush(waiting, new_entry)
             continue
-        sender_queue, receiver_queue = queues[chosen]
-        free[sender_queue] = free[receiver_queue] = start(chosen) + duration[carrier[chosen]]
-        order.append(chosen)
-        run(released(carrier[chosen], free[sender_queue]))
+        sender_queue, receiver_queue = queues[transfer]
+        free[sender_queue] = free[receiver_queue] = start(transfer) + duration[carrier[transfer]]
+        order.append(transfer)
+        run(finish(carrier[transfer], free[sender_queue]))
     return np.array(order, int), max(ends)

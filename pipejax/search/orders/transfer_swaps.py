@@ -1,9 +1,8 @@
-"""Tabu search over swaps of neighbouring transfers in a queue, evaluated by what they change.
+"""Tabu search over swaps of neighbouring transfers in a queue, with incremental evaluation.
 
-Only a swap of two transfers that follow each other on a critical path can make a schedule shorter,
-and it makes no cycle: another way between the two would be longer than their queue. What it leads
-to is estimated from heads and tails, which are kept up to date, forwards and backwards, behind the
-nodes that a swap changes alone.
+Only a swap of two consecutive transfers on a critical path can make a schedule shorter. It makes no
+cycle, because another path between both would be longer than their queue. Heads and tails estimate
+its effect; after a swap, only the nodes behind it, forwards and backwards, are run again.
 
 References:
   Taillard: Parallel taboo search techniques for the job shop scheduling problem (1994).
@@ -19,29 +18,33 @@ from pipejax.base.incremental_path import SOURCE, Awaited, IncrementalPath
 from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.search.orders.transfer_graph import Order, TransferGraph, WaitsFor, queue_preds
 
-RESTS = (10, 30)  # moves for which two transfers that were swapped keep their new order
+REST = (10, 30)  # range of moves for which two swapped transfers keep their new order
 
 
 class Swap(NamedTuple):
-    """Two transfers that change places, by their nodes, and the queues in which they do."""
+    """Swap of two transfers, by their nodes, in all queues where the second follows the first."""
 
-    first: int  # transfer in front
-    second: int  # the one behind it
-    queues: tuple[int, ...]  # where the second follows the first at once
+    first: int
+    second: int
+    queues: tuple[int, ...]
 
 
 class SwapSearch:
-    """Queues of transfers that change by swaps."""
+    """State of the search: queues of transfers, and incremental runs in both directions.
+
+    Nodes are numbered in topological order. In the backward run, node n of N has number N - n. A
+    queue is two maps, `_front` and `_next`, from a transfer to the previous and the next one, or
+    the source at the ends.
+    """
 
     def __init__(self, graph: TransferGraph, order: Order, rng: np.random.Generator) -> None:
         carrier, queues = graph.program.messages.carrier, graph.queues.T.tolist()
-        # Python's own draws a number in a twentieth of the time
+        # Python's generator takes a twentieth of NumPy's time for single numbers
         self._random = random.Random(int(rng.integers(2**63)))
         self.moves = 0
         preds = graph.preds.copy()
         preds[carrier, 1:3] = queue_preds(graph, order[None])[0]
-        # nodes are numbered along a topological order from here on, and against it behind
-        self._number = number = _numbers(preds)
+        self._number = number = _topological_numbers(preds)
         nodes = np.argsort(number)
         self._dependencies = WaitsFor.from_preds(number[graph.preds[nodes]])
         self._duration = graph.duration[nodes].tolist()
@@ -49,7 +52,6 @@ class SwapSearch:
         self._carrier = number[carrier]
         self._transfer = {node: k for k, node in enumerate(self._carrier.tolist())}
         self._node_queues = {node: (*{*queues[k]},) for node, k in self._transfer.items()}
-        # by queue: the transfer in front of each, and the one behind it; the source for none
         self._front: list[dict[int, int]] = [
             {} for _ in range(int(graph.queues.max(initial=-1)) + 1)
         ]
@@ -75,7 +77,7 @@ class SwapSearch:
 
     @property
     def order(self) -> Order:
-        """The transfers in an order that gives these queues."""
+        """Return the transfers in an order that gives the present queues."""
         return np.array([self._transfer[n] for n in self._ahead.order if n in self._transfer], int)
 
     @property
@@ -84,7 +86,7 @@ class SwapSearch:
         return np.array(self._ahead.finish)[self._number]
 
     def _line_up(self, order: Order) -> set[int]:
-        """Put the queues into an order; return the nodes with new neighbours."""
+        """Set the queues by an order; return the nodes with new neighbours."""
         changed, last = set[int](), [SOURCE] * len(self._front)
         for node in self._carrier[order].tolist():
             for queue in self._node_queues[node]:
@@ -99,6 +101,7 @@ class SwapSearch:
         return changed - {SOURCE}
 
     def _run(self, changed: set[int]) -> None:
+        """Run both directions again after changes of the predecessors of some nodes."""
         self._ahead.change(waits={n: self._waits(n) for n in changed})
         self._backward.change(waits={self._size - n: self._waits_back(n) for n in changed})
         self._ahead.forget()
@@ -137,45 +140,49 @@ class SwapSearch:
         return swaps
 
     def _estimate(self, swap: Swap) -> float:
-        """Longest path through one of the two after the swap, if nothing else changed [s]."""
+        """Return the longest path through one of the two after a swap, all else unchanged [s]."""
+        # The path enters the second (`second_head`), then the first (`first_head`), and leaves them
+        # by `second_tail` or `first_tail`. Comparisons in place of max() halve the time.
         first, second, queues = swap
         duration, front, next_node = self._duration, self._front, self._next
         # tail[-node] is the longest path from the start of a node on, 0 for the source
         head, tail = self._ahead.finish, self._backward.finish
-        begin = late = rest = end = 0.0
+        second_head = first_head = first_tail = second_tail = 0.0
         for node in self._dependencies.before[second]:
-            if head[node] > begin:
-                begin = head[node]
+            if head[node] > second_head:
+                second_head = head[node]
         for node in self._dependencies.before[first]:
-            if head[node] > late:
-                late = head[node]
+            if head[node] > first_head:
+                first_head = head[node]
         for node in self._dependencies.after[first]:
-            if tail[-node] > rest:
-                rest = tail[-node]
+            if tail[-node] > first_tail:
+                first_tail = tail[-node]
         for node in self._dependencies.after[second]:
-            if tail[-node] > end:
-                end = tail[-node]
+            if tail[-node] > second_tail:
+                second_tail = tail[-node]
         for queue in self._node_queues[second]:
-            after = tail[-next_node[queue][second]]
+            next_tail = tail[-next_node[queue][second]]
             if queue in queues:
-                before = head[front[queue][first]]
-                if after > rest:
-                    rest = after
+                front_head = head[front[queue][first]]
+                if next_tail > first_tail:
+                    first_tail = next_tail
             else:
-                before = head[front[queue][second]]
-                if after > end:
-                    end = after
-            if before > begin:
-                begin = before
+                front_head = head[front[queue][second]]
+                if next_tail > second_tail:
+                    second_tail = next_tail
+            if front_head > second_head:
+                second_head = front_head
         for queue in self._node_queues[first]:
             if queue not in queues:
-                before, after = head[front[queue][first]], tail[-next_node[queue][first]]
-                if before > late:
-                    late = before
-                if after > rest:
-                    rest = after
-        rest += duration[first]
-        return max(late + rest, begin + duration[second] + max(rest, end))
+                front_head = head[front[queue][first]]
+                next_tail = tail[-next_node[queue][first]]
+                if front_head > first_head:
+                    first_head = front_head
+                if next_tail > first_tail:
+                    first_tail = next_tail
+        first_tail += duration[first]
+        through_both = second_head + duration[second] + max(first_tail, second_tail)
+        return max(first_head + first_tail, through_both)
 
     def _apply(self, swap: Swap) -> bool:
         """Swap two transfers; return whether that made no cycle."""
@@ -183,31 +190,31 @@ class SwapSearch:
         changed = {first, second}
         for queue in queues:
             changed |= {self._front[queue][first], self._next[queue][second]} - {SOURCE}
-            self._turn(first, second, queue)
+            self._swap_neighbours(first, second, queue)
         try:
             self._run(changed)
         except CycleError:
             for queue in queues:
-                self._turn(second, first, queue)
+                self._swap_neighbours(second, first, queue)
             return False
         self.moves += 1
-        self._rests[first, second] = self.moves + self._random.randrange(*RESTS)
+        self._rests[first, second] = self.moves + self._random.randrange(*REST)
         return True
 
-    def _turn(self, first: int, second: int, queue: int) -> None:
-        """Let the second, which follows the first, go ahead of it."""
+    def _swap_neighbours(self, first: int, second: int, queue: int) -> None:
+        """Swap two neighbours in a queue: the second, behind the first, moves before it."""
         front, next_node = self._front[queue], self._next[queue]
         before, after = front[first], next_node[second]
         next_node[before], next_node[second], next_node[first] = second, first, after
         front[second], front[first], front[after] = before, second, first
 
     def _waits(self, node: int) -> Awaited:
-        """Return the nodes that a transfer waits for: its producer, and those in front of it."""
+        """Return the predecessors of a transfer: its producer and the transfers in front of it."""
         fronts = (self._front[queue][node] for queue in self._node_queues[node])
         return _awaited({*self._dependencies.before[node], *fronts} - {SOURCE})
 
     def _waits_back(self, node: int) -> Awaited:
-        """Return its consumer and the next transfers in its queues, in backward numbers."""
+        """Return the consumer and the next transfers of a transfer, in backward numbers."""
         next_nodes = (self._next[queue][node] for queue in self._node_queues[node])
         after = {*self._dependencies.after[node], *next_nodes} - {SOURCE}
         return _awaited({self._size - successor for successor in after})
@@ -218,8 +225,8 @@ def _awaited(nodes: set[int]) -> Awaited:
     return Awaited(tuple(preds), (0.0,) * len(preds))
 
 
-def _numbers(preds: Int[NumpyArray, "nodes max_preds"]) -> Int[NumpyArray, " nodes"]:
-    """Number nodes (nodes) along a topological order; the source keeps its number."""
+def _topological_numbers(preds: Int[NumpyArray, "nodes max_preds"]) -> Int[NumpyArray, " nodes"]:
+    """Number nodes in topological order (nodes); the source keeps 0."""
     head, which = np.nonzero(preds)
     order = topological_order(len(preds), preds[head, which], head)
     number = np.empty(len(preds), np.int64)

@@ -1,14 +1,12 @@
-"""The order of communication as a design axis: search for a better order of SEND and RECV cells.
+"""Search for a better order of SEND and RECV cells; the ops of every row keep their order.
 
-Only the order of the transfers is searched; the ops of every row stay as they are. Greedy orders
-come first, from the first op on and from the last one back, and PyTorch's. Then comes tabu search:
-swaps of neighbours in a queue (`swaps`), and where these find nothing better, one move that reaches
-further. Of a batch of such moves, which the engine runs as one, the best is taken even where it is
-worse, and its transfer then rests for a while.
+The search starts from greedy orders, forwards and backwards, and PyTorch's. Then tabu search swaps
+neighbours in a queue (`transfer_swaps`). If no swap helps, it evaluates a batch of larger moves and
+makes the best one, even if it is worse; the moved transfer then rests for some iterations.
 
-A schedule gets shorter only if its critical path is broken, and the order of transfers can break
-it only where transfers follow each other on it. So moves reorder two transfers of such a block;
-where there are too few of them, any transfer moves a little.
+A schedule gets shorter only if its critical path is broken, and the order of transfers breaks it
+only where transfers follow each other on it. So moves reorder two transfers of such a block; if
+there are too few blocks, random transfers move a little.
 """
 
 import functools
@@ -27,15 +25,12 @@ from pipejax.engine.lowering.program import SOURCE
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.cells.ops import ScheduleError
-from pipejax.schedules.table.communication_cells import (
-    producer_order,
-    with_transfers,
-)
+from pipejax.schedules.table.communication_cells import producer_order, with_transfers
 from pipejax.schedules.table.links import LINK_MODELS, Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import GAP, TIME_LIMIT, Found
 from pipejax.search.orders.local_search import LocalSearch
-from pipejax.search.orders.permutations import inserted
+from pipejax.search.orders.permutations import insertions
 from pipejax.search.orders.transfer_graph import (
     HeadsTails,
     Order,
@@ -53,14 +48,14 @@ from pipejax.search.orders.transfer_graph import (
 )
 from pipejax.search.orders.transfer_swaps import SwapSearch
 
-URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # greedy orders that the search starts from
+URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # weights of tails in greedy orders
 BATCH = 64  # moves that the engine runs at once
-SWAPS = 64  # swaps of an iteration
+NUM_SWAPS = 64  # swaps of an iteration
 MAX_BATCH_NODES = 1 << 22  # nodes of all orders in a batch: fewer moves for a very long table
-REST = (8, 20)  # iterations for which a transfer that has moved rests
-PATIENCE = 150  # iterations without a better order after which the best one is shaken
-SHAKES = 10  # random moves that shake it
-REACH = 32  # positions by which a transfer off the critical path moves at most
+REST = (8, 20)  # range of iterations for which a moved transfer rests
+PATIENCE = 150  # iterations without a better order before a restart
+SHAKES = 10  # random moves of a restart
+MAX_STEP = 32  # positions by which a transfer off the critical path moves at most
 
 
 @short_repr
@@ -69,8 +64,8 @@ class TransferOrder(NamedTuple):
 
     Attributes:
       order: (transfers) messages in order, as `Program.messages` numbers them.
-      table: the schedule with SEND and RECV cells in that order, and waits that delay nothing.
-      links: rendezvous, and what else was said about the links.
+      table: the schedule with SEND and RECV cells in this order.
+      links: rendezvous links.
       free_bound: makespan if messages used no resource [s].
     """
 
@@ -80,8 +75,8 @@ class TransferOrder(NamedTuple):
     free_bound: float
 
 
-class _FoundOrder(NamedTuple):
-    """An order and its finish times."""
+class _OrderRun(NamedTuple):
+    """An order of transfers and the finish times under it [s]."""
 
     order: Order
     finish: Float[NumpyArray, " nodes"]
@@ -104,41 +99,39 @@ def messages(
 ) -> Found[TransferOrder]:
     """Search an order of SEND and RECV cells that makes a table faster under rendezvous.
 
-    No order that is tried can deadlock, and the result is never slower than a baseline. The same
-    arguments give the same result, unless the time runs out. An interrupt (Ctrl-C) ends the search
-    with the best order so far.
+    No candidate can deadlock, and the result is never slower than a baseline. It is deterministic
+    unless the time runs out. An interrupt (Ctrl-C) ends the search with the best order so far.
 
     Args:
-      table: the schedule; its ops stay in their order, its communication cells give way.
+      table: the schedule; its ops keep their order, its communication cells are replaced.
       costs: unbatched costs [s].
       link: "rendezvous", or `Links` with that model.
-      iterations: most batches of moves to try.
-      time_limit: when no further batch starts [s]; None for no limit.
-      seed: of all random choices.
-      gap: the search ends when no order saves more than this share of the makespan; 0 for no end.
-      on_progress: called after each iteration with its number, `iterations`, and the best makespan
-        so far as a text; a bar in notebooks if None.
+      iterations: largest number of batches of moves.
+      time_limit: time after which no further batch starts [s]; None for no limit.
+      seed: seed of all random choices.
+      gap: the search ends when no order can save more than this share of the makespan; 0: never.
+      on_progress: called after each iteration with its number, `iterations`, and a text.
 
     Returns:
-      The best order, as a table; the bound is the larger of `free_bound` and what the busiest queue
-      takes. Baselines are the table's "own" order (its cells, or what rendezvous assumes without
-      cells; None where it deadlocks), "by producer", "pytorch" (cell by cell as PyTorch lowers a
-      schedule) and "by need" (the best greedy order).
+      The best order, as a table; the bound is the larger of `free_bound` and the bound of the
+      busiest queue. Baselines are the table's "own" order (its cells, or the default of rendezvous;
+      None for a deadlock), "by producer", "pytorch" (as PyTorch lowers a schedule) and "by need"
+      (the best greedy order).
 
     Raises:
       ValueError: if a cost is negative or not finite or has the wrong number of entries, the
         link model is not rendezvous, iterations or time_limit is negative, or gap no share.
 
     Cost:
-      Each iteration makes up to 64 swaps, each of which runs what it changes again, and where they
-      find nothing better runs up to 64 orders at once, node by node; nothing is compiled.
+      An iteration makes up to 64 swaps, each with an incremental run. If none helps, it runs up to
+      64 orders at once; nothing is compiled.
 
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
-      >>> found = pj.search.messages(table, costs, iterations=5)
-      >>> found.baselines["by producer"], found.value, found.best.free_bound, found.stopped
+      >>> result = pj.search.messages(table, costs, iterations=5)
+      >>> result.baselines["by producer"], result.value, result.best.free_bound, result.stopped
       (32.0, 31.0, 31.0, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
@@ -149,11 +142,11 @@ def messages(
         return search.run(iterations, time_limit, tell, gap)
 
 
-def _own_order(
+def _table_order(
     table: ScheduleTable, costs: Costs, links: Links
 ) -> tuple[Order | None, float | None]:
-    """Order of the table's cells, or the default one, and its makespan with its waits [s]."""
-    # None for a deadlock.
+    """Return the order of the table's cells, or the default, and its makespan [s]."""
+    # Both are None for a deadlock.
     try:
         program, vector = lower_and_price(table, costs, links)
     except ScheduleError:
@@ -162,12 +155,12 @@ def _own_order(
 
 
 class TransferSearch(LocalSearch[TransferOrder]):
-    """State of the local search: current and best order, and which transfers rest."""
+    """State of the local search: current and best order, and when transfers stop to rest."""
 
-    precision = 1e-9  # what is closer is rounding
+    precision = 1e-9  # relative rounding of makespans
 
     def __init__(
-        self, table: ScheduleTable, costs: Costs, links: Links, seed: int, *, swaps: int = SWAPS
+        self, table: ScheduleTable, costs: Costs, links: Links, seed: int, *, swaps: int = NUM_SWAPS
     ) -> None:
         super().__init__(seed)
         check_usual(table, "the search of SEND and RECV cells")
@@ -177,9 +170,9 @@ class TransferSearch(LocalSearch[TransferOrder]):
         links.check_known(("model", "queues", "host_links"), "order")
         self._arguments = costs, links
         self.graph = transfer_graph(table, costs, links)
-        with np.errstate(over="ignore"):  # no order takes longer than one after the other
+        with np.errstate(over="ignore"):  # the sum of all times bounds every makespan
             check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
-        as_is, table_makespan = _own_order(table, costs, links)
+        table_order, table_makespan = _table_order(table, costs, links)
         by_producer = producer_order(self.graph.table, links)
         _, by_pytorch = self._run(None, waits=True)
         times = heads_and_tails(self.graph)
@@ -187,7 +180,9 @@ class TransferSearch(LocalSearch[TransferOrder]):
         self._batch = max(1, min(BATCH, MAX_BATCH_NODES // self.graph.program.num_nodes))
         self._rests_until = np.zeros(self.graph.num_transfers, int)
         by_need = [*self._greedy(times)]
-        starts = [by_producer, *by_need] if as_is is None else [as_is, by_producer, *by_need]
+        starts = (
+            [by_producer, *by_need] if table_order is None else [table_order, by_producer, *by_need]
+        )
         makespans = self._begin(np.stack(starts))
         self.baselines = {
             "own": table_makespan,
@@ -199,33 +194,34 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
     @functools.cached_property
     def _swaps(self) -> SwapSearch:
-        """The search by swaps, which nothing needs where a start is optimal."""
+        """Return the search by swaps, made at first use."""
         return SwapSearch(self.graph, self.best.order, self.rng)
 
     def _greedy(self, times: HeadsTails) -> Iterator[Order]:
-        """Yield greedy orders from either end, until one cannot be better."""
+        """Yield greedy orders, forwards and backwards, until one reaches the lower bound."""
         waits = WaitsFor.from_preds(self.graph.preds)
         for urgency in URGENCIES:
             order, end = priority_order(self.graph, waits, times.tail, urgency)
             yield order
             if end <= self.lower_bound * (1 + self.precision):
                 return
-            order, end = priority_order(self.graph, waits.turned, times.head, urgency)
+            order, end = priority_order(self.graph, waits.reverse, times.head, urgency)
             yield order[::-1]
             if end <= self.lower_bound * (1 + self.precision):
                 return
 
     def _begin(self, orders: Orders) -> list[float]:
         """Start from the best of some orders; return their makespans."""
-        parts = range(0, len(orders), self._batch)
-        finish = np.concatenate([self._finish(orders[k : k + self._batch]) for k in parts])
+        begins = range(0, len(orders), self._batch)
+        finish = np.concatenate([self._finish(orders[k : k + self._batch]) for k in begins])
         makespans = finish.max(axis=1)
-        first = int(makespans.argmin())
-        self.best = self.current = _FoundOrder(orders[first], finish[first])
+        row = int(makespans.argmin())
+        self.best = self.current = _OrderRun(orders[row], finish[row])
         self.value = self.best.makespan
         return makespans.tolist()
 
     def _keep_if_better(self) -> None:
+        """Make the current order the best so far, if it is faster."""
         makespan = self.current.makespan
         if makespan < self.value:
             self.best, self.value, self.stale = self.current, makespan, 0
@@ -239,17 +235,18 @@ class TransferSearch(LocalSearch[TransferOrder]):
         return best, makespan
 
     def _run(self, order: Order | None, *, waits: bool) -> tuple[ScheduleTable, float]:
-        """The table with its transfers in an order, in PyTorch's if None, and its makespan [s]."""
+        """Return the table with transfers in an order, default PyTorch's, and its makespan [s]."""
         costs, links = self._arguments
         ordered = with_transfers(self.graph.table, order, links, waits=waits)
         return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))
 
     def _finish(self, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
+        """Return the finish times of a batch of orders [s], and count them."""
         self.evaluated += len(orders)
         return finish_of_orders(self.graph, orders)
 
     def step(self, iteration: int) -> None:
-        """Swap for a while; where that finds nothing better, move one transfer further."""
+        """Make a series of swaps; if none helps, make one larger move."""
         if self.stale >= PATIENCE:
             self._shake()
             self._swaps.begin(self.current.order)
@@ -260,52 +257,51 @@ class TransferSearch(LocalSearch[TransferOrder]):
             self._swaps.begin(self.current.order)
 
     def _swap(self) -> None:
-        """Make some swaps, and keep the best order on the way."""
-        best, order = self.value, None
+        """Make some swaps; the best order on the way, or else the last one, becomes current."""
+        least, best_order = self.value, None
         for _ in range(self._num_swaps):
-            if not self._swaps.step(best):
+            if not self._swaps.step(least):
                 break
             self.evaluated += 1
-            if self._swaps.makespan < best:
-                best, order = self._swaps.makespan, self._swaps.order
-        if order is None:
-            self.current = _FoundOrder(self._swaps.order, self._swaps.finish)
+            if self._swaps.makespan < least:
+                least, best_order = self._swaps.makespan, self._swaps.order
+        if best_order is None:
+            self.current = _OrderRun(self._swaps.order, self._swaps.finish)
         else:
-            self.current = _FoundOrder(order, finish_of_orders(self.graph, order[None])[0])
+            self.current = _OrderRun(best_order, finish_of_orders(self.graph, best_order[None])[0])
         self._keep_if_better()
 
     def _move(self, iteration: int) -> None:
-        """Take the best move of a batch that does not rest or beats the best order."""
-        order = by_start(self.graph, *self.current)
-        moves = propose(self.graph, order, self.current.finish, self._batch, self.rng)
-        orders = moved(order, moves)
+        """Make the best move of a batch whose transfer does not rest, or that beats the best."""
+        order = sort_by_start(self.graph, *self.current)
+        moves = propose_moves(self.graph, order, self.current.finish, self._batch, self.rng)
+        orders = apply_moves(order, moves)
         finish = self._finish(orders)
         makespans = finish.max(axis=1)
         rests = self._rests_until[moves.transfer] >= iteration
-        chosen = self.choose(makespans, rests & (makespans >= self.value))
-        self.current = _FoundOrder(orders[chosen], finish[chosen])
-        self._rests_until[moves.transfer[chosen]] = iteration + self.rng.integers(*REST)
+        row = self.choose(makespans, rests & (makespans >= self.value))
+        self.current = _OrderRun(orders[row], finish[row])
+        self._rests_until[moves.transfer[row]] = iteration + self.rng.integers(*REST)
         self._keep_if_better()
 
     def _shake(self) -> None:
-        """Continue from the best order, with some transfers moved at random."""
-        order = by_start(self.graph, *self.best)
+        """Restart from the best order with some random moves."""
+        order = sort_by_start(self.graph, *self.best)
         for _ in range(SHAKES):
-            (order,) = moved(order, nearby(self.graph, order, 1, self.rng))
-        self.current = _FoundOrder(order, self._finish(order[None])[0])
+            (order,) = apply_moves(order, random_moves(self.graph, order, 1, self.rng))
+        self.current = _OrderRun(order, self._finish(order[None])[0])
         self.stale = 0
 
 
 class Moves(NamedTuple):
-    """Transfers and where they go."""
+    """Moves of single transfers in an order."""
 
-    transfer: Int[NumpyArray, " moves"]  # transfer that moves
-    target: Int[NumpyArray, " moves"]  # position that it has afterwards
+    transfer: Int[NumpyArray, " moves"]
+    target: Int[NumpyArray, " moves"]  # new position
 
 
-def by_start(graph: TransferGraph, order: Order, finish: Float[NumpyArray, " nodes"]) -> Order:
-    """Sort an order by start, which changes no queue and leaves moves the most room."""
-    # Returns (transfers) the order that gives the same queues.
+def sort_by_start(graph: TransferGraph, order: Order, finish: Float[NumpyArray, " nodes"]) -> Order:
+    """Sort an order by start times; the queues stay, and moves get the most room."""
     carrier = graph.program.messages.carrier[order]
     return order[np.argsort((finish - graph.duration)[carrier], kind="stable")]
 
@@ -316,7 +312,7 @@ def critical_blocks(
     finish: Float[NumpyArray, " nodes"],
     rng: np.random.Generator,
 ) -> list[list[int]]:
-    """List the transfers that follow each other on a critical path."""
+    """List the blocks of two or more consecutive transfers on a random critical path."""
     carrier = graph.program.messages.carrier
     with_queues = graph.preds.copy()
     with_queues[carrier, 1:3] = queue_preds(graph, order[None])[0]
@@ -329,47 +325,47 @@ def critical_blocks(
             blocks[-1].append(transfer_by_node[node])
         elif blocks[-1]:
             blocks.append([])
-        last = max(ends[before] for before in preds[node])
-        waited_for = [before for before in preds[node] if ends[before] == last]
-        node = waited_for[int(rng.integers(len(waited_for)))] if last else SOURCE
+        latest = max(ends[pred] for pred in preds[node])
+        critical = [pred for pred in preds[node] if ends[pred] == latest]
+        node = critical[int(rng.integers(len(critical)))] if latest else SOURCE
     return [block[::-1] for block in blocks if len(block) > 1]
 
 
-def propose(
+def propose_moves(
     graph: TransferGraph,
     order: Order,
     finish: Float[NumpyArray, " nodes"],
     count: int,
     rng: np.random.Generator,
 ) -> Moves:
-    """Propose legal moves: moves of critical blocks, then random ones."""
+    """Propose `count` legal moves: reorderings in critical blocks, filled up with random moves."""
     position = invert_orders(order[None])[0]
     low, high = legal_range(graph, position)
     transfers, targets = [np.zeros(0, int)], [np.zeros(0, int)]
     for block in critical_blocks(graph, order, finish, rng):
-        first, second = np.array(block)[np.stack(np.triu_indices(len(block), 1))]
-        transfers += [second, first]  # the later one goes before the earlier, or the other way
-        targets += [position[first], position[second]]
-    # each pair once, as one number: long blocks have many, and numbers sort ten times as fast
+        earlier, later = np.array(block)[np.stack(np.triu_indices(len(block), 1))]
+        transfers += [later, earlier]  # the later one moves to the place of the earlier, or back
+        targets += [position[earlier], position[later]]
+    # drop duplicates; pairs as one number sort ten times as fast
     pairs = np.unique(np.concatenate(transfers) * len(order) + np.concatenate(targets))
     transfer, target = np.divmod(pairs, max(1, len(order)))
-    legal = (low[transfer] < target) & (target < high[transfer])
-    transfer, target = transfer[legal], target[legal]
-    chosen = rng.permutation(len(transfer))[:count]
-    transfer, target = transfer[chosen], target[chosen]
-    others = nearby(graph, order, count - len(transfer), rng)
-    return Moves(np.append(transfer, others.transfer), np.append(target, others.target))
+    is_legal = (low[transfer] < target) & (target < high[transfer])
+    transfer, target = transfer[is_legal], target[is_legal]
+    sample = rng.permutation(len(transfer))[:count]
+    transfer, target = transfer[sample], target[sample]
+    random = random_moves(graph, order, count - len(transfer), rng)
+    return Moves(np.append(transfer, random.transfer), np.append(target, random.target))
 
 
-def nearby(graph: TransferGraph, order: Order, count: int, rng: np.random.Generator) -> Moves:
-    """Draw legal moves of any transfers, by a few positions."""
+def random_moves(graph: TransferGraph, order: Order, count: int, rng: np.random.Generator) -> Moves:
+    """Draw legal moves of random transfers by a few positions."""
     position = invert_orders(order[None])[0]
     low, high = legal_range(graph, position)
     transfer = rng.integers(0, graph.num_transfers, count)
-    target = position[transfer] + rng.integers(-REACH, REACH + 1, count)
+    target = position[transfer] + rng.integers(-MAX_STEP, MAX_STEP + 1, count)
     return Moves(transfer, np.clip(target, low[transfer] + 1, high[transfer] - 1))
 
 
-def moved(order: Order, moves: Moves) -> Orders:
-    """Apply each of some moves to one order: (moves, transfers) an order for every move."""
-    return inserted(order, invert_orders(order[None])[0][moves.transfer], moves.target)
+def apply_moves(order: Order, moves: Moves) -> Orders:
+    """Return an order for every move, applied to the same order (moves, transfers)."""
+    return insertions(order, invert_orders(order[None])[0][moves.transfer], moves.target)

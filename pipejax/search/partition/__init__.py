@@ -1,1 +1,1 @@
-"""The layers of every stage that make a step the shortest, with a proof."""
+"""Search for the layers of every stage with the shortest step, with a proof."""

@@ -1,4 +1,4 @@
-"""Contents of a stage, what they cost there in seconds and bytes, and splits of a model into them.
+"""Contents of a stage, their costs in seconds and bytes, and splits of a model into them.
 
 The costs of a stage follow from what it holds itself: layers of each kind, those for further
 tokens, embedding or head. So each possible holding is priced once, on all stages at a time.
@@ -36,7 +36,7 @@ Seconds = dict[str, Float[NumpyArray, "holdings stages *microbatches"]]
 
 
 class Holding(NamedTuple):
-    """Content of one stage besides embedding and head."""
+    """Content of one stage, without embedding and head."""
 
     dense: int  # layers of the model's first kind
     rest: int = 0  # layers of its other kind; 0 in a model that has one
@@ -70,7 +70,7 @@ class HoldingPrices(NamedTuple):
         return np.array([int(getattr(holding, name)) for holding in self.holdings])
 
     def costs(self, shares: Float[NumpyArray, "holdings stages"]) -> Costs:
-        """Costs of a split: the share of each holding in each stage, 1 or in between."""
+        """Return the costs of a split, given the share of each holding in each stage in [0, 1]."""
         mixed = {
             name: np.einsum("hs...,hs->s...", by_stage, shares)
             for name, by_stage in self.seconds.items()
@@ -92,19 +92,16 @@ class HoldingPrices(NamedTuple):
 
 
 def dense_layers(model: Model) -> int:
-    """Layers of the model's first kind."""
+    """Count the layers of the model's first kind."""
     return int(model.layers if model.moe is None else model.moe.dense_layers)
 
 
 def price_holdings(
-    workload: Workload,
-    system: System,
-    table: ScheduleTable,
-    may_hold: Callable[[Costs], bool],
+    workload: Workload, system: System, table: ScheduleTable, may_hold: Callable[[Costs], bool]
 ) -> HoldingPrices:
-    """Price every holding that some stage may have."""
-    # `may_hold` says so of costs where every stage has that holding; one with more layers may not
-    # where one with fewer may not.
+    """Price every holding that a stage may have, on every stage."""
+    # `may_hold` decides by the costs of a table with this holding on every stage. If it refuses a
+    # holding, it refuses all with more layers.
     pricing = _Pricing(workload, system, table)
     priced = list(pricing.holdings(may_hold))
     costs, memory = [entry[1] for entry in priced], [entry[2] for entry in priced]
@@ -122,14 +119,14 @@ def price_holdings(
     def stacked(values: Sequence[object]) -> Float[NumpyArray, "holdings stages"]:
         return np.stack([np.broadcast_to(np.asarray(value, float), stages) for value in values])
 
-    none = Holding(0)  # the messages of a model without layers for further tokens
-    plain = pricing.price(none)[0]
+    no_layers = Holding(0)  # the messages of a model without layers for further tokens
+    prices = pricing.price(no_layers)[0]
     return HoldingPrices(
         tuple(entry[0] for entry in priced),
         {name: np.stack([by_stage(getattr(item, name)) for item in costs]) for name in fields},
-        plain.pair_factor,
-        np.asarray(plain.latency, float),
-        np.asarray(plain.transmit, float),
+        prices.pair_factor,
+        np.asarray(prices.latency, float),
+        np.asarray(prices.transmit, float),
         int(workload.model.mtp_layers),
         stacked([sizes.static for sizes in memory]),
         stacked([sizes.version for sizes in memory]),
@@ -165,7 +162,7 @@ class _Pricing:
                     yield holding, costs, memory
 
     def price(self, holding: Holding) -> tuple[Costs, StageBytes]:
-        """Seconds and bytes of every stage, if it had this holding."""
+        """Return seconds and bytes of every stage, if all stages have this holding."""
         arguments, stages = (self.workload, self.table), self._stages(holding)
         work = stage_work(*arguments, assigned=stages, offloads=has_host_link(self.system))
         costs = with_factors(work_costs(work, self.system), *arguments)
@@ -234,9 +231,8 @@ class Splits:
 
     def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Found:
         """Return the splits with these layers that are legal, fast enough and fit."""
-        place = {holding: k for k, holding in enumerate(self.prices.holdings)}
         table = np.full((1 + int(self.model.layers), 1 + int(self.model.layers), 2), -1)
-        for holding, k in place.items():
+        for k, holding in enumerate(self.prices.holdings):
             table[holding.dense, holding.rest, int(holding.mtp)] = k
         before = np.cumsum(layers, axis=1) - layers
         behind_mtp = (np.cumsum(mtp, axis=1) - mtp > 0) & (layers > 0)
@@ -251,6 +247,7 @@ class Splits:
         return splits[self._fit(splits)]
 
     def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
+        """Return which splits fit in memory (points)."""
         if self.held is None:
             return np.ones(len(points), bool)
         chosen = points, np.arange(self.stages)
@@ -270,11 +267,10 @@ ENDS = {  # what Megatron counts as a layer: embedding, loss
 
 def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, PipelineLayout]:
     """Return the splits of the runtimes by name, where these support the sizes."""
-    # Megatron divides layers evenly, with embedding and loss counted as layers if asked
-    # (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`); where that
-    # does not come out even, it takes the layers of the first and the last worker by hand, so that
-    # the others have the same. torchtitan counts both ends as a layer and gives what is left over
-    # to the first stages. Layers for further tokens are on the last stage.
+    # Megatron divides layers evenly, and can count embedding and loss as layers
+    # (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`). If this is
+    # not even, the user sets the layers of the first and the last worker. torchtitan counts both
+    # ends as a layer and gives the remainder to the first stages. MTP layers are on the last stage.
     layers, stages = int(workload.model.layers), table.num_stages
     layers_by_name = {name: _even(layers, stages, ends) for name, ends in ENDS.items()}
     layers_by_name["megatron, first and last set"] = _first_and_last(layers, table)
@@ -315,10 +311,11 @@ def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
 
 
 def _torchtitan(layers: int, stages: int) -> list[int] | None:
+    """Return the layers of stages by torchtitan's rule; None if a stage would be empty."""
     if stages == 1:
         return [layers]
-    per_stage, more = divmod(layers + 2, stages)
-    split = [per_stage + (stage < more) for stage in range(stages)]
+    per_stage, remainder = divmod(layers + 2, stages)
+    split = [per_stage + (stage < remainder) for stage in range(stages)]
     split[0] -= 1
     split[-1] -= 1
     return split if per_stage else None

@@ -1,14 +1,12 @@
-"""The split that no path and no memory limit rules out: an integer program over holdings.
+"""Integer program over holdings: the best split by all known paths and the memory limits.
 
-One variable for each stage and holding says that the stage has it. Everything is linear in these:
-how many layers there are, in what order their kinds stand, how long a path is, what a worker holds.
+A variable for each stage and holding says that the stage has it. Everything is linear in these:
+numbers of layers, order of their kinds, lengths of paths, memory of workers. The makespan is at
+least the length of every path, so the program gives a lower bound, relaxed or not. Its solution is
+run next, which adds paths (Kelley).
 
-A makespan lies above the length of every path. The least time that some of these cuts leave is a
-linear program, or a mixed integer one where only whole choices count, and a lower bound of the
-least time. What it chooses is run next: that makes new cuts, which the next program knows (Kelley).
-
-Nothing interrupts SciPy's solver (HiGHS) while it works. So it works in this process for a second
-at most, and for longer in one of its own, which can be ended at any time.
+SciPy's solver (HiGHS) cannot be interrupted. It runs here for a second at most, and longer in a
+process that can be killed.
 """
 
 import math
@@ -68,12 +66,12 @@ class PathCuts:
         return new_cuts
 
     def lower_bounds(
-        self, points: Int[NumpyArray, "points stages"], first: int = 0
+        self, points: Int[NumpyArray, "points stages"], begin: int = 0
     ) -> Float[NumpyArray, " points"]:
-        """The longest of the known paths, from one on, under each split (points) [s]."""
+        """Return the longest known path from number `begin` on under each split (points) [s]."""
         longest = np.zeros(len(points))
         stages = np.arange(points.shape[1])
-        for cut in self.cuts[first:]:
+        for cut in self.cuts[begin:]:
             np.maximum(longest, cut.fixed + cut.seconds[points, stages].sum(axis=1), out=longest)
         return longest
 
@@ -98,13 +96,13 @@ class PathCuts:
         return counts
 
     def _before(self, run: HostRun, node: int) -> list[int]:
-        """Costs on the longest path to the end of a node."""
-        program, spent = self.program, []
+        """List positions in the cost vector along the longest path to the end of a node."""
+        program, positions = self.program, []
         while node != SOURCE:
             column = int((run.finish[run.preds[node]] + run.lag[node]).argmax())
-            spent += [int(program.duration_index[node]), int(program.lag_index[node, column])]
+            positions += [int(program.duration_index[node]), int(program.lag_index[node, column])]
             node = int(run.preds[node, column])
-        return spent
+        return positions
 
     def _costs_after(
         self, run: HostRun, tails: Float[NumpyArray, " nodes"], node: int
@@ -142,9 +140,9 @@ class PathCuts:
         return Cut(seconds, fixed + float(sent.sum()))
 
     def _shares_of_pairs(self, vector: Float[NumpyArray, " costs"]) -> Float[NumpyArray, "pairs 2"]:
-        """Return the least share of each op in the time of its fused pair (pairs, 2)."""
-        # max(F, B) + k min(F, B) is the larger of F + k B and B + k F where k <= 1: either is a
-        # lower bound, and the one of the run is exact there. With k > 1 the sum is one.
+        """Return for each op of a fused pair its share of the pair's time, as a lower bound."""
+        # a pair takes max(F, B) + k min(F, B); with k <= 1 this is max(F + k B, B + k F), so the
+        # one that holds in the run is a lower bound elsewhere; with k > 1 F + B is one
         factor = self.prices.pair_factor
         both = vector[self.program.pair_index]
         if factor is None or float(factor) >= 1:
@@ -180,6 +178,7 @@ def busy_of_stages(
     )
 
     def busy(costs: Costs) -> Float[NumpyArray, " stages"]:
+        """Return the largest work of a pipe's microbatches on each stage [s]."""
         total = np.zeros((len(counts), layout.num_stages))
         for place, phase in enumerate(TIMED):
             seconds = getattr(costs, PHASE_FIELDS[phase.name])
@@ -202,7 +201,7 @@ Matrix = Float[NumpyArray, "_ _"]
 
 
 class SplitProgram:
-    """Splits of a model into stages; columns are stages by holdings, then what `_order` adds."""
+    """Integer program of splits; columns are stages by holdings, then those of `_order`."""
 
     # Of a relaxation the point is a mixture of splits.
 
@@ -295,14 +294,14 @@ class SplitProgram:
         self.is_open = self.bound < self.limit and solution.x is not None
 
     def cut_path(self, cut: Cut) -> None:
-        """Require that no split is faster than the path."""
+        """Add the constraint that no split is faster than a path."""
         begun = np.zeros(self.may_hold.shape[1])
         slope = np.append(cut.seconds[self.holding, self.stage], begun)
         self.restrict(slope[None] / self.unit, -np.inf, -cut.fixed / self.unit, time=-1.0)
 
     @property
     def shares(self) -> Shares:
-        """Share of each holding in each stage, as solved; whole numbers if a split is required."""
+        """Return the share of each holding in each stage; whole numbers if a split is required."""
         values = self.point[: len(self.holding)]
         solved = np.zeros(self.may_hold.shape)
         solved[self.holding, self.stage] = (
@@ -312,9 +311,9 @@ class SplitProgram:
 
 
 def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any:
-    """Solve a mixed integer program within a time limit, up to a relative gap."""
-    # Takes the arguments of `scipy.optimize.milp`, with bounds and constraints as tuples, and
-    # returns its result.
+    """Solve a mixed integer program within a time limit [s], up to a relative gap."""
+    # Arguments and result are those of `scipy.optimize.milp`, with bounds and constraints as
+    # tuples.
     from scipy.optimize import milp  # at first use: it takes a while
 
     arguments = {**arguments, "options": {"mip_rel_gap": gap, "time_limit": _within(seconds, HERE)}}

@@ -1,12 +1,11 @@
-"""The fastest split of a model into the stages of a table: exact, by cutting planes.
+"""Fastest split of a model into the stages of a table: exact, by cutting planes.
 
-Under given holdings the step time is the longest path of one program, so paths are lower bounds of
-all splits. An integer program finds the split that is fastest by the paths known so far; running
-it gives its step time and new paths, its critical path among them. When no split is faster by
-these bounds than the best that was run, that one is optimal.
+For given holdings the step time is the longest path of a program, so every path is a lower bound
+for all splits. An integer program finds the fastest split by all known paths; a run gives its step
+time and new paths. When no split has a bound below the best step time, that split is optimal.
 
-Before that a relaxation, whose stages hold a mixture, finds the paths that matter (Kelley's cutting
-planes), and splits near it are looked at by these bounds, and run where they do not rule them out.
+Before, a relaxation with mixed stages finds important paths (Kelley's cutting planes), and splits
+near it are run unless their bounds rule them out.
 """
 
 import dataclasses
@@ -38,7 +37,7 @@ from pipejax.search.partition.holdings import Shares, Splits, default_layouts, p
 from pipejax.search.partition.integer_program import SLACK, PathCuts, SplitProgram, busy_of_stages
 
 CLOSE = 1e-3  # of the step time: a relaxation that is known so well is not refined
-KEPT = 0.7  # of the centre of the relaxed points, where the second run of a round is
+CENTRE_WEIGHT = 0.7  # of the old centre in the new centre of relaxed points
 SHARES_OF_TIME = {"relaxation": 0.3, "local search": 0.55}  # ends of both, as shares of the limit
 CLOSE_WHOLE = 0.1  # of the gap: a split that the next paths may rule out is known no better
 
@@ -90,7 +89,7 @@ class SplitSearch:
 
     @property
     def best(self) -> Split | None:
-        """The fastest split so far that fits in memory."""
+        """Return the fastest split so far that fits in memory; None without one."""
         legal = (split for split in self.splits_run.values() if split.memory_bytes <= self.capacity)
         return min(legal, key=lambda split: split.step_time, default=None)
 
@@ -172,7 +171,7 @@ class SplitSearch:
         def look() -> bool:
             nonlocal centre, best
             best = self.integer.shares
-            centre = best if centre is None else KEPT * centre + (1 - KEPT) * best
+            centre = best if centre is None else CENTRE_WEIGHT * centre + (1 - CENTRE_WEIGHT) * best
             value, is_new = self._learn(best)
             is_new |= self._learn(centre)[1]
             return is_new and value * (1 - CLOSE) > self.integer.bound
@@ -186,6 +185,7 @@ class SplitSearch:
         program = self.integer
 
         def look() -> bool:
+            """Evaluate the solution of the program; return whether to solve again."""
             self.on_split()
             layout = self.prices.layout(program.shares.argmax(axis=0))
             is_known = layout in self.splits_run
@@ -234,11 +234,11 @@ class Partition(NamedTuple):
     """A split of a model into stages.
 
     Attributes:
-      layout: what each stage holds.
-      workload: with this layout.
+      layout: content of each stage.
+      workload: the workload with this layout.
       memory_bytes: (workers) need per accelerator [B].
-      fits: whether the accelerators have so much.
-      defaults: splits that runtimes make by default, by name.
+      fits: whether this fits in the accelerators' memory.
+      defaults: default splits of runtimes, by name.
     """
 
     layout: PipelineLayout
@@ -259,25 +259,23 @@ def layers(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Partition]], object] | None = None,
 ) -> Found[Partition]:
-    """Find the layers of every stage that make the step the shortest, and prove it.
+    """Find the layers of every stage with the shortest step, and prove it.
 
-    Embedding, head and the layers for further tokens (MTP) are units of the split beside the
-    transformer layers: the first stage holds the embedding, with layers or alone, the last one the
-    head; those for further tokens are together, behind all layers.
+    The first stage holds the embedding, with layers or alone; the last one holds the head. MTP
+    layers are together, after all other layers.
 
     Args:
       table: the schedule.
       workload: model, minibatch and parallelism, without a layout.
       system: the machine.
       link: link model, or `Links`.
-      no_memory_limit: whether workers may need more than their accelerators have.
-      time_limit: when the search ends, proven or not [s]; None for no limit.
-      on_progress: called with how many splits were run, None, and the best as a text; a bar in
-        notebooks if None.
-      on_best: called after each step with what an interrupt there would leave.
+      no_memory_limit: whether workers may need more memory than their accelerators have.
+      time_limit: time after which the search ends [s]; None for no limit.
+      on_progress: called with the number of splits that were run, None, and the best as a text.
+      on_best: called after each step with the best result so far.
 
     Returns:
-      The split, its exact step time, a lower bound of all that fit, and the runtimes' defaults.
+      The split, its exact step time, a lower bound on all that fit, and the runtimes' defaults.
 
     Raises:
       ValueError: if the workload has a layout already, time_limit is negative, or nothing fits.
@@ -286,8 +284,8 @@ def layers(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
       >>> workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=16, tensor_parallel=2)
-      >>> found = pj.search.layers(table, workload, pj.load_system("h100"))
-      >>> print(found.best.layout, found.stopped)
+      >>> result = pj.search.layers(table, workload, pj.load_system("h100"))
+      >>> print(result.best.layout, result.stopped)
       Et*9|t*9|t*8|t*6L optimal
     """
     check_types(
@@ -317,6 +315,7 @@ def layers(
 
 
 def _current_result(search: SplitSearch, stopped: str) -> Found[Partition]:
+    """Return the result so far; raise ValueError if no split fits in memory."""
     best = search.best
     if best is None:
         least = min(split.memory_bytes for split in search.splits_run.values())

@@ -1,4 +1,4 @@
-"""Changes that may make a step shorter: each takes a setup and yields others."""
+"""Changes that may shorten a step: functions from a setup to titles and changed setups."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
@@ -28,7 +28,7 @@ from pipejax.search.remedies.setup import Schedule, Setup
 from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
-WORTH = 1e-3  # of the step: what saves less is not told
+MIN_GAIN = 1e-3  # of the step: smaller savings are not reported
 VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "interleaved-1f1b": ({"stages_per_worker": 2}, {"stages_per_worker": 4}),
     "interleaved-zb": ({"stages_per_worker": 2}, {"stages_per_worker": 4}),
@@ -36,22 +36,22 @@ VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "circular": ({"stages_per_worker": 2},),
     "hanayo": ({"waves": 1}, {"waves": 2}),
 }
-STEPS = 10  # of each search of an order or of places
-SECONDS = 8.0  # that a solver may take
-# these try many orders for the times of the run, each as long as the table
+SEARCH_STEPS = 10  # of each search of an order or of places
+SOLVER_SECONDS = 8.0
+# builders that try many orders for the times of the run
 SLOWLY_PLANNED = ("v-half", "v-min", "zb-v", "ada-offload")
-FEW_OPS = 128  # microbatches times workers up to which they are planned nonetheless
-MOST_OPS = 1 << 14  # stages times microbatches of tables that are tried
+MAX_OPS_PLANNED = 128  # microbatches times workers up to which slow builders are tried
+MAX_OPS = 1 << 14  # stages times microbatches of tables that are tried
 
 
 def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tuple[str, Setup]]:
-    """Yield every other synchronous schedule with as many workers and microbatches."""
-    # Without names those of the registry, but that take long to plan only where the table is small.
+    """Yield all other synchronous schedules with the same workers and microbatches."""
+    # Default names: the registry, without schedules that would take long to plan.
     if not setup.table.grammar.is_usual:
         return  # no other schedule has the same ops
     ops = setup.table.num_workers * setup.table.num_microbatches
     if names is None:
-        names = [name for name in REGISTRY if ops <= FEW_OPS or name not in SLOWLY_PLANNED]
+        names = [name for name in REGISTRY if ops <= MAX_OPS_PLANNED or name not in SLOWLY_PLANNED]
     has_host = setup.costs.offload is not None
     for name in names:
         takes = find(name).options
@@ -63,7 +63,7 @@ def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tu
                 continue
             try:
                 rebuilt = setup.rebuilt(schedule, setup.table.num_microbatches)
-                rebuilt.run  # noqa: B018 - whether it runs
+                rebuilt.run  # noqa: B018 - evaluated here for its errors
             except ValueError:  # it does not exist for these numbers, or deadlocks over these links
                 continue
             if not rebuilt.table.updates_within:
@@ -71,19 +71,20 @@ def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tu
                 yield f"schedule {name}{option_text}", _with_assumptions(setup, rebuilt)
 
 
-def _with_assumptions(before: Setup, after: Setup) -> Setup:
-    assumes = list(after.assumes)
-    is_measured = after.source.workload is None
-    if is_measured and after.table.num_stages != before.table.num_stages:
+def _with_assumptions(old: Setup, new: Setup) -> Setup:
+    """Add the assumptions of a change of schedule to the new setup."""
+    assumes = list(new.assumes)
+    is_measured = new.source.workload is None
+    if is_measured and new.table.num_stages != old.table.num_stages:
         assumes.append("a stage's time lies evenly in its layers and goes with them")
-    if after.table.num_pipes > before.table.num_pipes:
+    if new.table.num_pipes > old.table.num_pipes:
         assumes.append("weights twice on every worker, and a runtime with two pipes")
-    if is_measured and _splits(after) and not _splits(before):
+    if is_measured and _has_split_backwards(new) and not _has_split_backwards(old):
         assumes.append("I and W as given, or half of B each")
-    return dataclasses.replace(after, assumes=tuple(dict.fromkeys(assumes)))
+    return dataclasses.replace(new, assumes=tuple(dict.fromkeys(assumes)))
 
 
-def _splits(setup: Setup) -> bool:
+def _has_split_backwards(setup: Setup) -> bool:
     return bool(np.isin(setup.table.phase, (Phase.I, Phase.W)).any())
 
 
@@ -92,24 +93,25 @@ def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
     count = setup.table.num_microbatches
     if setup.schedule is None or setup.costs.per_microbatch():
         return
-    is_short = 2 * count < ENOUGH * setup.table.num_workers
-    for times in (2, 0.5, *([4] if is_short else [])):
-        many = int(count * times)
-        if many / times != count or many * setup.table.num_stages > MOST_OPS:
+    has_few = 2 * count < ENOUGH * setup.table.num_workers
+    for factor in (2, 0.5, *([4] if has_few else [])):
+        new_count = int(count * factor)
+        if new_count / factor != count or new_count * setup.table.num_stages > MAX_OPS:
             continue
-        if setup.source.workload is not None and setup.source.workload.minibatch % many:
+        if setup.source.workload is not None and setup.source.workload.minibatch % new_count:
             continue
         try:
-            resized = _resized(setup, setup.schedule, many)
-            resized.run  # noqa: B018 - whether it runs
+            resized = _resize_microbatches(setup, setup.schedule, new_count)
+            resized.run  # noqa: B018 - evaluated here for its errors
         except ValueError:
             continue
-        yield f"{many} microbatches of {1 / times:g} times the size", resized
+        yield f"{new_count} microbatches of {1 / factor:g} times the size", resized
 
 
-def _resized(setup: Setup, schedule: Schedule, count: int) -> Setup:
+def _resize_microbatches(setup: Setup, schedule: Schedule, count: int) -> Setup:
+    """Divide the same minibatch into `count` microbatches; measured times scale with the size."""
     size = setup.table.num_microbatches / count
-    if setup.source.workload is not None:  # the model knows what a microbatch of that size takes
+    if setup.source.workload is not None:  # a model prices microbatches of any size
         return setup.rebuilt(schedule, count)
     fields = ["compute", "transmit", *(["O", "L"] if setup.table.offloads else [])]
     on_lanes = (phase for phase in setup.table.grammar.own if phase.kind.lane != COMPUTING)
@@ -122,22 +124,22 @@ def _resized(setup: Setup, schedule: Schedule, count: int) -> Setup:
 
 
 def repairs(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """A stage, a worker or a link that is like the others."""
+    """Yield setups in which a slow stage, worker or link is as fast as the others."""
     for fault in setup.faults:
         if fault.rules and fault.kind == "link" and fault.link is not None:
             what = f"messages between workers {fault.link[0]} and {fault.link[1]} like the others"
             yield what, setup.scaled(fault.rules, assumes=("the link can be mended",))
     slow = slowest_place(setup.run)
     if slow is not None:
-        where = f"worker {slow.worker}" if "worker" in slow.rules else f"stage {slow.stage}"
-        mended = f"what makes {where} slow can be mended, or its work moved away"
-        yield f"{where} like the others", setup.scaled(slow.rules, assumes=(mended,))
+        place = f"worker {slow.worker}" if "worker" in slow.rules else f"stage {slow.stage}"
+        assumption = f"what makes {place} slow can be mended, or its work moved away"
+        yield f"{place} like the others", setup.scaled(slow.rules, assumes=(assumption,))
 
 
 def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield setups with layers moved between stages, if these are known; else even stages."""
+    """Yield setups with layers moved between stages; if layers are unknown, with even stages."""
     if setup.layers:
-        yield from _layers_moved(setup)
+        yield from _move_layers(setup)
         return
     times = setup.times
     for what, rules in (("stages", times.even), ("workers", times.even_workers)):
@@ -148,44 +150,45 @@ def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
             )
 
 
-def _layers_moved(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Layer by layer from the fullest worker to the one that computes least."""
-    measured, before = setup.times.stages, np.array(setup.layers)
-    # what a stage takes beyond its layers is its embedding, its head or its slow worker: it stays
-    layer = float(np.median(measured / before))
-    layers, workers = before.copy(), np.arange(setup.table.num_workers)
-    # (workers, stages): share of the microbatches, by pipes that hold the stage there
+def _move_layers(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Move one layer after the other from the worker with most compute to that with least."""
+    # The time of a layer is the median over stages. Other time of a stage, such as its head, stays.
+    measured, old_layers = setup.times.stages, np.array(setup.layers)
+    layer_seconds = float(np.median(measured / old_layers))
+    layers, workers = old_layers.copy(), np.arange(setup.table.num_workers)
+    # (workers, stages): share of the pipes that hold the stage on the worker
     held = (setup.table.placement == workers[:, None, None]).mean(axis=1)
     while True:
-        seconds = measured + layer * (layers - before)
+        seconds = measured + layer_seconds * (layers - old_layers)
         load = held @ seconds
-        fullest, emptiest = int(load.argmax()), int(load.argmin())
-        giving = np.flatnonzero((held[fullest] > 0) & (layers > 1))
-        taking = np.flatnonzero(held[emptiest])
-        if load[emptiest] + layer >= load[fullest] or not len(giving):
+        busiest, idlest = int(load.argmax()), int(load.argmin())
+        sources = np.flatnonzero((held[busiest] > 0) & (layers > 1))
+        targets = np.flatnonzero(held[idlest])
+        if load[idlest] + layer_seconds >= load[busiest] or not len(sources):
             return
-        layers[giving[seconds[giving].argmax()]] -= 1
-        layers[taking[seconds[taking].argmin()]] += 1
-        yield _with_layers(setup, layers, layer)
+        layers[sources[seconds[sources].argmax()]] -= 1
+        layers[targets[seconds[targets].argmin()]] += 1
+        yield _with_layers(setup, layers, layer_seconds)
 
 
 def _with_layers(
-    setup: Setup, layers: Int[NumpyArray, " stages"], layer: float
+    setup: Setup, layers: Int[NumpyArray, " stages"], layer_seconds: float
 ) -> tuple[str, Setup]:
-    """So many layers on each stage, where a layer takes so long [s]."""
-    measured, before = setup.times.stages, np.array(setup.layers)
-    factors = 1 + layer * (layers - before) / measured
+    """Return title and setup with these layers on each stage, at the time of a layer [s]."""
+    measured, old_layers = setup.times.stages, np.array(setup.layers)
+    factors = 1 + layer_seconds * (layers - old_layers) / measured
     rules = [
         f"compute@stage{stage}*{factor!r}"
         for stage, factor in enumerate(factors.tolist())
         if factor != 1
     ]
-    assumed = "a layer takes as long anywhere, its median now; activations go with layers"
-    changed = dataclasses.replace(setup.scaled(*rules, assumes=(assumed,)), layers=tuple(layers))
-    return f"layers over stages: {','.join(map(str, layers))}", changed
+    assumption = "a layer takes as long anywhere, its median now; activations go with layers"
+    scaled = setup.scaled(*rules, assumes=(assumption,))
+    title = f"layers over stages: {','.join(map(str, layers))}"
+    return title, dataclasses.replace(scaled, layers=tuple(layers))
 
 
-FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what is twice as fast, by part of a step
+FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # title and cost fields, by part of a step
     "messages": ("links twice as fast", ("message",)),
     "exchange": ("exchange of gradients twice as fast", ("A",)),
     "sharding": ("gathers and reductions twice as fast", SHARDING),
@@ -195,10 +198,10 @@ FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what is twice as fast, 
 
 
 def hardware(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Links and exchanges that are twice as fast, where the step waits for them."""
+    """Yield setups with links or exchanges twice as fast, if the step waits for them."""
     parts = {**setup.parts, "messages": setup.parts["messages"] + setup.parts["blocking"]}
     for part, (what, fields) in FASTER.items():
-        if parts[part] > WORTH * setup.step_time:
+        if parts[part] > MIN_GAIN * setup.step_time:
             costs = vars(setup.costs)
             rules = [
                 f"{field}*0.5"
@@ -211,15 +214,15 @@ def hardware(setup: Setup) -> Iterator[tuple[str, Setup]]:
 def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Yield setups with other places of the workers, if the step waits for messages."""
     waits = sum(setup.parts[part] for part in ("messages", "blocking", "exchange"))
-    # costs that were scaled by stage or worker are not known for other places
-    if setup.source.placed is None or setup.rules or waits <= WORTH * setup.step_time:
+    # scaling rules of stages or workers do not apply to other places
+    if setup.source.placed is None or setup.rules or waits <= MIN_GAIN * setup.step_time:
         return
     placed = setup.source.placed(setup.table)
     if placed.nodes.max() in (0, len(placed.nodes) - 1):  # one node, or one for each worker
         return
     current_places = places_on(setup.table, setup.source.places)
     try:
-        result = PlacementSearch(placed, current_places, setup.links, seed=0).run(STEPS)
+        result = PlacementSearch(placed, current_places, setup.links, seed=0).run(SEARCH_STEPS)
     except ValueError:  # links under which places are not searched
         return
     seats = tuple(result.best.places.tolist())
@@ -236,11 +239,11 @@ def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Yield another order of unequal microbatches."""
-    # a microbatch that changes the pipe meets each stage on another worker: not in its costs
-    is_known = setup.table.num_pipes == 1 and setup.table.grammar.is_usual
-    if setup.order or not is_known or not setup.costs.per_microbatch():
+    # in another pipe, a microbatch would run on other workers, at unknown costs
+    has_known_costs = setup.table.num_pipes == 1 and setup.table.grammar.is_usual
+    if setup.order or not has_known_costs or not setup.costs.per_microbatch():
         return
-    result = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(STEPS)
+    result = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(SEARCH_STEPS)
     order = tuple(result.best.order.tolist())
     yield (
         "order of microbatches",
@@ -255,12 +258,14 @@ def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Yield a better order of sends and receives, if these block each other."""
-    if not setup.links.is_rendezvous or setup.parts["blocking"] <= WORTH * setup.step_time:
+    if not setup.links.is_rendezvous or setup.parts["blocking"] <= MIN_GAIN * setup.step_time:
         return
-    # of early posts orders are searched; where the run posts as its rows go, it takes the best one
+    # the search requires early posting; a run with another posting takes its best order
     links = dataclasses.replace(setup.links, posting=POSTINGS[0])
     try:
-        result = messages(setup.table, setup.costs, link=links, iterations=STEPS, time_limit=None)
+        result = messages(
+            setup.table, setup.costs, link=links, iterations=SEARCH_STEPS, time_limit=None
+        )
     except (ValueError, ScheduleError):  # links whose orders are not searched
         return
     yield (
@@ -270,40 +275,43 @@ def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
             table=result.best.table,
             links=result.best.links if setup.links == links else setup.links,
             schedule=None,
-            options={**setup.options, "order": str(STEPS)},
+            options={**setup.options, "order": str(SEARCH_STEPS)},
         ),
     )
 
 
 def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Yield setups of a ring with more requests in flight."""
-    # The rules then reach so much further back: 0F4 <- 3F0 in place of 0F3 <- 3F0.
-    table, bare = setup.table, without_rules(setup.table)
-    if not table.grammar.forward_only or bare is None or table.grammar.slices > 1:
+    # With one more request, each rule of the ring names one microbatch earlier: 0F4 <- 3F0 in place
+    # of 0F3 <- 3F0 means 4 requests in flight in place of 3.
+    table, table_without_ring = setup.table, without_rules(setup.table)
+    if not table.grammar.forward_only or table_without_ring is None or table.grammar.slices > 1:
         return
-    others, least = bare.grammar.rules, evaluate(bare, setup.costs, link=setup.links).makespan
-    waits = [rule for rule in table.grammar.rules if rule not in others]
-    # microbatches that they wait for, and how far these lie back; 0 of a rule that names none
-    before = [rule.producer_microbatch or 0 for rule in waits]
-    now = min((r.consumer_microbatch or 0) - b for r, b in zip(waits, before, strict=True))
-    room = "there are more requests, and room for their keys and values"
-    for more in range(1, table.num_microbatches if now > 0 else 0):
-        ends = ((rule, b - more) for rule, b in zip(waits, before, strict=True) if b >= more)
-        rules = (*others, *(rule._replace(producer_microbatch=end) for rule, end in ends))
+    other_rules = table_without_ring.grammar.rules
+    shortest = evaluate(table_without_ring, setup.costs, link=setup.links).makespan
+    ring_rules = [rule for rule in table.grammar.rules if rule not in other_rules]
+    current = min((r.consumer_microbatch or 0) - (r.producer_microbatch or 0) for r in ring_rules)
+    assumption = "there are more requests, and room for their keys and values"
+    for extra in range(1, table.num_microbatches if current > 0 else 0):
+        moved_rules = [
+            rule._replace(producer_microbatch=(rule.producer_microbatch or 0) - extra)
+            for rule in ring_rules
+            if (rule.producer_microbatch or 0) >= extra
+        ]
         try:
-            grammar = dataclasses.replace(table.grammar, rules=rules)
-            other = dataclasses.replace(table, grammar=grammar)
-        except ScheduleError:  # of rows in another order these rules go round in a circle
+            grammar = dataclasses.replace(table.grammar, rules=(*other_rules, *moved_rules))
+            new_table = dataclasses.replace(table, grammar=grammar)
+        except ScheduleError:  # rules and order of the rows form a cycle
             return
-        options, assumes = {**setup.options, "rules": ""}, (*setup.assumes, room)
-        changed = dataclasses.replace(setup, table=other, options=options, assumes=assumes)
-        yield f"{now + more} requests in flight in place of {now}", changed
-        if changed.step_time <= least:
+        options, assumes = {**setup.options, "rules": ""}, (*setup.assumes, assumption)
+        changed = dataclasses.replace(setup, table=new_table, options=options, assumes=assumes)
+        yield f"{current + extra} requests in flight in place of {current}", changed
+        if changed.step_time <= shortest:
             return
 
 
 def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield other settings of a modelled workload: recomputation, sequence parallelism, ends."""
+    """Yield setups with another recomputation, sequence parallelism, overlap or head weight."""
     workload = setup.source.workload
     if workload is None:
         return
@@ -315,13 +323,14 @@ def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:
                 for name, value in changes.items()
             }
             other = dataclasses.replace(setup, source=source, options={**setup.options, **options})
-            other.run  # noqa: B018 - whether it runs
+            other.run  # noqa: B018 - evaluated here for its errors
         except (ValueError, MismatchError):
             continue
         yield title, other
 
 
 def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a title and changed fields of the workload for each alternative setting."""
     for recompute in ("none", "selective", "full"):
         if workload.recompute != recompute:
             yield f"recomputation {recompute}", {"recompute": recompute}
@@ -334,7 +343,7 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield the fastest schedule of these stages in the memory of the present run."""
+    """Yield the fastest schedule of these stages within the memory peak of the run."""
     if setup.links.model not in LINKS_OF_SEARCH:
         return
     peak = activation_memory(setup.run).peak
@@ -344,9 +353,9 @@ def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
             setup.costs,
             memory_limit=np.maximum(peak, 1.0),
             link=setup.links,
-            time_limit=SECONDS,
+            time_limit=SOLVER_SECONDS,
         )
-    except (ValueError, ModuleNotFoundError):  # no problem that it knows, or no solver
+    except (ValueError, ModuleNotFoundError):  # an unsupported problem, or no solver
         return
     yield (
         "order of ops, in the memory of now",
@@ -365,7 +374,9 @@ def layouts(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if workload is None or system is None or workload.pipeline_layout:
         return
     try:
-        result = split_layers(setup.table, workload, system, link=setup.links, time_limit=SECONDS)
+        result = split_layers(
+            setup.table, workload, system, link=setup.links, time_limit=SOLVER_SECONDS
+        )
     except ValueError:
         return
     layout = str(result.best.layout)

@@ -1,4 +1,4 @@
-"""`explain`: why a step takes so long, and what would make it shorter."""
+"""`explain`: causes of a long step, and remedies."""
 
 import dataclasses
 import functools
@@ -32,13 +32,13 @@ from pipejax.search.remedies.setup import (
     Schedule,
     Setup,
     Source,
-    begin,
-    planned,
+    begin_setup,
+    plan_schedule,
 )
 
 Changes = Callable[[Setup], Iterator[tuple[str, Setup]]]
-# kinds of remedies, in the order in which they combine: what sets the table comes first, for what
-# is said of single stages holds of one table alone
+# kinds of remedies, in the order in which they combine: those that replace the table come first,
+# because scaling rules of single stages hold for one table only
 KINDS: Mapping[str, Changes] = {
     "schedule": changes.schedules,
     "settings": changes.settings,
@@ -58,7 +58,7 @@ SMALLER_FIRST = (
     *(kind for kind in COMBINED[1:] if kind != "microbatches"),
 )
 SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
-ONE_OF = ("schedule", "microbatches", "layers", "in flight")  # of these only the best is reported
+BEST_ONLY = ("schedule", "microbatches", "layers", "in flight")  # kinds with one reported remedy
 
 
 @short_repr
@@ -66,15 +66,15 @@ class Remedy(NamedTuple):
     """A change that makes the step shorter.
 
     Attributes:
-      kind: of which kind it is.
-      what: what is done, in words.
-      saves: what the step gets shorter [s].
-      step_time: of the step then [s].
-      assumes: what must hold for that.
-      bound: no schedule of the same stages on the same workers is shorter then [s].
-      memory: what the fullest worker needs then, against what it needs now.
-      fits: whether that keeps the limit; without a limit, whether it is no more than now.
-      setup: table, costs and links, and the options that give them on the command line.
+      kind: kind of the remedy.
+      what: the change, in words.
+      saves: time that the step saves [s].
+      step_time: new step time [s].
+      assumes: assumptions of the change.
+      bound: lower bound on the step time of any schedule of the same stages and workers [s].
+      memory: need of the fullest worker over that of the unchanged run.
+      fits: whether it stays within the limit; without a limit, within the present peak.
+      setup: table, costs and links, and the options that set them on the command line.
 
     Example:
       >>> import pipejax as pj
@@ -103,22 +103,22 @@ class Explanation:
 
     Attributes:
       run: evaluation of the unchanged run.
-      parts: of the step, which sum to it.
-      faults: causes of lost time, by the time that the step would save without each.
-      bottleneck: the first of them; where nothing is wrong, start and end of the pipeline.
-      remedies: by what they save.
-      memory: what workers need and have.
-      tolerated: how many times as long messages may take before the step is 1 % longer; infinite
-        where none is waited for, None where none takes any time.
+      parts: parts of the step time, which sum to it.
+      faults: causes of lost time, by the time that the step saves without each.
+      bottleneck: the first fault; without faults, start and end of the pipeline.
+      remedies: remedies, by the time they save.
+      memory: needs and limits of the workers.
+      tolerated: factor on message times that makes the step 1 % longer; infinite if no op waits for
+        messages, None if messages take no time.
 
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
       >>> costs = pj.Costs(forward=[1.0, 1.0, 1.5, 1.0], backward=[2.0, 2.0, 3.0, 2.0])
-      >>> found = pj.explain(table, costs)
-      >>> found.bottleneck.kind, found.bottleneck.stage
+      >>> result = pj.explain(table, costs)
+      >>> result.bottleneck.kind, result.bottleneck.stage
       ('imbalance', 2)
-      >>> abs(sum(part.seconds for part in found.parts) - found.run.step_time) < 1e-9
+      >>> abs(sum(part.seconds for part in result.parts) - result.run.step_time) < 1e-9
       True
     """
 
@@ -132,7 +132,7 @@ class Explanation:
 
     @property
     def step_time(self) -> float:
-        """Step time of the unchanged run [s]."""
+        """Return the step time of the unchanged run [s]."""
         return self.run.step_time
 
 
@@ -148,37 +148,36 @@ def explain(
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
-    """Say why a step takes so long, and what would make it shorter.
+    """Find the causes of a long step, and remedies that make it shorter.
 
-    Every cause is undone and every remedy applied, and the run repeated: what is said of them is
-    exact for these costs.
+    The run is repeated without every cause and with every remedy, so effects are exact for these
+    costs.
 
     Args:
-      table: the schedule; a synchronous one.
-      costs: measured [s], unbatched; or a workload, on a system.
-      system: the machine of a workload.
+      table: a synchronous schedule.
+      costs: measured costs [s], unbatched; or a workload, on a system.
+      system: machine of a workload.
       link: link model, or `Links`.
-      memory_limit: what a worker may hold: activations of the table, or bytes of a workload; what
-        the system has if None. Without any, remedies that need more memory than now are marked.
-      stage_layers: (stages) layers of each stage, of measured costs: then they are moved whole.
-      schedules: names of those that are tried; all of the registry if None.
+      memory_limit: memory of a worker, in activations of the table or bytes of a workload; default:
+        that of the system. Without any, remedies that need more memory than now are marked.
+      stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
+      schedules: names of schedules to try; default: the registry.
       search: whether to run the solvers too, which take some seconds: schedules under the limit,
         layers over stages.
-      on_progress: called with how many kinds of remedies were tried, how many there are, and a
-        text.
+      on_progress: called with the kinds of remedies done, all kinds, and a text.
 
     Returns:
       Parts, causes and remedies.
 
     Raises:
-      ValueError: if the table is asynchronous or does not run at these costs, a workload is
-        without its system, layers are of other stages, or the limit is not above 0.
+      ValueError: if the table is asynchronous or does not run at these costs, a workload has no
+        system, stage_layers do not match the stages, or the limit is not above 0.
 
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=4)
-      >>> found = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
-      >>> found.bottleneck.kind, found.bottleneck.seconds
+      >>> result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
+      >>> result.bottleneck.kind, result.bottleneck.seconds
       ('microbatches', 4.5)
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs, Workload))
@@ -192,10 +191,10 @@ def explain(
         assert isinstance(costs, Costs)
         source = MeasuredTimes(costs, table.num_stages)
     schedule = _recognized_schedule(table, source)
-    first = begin(table, Links.of(link), source, schedule, stage_layers)
+    begin = begin_setup(table, Links.of(link), source, schedule, stage_layers)
     return explain_setup(
-        first,
-        _limit(memory_limit, first),
+        begin,
+        _limit(memory_limit, begin),
         schedules=schedules,
         search=search,
         on_progress=on_progress,
@@ -203,12 +202,12 @@ def explain(
 
 
 def _recognized_schedule(table: ScheduleTable, source: Source) -> Schedule | None:
-    """Return the named schedule planned for these times, if the table equals it."""
+    """Return the named schedule, planned for these times, that equals a table; None without one."""
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     for options in changes.VARIANTS.get(table.name, ({},)) if table.name in REGISTRY else ():
         try:
-            schedule = planned(Schedule(table.name, options), size, source.table_costs)
-            if _is_same(schedule.built(size), table):
+            schedule = plan_schedule(Schedule(table.name, options), size, source.table_costs)
+            if _is_same(schedule.build(size), table):
                 return schedule
         except ValueError:  # it does not exist for these numbers
             continue
@@ -216,89 +215,91 @@ def _recognized_schedule(table: ScheduleTable, source: Source) -> Schedule | Non
 
 
 def _is_same(table: ScheduleTable, other: ScheduleTable) -> bool:
-    """Return whether two tables have the same rows and the same meaning."""
+    """Return whether two tables have the same rows, grammar and placement."""
     pairs = zip((*table.cells, *table.partners), (*other.cells, *other.partners), strict=True)
-    same = table.grammar == other.grammar and np.array_equal(table.placement, other.placement)
-    return same and all(np.array_equal(array, other_array) for array, other_array in pairs)
+    is_same = table.grammar == other.grammar and np.array_equal(table.placement, other.placement)
+    return is_same and all(np.array_equal(array, other_array) for array, other_array in pairs)
 
 
 def _limit(
-    memory_limit: float | Sequence[float] | None, first: Setup
+    memory_limit: float | Sequence[float] | None, begin: Setup
 ) -> Float[NumpyArray, " workers"] | float | None:
+    """Check a memory limit; default: the memory of the system, if there is one."""
     if memory_limit is None:
-        system = first.source.system
+        system = begin.source.system
         return None if system is None else float(system.memory_available)
     limit = np.asarray(memory_limit, float)
-    if limit.shape not in ((), (first.table.num_workers,)) or not (limit > 0).all():
+    if limit.shape not in ((), (begin.table.num_workers,)) or not (limit > 0).all():
         raise wrong("memory_limit", f"must be above 0, or so for each worker, got {memory_limit!r}")
     return limit
 
 
 def explain_setup(
-    first: Setup,
+    begin: Setup,
     limit: Float[NumpyArray, " workers"] | float | None,
     *,
     schedules: Sequence[str] | None = None,
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
-    """Explain a setup that is given with all that can be changed about it."""
-    memory = Memory(first, limit)
+    """Explain an unchanged setup, as `explain` does for a table at costs."""
+    memory = Memory(begin, limit)
     kinds = {**KINDS, **(SEARCHES if search else {})}
     if schedules is not None or search:
         names = [named(name) for name in schedules] if schedules is not None else [*REGISTRY]
         kinds["schedule"] = functools.partial(changes.schedules, names=names)
     remedies: list[Remedy] = []
-    tried: dict[str, list[Remedy]] = {}
-    with telling("explain", on_progress) as tell:
+    candidates: dict[str, list[Remedy]] = {}
+    with telling("explain", on_progress) as report:
         for done, (kind, change) in enumerate(kinds.items()):
-            tell(done, len(kinds) + 1, kind)
-            tried[kind] = _tried(kind, change, first, first, memory)
-            remedies += _worth(kind, tried[kind], first, memory)
-        tell(len(kinds), len(kinds) + 1, "combined")
-        remedies += _combined(kinds, tried, remedies, first, memory)
+            report(done, len(kinds) + 1, kind)
+            candidates[kind] = _apply(kind, change, begin, begin, memory)
+            remedies += _select(kind, candidates[kind], begin, memory)
+        report(len(kinds), len(kinds) + 1, "combined")
+        remedies += _combine(kinds, candidates, remedies, begin, memory)
     remedies.sort(key=lambda remedy: -remedy.saves)
-    faults = _faults(first, memory, tried["schedule"])
+    faults = _faults_with_memory(begin, memory, candidates["schedule"])
     return Explanation(
-        run=first.run,
-        parts=_named_parts(first),
+        run=begin.run,
+        parts=_parts_with_places(begin),
         faults=faults,
-        bottleneck=faults[0] if faults else _nothing_wrong(first),
+        bottleneck=faults[0] if faults else _schedule_fault(begin),
         remedies=remedies,
         memory=memory,
-        tolerated=_tolerated(first),
+        tolerated=_tolerated_factor(begin),
     )
 
 
-TOLERANCE = 0.01  # of the step, that slower messages may cost
-SLOWEST = 1e6  # messages that may take so many times as long may take any time
+TOLERANCE = 0.01  # share of the step that slower messages may cost
+MAX_FACTOR = 1e6  # tolerated factors above this count as infinite
 
 
-def _tolerated(first: Setup) -> float | None:
+def _tolerated_factor(begin: Setup) -> float | None:
     """Return the factor on message times that lengthens the step by the tolerance."""
-    program, vector = lower_and_price(first.table, first.costs, first.links)
+    # None if messages take no time, infinite if the step does not depend on them.
+    program, vector = lower_and_price(begin.table, begin.costs, begin.links)
     first_link = program.layout.first_link
     if not vector[first_link:].any():
         return None
 
-    def too_long(factor: float) -> bool:
+    def is_too_long(factor: float) -> bool:
         slower = vector.copy()
-        slower[first_link:] *= factor  # everything behind it is of messages
-        return makespan_on_host(program, slower) > (1 + TOLERANCE) * first.step_time
+        slower[first_link:] *= factor  # costs of messages are last
+        return makespan_on_host(program, slower) > (1 + TOLERANCE) * begin.step_time
 
-    if not too_long(SLOWEST):
+    if not is_too_long(MAX_FACTOR):
         return math.inf
-    low, high = 1.0, SLOWEST  # the step grows with the factor: halve its logarithm
+    low, high = 1.0, MAX_FACTOR  # bisection on a logarithmic scale
     while high > low * (1 + 1e-4):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if too_long(middle) else (middle, high)
+        low, high = (low, middle) if is_too_long(middle) else (middle, high)
     return low
 
 
-def _named_parts(first: Setup) -> list[Part]:
+def _parts_with_places(begin: Setup) -> list[Part]:
     """Return the parts of a step, with the worker or link of each."""
     places: dict[str, str] = {}
-    for fault in reversed(first.faults):
+    for fault in reversed(begin.faults):
         if fault.kind == "imbalance" and fault.worker is not None:
             stage = "" if fault.stage is None else f", stage {fault.stage}"
             places["imbalance"] = f"worker {fault.worker}{stage}"
@@ -306,15 +307,16 @@ def _named_parts(first: Setup) -> list[Part]:
             places["messages"] = "workers {} and {}".format(*fault.link)
     return [
         part._replace(of=f"{part.of}: {places[part.name]}" if part.name in places else part.of)
-        for part in first.step_parts
+        for part in begin.step_parts
     ]
 
 
-def _remedy(kind: str, what: str, setup: Setup, first: Setup, memory: Memory) -> Remedy:
+def _remedy(kind: str, what: str, setup: Setup, begin: Setup, memory: Memory) -> Remedy:
+    """Compare a changed setup with the unchanged one."""
     return Remedy(
         kind,
         what,
-        saves=first.step_time - setup.step_time,
+        saves=begin.step_time - setup.step_time,
         step_time=setup.step_time,
         assumes=setup.assumes,
         bound=setup.bound,
@@ -324,69 +326,75 @@ def _remedy(kind: str, what: str, setup: Setup, first: Setup, memory: Memory) ->
     )
 
 
-def _tried(kind: str, change: Changes, now: Setup, first: Setup, memory: Memory) -> list[Remedy]:
-    """Apply every remedy of a kind to a setup, on top of earlier changes."""
-    return [_remedy(kind, what, to, first, memory) for what, to in change(now)]
+def _apply(kind: str, change: Changes, setup: Setup, begin: Setup, memory: Memory) -> list[Remedy]:
+    """Apply every change of a kind to a setup; savings count against the unchanged `begin`."""
+    return [_remedy(kind, what, changed, begin, memory) for what, changed in change(setup)]
 
 
-def _worth(kind: str, remedies: Sequence[Remedy], first: Setup, memory: Memory) -> list[Remedy]:
+def _select(kind: str, remedies: Sequence[Remedy], begin: Setup, memory: Memory) -> list[Remedy]:
     """Keep remedies that shorten the step or make it fit in memory; of alternatives, the best."""
-    # Also keep the best without a second pipe, which most runtimes do not support.
-    least = changes.WORTH * first.step_time if memory.fits(first) else -math.inf
-    useful = [remedy for remedy in remedies if remedy.fits and remedy.saves > least]
-    if kind not in ONE_OF or not useful:
+    # Also keep the best without more pipes than now, which most runtimes do not support.
+    min_gain = changes.MIN_GAIN * begin.step_time if memory.fits(begin) else -math.inf
+    useful = [remedy for remedy in remedies if remedy.fits and remedy.saves > min_gain]
+    if kind not in BEST_ONLY or not useful:
         return useful
-    pipes = first.table.num_pipes
-    as_now = [remedy for remedy in useful if remedy.setup.table.num_pipes <= pipes]
-    best = [max(group, key=lambda remedy: remedy.saves) for group in (useful, as_now) if group]
+    pipes = begin.table.num_pipes
+    no_new_pipe = [remedy for remedy in useful if remedy.setup.table.num_pipes <= pipes]
+    best = [max(group, key=lambda remedy: remedy.saves) for group in (useful, no_new_pipe) if group]
     return best if best[0] is not best[-1] else best[:1]
 
 
-def _combined(
+def _combine(
     kinds: Mapping[str, Changes],
-    tried: Mapping[str, Sequence[Remedy]],
+    candidates: Mapping[str, Sequence[Remedy]],
     remedies: Sequence[Remedy],
-    first: Setup,
+    begin: Setup,
     memory: Memory,
 ) -> list[Remedy]:
-    """Combine remedies in two orders; return the better combination, if it adds anything."""
-    ways: list[tuple[str, ...]] = [COMBINED]
-    # smaller microbatches may make room for a schedule that does not fit as it is
-    worth = changes.WORTH * first.step_time
-    if any(not remedy.fits and remedy.saves > worth for remedy in tried["schedule"]):
-        ways.append(SMALLER_FIRST)
-    orders = ({kind: kinds[kind] for kind in way} for way in ways)
-    combinations = filter(None, [_together(order, tried, first, memory) for order in orders])
-    best = max(combinations, key=lambda remedy: remedy.saves, default=None)
+    """Combine candidates of several kinds; return the best combination if it beats all remedies."""
+    # If memory rules out a good schedule, a second order starts with smaller microbatches.
+    orders: list[tuple[str, ...]] = [COMBINED]
+    min_gain = changes.MIN_GAIN * begin.step_time
+    if any(not remedy.fits and remedy.saves > min_gain for remedy in candidates["schedule"]):
+        orders.append(SMALLER_FIRST)
+    combinations = [
+        _apply_in_turn({kind: kinds[kind] for kind in order}, candidates, begin, memory)
+        for order in orders
+    ]
+    best = max(filter(None, combinations), key=lambda remedy: remedy.saves, default=None)
     best_single = max((remedy.saves for remedy in remedies), default=0.0)
     return [best] if best is not None and best.saves > best_single * (1 + 1e-9) else []
 
 
-def _together(
-    way: Mapping[str, Changes],
-    tried: Mapping[str, Sequence[Remedy]],
-    first: Setup,
+def _apply_in_turn(
+    kinds: Mapping[str, Changes],
+    candidates: Mapping[str, Sequence[Remedy]],
+    begin: Setup,
     memory: Memory,
 ) -> Remedy | None:
     """Apply the best remedy of each kind in this order; None if fewer than two help."""
-    now, titles = first, list[str]()
-    for kind, change in way.items():
-        # on top of nothing they were tried already
-        remedies = tried[kind] if now is first else _tried(kind, change, now, first, memory)
-        least = now.step_time - changes.WORTH * first.step_time
-        better = [remedy for remedy in remedies if remedy.fits and remedy.step_time < least]
+    # `candidates` are the remedies of each kind on the unchanged setup.
+    setup, titles = begin, list[str]()
+    for kind, change in kinds.items():
+        remedies = candidates[kind]
+        if setup is not begin:
+            remedies = _apply(kind, change, setup, begin, memory)
+        max_time = setup.step_time - changes.MIN_GAIN * begin.step_time
+        better = [remedy for remedy in remedies if remedy.fits and remedy.step_time < max_time]
         if better:
             best = min(better, key=lambda remedy: remedy.step_time)
-            now = best.setup
+            setup = best.setup
             titles.append(best.what)
-    return _remedy("combined", "; ".join(titles), now, first, memory) if len(titles) > 1 else None
+    if len(titles) < 2:
+        return None
+    return _remedy("combined", "; ".join(titles), setup, begin, memory)
 
 
-def _faults(first: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[Fault]:
-    """List the faults, with memory if it does not suffice or rules out a better schedule."""
-    faults = list(first.faults)
-    if memory.limit is not None and not memory.fits(first):
-        needs, limit = memory.at_first, np.broadcast_to(memory.limit, first.run.workers)
+def _faults_with_memory(begin: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[Fault]:
+    """List the faults, with memory if the setup does not fit or it rules out a better schedule."""
+    faults = list(begin.faults)
+    if memory.limit is not None and not memory.fits(begin):
+        needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, begin.run.workers)
         worker = int((needs / limit).argmax())
         why = (
             f"it does not fit: worker {worker} needs {memory.text(needs[worker])} of "
@@ -394,27 +402,27 @@ def _faults(first: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[F
         )
         return [Fault("memory", 0.0, why, worker), *faults]
     if memory.limit is not None and schedules:
-        free = max(schedules, key=lambda remedy: remedy.saves)
-        best = max((remedy.saves for remedy in schedules if remedy.fits), default=0.0)
-        more = free.saves - max(best, 0.0)
-        if more > NEGLIGIBLE * first.step_time:
-            saved, beyond = (100 * seconds / first.step_time for seconds in (free.saves, more))
+        best = max(schedules, key=lambda remedy: remedy.saves)
+        best_fitting = max((remedy.saves for remedy in schedules if remedy.fits), default=0.0)
+        gain = best.saves - max(best_fitting, 0.0)
+        if gain > NEGLIGIBLE * begin.step_time:
+            percent, gain_percent = (100 * x / begin.step_time for x in (best.saves, gain))
             why = (
-                f"memory rules out {free.what}, which needs {free.memory:.3g} times as much and "
-                f"would save {saved:.3g} % of the step, {beyond:.3g} % more than what fits"
+                f"memory rules out {best.what}, which needs {best.memory:.3g} times as much and "
+                f"would save {percent:.3g} % of the step, {gain_percent:.3g} % more than what fits"
             )
-            faults.append(Fault("memory", more, why))
+            faults.append(Fault("memory", gain, why))
     return sorted(faults, key=lambda fault: -fault.seconds)
 
 
-def _nothing_wrong(first: Setup) -> Fault:
-    """Start and end of the pipeline, which no step is without."""
-    parts = first.parts
+def _schedule_fault(begin: Setup) -> Fault:
+    """Return start and end of the pipeline as the fault of a setup without any other."""
+    parts = begin.parts
     ends = parts["start"] + parts["gaps"] + parts["end"]
-    share = 100 * ends / (first.step_time or 1.0)
+    share = 100 * ends / (begin.step_time or 1.0)
     return Fault(
         "schedule",
         ends,
         f"nothing stands out: start and end of the pipeline take {share:.3g} % of the step, as "
-        f"this schedule has them with {first.run.microbatches} microbatches",
+        f"this schedule has them with {begin.run.microbatches} microbatches",
     )

@@ -1,4 +1,4 @@
-"""A setup: a table at costs over links, with what can be changed about it and what has been."""
+"""Setups: a table at costs over links, with the changes made to it."""
 
 import dataclasses
 import functools
@@ -40,35 +40,35 @@ class Source(Protocol):
 
     @property
     def workload(self) -> Workload | None:
-        """The workload, where a model gives the costs."""
+        """Workload of the model; None for measured times."""
 
     @property
     def system(self) -> System | None:
-        """Likewise the machine."""
+        """Machine of the model; None for measured times."""
 
     def table_costs(self, table: ScheduleTable) -> Costs:
         """Return the costs of a table."""
 
     def with_workload(self, workload: Workload) -> "Source":
-        """Price another workload, where a model gives the costs."""
+        """Return a source for another workload; measured times stay."""
 
     @property
     def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
-        """Return a function from a table to its costs by place, on a machine of nodes."""
+        """Function from a table to its costs by place; None for measured times."""
 
     @property
     def places(self) -> tuple[int, ...]:
         """Place of each worker; empty for the order of the workers."""
 
     def with_places(self, places: tuple[int, ...]) -> "Source":
-        """Let workers sit elsewhere, on a machine of nodes."""
+        """Return a source with other places of the workers; measured times stay."""
 
 
 class MeasuredTimes(NamedTuple):
     """Times that were measured on the stages of one table."""
 
     costs: Costs  # the times [s]
-    stages: int  # of how many stages
+    stages: int  # number of stages that the times cover
     workload: None = None
     system: None = None
     placed: None = None
@@ -80,12 +80,12 @@ class MeasuredTimes(NamedTuple):
         return restaged_costs(self.costs, self.stages, table)
 
     def with_workload(self, workload: Workload) -> "MeasuredTimes":
-        """Return the same times: there is no workload."""
+        """Return self: measured times have no workload."""
         del workload
         return self
 
     def with_places(self, places: tuple[int, ...]) -> "MeasuredTimes":
-        """Return the same times: there is no machine."""
+        """Return self: measured times have no machine."""
         del places
         return self
 
@@ -97,15 +97,15 @@ class ModelTimes(NamedTuple):
     system: System
 
     def table_costs(self, table: ScheduleTable) -> Costs:
-        """Price a table."""
+        """Price a table by the model."""
         return stage_costs(self.workload, self.system, table)
 
     def with_workload(self, workload: Workload) -> "ModelTimes":
-        """Price another workload."""
+        """Return a source for another workload."""
         return self._replace(workload=workload)
 
     def placed(self, table: ScheduleTable) -> PlacedCosts:
-        """Price a table by where its workers sit."""
+        """Price a table by the places of its workers."""
         return model_placements(self.workload, self.system, table)
 
     @property
@@ -114,7 +114,7 @@ class ModelTimes(NamedTuple):
         return tuple(self.workload.worker_places)
 
     def with_places(self, places: tuple[int, ...]) -> "ModelTimes":
-        """Put the workers on other places."""
+        """Return a source with other places of the workers."""
         return self.with_workload(dataclasses.replace(self.workload, worker_places=places))
 
 
@@ -123,25 +123,26 @@ class Schedule(NamedTuple):
     """A schedule that can be built for other sizes."""
 
     name: str  # of its builder
-    options: Mapping[str, Any]  # of its builder, as they are given
-    # the same with the times that it was planned for; empty where it is not planned
+    options: Mapping[str, Any]  # of its builder, as the user set them
+    # the options with the times of the plan; empty for a schedule that is not planned
     plan: Mapping[str, Any] = MappingProxyType({})
 
-    def built(self, size: Mapping[str, int]) -> ScheduleTable:
+    def build(self, size: Mapping[str, int]) -> ScheduleTable:
         """Build the table for these workers and microbatches."""
         return find(self.name).function(**size, **(self.plan or self.options))
 
     @property
-    def pinned(self) -> dict[str, str | None]:
-        """Options of the command line that reproduce the plan for any times."""
-        return {PLANNED_AS.get(name, name): _written(value) for name, value in self.plan.items()}
+    def plan_options(self) -> dict[str, str | None]:
+        """Return options of the command line that reproduce the plan for any times."""
+        return {PLAN_OPTIONS.get(name, name): _option(value) for name, value in self.plan.items()}
 
 
-# options of builders that the command line calls otherwise
-PLANNED_AS = {"transfer": "planned_comm", "offload": "planned_offload", "load": "planned_load"}
+# names of builder options on the command line, if they differ
+PLAN_OPTIONS = {"transfer": "planned_comm", "offload": "planned_offload", "load": "planned_load"}
 
 
-def _written(value: Any) -> str:
+def _option(value: Any) -> str:
+    """Format the value of an option for the command line."""
     if isinstance(value, Mapping):
         return ",".join(f"{key}={entry!r}" for key, entry in value.items())
     return ",".join(map(repr, value)) if isinstance(value, list) else str(value)
@@ -150,21 +151,19 @@ def _written(value: Any) -> str:
 @short_repr
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """A table at costs over links, and what has been changed."""
+    """A table at costs over links, with the changes made to it."""
 
-    table: ScheduleTable  # the schedule
-    links: Links  # link model, and what else was said of the links
-    source: Source  # gives the costs of tables
-    schedule: Schedule | None = None  # what the table was built by, where that is known
+    table: ScheduleTable
+    links: Links
+    source: Source  # of the costs
+    schedule: Schedule | None = None  # builder of the table, if known
     rules: tuple[str, ...] = ()  # that scale the costs, see `scaled_costs`
-    size: float = 1.0  # of a microbatch, as a share of that in the beginning
-    # which of the microbatches is number k of the table; as they are if empty
-    order: tuple[int, ...] = ()
-    layers: tuple[int, ...] = ()  # of each stage, where that is known of stages that were measured
-    # options of the command line that differ from those in the beginning; None for those that are
-    # not given any more
+    size: float = 1.0  # of a microbatch, relative to the unchanged run
+    order: tuple[int, ...] = ()  # microbatch that the table runs as number k; unchanged if empty
+    layers: tuple[int, ...] = ()  # of each measured stage, if known
+    # changed options of the command line; None for dropped ones
     options: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    assumes: tuple[str, ...] = ()  # what must hold for the change to do what is said of it
+    assumes: tuple[str, ...] = ()  # assumptions of the changes
 
     def price(self, table: ScheduleTable) -> Costs:
         """Return the costs of a table, scaled, its microbatches in order."""
@@ -173,43 +172,43 @@ class Setup:
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """Costs of the table [s]."""
+        """Return the costs of the table [s]."""
         return self.price(self.table)
 
     @functools.cached_property
     def run(self) -> Evaluation:
-        """Evaluation of the table at these costs."""
+        """Evaluate the table at these costs."""
         return evaluate(self.table, self.costs, link=self.links)
 
     @property
     def step_time(self) -> float:
-        """Step time of the run [s]."""
+        """Return the step time of the run [s]."""
         return self.run.step_time
 
     @functools.cached_property
     def step_parts(self) -> list[Part]:
-        """Parts of the step time."""
+        """List the parts of the step time."""
         return step_parts(self.run)
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Parts of the step time by name [s]."""
+        """Return the parts of the step time by name [s]."""
         return {part.name: part.seconds for part in self.step_parts}
 
     @functools.cached_property
     def faults(self) -> list[Fault]:
-        """Faults of the run, which make it slow."""
+        """List the faults that make the run slow."""
         return find_faults(self.run, self.step_parts)
 
     @property
     def times(self) -> ComputeTimes:
-        """Compute times of stages and workers [s]."""
+        """Return the compute times of stages and workers [s]."""
         return ComputeTimes.from_run(self.run)
 
     @functools.cached_property
     def bound(self) -> float:
-        """Lower bound on the step time of any schedule of these stages and workers [s]."""
-        # the ops of the busiest worker, if `optimize` does not support the problem
+        """Bound the step time of any schedule of these stages and workers from below [s]."""
+        # If `optimize` does not support the problem, it is the work of the busiest worker.
         busy = float(self.run.busy.max())
         try:
             no_limit = float(self.table.num_stages * self.table.num_microbatches)
@@ -219,35 +218,32 @@ class Setup:
         return max(busy, min(lower_bound(problem).value * problem.unit, self.step_time))
 
     def scaled(self, *rules: str, assumes: tuple[str, ...] = ()) -> "Setup":
-        """Return the setup with further scaled costs."""
+        """Return the setup with further scaled costs, at the same table."""
         all_rules = (*self.rules, *rules)
-        # the table stays as it is, where it was planned for times before
-        pinned = self.schedule.pinned if self.schedule else {}
+        plan_options = self.schedule.plan_options if self.schedule else {}
         return dataclasses.replace(
             self,
             rules=all_rules,
-            options={**self.options, **pinned, "scale": ",".join(all_rules)},
+            options={**self.options, **plan_options, "scale": ",".join(all_rules)},
             assumes=(*self.assumes, *assumes),
         )
 
     def rebuilt(self, schedule: Schedule, num_microbatches: int) -> "Setup":
         """Return the setup with another schedule or number of microbatches."""
-        # rules of single stages do not hold for the stages of another table
+        # Scaling rules of single stages are dropped: another table has other stages.
         rules = tuple(rule for rule in self.rules if "@" not in rule)
-        bare = dataclasses.replace(self, rules=rules)
         size = {"num_workers": self.table.num_workers, "num_microbatches": num_microbatches}
-        before = self.schedule or schedule
-        schedule = planned(schedule, size, bare.price)
-        table = schedule.built(size)
-        schedule_options = {name: _written(value) for name, value in schedule.options.items()}
+        old_schedule = self.schedule or schedule
+        schedule = plan_schedule(schedule, size, dataclasses.replace(self, rules=rules).price)
+        table = schedule.build(size)
         options: dict[str, str | None] = {
             **self.options,
-            **dict.fromkeys((*before.options, *before.pinned)),
+            **dict.fromkeys((*old_schedule.options, *old_schedule.plan_options)),
             "table": None,
             "schedule": schedule.name,
             "workers": str(table.num_workers),
             "microbatches": str(num_microbatches),
-            **schedule_options,
+            **{name: _option(value) for name, value in schedule.options.items()},
         }
         if "scale" in options:
             options["scale"] = ",".join(rules) or None
@@ -262,25 +258,27 @@ class Setup:
 
 
 def _restaged(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Return the layers of other stages of the model; empty if a layer would be divided."""
+    """Merge or divide stages, and return the layers of each; empty if a layer would be divided."""
     if not layers:
         return ()
     layers_per_stage = shares_of_stages(len(layers), stages) @ np.array(layers)
-    whole = tuple(round(layer_count) for layer_count in layers_per_stage.tolist())
-    return whole if np.allclose(layers_per_stage, whole, rtol=0, atol=1e-9) else ()
+    rounded = tuple(round(layer_count) for layer_count in layers_per_stage.tolist())
+    return rounded if np.allclose(layers_per_stage, rounded, rtol=0, atol=1e-9) else ()
 
 
-def planned(
+def plan_schedule(
     schedule: Schedule, size: Mapping[str, int], price: Callable[[ScheduleTable], Costs]
 ) -> Schedule:
-    """A schedule with the times that it is planned for."""
+    """Return a schedule with a plan for the times of `price`, if its builder plans."""
     builder = find(schedule.name)
     plan = for_times(builder, size, schedule.options, price) if builder.planned else {}
     return schedule._replace(plan=plan)
 
 
-def _checked(layers: Sequence[int] | None, table: ScheduleTable, source: Source) -> tuple[int, ...]:
-    """Layers of each stage that was measured; none if they are not known."""
+def _check_layers(
+    layers: Sequence[int] | None, table: ScheduleTable, source: Source
+) -> tuple[int, ...]:
+    """Check the layers of measured stages, and return them; empty if unknown."""
     if layers is None:
         return ()
     if source.workload is not None:
@@ -299,17 +297,16 @@ def _checked(layers: Sequence[int] | None, table: ScheduleTable, source: Source)
 class Memory:
     """Memory needs and limits of the workers."""
 
-    begin: Setup  # the setup in the beginning
-    # what a worker may hold, in the unit of the needs; None if nothing says so
-    limit: Needs | float | None = None
+    begin: Setup  # the unchanged setup
+    limit: Needs | float | None = None  # of a worker, in the unit of the needs; None if unknown
 
     @property
     def unit(self) -> str:
-        """Bytes of an accelerator if there is a model, else activations of the first table."""
+        """Return "bytes" if a model gives them, else "activations" of the unchanged table."""
         return "activations" if self.begin.source.workload is None else "bytes"
 
     def text(self, amount: float) -> str:
-        """Write a need with its unit."""
+        """Format a need with its unit."""
         return f"{amount / 1e9:.1f} GB" if self.unit == "bytes" else f"{amount:.4g} activations"
 
     def needs(self, setup: Setup) -> Needs:
@@ -317,38 +314,38 @@ class Memory:
         workload = setup.source.workload
         if workload is not None:
             return np.asarray(memory_bytes(workload, setup.table), float)
-        largest_part = self.begin.table.worker_parts.max()  # of what a worker has of a microbatch
-        sizes = setup.size * setup.table.worker_parts / largest_part
+        # activations count relative to the largest share of the layers on a worker
+        sizes = setup.size * setup.table.worker_parts / self.begin.table.worker_parts.max()
         return activation_memory(setup.run, sizes=sizes).peak
 
     @functools.cached_property
-    def at_first(self) -> Needs:
-        """Needs of the unchanged run."""
+    def begin_needs(self) -> Needs:
+        """Return the peak need of each worker in the unchanged run (workers)."""
         return self.needs(self.begin)
 
     def fits(self, setup: Setup) -> bool:
-        """Return whether a setup keeps the limit, or without one the peak of the unchanged run."""
-        limit = self.at_first.max() if self.limit is None else self.limit
+        """Return whether a setup stays within the limit; default: the unchanged run's peak."""
+        limit = self.begin_needs.max() if self.limit is None else self.limit
         return bool((self.needs(setup) <= np.asarray(limit) * (1 + 1e-9)).all())
 
     def ratio(self, setup: Setup) -> float:
         """Return the need of the fullest worker over that of the unchanged run; 1 if both are 0."""
-        needs, first = self.needs(setup).max(), self.at_first.max()
-        return 1.0 if needs == first else float(needs / first)
+        need, begin_need = self.needs(setup).max(), self.begin_needs.max()
+        return 1.0 if need == begin_need else float(need / begin_need)
 
 
-def begin(
+def begin_setup(
     table: ScheduleTable,
     links: Links,
     source: Source,
     schedule: Schedule | None = None,
     layers: Sequence[int] | None = None,
 ) -> Setup:
-    """The setup that is to be explained, which must run as it is."""
+    """Return the unchanged setup of a table; refuse an asynchronous one."""
     if schedule is not None:
         size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-        schedule = planned(schedule, size, source.table_costs)
-    setup = Setup(table, links, source, schedule, layers=_checked(layers, table, source))
+        schedule = plan_schedule(schedule, size, source.table_costs)
+    setup = Setup(table, links, source, schedule, layers=_check_layers(layers, table, source))
     if table.updates_within:
         raise ValueError(
             f"{table.name} updates weights before its end: an asynchronous schedule has no step to "

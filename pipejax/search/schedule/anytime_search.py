@@ -110,12 +110,12 @@ class AnytimeSearch:
 
     def _steps(self) -> Sequence[Callable[[], None]]:
         """Order the steps; with offloads, a stage alone is too hard to bound by search."""
-        starts = self._stored, self._first, self._baselines, self._blocks, self._greedy
+        starts = self._use_store, self._first, self._baselines, self._blocks, self._greedy
         parts = self._brief_search, self._neighbourhoods
         bound = (self._relaxed,) if self.problem.offload is None else ()
         return *starts, *bound, *parts, self._search
 
-    def _stored(self) -> None:
+    def _use_store(self) -> None:
         """Use the store: solutions of the problem itself, or of similar ones."""
         if self.store is None:
             return
@@ -126,11 +126,11 @@ class AnytimeSearch:
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
-        near = self.store.nearest(self.problem)
-        if near.bound > self.bound:
-            self.bound, self.bound_by = near.bound, "solver"
-        for other in near.starts:
-            if rows_keep_limits(other.problem, self.problem):  # the very table: not slower by a bit
+        similar = self.store.nearest(self.problem)
+        if similar.bound > self.bound:
+            self.bound, self.bound_by = similar.bound, "solver"
+        for other in similar.starts:
+            if rows_keep_limits(other.problem, self.problem):  # its plan might be slower
                 self._take("neighbour", other.table)
                 continue
             plan = to_plan(self.problem, other.table)
@@ -192,6 +192,7 @@ class AnytimeSearch:
             self._raise_bound(relaxed_bound(self.problem, *arguments))
 
     def _neighbourhoods(self) -> None:
+        """Search the neighbourhoods of the best plan within a share of the budget."""
         if not self._has_parts or self.best is None:
             return
         share = "neighbourhoods" if self._offloads_parts else "few neighbourhoods"
@@ -233,13 +234,14 @@ class AnytimeSearch:
             self._search_for(self.budget)
 
     def _search_for(self, budget: Budget) -> None:
+        """Run the solver on the whole problem within a budget; take its plans and bounds."""
         parts = self._parts
         problem = self.problem.finer(parts)
         model = ScheduleModel(problem, parts * self._horizon)
         if self.plan is not None:
             model.hint(self.plan.moved(lambda starts: parts * starts))
-        with closing(search(model, budget, self.num_threads)) as news:
-            for state in news:
+        with closing(search(model, budget, self.num_threads)) as states:
+            for state in states:
                 self._raise_bound(-(-state.bound // parts))
                 if state.plan is not None:
                     self._offer("search", state.plan, problem)
@@ -249,14 +251,14 @@ class AnytimeSearch:
 
     @property
     def _parts(self) -> int:
-        """Factor by which the grid of a search is finer."""
+        """Return the factor by which the grid of a search is finer."""
         largest = int((self.problem.forward + self.problem.gradient).max())
         starts = 3 * self.problem.worker.size * self._horizon
         return 1 if starts < MANY_STARTS or not largest else -(-FINE // largest)
 
     @property
     def _horizon(self) -> int:
-        """Horizon in units; a short span may take a longer one."""
+        """Return the horizon in units; a short span may need a longer one."""
         assert self.plan is not None
         return search_horizon(self.problem, self.plan)
 
@@ -302,6 +304,7 @@ class AnytimeSearch:
             raise AssertionError(f"{above}: please report it")
 
     def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Found[Optimum]:
+        """Return a table as the result so far, optimal if it equals the bound up to rounding."""
         rounding = self._rounding(makespan)
         bound = min(self.bound * self.problem.unit, makespan)
         if self.problem.exact and makespan - bound <= rounding:
@@ -320,7 +323,7 @@ class AnytimeSearch:
         return Found(best, makespan, bound, baselines, self.evaluated, "interrupted")
 
     def _rounding(self, makespan: float) -> float:
-        """Largest rounding error of a path in units: one per op and message on it."""
+        """Return the largest rounding error of a path in units: one per op and message on it."""
         if self.problem.exact:
             return 1e-9 * makespan
         per_worker = 3 * max(np.bincount(self.problem.worker.ravel()))

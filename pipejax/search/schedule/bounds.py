@@ -1,4 +1,4 @@
-"""Lower bounds of all schedules, from paths and sums alone."""
+"""Lower bounds on all schedules, from paths and sums."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,27 +21,27 @@ class Paths(NamedTuple):
 
 
 def paths(problem: Problem) -> Paths:
-    """Add up ops and messages along the path of a microbatch."""
+    """Return the least times before, between and after F and I of each stage, per pipe [units]."""
     pipes, stages = problem.placement.shape
     hop = problem.lag + problem.transmit
-    least = np.minimum(problem.input_grad, problem.backward)
+    input_grad = np.minimum(problem.input_grad, problem.backward)
     is_split = problem.backward >= problem.input_grad + problem.weight_grad
-    after = np.where(is_split, problem.weight_grad, 0) + problem.step_end
+    rest = np.where(is_split, problem.weight_grad, 0) + problem.step_end
     head, trip, tail = (np.zeros((pipes, stages), np.int64) for _ in range(3))
-    tail[:] = after
+    tail[:] = rest
     for stage in range(1, stages):
         head[:, stage] = head[:, stage - 1] + problem.forward[stage - 1] + hop[0, :, stage - 1]
-        down = hop[1, :, stage - 1] + least[stage - 1] + tail[:, stage - 1]
-        tail[:, stage] = np.maximum(tail[:, stage], down)
+        tail_below = hop[1, :, stage - 1] + input_grad[stage - 1] + tail[:, stage - 1]
+        tail[:, stage] = np.maximum(tail[:, stage], tail_below)
     for stage in range(stages - 2, -1, -1):
         there_and_back = hop[0, :, stage] + hop[1, :, stage]
-        work = problem.forward[stage + 1] + least[stage + 1]
+        work = problem.forward[stage + 1] + input_grad[stage + 1]
         trip[:, stage] = trip[:, stage + 1] + there_and_back + work
     return Paths(head, trip, tail)
 
 
 class LowerBound(NamedTuple):
-    """No schedule is shorter."""
+    """Lower bound on the objective of all schedules, with the reason."""
 
     value: int  # the bound [units]
     by: str  # what it rests on, in the words of `CheckedBound`
@@ -102,31 +102,31 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
     return order
 
 
-def _chain(problem: Problem, way: Paths, pipe: int, stage: int, count: int) -> int:
-    """Longest path [units] through the ops of one stage, with the waits that its memory forces."""
+def _chain(problem: Problem, stage_paths: Paths, pipe: int, stage: int, count: int) -> int:
+    """Return the longest path through the ops of a stage, with waits forced by its memory."""
     # Microbatches of a pipe are alike, so some best schedule runs each kind of op in their order.
     # Then F and I of the stage are two chains: each F follows the one before it, each I follows its
     # own F by the trip to the last stage and back, and the I before it. Memory links them back: if
     # F of microbatch k finds room only after i gradients, it waits for the i-th one.
-    first = int(problem.forward[stage])
-    least = int(min(problem.input_grad[stage], problem.backward[stage]))
-    least_more = min(least, int(problem.gradient[stage]) - least)
-    trip = int(way.trip[pipe, stage])
-    order = [(0, 0)] * count
+    forward = int(problem.forward[stage])
+    input_grad = int(min(problem.input_grad[stage], problem.backward[stage]))
+    weight_rest = min(input_grad, int(problem.gradient[stage]) - input_grad)
+    trip = int(stage_paths.trip[pipe, stage])
+    gradients_needed = [(0, 0)] * count
     if problem.offload is None:
-        order = memory_order(problem, stage, int(problem.placement[pipe, stage]), count)
-    start = int(way.head[pipe, stage]) if problem.objective == "makespan" else 0
+        gradients_needed = memory_order(problem, stage, int(problem.placement[pipe, stage]), count)
+    start = int(stage_paths.head[pipe, stage]) if problem.objective == "makespan" else 0
     forward_end, input_end = start, [0] * count
-    for k, (inputs, weights) in enumerate(order):
+    for k, (inputs, weights) in enumerate(gradients_needed):
         if inputs:
             # as many weight gradients as input gradients: the last of them ran behind its own I
-            wait = input_end[inputs - 1] + (least_more if weights >= inputs else 0)
+            wait = input_end[inputs - 1] + (weight_rest if weights >= inputs else 0)
             forward_end = max(forward_end, wait)
-        forward_end += first
-        input_end[k] = max(forward_end + trip, input_end[k - 1] if k else 0) + least
+        forward_end += forward
+        input_end[k] = max(forward_end + trip, input_end[k - 1] if k else 0) + input_grad
     if problem.objective == "span":
-        return input_end[-1] + int(problem.gradient[stage]) - least
-    return input_end[-1] + int(way.tail[pipe, stage])
+        return input_end[-1] + int(problem.gradient[stage]) - input_grad
+    return input_end[-1] + int(stage_paths.tail[pipe, stage])
 
 
 class _Kind(NamedTuple):
@@ -155,25 +155,27 @@ class _Memory(NamedTuple):
     kinds: Sequence[_Kind]  # its activations
 
     def link_time(self, end: int) -> float:
-        """Least time of the host link in a run that ends by then; infinite where there is none."""
+        """Return the least time of the host link in a run of this length, infinite if too short."""
         window = end - min(k.first for k in self.kinds) - min(k.last for k in self.kinds)
         if window < sum(k.number * (k.forward + k.input_grad) for k in self.kinds):
             return math.inf
         excess = self.demand - self.limit * window
-        able = sorted((k for k in self.kinds if k.saves), key=lambda k: k.link / k.saves)
+        offloadable = sorted((k for k in self.kinds if k.saves), key=lambda k: k.link / k.saves)
         if excess <= 0:
             return 0
-        if excess > sum(k.number * k.saves for k in able):
+        if excess > sum(k.number * k.saves for k in offloadable):
             return math.inf
         # Two relaxations: whole activations, each with the largest saving and the shortest link
         # time of any; and parts of activations, those that save most for their link time first.
-        whole = -(-excess // max(k.saves for k in able)) * min(k.link for k in able)
-        parts = 0
-        for kind in able:
-            part = min(excess, kind.number * kind.saves)
-            parts += -(-part * kind.link // kind.saves)
-            excess -= part
-        return max(whole, parts)
+        whole_bound = -(-excess // max(k.saves for k in offloadable)) * min(
+            k.link for k in offloadable
+        )
+        fractional_bound = 0
+        for kind in offloadable:
+            amount = min(excess, kind.number * kind.saves)
+            fractional_bound += -(-amount * kind.link // kind.saves)
+            excess -= amount
+        return max(whole_bound, fractional_bound)
 
 
 def area_bound(problem: Problem) -> int:
@@ -183,14 +185,18 @@ def area_bound(problem: Problem) -> int:
     # I. One that is offloaded takes it from the start of F to the end of O and from the start of L
     # to the end of I, and O and L of the host link. The earlier the end, the more have to be
     # offloaded, and the less time there is to carry them.
-    way = paths(problem)
-    memories = {w: _memory(problem, way, w) for w in np.unique(problem.worker).tolist()}
-    shared: Sequence[tuple[int, ...]] = ()
+    stage_paths = paths(problem)
+    memories = {w: _memory(problem, stage_paths, w) for w in np.unique(problem.worker).tolist()}
+    shared_links: Sequence[tuple[int, ...]] = ()
     if problem.objective == "makespan":  # spans of two workers need not overlap
-        shared = problem.host_links
-    alone = [(worker,) for worker in memories if not any(worker in group for group in shared)]
-    used = [[memories[w] for w in group if w in memories] for group in (*shared, *alone)]
-    return max(_least_end(group, problem.exact) for group in used if group)
+        shared_links = problem.host_links
+    single_workers = [
+        (worker,) for worker in memories if not any(worker in group for group in shared_links)
+    ]
+    groups = [
+        [memories[w] for w in group if w in memories] for group in (*shared_links, *single_workers)
+    ]
+    return max(_least_end(group, problem.exact) for group in groups if group)
 
 
 def _least_end(group: Sequence[_Memory], exact: bool) -> int:
@@ -217,17 +223,17 @@ def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
     # counts only time without a W.
     kinds = list(_kinds(problem, way, worker))
     largest, room = max(k.size for k in kinds), int(problem.limits[worker])
-    alike = min(k.size for k in kinds) == largest
+    is_uniform = min(k.size for k in kinds) == largest
 
-    def whole(parts: int) -> int:
+    def usable(parts: int) -> int:
         """Return the part that whole activations can fill."""
-        return parts - parts % largest if alike else parts
+        return parts - parts % largest if is_uniform else parts
 
-    limit = whole(room)
-    number = limit // largest
-    unused = number * limit - largest * number * (number + 1) // 2
+    limit = usable(room)
+    max_activations = limit // largest
+    unused = max_activations * limit - largest * max_activations * (max_activations + 1) // 2
     unused *= min(k.forward for k in kinds) + min(k.input_grad for k in kinds)
-    unusable = [max(0, limit - whole(room - k.weight_size)) for k in kinds]
+    unusable = [max(0, limit - usable(room - k.weight_size)) for k in kinds]
     after_window = min(k.last for k in kinds) - min(k.step_end for k in kinds)
     lost = sum(k.number * k.weight_grad * b for k, b in zip(kinds, unusable, strict=True))
     demand = sum(k.number * k.size * k.turn for k in kinds)
@@ -235,6 +241,7 @@ def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
 
 
 def _kinds(problem: Problem, way: Paths, worker: int) -> Iterator[_Kind]:
+    """Yield the activations of each stage on a worker, with their memory and times [units]."""
     span = problem.objective == "span"
     for pipe, stage in np.argwhere(problem.placement == worker).tolist():
         count, size = int((problem.microbatch_pipes == pipe).sum()), int(problem.sizes[stage])

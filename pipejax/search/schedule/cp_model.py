@@ -1,16 +1,13 @@
-"""The constraint model: starts of all ops, order on every worker and link, offloads.
+"""Constraint model: starts of all ops, their order on workers and links, and offloads.
 
-Microbatches of a pipe are alike, so where nothing is offloaded each kind of op runs in their order
-on every stage; of the backwards, W in the order of those that are split, for a whole one need not
-wait for the W of others. Where activations may be away, gradients of others can go first, and only
-the first forwards are in order, which is a matter of names.
+Microbatches of a pipe are interchangeable, so without offloads each kind of op keeps their order on
+every stage; W only among split backwards. With offloads, only the first forwards are in order.
 
-Memory is a cumulative resource of each worker: an activation takes its size from the start of F to
-the end of I, and what W needs until the end of W; one that is offloaded does so from F to O and
-again from L on.
+Memory is a cumulative resource of each worker: an activation occupies it from the start of F to the
+end of I, or from F to O and from L on if offloaded; a share for W stays until the end of W.
 
-CP-SAT searches it in a thread of its own, and its plans and bounds come as they are found. A bound
-comes from one stage alone too: the others never keep it waiting, but messages and memory do.
+CP-SAT runs in its own thread, and reports plans and bounds as it finds them. A bound for a single
+stage, with its messages and memory, is valid, too.
 """
 
 import dataclasses
@@ -40,7 +37,7 @@ room; tails: the end is not before an input gradient and its way to the first st
 
 
 class ScheduleModel:
-    """The model of one problem and the variables in it."""
+    """Constraint model of one problem, with its variables."""
 
     def __init__(
         self,
@@ -54,9 +51,10 @@ class ScheduleModel:
         self.model = cp_model.CpModel()
         self.redundant = frozenset(redundant)
         self.in_order = in_order or problem.offload is None
+        # variables by (stage, microbatch)
         self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
-        self.whole: dict[Key, cp_model.BoolVarT] = {}
-        self.out: dict[Key, cp_model.BoolVarT] = {}
+        self.whole: dict[Key, cp_model.BoolVarT] = {}  # whether the backward is not split
+        self.out: dict[Key, cp_model.BoolVarT] = {}  # whether the activation is offloaded
         self._input_end: dict[Key, Variable] = {}
         self._gradient_end: dict[Key, Variable] = {}
         self._on_worker: list[list[Interval]] = [[] for _ in range(problem.num_workers)]
@@ -144,7 +142,7 @@ class ScheduleModel:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
-        """O and L, where the activation goes out; return since when it is there for I."""
+        """Add O and L of an activation, used if `out`; return the time since when I can hold it."""
         model, stage, worker = self.model, key[0], self._worker(*key)
         forward = self.start["F"][key]
         forward_end = forward + int(self.problem.forward[stage])
@@ -167,7 +165,7 @@ class ScheduleModel:
         return since
 
     def _add_waits(self, stage: int, microbatch: int) -> None:
-        """An op waits for the one before it on the microbatch's way."""
+        """Add the dependencies of an op on the one before it on the microbatch's path."""
         key, start = (stage, microbatch), self.start
         forward_end = start["F"][key] + int(self.problem.forward[stage])
         if stage < self.problem.num_stages - 1:
@@ -179,7 +177,7 @@ class ScheduleModel:
             self._send(1, before, self._input_end[key], start["I"][before])
 
     def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
-        """A message: a lag, or an interval on its link."""
+        """Add a message: a lag, or an interval on its link."""
         boundary, pipe = key[0], self._pipe(key[1])
         where = direction, pipe, boundary
         lag, transmit = int(self.problem.lag[where]), int(self.problem.transmit[where])
@@ -240,6 +238,7 @@ class ScheduleModel:
             last_end = until
 
     def _add_objective(self) -> None:
+        """Bound the objective from below by the work, the last ops and the tails of all workers."""
         problem, model, total = self.problem, self.model, self.objective
         work = problem.forward + problem.gradient
         pipes = problem.microbatch_pipes
@@ -297,13 +296,13 @@ class ScheduleModel:
             model.add_no_overlap(intervals)
 
     def hint(self, plan: Plan, model: cp_model.CpModel | None = None) -> None:
-        """Hint the solver at a plan; in a copy of the model if one is given."""
+        """Add a plan as a hint for the solver, to a copy of the model if one is given."""
         model = model or self.model
         for letter, variables in self.start.items():
             starts = plan.starts[letter]
             for place, variable in variables.items():
-                at = plan.forward if starts[place] == NEVER else starts
-                model.add_hint(variable, int(at[place]))
+                values = plan.forward if starts[place] == NEVER else starts
+                model.add_hint(variable, int(values[place]))
         for place, out in self.out.items():
             model.add_hint(out, bool(plan.offload[place] != NEVER))
         for place, whole in self.whole.items():
@@ -331,7 +330,7 @@ class ScheduleModel:
 
 
 class SolverState(NamedTuple):
-    """News of a search."""
+    """A new plan or bound of a running search."""
 
     plan: Plan | None  # a better plan, or None where only the bound is new
     bound: int  # units that no plan of the model can go below
@@ -370,6 +369,7 @@ def search(
         budget.meter.under_way = SOLVER * work_done / num_threads
 
     def solve(tell: Callable[[SolverState], None]) -> None:
+        """Run the solver; report plans and bounds on the way."""
         solver.best_bound_callback = lambda bound: tell(
             SolverState(None, whole_bound(bound), False)
         )

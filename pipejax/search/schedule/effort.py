@@ -1,9 +1,8 @@
-"""Effort: what a search has done, counted instead of timed.
+"""Effort: a deterministic measure of the work of a search.
 
-In a second a search does less where others compute too, so what it finds in so many seconds is a
-matter of luck. Effort adds up what is done: the deterministic time of the solver, models given to
-it, plans made by list scheduling, tables of the literature. It is the same wherever the same is
-done, and about the seconds that one idle core takes (docs/optimize.md).
+The work that a search does in a second depends on the load of the machine. Effort is the sum of the
+deterministic time of the solver, the size of its models, and plans made by list scheduling. It is
+about the seconds of one idle core (docs/optimize.md).
 """
 
 import dataclasses
@@ -49,12 +48,12 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Total effort of all parts so far."""
+        """Return the total effort of all parts so far."""
         return self.meter.done + self.meter.under_way
 
     @property
     def remaining(self) -> float:
-        """Effort that remains; seconds where effort has no limit."""
+        """Return the effort that remains; seconds if effort has no limit."""
         return self.end - self.spent if self.end < math.inf else self.until - time.monotonic()
 
     @property

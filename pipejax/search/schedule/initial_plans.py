@@ -1,8 +1,8 @@
 """Initial plans: schedules of the literature, greedy ones, and repeated building blocks.
 
-A few numbers say what a block looks like and how closely its order is followed. They are drawn at
-random, or some of them anew in one of the best draws so far. A run that cannot be better is given
-up before its end, and of many microbatches a few are run first: so most draws cost little.
+A few random numbers define a block and how closely its order is followed; or some numbers of one of
+the best draws change. A run is stopped when it cannot become the best, and a few microbatches are
+run before all of them, so most draws cost little.
 """
 
 import itertools
@@ -34,13 +34,7 @@ from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.effort import LIST, Budget
-from pipejax.search.schedule.plan import (
-    NEVER,
-    Plan,
-    keeps_limits,
-    plan_objective,
-    to_table,
-)
+from pipejax.search.schedule.plan import NEVER, Plan, keeps_limits, plan_objective, to_table
 from pipejax.search.schedule.problem import NAMES, Problem
 
 EXTRA = (1, 2, NO_LIMIT)  # forwards that run ahead, as `greedy_plan` counts them
@@ -115,10 +109,10 @@ def greedy_plan(
     is_patient: bool = False,
     shorter_than: float = FOREVER,
 ) -> Plan | None:
-    """Run the workers greedily, nothing offloaded; None where memory stops them, or it is long."""
-    # `extra` forwards may run ahead of the gradients of their stage, beyond those that keep it busy
-    # while a microbatch goes to the last stage and comes back. A patient weight gradient waits
-    # where it would delay an op whose time is known.
+    """Run the workers greedily without offloads; None if memory stops them or it takes too long."""
+    # A stage may run `extra` forwards ahead of its gradients, beyond those that keep it busy during
+    # a microbatch's trip to the last stage and back. A patient weight gradient waits if it would
+    # delay an op whose time is known.
     trip = paths(problem).trip + problem.forward + problem.input_grad
     work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
     patience = (Phase.F, Phase.I) if is_patient else ()
@@ -131,21 +125,25 @@ def greedy_plan(
 def one_by_one(problem: Problem) -> Plan:
     """Run one op at a time, microbatch by microbatch: this fits if any plan does."""
     # Activations go to the host where their worker has no room for all its stages of a microbatch.
-    at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
+    starts = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     hop, durations = problem.lag + problem.transmit, {p.name: t for p, t in problem.times.items()}
     now = 0
     for microbatch, pipe in enumerate(problem.microbatch_pipes.tolist()):
         row = problem.placement[pipe]
         held = np.bincount(row, problem.sizes, problem.num_workers)
-        goes = (held > problem.limits)[row]
-        there = [("FO" if goes[stage] else "F", stage, 0) for stage in range(len(row))]
-        back = [("LIW" if goes[stage] else "IW", stage, 1) for stage in range(len(row))]
-        for letters, stage, way in there + back[::-1]:
+        is_offloaded = (held > problem.limits)[row]
+        forward_ops = [
+            ("FO" if is_offloaded[stage] else "F", stage, 0) for stage in range(len(row))
+        ]
+        backward_ops = [
+            ("LIW" if is_offloaded[stage] else "IW", stage, 1) for stage in range(len(row))
+        ]
+        for letters, stage, direction in forward_ops + backward_ops[::-1]:
             for letter in letters:
-                at[letter][stage, microbatch] = now
+                starts[letter][stage, microbatch] = now
                 now += int(durations[letter][stage])
-            now += int(hop[way, pipe].max(initial=0))
-    return Plan.from_starts(at)
+            now += int(hop[direction, pipe].max(initial=0))
+    return Plan.from_starts(starts)
 
 
 def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
@@ -208,7 +206,7 @@ def _options(problem: Problem) -> Mapping[str, Any]:
 
 
 def _times(problem: Problem) -> Mapping[str, NumpyArray]:
-    """Times that schedules are planned for, as a batch of one by field of `Costs` [s]."""
+    """Return times for planned schedules, as a batch of one by field of `Costs` [s]."""
     times = {PHASE_FIELDS[phase.name]: problem.times[phase] for phase in (*SPLIT, Phase.B)}
     times |= {"latency": problem.lag, "transmit": problem.transmit}
     times |= {NAMES[phase]: getattr(problem, NAMES[phase]) for phase in HOST}
@@ -262,8 +260,8 @@ def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Star
 def _starts_by_few(
     problem: Problem, few: int, budget: Budget, enough: int, best: float
 ) -> Iterator[Start]:
-    """Yield ever better plans; runs of few microbatches choose the draws for whole runs."""
-    begun, on_whole = budget.spent, 0.0
+    """Yield better and better plans; runs of a few microbatches select draws for complete runs."""
+    begun, complete_effort = budget.spent, 0.0
     small = problem if few == problem.num_microbatches else problem.with_microbatches(few)
     search = BlockSearch(small, problem.num_microbatches - few)
     while best > enough and not search.is_stale and not budget.is_over:
@@ -273,12 +271,12 @@ def _starts_by_few(
         if plan is None:
             continue
         if small is not problem:
-            if 2 * on_whole > budget.spent - begun:
+            if 2 * complete_effort > budget.spent - begun:
                 continue
             plan = run_draw(problem, block_draw, best)
             effort = LIST * 3 * problem.worker.size
             budget.spend(effort)
-            on_whole += effort
+            complete_effort += effort
         if plan is not None and (value := plan_objective(problem, plan)) < best:
             best = value
             yield Start("building block", plan)
@@ -291,7 +289,7 @@ def _few(problem: Problem, per_worker: int) -> int:
 
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
-    """Run the workers in the order that a draw stands for."""
+    """Run the workers in the order of a draw: a building block, its interval, and priorities."""
     work = list_work(problem, problem.limits)
     step, legs = float(np.mean([work.lasts[phase] for phase in SPLIT])) / 2, num_legs(work)
     waits = [step * number for number in block_draw.waits]
@@ -317,9 +315,9 @@ class BlockSearch:
         self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)
         work = list_work(problem, problem.limits)
         self.legs, self.busiest = num_legs(work), least_interval(work)
-        self.best = self.best_of_all = FOREVER  # since the last restart, and ever
+        self.best = self.best_of_all = FOREVER  # since the last restart, and in total
         self.elite: list[BlockDraw] = []
-        self.last_gain = 0  # draws up to the last that was better since the restart
+        self.last_gain = 0  # number of the last draw with a gain since the restart
         self.num_draws = self.last_improving_draw = 0
 
     @property

@@ -1,14 +1,12 @@
-"""Large-neighbourhood search: a small part of a plan is searched anew, again and again.
+"""Large-neighbourhood search: solve a small part of a plan again and again.
 
-A neighbourhood is a set of free ops. All others keep their order on workers and host links, but
-not their times: where something is gained in the middle, what follows moves up. An offload or load
-that is free may also be left out or come anew.
+A neighbourhood is a set of free ops. All others keep their order on workers and host links, but not
+their times, so later ops move up. Free offloads and loads may be dropped or added.
 
-Where memory is tight, the whole model is too large for the solver to move anything: what it changes
-in one place breaks a limit in another. A step frees the ops of one neighbourhood and asks for any
-plan that is better; most steps end within a fraction of a second. Better is a plan that ends
-sooner, or one whose input gradients come sooner in sum while its end is not later: only one of many
-paths has to be shortened for it, and after enough such steps the end moves too.
+If memory is tight, the complete model is too large for the solver. A step frees the ops of one
+neighbourhood and asks for any better plan, mostly within a fraction of a second. Better is an
+earlier end, or an equal end with a smaller sum of the ends of input gradients: after enough such
+steps the end gets earlier, too.
 """
 
 import itertools
@@ -62,7 +60,7 @@ GOALS = ("end", "sum")  # what a step shortens: the objective, or the sum of inp
 def _microbatches(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """All ops of some microbatches in a row; a window may reach over the ends."""
+    """Free all ops of consecutive microbatches; the window may reach over the ends."""
     count = max(2, round(share * problem.num_microbatches))
     first = rng.integers(1 - count // 2, problem.num_microbatches - count // 2)
     place = np.arange(problem.num_microbatches)
@@ -80,7 +78,7 @@ def _workers(
 
 
 def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) -> dict[str, Ops]:
-    """All ops that start within some time, and offloads of all that is there."""
+    """Free all ops that start in a window of time, and offloads of activations held there."""
     end = int(gradient_end(problem, plan).max())
     window = share * end
     first = rng.uniform(-window / 3, end - 2 * window / 3)
@@ -91,7 +89,7 @@ def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) 
 def _offloads(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Offloads alone: all compute keeps its order."""
+    """Free the offloads: all compute keeps its order."""
     free = _random_ops(plan, 2 * share, rng)
     return dict.fromkeys("OL", free)
 
@@ -99,7 +97,7 @@ def _offloads(
 def _weight_grads(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Weight gradients, and offloads of their activations."""
+    """Free the weight gradients, and offloads of their activations."""
     free = _random_ops(plan, 2 * share, rng)
     return dict.fromkeys("WOL", free)
 
@@ -182,7 +180,7 @@ class Arm:
 
     @property
     def weight(self) -> float:
-        """Gains per time so far; untried arms count as good ones."""
+        """Return the gain per time so far; untried arms count as good ones."""
         return (self.gains + 1) / (self.spent + 2 * STEP)
 
     def learn(self, spent: float, *, is_solved: bool, ended: bool) -> None:
@@ -240,7 +238,7 @@ class NeighbourhoodSearch:
         return True
 
     def stop(self) -> None:
-        """End the step that is under way."""
+        """Stop the running step."""
         if self._solver is not None:
             self._solver.stop_search()
 
@@ -297,10 +295,9 @@ def search_grids(problem: Problem) -> list[Problem]:
 def search_neighbourhoods(
     problem: Problem, start: ScheduleTable, budget: Budget, num_threads: int
 ) -> Generator[ScheduleTable, None, None]:
-    """Improve a table; stop when the iterator is closed."""
-    # Each thread goes from grid to grid as it gets stuck, and they begin on different ones; what
-    # one finds is where the others go on, where they are behind. The search ends before its budget
-    # where nothing was found for half of it.
+    """Yield better and better tables until the budget ends or the iterator is closed."""
+    # Each thread begins on a grid of its own, and changes to the next one when it gets stuck. All
+    # continue from the best table. The search ends early without a gain for half its budget.
     best, over, begun = Best(problem, start, budget), threading.Event(), budget.spent
     grids, running = search_grids(problem), dict[int, NeighbourhoodSearch]()
 
@@ -309,6 +306,7 @@ def search_neighbourhoods(
         return over.is_set() or budget.is_over or budget.spent > best.since + patience
 
     def visit(search: NeighbourhoodSearch, limit: float, tell: Tell) -> None:
+        """Search on one grid until it gets stuck; report and adopt the best table of all."""
         grid, seen = search.problem, best.table
         while search.idle < limit and not is_over():
             if search.step(budget, num_threads) and keeps_limits(grid, search.plan):
@@ -320,15 +318,17 @@ def search_neighbourhoods(
                 seen = best.table
                 search.take(to_plan(grid, seen))
 
-    def job(first: int) -> Callable[[Tell], None]:
+    def job(thread: int) -> Callable[[Tell], None]:
+        """Return the work of one thread: visits of all grids in turn."""
+
         def run(tell: Tell) -> None:
-            for visits in itertools.count(first):
+            for visits in itertools.count(thread):
                 if is_over():
                     return
                 turn, number = divmod(visits, len(grids))
-                seed = visits * num_threads + first
+                seed = visits * num_threads + thread
                 plan = to_plan(grids[number], best.table)
-                search = running[first] = NeighbourhoodSearch(grids[number], plan, seed)
+                search = running[thread] = NeighbourhoodSearch(grids[number], plan, seed)
                 visit(search, STUCK * (1 + turn) if len(grids) > 1 else np.inf, tell)
 
         return run
@@ -338,4 +338,4 @@ def search_neighbourhoods(
         for search in [*running.values()]:
             search.stop()
 
-    return merge_progress([job(first) for first in range(num_threads)], stop)
+    return merge_progress([job(thread) for thread in range(num_threads)], stop)

@@ -1,4 +1,4 @@
-"""`optimize`, which can be imported without OR-Tools: the solver is loaded when it is called."""
+"""`optimize`, importable without OR-Tools: the solver is loaded by the call."""
 
 import dataclasses
 import os
@@ -36,47 +36,44 @@ def optimize(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Optimum]], object] | None = None,
 ) -> Found[Optimum]:
-    """Optimise a schedule under a memory limit.
+    """Search for the fastest schedule under a memory limit, with a bound on all others.
 
     Args:
-      table: says where stages are and which pipe a microbatch belongs to; its order is a start
-        where it keeps the limit.
-      costs: unbatched [s].
-      memory_limit: what a worker can hold, or one entry per worker, in the unit of `sizes`.
-      sizes: what an activation takes, or one entry per stage; 1 counts activations.
-      weight_share: share of it that stays after I for W, or one entry per stage.
+      table: placement of stages and pipes of microbatches; its order is a start if it fits.
+      costs: unbatched costs [s].
+      memory_limit: memory of a worker, or one entry per worker, in the unit of `sizes`.
+      sizes: size of an activation, or one entry per stage; 1 counts activations.
+      weight_share: share of an activation that W needs after I, or one entry per stage.
       offload: whether activations may go to the host and back, at the costs of O and L.
       link: link model "delay" or "queued", or `Links` with one of them.
       objective: "makespan", or "span": the longest time between a worker's first start and last
         end.
-      time_limit: when the search ends, proven or not [s]; its steps take shares of it.
-      effort: when it ends by what it has done, in about the seconds of one idle core; its steps
-        take shares of that then. With one thread the answer is the same whatever else the machine
-        does, unless time was up first.
-      num_threads: of the solver; if None one per processor, or one alone where effort is given.
-      store: where solved problems are kept, or its folder: a problem that is in it is answered at
-        once, and others begin with the plans and bounds of those like them. None keeps nothing.
-      on_progress: called at every solution with the seconds so far, the time limit (effort, where
-        that is given), and makespan and gap as a text; a bar in notebooks if None.
-      on_best: called with every solution: each is shorter than the one before, or the same with a
-        better bound.
+      time_limit: time after which the search ends [s]; its steps take shares of it.
+      effort: deterministic work after which the search ends, about seconds of one idle core. With
+        one thread the answer is deterministic, unless the time ends first.
+      num_threads: threads of the solver; default: one per processor, or one if effort is set.
+      store: store of solved problems, or its folder. A stored problem is answered at once; others
+        start with the plans and bounds of similar problems. None stores nothing.
+      on_progress: called at every solution with the seconds so far, the limit of time or effort,
+        and makespan and gap as a text; default: a bar in notebooks.
+      on_best: called with every solution that is shorter or has a better bound.
 
     Returns:
-      The best schedule: `best.table`, its makespan or span, and the bound on all others. It
-      stopped with "optimal", "time", "effort", or "iterations" where nothing was left to try.
-      Baselines are None where they do not keep the limits. None that does is better.
+      The best schedule: `best.table`, its makespan or span, and the bound on all others. It stopped
+      with "optimal", "time", "effort", or "iterations" if nothing was left to try. Baselines are
+      None if they exceed the limits; the others are not better.
 
     Raises:
-      InfeasibleError: if no schedule keeps the limit.
-      ValueError: if an argument is not of that form, or no schedule was found in time.
+      InfeasibleError: if no schedule stays within the limit.
+      ValueError: if an argument has a wrong form, or no schedule was found in time.
       ModuleNotFoundError: if OR-Tools is not installed.
 
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> costs = pj.Costs.uniform(table, forward=10.0, input_grad=10.0, weight_grad=10.0)
-      >>> found = pj.optimize(table, costs, memory_limit=3)
-      >>> found.value, found.best.status
+      >>> result = pj.optimize(table, costs, memory_limit=3)
+      >>> result.value, result.best.status
       (310.0, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), offload=(offload, bool))

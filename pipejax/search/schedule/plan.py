@@ -1,4 +1,4 @@
-"""A plan: when every op starts, in units of the problem. Plans as tables, and tables as plans."""
+"""Plans: the start of every op, in units of the problem; conversion to and from tables."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def starts(self) -> Mapping[str, PerOp]:
-        """Starts of all ops by phase letter; a whole backward starts where its I would."""
+        """Return the starts of all ops by phase letter; a whole backward starts at its I."""
         starts = self.forward, self.input_grad, self.weight_grad, self.offload, self.load
         return dict(zip("FIWOL", starts, strict=True))
 
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def offloaded(self) -> int:
-        """Number of activations that go to the host and back."""
+        """Count the activations that go to the host and back."""
         return int((self.offload != NEVER).sum())
 
 
@@ -130,7 +130,7 @@ def search_horizon(problem: Problem, plan: Plan) -> int:
 
 
 def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
-    """End the all-reduces (stages), one at a time on a worker, in the order in which they can."""
+    """Return the ends of all-reduces (stages): one at a time on a worker, by their inputs."""
     end, free = ready.copy(), np.zeros(problem.num_workers, np.int64)
     for stage in np.argsort(ready, kind="stable") if problem.all_reduce.any() else ():
         here = problem.placement[:, stage]
@@ -155,33 +155,32 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
 
 def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
     """List the ops of a plan with their times as ranks, so that every op has a length."""
-    # Ops of no length, or of less than a unit, may share a moment. They are put in an order in
-    # which they can run there, between what ends and what starts: gradients of forwards before that
-    # moment come first, since they make room; then the microbatches that pass as a whole, one after
-    # the other; then the others.
-    split, out = ~plan.whole, plan.offload != NEVER
-    is_any = np.ones_like(split)
+    # Ops without length may share a moment with others. They are sorted so that they can run there:
+    # gradients of earlier forwards first, because they free memory; then microbatches that pass
+    # completely, one after the other; then the others.
+    is_split, is_offloaded = ~plan.whole, plan.offload != NEVER
+    is_any = np.ones_like(is_split)
     turn = 2 * problem.num_stages  # the way of a microbatch: F by stage, then gradients back
     parts = []
-    for phase, start, which, way, direction in (
+    for phase, start, mask, path_position, direction in (
         (Phase.F, plan.forward, is_any, 0.0, 1),
-        (Phase.O, plan.offload, out, 0.2, 1),
-        (Phase.L, plan.load, out, turn - 0.2, -1),
-        (Phase.I, plan.input_grad, split, turn, -1),
+        (Phase.O, plan.offload, is_offloaded, 0.2, 1),
+        (Phase.L, plan.load, is_offloaded, turn - 0.2, -1),
+        (Phase.I, plan.input_grad, is_split, turn, -1),
         (Phase.B, plan.input_grad, plan.whole, turn, -1),
-        (Phase.W, plan.weight_grad, split, turn + 0.2, -1),
+        (Phase.W, plan.weight_grad, is_split, turn + 0.2, -1),
     ):
-        stage, microbatch = np.nonzero(which)
-        end = start[which] + problem.times[phase][stage]
-        code, on_way = np.full_like(stage, phase), way + direction * stage
-        worker = problem.worker[which]
-        parts.append((code, stage, microbatch, worker, start[which], end, on_way))
-    *ops, start, end, on_way = map(np.concatenate, zip(*parts, strict=True))
+        stage, microbatch = np.nonzero(mask)
+        end = start[mask] + problem.times[phase][stage]
+        code, positions = np.full_like(stage, phase), path_position + direction * stage
+        worker = problem.worker[mask]
+        parts.append((code, stage, microbatch, worker, start[mask], end, positions))
+    *ops, start, end, positions = map(np.concatenate, zip(*parts, strict=True))
     microbatch = ops[2]
-    at_once = (plan.forward[:, microbatch] == start) & (problem.forward == 0)[:, None]
+    is_instant = (plan.forward[:, microbatch] == start) & (problem.forward == 0)[:, None]
     passes = input_grad_end(problem, plan)[0, microbatch] == start
-    group = np.where(at_once.any(axis=0), 2 - passes, 0)
-    order = np.lexsort((on_way, microbatch, group))
+    group = np.where(is_instant.any(axis=0), 2 - passes, 0)
+    order = np.lexsort((positions, microbatch, group))
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
     is_long, ticks = end > start, 2 * len(order) + 2  # of a moment
@@ -212,18 +211,18 @@ def reached_by(problem: Problem, table: ScheduleTable) -> int:
 
 
 def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
-    """Run a table at the times of a problem, every op as early as it can."""
+    """Run a table at the times of a problem, every op as early as it can; return the plan."""
     program, run = _run(problem, table, step_end=False)
     start = run.start
-    at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
-    for letter, starts in at.items():
+    by_phase = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
+    for letter, starts in by_phase.items():
         phase_ops = table.ops.take(table.ops.phase == Phase[letter])
         node = program.node_of_cell.ravel()[phase_ops.cell]
         starts[phase_ops.stage, phase_ops.microbatch] = np.round(start[node])
-    whole = at["B"] != NEVER
-    turn = np.where(whole, at["B"], at["I"])
-    last = np.where(whole, at["B"] + problem.backward[:, None], at["W"])
-    return Plan.from_starts({**at, "I": turn, "W": last}, whole)
+    is_whole = by_phase["B"] != NEVER
+    input_grad = np.where(is_whole, by_phase["B"], by_phase["I"])
+    weight_grad = np.where(is_whole, by_phase["B"] + problem.backward[:, None], by_phase["W"])
+    return Plan.from_starts({**by_phase, "I": input_grad, "W": weight_grad}, is_whole)
 
 
 def broken_limit(problem: Problem, plan: Plan) -> str | None:

@@ -1,6 +1,6 @@
-"""The problem in whole numbers: which ops there are, what they take, what a worker can hold.
+"""Scheduling problems in whole numbers: ops, their times, and memory of workers.
 
-A constraint solver knows nothing but whole numbers: seconds and sizes are counted in units.
+A constraint solver needs whole numbers, so seconds and sizes are counted in units.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ PerBoundary = Int[NumpyArray, "directions pipes boundaries"]
 
 
 class InfeasibleError(ArgumentError):
-    """No schedule keeps the memory limit."""
+    """No schedule fits within the memory limit."""
 
     def __init__(self, text: str, argument: str = "") -> None:
         super().__init__(argument, None, text)
@@ -92,7 +92,7 @@ class Problem:
 
     @property
     def worker(self) -> Int[NumpyArray, "stages microbatches"]:
-        """Worker (stages, microbatches) of each op."""
+        """Return the worker of each op (stages, microbatches)."""
         return self.placement[self.microbatch_pipes].T
 
     @property
@@ -102,17 +102,17 @@ class Problem:
 
     @property
     def all_reduce(self) -> PerStage:
-        """All-reduce (stages) alone."""
+        """Return the time of the all-reduce alone (stages)."""
         return self.step_end - self.update
 
     @property
     def gradient(self) -> PerStage:
-        """Work (stages) of a backward: split, or whole where that is faster."""
+        """Return the time of a backward (stages): split or full, the faster one."""
         return np.minimum(self.backward, self.input_grad + self.weight_grad)
 
     @property
     def times(self) -> Mapping[Phase, PerStage]:
-        """Time of each op that is scheduled: (stages) units."""
+        """Return the time of each scheduled op (stages) [units]."""
         by_phase = {phase: getattr(self, name) for phase, name in NAMES.items()}
         return {phase: 0 * self.forward if t is None else t for phase, t in by_phase.items()}
 
@@ -144,13 +144,13 @@ class Problem:
 
     @property
     def shape(self) -> str:
-        """Short text, equal for problems whose plans have the same ops on the same workers."""
+        """Return a short text, equal for problems with the same ops on the same workers."""
         content = self.content()
         return _hash([content[name] for name in ("placement", "microbatch_pipes", "objective")])[:8]
 
     @property
     def key(self) -> str:
-        """Short text, equal for problems with the same content; it begins with the shape."""
+        """Return a short text, equal for problems with equal content; it starts with the shape."""
         return f"{self.shape}-{_hash(self.content())[:24]}"
 
 
@@ -200,10 +200,10 @@ def _whole_multiples(values: Sequence[float], finest: int) -> tuple[list[int], i
 
 
 def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
-    """Return whole numbers in the proportion of the values, or what is nowhere harder to keep."""
-    # Where they have no common part, sizes are rounded down and limits up, by less than `NEARLY` of
-    # the largest limit: what keeps the limits in bytes keeps them in parts, so no bound is too
-    # high, and what keeps them in parts exceeds them by rounding alone.
+    """Return whole numbers in the proportion of the values, or a problem that is no harder."""
+    # Without a common part, sizes are rounded down and limits up, by less than `NEARLY` of the
+    # largest limit. A schedule within the limits in bytes is within them in parts, so no bound is
+    # too high; the reverse holds up to rounding.
     values = [value / max(sizes) for value in (*sizes, *limits)]
     multiples = _whole_multiples(values, 10**4)
     if multiples is not None:
@@ -318,9 +318,9 @@ def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bo
 def _parts(
     table: ScheduleTable, size: NumpyArray, shares: NumpyArray, limits: NumpyArray, offload: bool
 ) -> tuple[PerStage, PerStage, Int[NumpyArray, " workers"]]:
-    """Count in whole parts: sizes and what W needs of them (stages), and limits (workers)."""
-    # What all activations of a worker take together is a limit like any larger one: the problem is
-    # the same. Nor does rounding take away what fits exactly.
+    """Count in whole parts: sizes and W's share of them (stages), and limits (workers)."""
+    # A limit above the total of all activations acts like this total. Rounding must not exclude
+    # schedules that fit exactly.
     counts = np.bincount(table.pipe_of_microbatch, minlength=table.num_pipes)
 
     def worker_totals(size: NumpyArray) -> NumpyArray:

@@ -1,13 +1,11 @@
-"""The store of solved problems: a folder with a JSON file for each, whole at any moment.
+"""Store of solved problems: a folder with one JSON file per problem, each written atomically.
 
-A file is a certificate. Its schedule is checked by running it. Its bound cannot be: it counts for
-the versions of the code that proved it, and a checksum tells a file that was damaged.
+A file is a certificate. A run checks its schedule. Its bound counts only for the versions of the
+code that proved it; a checksum detects damage.
 
-What one problem implies for another of the same shape: a plan of one is an order of ops, which also
-runs at the other's times. If all times are s times as long, so is every schedule, so of what is
-compared are proportions: where no time of a problem is above s times that of another, and every set
-of activations that fits there fits here, no schedule here need take longer than s times the one
-there.
+A plan is an order of ops, so it also runs in another problem of the same shape. If no time of a
+problem is above s times that of another, and every set of activations that fits there fits here,
+then the best schedule here takes at most s times as long. So bounds carry over, too.
 """
 
 import dataclasses
@@ -56,25 +54,25 @@ def prover() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """A solved problem of unit 1, which stands for those in all units of time."""
+    """A solved problem of unit 1, which stands for equal problems in all units of time."""
 
     problem: Problem
     data: Mapping[str, Any]  # the certificate
 
     @property
     def objective(self) -> int:
-        """Objective of the schedule [units]."""
+        """Return the objective of the schedule [units]."""
         return int(self.data["claim"]["value"])
 
     @property
     def proven_bound(self) -> int:
-        """The bound [units], if this version of the code proved it; 0 otherwise."""
+        """Return the bound if this version of the code proved it, else 0 [units]."""
         is_ours = self.data["proof"]["prover"] == prover()
         return int(self.data["claim"]["lower_bounds"][0]["value"]) if is_ours else 0
 
     @functools.cached_property
     def table(self) -> ScheduleTable:
-        """The schedule, which keeps the limits and reaches the objective."""
+        """Return the schedule, after a check of limits and objective."""
         table = from_json(self.data["table"])
         if fault := broken_limit(self.problem, to_plan(self.problem, table)):
             raise ValueError(fault)
@@ -155,7 +153,7 @@ def read_entry(path: Path) -> Entry:
 
 
 class Neighbours(NamedTuple):
-    """Solved problems whose plans are worth a try, and a bound [units]: 0 if there is none."""
+    """Similar solved problems, whose plans are good starts, and a bound [units]; 0 without one."""
 
     starts: list[Entry]
     bound: int
@@ -203,8 +201,7 @@ class SolvedProblems:
 
     def nearest(self, problem: Problem) -> Neighbours:
         """Return starts and a bound from solved problems of the same shape."""
-        # First come plans that are sure to keep the limits, those that end soonest: a plan for less
-        # memory or longer times is among them. Then those of the most similar problems.
+        # Plans that surely fit come first, the shortest first; then plans of similar problems.
         others = self._others(problem)
         ends = {n: reach(problem, other.problem, other.objective) for n, other in others.items()}
         sure = sorted((end, n) for n, end in ends.items() if end is not None)
@@ -253,7 +250,7 @@ class SolvedProblems:
 
 
 def _time(path: Path) -> float:
-    """Modification time of a file [s]; a deleted one counts as the oldest."""
+    """Return the modification time of a file [s]; a deleted one counts as the oldest."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -304,7 +301,7 @@ def rows_keep_limits(source: Problem, problem: Problem) -> bool:
 
 
 def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
-    """Transfer a bound from a problem that is nowhere harder, up to a factor of all times."""
+    """Transfer a bound from an easier problem, whose times may differ by a factor; 0 if none."""
     may_offload = easier.offload is not None or problem.offload is None
     if not (may_offload and fits_in(problem, easier) and _shares_less(easier, problem)):
         return 0
@@ -333,6 +330,7 @@ def distance(problem: Problem, other: Problem) -> float:
 
 
 def _proportions(problem: Problem) -> np.ndarray:
+    """Return times relative to the work of a microbatch, and sizes relative to the limits."""
     work = float((problem.forward + problem.gradient).sum()) or 1.0
     fields = [getattr(problem, name) for name in (*TIMES, *HOST_TIMES)]
     times = [np.ravel(np.zeros(problem.num_stages) if t is None else t) / work for t in fields]

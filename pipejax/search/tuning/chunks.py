@@ -1,9 +1,9 @@
-"""Search of the cut of a prompt into chunks whose first token comes soonest.
+"""Search for the cut of a prompt into chunks with the earliest first token.
 
-Few chunks leave most workers idle while the first one passes and after the last one; many pay what
-any chunk costs. And as later tokens attend to more, chunks that last alike get smaller. For each
-number of chunks the gradient of the step time, which the engine knows, moves the cuts from many
-starts at once; then tokens are whole, and go from chunk to chunk as long as that helps.
+With few chunks most workers idle at the start and the end; many chunks pay the fixed cost of a
+chunk often. Later tokens attend to more, so chunks of equal time get smaller. For each number of
+chunks, gradient descent moves the cuts from many starts; then whole tokens move from chunk to chunk
+as long as that helps.
 """
 
 import math
@@ -68,31 +68,30 @@ def chunks(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[PromptChunks]], object] | None = None,
 ) -> Found[PromptChunks]:
-    """Search the cut of a prompt whose first token comes soonest.
+    """Search the cut of a prompt into chunks with the earliest first token.
 
-    A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
+    A chunk of n tokens after p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
     Numbers of chunks are tried in the order of their bounds, until no other can save a thousandth.
 
     Args:
-      tokens: of the prompt.
+      tokens: tokens of the prompt.
       num_workers: P; one stage each.
-      fixed: a, of any chunk, a number or one for each worker [s].
-      per_token: b, of each token [s].
-      per_pair: c, of each pair of a token and one before it [s].
-      per_prefix_token: g, of each token before the chunk, which is read or rebuilt [s].
-      latency: of a message [s].
-      transmit_per_token: of a message, by tokens of its chunk [s].
-      num_chunks: K; from 1 to 64 if None.
-      multiple: that sizes are of, but for the last one.
+      fixed: a, time of a chunk, a number or one for each worker [s].
+      per_token: b, time of a token [s].
+      per_pair: c, time of a pair of a token and an earlier one [s].
+      per_prefix_token: g, time of a token before the chunk, which is read or rebuilt [s].
+      latency: latency of a message [s].
+      transmit_per_token: transmit time of a message per token of its chunk [s].
+      num_chunks: K; default: from 1 to 64.
+      multiple: divisor of all sizes except the last one.
       link: link model, or `Links`.
-      seed: of the starts.
-      time_limit: when no further number of chunks is tried [s]; None for no limit.
-      on_progress: called with each number of chunks, and the best makespan so far as a text; a bar
-        in notebooks if None.
+      seed: seed of the starts.
+      time_limit: time after which no further number of chunks is tried [s]; None for no limit.
+      on_progress: called with each number of chunks, and the best makespan so far as a text.
       on_best: called with the result so far, after each number of chunks.
 
     Returns:
-      The best cut; the bound holds for all that were asked for. Baselines have as many chunks: of
+      The best cut; the bound holds for all requested numbers. Baselines have as many chunks of
       "equal sizes", and of "equal times" as schedulers choose them.
 
     Raises:
@@ -101,10 +100,10 @@ def chunks(
 
     Example:
       >>> import pipejax as pj
-      >>> found = pj.search.chunks(4096, 4, fixed=1e-3, per_token=1e-5, per_pair=5e-9, num_chunks=4)
-      >>> found.best.sizes, f"{1e3 * found.value:.2f} ms"
+      >>> cuts = pj.search.chunks(4096, 4, fixed=1e-3, per_token=1e-5, per_pair=5e-9, num_chunks=4)
+      >>> cuts.best.sizes, f"{1e3 * cuts.value:.2f} ms"
       ((1506, 1031, 836, 723), '152.10 ms')
-      >>> [f"{1e3 * found.baselines[name]:.2f} ms" for name in ("equal sizes", "equal times")]
+      >>> [f"{1e3 * cuts.baselines[name]:.2f} ms" for name in ("equal sizes", "equal times")]
       ['175.67 ms', '152.10 ms']
     """
     counts = {"tokens": tokens, "num_workers": num_workers, "multiple": multiple}
@@ -172,17 +171,17 @@ class _ChunkSearch:
         return Found(self.best, self.value, bound, self.baselines, self.evaluated, stopped)
 
     def _bound(self, count: int) -> float:
-        """No cut into so many chunks is faster, under any link model."""
-        # Up to a chunk the first stage computes, behind it the last one, and it passes all stages
-        # between: the mean of these ways over all chunks. And each stage computes all chunks, while
-        # another one computes nothing of the first or of the last.
+        """Bound the makespan of all cuts into so many chunks from below, for any link model [s]."""
+        # One bound is the mean over chunks of a path: all chunks before it on the first stage, the
+        # chunk through all stages, all later chunks on the last one. The other is the work of one
+        # stage, and the first and last chunk on all others.
         a, b, c, _ = self.times
-        whole = count * a + b * self.tokens + c * self.tokens**2 / 2  # of each stage, without g
+        stage_work = count * a + b * self.tokens + c * self.tokens**2 / 2  # without prefixes
         hops = self.num_workers - 1
-        least = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
-        mean = (1 - 1 / count) * least + whole.sum() / count
+        least_work = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
+        mean = (1 - 1 / count) * least_work + stage_work.sum() / count
         mean += hops * (self.latency + self.rate * self.tokens / count)
-        busy = (whole - a).max() + a.sum() + (hops * self.latency)
+        busy = (stage_work - a).max() + a.sum() + (hops * self.latency)
         return float(max(mean, busy, self._prefix_bound(count)))
 
     def _prefix_bound(self, count: int) -> float:
@@ -191,31 +190,32 @@ class _ChunkSearch:
         # all chunks have (integral of L dh) / t - N tokens or more: over a chunk L exceeds its
         # prefix by no more than its n tokens, so the integral by no more than n t.
         a, b, c, g = (time.min() for time in self.times)
-        whole = b * self.tokens + c * self.tokens**2 / 2
+        work = b * self.tokens + c * self.tokens**2 / 2
         integral = b * self.tokens**2 / 2 + c * self.tokens**3 / 3
         hops = self.num_workers - 1
         # g (integral / t - N) + (P - 1) t is least here; beyond integral / N only t counts
-        least = math.sqrt(g * integral / hops) if hops else math.inf
-        longest = min(max(min(least, integral / self.tokens), whole / count), whole)
+        optimum = math.sqrt(g * integral / hops) if hops else math.inf
+        longest = min(max(min(optimum, integral / self.tokens), work / count), work)
         prefixes = max(integral / longest - self.tokens, 0.0) if longest > 0 else 0.0
         ends = self.times[0].sum() - a + hops * (longest + self.latency)
-        return float(count * a + whole + g * prefixes + ends)
+        return float(count * a + work + g * prefixes + ends)
 
     def _cut(self, count: int) -> None:
+        """Search the best cut into so many chunks; keep it if it beats the best so far."""
         table = build(
             "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
         )
         self.program = lower(table, link=self.links)
-        equal, alike = np.full(count, self.tokens / count), self._alike(count)
+        equal_sizes, equal_times = np.full(count, self.tokens / count), self._equal_times(count)
         noise = self.rng.normal(0, 0.3, (STARTS - 2, count))
-        starts = np.log([equal, alike, *alike * np.exp(noise)])
+        starts = np.log([equal_sizes, equal_times, *equal_times * np.exp(noise)])
         if count > 1:
             starts = descend(self._value_and_grad, starts, steps=STEPS, rate=0.1).points
             self.evaluated += STARTS * (STEPS + 1)
-        cuts = self._whole(np.concatenate([[equal, alike], self._sizes(starts)]))
+        cuts = self._round_sizes(np.concatenate([[equal_sizes, equal_times], self._sizes(starts)]))
         values = self._values(cuts)
-        first = int(values.argmin())
-        sizes, value = self._moved(cuts[first], values[first])
+        row = int(values.argmin())
+        sizes, value = self._improve_sizes(cuts[row], values[row])
         if value < self.value:
             self.value, self.baselines = (
                 value,
@@ -225,18 +225,19 @@ class _ChunkSearch:
             self.best = PromptChunks(tuple(map(int, sizes)), table, costs)
             self.value = evaluate(table, costs, link=self.links).makespan
 
-    def _alike(self, count: int) -> Float[NumpyArray, " chunks"]:
-        """Sizes of chunks that last alike, so long that the last one ends the prompt."""
+    def _equal_times(self, count: int) -> Float[NumpyArray, " chunks"]:
+        """Return sizes of chunks with equal times, the last of which ends the prompt."""
         _, b, c, g = (float(time.mean()) for time in self.times)
         if not b + c > 0:
             return np.full(count, self.tokens / count)
 
         def sizes(seconds: float) -> Float[NumpyArray, " chunks"]:
+            """Return sizes of chunks that take so long each."""
             chunks = np.zeros(count)
             for chunk in range(count):
                 before = chunks.sum()
                 slope, duration = b + c * before, max(seconds - g * before, 0.0)
-                # the stable root of c n^2 / 2 + (b + c p) n = lasts
+                # the stable root of c n^2 / 2 + (b + c before) n = duration
                 root = slope + math.sqrt(slope**2 + 2 * c * duration)
                 chunks[chunk] = max(2 * duration / root if root > 0 else 0.0, TINY)
             return chunks
@@ -246,14 +247,14 @@ class _ChunkSearch:
         return sizes(brentq(excess, 0.0, 2.0, xtol=1e-14) * whole)
 
     def _sizes(self, points: Points) -> Float[NumpyArray, "starts chunks"]:
-        """Sizes (starts, chunks) whose logarithms points are, but for their sum."""
+        """Return sizes (starts, chunks), proportional to exp(points), that sum to the prompt."""
         parts = np.exp(np.asarray(points, float) - np.max(points, axis=-1, keepdims=True))
         return self.tokens * parts / parts.sum(axis=-1, keepdims=True)
 
     def _value_and_grad(
         self, points: Points
     ) -> tuple[Float[NumpyArray, " starts"], Float[NumpyArray, "starts chunks"]]:
-        """Makespans of cuts whose logarithms are given, and their relative slopes."""
+        """Return the makespans of cuts, given logarithms of sizes, and their relative gradients."""
         # The engine says how a makespan grows with each time; what is left is how times grow with
         # sizes, of a chunk itself and of those behind it, and sizes with their logarithms.
         sizes, (_, b, c, g) = self._sizes(points), self.times
@@ -270,7 +271,7 @@ class _ChunkSearch:
         seconds = np.asarray(values)[:, None]
         return np.asarray(values), slope / np.where(seconds > 0, seconds, 1.0)
 
-    def _whole(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
+    def _round_sizes(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
         """Round to multiples, of which each chunk has one or more; the last one ends the prompt."""
         count, units = np.shape(sizes)[-1], -(-self.tokens // self.multiple)
         ends = np.round(np.cumsum(sizes, axis=-1) / self.multiple).astype(int)
@@ -286,7 +287,7 @@ class _ChunkSearch:
         costs = chunk_costs(cuts.astype(float), self.num_workers, **self.time_arguments)
         return np.asarray(makespans(self.program, costs, batch_size=len(cuts)))
 
-    def _moved(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:
+    def _improve_sizes(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:
         """Move whole multiples from chunk to chunk, fewer and fewer, as long as that helps."""
         count = len(sizes)
         moves = np.eye(count, dtype=int)[:, None] - np.eye(count, dtype=int)[None]

@@ -1,8 +1,7 @@
-"""Several things at once: microbatch size, layers, recomputed layers.
+"""Joint tuning of several parts: microbatch size, layers, recomputed layers.
 
-Many starts descend at once. Then sizes next to the best minima, with whole layers, are evaluated
-exactly, and improved by one layer at a time. The exhaustive twin evaluates all settings, one after
-the other.
+Gradient descent runs from many starts at once. Rounded settings near the best minima are evaluated
+exactly, and improved by one layer at a time. The exhaustive twin evaluates all settings.
 """
 
 import dataclasses
@@ -20,9 +19,9 @@ from pipejax.base.compiled import compiled
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Number, Numbers
-from pipejax.search.tuning.problem import TuningProblem, as_they_are
+from pipejax.search.tuning.problem import TuningProblem, identity_relaxation
 from pipejax.search.tuning.rounding import (
-    MOST,
+    MAX_EXHAUSTIVE,
     Points,
     TooManyError,
     compositions,
@@ -34,30 +33,29 @@ from pipejax.search.tuning.step_time_objective import Inputs, Pair, PerConfigura
 
 
 class NothingFitsError(ValueError):
-    """No legal setting leaves room on the accelerators."""
+    """No legal setting fits in the memory of the accelerators."""
 
 
-NO_ROOM = 1e12  # stands for the step time of a setting that needs all the memory, and more [s]
-LANES = 16_384  # settings that are evaluated at once: few batches are compiled for
+NO_ROOM = 1e12  # replaces the step time of a setting that does not fit [s]
+LANES = 16_384  # settings that are evaluated at once
 
 
-def any_size(log_size: Array, inputs: Inputs) -> tuple[Pair, Number]:
+def relax_size(log_size: Array, inputs: Inputs) -> tuple[Pair, Number]:
     """Relax the microbatch size by its logarithm."""
     return inputs.pair, xp.exp(log_size[0])
 
 
-def real_layers(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-    """One layer for each stage, the rest by a softmax; recomputed as the even split is."""
-    # At a given number of microbatches step time and memory are functions of layers that make sense
-    # in between. Stages that hold embedding or head, or wait for messages, take fewer.
+def relax_layers(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
+    """Relax the layers of stages: one each, the rest by a softmax of the variables."""
+    # The recomputed share of each stage stays.
     even, recomputed = inputs.pair.assigned
     layers = 1 + xp.softmax(variables) * (even.sum() - len(even))
     assigned = StageLayers(layers, layers * recomputed / even)
     return inputs.pair._replace(assigned=assigned), inputs.size
 
 
-def real_recompute(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-    """Any share of the layers of each stage recomputed: as few as memory allows."""
+def relax_recompute(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
+    """Relax the recomputed share of the layers of each stage by a sigmoid."""
     layers = inputs.pair.assigned.layers
     assigned = StageLayers(layers, layers / (1 + xp.exp(-variables)))
     return inputs.pair._replace(assigned=assigned), inputs.size
@@ -66,35 +64,35 @@ def real_recompute(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
 class _Part(NamedTuple):
     """Relaxation of one part of the settings."""
 
-    relax: Callable[[Any, Inputs], tuple[Pair, Number]]  # what its variables mean
-    width: Callable[[int], int]  # stages -> number of its variables
-    scale: float  # its step size against that of the others
-    spread: float  # of its starts
+    relax: Callable[[Any, Inputs], tuple[Pair, Number]]  # from variables to pair and size
+    width: Callable[[int], int]  # from stages to the number of variables
+    scale: float  # of the variables, so that one learning rate suits all parts
+    spread: float  # standard deviation of the starts
 
 
-# in the order in which they are applied: recomputed layers are a share of the layers
+# in the order of application: recomputed layers are a share of the layers
 PARTS: Mapping[str, _Part] = {
-    "size": _Part(any_size, lambda stages: 1, 1.0, 0),
-    "layers": _Part(real_layers, lambda stages: stages, 0.3, 1.0),
-    "recompute": _Part(real_recompute, lambda stages: stages, 1.0, 1.5),
+    "size": _Part(relax_size, lambda stages: 1, 1.0, 0),
+    "layers": _Part(relax_layers, lambda stages: stages, 0.3, 1.0),
+    "recompute": _Part(relax_recompute, lambda stages: stages, 1.0, 1.5),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Jointly:
-    """The relaxation of some parts, by one vector."""
+class JointRelaxation:
+    """Relaxation of several parts by one vector of variables."""
 
     parts: tuple[str, ...]  # names, in the order of `PARTS`
 
     def __call__(self, variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-        """The pair and the microbatch size that the variables stand for."""
+        """Return the pair and the microbatch size for these variables."""
         for name, part in self.split(variables, inputs.pair.assigned.layers.shape[-1]).items():
             pair, size = PARTS[name].relax(part * PARTS[name].scale, inputs)
             inputs = inputs._replace(pair=pair, size=size)
         return inputs.pair, inputs.size
 
     def split(self, variables: Any, stages: int) -> dict[str, Any]:
-        """Cut (..., variables) into those of each part."""
+        """Split variables (..., variables) by part."""
         ends = np.cumsum([PARTS[name].width(stages) for name in self.parts]).tolist()
         starts = [0, *ends[:-1]]
         return {
@@ -104,24 +102,24 @@ class Jointly:
 
 
 class Settings(NamedTuple):
-    """Whole settings."""
+    """Settings in whole numbers: one row each."""
 
     size: Int[NumpyArray, " settings"]  # b [sequences]
     layers: Points
-    recomputed: Points  # those of them that are recomputed
+    recomputed: Points  # recomputed layers
 
     def at(self, index: Any) -> "Settings":
-        """Take some of them."""
+        """Select rows."""
         return Settings(*(field[index] for field in self))
 
 
 class TunedJointly(NamedTuple):
-    """The best setting."""
+    """The best setting of a joint search."""
 
     setting: Settings  # without the axis of settings
     step_time: float  # exact [s]
     memory_bytes: float  # need of the fullest worker [B]
-    evaluated: int  # settings that were evaluated, slopes of relaxed ones included
+    evaluated: int  # evaluated settings, with gradients of relaxed ones
     # step time [s], microbatch size and layers of the relaxation; None after an exhaustive search
     relaxed: tuple[float, float, StageLayers] | None = None
 
@@ -132,36 +130,35 @@ class JointProblem:
 
     problem: TuningProblem  # the model on the system under its schedule
     parts: tuple[str, ...]  # names, in the order of `PARTS`
-    microbatches: int = 0  # M where the microbatch size is given; 0 where it is tuned
+    microbatches: int = 0  # M; 0 if the microbatch size is tuned
 
     @property
     def sizes(self) -> list[int]:
-        """Microbatch sizes that may be legal, ascending."""
+        """List microbatch sizes that divide the minibatch, ascending; or the fixed one."""
         total = self.problem.workload.minibatch
         return [total // self.microbatches] if self.microbatches else list(divisors(total))
 
     def exact(self, settings: Settings) -> tuple[PerConfiguration, PerConfiguration]:
-        """Step times [s] and needs [B], infinite where the schedule does not exist."""
+        """Return step times [s] and memory needs [B]; infinite if the schedule does not exist."""
         times, need = np.full((2, len(settings.size)), np.inf)
         counts = self.problem.workload.minibatch // settings.size
         for count in np.unique(counts).tolist():
             if self.problem.family.refusal(count):
                 continue
-            objective = self.problem.objective(as_they_are, count)
+            objective = self.problem.objective(identity_relaxation, count)
             rows = np.flatnonzero(counts == count)
-            for at in np.array_split(rows, -(-len(rows) // LANES)):
-                part = settings.at(at)
-                layers = StageLayers(part.layers.astype(float), part.recomputed.astype(float))
-                inputs = self.problem.inputs(len(at), count, limited=False)
-                times[at], need[at] = objective.evaluate(layers, inputs)
+            for batch in np.array_split(rows, -(-len(rows) // LANES)):
+                chunk = settings.at(batch)
+                layers = StageLayers(chunk.layers.astype(float), chunk.recomputed.astype(float))
+                inputs = self.problem.inputs(len(batch), count, limited=False)
+                times[batch], need[batch] = objective.evaluate(layers, inputs)
         return times, need
 
     def times(self, settings: Settings) -> PerConfiguration:
-        """Step times [s]; where there is no room, more than any, and the more the less room."""
-        # So a search that starts where nothing fits is led to where something does.
+        """Return step times [s]; a setting that does not fit gets a penalty by its need."""
         times, need = self.exact(settings)
-        over = need / self.problem.capacity
-        return np.where(over <= 1, times, NO_ROOM * over)
+        usage = need / self.problem.capacity
+        return np.where(usage <= 1, times, NO_ROOM * usage)
 
     def pick(
         self,
@@ -170,7 +167,7 @@ class JointProblem:
         evaluated: int,
         relaxed: tuple[float, float, StageLayers] | None = None,
     ) -> TunedJointly:
-        """Pick the best setting."""
+        """Return the setting with the least time; raise an error if it does not fit."""
         best = int(times.argmin())
         (step,), (need,) = self.exact(settings.at([best]))
         setting = settings.at(best)
@@ -210,51 +207,50 @@ def count_settings(joint: JointProblem) -> float:
     return ways
 
 
-KEPT = 3  # minima that are rounded
-KEPT_SETTINGS = 10  # that are improved
-RATE = 0.3
-MOST_SETTINGS = 5_000_000  # that are all evaluated
+NUM_ROUNDED = 3  # minima that are rounded
+NUM_IMPROVED = 10  # rounded settings that are improved
+RATE = 0.3  # learning rate of the descent
+MAX_JOINT_SETTINGS = 5_000_000  # of an exhaustive search
 
 
 def plain_settings(joint: JointProblem) -> Settings:
-    """Every size with even layers; of the size alone these are all settings."""
+    """Return all sizes with even layers; these are all settings if only the size is tuned."""
     if "size" in joint.parts:
         joint.problem.family.check_size(joint.problem.workload.minibatch)
     return _settings(_plain(joint))
 
 
 def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
-    """The best of plain settings, from few microbatches on: each is better than the one before."""
-    # They come before anything is searched or compiled, once one fits.
+    """Yield the best plain setting so far, from few microbatches on, each time it gets better."""
     plain = plain_settings(joint)
     counts = joint.problem.workload.minibatch // plain.size
     times, least = np.full(len(counts), np.inf), NO_ROOM
     for count in np.unique(counts).tolist():
-        at = np.flatnonzero(counts == count)
-        times[at] = joint.times(plain.at(at))
+        rows = np.flatnonzero(counts == count)
+        times[rows] = joint.times(plain.at(rows))
         if times.min() < least:
             least = times.min()
             yield joint.pick(plain, times, int(np.isfinite(times).sum()))
 
 
 def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> TunedJointly:
-    """Find the best setting, by gradient."""
-    relax, family = Jointly(joint.parts), joint.problem.family
+    """Find the best setting by gradient descent, rounding and local search."""
+    relax, family = JointRelaxation(joint.parts), joint.problem.family
     counts = (joint.microbatches,) if joint.microbatches else family.few_microbatches
-    first, lower, upper = _starts(joint, starts)
+    points, lower, upper = _starts(joint, starts)
     objective = joint.problem.objective(relax, *counts)
     inputs = joint.problem.inputs(starts, joint.microbatches or 1)
     minima = descend(
         lambda points: objective.value_and_grad(points, inputs),
-        first,
+        points,
         steps=steps,
         rate=RATE,
         lower=lower,
         upper=upper,
     )
-    sizes, soft = _relaxed(joint, minima.points[minima.values.argsort()[:KEPT]])
+    sizes, soft = _relaxed(joint, minima.points[minima.values.argsort()[:NUM_ROUNDED]])
     evaluate = _Counted(joint)
-    rounded = _rounded(joint, sizes, soft)
+    rounded = _round_settings(joint, sizes, soft)
     shortlist = rounded.at(_best(rounded, evaluate(rounded), per_size=len(joint.parts) > 1))
     settings, times = improve_settings(joint, shortlist, evaluate)
     best = StageLayers(*(stages[0] for stages in soft))
@@ -264,7 +260,7 @@ def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> Tu
 
 
 class _Counted:
-    """Exact evaluation that counts settings."""
+    """Function from settings to times, which counts the settings."""
 
     def __init__(self, joint: JointProblem) -> None:
         self.joint, self.count = joint, 0
@@ -280,7 +276,7 @@ Bounds = Float[NumpyArray, "1 variables"]
 def _starts(
     joint: JointProblem, starts: int
 ) -> tuple[Float[NumpyArray, "starts variables"], Bounds, Bounds]:
-    """Points to start from, even shares first, and bounds of the variables."""
+    """Return start points, the first with even shares, and bounds of the variables."""
     stages = len(joint.problem.pair.assigned.layers)
     rng, parts = np.random.default_rng(0), []
     lower, upper = [], []
@@ -309,12 +305,12 @@ def _relaxed(
     joint: JointProblem, points: Float[NumpyArray, "kept variables"]
 ) -> tuple[Sizes, StageLayers]:
     inputs = joint.problem.inputs(len(points), joint.microbatches or 1, limited=False)
-    size, *layers = map(np.asarray, _read(points, inputs, relax=Jointly(joint.parts)))
+    size, *layers = map(np.asarray, _read(points, inputs, relax=JointRelaxation(joint.parts)))
     return size, StageLayers(*layers)
 
 
 @functools.partial(compiled, static_argnames="relax")
-def _read(points: Array, inputs: Inputs, *, relax: Jointly) -> tuple[Numbers, ...]:
+def _read(points: Array, inputs: Inputs, *, relax: JointRelaxation) -> tuple[Numbers, ...]:
     def read_point(point: Array, inputs: Inputs) -> tuple[Numbers, ...]:
         pair, size = relax(point, inputs)
         return size + 0.0, pair.assigned.layers, pair.assigned.recomputed
@@ -322,39 +318,47 @@ def _read(points: Array, inputs: Inputs, *, relax: Jointly) -> tuple[Numbers, ..
     return jax.vmap(read_point)(points, inputs)
 
 
-def _rounded(joint: JointProblem, sizes: Sizes, soft: StageLayers) -> Settings:
+def _round_settings(joint: JointProblem, sizes: Sizes, soft: StageLayers) -> Settings:
     """Round relaxed settings in several ways, and add plain ones: one fits if any setting does."""
     even, candidates = joint.problem.pair.assigned, list[tuple[Any, ...]]()
-    tunes_layers, recomputes = "layers" in joint.parts, "recompute" in joint.parts
-    always = even.recomputed > 0
+    tunes_layers, tunes_recompute = "layers" in joint.parts, "recompute" in joint.parts
+    is_recomputed = even.recomputed > 0
     for rank, relaxed_size in enumerate(sizes.tolist()):
-        layers = np.asarray(soft.layers[rank])
-        share = soft.recomputed[rank] / layers
-        near = [b for b in joint.sizes if b <= relaxed_size * (1 + 1e-9)][-1:]
-        near += [b for b in joint.sizes if b > relaxed_size * (1 + 1e-9)][:1]
-        wholes = np.asarray(even.layers, int)[None]
+        relaxed_layers = np.asarray(soft.layers[rank])
+        share = soft.recomputed[rank] / relaxed_layers
+        near_sizes = [b for b in joint.sizes if b <= relaxed_size * (1 + 1e-9)][-1:]
+        near_sizes += [b for b in joint.sizes if b > relaxed_size * (1 + 1e-9)][:1]
+        rows = np.asarray(even.layers, int)[None]
         if tunes_layers:
-            wholes = whole_with_sum(layers[None])
-        if rank == 0 and tunes_layers:  # the best minimum is rounded in other ways, too
-            wholes = np.concatenate([wholes, wholes + swaps(wholes.shape[1])])
-        for whole in wholes[wholes.min(axis=1) >= 1]:
-            soft_ways = [np.ceil(share * whole - 1e-6), np.floor(share * whole), whole]
-            ways = soft_ways if recomputes else [whole * always]
-            candidates += [(b, whole, way) for b in near for way in ways]
+            rows = whole_with_sum(relaxed_layers[None])
+        if rank == 0 and tunes_layers:  # also neighbours of the best minimum
+            rows = np.concatenate([rows, rows + swaps(rows.shape[1])])
+        for layers in rows[rows.min(axis=1) >= 1]:
+            recomputed_options = [layers * is_recomputed]
+            if tunes_recompute:
+                recomputed_options = [
+                    np.ceil(share * layers - 1e-6),
+                    np.floor(share * layers),
+                    layers,
+                ]
+            candidates += [(b, layers, r) for b in near_sizes for r in recomputed_options]
         if rank == 0:
             candidates += _plain(joint)
     return _settings(candidates)
 
 
 def _plain(joint: JointProblem) -> list[tuple[Any, ...]]:
-    """Settings of every size with even layers: all or none recomputed, or as it is untuned."""
-    # One of them fits if any does.
-    layers, always = joint.problem.pair.assigned
-    ways = [0 * layers, layers] if "recompute" in joint.parts else [layers * (always > 0)]
-    return [(size, layers, way) for size in joint.sizes for way in ways]
+    """List every size with even layers, and all or none recomputed if that is tuned."""
+    # if any setting fits, one of these does
+    layers, recomputed = joint.problem.pair.assigned
+    options = [layers * (recomputed > 0)]
+    if "recompute" in joint.parts:
+        options = [0 * layers, layers]
+    return [(size, layers, option) for size in joint.sizes for option in options]
 
 
 def _settings(rows: list[tuple[Any, ...]]) -> Settings:
+    """Stack rows of (size, layers, recomputed)."""
     size, layers, recomputed = map(np.array, zip(*rows, strict=True))
     return Settings(size, layers.astype(int), recomputed.astype(int))
 
@@ -362,109 +366,110 @@ def _settings(rows: list[tuple[Any, ...]]) -> Settings:
 def _best(
     settings: Settings, times: PerConfiguration, *, per_size: bool
 ) -> Int[NumpyArray, " settings"]:
-    """Return the best few settings: the best of each size, if `per_size`."""
+    """Return the rows of the best few settings; with `per_size`, at most one of each size."""
     group = settings.size if per_size else np.arange(len(times))
     order = np.lexsort((times, group))  # by group, then time: the first of a group is its best
-    first = order[np.unique(group[order], return_index=True)[1]]
-    return first[times[first].argsort(kind="stable")][:KEPT_SETTINGS]
+    group_best = order[np.unique(group[order], return_index=True)[1]]
+    return group_best[times[group_best].argsort(kind="stable")][:NUM_IMPROVED]
 
 
 def improve_settings(
     joint: JointProblem, settings: Settings, evaluate: Callable[[Settings], PerConfiguration]
 ) -> tuple[Settings, PerConfiguration]:
-    """Move by one layer while there is something better, all settings at once."""
-    # Sizes stay: where one does not fit yet, a smaller one would always look better.
+    """Improve settings by moves of one layer until none helps, all at once; sizes stay."""
+    # A point is the layers of all stages, then the recomputed ones; `owner` is its setting.
     stages = settings.layers.shape[1]
-    always = joint.problem.pair.assigned.recomputed > 0
-    recomputes = "recompute" in joint.parts
+    is_recomputed = joint.problem.pair.assigned.recomputed > 0
+    tunes_recompute = "recompute" in joint.parts
 
-    def moved_settings(points: Points, owner: Int[NumpyArray, " points"]) -> Settings:
+    def to_settings(points: Points, owner: Int[NumpyArray, " points"]) -> Settings:
         layers, recomputed = np.split(points, 2, axis=1)
-        starts = settings.at(owner)
-        recomputed = recomputed if recomputes else layers * always
-        return starts._replace(layers=layers, recomputed=recomputed)
+        recomputed = recomputed if tunes_recompute else layers * is_recomputed
+        return settings.at(owner)._replace(layers=layers, recomputed=recomputed)
 
-    def moved_times(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
-        moved, times = moved_settings(points, owner), np.full(len(points), np.inf)
+    def point_times(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
+        """Return the step times of points [s]; infinite for illegal ones."""
+        moved, times = to_settings(points, owner), np.full(len(points), np.inf)
         layers, recomputed = moved.layers, moved.recomputed
-        legal = (layers >= 1) & (recomputed >= 0) & (recomputed <= layers)
-        at = np.flatnonzero(legal.all(axis=1))
-        if len(at):
-            times[at] = evaluate(moved.at(at))
+        is_legal = (layers >= 1) & (recomputed >= 0) & (recomputed <= layers)
+        rows = np.flatnonzero(is_legal.all(axis=1))
+        if len(rows):
+            times[rows] = evaluate(moved.at(rows))
         return times
 
-    points = np.column_stack([settings.layers, settings.recomputed * recomputes])
+    points = np.column_stack([settings.layers, settings.recomputed * tunes_recompute])
     owner = np.arange(len(points))
-    points, times = improve(points, owner, _moves(joint, stages), moved_times)
-    return moved_settings(points, owner), times
+    points, times = improve(points, owner, _moves(joint, stages), point_times)
+    return to_settings(points, owner), times
 
 
 def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
-    """Changes to a neighbour: of the layers of each stage, and of those recomputed."""
+    """Return changes to all neighbours of a point: of layers, then of recomputed layers."""
     swap, add_one = swaps(stages), np.eye(stages, dtype=int)
-    more = np.concatenate([-add_one, add_one, swap])
+    recompute_moves = np.concatenate([-add_one, add_one, swap])
     moves = [np.zeros((0, 2 * stages), int)]
     if "layers" in joint.parts:
         moves.append(np.hstack([swap, 0 * swap]))
     if "recompute" in joint.parts:
-        moves.append(np.hstack([0 * more, more]))
-    if len(moves) > 2:  # where memory is short, what is recomputed changes with a layer
+        moves.append(np.hstack([0 * recompute_moves, recompute_moves]))
+    if len(moves) > 2:  # with little memory, a moved layer changes the recomputed ones, too
         kinds = (swap, np.minimum(swap, 0), np.maximum(swap, 0))
         moves += [np.hstack([swap, recomputed]) for recomputed in kinds]
     return np.concatenate(moves)
 
 
 def search_jointly(joint: JointProblem) -> TunedJointly:
-    """Evaluate all settings."""
+    """Find the best setting by evaluation of all."""
     if joint.parts == ("size",):
         plain = plain_settings(joint)
         times = joint.times(plain)
         return joint.pick(plain, times, int(np.isfinite(times).sum()))
     count = count_settings(joint)
-    # of one part, what lists them refuses where they are too many
-    if count > MOST_SETTINGS and len(joint.parts) > 1:
-        raise TooManyError(f"{count:.3g} settings: at most {MOST_SETTINGS} are tried")
+    # for one part, `all_assignments` checks the number
+    if count > MAX_JOINT_SETTINGS and len(joint.parts) > 1:
+        raise TooManyError(f"{count:.3g} settings: at most {MAX_JOINT_SETTINGS} are tried")
     best: list[tuple[Settings, PerConfiguration]] = []
-    for block in every_setting(joint):
+    for block in all_settings(joint):
         times = joint.times(block)
-        least = [times.argmin()]
-        best.append((block.at(least), times[least]))
+        row = [times.argmin()]
+        best.append((block.at(row), times[row]))
     blocks, least_times = zip(*best, strict=True)
     settings = Settings(*map(np.concatenate, zip(*blocks, strict=True)))
     return joint.pick(settings, np.concatenate(least_times), int(count))
 
 
-def every_setting(joint: JointProblem) -> Iterator[Settings]:
-    """All settings, in blocks of one microbatch size each."""
-    layers, recomputed = every_assignment(joint)
+def all_settings(joint: JointProblem) -> Iterator[Settings]:
+    """Yield all settings, in blocks of one microbatch size each."""
+    layers, recomputed = all_assignments(joint)
     for size in joint.sizes:
         for low in range(0, len(layers), LANES):
             block = slice(low, low + LANES)
             yield Settings(np.full(len(layers[block]), size), layers[block], recomputed[block])
 
 
-def every_assignment(joint: JointProblem) -> tuple[Points, Points]:
-    """All layers (ways, stages), and those that are recomputed."""
-    even, again = (np.asarray(stages, int) for stages in joint.problem.pair.assigned)
+def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
+    """Return all layers of stages, and the recomputed ones: each (assignments, stages)."""
+    even, recomputed = (np.asarray(stages, int) for stages in joint.problem.pair.assigned)
     layers = even[None]
     if "layers" in joint.parts:
         layers = compositions(int(even.sum()), len(even))
     if "recompute" not in joint.parts:
-        return layers, layers * (again > 0)
-    if joint.parts == ("recompute",) and (count := math.prod((even + 1).tolist())) > MOST:
-        raise TooManyError(f"{count:.3g} ways to recompute: at most {MOST} are tried")
-    return _with_every_recompute(layers)
+        return layers, layers * (recomputed > 0)
+    if joint.parts == ("recompute",) and (count := math.prod((even + 1).tolist())) > MAX_EXHAUSTIVE:
+        raise TooManyError(f"{count:.3g} ways to recompute: at most {MAX_EXHAUSTIVE} are tried")
+    return _all_recomputed(layers)
 
 
-def _with_every_recompute(layers: Points) -> tuple[Points, Points]:
-    """Every layers (ways, stages) with every number of them recomputed on each stage."""
+def _all_recomputed(layers: Points) -> tuple[Points, Points]:
+    """Combine each row of layers with all numbers of recomputed layers on each stage."""
     choices = layers + 1
-    ways = choices.prod(axis=1)
-    which = np.repeat(np.arange(len(layers)), ways)
-    number: Int[NumpyArray, " ways"] = np.arange(len(which)) - np.repeat(
-        np.cumsum(ways) - ways, ways
+    counts = choices.prod(axis=1)
+    # repeat each row for its combinations, and number these from 0: 0 1 2 .. 0 1 2 ..
+    row = np.repeat(np.arange(len(layers)), counts)
+    number: Int[NumpyArray, " ways"] = np.arange(len(row)) - np.repeat(
+        np.cumsum(counts) - counts, counts
     )
-    recomputed = np.empty((len(which), layers.shape[1]), int)
-    for stage in range(layers.shape[1]):
-        number, recomputed[:, stage] = np.divmod(number, choices[which, stage])
-    return layers[which], recomputed
+    recomputed = np.empty((len(row), layers.shape[1]), int)
+    for stage in range(layers.shape[1]):  # digits of the number, one per stage
+        number, recomputed[:, stage] = np.divmod(number, choices[row, stage])
+    return layers[row], recomputed

@@ -1,13 +1,12 @@
-"""Search of how far ahead of its use each worker gathers weights, and how many stages at once.
+"""Search of the lookahead and residency with which each worker gathers sharded weights.
 
-What one worker does is one of its ways: a row with UNSHARD and RESHARD cells. Of ways with the same
-residency and the same order on the lane only the one that gathers earliest is tried: to issue a
-gather earlier delays nothing. First each worker in turn takes its best way; then all combinations
-are gone through, worker by worker, without those that a bound rules out.
+An option of a worker is a row with UNSHARD and RESHARD cells. Among options with the same residency
+and lane order, only the one that gathers earliest is tried: an earlier gather delays nothing. First
+each worker in turn takes its best option; then branch and bound goes through all combinations.
 
-The bound: workers whose way is open have their weights all the time and reduce no gradients, so
-nothing of them waits for a lane. And of all ways together: every stage is gathered once at the
-start, in the order of first uses, and reductions have a lane of their own.
+The bound: workers without a chosen option have their weights all the time and reduce no gradients,
+so none of their ops waits for a lane. The bound of all combinations gathers every stage once, in
+the order of first uses, and gives reductions a lane of their own.
 """
 
 import dataclasses
@@ -42,9 +41,9 @@ from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.local_search import LocalSearch
 from pipejax.search.schedule.problem import InfeasibleError
 
-PYTORCH = 3  # stages that its runtime gathers at once unless told otherwise
-ROUNDING = 1e-12  # by which a sum of sizes may exceed a limit that it equals
-NODES = 64  # partial combinations that a step goes through
+PYTORCH = 3  # stages that PyTorch's runtime gathers at once by default
+ROUNDING = 1e-12  # relative error of a sum of sizes
+NODES_PER_STEP = 64  # partial combinations
 
 Sizes = float | Sequence[float] | Float[NumpyArray, " stages"]
 Limits = float | Sequence[float] | Float[NumpyArray, " workers"]
@@ -55,10 +54,10 @@ class Gathering(NamedTuple):
     """Lookahead of every worker, and the memory that it takes.
 
     Attributes:
-      table: with the cells, for `evaluate`.
-      lookahead: (workers) uses by which a gather stands before its own.
-      residency: (workers) stages that are gathered at once, at most.
-      peak: (workers) most that gathered weights take at once, in the unit of the sizes.
+      table: the schedule with sharding cells.
+      lookahead: (workers) number of uses between a gather and its own use.
+      residency: (workers) largest number of stages gathered at once.
+      peak: (workers) peak memory of gathered weights, in the unit of the sizes.
     """
 
     table: ScheduleTable
@@ -67,8 +66,8 @@ class Gathering(NamedTuple):
     peak: Float[NumpyArray, " workers"]
 
 
-class _Way(NamedTuple):
-    """A row of one worker, with what made it."""
+class _Option(NamedTuple):
+    """A row of one worker, with its lookahead and residency."""
 
     ahead: int
     residency: int
@@ -77,7 +76,7 @@ class _Way(NamedTuple):
 
     @property
     def key(self) -> tuple[int, tuple[Cell, ...]]:
-        """Residency and lane order; lookaheads with equal keys are interchangeable."""
+        """Return residency and lane order; options with equal keys are interchangeable."""
         on_lane = (cell for cell in self.row if cell[0].phase in (Phase.UNSHARD, Phase.REDUCE_GRAD))
         return self.residency, tuple(on_lane)
 
@@ -94,29 +93,28 @@ def lookahead(
     time_limit: float | None = TIME_LIMIT,
     on_progress: OnProgress | None = None,
 ) -> Found[Gathering]:
-    """Search how far ahead of its use every worker gathers weights, and of how many stages at once.
+    """Search the lookahead and residency of every worker's weight gathers for the shortest step.
 
-    The same arguments give the same result, unless the time runs out. An interrupt (Ctrl-C) ends
-    the search with the best so far. Of ways that are as fast those are taken that hold less.
+    The result is deterministic unless the time runs out. An interrupt (Ctrl-C) ends the search with
+    the best so far. Of equally fast options, the one with less memory is taken.
 
     Args:
-      table: the schedule; sharding cells that it has give way.
-      costs: unbatched costs [s], `unshard` and `reduce_grad` among them.
+      table: the schedule; its sharding cells are replaced.
+      costs: unbatched costs [s], with `unshard` and `reduce_grad`.
       link: link model, or `Links`.
-      limit: most that gathered weights may take on a worker at once, or (workers), in the unit of
-        sizes; None for no limit.
-      sizes: what the gathered weights of a stage take, or (stages), in any unit.
-      lane: where gathers and reductions run, beside compute.
-      iterations: most steps of the search: one lets a worker choose, or goes through 64 partial
-        combinations.
-      time_limit: when no further step starts [s]; None for no limit.
-      on_progress: called after each step with its number, `iterations`, and the best makespan so
-        far as a text; a bar in notebooks if None.
+      limit: largest memory of gathered weights on a worker, or (workers), in the unit of sizes;
+        None for no limit.
+      sizes: size of the gathered weights of a stage, or (stages), in any unit.
+      lane: lane of gathers and reductions, beside compute.
+      iterations: largest number of steps: in one, a worker chooses its best option, or the search
+        goes through 64 partial combinations.
+      time_limit: time after which no further step starts [s]; None for no limit.
+      on_progress: called after each step with its number, `iterations`, and a text.
 
     Returns:
-      The best; the bound is its makespan where all combinations are ruled out. Baselines: gathers
-      right before their use ("no lookahead"), one use earlier ("one ahead"), both with as many
-      stages as fit, and "PyTorch", the rule of its runtime; None where that exceeds the limit.
+      The best combination; if all others are ruled out, the bound is its makespan. Baselines are
+      gathers right before their use ("no lookahead"), one use earlier ("one ahead"), both with as
+      many stages as fit, and "PyTorch", the rule of its runtime; None if that exceeds the limit.
 
     Raises:
       ValueError: as `evaluate`; if a size or limit is wrong.
@@ -127,8 +125,8 @@ def lookahead(
       >>> table = pj.schedules.build(
       ...     "interleaved-1f1b", num_workers=2, num_microbatches=4, stages_per_worker=3)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, unshard=1.5, reduce_grad=1.5)
-      >>> found = pj.search.lookahead(table, costs, limit=2)
-      >>> found.value, found.baselines["no lookahead"], found.stopped
+      >>> result = pj.search.lookahead(table, costs, limit=2)
+      >>> result.value, result.baselines["no lookahead"], result.stopped
       (42.5, 55.5, 'optimal')
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), lane=(lane, str))
@@ -139,7 +137,7 @@ def lookahead(
 
 
 class LookaheadSearch(LocalSearch[Gathering]):
-    """State of the search: the best way of each worker, and partial combinations to go through."""
+    """State of the search: an option of each worker, and the open branches."""
 
     def __init__(
         self,
@@ -162,65 +160,67 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._rows, self._ends = dense_rows(self.table), self.table.grammar.ends_backward
         self._sizes = _shaped("sizes", sizes, stages)
         limits = np.full(workers, np.inf) if limit is None else _shaped("limit", limit, workers)
-        self._all_ways = _ways(self.table, self._sizes, limits)
-        self.ways = [_undominated(ways) for ways in self._all_ways]
+        self._all_options = _list_options(self.table, self._sizes, limits)
+        self.options = [_undominated(options) for options in self._all_options]
         self._times: dict[tuple[int | None, ...], float] = {}
-        self.best = tuple(len(ways) - 1 for ways in self.ways)
+        self.best = tuple(len(options) - 1 for options in self.options)
         self.value = self._makespan(self.best)
         usual = {
-            name: [_with_most(ways, ahead) for ways in self._all_ways]
+            name: [_largest_residency(options, ahead) for options in self._all_options]
             for name, ahead in (("no lookahead", 0), ("one ahead", 1))
         }
         self.baselines = {name: self._evaluate(combination) for name, combination in usual.items()}
         self.baselines |= {"PyTorch": self._pytorch(limits)}
         self.plain = self._build_table(usual["no lookahead"])
         for combination in usual.values():
-            keys = [[way.key for way in ways] for ways in self.ways]
+            keys = [[option.key for option in options] for options in self.options]
             pairs = zip(keys, combination, strict=True)
-            self._try(tuple(own_keys.index(way.key) for own_keys, way in pairs))
+            self._try(tuple(own_keys.index(option.key) for own_keys, option in pairs))
         self.lower_bound = self._relaxed()
         self._turns = itertools.cycle(range(workers))
-        self._unchanged = 0  # turns in which a worker found nothing better
+        self._unchanged = 0  # consecutive turns without a better option
         self._open: Iterator[None] | None = None
 
     def step(self, iteration: int) -> None:
-        """Let one worker choose; once none of them finds anything better, rule combinations out."""
-        if self._unchanged < len(self.ways):
+        """Choose the best option of one worker; once all are stable, run branch and bound."""
+        if self._unchanged < len(self.options):
             self._choose(next(self._turns))
             return
         if self._open is None:
-            self._open = self._go_through(())
-        for _ in range(NODES):
+            self._open = self._branch(())
+        for _ in range(NODES_PER_STEP):
             if next(self._open, StopIteration) is StopIteration:
                 self.lower_bound = self.value  # nothing is left that could be better
                 return
 
     def best_so_far(self) -> tuple[Gathering, float]:
-        """The best combination, with as little held as it can be without being slower."""
-        chosen = [worker_ways[k] for worker_ways, k in zip(self.ways, self.best, strict=True)]
-        value = self._evaluate(chosen)
-        for worker, worker_ways in enumerate(self._all_ways):
-            for way in sorted(worker_ways, key=lambda way: (way.peak, way.residency, way.ahead)):
-                if way == chosen[worker]:
+        """Return the best combination and its makespan [s], with the least memory at this time."""
+        options = [worker_ways[k] for worker_ways, k in zip(self.options, self.best, strict=True)]
+        value = self._evaluate(options)
+        for worker, worker_ways in enumerate(self._all_options):
+            for option in sorted(
+                worker_ways, key=lambda option: (option.peak, option.residency, option.ahead)
+            ):
+                if option == options[worker]:
                     break
-                trial = [*chosen[:worker], way, *chosen[worker + 1 :]]
+                trial = [*options[:worker], option, *options[worker + 1 :]]
                 if self._evaluate(trial) <= value:
-                    chosen = trial
+                    options = trial
                     break
-        table = self._build_table(chosen)
+        table = self._build_table(options)
         peak = gathered_peak(table, self._sizes)
         ahead, residency = (
-            tuple(way.ahead for way in chosen),
-            tuple(way.residency for way in chosen),
+            tuple(option.ahead for option in options),
+            tuple(option.residency for option in options),
         )
         costs, links = self._run_arguments
         makespan = evaluate(table, costs, link=links).makespan
         return Gathering(table, ahead, residency, peak), makespan
 
     def _choose(self, worker: int) -> None:
-        """Take the best way of a worker, beside those of the others."""
+        """Take the best option of a worker, all others unchanged."""
         before = self.best
-        for k in range(len(self.ways[worker])):
+        for k in range(len(self.options[worker])):
             self._try((*self.best[:worker], k, *self.best[worker + 1 :]))
         self._unchanged = self._unchanged + 1 if self.best == before else 0
 
@@ -229,48 +229,47 @@ class LookaheadSearch(LocalSearch[Gathering]):
         if time < self.value * (1 - self.precision):
             self.best, self.value = ways, time
 
-    def _go_through(self, chosen: tuple[int, ...]) -> Iterator[None]:
-        """Go through combinations that begin like this, depth first; one turn for each node."""
-        worker = len(chosen)
-        if worker == len(self.ways):
-            self._try(chosen)
+    def _branch(self, prefix: tuple[int, ...]) -> Iterator[None]:
+        """Search all combinations with this prefix, depth first; yield once per node."""
+        worker = len(prefix)
+        if worker == len(self.options):
+            self._try(prefix)
             return
-        open_ways = (None,) * (len(self.ways) - worker - 1)
+        open_ways = (None,) * (len(self.options) - worker - 1)
         bounds = [
-            (self._makespan((*chosen, k, *open_ways)), k) for k in range(len(self.ways[worker]))
+            (self._makespan((*prefix, k, *open_ways)), k) for k in range(len(self.options[worker]))
         ]
         yield
         for bound, k in sorted(bounds):
             if bound < self.value * (1 - self.precision):
-                yield from self._go_through((*chosen, k))
+                yield from self._branch((*prefix, k))
 
-    def _makespan(self, ways: tuple[int | None, ...]) -> float:
-        """Makespan [s] of some ways; that of an open one is its row without any cells."""
-        if ways not in self._times:
-            chosen = [None if k is None else w[k] for w, k in zip(self.ways, ways, strict=True)]
-            self._times[ways] = self._evaluate(chosen)
-        return self._times[ways]
+    def _makespan(self, choices: tuple[int | None, ...]) -> float:
+        """Return the makespan of some options [s]; None stands for a row without sharding cells."""
+        if choices not in self._times:
+            options = [
+                None if k is None else w[k] for w, k in zip(self.options, choices, strict=True)
+            ]
+            self._times[choices] = self._evaluate(options)
+        return self._times[choices]
 
-    def _evaluate(self, ways: Sequence[_Way | None]) -> float:
+    def _evaluate(self, options: Sequence[_Option | None]) -> float:
         self.evaluated += 1
         costs, links = self._run_arguments
-        return float(evaluate(self._build_table(ways), costs, link=links).makespan)
+        return float(evaluate(self._build_table(options), costs, link=links).makespan)
 
-    def _build_table(self, ways: Sequence[_Way | None]) -> ScheduleTable:
+    def _build_table(self, options: Sequence[_Option | None]) -> ScheduleTable:
         rows = [
-            bare if way is None else way.row for bare, way in zip(self._rows, ways, strict=True)
+            bare if option is None else option.row
+            for bare, option in zip(self._rows, options, strict=True)
         ]
         rows = in_host_order(self.table, rows) if self.table.offloads else rows
         return on_lane(self.table.with_rows(rows), self._lane)
 
     def _pytorch(self, limits: Float[NumpyArray, " workers"]) -> float | None:
-        """Makespan of PyTorch's rule, on the lane, if the limit lets it."""
+        """Return the makespan of PyTorch's rule on the lane [s]; None if it exceeds the limit."""
         ruled = insert_sharding(
-            self.table,
-            lookahead=PYTORCH - 1,
-            residency=PYTORCH,
-            counted=STAGES,
-            lane=self._lane,
+            self.table, lookahead=PYTORCH - 1, residency=PYTORCH, counted=STAGES, lane=self._lane
         )
         if (gathered_peak(ruled, self._sizes) > limits).any():
             return None
@@ -278,7 +277,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return float(evaluate(ruled, costs, link=links).makespan)
 
     def _relaxed(self) -> float:
-        """Makespan where each stage is gathered once, and reductions have a lane of their own."""
+        """Return a lower bound [s]: stages are gathered once, reductions have their own lane."""
         costs, links = self._run_arguments
         compute = self.table.grammar.compute
         rows = [
@@ -294,35 +293,33 @@ class LookaheadSearch(LocalSearch[Gathering]):
 
 
 def _gathers(row: Sequence[Cell], compute: Sequence[AnyPhase]) -> list[Cell]:
-    """Gather the stages of a row in the order of their first uses."""
+    """Return one gather of each stage of a row, in the order of first uses."""
     stages = dict.fromkeys(op.stage for cell in row for op in cell if op.phase in compute)
     return [(Op(Phase.UNSHARD, stage),) for stage in stages]
 
 
-def _ways(
-    table: ScheduleTable,
-    sizes: Float[NumpyArray, " stages"],
-    limits: Float[NumpyArray, " workers"],
-) -> list[list[_Way]]:
+def _list_options(
+    table: ScheduleTable, sizes: Float[NumpyArray, " stages"], limits: Float[NumpyArray, " workers"]
+) -> list[list[_Option]]:
     """List the different rows that each worker can have, by residency and lookahead."""
-    ways_by_worker = []
+    options_by_worker = []
     for worker, row in enumerate(dense_rows(table)):
-        all_ways = list(_worker_ways(row, table.grammar, sizes))
-        allowed = [way for way in all_ways if way.peak <= limits[worker] * (1 + ROUNDING)]
+        options = list(_worker_options(row, table.grammar, sizes))
+        allowed = [option for option in options if option.peak <= limits[worker] * (1 + ROUNDING)]
         if not allowed:
-            least = min(way.peak for way in all_ways)
+            least = min(option.peak for option in options)
             raise InfeasibleError(
                 f"worker {worker} gathers {least:g} at once at least, the limit is "
                 f"{limits[worker]:g}"
             )
-        ways_by_worker.append(allowed)
-    return ways_by_worker
+        options_by_worker.append(allowed)
+    return options_by_worker
 
 
-def _worker_ways(
+def _worker_options(
     row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
-) -> Iterator[_Way]:
-    """List the different rows of a worker, by residency, then lookahead."""
+) -> Iterator[_Option]:
+    """Yield the different rows of a worker, by residency, then lookahead."""
     compute = grammar.compute
     stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
     for residency in range(max(map(len, stages)), len(set().union(*stages)) + 1):
@@ -333,11 +330,11 @@ def _worker_ways(
                 break
             last = gathered
             whole = with_reductions(gathered, True, grammar.ends_backward)
-            yield _Way(ahead, residency, whole, _peak(gathered, sizes))
+            yield _Option(ahead, residency, whole, _peak(gathered, sizes))
 
 
 def _peak(row: Sequence[Cell], sizes: Float[NumpyArray, " stages"]) -> float:
-    """Most that gathered weights of a row take at once."""
+    """Return the peak memory of gathered weights in a row."""
     held = [0.0]
     signs = {Phase.UNSHARD: 1, Phase.RESHARD: -1}
     for cell in row:
@@ -345,17 +342,17 @@ def _peak(row: Sequence[Cell], sizes: Float[NumpyArray, " stages"]) -> float:
     return float(max(held))
 
 
-def _undominated(ways: Sequence[_Way]) -> list[_Way]:
-    """Keep the earliest gathers among ways with the same lane order and residency."""
-    return list({way.key: way for way in ways}.values())
+def _undominated(options: Sequence[_Option]) -> list[_Option]:
+    """Keep, of options with the same lane order and residency, the earliest gathers."""
+    return list({option.key: option for option in options}.values())
 
 
-def _with_most(ways: Sequence[_Way], ahead: int) -> _Way:
-    """Return the way with the largest residency and at most this lookahead."""
-    largest = max(way.residency for way in ways)
+def _largest_residency(options: Sequence[_Option], ahead: int) -> _Option:
+    """Return the option with the largest residency and at most this lookahead."""
+    largest = max(option.residency for option in options)
     return max(
-        (way for way in ways if way.residency == largest and way.ahead <= ahead),
-        key=lambda way: way.ahead,
+        (option for option in options if option.residency == largest and option.ahead <= ahead),
+        key=lambda option: option.ahead,
     )
 
 

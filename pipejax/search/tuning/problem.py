@@ -23,17 +23,12 @@ from pipejax.schedules.registry import check_size
 from pipejax.schedules.table.held_activations import HeldCounts, held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.tuning.step_time_objective import (
-    Inputs,
-    Pair,
-    Relax,
-    StepTimeObjective,
-)
+from pipejax.search.tuning.step_time_objective import Inputs, Pair, Relax, StepTimeObjective
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScheduleFamily:
-    """The tables of one schedule on so many workers, each made once, when it is asked for."""
+    """Tables of one schedule on so many workers, each built once at first use."""
 
     schedule: str  # name of the schedule
     num_workers: int  # P
@@ -50,10 +45,10 @@ class ScheduleFamily:
 
     @functools.cached_property
     def few_microbatches(self) -> tuple[int, ...]:
-        """The fewest microbatches, and multiples of P up to a period: what a relaxation takes."""
-        # Only those that the schedule exists for.
+        """List microbatch counts at which a relaxation interpolates: 1 or 2, P, 2 P and 4 P."""
+        # Counts without a schedule are skipped; a table from a file has its own count alone.
         file_sizes = schedules.find(self.schedule).sizes
-        if file_sizes is not None:  # a table from a file: its own M alone
+        if file_sizes is not None:
             if self.refusal(file_sizes[1]):
                 raise ValueError(self.refusal(file_sizes[1]))
             return (file_sizes[1],)
@@ -65,7 +60,7 @@ class ScheduleFamily:
 
     @functools.cached_property
     def table(self) -> Callable[[int], ScheduleTable]:
-        """The table for M microbatches."""
+        """Return a cached function from M to the table."""
 
         def build(num_microbatches: int) -> ScheduleTable:
             size = {"num_workers": self.num_workers, "num_microbatches": num_microbatches}
@@ -79,13 +74,12 @@ class ScheduleFamily:
         return functools.cache(build)
 
     def program(self, num_microbatches: int) -> Program:
-        """The program for M microbatches, with all-reduce and update; its table keeps it."""
+        """Return the program for M microbatches, with all-reduce and update."""
         return lower(self.table(num_microbatches), link=self.link, step_end=True)
 
     @functools.cached_property
     def held(self) -> Callable[[int], HeldCounts]:
-        """Memory that the workers hold with M microbatches; moments are filled up with zeros."""
-        # So few shapes are compiled for, however many M are evaluated.
+        """Return a cached function from M to the counts that workers hold; few shapes are made."""
 
         def make(num_microbatches: int) -> HeldCounts:
             held = held_counts(self.table(num_microbatches))
@@ -154,7 +148,7 @@ class TuningProblem:
 
     @functools.cached_property
     def shape(self) -> PricingShape:
-        """The static argument of the compiled prices."""
+        """Return the static argument of the compiled prices."""
         return PricingShape.from_workload(
             self.workload, self.family.table(self.family.few_microbatches[-1])
         )
@@ -177,7 +171,7 @@ class TuningProblem:
 
     def evaluate(self, num_microbatches: int, assigned: StageLayers) -> tuple[float, float]:
         """Evaluate layers of each stage exactly: step time [s], and need [B]."""
-        objective = self.objective(as_they_are, num_microbatches)
+        objective = self.objective(identity_relaxation, num_microbatches)
         layers = StageLayers(*(np.asarray(stages, float)[None] for stages in assigned))
         (step,), (need,) = objective.evaluate(
             layers, self.inputs(1, num_microbatches, limited=False)
@@ -185,8 +179,8 @@ class TuningProblem:
         return float(step), float(need)
 
 
-def as_they_are(assigned: StageLayers, inputs: Inputs) -> tuple[Pair, Number]:
-    """Layers of each stage as variables."""
+def identity_relaxation(assigned: StageLayers, inputs: Inputs) -> tuple[Pair, Number]:
+    """Return the pair with these layers: the variables are the layers themselves."""
     return inputs.pair._replace(assigned=assigned), inputs.size
 
 

@@ -8,7 +8,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 
 Points = Int[NumpyArray, "points stages"]
 Evaluate = Callable[[Points, Int[NumpyArray, " points"]], Float[NumpyArray, " points"]]
-MOST = 200_000  # points of an exhaustive search
+MAX_EXHAUSTIVE = 200_000  # points of an exhaustive search
 
 
 class TooManyError(ValueError):
@@ -19,12 +19,13 @@ def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
     """Round to whole numbers with the same sum: down, and up at the largest remainders."""
     down = np.floor(points + 1e-9)
     missing = np.round(points.sum(axis=1) - down.sum(axis=1)).astype(int)
+    # two argsorts give ranks: remainders .2 .7 .5 have ranks 2 0 1
     rank = np.argsort(np.argsort(down - points, axis=1, kind="stable"), axis=1)
     return (down + (rank < missing[:, None])).astype(int)
 
 
 def swaps(stages: int) -> Points:
-    """Moves of one layer from one stage to another: (moves, stages) changes, each with sum 0."""
+    """Return all moves of one layer to another stage, as changes of the layers (moves, stages)."""
     add_one = np.eye(stages, dtype=int)
     moves = (add_one[None, :] - add_one[:, None]).reshape(-1, stages)
     return moves[moves.any(axis=1)]
@@ -36,38 +37,40 @@ def improve(
     moves: Int[NumpyArray, "moves stages"],
     evaluate: Evaluate,
 ) -> tuple[Points, Float[NumpyArray, " points"]]:
-    """Move to the best neighbour while there is a better one, all points at once."""
+    """Move each point to its best neighbour until none is better; return points and values."""
+    # `owner` is passed through to `evaluate`, with the neighbours of each point.
     points, values = points.copy(), evaluate(points, owner)
-    active = np.arange(len(points)) if len(moves) else np.arange(0)  # one stage alone stays
+    active = np.arange(len(points)) if len(moves) else np.arange(0)
     while len(active):
-        around = (points[active, None] + moves).reshape(-1, points.shape[1])
-        neighbour_values = evaluate(around, np.repeat(owner[active], len(moves)))
+        neighbours = (points[active, None] + moves).reshape(-1, points.shape[1])
+        neighbour_values = evaluate(neighbours, np.repeat(owner[active], len(moves)))
         neighbour_values = neighbour_values.reshape(len(active), len(moves))
         best = neighbour_values.argmin(axis=1)
-        least, now = neighbour_values[np.arange(len(active)), best], values[active]
-        # a gain within rounding is none, or two equal points could take turns for ever
-        better = least < now - 1e-12 * np.where(np.isfinite(now), now, 0)
-        active = active[better]
-        points[active] += moves[best[better]]
-        values[active] = least[better]
+        least, current = neighbour_values[np.arange(len(active)), best], values[active]
+        # ignore gains within rounding: two equal points could alternate for ever
+        is_better = least < current - 1e-12 * np.where(np.isfinite(current), current, 0)
+        active = active[is_better]
+        points[active] += moves[best[is_better]]
+        values[active] = least[is_better]
     return points, values
 
 
 def compositions(total: int, parts: int) -> Points:
-    """All ways to write a number as a sum of whole numbers of at least 1, in order."""
+    """Return all ordered sums of `parts` whole numbers of at least 1 to a total (ways, parts)."""
     if total < parts:
         raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
     ways = 1.0
     for k in range(1, parts):
         ways = ways * (total - k) / k
-    if ways > MOST:
+    if ways > MAX_EXHAUSTIVE:
         raise TooManyError(
-            f"{ways:.3g} ways to split {total} into {parts}: at most {MOST} are tried"
+            f"{ways:.3g} ways to split {total} into {parts}: at most {MAX_EXHAUSTIVE} are tried"
         )
     rows = np.arange(1, total - parts + 2)[:, None]
-    for part in range(2, parts + 1):
-        rest = total - (parts - part) - rows.sum(axis=1)  # what the next number may be at most
-        index = np.repeat(np.arange(len(rows)), rest)
-        first = np.repeat(np.cumsum(rest) - rest, rest)
-        rows = np.column_stack([rows[index], np.arange(len(index)) - first + 1])
+    for length in range(2, parts + 1):
+        largest = total - (parts - length) - rows.sum(axis=1)  # of the next number
+        # repeat each row for the numbers 1 .. largest: with 2, 1 rows 0 0 1 get numbers 1 2 1
+        row = np.repeat(np.arange(len(rows)), largest)
+        row_begin = np.repeat(np.cumsum(largest) - largest, largest)
+        rows = np.column_stack([rows[row], np.arange(len(row)) - row_begin + 1])
     return rows[rows.sum(axis=1) == total]

@@ -1,11 +1,11 @@
-"""The objective: step times of batches of variables, through costs and makespans, in JAX.
+"""Step times of batches of variables, with gradients, through costs and makespans in JAX.
 
-A `Relax` says what variables mean: a model on a system, and a microbatch size, all real numbers.
-At fixed costs the makespan is affine in M beyond a few periods, so the makespans of a few small
-programs give that of every M = N / b; those of one program are exact for its own M.
+A `Relax` turns variables into a model on a system and a microbatch size, all real numbers. At fixed
+costs the makespan is affine in M beyond a few periods, so a few small programs give it for every M
+= N / b; a single program is exact for its own M.
 
-A step time has kinks and, where an efficiency is a step curve, jumps. So the step size of a descent
-shrinks to 0, and what counts is the best point on the way, not the last one.
+A step time has kinks and, with step curves of efficiency, jumps. So the step size of a descent
+shrinks to 0, and the best point on the way counts, not the last one.
 """
 
 import dataclasses
@@ -28,13 +28,7 @@ from pipejax.costs.stage.stage_costs import costs_of_shape
 from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.costs.system.system import Number, Numbers, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
-from pipejax.engine.batched.pricing import (
-    Tree,
-    batch_length,
-    filled,
-    priced,
-    priced_on_host,
-)
+from pipejax.engine.batched.pricing import Tree, batch_length, filled, priced, priced_on_host
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector, program_for
 from pipejax.engine.recurrence_host import makespan_on_host
@@ -68,7 +62,7 @@ def descend(
     lower: Points | float = -jnp.inf,
     upper: Points | float = jnp.inf,
 ) -> Descent:
-    """Follow the gradients of a batch of starts with Adam, whose rate falls along a cosine."""
+    """Descend from many starts with Adam and a cosine schedule; return the best points."""
     whole_number(steps, "steps")
     points = jnp.clip(jnp.asarray(starts), lower, upper)
     state = _adam(rate, steps).init(points)
@@ -76,9 +70,9 @@ def descend(
     values = np.full(len(best), np.inf)
     for step in range(steps + 1):
         value, gradient = value_and_grad(points)
-        better = np.asarray(value) < values
-        values = np.where(better, value, values)
-        best[better] = np.asarray(points)[better]
+        is_better = np.asarray(value) < values
+        values = np.where(is_better, value, values)
+        best[is_better] = np.asarray(points)[is_better]
         if step < steps:
             gradient = jnp.asarray(gradient, points.dtype)
             points, state = _move(points, state, gradient, rate, lower, upper, steps=steps)
@@ -113,7 +107,7 @@ PerConfiguration = Float[NumpyArray, " batch"]
 
 
 class Pair(NamedTuple):
-    """A model on a system, or a batch of them: numbers only, so that pairs are mapped over."""
+    """A model on a system, or a batch of them, as numbers only, so that `vmap` applies."""
 
     model: Model  # the transformer; in a batch every number has a leading axis
     system: System  # the machine, likewise
@@ -122,7 +116,7 @@ class Pair(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Inputs of the step time of one configuration besides its variables."""
+    """Inputs of the step time of one configuration, without its variables."""
 
     pair: Pair  # the model on the system
     size: Number  # b, where the variables say nothing of it [sequences]
@@ -205,8 +199,7 @@ class StepTimeObjective:
     def value_and_grad(
         self, variables: Tree, inputs: Inputs
     ) -> tuple[Float[Array, " batch"], Tree]:
-        """Evaluate a batch, and the derivative with respect to the variables."""
-        # Returns (batch) values, and derivatives like the variables.
+        """Return the values of a batch, and their gradients in the shape of the variables."""
         price = functools.partial(priced_on_host, slopes=True)
         costs, moved = price(self._prices, (), variables, inputs)
         size = batch_length(variables)
@@ -226,7 +219,7 @@ class StepTimeObjective:
         return value, _like(variables, slopes)
 
     def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
-        """Makespans (batch) [s]: of a handful by the recurrence on the host."""
+        """Return makespans (batch) [s]: of few rows on the host, else by compiled code."""
         if size > FEW_RUNS:
             costs = filled(costs, size)
             ends = makespans(program, costs, batch_size=batch_length(costs), unroll=False)
@@ -263,7 +256,7 @@ def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
 
 
 def _weights(count: Numbers, nodes: Float[Any, " programs"]) -> Any:
-    """Weights (programs) of linear interpolation, extrapolating from the last two."""
+    """Return weights (programs) of linear interpolation; beyond the last, extrapolate."""
     if len(nodes) == 1:
         return np.ones(1)
     place = np.arange(len(nodes))

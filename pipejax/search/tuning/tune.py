@@ -1,4 +1,4 @@
-"""The entry point of tuning, which chooses the method by the number of settings."""
+"""Entry point of tuning, which chooses the method by the number of settings."""
 
 import dataclasses
 import functools
@@ -30,37 +30,39 @@ from pipejax.search.tuning.joint import (
     tune_jointly,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
-from pipejax.search.tuning.rounding import MOST
+from pipejax.search.tuning.rounding import MAX_EXHAUSTIVE
 
 METHODS = ("gradient", "exhaustive")
-JOINT_MOST = 1_000_000  # settings of several parts up to which all are evaluated unless asked
+MAX_JOINT_EXHAUSTIVE = (
+    1_000_000  # settings of several parts up to which all are evaluated unless asked
+)
 NO_BASELINES: Mapping[str, float | None] = MappingProxyType({})
 
 
 class TuningTask(NamedTuple):
-    """Model, machine and schedule to tune, with M if it is fixed."""
+    """Model, machine and schedule to tune; `microbatches` is 0 if M is tuned."""
 
     family: ScheduleFamily
     workload: Workload
     system: System
     memory_limit: bool
     microbatches: int = 0
-    tell: "Callable[[FoundSetting], object]" = id  # nobody is told
+    tell: "Callable[[BestSetting], object]" = id  # called with each better setting
 
     def problem(self) -> TuningProblem:
-        """The input of a method, under a fresh family: no method reuses another's programs."""
+        """Return the tuning problem with new programs, so that timings of methods compare."""
         family = dataclasses.replace(self.family)
         return TuningProblem.from_workload(
             family, self.workload, self.system, memory_limit=self.memory_limit
         )
 
     def joint(self, what: str) -> JointProblem:
-        """The problem of one part, or of several with commas between them."""
+        """Return the problem of tuning these parts, a list with commas."""
         return JointProblem(self.problem(), tuple(what.split(",")), self.microbatches)
 
 
-class FoundSetting(NamedTuple):
-    """The best setting; `details` are what only one method or part has to say."""
+class BestSetting(NamedTuple):
+    """The best setting; `details` are results of a single method or part."""
 
     microbatches: int
     step_time: float
@@ -68,7 +70,7 @@ class FoundSetting(NamedTuple):
     evaluated: int
     setting: Mapping[str, Any] = {}
     details: Mapping[str, Any] = {}
-    lower_bound: float = 0.0  # no candidate has a shorter step [s]
+    lower_bound: float = 0.0  # on the step time of all candidates [s]
 
 
 @short_repr
@@ -77,16 +79,16 @@ class TunedSetting:
     """Setting with the shortest step.
 
     Attributes:
-      over: what was tuned, with commas between.
+      over: the tuned parts, joined by commas.
       method: "gradient" or "exhaustive".
-      reason: why this method.
+      reason: reason for this method.
       microbatch_size: b [sequences].
       microbatches: M.
       memory_bytes: need of the fullest worker, per accelerator [B].
-      fits: whether the accelerators have so much.
-      setting: what is set beside the microbatch size: `layers` and `recomputed` of each stage.
-      details: what the method found, its seconds and evaluations: by gradient the optimum among
-        real numbers and what it was rounded to (`tuned_step_time`); all `sizes` of a microbatch.
+      fits: whether this fits in the accelerators' memory.
+      setting: settings other than the microbatch size: `layers` and `recomputed` of each stage.
+      details: results of the method, its seconds and evaluations; by gradient the relaxed optimum
+        and the rounded one (`tuned_step_time`); all `sizes` of a microbatch.
     """
 
     over: str
@@ -115,47 +117,45 @@ def tune(
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
     **schedule_options: Any,
 ) -> Found[TunedSetting]:
-    """Find what makes a step the shortest: the microbatch size, or what else is asked for.
+    """Tune settings of a workload for the shortest step: by default the microbatch size.
 
-    The gradient way relaxes what is tuned to real numbers, descends along the exact gradient of the
-    step time from many starts, rounds, and evaluates exactly what is left. The exhaustive way
-    evaluates every legal candidate. In either case the answer is exact for what it names.
+    The gradient method relaxes settings to real numbers, descends along the exact gradient of the
+    step time from many starts, rounds, and evaluates the rest exactly. The exhaustive method
+    evaluates every legal candidate. The step time of the answer is exact in both cases.
 
     Args:
       schedule: name of the schedule, as for `pj.schedules.build`.
       num_workers: P.
       workload: model, minibatch and parallelism.
       system: the machine.
-      over: what is tuned: "size" of a microbatch; "layers" of each stage; or "recompute", how many
-        layers of each stage are recomputed. Several of them are tuned together: a sequence, or
-        names with commas.
+      over: part to tune: "size" of a microbatch, "layers" of each stage, or "recompute", the number
+        of recomputed layers of each stage. Several are tuned together: a sequence, or names with
+        commas.
       method: "gradient" or "exhaustive"; default: exhaustive up to 200,000 settings of one part
         or 1,000,000 of several, else gradient.
       link: link model, or `Links`.
-      no_memory_limit: whether workers may need more than their accelerators have.
-      microbatch_size: where it is not tuned; the one that is best alone if None [sequences].
-      on_progress: called with how many settings are evaluated, None, and the best step time so far
-        as a text; a bar in notebooks if None.
-      on_best: called with what an interrupt would leave when something has been evaluated exactly:
-        one more microbatch size, or all that a method finds.
-      **schedule_options: what the schedule takes besides, such as stages_per_worker.
+      no_memory_limit: whether workers may need more memory than their accelerators have.
+      microbatch_size: size if it is not tuned [sequences]; default: the best one by itself.
+      on_progress: called with the number of evaluated settings, None, and the best step time so far
+        as a text; default: a bar in notebooks.
+      on_best: called with the best result so far after each exact evaluation.
+      **schedule_options: other options of the schedule, such as stages_per_worker.
 
     Returns:
-      The best setting, its exact step time and memory, and what the method found. The bound is the
-      step time where all candidates were evaluated, else 0. Baselines are what one would set
-      without tuning, None where that does not fit.
+      The best setting, its exact step time and memory. If all candidates were evaluated, the bound
+      is the step time, else 0. Baselines are usual settings without tuning; None if they do not
+      fit.
 
     Raises:
-      ValueError: if a name is unknown, the links have `eager_below`, an argument does not go with
-        what is tuned, the microbatch size does not divide the minibatch, no setting fits
-        (`NothingFitsError` where it is the microbatch size), or all candidates are asked for and
-        there are too many.
+      ValueError: if a name is unknown, the links have `eager_below`, an argument does not match the
+        tuned parts, the microbatch size does not divide the minibatch, no setting fits
+        (`NothingFitsError` for the microbatch size), or an exhaustive search is too large.
 
     Example:
       >>> import pipejax as pj
       >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
-      >>> found = pj.tune("1f1b", 4, workload, pj.load_system("h100"))
-      >>> found.best.microbatch_size, found.best.microbatches, found.best.method
+      >>> result = pj.tune("1f1b", 4, workload, pj.load_system("h100"))
+      >>> result.best.microbatch_size, result.best.microbatches, result.best.method
       (2, 16, 'exhaustive')
     """
     check_types(workload=(workload, Workload), system=(system, System))
@@ -170,12 +170,12 @@ def tune(
         raise wrong("microbatch_size", f"does not go with tuning {over}")
     if workload.pipeline_layout and "layers" in parts:
         raise wrong("pipeline_layout", "says the layers of each stage, which are to be tuned")
-    if (least := Links.of(link).eager_below) > 0:
+    if (eager_below := Links.of(link).eager_below) > 0:
         raise ArgumentError(
             "eager_below",
-            least,
-            f"tune knows no eager_below, got {least:g}: what it tunes changes which messages are "
-            "buffered",
+            eager_below,
+            f"tune knows no eager_below, got {eager_below:g}: what it tunes changes which messages "
+            "are buffered",
         )
     family = ScheduleFamily(
         schedule, num_workers, schedule_options, link, functools.partial(price, workload, system)
@@ -205,9 +205,9 @@ def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _microbatches(task: TuningTask, over: str, size: int | None) -> int:
-    """Number of microbatches for what is tuned at one microbatch size."""
+    """Return the number of microbatches for a size; default: the best size by itself."""
     if size is None:
-        # with what is recomputed still open, the size must fit with the most that can be
+        # if recomputation is tuned later, the size must fit with full recomputation
         recompute = "full" if "recompute" in over else task.workload.recompute
         workload = dataclasses.replace(task.workload, recompute=recompute)
         return _tune(task._replace(workload=workload), "size", None).best.microbatches
@@ -226,21 +226,23 @@ def _tune(
     tell_progress: OnProgress = to_nobody,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
 ) -> Found[TunedSetting]:
+    """Tune one or several parts by a method; default: choose it."""
     reason = "as asked for"
     if method is None:
         method, reason = _choose_method(task, over)
     start = time.perf_counter()
 
     def answer(
-        result: FoundSetting, stopped: str, baselines: Mapping[str, float | None] = NO_BASELINES
+        result: BestSetting, stopped: str, baselines: Mapping[str, float | None] = NO_BASELINES
     ) -> Found[TunedSetting]:
+        """Convert a setting to the public result."""
         size = task.workload.minibatch // result.microbatches
         details = {
             "microbatch_size": size,
             **{name: getattr(result, name) for name in result._fields[:4]},
             **result.setting,
             **result.details,
-            "tuned_step_time": result.step_time,  # where step_time is that of real numbers
+            "tuned_step_time": result.step_time,  # step_time may be that of the relaxation
             "seconds": time.perf_counter() - start,
         }
         setting = TunedSetting(
@@ -259,7 +261,7 @@ def _tune(
             stopped = "optimal"
         return Found(setting, result.step_time, bound, baselines, result.evaluated, stopped)
 
-    def tell(result: FoundSetting) -> None:
+    def tell(result: BestSetting) -> None:
         best = answer(result, "interrupted")
         tell_progress(best.evaluated, None, f"evaluated, best {best.value:.6g} s")
         if on_best is not None:
@@ -275,14 +277,17 @@ def _choose_method(task: TuningTask, what: str) -> tuple[str, str]:
     """Choose the method by the number of settings; return it with the reason."""
     if what == "recompute" and task.family.is_planned:
         return "exhaustive", f"{task.family.schedule} is planned for each number of layers"
-    settings, limit = count_settings(task.joint(what)), JOINT_MOST if "," in what else MOST
+    settings, limit = (
+        count_settings(task.joint(what)),
+        MAX_JOINT_EXHAUSTIVE if "," in what else MAX_EXHAUSTIVE,
+    )
     if settings <= limit:
         return "exhaustive", f"{settings:.0f} settings: up to {limit} are all evaluated"
     return "gradient", f"{settings:.3g} settings: more than {limit} are too many to evaluate all"
 
 
-def _tune_size(task: TuningTask, way: str, what: str) -> FoundSetting:
-    """Tune the microbatch size: every legal one is evaluated, fewest microbatches first."""
+def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
+    """Evaluate every legal microbatch size, the fewest microbatches first."""
     joint = task.joint(what)
     plain, sizes = plain_settings(joint), list[dict[str, Any]]()
     best: dict[str, Any] | None = None
@@ -293,43 +298,45 @@ def _tune_size(task: TuningTask, way: str, what: str) -> FoundSetting:
         size = plain.size[row].item()
         sizes.insert(0, {"microbatch_size": size, "microbatches": task.workload.minibatch // size})
         sizes[0] |= {"step_time": step.item(), "memory_bytes": need.item()}
-        sizes[0]["fits"] = need <= float(task.system.memory_available)  # also if that is no limit
+        sizes[0]["fits"] = need <= float(task.system.memory_available)  # even without a limit
         if need <= joint.problem.capacity and (best is None or step <= best["step_time"]):
             best = sizes[0]
         if best is not None:
-            task.tell(_found_size(best, sizes))
-    if best is None:  # which says why
-        joint.pick(plain, joint.times(plain), len(sizes))
+            task.tell(_size_setting(best, sizes))
+    if best is None:
+        joint.pick(plain, joint.times(plain), len(sizes))  # raises an error with the reason
         raise NothingFitsError
-    if way == "exhaustive":
-        return _found_size(best, sizes)._replace(lower_bound=best["step_time"])
+    if method == "exhaustive":
+        return _size_setting(best, sizes)._replace(lower_bound=best["step_time"])
     relaxed = tune_jointly(joint)
-    return _found_size(best, sizes, _relaxed(task, relaxed), relaxed.evaluated)
+    return _size_setting(best, sizes, _relaxed(task, relaxed), relaxed.evaluated)
 
 
-def _found_size(
+def _size_setting(
     best: Mapping[str, Any],
     sizes: list[dict[str, Any]],
     relaxed: Mapping[str, Any] = MappingProxyType({}),
     evaluated: int = 0,
-) -> FoundSetting:
+) -> BestSetting:
+    """Return the best microbatch size, with all evaluated sizes and the relaxed optimum."""
     count, step, need = (best[name] for name in ("microbatches", "step_time", "memory_bytes"))
     details = {**relaxed, "sizes": [*sizes]}
-    return FoundSetting(count, step, need, evaluated or len(sizes), {}, details)
+    return BestSetting(count, step, need, evaluated or len(sizes), {}, details)
 
 
-def _tune_recompute(task: TuningTask, way: str, what: str) -> FoundSetting:
+def _tune_recompute(task: TuningTask, method: str, what: str) -> BestSetting:
+    """Tune the recomputed layers; a planned schedule allows only equal numbers on all stages."""
     if task.family.is_planned:
-        if way == "gradient":
+        if method == "gradient":
             raise wrong("method", "is exhaustive where a schedule is planned for the times")
         return _recompute_planned(task)
-    return _tune_parts(task, way, what)
+    return _tune_parts(task, method, what)
 
 
-def _recompute_planned(task: TuningTask) -> FoundSetting:
-    """As many recomputed layers on every stage, each number with the schedule planned for it."""
+def _recompute_planned(task: TuningTask) -> BestSetting:
+    """Try every number of recomputed layers, equal on all stages, with its planned schedule."""
     layers = task.problem().pair.assigned.layers
-    answers = [_planned_anew(task, count) for count in range(int(layers.max()) + 1)]
+    answers = [_planned_setting(task, count) for count in range(int(layers.max()) + 1)]
     capacity = float(task.system.memory_available) if task.memory_limit else math.inf
     fitting = [answer for answer in answers if answer.memory_bytes <= capacity]
     if not fitting:
@@ -338,8 +345,8 @@ def _recompute_planned(task: TuningTask) -> FoundSetting:
     return best._replace(evaluated=len(answers))
 
 
-def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
-    """Evaluate a step with this many recomputed layers per stage, and its planned schedule."""
+def _planned_setting(task: TuningTask, count: int) -> BestSetting:
+    """Evaluate a step with so many recomputed layers per stage, and its planned schedule."""
     recompute = "full" if count else "none"
     workload = dataclasses.replace(task.workload, recompute=recompute, recompute_layers=count)
     anew = functools.partial(price, workload, task.system)
@@ -348,29 +355,30 @@ def _planned_anew(task: TuningTask, count: int) -> FoundSetting:
     even = problem.pair.assigned
     step, need = problem.evaluate(task.microbatches, even)
     setting = {name: stages.astype(int).tolist() for name, stages in even._asdict().items()}
-    return FoundSetting(task.microbatches, step, need, 1, setting)
+    return BestSetting(task.microbatches, step, need, 1, setting)
 
 
-def _tune_parts(task: TuningTask, way: str, what: str) -> FoundSetting:
+def _tune_parts(task: TuningTask, method: str, what: str) -> BestSetting:
+    """Tune one or several parts together, after reporting plain settings."""
     joint = task.joint(what)
     for plain in plain_answers(joint):
-        task.tell(_found_setting(task, plain))
-    if way == "exhaustive":
-        best = _found_setting(task, search_jointly(joint))
+        task.tell(_joint_setting(task, plain))
+    if method == "exhaustive":
+        best = _joint_setting(task, search_jointly(joint))
         return best._replace(lower_bound=best.step_time)
-    return _found_setting(task, tune_jointly(joint))
+    return _joint_setting(task, tune_jointly(joint))
 
 
-def _found_setting(task: TuningTask, tuned: TunedJointly) -> FoundSetting:
+def _joint_setting(task: TuningTask, tuned: TunedJointly) -> BestSetting:
     best = tuned.setting
     setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
     numbers = tuned.step_time, tuned.memory_bytes, tuned.evaluated
     count = task.workload.minibatch // int(best.size)
-    return FoundSetting(count, *numbers, setting, _relaxed(task, tuned))
+    return BestSetting(count, *numbers, setting, _relaxed(task, tuned))
 
 
 def _relaxed(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
-    """The optimum among real numbers; nothing after an exhaustive search."""
+    """Return the relaxed optimum as details; empty after an exhaustive search."""
     if tuned.relaxed is None:
         return {}
     step_time, size, layers = tuned.relaxed
@@ -383,19 +391,17 @@ def _relaxed(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
 
 
 def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
+    """Return the step times [s] of usual settings by name; None if they do not fit."""
     if what == "size" or "," in what:
         return {}
     problem = task.problem()
     even = problem.pair.assigned
     none, full = (StageLayers(even.layers, share * even.layers) for share in (0, 1))
-    settings = {
-        "layers": {"even": even},
-        "recompute": {"none": none, "full": full},
-    }[what]
+    settings = {"layers": {"even": even}, "recompute": {"none": none, "full": full}}[what]
     times: dict[str, float | None] = {}
     if task.family.is_planned:
         all_layers = int(even.layers.max())
-        answers = {"none": _planned_anew(task, 0), "full": _planned_anew(task, all_layers)}
+        answers = {"none": _planned_setting(task, 0), "full": _planned_setting(task, all_layers)}
         capacity = problem.capacity
         return {k: v.step_time if v.memory_bytes <= capacity else None for k, v in answers.items()}
     for name, assigned in settings.items():

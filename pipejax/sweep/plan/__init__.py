@@ -1,1 +1,1 @@
-"""Plans: which layout of a training job on so many accelerators takes the shortest step."""
+"""Plans: the layout of a training job with the shortest step."""

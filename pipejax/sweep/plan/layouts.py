@@ -1,4 +1,4 @@
-"""The layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
+"""Layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class PlanRequest:
-    """A training job, and the layouts that may be chosen for it."""
+    """A training job, and the layouts that it may use."""
 
     model: Model  # the transformer
     system: System  # the machine
@@ -65,8 +65,8 @@ class PlanRequest:
         for name in ("gpus", "minibatch"):
             count = whole_number(getattr(self, name), name, maximum=MAX_COUNT)
             object.__setattr__(self, name, count)
-        object.__setattr__(self, "schedules", _known_schedules(self.schedules))
-        chosen = {name: _known_values(name, values) for name, values in self.choices.items()}
+        object.__setattr__(self, "schedules", _check_schedules(self.schedules))
+        chosen = {name: _check_values(name, values) for name, values in self.choices.items()}
         object.__setattr__(self, "choices", chosen)
         object.__setattr__(self, "links", Links.of(self.links))
         share(self.headroom, "headroom")
@@ -80,14 +80,14 @@ class PlanRequest:
 
     @property
     def room(self) -> float:
-        """Memory of an accelerator that a layout may need [B]."""
+        """Return the memory of an accelerator that a layout may need [B]."""
         if self.memory_limit is not None:
             return float(self.memory_limit)
         return (1 - self.headroom) * float(self.system.memory_available)
 
     @property
     def recomputations(self) -> tuple[str, ...]:
-        """Names that `Layouts.recompute` counts in: those of all models, then parts of layers."""
+        """List the names that `Layouts.recompute` counts in: modes, then parts of layers."""
         chosen = self.choices.get("recompute", ())
         return (*RECOMPUTE, *(name for name in chosen if name not in RECOMPUTE))
 
@@ -97,7 +97,8 @@ class PlanRequest:
         return [value for value in values if choices is None or value in choices]
 
 
-def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
+def _check_schedules(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the full names of schedules; refuse those that a plan cannot use."""
     full_names = tuple(schedules.named(name) for name in names)
     if not full_names or len(set(full_names)) < len(full_names):
         raise wrong("schedules", f"must be different names, got {', '.join(names) or 'none'}")
@@ -117,7 +118,8 @@ def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
     return full_names
 
 
-def _known_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
+def _check_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Check the values that a user allows on one axis, and return them."""
     if axis not in CHOICES:
         raise unknown("choice", axis, CHOICES)
     if not values:
@@ -171,8 +173,8 @@ class Layouts(NamedTuple):
 
     @property
     def idea(self) -> Column:
-        """Number of the idea of each: equal where only the split of layers over stages differs."""
-        # With one worker there is one schedule, whatever its name.
+        """Return a number per layout, equal if only the split of layers over stages differs."""
+        # with one worker all schedules are equal
         columns_by_name = self._asdict()
         del columns_by_name["stages_per_worker"], columns_by_name["edge_units"]
         columns_by_name["schedule"] = np.where(self.pipeline == 1, -1, self.schedule)
@@ -199,12 +201,12 @@ class Layouts(NamedTuple):
 
 
 def enumerate_layouts(request: PlanRequest) -> Layouts:
-    """List every legal layout."""
+    """Return every legal layout, one row each."""
     # Tensor parallelism stays inside a node and divides heads and MLP. t c d P is the number of
-    # accelerators, d b M the minibatch. Experts, whole or cut in t parts, are spread over divisors
-    # of t c d. Context parallelism cuts a sequence in 2 c equal parts, which balance the causal
-    # mask. Several stages on a worker share layers (and edge units) evenly. Layouts whose schedule
-    # does not exist for P or M are left out.
+    # accelerators, d b M the minibatch. Experts, complete or divided by t, are spread over divisors
+    # of t c d. Context parallelism divides a sequence into 2 c equal parts, which balance the
+    # causal mask. Several stages of a worker share layers (and edge units) evenly. Layouts whose
+    # schedule does not exist for P or M are dropped.
     rows = [
         (*pipe, *degrees, size, request.minibatch // (degrees[-1] * size))
         for pipe in _pipes(request)
@@ -219,9 +221,12 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
         for zero in request.allowed("zero", ZERO)
         for units in request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
     ]
-    base, more = np.array(rows, np.int64), np.array(settings, np.int64).reshape(-1, 3)
-    both = np.hstack([np.repeat(base, len(more), axis=0), np.tile(more, (len(base), 1))])
-    layouts = Layouts(*both.T)
+    degrees = np.array(rows, np.int64)
+    options = np.array(settings, np.int64).reshape(-1, 3)
+    product = np.hstack(
+        [np.repeat(degrees, len(options), axis=0), np.tile(options, (len(degrees), 1))]
+    )
+    layouts = Layouts(*product.T)
     layouts = layouts.take(_is_legal(request, layouts))
     refusals = _refusals(request, layouts)
     layouts = layouts.take(refusals == "")
@@ -292,7 +297,7 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
 
 
 def _stages_of_worker(name: str) -> int:
-    """Stages that each worker has in a schedule that leaves no choice."""
+    """Return the stages of each worker in a schedule that fixes them."""
     return schedules.build(name, num_workers=2, num_microbatches=4).num_stages // 2
 
 
@@ -359,7 +364,7 @@ def _sizes(request: PlanRequest, data: int) -> list[int]:
 
 
 def _recomputations(request: PlanRequest) -> tuple[str, ...]:
-    """Modes that differ: flash attention recomputes the scores anyway."""
+    """List the recomputation modes that differ: flash attention recomputes scores anyway."""
     modes = request.recomputations
     again = "selective" if request.model.flash_attention else ""
     return tuple(name for name in modes if name != again)

@@ -1,4 +1,4 @@
-"""`pj.plan`: the layout of a training job that takes the shortest step."""
+"""`pj.plan`: search for the layout of a training job with the shortest step."""
 
 import dataclasses
 import errno
@@ -37,8 +37,8 @@ from pipejax.sweep.plan.result import (
 from pipejax.sweep.plan.search import Estimates, Evaluator, Rows, Times, estimate, layout_workload
 
 RUNNERS_UP = 9
-LEAST_ERROR = 0.005  # of predictions: no table is met better than it was measured
-OUTSIDE = 3  # layouts of regimes that nobody measured, which are shown apart
+LEAST_ERROR = 0.005  # of predictions, by the accuracy of measurements
+OUTSIDE = 3  # layouts of unmeasured regimes, which are listed separately
 PATIENCE = 10.0  # seconds of work that an interruption may cost
 
 
@@ -63,14 +63,13 @@ def plan(
     headroom: float | None = None,
     **shared: Any,
 ) -> PlanResult:
-    """Find the layout of a training job on so many accelerators that takes the shortest step.
+    """Find the layout of a training job with the shortest step.
 
     All legal layouts are enumerated: tensor, context, expert, data and pipeline parallelism, stages
     per worker, microbatch size, schedule, recomputation, ZeRO, and whether embedding and head count
-    as layers. All are priced: those without room on the accelerators are out, and the others are
-    evaluated exactly in the order of a lower bound of their step times, till no other can be among
-    the best. So best and runners-up are the optimum of all enumerated layouts. They are different
-    ideas: of those that differ only in how layers are split over stages the best stands for all.
+    as layers. Those that fit in memory are evaluated exactly, in the order of a lower bound, until
+    no other can be among the best. So best and runners-up are exact. Of layouts that differ only in
+    the split of layers over stages, only the best is reported.
 
     Args:
       model: the transformer, or its name.
@@ -78,31 +77,29 @@ def plan(
       gpus: accelerators, all of which are used.
       minibatch: sequences per step of the whole job.
       schedules: names of schedules whose order of ops is fixed.
-      choices: by axis the values that are allowed: tensor, context, expert, data, pipeline,
-        stages_per_worker, microbatch_size, recompute, zero, edge_units. Of an axis that is not
-        named all legal values are: tensor parallelism inside a node, at least 1024 tokens of a
-        sequence on an accelerator, at most 16 stages per worker, which divide the layers evenly;
-        of recompute none, selective and full, but parts of layers only where they are named.
+      choices: allowed values by axis: tensor, context, expert, data, pipeline, stages_per_worker,
+        microbatch_size, recompute, zero, edge_units. Default: all legal values, with tensor
+        parallelism inside a node, at least 1024 tokens of a sequence on an accelerator, at most 16
+        stages per worker, which divide the layers evenly, and recompute none, selective and full.
       link: link model, or `Links`.
-      runners_up: how many ideas after the best are shown.
+      runners_up: number of reported layouts after the best.
       exhaustive: whether all layouts that fit are evaluated exactly.
-      front: whether the front of step time against memory is found exactly, too.
-      out: Zarr store for all layouts, written now and then; or a CSV, written at the end.
-      resume: whether to go on from a store that is there.
-      replace: whether to replace what is there.
-      on_progress: called with how many layouts are done, of how many, and what is done with them;
-        a bar in notebooks if None.
-      stack: the software, or its name: its kernels, and its exchanges where `shared` does not say
-        them; if None that of the runs that the system was calibrated on, or as its file takes it.
-      memory_limit: what the tensors of an accelerator may take [B], in place of headroom.
-      headroom: share of an accelerator's memory that is left for what tensors do not tell:
-        fragmentation, and what the allocator keeps; 0.1 if None.
-      **shared: fields of `Workload` that all layouts have in common: overlap, precision,
-        rank_order, scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs,
-        optimizer_offload, attention_precision, head_precision.
+      front: whether to find the Pareto front of step time and memory exactly, too.
+      out: Zarr store for all layouts, written regularly; or a CSV, written at the end.
+      resume: whether to continue an existing store.
+      replace: whether to replace an existing store or file.
+      on_progress: called with the layouts done, all layouts, and a text.
+      stack: the software, or its name, with its kernels and default exchanges; default: that of the
+        runs on which the system was calibrated, or of its file.
+      memory_limit: memory for the tensors of an accelerator [B], in place of headroom.
+      headroom: share of an accelerator's memory reserved for fragmentation and buffers; default
+        0.1.
+      **shared: fields of `Workload` for all layouts: overlap, precision, rank_order,
+        scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs, optimizer_offload,
+        attention_precision, head_precision.
 
     Returns:
-      The best layout, runners-up, and what is known of all layouts.
+      The best layout, runners-up, and estimates of all layouts.
 
     Raises:
       ValueError: if a name is unknown, no layout is legal, or none fits the memory; the message
@@ -217,7 +214,7 @@ class _Keeper:
         self._saved = time.perf_counter()
 
     def after_program(self) -> None:
-        """Tell, and write if the last time is long ago."""
+        """Report progress, and save to a .zarr store if the last save is long ago."""
         estimates = self._state[2]
         done = int((~np.isnan(estimates.step_time)).sum())
         self._tell(done, int(estimates.fits.sum()), "layouts evaluated")
@@ -257,16 +254,18 @@ def _parted(
 def _planned_layouts(
     evaluator: Evaluator, rows: Rows, by_row: Sequence[Evidence | None]
 ) -> list[PlannedLayout]:
+    """Describe layouts: step time, memory, bottleneck, and evidence if there is any."""
     reasons = bounds_of_steps(evaluator.request, evaluator.layouts, rows)
     return [
-        _planned(evaluator, row, reason, by_row[row])
+        _describe_layout(evaluator, row, reason, by_row[row])
         for row, reason in zip(rows.tolist(), reasons, strict=True)
     ]
 
 
-def _planned(
+def _describe_layout(
     evaluator: Evaluator, row: int, bound_by: str, evidence: Evidence | None
 ) -> PlannedLayout:
+    """Describe one layout; its band is the widest known for the system."""
     request, layouts, estimates = evaluator.request, evaluator.layouts, evaluator.estimates
     step, need = float(estimates.step_time[row]), float(estimates.memory_bytes[row])
     known_bands = {} if evidence is None else bands(request.system, step)
@@ -297,22 +296,22 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArray, " layouts"]:
-    """Chance of each layout to have the shortest step, where each is off by itself."""
-    # The logarithm of a step time is normal around that of its prediction m_i, with spread s_i:
-    #     P(i) = integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j)
+    """Return the probability of each layout to have the shortest step, for independent errors."""
+    # Logarithms of step times are normal with the prediction m_i as mean and spread s_i: P(i) =
+    # integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j).
     log, spread = np.log(times), np.asarray(spreads)
-    at = log[:, None] + spread[:, None] * NODES  # (layouts, nodes)
-    beyond = (log[None, :, None] - at[:, None]) / spread[None, :, None]
-    above = np.vectorize(math.erfc)(-beyond / math.sqrt(2)) / 2  # (layouts, others, nodes)
+    values = log[:, None] + spread[:, None] * NODES  # (layouts, nodes of the quadrature)
+    z = (log[None, :, None] - values[:, None]) / spread[None, :, None]
+    is_slower = np.vectorize(math.erfc)(-z / math.sqrt(2)) / 2  # (layouts, others, nodes)
     is_self = np.eye(len(log), dtype=bool)[..., None]
-    products = np.where(is_self, 1.0, above).prod(axis=1) @ WEIGHTS
+    products = np.where(is_self, 1.0, is_slower).prod(axis=1) @ WEIGHTS
     return np.asarray(products / products.sum())
 
 
 def _ranked(planned: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedLayout, ...]]:
-    """Rank layouts by their chance to be the best, where errors of predictions are known."""
-    # The mean absolute value of a normal error is sqrt(2 / pi) of its spread.
-    # Returns the places that they had, and the layouts.
+    """Rank layouts by their chance to be the best; return old positions and layouts."""
+    # They stay as they are if errors of predictions are unknown.
+    # the mean absolute value of a normal error is sqrt(2 / pi) times its spread
     errors = [layout.evidence.mean_error / 100 for layout in planned if layout.evidence is not None]
     if len(errors) < len(planned):
         return [*range(len(planned))], tuple(planned)

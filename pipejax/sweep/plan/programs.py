@@ -1,13 +1,12 @@
-"""The tables and programs of layouts, each made once, and lower bounds of their step times.
+"""Tables and programs of layouts, each made once, and lower bounds on their step times.
 
-A bound comes from costs alone: no program is built, no order of ops is asked. In max-plus terms a
-makespan is the longest of many paths, and the length of any one of them is a bound. Three kinds of
-path are cheap for all layouts at once:
+A bound needs costs only, no program. The makespan is the longest of many paths, so each of them is
+a bound. Three kinds are cheap for all layouts at once:
 
-- the row of one worker: the shortest way from the start to its first op, all that it computes, and
-  the shortest way from its last op to the end of the step;
+- the row of one worker: the shortest path to its first op, all its work, and the shortest path
+  from its last op to the end of the step;
 - one microbatch: down all stages and back again;
-- the work of all workers, shared evenly: it bounds tables with two pipes, too.
+- the work of all workers, divided evenly, which also holds for two pipes.
 """
 
 import functools
@@ -45,7 +44,7 @@ class Pipe(NamedTuple):
     placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
     whole: Bool[NumpyArray, " stages"]  # whether a stage has whole backwards, B
     split: Bool[NumpyArray, " stages"]  # whether it has split ones, I and W
-    again: Bool[NumpyArray, " stages"]  # whether all microbatches have R there
+    is_recomputed: Bool[NumpyArray, " stages"]  # whether all microbatches have R
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "Pipe":
@@ -55,41 +54,38 @@ class Pipe(NamedTuple):
             both = [cells.stage[cells.phase == phase] for cells in (table.cells, table.partners)]
             return np.bincount(np.concatenate(both), minlength=table.num_stages)
 
-        again = is_recomputed(table).min(axis=1)
-        return cls(np.asarray(table.placement), count(Phase.B) > 0, count(Phase.I) > 0, again)
+        recomputed = is_recomputed(table).min(axis=1)
+        return cls(np.asarray(table.placement), count(Phase.B) > 0, count(Phase.I) > 0, recomputed)
 
 
 class _StageTimes(NamedTuple):
-    """Seconds of each stage (layouts, stages), and of the ways between them."""
+    """Seconds of each stage (layouts, stages), and of the messages between them."""
 
     forward: PerStage  # F
-    back: PerStage  # till the input gradient is there: B or I, what is less
-    work: PerStage  # all that one microbatch computes there
+    back: PerStage  # until the input gradient is computed: the shorter of B and I
+    work: PerStage  # all computation of one microbatch
     ending: PerStage  # A and U after its last gradient
     update: PerStage  # U
-    there: PerStage  # (layouts, stages - 1) message of an activation, the least of all pipes
-    home: PerStage  # (layouts, stages - 1) message of a gradient
+    activation: PerStage  # (layouts, stages - 1) its message to the next stage, least of all pipes
+    gradient: PerStage  # (layouts, stages - 1) its message to the previous stage
 
 
 def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layouts"]) -> Bound:
     """Bound the makespans of layouts with the same stages from below."""
     times = _stage_times(pipe, costs, len(microbatches))
     workers = int(pipe.placement.max()) + 1
-    way_in = _sums_before(times.forward[:, :-1] + times.there)
-    way_out = _sums_before(times.back[:, :-1] + times.home)
-    there_and_back = way_in[:, -1] + times.forward[:, -1] + times.back[:, -1]
-    # a way home may end at any stage before: its all-reduce and update still follow
+    way_in = _sums_before(times.forward[:, :-1] + times.activation)
+    way_out = _sums_before(times.back[:, :-1] + times.gradient)
+    round_trip = way_in[:, -1] + times.forward[:, -1] + times.back[:, -1]
+    # the last gradient may be that of any earlier stage, whose all-reduce and update follow it
     after = way_out + np.maximum.accumulate(times.ending - way_out, axis=1)
-    bound = np.maximum(
-        there_and_back + after[:, -1],
-        microbatches * times.work.sum(axis=1) / workers,
-    )
+    bound = np.maximum(round_trip + after[:, -1], microbatches * times.work.sum(axis=1) / workers)
     if len(pipe.placement) > 1:
         return bound
     for worker in range(workers):
         on_worker = pipe.placement[0] == worker
         busy = microbatches * times.work[:, on_worker].sum(axis=1)
-        # where a row may end with W, nothing but the end of the step is sure to follow
+        # after a W at the end of a row, only the end of the step is sure to follow
         last = np.where(pipe.split, times.ending, after)[:, on_worker].min(axis=1)
         last = np.maximum(last, times.update[:, on_worker].sum(axis=1))
         bound = np.maximum(bound, way_in[:, on_worker].min(axis=1) + busy + last)
@@ -97,7 +93,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
 
 
 def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
-    """Broadcast costs to all layouts; a phase that is whole or split takes the shorter time."""
+    """Broadcast costs to all layouts; a phase that can be full or split takes the shorter time."""
     stages = pipe.placement.shape[1]
 
     def cost(name: str) -> PerStage:
@@ -114,20 +110,20 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     sent = [(message(k, "latency") + message(k, "transmit")) * crosses for k in (0, 1)]
     halves = cost("input_grad") + cost("weight_grad")
 
-    def least(whole: PerStage, split: PerStage) -> PerStage:
+    def shorter(whole: PerStage, split: PerStage) -> PerStage:
         return np.minimum(np.where(pipe.whole, whole, np.inf), np.where(pipe.split, split, np.inf))
 
     # a fused pair lasts max(F, B) + k min(F, B), which is (1 + k) / 2 of their sum or more
     factor = 1.0 if costs.pair_factor is None else np.min(np.asarray(costs.pair_factor))
     return _StageTimes(
         forward=cost("forward"),
-        back=least(cost("backward"), cost("input_grad")),
-        work=(cost("forward") + least(cost("backward"), halves)) * (1 + min(factor, 1.0)) / 2
-        + pipe.again * cost("recompute"),
+        back=shorter(cost("backward"), cost("input_grad")),
+        work=(cost("forward") + shorter(cost("backward"), halves)) * (1 + min(factor, 1.0)) / 2
+        + pipe.is_recomputed * cost("recompute"),
         ending=cost("all_reduce") + cost("update"),
         update=cost("update"),
-        there=sent[0].min(axis=1),
-        home=sent[1].min(axis=1),
+        activation=sent[0].min(axis=1),
+        gradient=sent[1].min(axis=1),
     )
 
 
@@ -137,7 +133,7 @@ def _sums_before(steps: PerStage) -> PerStage:
 
 
 class ProgramShape(NamedTuple):
-    """Choices that make a table, but for its number of microbatches."""
+    """Choices that determine a table, except its number of microbatches."""
 
     schedule: str  # its name
     workers: int  # P
@@ -161,9 +157,9 @@ def build_table(shape: ProgramShape, microbatches: int) -> ScheduleTable:
 
 
 def refusal(shape: ProgramShape, microbatches: int) -> str:
-    """Say why the schedule does not exist for M microbatches; nothing if it does."""
-    # Built-in schedules ask for multiples of 2 or P, or for at least 2P: there the table of another
-    # M, less than 8P, answers for a long one. What a user's own schedule asks for is not known.
+    """Return why the schedule does not exist for M microbatches; empty if it does."""
+    # Built-in schedules need multiples of 2 or P, or at least 2P: then a table with fewer than 8P
+    # microbatches decides for a long one. Conditions of a user's own schedule are unknown.
     legal = schedules.find(shape.schedule).legal
     if legal == ANY:
         return ""
@@ -189,11 +185,10 @@ def table_pipe(shape: ProgramShape) -> Pipe:
 
 def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
     """Count what workers hold with M microbatches."""
-    # Where twice and three times as many microbatches as workers leave the same peaks, a schedule
-    # has settled: more of them only repeat its period.
-    few, more = (count * shape.workers for count in SETTLED)
-    if microbatches > more and np.array_equal(_held(shape, few).parts, _held(shape, more).parts):
-        return _held(shape, more)
+    # If two shorter tables have the same peaks, a longer one only repeats their period.
+    few, many = (count * shape.workers for count in SETTLED)
+    if microbatches > many and np.array_equal(_held(shape, few).parts, _held(shape, many).parts):
+        return _held(shape, many)
     return _held(shape, microbatches)
 
 
@@ -205,9 +200,9 @@ def _held(shape: ProgramShape, microbatches: int) -> HeldCounts:
 def exact_times(
     shape: ProgramShape, microbatches: int, costs: Costs, links: Links
 ) -> Float[NumpyArray, " layouts"]:
-    """Makespans (layouts) of one program, all-reduce and update included [s]."""
-    # A long program is that of fewer microbatches with its period put in as often as is missing,
-    # which is exact (engine/periodic_makespan.py); where it has no period it is lowered whole.
+    """Return the makespans (layouts) of one program, with all-reduce and update [s]."""
+    # a long program repeats the period of a shorter one, which is exact
+    # (engine/periodic_makespan.py); without a period it is lowered completely
     size = len(np.asarray(costs.forward))
     if shape.ops(microbatches) > MOST_OPS:
         try:

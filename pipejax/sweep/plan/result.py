@@ -58,12 +58,12 @@ class BreakEven(NamedTuple):
 
 
 def scaled_systems(system: System, factors: Factors) -> System:
-    """A system for every row (rows), in which each number is multiplied by its factor there."""
+    """Return a system per row (rows), with each number multiplied by its factor."""
     rows = len(next(iter(factors.values())))
     named = {FIELDS[name]: factor for name, factor in factors.items()}
 
     def scaled(where: Any, leaf: Any) -> Any:
-        # the leaves of an efficiency are the entries of its curve: they have no name of their own
+        # entries of an efficiency curve have no name of their own
         path = tuple(key.name for key in where if hasattr(key, "name"))
         return leaf * named.get(path, np.ones(rows))
 
@@ -94,10 +94,10 @@ def bounds_of_steps(request: PlanRequest, layouts: Layouts, rows: Rows) -> list[
 def layout_resource_shares(
     request: PlanRequest, layouts: Layouts
 ) -> Float[NumpyArray, "resources layouts"]:
-    """Shares (resources, layouts) of the step that each resource takes, for one program."""
+    """Return shares (resources, layouts) of the step that each resource takes, for one program."""
     machines = 1 + len(RESOURCES)  # as it is, and with a little more of each
-    more = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
-    factors = dict(zip(RESOURCES, np.repeat(more, len(layouts), axis=1), strict=True))
+    multipliers = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
+    factors = dict(zip(RESOURCES, np.repeat(multipliers, len(layouts), axis=1), strict=True))
     repeated = layouts.take(np.tile(np.arange(len(layouts)), machines))
     times = times_on(request, repeated, factors).reshape(machines, -1)
     power = np.array(list(POWER.values()))
@@ -105,8 +105,7 @@ def layout_resource_shares(
 
 
 def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[BreakEven, ...]:
-    """List the machine numbers whose change makes the runner-up as fast; nearest factor first."""
-    # Empty without a runner-up, or if it is as fast as the best.
+    """List the changes of machine numbers that make the runner-up as fast, the smallest first."""
     if len(rows) < 2:
         return ()
     pair = layouts.take(rows)
@@ -137,14 +136,14 @@ def _first_sign_change(
 
 
 def _refined_factor(
-    request: PlanRequest, pair: Layouts, name: str, with_lag: float, without: float
+    request: PlanRequest, pair: Layouts, name: str, with_lag: float, without_lag: float
 ) -> float:
-    """Narrow a bracket of logarithms; return its end without a lag as a factor."""
+    """Narrow a bracket of logarithmic factors, and return its end without a lag as a factor."""
     for _ in range(ROUNDS):
-        logarithms = np.linspace(with_lag, without, POINTS)
+        logarithms = np.linspace(with_lag, without_lag, POINTS)
         lags = _runner_up_lag(request, pair, logarithms, (name,))[0]
-        with_lag, without = _first_sign_change(logarithms, lags) or (with_lag, without)
-    return float(np.exp(without))
+        with_lag, without_lag = _first_sign_change(logarithms, lags) or (with_lag, without_lag)
+    return float(np.exp(without_lag))
 
 
 def _runner_up_lag(
@@ -189,23 +188,22 @@ class PlannedLayout:
     """A layout, evaluated exactly.
 
     Attributes:
-      layout: its degrees, schedule and sizes by name, as columns of measured runs.
+      layout: degrees, schedule and sizes by name, as columns of measured runs.
       step_time: [s].
-      band: widest band of the step time [s] that the system's calibration gives, where it has runs
-        of the regime.
-      band_percent: of such steps that lie in it.
-      mfu: share of the peak that the model's own FLOP reach.
-      tokens_per_second: of the whole job.
+      band: widest error band of the step time [s], if the calibration has runs of the regime.
+      band_percent: percent of such steps inside the band.
+      mfu: share of the peak used by the model's FLOP.
+      tokens_per_second: of the complete job.
       memory_bytes: need of the fullest worker, per accelerator [B].
-      memory_left: what is left there of the memory that tensors may take [B].
-      bound_by: the resource with the largest share of the critical path, as `sensitivity` says.
-      regime: what its step time rests on.
-      evidence: measured runs of that regime on the machine, and how far predictions were from
-        them; None where there are none.
-      chance: to be the best of those shown, where each is off by itself as far as the evidence
-        says; 0 where there is none.
-      also: other splits of its layers over stages that were evaluated, with their step times [s].
-      workload: what each pipeline trains, as `evaluate` takes it.
+      memory_left: memory for tensors minus this need [B].
+      bound_by: the resource with the largest share of the critical path, as in `sensitivity`.
+      regime: regime of the layout.
+      evidence: measured runs of this regime on the machine, and errors of predictions; None if
+        there are none.
+      chance: probability to be the best reported layout, by the errors of predictions; 0 without
+        evidence.
+      also: other evaluated splits of its layers over stages, with their step times [s].
+      workload: workload of each pipeline, for `evaluate`.
     """
 
     layout: Mapping[str, Any]
@@ -225,7 +223,7 @@ class PlannedLayout:
 
     @property
     def table(self) -> ScheduleTable:
-        """Its schedule."""
+        """Return its schedule."""
         names = ("schedule", "pipeline", "stages_per_worker")
         shape = ProgramShape(*(self.layout[name] for name in names))
         return build_table(shape, self.layout["microbatches"])
@@ -234,7 +232,7 @@ class PlannedLayout:
 @with_short_repr("best runners_up outside enumerated fitting evaluated programs seconds")
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PlanResult:
-    """The best layouts of a job, and what is known of all others.
+    """The best layouts of a job, and the estimates of all others.
 
     Attributes:
       best: the layout of the shortest step, of those whose regime was measured on the machine; of
@@ -297,7 +295,7 @@ class PlanResult:
 def layout_columns(
     request: PlanRequest, layouts: Layouts, estimates: Estimates
 ) -> dict[str, NumpyArray]:
-    """All layouts by column, with names instead of numbers where there are names."""
+    """Return all layouts by column, with names instead of codes."""
     named: dict[str, NumpyArray] = dict(layouts._asdict())
     named["schedule"] = np.array(request.schedules)[layouts.schedule]
     named["recompute"] = np.array(request.recomputations)[layouts.recompute]
@@ -305,7 +303,7 @@ def layout_columns(
 
 
 def as_dataset(request: PlanRequest, columns: Mapping[str, NumpyArray]) -> "xr.Dataset":
-    """Label columns of layouts, with what is needed to go on from them."""
+    """Return columns of layouts as a labelled dataset, with the request."""
     import xarray as xr  # an extra
 
     units = {"memory_bytes": "B", "lower_bound": "s", "step_time": "s"}
@@ -322,7 +320,7 @@ def as_dataset(request: PlanRequest, columns: Mapping[str, NumpyArray]) -> "xr.D
 
 
 def as_text(request: PlanRequest) -> str:
-    """All that decides the numbers of a plan: equal texts are equal requests."""
+    """Return a text of everything that decides a plan: equal texts are equal requests."""
     return json.dumps(dataclasses.asdict(request), default=float, sort_keys=True)
 
 

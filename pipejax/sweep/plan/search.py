@@ -1,11 +1,11 @@
-"""The best of all layouts, by branch and bound: exact, though few layouts are evaluated exactly.
+"""Branch and bound over all layouts: exact, with few exact evaluations.
 
-Every layout is priced, so its memory and a lower bound of its step time are known. Layouts are
-evaluated exactly in the order of their bounds, with all others of the same program that could still
-be among the best; what is left when the next bound is beyond the last of the best cannot be.
+All layouts are priced, which gives memory and a lower bound on the step time. They are evaluated
+exactly in the order of bounds, each with all layouts of its program that may still be among the
+best. The search ends when the next bound exceeds the last of the best.
 
-What is asked for are different ideas: layouts that differ in more than how layers are split over
-stages. The best of each stands for it.
+The best are different ideas: layouts that differ only in the split of layers over stages count as
+one.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class Priced(NamedTuple):
 
 
 def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
-    """The workload of one layout, as any other command takes it."""
+    """Return the workload of one layout, as other commands take it."""
     layout = layouts.described(request, place)
     is_default = request.model.moe is None or layout["expert_tensor"] == layout["tensor"]
     return Workload(
@@ -120,6 +120,7 @@ class _Layouts:
 
 
 def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
+    """Return the layouts of one program as a batch of numbers for pricing."""
     first = layout_workload(request, layouts, 0).layout(_short_table(shape), 1.0)
     names = ("tensor", "context", "expert", "expert_tensor", "data", "zero", "microbatch_size")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
@@ -138,26 +139,26 @@ def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "tw
 
 
 def _short_table(shape: ProgramShape) -> ScheduleTable:
-    """A table of the shape: where stages lie does not depend on the microbatches."""
+    """Return a short table of this shape: the placement does not depend on microbatches."""
     return build_table(shape, 2 * shape.workers)
 
 
 def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stages:
     """Return the stages of each layout (layouts, length), padded with empty stages."""
     table = _short_table(shape)
-    more = -shape.stages % LENGTH
+    padding = -shape.stages % LENGTH
     whole_layers = layouts.recompute * _whole_layers(request, layouts)[0]
-    _, first, kind = np.unique(
+    _, first_rows, kind = np.unique(
         np.stack([layouts.edge_units, whole_layers], axis=1),
         axis=0,
         return_index=True,
         return_inverse=True,
     )
     by_kind = []
-    for place in first.tolist():
-        workload = layout_workload(request, layouts, place)
+    for row in first_rows.tolist():
+        workload = layout_workload(request, layouts, row)
         stages = build_stages(table, assign_layers(workload, table))
-        by_kind.append(jax.tree.map(functools.partial(_padded, more=more), stages))
+        by_kind.append(jax.tree.map(functools.partial(_padded, more=padding), stages))
     by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *by_kind)
     return by_layout
 
@@ -168,6 +169,7 @@ def _padded(leaf: NumpyArray, more: int) -> Float[NumpyArray, "..."]:
 
 
 def _cut(priced: Priced, stages: int) -> Priced:
+    """Keep the prices of the first stages, and of the messages between them."""
     messages = {name: getattr(priced.costs, name)[..., : stages - 1] for name in MESSAGE_FIELDS}
     memory = jax.tree.map(lambda leaf: leaf[:, :stages], priced.memory)
     ops = {
@@ -186,7 +188,7 @@ Rows = Int[NumpyArray, " some"]
 
 @short_repr
 class Estimates(NamedTuple):
-    """Facts of every layout."""
+    """Memory, bounds and step times of all layouts."""
 
     lower_bound: Times  # (layouts) of the step time [s]
     memory_bytes: Float[NumpyArray, " layouts"]  # need of the fullest worker, per accelerator [B]
@@ -234,7 +236,7 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
 def _memory(
     shape: ProgramShape, priced: Priced, rows: Rows, microbatches: int
 ) -> Float[NumpyArray, " some"]:
-    """Need of the fullest worker (some) of layouts of one program, per accelerator [B]."""
+    """Return the need of the fullest worker for layouts of one program, per accelerator [B]."""
     held = held_in(shape, microbatches)
     sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], priced.memory)
     need = held.static_bytes(sizes.static, sizes.version) + held.activation_bytes(sizes.parts)
@@ -242,7 +244,7 @@ def _memory(
 
 
 class Evaluator:
-    """Fills in exact step times, program by program."""
+    """Exact evaluation of step times, program by program."""
 
     def __init__(
         self,
@@ -252,8 +254,8 @@ class Evaluator:
         tell: Callable[[], object],
     ) -> None:
         self.request, self.layouts, self.estimates, self.tell = request, layouts, estimates, tell
-        self.programs = 0  # how many were evaluated
-        self.idea = layouts.idea  # (layouts) number of the idea of each
+        self.programs = 0  # number of evaluated programs
+        self.idea = layouts.idea  # (layouts) equal if only the split over stages differs
         self._program_rows = row_groups((*layouts[:3], layouts.microbatches))
         self._program = np.empty(len(layouts), int)
         for number, rows in enumerate(self._program_rows):
@@ -283,7 +285,7 @@ class Evaluator:
         return distinct[(splits[distinct] != splits[row]).any(axis=1)]
 
     def _known_in_order(self, among: Bool[NumpyArray, " layouts"]) -> Rows:
-        """Those of some that were evaluated, by step time and memory."""
+        """Select the evaluated rows, sorted by step time and memory."""
         times = self.estimates.step_time
         order = np.lexsort((self.estimates.memory_bytes, times))
         return order[(among & ~np.isnan(times))[order]]

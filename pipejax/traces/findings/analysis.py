@@ -1,4 +1,4 @@
-"""Everything that is said of a trace, in one record."""
+"""Analysis of a measured run in one record: replay, attribution, forecast and advice."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,32 +12,32 @@ from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain_setup
-from pipejax.search.remedies.setup import MeasuredTimes, Schedule, Setup, begin
+from pipejax.search.remedies.setup import MeasuredTimes, Schedule, Setup, begin_setup
 from pipejax.traces.clocks import Offset, aligned
 from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.new_deal import (
-    MOST_WORK,
-    OF_RANK,
+    MAX_REPLICA_SHARE,
+    MAX_WORK,
     NewDeal,
-    deal_anew,
+    rebalance,
+    replica_share,
     round_work,
-    share_of_replica,
 )
-from pipejax.traces.findings.op_times import OpTimes, costs_of, op_times
+from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
 from pipejax.traces.findings.suspects import Suspect, is_outlier, suspects
 from pipejax.traces.record import LeftOut, Trace
-from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, pipelines_of, registered
+from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines, registered
 from pipejax.traces.replaying.replay import Replay, replay
 
 
-def begin_setup(replayed: Replay, stage_layers: Sequence[int] | None = None) -> Setup:
-    """Set up the table that ran most, at the mean times of its ops and messages, over its links."""
+def trace_setup(replayed: Replay, stage_layers: Sequence[int] | None = None) -> Setup:
+    """Return a setup of the most frequent table, at mean recorded times and its link model."""
     table, match = replayed.pipelines.table, registered(replayed.pipelines.table)
     schedule = None if match is None else Schedule(*match)
     if schedule is not None:
         table = dataclasses.replace(table, name=schedule.name)
-    source = MeasuredTimes(costs_of(replayed), table.num_stages)
-    return begin(table, replayed.links, source, schedule, stage_layers)
+    source = MeasuredTimes(measured_costs(replayed), table.num_stages)
+    return begin_setup(table, replayed.links, source, schedule, stage_layers)
 
 
 def advise(
@@ -48,18 +48,17 @@ def advise(
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
-    """Say what would make the pipelines of a trace shorter.
+    """Find remedies that make the pipelines of a trace shorter.
 
-    An op takes its mean over steps, replicas and microbatches here; what differs from microbatch to
-    microbatch is for `pj.search.deal`. What the workers hold is not in a trace: remedies may need
-    as much as the run does now.
+    An op takes its mean over steps, replicas and microbatches; `pj.search.deal` handles differences
+    between microbatches. A trace contains no memory: remedies may use as much as the run does.
 
     Args:
       replayed: a replayed trace.
-      stage_layers: (stages) layers of each stage; then they are moved whole.
-      schedules: names of those that are tried; all of the registry if None.
+      stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
+      schedules: names of schedules to try; default: the registry.
       search: whether to run the solvers too, which take some seconds.
-      on_progress: called with how much is done, of how much, and a text.
+      on_progress: called with the work done, all work, and a text.
 
     Returns:
       As `pj.explain`: parts, causes and remedies of the mean pipeline.
@@ -71,13 +70,13 @@ def advise(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
       >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
-      >>> replayed = pj.traces.replay(pj.traces.pipelines_of(pj.traces.of_runs([run])))
+      >>> replayed = pj.traces.replay(pj.traces.find_pipelines(pj.traces.record_runs([run])))
       >>> pj.traces.advise(replayed, schedules=["zb-h1"]).remedies[0].what
       'schedule zb-h1; 16 microbatches of 0.5 times the size'
     """
     check_types(replayed=(replayed, Replay))
     return explain_setup(
-        begin_setup(replayed, stage_layers),
+        trace_setup(replayed, stage_layers),
         None,
         schedules=schedules,
         search=search,
@@ -85,23 +84,23 @@ def advise(
     )
 
 
-LEAST = 4  # steps that a forecast is made of
+MIN_STEPS = 4  # of a forecast
 
 
 @with_short_repr("predicted low high median_error inside")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Forecast:
-    """The second half of the steps, predicted by the first.
+    """Prediction of the second half of the steps from the first half.
 
     Attributes:
-      predicted: median of the replayed steps of the first half, times what these took longer than
-        replayed [s].
-      low: of the band that a step should lie in [s].
-      high: likewise [s].
-      confidence: with which probability it should.
-      errors: (steps) of the second half: predicted over recorded, minus 1.
-      inside: share of them that lie in the band.
-      left_out: numbers of the steps of the first half that nothing is predicted from.
+      predicted: median of the replayed steps of the first half, times their mean ratio of recorded
+        to replayed time [s].
+      low: lower end of the prediction band [s].
+      high: upper end of the prediction band [s].
+      confidence: probability that a step lies in the band.
+      errors: (steps) predicted over recorded time, minus 1, in the second half.
+      inside: share of the second half inside the band.
+      left_out: numbers of outlier steps of the first half, which are not used.
     """
 
     predicted: float
@@ -114,25 +113,24 @@ class Forecast:
 
     @property
     def median_error(self) -> float:
-        """Median of the absolute errors."""
+        """Return the median of the absolute errors."""
         return float(np.median(np.abs(self.errors)))
 
 
 def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
-    """Predict the second half of the steps of a job from the first.
+    """Predict the second half of the steps of a job from the first half.
 
-    The band is Student's prediction interval for one further step, so it assumes steps that scatter
-    normally about a mean that stays. A step of the first half that would be suspect beside the
-    others of that half, by what it takes or by what the replay does not explain of it, is not from
-    such a sample: where these are fewer than half of it, nothing is predicted from them. Of the
-    second half all steps count.
+    The band is Student's prediction interval for one further step: it assumes step times with a
+    normal distribution and a constant mean. Outliers of the first half, by recorded time or by the
+    ratio to the replayed time, are dropped if they are fewer than half. The second half is judged
+    with all its steps.
 
     Args:
       attribution: steps as recorded and as replayed.
-      confidence: with which probability a step should lie in the band.
+      confidence: probability that a step lies in the band.
 
     Returns:
-      Prediction, band, and how the second half met them.
+      Prediction, band, and the errors in the second half.
 
     Raises:
       ValueError: if there are fewer than 4 steps, or the confidence is not between 0 and 1.
@@ -141,32 +139,32 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
       >>> runs = [pj.evaluate(table, pj.Costs(forward=x, backward=2.0)) for x in (1.0, 1.1) * 4]
-      >>> pipelines = pj.traces.pipelines_of(pj.traces.of_runs(runs))
-      >>> found = pj.traces.attribute(pj.traces.replay(pipelines))
-      >>> pj.traces.forecast(found).inside
+      >>> pipelines = pj.traces.find_pipelines(pj.traces.record_runs(runs))
+      >>> result = pj.traces.attribute(pj.traces.replay(pipelines))
+      >>> pj.traces.forecast(result).inside
       1.0
 
     References:
       Prediction interval of a normal sample: Hahn and Meeker, Statistical Intervals, section 4.7.
     """
-    from scipy.special import stdtrit  # at first use: it takes a while
+    from scipy.special import stdtrit  # slow to import
 
     check_types(attribution=(attribution, Attribution))
     if not is_number(confidence) or not 0 < confidence < 1:
         raise wrong("confidence", f"must be between 0 and 1, got {confidence!r}", confidence)
     order = np.argsort(attribution.steps)
     recorded, replayed = attribution.recorded[order], attribution.replayed[order]
-    if len(recorded) < LEAST:
-        raise ValueError(f"a forecast needs {LEAST} steps at least, there are {len(recorded)}")
+    if len(recorded) < MIN_STEPS:
+        raise ValueError(f"a forecast needs {MIN_STEPS} steps at least, there are {len(recorded)}")
     half = len(recorded) // 2
-    odd = is_outlier(recorded[:half]) | is_outlier(recorded[:half] / replayed[:half])
-    odd &= 2 * odd.sum() < half
-    regular = np.flatnonzero(~odd)
-    # what the model does not explain is taken to go on as it was
+    outliers = is_outlier(recorded[:half]) | is_outlier(recorded[:half] / replayed[:half])
+    outliers &= 2 * outliers.sum() < half
+    regular = np.flatnonzero(~outliers)
+    # unexplained time is assumed to stay the same share of a step
     steps = replayed[regular] * (recorded[regular].sum() / replayed[regular].sum())
     quantile = float(stdtrit(len(regular) - 1, (1 + confidence) / 2))  # of Student's t
-    reach = quantile * np.sqrt(1 + 1 / len(regular))
-    middle, width = float(steps.mean()), float(steps.std(ddof=1) * reach)
+    num_deviations = quantile * np.sqrt(1 + 1 / len(regular))
+    middle, width = float(steps.mean()), float(steps.std(ddof=1) * num_deviations)
     later, predicted = recorded[half:], float(np.median(steps))
     inside = (later >= middle - width) & (later <= middle + width)
     return Forecast(
@@ -176,23 +174,23 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
         confidence,
         predicted / later - 1,
         float(inside.mean()),
-        [int(attribution.steps[k]) for k in order[np.flatnonzero(odd)]],
+        [int(attribution.steps[k]) for k in order[np.flatnonzero(outliers)]],
     )
 
 
-STALL = 0.01  # of the median pipeline, that an op starts later than it might have
+MIN_STALL = 0.01  # delay of a start that counts as a stall, relative to the median pipeline
 
 
 @short_repr
 class Stall(NamedTuple):
-    """An op that started long after all that it waited for.
+    """An op that started long after all its inputs.
 
     Attributes:
       step: number of the step.
       replica: number of the replica.
-      worker: that ran it.
+      worker: rank in the pipeline.
       op: stage, phase and microbatch.
-      seconds: how much later [s].
+      seconds: delay after the last input [s].
     """
 
     step: int
@@ -208,17 +206,17 @@ class Analysis:
     """A measured run: replayed, explained and improved.
 
     Attributes:
-      pipelines: what ran, and what is left out.
-      replay: how far recorded times in recorded order explain it.
-      attribution: who makes steps long.
-      op_times: of ops, messages and all else.
-      forecast: the second half of the steps by the first; None of too few steps.
-      advice: what would make the mean pipeline shorter.
-      offsets: clocks that were set right, for messages came before they were sent.
-      suspects: what is slower than the others of its kind, and clocks that were wrong.
-      deal: the data dealt anew; None where that makes no sense, see `deal_anew`, where times differ
-        by replica more than by data, or where steps are so long that it takes a search of its own.
-      against: who makes steps longer than in another run, if there is one.
+      pipelines: the pipelines that ran, and unused content of the files.
+      replay: replay of recorded times in recorded order, with its errors.
+      attribution: time that each worker, stage, phase, .. costs per step.
+      op_times: times of ops, messages and other slices.
+      forecast: prediction of the second half of the steps from the first; None of few steps.
+      advice: remedies for the mean pipeline.
+      offsets: offsets of corrected clocks.
+      suspects: outliers among workers, stages, links, .., and wrong clocks.
+      deal: redistribution of the microbatches; None if `rebalance` has none, if times differ more
+        by replica than by data, or if steps are too long for a quick search.
+      against: differences from another run, if there is one.
     """
 
     pipelines: Pipelines
@@ -234,12 +232,12 @@ class Analysis:
 
     @property
     def left_out(self) -> Sequence[LeftOut]:
-        """Parts of the files that are not used."""
+        """List unused parts of the files."""
         return self.pipelines.left_out
 
     @property
     def schedule(self) -> str | None:
-        """The registered schedule that ran, with its options; None if it is none of them."""
+        """Return name and options of the registered schedule that ran; None if there is none."""
         match = registered(self.pipelines.table)
         if match is None:
             return None
@@ -248,39 +246,35 @@ class Analysis:
 
     @property
     def stalls(self) -> Sequence[Stall]:
-        """Ops that started long after all that they waited for, the longest first.
-
-        Long is 1 % of the median pipeline: nothing that was recorded explains it.
-        """
-        trace, late = self.pipelines.trace, self.replay.stalls
-        least = STALL * float(np.median(self.pipelines.spans))
-        places = np.flatnonzero(late > least)
+        """List ops that started long after all their inputs, the longest delay first."""
+        # Long is 1 % of the median pipeline; nothing in the trace explains such a delay.
+        trace, delay = self.pipelines.trace, self.replay.stalls
+        stalled = np.flatnonzero(delay > MIN_STALL * float(np.median(self.pipelines.spans)))
         return ResultList(
             Stall(
                 int(trace.step[k]),
                 int(trace.replica[k]),
                 int(trace.worker[k]),
                 f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}",
-                float(late[k]),
+                float(delay[k]),
             )
-            for k in places[np.argsort(-late[places], kind="stable")].tolist()
+            for k in stalled[np.argsort(-delay[stalled], kind="stable")].tolist()
         )
 
     @property
     def op_spread(self) -> float:
-        """Standard deviation of the logarithm of times of one kind: phase or pair, by stage."""
-        ops = PipelineOps.of(self.pipelines.trace, self.pipelines.pipelines)
-        parts = [
-            logs - logs.mean()
-            for _, kind in ops.by_kind()
-            for stage in np.unique(kind.stage)
-            for logs in [np.log(kind.seconds[(kind.stage == stage) & (kind.seconds > 0)])]
-            if len(logs)
-        ]
-        return float(np.concatenate([np.zeros(1), *parts]).std())
+        """Return the standard deviation of log(time) of ops of equal phase and stage."""
+        ops = PipelineOps.select(self.pipelines.trace, self.pipelines.pipelines)
+        deviations = [np.zeros(1)]
+        for _, kind in ops.by_kind():
+            for stage in np.unique(kind.stage):
+                seconds = kind.seconds[(kind.stage == stage) & (kind.seconds > 0)]
+                if len(seconds):
+                    deviations.append(np.log(seconds) - np.log(seconds).mean())
+        return float(np.concatenate(deviations).std())
 
 
-PARTS = ("pipelines", "replay", "attribution", "remedies", "deal")
+PROGRESS_TEXTS = ("pipelines", "replay", "attribution", "remedies", "deal")
 
 
 def analyse(
@@ -293,62 +287,62 @@ def analyse(
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Analysis:
-    """Replay a measured run, say who makes it slow and what would make it faster.
+    """Replay a measured run, and find the causes of its time and remedies.
 
     Args:
-      trace: what was recorded.
-      against: another run of the same stages, to say what got slower.
-      link: link model, or `Links`; the one that explains the pipelines best if None.
-      stage_layers: (stages) layers of each stage; then they are moved whole.
-      schedules: names of those that are tried; all of the registry if None.
+      trace: a measured run.
+      against: another run of the same stages, to find what got slower.
+      link: link model, or `Links`; default: the model that explains the pipelines best.
+      stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
+      schedules: names of schedules to try; default: the registry.
       search: whether to run the solvers too, which take some seconds.
-      on_progress: called with how much is done, of how much, and a text.
+      on_progress: called with the work done, all work, and a text.
 
     Returns:
-      All of it.
+      Replay, attribution, forecast, advice, suspects and a new deal.
 
     Raises:
-      ValueError: if no pipeline keeps the rules of a table, or as its parts.
+      ValueError: if no pipeline follows the rules of a table, or as its parts.
 
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.0, 1.4, 1.0], backward=2.0))
-      >>> found = pj.traces.analyse(pj.traces.of_runs([run] * 4), schedules=["zb-h1"])
-      >>> found.replay.worst_error, found.advice.bottleneck.stage
+      >>> result = pj.traces.analyse(pj.traces.record_runs([run] * 4), schedules=["zb-h1"])
+      >>> result.replay.worst_error, result.advice.bottleneck.stage
       (0.0, 2)
 
     References:
       What-if analysis of stragglers: arXiv 2505.05713.
     """
     check_types(trace=(trace, Trace), against=(against, Trace, type(None)))
-    with telling("trace", on_progress) as tell:
-        tell(0, len(PARTS), PARTS[0])
+    with telling("trace", on_progress) as report:
+        num_parts = len(PROGRESS_TEXTS)
+        report(0, num_parts, PROGRESS_TEXTS[0])
         trace, offsets = aligned(trace)
-        pipelines = pipelines_of(trace)
-        tell(1, len(PARTS), PARTS[1])
+        pipelines = find_pipelines(trace)
+        report(1, num_parts, PROGRESS_TEXTS[1])
         replayed = replay(pipelines, link=link)
         other = None
         if against is not None:
-            other = replay(pipelines_of(aligned(against)[0]), link=replayed.links)
-        tell(2, len(PARTS), PARTS[2])
+            other = replay(find_pipelines(aligned(against)[0]), link=replayed.links)
+        report(2, num_parts, PROGRESS_TEXTS[2])
         shares = attribute(replayed)
-        tell(3, len(PARTS), PARTS[3])
+        report(3, num_parts, PROGRESS_TEXTS[3])
         advice = advise(replayed, stage_layers=stage_layers, schedules=schedules, search=search)
-        tell(4, len(PARTS), PARTS[4])
-        # a deal of long steps takes a search of its own
-        is_short = round_work(replayed) <= MOST_WORK
-        is_of_data = is_short and share_of_replica(replayed) < OF_RANK
-        dealt = deal_anew(replayed) if is_of_data else None
+        report(4, num_parts, PROGRESS_TEXTS[4])
+        is_short = round_work(replayed) <= MAX_WORK
+        has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
+        new_deal = rebalance(replayed) if has_uneven_data else None
     return Analysis(
         pipelines,
         replayed,
         shares,
         op_times(replayed),
-        forecast(shares) if len(shares.steps) >= LEAST else None,
+        forecast(shares) if len(shares.steps) >= MIN_STEPS else None,
         advice,
         [offset for offset in offsets if offset.is_corrected],
         suspects(replayed, offsets),
-        dealt,
+        new_deal,
         None if other is None else attribute(replayed, against=other),
     )

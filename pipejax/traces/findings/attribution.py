@@ -1,8 +1,8 @@
-"""Cost of each worker, stage, phase, replica, microbatch and link, each put right alone.
+"""Time that each worker, stage, phase, replica, microbatch and link costs per step.
 
-What an op should take is the mean of its kind, of all stages, replicas, steps and microbatches
-alike; what a message or a collective should take is the median of its kind, for these have long
-tails (both as in the what-if analysis of arXiv 2505.05713). The whole job is run again each time.
+The normal time of an op is the mean of its kind over all stages, replicas, steps and microbatches.
+The normal time of a message or a collective is the median of its kind, because of long tails; both
+as in the what-if analysis of arXiv 2505.05713. The whole job is run again for each place.
 """
 
 import dataclasses
@@ -25,26 +25,26 @@ from pipejax.traces.replaying.step_graph import find_rests, step_graph
 
 Times = Float[NumpyArray, "runs nodes"]
 
-MOST_NUMBERS = 1 << 23  # times that one pass over the nodes holds
-WHOLE, HALVES = "B", ("I", "W")  # of a backward
-ALONE = ("worker", "stage", "phase", "replica", "link", "place")  # what they add alone is said
-MOST_PLACES = 512  # workers of all replicas, up to which each is put right alone
+MAX_TIMES = 1 << 23  # times that one pass over the nodes holds in memory
+FULL_BACKWARD, BACKWARD_HALVES = "B", ("I", "W")
+KINDS_WITH_ADDS = ("worker", "stage", "phase", "replica", "link", "place")  # of shares
+MAX_PLACES = 512  # workers of all replicas, up to which each has a share of its own
 
 
 @short_repr
 class Share(NamedTuple):
-    """Effect of one place, or one kind of op, on the step.
+    """Effect of the ops of one place, or of one kind, on the step time.
 
     Attributes:
-      of: worker, stage, phase, replica, place (a worker of a replica), microbatch or link.
-      name: which one.
-      saves: what the mean step gets shorter if its ops took what they should [s].
-      adds: what the step in which all ops take what they should gets longer with its ops as they
-        were [s]; None of single microbatches.
-      by_step: (steps) what each step would save [s].
+      kind: worker, stage, phase, replica, place (a worker of a replica), microbatch or link.
+      name: its number or name.
+      saves: time that the mean step saves if these ops take normal times [s].
+      adds: time that these ops, as recorded, add to a step of normal times [s]; None of single
+        microbatches.
+      by_step: (steps) time that each step saves [s].
     """
 
-    of: str
+    kind: str
     name: str
     saves: float
     adds: float | None
@@ -54,15 +54,15 @@ class Share(NamedTuple):
 @with_short_repr("slowdown recorded ideal")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attribution:
-    """Why steps take longer than if every op took what it should.
+    """Comparison of steps as recorded with steps in which every op takes its normal time.
 
     Attributes:
-      steps: their numbers; those in which a replica is left out are not among them.
+      steps: numbers of the steps that have all replicas.
       recorded: (steps) from the first start to the last end [s].
-      replayed: (steps) the whole job run again with recorded times [s].
-      ideal: the step if every op took what it should [s].
-      shares: by what they save, the largest first.
-      other: mean step of the other run, where it is held against one [s].
+      replayed: (steps) replay of the whole job with recorded times [s].
+      ideal: step time if every op takes its normal time [s].
+      shares: effects of places, by the time they save, the largest first.
+      other: mean step of the other run, if there is one [s].
     """
 
     steps: Sequence[int]
@@ -74,32 +74,32 @@ class Attribution:
 
     @property
     def slowdown(self) -> float:
-        """The mean step as it ran over the ideal one."""
+        """Return the mean recorded step over the ideal step."""
         return float(self.recorded.mean()) / self.ideal
 
     @property
     def replayed_slowdown(self) -> float:
-        """The same of the replayed steps: what the published analysis calls slowdown."""
+        """Return the mean replayed step over the ideal step: the slowdown of arXiv 2505.05713."""
         return float(self.replayed.mean()) / self.ideal
 
-    def of(self, kind: str) -> Mapping[str, Share]:
-        """The shares of all workers, stages, phases, replicas, microbatches or links, by name."""
-        return {share.name: share for share in self.shares if share.of == kind}
+    def by_name(self, kind: str) -> Mapping[str, Share]:
+        """Return all shares of a kind, such as worker or stage, by name."""
+        return {share.name: share for share in self.shares if share.kind == kind}
 
 
 def attribute(
     replayed: Replay, *, against: Replay | None = None, on_progress: OnProgress | None = None
 ) -> Attribution:
-    """Say who makes the steps of a job long.
+    """Attribute the step time of a job to its workers, stages, phases, links and so on.
 
     Args:
-      replayed: its pipelines, replayed.
-      against: another run of the same stages: ops should then take as many times what they did as
-        the mean of their kind and stage did there; the mean of their kind if None.
-      on_progress: called with how much is done, of how much, and a text.
+      replayed: replayed pipelines of the job.
+      against: another run of the same stages. It scales each op by the ratio of mean times of its
+        kind and stage in both runs; default: an op should take the mean of its kind.
+      on_progress: called with the work done, all work, and a text.
 
     Returns:
-      The step as it ran, replayed and ideal, and what every place costs.
+      Recorded, replayed and ideal step times, and the effect of every place.
 
     Raises:
       ValueError: if no step has all replicas, or the other run has other stages or no such ops.
@@ -108,43 +108,47 @@ def attribute(
       >>> import numpy as np, pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
       >>> slow = pj.Costs(forward=[1.0, 1.5], backward=[2.0, 3.0])
-      >>> runs = pj.traces.of_runs([pj.evaluate(table, slow)])
-      >>> found = pj.traces.attribute(pj.traces.replay(pj.traces.pipelines_of(runs)))
-      >>> found.recorded.tolist(), found.ideal, found.shares[0].of, found.shares[0].name
+      >>> runs = pj.traces.record_runs([pj.evaluate(table, slow)])
+      >>> result = pj.traces.attribute(pj.traces.replay(pj.traces.find_pipelines(runs)))
+      >>> result.recorded.tolist(), result.ideal, result.shares[0].kind, result.shares[0].name
       ([21.0], 18.75, 'worker', '1')
     """
     check_types(replayed=(replayed, Replay), against=(against, Replay, type(None)))
-    jobs = [_JobSteps(replayed, part) for part in _whole_steps(replayed)]
+    jobs = [_JobSteps(replayed, steps) for steps in _complete_steps(replayed)]
     if against is None:
-        ideal = _Ideal.alike(jobs)
+        ideal = _Ideal.mean_times(jobs)
     else:
         _check_same_stages(replayed, against)
-        ideal = _Ideal.as_in([_JobSteps(against, part) for part in _whole_steps(against)], jobs)
-    with telling("attribute", on_progress) as tell:
+        other_jobs = [_JobSteps(against, steps) for steps in _complete_steps(against)]
+        ideal = _Ideal.ratios(other_jobs, jobs)
+    with telling("attribute", on_progress) as report:
         masks = [job.masks() for job in jobs]
         names = list(dict.fromkeys(key for mask in masks for key in mask))
-        names.sort(key=lambda name: name[0] not in ALONE)  # those stand in one pass
-        as_run = [job.graph.finish(job.duration).max(axis=1) for job in jobs]
-        best = [job.graph.finish(job.ideal(ideal)).max(axis=1) for job in jobs]
-        parts = [
-            job.put_right(mask, names, ideal, run_times, alike, tell)
-            for job, mask, run_times, alike in zip(jobs, masks, as_run, best, strict=True)
+        # a batch of names without `adds` runs once instead of twice: sort them to the end
+        names.sort(key=lambda name: name[0] not in KINDS_WITH_ADDS)
+        step_times = [job.graph.finish(job.duration).max(axis=1) for job in jobs]
+        ideal_times = [job.graph.finish(job.ideal(ideal)).max(axis=1) for job in jobs]
+        effects = [
+            job.effects(mask, names, ideal, as_recorded, as_ideal, report)
+            for job, mask, as_recorded, as_ideal in zip(
+                jobs, masks, step_times, ideal_times, strict=True
+            )
         ]
-    saves, adds = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
+    saves, adds = (np.concatenate(column, axis=1) for column in zip(*effects, strict=True))
     shares = [
         Share(
             *name,
-            saves=float(saved.mean()),
-            adds=float(added.mean()) if name[0] in ALONE else None,
-            by_step=saved,
+            saves=float(name_saves.mean()),
+            adds=float(name_adds.mean()) if name[0] in KINDS_WITH_ADDS else None,
+            by_step=name_saves,
         )
-        for name, saved, added in zip(names, saves, adds, strict=True)
+        for name, name_saves, name_adds in zip(names, saves, adds, strict=True)
     ]
     return Attribution(
         steps=[step for job in jobs for step in job.steps],
         recorded=np.concatenate([job.recorded for job in jobs]),
-        replayed=np.concatenate(as_run),
-        ideal=float(np.concatenate(best).mean()),
+        replayed=np.concatenate(step_times),
+        ideal=float(np.concatenate(ideal_times).mean()),
         shares=sorted(shares, key=lambda share: -share.saves),
         other=ideal.step,
     )
@@ -156,126 +160,133 @@ def _check_same_stages(replayed: Replay, other: Replay) -> None:
         raise MismatchError(f"the other run has {stages[1]} stages, this one {stages[0]}")
 
 
-def _whole_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
-    """Positions of the pipelines of steps that have all replicas, by tables that replicas run."""
+def _complete_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
+    """Yield groups of steps with all replicas, whose replicas run the same tables."""
+    # A group maps the number of a step to the positions of its pipelines, by replica.
     pipelines = replayed.pipelines.pipelines
     replicas = sorted({pipeline.replica for pipeline in pipelines})
     by_step: dict[int, dict[int, int]] = {}
-    for k, pipeline in enumerate(pipelines):
-        by_step.setdefault(pipeline.step, {})[pipeline.replica] = k
-    alike: dict[tuple[int, ...], dict[int, Sequence[int]]] = {}
+    for position, pipeline in enumerate(pipelines):
+        by_step.setdefault(pipeline.step, {})[pipeline.replica] = position
+    groups: dict[tuple[int, ...], dict[int, Sequence[int]]] = {}
     for step, by_replica in by_step.items():
         if len(by_replica) == len(replicas):
-            members = [by_replica[replica] for replica in replicas]
-            tables = tuple(pipelines[k].table for k in members)
-            alike.setdefault(tables, {})[step] = members
-    if not alike:
+            positions = [by_replica[replica] for replica in replicas]
+            tables = tuple(pipelines[position].table for position in positions)
+            groups.setdefault(tables, {})[step] = positions
+    if not groups:
         raise ValueError(f"no step has all {len(replicas)} replicas")
-    yield from alike.values()
+    yield from groups.values()
 
 
 class _JobSteps:
-    def __init__(self, replayed: Replay, members: Mapping[int, Sequence[int]]) -> None:
+    """Steps of a job whose replicas run the same tables, as one graph with recorded durations."""
+
+    def __init__(self, replayed: Replay, positions: Mapping[int, Sequence[int]]) -> None:
+        """Take the pipelines at these positions of the trace, by step: one per replica."""
         pipelines, trace = replayed.pipelines, replayed.pipelines.trace
-        self.steps, self.replayed = list(members), replayed
-        step_pipelines = [[pipelines.pipelines[k] for k in places] for places in members.values()]
+        self.steps, self.replayed = list(positions), replayed
+        step_pipelines = [[pipelines.pipelines[k] for k in row] for row in positions.values()]
         tables = [pipelines.tables[pipeline.table] for pipeline in step_pipelines[0]]
         self.replicas = [pipeline.replica for pipeline in step_pipelines[0]]
         self.rests = find_rests(pipelines, step_pipelines)
         self.graph = step_graph(tables, replayed.links, self.rests.places)
         graph, shape = self.graph, (len(step_pipelines), len(self.graph.preds))
-        # (steps, nodes) the slice that each node was in each step
-        self.slice = np.full(shape, NONE)
+        self.slice = np.full(shape, NONE)  # (steps, nodes) slice of the trace; -1 without one
         for replica in range(len(tables)):
             op_nodes = np.flatnonzero((graph.replica == replica) & (graph.op != NONE))
             slices = np.stack([step[replica].slices for step in step_pipelines])
             self.slice[:, op_nodes] = slices[:, graph.op[op_nodes]]
-        other = np.flatnonzero(graph.rest != NONE)
-        self.slice[:, other] = self.rests.slices[:, graph.rest[other]]
-        durations = np.append(trace.end - trace.start, 0.0)  # the last is of what did not run
+        rest_nodes = np.flatnonzero(graph.rest != NONE)
+        self.slice[:, rest_nodes] = self.rests.slices[:, graph.rest[rest_nodes]]
+        durations = np.append(trace.end - trace.start, 0.0)  # entry -1: nodes without a slice
         self.duration = durations[self.slice]
-        self.duration[:, other] = self.rests.seconds[:, graph.rest[other]]
-        sent = np.flatnonzero(graph.link != NONE)
-        self.duration[:, sent] = replayed.link_times[graph.link[sent]]
-        whole = np.where(self.slice == NONE, self.slice.max(axis=1, keepdims=True), self.slice)
-        self.recorded = trace.end[whole].max(axis=1) - trace.start[whole].min(axis=1)
+        self.duration[:, rest_nodes] = self.rests.seconds[:, graph.rest[rest_nodes]]
+        messages = np.flatnonzero(graph.link != NONE)
+        self.duration[:, messages] = replayed.link_times[graph.link[messages]]
+        # nodes without a slice take any slice of the step, so that extrema ignore them
+        some_slice = self.slice.max(axis=1, keepdims=True)
+        slices = np.where(self.slice == NONE, some_slice, self.slice)
+        self.recorded = trace.end[slices].max(axis=1) - trace.start[slices].min(axis=1)
 
     @functools.cached_property
     def kind(self) -> Int[NumpyArray, " nodes"]:
-        """Position of every node's phase among those of the trace; -1 of messages and gates."""
-        first = self.slice.max(axis=0)
-        phase = np.append(self.replayed.pipelines.trace.phase, NONE)
-        return phase[first]
+        """Return the phase of every node as its position in the trace; -1 of messages."""
+        return np.append(self.replayed.pipelines.trace.phase, NONE)[self.slice.max(axis=0)]
 
     @functools.cached_property
     def stage(self) -> Int[NumpyArray, " nodes"]:
+        """Return the stage of every node; -1 of messages."""
         return np.append(self.replayed.pipelines.trace.stage, NONE)[self.slice.max(axis=0)]
 
     def kind_seconds(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
-        """Return the times of all slices of a phase, or those of a stage [s]."""
-        nodes = self.kind == code
+        """Return the times of all slices of a phase, on one stage if it is set [s]."""
+        is_selected = self.kind == code
         if stage is not None:
-            nodes = nodes & (self.stage == stage)
-        return self.duration[:, nodes][self.slice[:, nodes] != NONE]
+            is_selected &= self.stage == stage
+        return self.duration[:, is_selected][self.slice[:, is_selected] != NONE]
 
-    def ideal(self, means: "_Ideal") -> Times:
-        """Return the normal time of every node (steps, nodes) [s]."""
-        should = means.ops[self.kind, self.stage] * (self.duration if means.are_factors else 1.0)
-        sent = self.graph.link != NONE
-        should[..., sent] = means.links[self.graph.link[sent]]
-        is_known = ((self.slice != NONE) | sent) & np.isfinite(should)
-        return np.where(is_known, should, self.duration)
+    def ideal(self, ideal: "_Ideal") -> Times:
+        """Return the normal time of every node (steps, nodes) [s]; if unknown, the recorded one."""
+        seconds = ideal.ops[self.kind, self.stage] * (self.duration if ideal.are_factors else 1.0)
+        is_message = self.graph.link != NONE
+        seconds[..., is_message] = ideal.links[self.graph.link[is_message]]
+        is_known = ((self.slice != NONE) | is_message) & np.isfinite(seconds)
+        return np.where(is_known, seconds, self.duration)
 
-    def put_right(
+    def effects(
         self,
         masks: Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]],
         names: Sequence[tuple[str, str]],
-        means: "_Ideal",
-        as_run: Float[NumpyArray, " steps"],
-        best: Float[NumpyArray, " steps"],
-        tell: OnProgress,
+        ideal: "_Ideal",
+        step_times: Float[NumpyArray, " steps"],
+        ideal_times: Float[NumpyArray, " steps"],
+        report: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """Run steps with the nodes of each name put right, then with them alone as recorded."""
-        durations, count = self.duration.T, len(self.steps)
-        ideal = self.ideal(means).T
-        saves, adds = (np.zeros((len(names), count)) for _ in range(2))
-        at_once = max(1, MOST_NUMBERS // durations.size)  # names whose steps run side by side
-        for first in range(0, len(names), at_once):
-            batch = names[first : first + at_once]
-            tell(first, len(names), " ".join(batch[0]))
-            is_alone = any(kind in ALONE for kind, _ in batch)
-            both = ((ideal, saves, durations), (durations, adds, ideal))
-            for put, into, rest in both if is_alone else both[:1]:
-                # (nodes, names, steps): of each name its nodes as `put`, all others as `rest`
-                times = np.repeat(rest[:, None], len(batch), axis=1)
-                for place, name in enumerate(batch):
+        """Return the time that each name saves and adds in every step [s]."""
+        # First, the nodes of a name take their ideal times and all others recorded ones; then the
+        # reverse. `masks` select the nodes of a name.
+        recorded_durations, ideal_durations = self.duration.T, self.ideal(ideal).T
+        shape = len(names), len(self.steps)
+        without_fault, fault_alone = np.zeros(shape), np.zeros(shape)
+        batch_size = max(1, MAX_TIMES // recorded_durations.size)
+        for begin in range(0, len(names), batch_size):
+            batch = names[begin : begin + batch_size]
+            report(begin, len(names), " ".join(batch[0]))
+            runs = [(ideal_durations, recorded_durations, without_fault)]
+            if any(kind in KINDS_WITH_ADDS for kind, _ in batch):
+                runs.append((recorded_durations, ideal_durations, fault_alone))
+            for name_durations, other_durations, result in runs:
+                times = np.repeat(other_durations[:, None], len(batch), axis=1)
+                for column, name in enumerate(batch):  # times: (nodes, names, steps)
                     if name in masks:
-                        times[masks[name], place] = put[masks[name]]
+                        times[masks[name], column] = name_durations[masks[name]]
                 run_in_place(self.graph.preds, times.reshape(len(times), -1))
-                into[first : first + at_once] = times.max(axis=0)
-        return as_run - saves, adds - best
+                result[begin : begin + batch_size] = times.max(axis=0)
+        return step_times - without_fault, fault_alone - ideal_times
 
     def masks(self) -> Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]]:
-        """Select the nodes of each worker, stage, phase, replica, microbatch and link."""
+        """Return the nodes of each worker, stage, phase, replica, microbatch and link by name."""
+        # A name is a pair such as ("worker", "3").
         trace, graph = self.replayed.pipelines.trace, self.graph
-        first = self.slice.max(axis=0)
-        is_slice = first != NONE
+        slices = self.slice.max(axis=0)
+        is_slice = slices != NONE
         fields = {"worker": trace.worker, "stage": trace.stage, "microbatch": trace.microbatch}
         by_name: dict[tuple[str, str], Bool[NumpyArray, " nodes"]] = {}
         for kind, field in fields.items():
-            value = np.append(field, NONE)[first]
+            value = np.append(field, NONE)[slices]
             for number in np.unique(value[is_slice & (value != NONE)]).tolist():
                 by_name[kind, str(number)] = value == number
-        worker = np.append(trace.worker, NONE)[first]
-        several = len(self.replicas) > 1
-        each_place = several and len(self.replicas) * trace.workers <= MOST_PLACES
-        for place, replica in enumerate(self.replicas):
-            on_replica = (graph.replica == place) & is_slice
-            if several:
+        node_worker = np.append(trace.worker, NONE)[slices]
+        has_replicas = len(self.replicas) > 1
+        has_places = has_replicas and len(self.replicas) * trace.workers <= MAX_PLACES
+        for position, replica in enumerate(self.replicas):
+            on_replica = (graph.replica == position) & is_slice
+            if has_replicas:
                 by_name["replica", str(replica)] = on_replica
-            for member in np.unique(worker[on_replica]).tolist() if each_place else ():
-                name = f"worker {member} of replica {replica}"
-                by_name["place", name] = on_replica & (worker == member)
+            for worker in np.unique(node_worker[on_replica]).tolist() if has_places else ():
+                name = f"worker {worker} of replica {replica}"
+                by_name["place", name] = on_replica & (node_worker == worker)
         for code in np.unique(self.kind[is_slice]).tolist():
             by_name["phase", trace.phases[code]] = self.kind == code
         boundaries = self.replayed.pipelines.table.num_stages - 1
@@ -285,16 +296,17 @@ class _JobSteps:
 
 
 class _Ideal(NamedTuple):
-    """Ideal durations of ops."""
+    """Normal times of ops and messages."""
 
-    ops: Float[NumpyArray, "phases stages"]  # [s] or factors; the last of no stage; NaN if unknown
-    links: Float[NumpyArray, " links"]  # of messages [s]
-    are_factors: bool = False  # whether ops are factors
-    step: float | None = None  # mean step of the run that says so, if it is another [s]
+    # [s], or factors of the recorded time; last column: slices without a stage; NaN if unknown
+    ops: Float[NumpyArray, "phases stages"]
+    links: Float[NumpyArray, " links"]  # time of a message [s]
+    are_factors: bool = False  # whether `ops` holds factors
+    step: float | None = None  # mean step of the other run, if there is one [s]
 
     @classmethod
-    def alike(cls, jobs: Sequence["_JobSteps"]) -> "_Ideal":
-        """The mean of a kind over all steps, stages, microbatches; the median of what is sent."""
+    def mean_times(cls, jobs: Sequence["_JobSteps"]) -> "_Ideal":
+        """Take the mean of each phase, and the median of each collective and of messages."""
         replayed = jobs[0].replayed
         trace = replayed.pipelines.trace
         means = np.zeros((len(trace.phases), trace.stages + 1))
@@ -306,31 +318,31 @@ class _Ideal(NamedTuple):
         return cls(means, np.full_like(replayed.link_times, replayed.message_time))
 
     @classmethod
-    def as_in(cls, others: Sequence["_JobSteps"], jobs: Sequence["_JobSteps"]) -> "_Ideal":
-        """Ops as much faster or slower as their kind is there, stage by stage; links as there."""
-        # So what scatters in a run goes on to do so: a run against itself saves nothing.
+    def ratios(cls, other_jobs: Sequence["_JobSteps"], jobs: Sequence["_JobSteps"]) -> "_Ideal":
+        """Scale ops by the ratio of mean times in both runs, per phase and stage."""
+        # random variation of the run remains, so a run against itself saves nothing
         names = jobs[0].replayed.pipelines.trace.phases
-        there = others[0].replayed.pipelines.trace.phases
+        other_names = other_jobs[0].replayed.pipelines.trace.phases
         stages = range(NONE, jobs[0].replayed.pipelines.trace.stages)
         factors = np.full((len(names), len(stages)), np.nan)
         for code, name in enumerate(names):
-            # a backward as a whole is held against both of its halves
-            ours, theirs = [name], [name]
-            if name in HALVES and name not in there:
-                ours, theirs = [*HALVES], [WHOLE]
-            elif name == WHOLE and name not in there:
-                theirs = [*HALVES]
+            # if only one run splits backwards, compare B with I + W
+            phases, other_phases = [name], [name]
+            if name in BACKWARD_HALVES and name not in other_names:
+                phases, other_phases = [*BACKWARD_HALVES], [FULL_BACKWARD]
+            elif name == FULL_BACKWARD and name not in other_names:
+                other_phases = [*BACKWARD_HALVES]
             for stage in stages:
-                here = sum(_mean(jobs, phase, stage) for phase in ours)
-                other = sum(_mean(others, phase, stage) for phase in theirs)
-                if here > 0 and other > 0:
-                    factors[code, stage] = other / here
-        step = float(np.concatenate([job.recorded for job in others]).mean())
-        return cls(factors, others[0].replayed.link_times, are_factors=True, step=step)
+                mean = sum(_mean(jobs, phase, stage) for phase in phases)
+                other_mean = sum(_mean(other_jobs, phase, stage) for phase in other_phases)
+                if mean > 0 and other_mean > 0:
+                    factors[code, stage] = other_mean / mean
+        step = float(np.concatenate([job.recorded for job in other_jobs]).mean())
+        return cls(factors, other_jobs[0].replayed.link_times, are_factors=True, step=step)
 
 
-def _mean(jobs: Sequence[_JobSteps], name: str, stage: int | None = None) -> float:
-    """Mean of what slices of a phase, or those of a stage, took [s]; 0 where there are none."""
+def _mean(jobs: Sequence[_JobSteps], name: str, stage: int) -> float:
+    """Return the mean time of the slices of a phase on a stage [s]; 0 without slices."""
     phases = jobs[0].replayed.pipelines.trace.phases
     if name not in phases:
         return 0.0

@@ -13,11 +13,11 @@ from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.traces.record import MESSAGES, NONE, OPS
 from pipejax.traces.replaying.messages import (
     TakenMessages,
+    best_evidence,
     by_link,
     link_ends,
     link_name,
     simple_evidence,
-    telling,
 )
 from pipejax.traces.replaying.pipelines import Pipeline, PipelineOps, Pipelines, cell_slices
 from pipejax.traces.replaying.replay import Replay
@@ -32,11 +32,11 @@ class OpTimes(NamedTuple):
     """Times of slices of one kind.
 
     Attributes:
-      kind: op, message or other.
-      name: phase, the link of a message, or pair: a forward and a backward as one.
-      stage: of the model, of a pair that of its forward; -1 where it is of none.
-      worker: that runs it, or receives it.
-      slices: how many there are.
+      kind: op, message, other or gap.
+      name: phase, link of a message, or "pair" for a fused pair.
+      stage: stage of the model; of a pair, that of its forward; -1 without a stage.
+      worker: worker that runs it, or receives it.
+      slices: number of slices.
       mean: [s].
       low: 5 % quantile [s].
       median: [s].
@@ -55,14 +55,14 @@ class OpTimes(NamedTuple):
 
 
 def op_times(pipelines: Pipelines | Replay) -> Sequence[OpTimes]:
-    """Times of ops by phase and stage, of messages by link, of all else by phase and worker.
+    """Summarize times of ops by phase and stage, of messages by link, of others by worker.
 
-    Gaps are what a worker waits before an op whose input has come and that follows another op. Of
-    messages those are counted that were waited for, from when they could be sent.
+    Gaps are the idle times between two ops of a worker. Of messages, only those that an op waited
+    for count, from the time at which they could be sent.
 
     Args:
-      pipelines: what ran, whose messages are taken to wait for no other; or its replay, whose
-        links say for which they do.
+      pipelines: recorded pipelines, whose messages are assumed to wait for no other message; or a
+        replay, whose link model decides.
 
     Returns:
       Rows, ops first.
@@ -71,17 +71,18 @@ def op_times(pipelines: Pipelines | Replay) -> Sequence[OpTimes]:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
       >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.5], backward=2.0, transmit=0.5))
-      >>> for row in pj.traces.op_times(pj.traces.pipelines_of(pj.traces.of_runs([run])))[:2]:
+      >>> for row in pj.traces.op_times(pj.traces.find_pipelines(pj.traces.record_runs([run])))[:2]:
       ...     print(row.name, row.stage, row.slices, row.median)
       F 0 2 1.0
       F 1 2 1.5
     """
     check_types(pipelines=(pipelines, Pipelines, Replay))
     if isinstance(pipelines, Replay):
-        ran, evidence = pipelines.pipelines, pipelines.evidence
+        evidence = pipelines.evidence
+        pipelines = pipelines.pipelines
     else:
-        ran, evidence = pipelines, simple_evidence(pipelines)
-    return ResultList([*_slices(ran), *_messages(ran, evidence), *_gaps(ran)])
+        evidence = simple_evidence(pipelines)
+    return ResultList([*_slices(pipelines), *_messages(pipelines, evidence), *_gaps(pipelines)])
 
 
 def _row(
@@ -92,27 +93,27 @@ def _row(
 
 
 def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
+    """Yield the times of ops and of other slices, by phase, stage and worker."""
     trace = pipelines.trace
-    slices = [
-        ("op", name, ops.slices)
-        for name, ops in PipelineOps.of(trace, pipelines.pipelines).by_kind()
-    ]
-    slices += [
+    ops = PipelineOps.select(trace, pipelines.pipelines)
+    groups = [("op", name, phase_ops.slices) for name, phase_ops in ops.by_kind()]
+    groups += [
         ("other", name, np.flatnonzero((trace.phase == code) & (trace.worker != NONE)))
         for code, name in enumerate(trace.phases)
-        if name not in (*OPS, *MESSAGES)  # how long messages last says who waited
+        if name not in (*OPS, *MESSAGES)  # slices of messages show who waited
     ]
-    for kind, name, indices in slices:
-        stages, workers = trace.stage[indices], trace.worker[indices]
+    for kind, name, slices in groups:
+        stages, workers = trace.stage[slices], trace.worker[slices]
         for stage, worker in sorted({*zip(stages.tolist(), workers.tolist(), strict=True)}):
-            rows = indices[(stages == stage) & (workers == worker)]
+            rows = slices[(stages == stage) & (workers == worker)]
             yield _row(kind, name, stage, worker, trace.end[rows] - trace.start[rows])
 
 
 def _messages(pipelines: Pipelines, evidence: Sequence[TakenMessages]) -> Iterator[OpTimes]:
+    """Yield the times of the messages of each link, by its best evidence."""
     boundaries, placement = pipelines.table.num_stages - 1, pipelines.table.placement[0]
     for link, link_evidence in enumerate(by_link(evidence, 2 * boundaries)):
-        seconds = telling(*link_evidence)
+        seconds = best_evidence(*link_evidence)
         if len(seconds):
             _, target = link_ends(link, boundaries)
             yield _row(
@@ -121,28 +122,29 @@ def _messages(pipelines: Pipelines, evidence: Sequence[TakenMessages]) -> Iterat
 
 
 def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
+    """Yield the idle times of each worker between two ops of a pipeline."""
     trace = pipelines.trace
     for worker in range(trace.workers):
-        parts = []
+        gaps = []
         for pipeline in pipelines.pipelines:
             cells = cell_slices(trace, pipeline.slices)
             row = cells[trace.worker[cells] == worker]
-            parts.append(np.maximum(trace.start[row[1:]] - trace.end[row[:-1]], 0.0))
-        seconds = np.concatenate(parts)
+            gaps.append(np.maximum(trace.start[row[1:]] - trace.end[row[:-1]], 0.0))
+        seconds = np.concatenate(gaps)
         if len(seconds):
             yield _row("gap", "between ops", NONE, worker, seconds)
 
 
-def costs_of(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
-    """Mean time of every op by stage, and of messages by link, as costs.
+def measured_costs(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
+    """Return mean recorded times of ops by stage, and of messages by link, as costs.
 
-    Where some stages ran whole backwards and others split ones, B is I + W on a stage without a B,
-    and I and W are half of B on one without them.
+    If only some stages split their backwards, B is I + W on a stage without a B, and I and W are
+    half of B on a stage without them.
 
     Args:
       replayed: a replayed trace.
-      pipeline: one of its pipelines, of which every op takes what it took, by stage and microbatch;
-        the mean of all if None.
+      pipeline: one of its pipelines, for its times by stage and microbatch; default: means over
+        all pipelines.
 
     Returns:
       Costs of the table that ran [s].
@@ -151,39 +153,38 @@ def costs_of(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
       >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.5], backward=2.0, transmit=0.5))
-      >>> pipelines = pj.traces.pipelines_of(pj.traces.of_runs([run]))
-      >>> costs = pj.traces.costs_of(pj.traces.replay(pipelines))
+      >>> pipelines = pj.traces.find_pipelines(pj.traces.record_runs([run]))
+      >>> costs = pj.traces.measured_costs(pj.traces.replay(pipelines))
       >>> costs.forward.tolist(), costs.transmit.tolist()
       ([1.0, 1.5], [[[0.5]], [[0.5]]])
     """
     check_types(replayed=(replayed, Replay), pipeline=(pipeline, Pipeline, type(None)))
     pipelines = replayed.pipelines
     stages, microbatches = pipelines.table.num_stages, pipelines.table.num_microbatches
-    ops = PipelineOps.of(pipelines.trace, [pipeline] if pipeline else pipelines.pipelines)
-    fields = fields_of(ops, (stages, microbatches) if pipeline else (stages,))
+    ops = PipelineOps.select(pipelines.trace, [pipeline] if pipeline else pipelines.pipelines)
+    fields = cost_fields(ops, (stages, microbatches) if pipeline else (stages,))
     transmit = replayed.link_times.reshape(2, 1, stages - 1)
     return Costs(**fields, transmit=transmit if stages > 1 else 0.0)
 
 
-def fields_of(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
-    """Mean times of ops as fields of costs, by stage or by stage and microbatch [s]."""
-    # Where ops of a kind never ran, it is what other kinds say, or the mean of all.
+def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
+    """Return mean times of ops as fields of Costs [s]."""
+    # `shape` is (stages) or (stages, microbatches). Places without an op are filled from others.
     fields, size = {}, math.prod(shape)
     for kind, kind_ops in ops.by_kind():
-        name = PHASE_FIELDS.get(kind, kind)
         place = np.ravel_multi_index((kind_ops.stage, kind_ops.microbatch)[: len(shape)], shape)
         count = np.bincount(place, minlength=size)
         total = np.bincount(place, kind_ops.seconds, minlength=size)
         means = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-        fields[name] = means.reshape(shape)
+        fields[PHASE_FIELDS.get(kind, kind)] = means.reshape(shape)
     return _fill_stages(fields)
 
 
 def _fill_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:
-    """Put in what a stage never ran: B is I + W, I and W are half of B; else the mean of stages."""
+    """Replace NaN times: B by I + W, I and W by half of B; what remains by the mean of stages."""
     if {"backward", "input_grad", "weight_grad"} <= times.keys():
-        whole, i, w = (times[name] for name in ("backward", "input_grad", "weight_grad"))
-        i, w = (np.where(np.isnan(half), whole / 2, half) for half in (i, w))
-        whole = np.where(np.isnan(whole), i + w, whole)
-        times = times | {"backward": whole, "input_grad": i, "weight_grad": w}
+        b, i, w = (times[name] for name in ("backward", "input_grad", "weight_grad"))
+        i, w = (np.where(np.isnan(half), b / 2, half) for half in (i, w))
+        b = np.where(np.isnan(b), i + w, b)
+        times = times | {"backward": b, "input_grad": i, "weight_grad": w}
     return {name: np.where(np.isnan(x), np.nanmean(x), x) for name, x in times.items()}

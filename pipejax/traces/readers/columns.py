@@ -1,4 +1,4 @@
-"""Slices in columns, one a row: Parquet and CSV, by the names of the public jobs or the user's."""
+"""Reader of Parquet and CSV files with one slice per row."""
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,37 +7,32 @@ from pathlib import Path
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MOST_LISTED, resolve_choice, resolve_name, wrong
+from pipejax.base.checks import MAX_LISTED, resolve_choice, resolve_name, wrong
 from pipejax.traces.readers.parts import (
     Columns,
     check_phases,
-    nothing,
+    empty_trace,
     number_groups,
-    positions,
-    sound,
+    passing_rows,
+    phase_positions,
     with_split_backwards,
 )
 from pipejax.traces.readers.readings import KINDS, RunSizes, complete
-from pipejax.traces.readers.sources import CutError, Tell, find_delimiter, lines
+from pipejax.traces.readers.sources import CutError, OnBytes, find_delimiter, read_lines
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
 
-# Messages that do not say of which microbatch they are: told by the order of the ops.
-#
-# A worker sends what its ops make in their order, and receives what they take. Interleaved
-# schedules of Megatron time a call also where nothing is sent: those are more slices than
-# messages.
-
-_STEP_TO = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}  # stage at the other end
-_EARLY = 1e-4  # a message may begin so long before its op ends by the clock of its file [s]
+_STAGE_STEP = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}  # to the other end's stage
+_CLOCK_ERROR = 1e-4  # time by which a message may begin before its op ends [s]
 
 
-def matched(
+def match_messages(
     columns: Columns, phases: tuple[str, ...]
 ) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
-    """Give stage and microbatch to messages that have none; return which slices remain."""
-    # Where a worker has as many messages of a kind in a step as its ops need, they are told by
-    # order; where it has one for each op, those that no op needs are left out; where it has more,
-    # each op takes the first that can be its own; where it has fewer, none can be told.
+    """Assign stage and microbatch to messages without them; also return which slices remain."""
+    # Messages of a worker follow the order of its ops. Megatron's interleaved schedules also record
+    # calls without a message. So, for each kind of message, worker and step: with as many messages
+    # as its ops need, the k-th belongs to the k-th op; with one for each op, unneeded ones are
+    # dropped; with more, each op takes its first possible message; with fewer, none is matched.
     stays, left_out = np.ones(len(columns["start"]), bool), []
     group = number_groups(*(columns[name] for name in ("step", "replica", "worker")))
     for name in MESSAGES:
@@ -69,16 +64,17 @@ _WHY = {
 def _message_ops(
     name: str, columns: Columns, phases: tuple[str, ...]
 ) -> tuple[Int[NumpyArray, " ops"], Bool[NumpyArray, " ops"]]:
-    """Ops at this worker's end of messages, and which of them need one."""
+    """Return the rows of ops that may send or take messages `name`, and whether each needs one."""
+    # An op needs a message if the stage at the other end runs on another worker.
     codes = [phases.index(op) for op in ("F" if name.endswith("F") else "BI") if op in phases]
     ops = np.flatnonzero(np.isin(columns["phase"], codes) & (columns["stage"] >= 0))
     stage, worker = columns["stage"][ops], columns["worker"][ops]
     stage_workers = np.full(int(stage.max(initial=0)) + 1, NONE)
     stage_workers[stage] = worker
-    other = stage + _STEP_TO[name]
-    inside = (other >= 0) & (other < len(stage_workers))
-    at_other = stage_workers[np.where(inside, other, 0)]
-    return ops, inside & (at_other != worker) & (at_other != NONE)
+    other_stage = stage + _STAGE_STEP[name]
+    exists = (other_stage >= 0) & (other_stage < len(stage_workers))
+    other_worker = stage_workers[np.where(exists, other_stage, 0)]
+    return ops, exists & (other_worker != worker) & (other_worker != NONE)
 
 
 def _match_ops(
@@ -89,61 +85,67 @@ def _match_ops(
     ops: Int[NumpyArray, " ops"],
     is_needed: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " messages"]:
-    """Op of each message, or why it has none."""
-    size, is_send = int(group.max(initial=0)) + 1, name.startswith("SEND")
+    """Return the row of the op of each message, or the code _EXTRA or _UNMATCHED."""
+    # `group` numbers step, replica and worker of every slice; `unmatched` are the rows of messages
+    # `name`, `ops` the rows of ops that may need them.
+    num_groups, is_send = int(group.max(initial=0)) + 1, name.startswith("SEND")
     result = np.full(len(unmatched), _EXTRA)
-    message_count = np.bincount(group[unmatched], minlength=size)
-    op_count = np.bincount(group[ops], minlength=size)
-    needed_count = np.bincount(group[ops[is_needed]], minlength=size)
-    result[message_count[group[unmatched]] < needed_count[group[unmatched]]] = _UNMATCHED
-    time = columns["end" if is_send else "start"]
-    by_need = (message_count == needed_count) & (message_count > 0)
-    by_call = (message_count == op_count) & (message_count > needed_count)
-    for chosen, candidates in ((by_need, ops[is_needed]), (by_call, ops)):
-        rows = np.flatnonzero(chosen[group[unmatched]])
-        assigned_ops = candidates[chosen[group[candidates]]]
-        rows = rows[np.lexsort([rows, columns["start"][unmatched[rows]], group[unmatched[rows]]])]
-        result[rows] = assigned_ops[
-            np.lexsort([assigned_ops, time[assigned_ops], group[assigned_ops]])
-        ]
-    needs = np.zeros(len(group), bool)
-    needs[ops[is_needed]] = True
-    result[(result >= 0) & ~needs[result]] = _EXTRA
-    for number in np.flatnonzero((message_count > needed_count) & ~by_call & (needed_count > 0)):
-        rows = np.flatnonzero(group[unmatched] == number)
-        rows = rows[np.argsort(columns["start"][unmatched[rows]], kind="stable")]
+    message_group = group[unmatched]
+    message_count = np.bincount(message_group, minlength=num_groups)
+    op_count = np.bincount(group[ops], minlength=num_groups)
+    needed_count = np.bincount(group[ops[is_needed]], minlength=num_groups)
+    result[(message_count < needed_count)[message_group]] = _UNMATCHED
+    start = columns["start"][unmatched]
+    op_time = columns["end" if is_send else "start"]
+    has_needed = (message_count == needed_count) & (message_count > 0)
+    has_all_calls = (message_count == op_count) & (message_count > needed_count)
+    # sort messages and ops of all these groups by group and time: then they stand one to one
+    for is_selected, candidates in ((has_needed, ops[is_needed]), (has_all_calls, ops)):
+        rows = np.flatnonzero(is_selected[message_group])
+        rows = rows[np.lexsort([rows, start[rows], message_group[rows]])]
+        group_ops = candidates[is_selected[group[candidates]]]
+        result[rows] = group_ops[np.lexsort([group_ops, op_time[group_ops], group[group_ops]])]
+    needs_message = np.zeros(len(group), bool)
+    needs_message[ops[is_needed]] = True
+    result[(result >= 0) & ~needs_message[result]] = _EXTRA
+    has_surplus = (message_count > needed_count) & ~has_all_calls & (needed_count > 0)
+    for number in np.flatnonzero(has_surplus):
+        rows = np.flatnonzero(message_group == number)
+        rows = rows[np.argsort(start[rows], kind="stable")]
         worker_ops = ops[is_needed & (group[ops] == number)]
-        worker_ops = worker_ops[np.argsort(time[worker_ops], kind="stable")]
-        result[rows] = _first_that_can(columns, unmatched[rows], worker_ops, is_send=is_send)
+        worker_ops = worker_ops[np.argsort(op_time[worker_ops], kind="stable")]
+        result[rows] = _match_surplus(columns, unmatched[rows], worker_ops, is_send=is_send)
     return result
 
 
-def _first_that_can(
+def _match_surplus(
     columns: Columns,
     messages: Int[NumpyArray, " messages"],
     ops: Int[NumpyArray, " ops"],
     *,
     is_send: bool,
 ) -> Int[NumpyArray, " messages"]:
-    """Op of each message of one worker: a send after its op, a receive before it, in order."""
-    result, at = np.full(len(messages), _EXTRA), 0
-    if not is_send:  # from the end on, time runs backwards
+    """Match the ops of one worker with a surplus of messages; return the op of each message."""
+    # Both are in order of time. Each op takes the first send that begins after its end, or, from
+    # the end backwards, the last receive that ends before its start.
+    result, place = np.full(len(messages), _EXTRA), 0
+    if not is_send:
         messages, ops = messages[::-1], ops[::-1]
     for op in ops:
-        while at < len(messages) and not (
-            columns["start"][messages[at]] >= columns["end"][op] - _EARLY
+        while place < len(messages) and not (
+            columns["start"][messages[place]] >= columns["end"][op] - _CLOCK_ERROR
             if is_send
-            else columns["end"][messages[at]] <= columns["start"][op] + _EARLY
+            else columns["end"][messages[place]] <= columns["start"][op] + _CLOCK_ERROR
         ):
-            at += 1
-        if at == len(messages):
+            place += 1
+        if place == len(messages):
             return np.full(len(messages), _UNMATCHED)
-        result[at] = op
-        at += 1
+        result[place] = op
+        place += 1
     return result if is_send else result[::-1]
 
 
-# what a column is, and what files call it. `chunk` counts the stages of a worker
+# role of a column, and its names in files; `chunk` counts the stages of a worker
 NAMES: Mapping[str, tuple[str, ...]] = {
     "step": ("step", "iteration", "iter"),
     "replica": ("replica", "dp_rank", "dp", "data_parallel_rank"),
@@ -158,76 +160,84 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = "unit"
-_OF_OPS = ("stage", "chunk", "microbatch")
-_WAITS, _USUAL = 0.5, 3.0  # of a backward, and of usual gaps: how long one waits for a stage
-_COARSE = 1.0  # [s] between neighbouring times that are no times of ops
-_BATCH = 2**16  # rows of CSV that are read at once
-_LONGEST = 80  # characters of a phase's name: an array gives all of them the room of the longest
+_OP_ROLES = ("stage", "chunk", "microbatch")
+# a gap before a backward is a wait for another stage if it is longer than this many median
+# backwards, and than this many usual gaps
+_WAIT_BACKWARDS, _WAIT_GAPS = 0.5, 3.0
+_COARSE_SECONDS = 1.0  # spacing of neighbouring floats at which times of ops are lost
+_BATCH_ROWS = 2**16  # rows of CSV that are read at once
+_MAX_NAME = 80  # characters of a phase's name: arrays pad every name to the longest
 _NO_PYARROW = "Parquet needs pyarrow: pip install 'pipejax[traces]'"
-Found = dict[str, tuple[str, float]]  # by role: the column, and the seconds of its unit
+Roles = dict[str, tuple[str, float]]  # by role: name of the column, and seconds of its unit
 
 
 def read_columns(
-    paths: Sequence[Path], column_names: Mapping[str, str], sizes: RunSizes, tell: Tell
+    paths: Sequence[Path], column_names: Mapping[str, str], sizes: RunSizes, on_bytes: OnBytes
 ) -> Trace:
-    """Read files of columns."""
+    """Read Parquet and CSV files, with the user's names of columns and phases."""
     for role in column_names:
         resolve_name(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []
     left_out: list[LeftOut] = []
     for number, path in enumerate(paths):
         try:
-            for batch in _batches(path, column_names, tell, left_out):
+            for batch in _batches(path, column_names, on_bytes, left_out):
                 batches.append(batch | {"file": np.full(len(batch["start"]), number)})
         except (ValueError, OSError) as error:
             left_out.append(LeftOut(str(path), str(error)))
     if not batches:
-        return nothing(left_out)
+        return empty_trace(left_out)
     roles = {role for batch in batches for role in batch}
     names = sorted({str(name) for batch in batches for name in np.unique(batch["phase"])})
-    position, phases = positions(names, {column_names[op]: op for op in OPS if op in column_names})
+    phase_names = {column_names[op]: op for op in OPS if op in column_names}
+    position, phases = phase_positions(names, phase_names)
     rows = {
         role: np.concatenate(
             [batch.get(role, np.full(len(batch["start"]), np.nan)) for batch in batches]
         )
         for role in roles - {"phase"}
     }
-    rows["phase"] = np.concatenate([_coded(batch["phase"], position) for batch in batches])
+    rows["phase"] = np.concatenate([_encode(batch["phase"], position) for batch in batches])
     _check_one_run(rows, paths)
-    return _trace(rows, phases, left_out, sizes)
+    return _make_trace(rows, phases, left_out, sizes)
 
 
 def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
-    """Check that no two files tell different things of one step of a worker."""
+    """Refuse two files with different times of one op; drop the column `file` of the rows."""
     file = rows.pop("file")
     if len(paths) == 1:
         return
     times = ("start", "duration", "end")
     group = number_groups(*(rows[role] for role in NAMES if role in rows and role not in times))
-    first = np.full(int(group.max(initial=0)) + 1, -1)
-    first[group[::-1]] = np.arange(len(group))[::-1]
-    first = first[group]
-    differs = (file != file[first]) & (rows["start"] != rows["start"][first])
-    for row in np.flatnonzero(differs & (rows.get("microbatch", np.zeros(len(file))) >= 0))[:1]:
-        earlier, later = paths[int(file[first[row]])], paths[int(file[row])]
+    # first row of each group: assigned from the last row to the first, the first one stays
+    first_rows = np.full(int(group.max(initial=0)) + 1, -1)
+    first_rows[group[::-1]] = np.arange(len(group))[::-1]
+    first_row = first_rows[group]
+    differs = (file != file[first_row]) & (rows["start"] != rows["start"][first_row])
+    has_microbatch = rows.get("microbatch", np.zeros(len(file))) >= 0
+    contradictions = np.flatnonzero(differs & has_microbatch)
+    if len(contradictions):
+        row = contradictions[0]
+        earlier, later = paths[int(file[first_row[row]])], paths[int(file[row])]
         where = [f"{k} {rows[k][row]:.0f}" for k in ("step", "replica", "worker") if k in rows]
         message = f"{earlier} and {later} both tell of {', '.join(where)}"
         raise wrong("files", f"must be of one run: {message}")
 
 
-def _coded(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
-    distinct, place = np.unique(names, return_inverse=True)
-    return np.array([position[str(name)] for name in distinct], np.int64)[place]
+def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
+    """Return the position of every name (rows)."""
+    distinct, code = np.unique(names, return_inverse=True)
+    return np.array([position[str(name)] for name in distinct], np.int64)[code]
 
 
 def _batches(
-    path: Path, column_names: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
+    path: Path, column_names: Mapping[str, str], on_bytes: OnBytes, left_out: list[LeftOut]
 ) -> Iterator[Columns]:
-    """Yield rows of a file: times in seconds, numbers as floats, NaN where a cell is none."""
+    """Yield the rows of a file in batches: floats, NaN for an invalid cell, times in seconds."""
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     read_file = _read_parquet if is_parquet else _read_csv
-    for roles, cells in read_file(path, column_names, tell, left_out):
+    for roles, cells in read_file(path, column_names, on_bytes, left_out):
         batch = {
             role: _names(cells[name]) if role == "phase" else _numbers(cells[name]) * unit
             for role, (name, unit) in roles.items()
@@ -239,8 +249,9 @@ def _batches(
 
 
 def _read_parquet(
-    path: Path, column_names: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
-) -> Iterator[tuple[Found, Columns]]:
+    path: Path, column_names: Mapping[str, str], on_bytes: OnBytes, left_out: list[LeftOut]
+) -> Iterator[tuple[Roles, Columns]]:
+    """Yield the roles of the columns and their cells by name, one row group after the other."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -263,42 +274,44 @@ def _read_parquet(
             left_out.append(LeftOut(str(path), why))
             continue
         yield roles, cells
-    tell(path.stat().st_size)
+    on_bytes(path.stat().st_size)
 
 
 def _read_csv(
-    path: Path, column_names: Mapping[str, str], tell: Tell, left_out: list[LeftOut]
-) -> Iterator[tuple[Found, Columns]]:
-    text = lines(path, tell)
-    first = next(text, "")
-    delimiter = find_delimiter(first) or ","
-    header = [cell.strip() for cell in next(csv.reader([first], delimiter=delimiter))]
-    roles, odd = find_roles(path, header, column_names), 0
-    place = {name: header.index(name) for name, _ in roles.values()}
+    path: Path, column_names: Mapping[str, str], on_bytes: OnBytes, left_out: list[LeftOut]
+) -> Iterator[tuple[Roles, Columns]]:
+    """Yield the roles of the columns and their cells by name, in batches of `_BATCH_ROWS` rows."""
+    text = read_lines(path, on_bytes)
+    header_line = next(text, "")
+    delimiter = find_delimiter(header_line) or ","
+    header = [cell.strip() for cell in next(csv.reader([header_line], delimiter=delimiter))]
+    roles, num_invalid = find_roles(path, header, column_names), 0
+    position = {name: header.index(name) for name, _ in roles.values()}
     rows: list[list[str]] = []
-    reader = csv.reader(_sound_text(text, path, left_out), delimiter=delimiter)
+    reader = csv.reader(_undamaged_lines(text, path, left_out), delimiter=delimiter)
     while True:
         try:
             row = next(reader, None)
         except csv.Error:
-            odd += 1
+            num_invalid += 1
             continue
-        if rows and (row is None or len(rows) == _BATCH):
-            yield roles, {n: np.array([row[k] for row in rows], object) for n, k in place.items()}
+        if rows and (row is None or len(rows) == _BATCH_ROWS):
+            cells = {n: np.array([row[k] for row in rows], object) for n, k in position.items()}
+            yield roles, cells
             rows = []
         if row is None:
             break
         if len(row) == len(header):
             rows.append(row)
         elif row:
-            odd += 1
-    if odd:
+            num_invalid += 1
+    if num_invalid:
         why = f"they have other than the {len(header)} cells of the header"
-        left_out.append(LeftOut(f"rows of {path}", why, odd))
+        left_out.append(LeftOut(f"rows of {path}", why, num_invalid))
 
 
-def _sound_text(text: Iterator[str], path: Path, left_out: list[LeftOut]) -> Iterator[str]:
-    """Yield lines up to where the file cannot be read any further."""
+def _undamaged_lines(text: Iterator[str], path: Path, left_out: list[LeftOut]) -> Iterator[str]:
+    """Yield the lines before any damage of the file; add an entry to `left_out` for the rest."""
     try:
         yield from (line.replace("\0", "\ufffd") for line in text)
     except CutError as error:
@@ -309,18 +322,18 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str]) -> Found:
-    """Tell which column is what, and the unit of those that hold times."""
-    lowered = {_without_unit(name)[0]: name for name in reversed(header)}
+def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str]) -> Roles:
+    """Find the column of each role by the user's names or known aliases, with the unit of times."""
+    columns = {_split_unit(name)[0]: name for name in reversed(header)}  # by lower-case name
     unit = column_names.get(UNIT)
     if unit is not None:
         unit = resolve_choice(unit, SECONDS, f"columns: {UNIT}")
     roles = {}
     names = dict(column_names)
-    if {"gmc", "stage"} <= lowered.keys() and not {"worker", "stage"} & names.keys():
-        names["worker"] = lowered["stage"]  # the public jobs call the worker a stage
+    if {"gmc", "stage"} <= columns.keys() and not {"worker", "stage"} & names.keys():
+        names["worker"] = columns["stage"]  # the public jobs call the worker a stage
     for role, aliases in NAMES.items():
-        name = names.get(role) or next((lowered[k] for k in aliases if k in lowered), None)
+        name = names.get(role) or next((columns[k] for k in aliases if k in columns), None)
         if name is None:
             continue
         if name not in header:
@@ -328,30 +341,31 @@ def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str
                 f"columns: {role}", f"must be one of {', '.join(header)} in {path}, got {name!r}"
             )
         is_time = role in ("start", "end", "duration")
-        roles[role] = name, SECONDS[unit or _without_unit(name)[1]] if is_time else 1.0
+        roles[role] = name, SECONDS[unit or _split_unit(name)[1]] if is_time else 1.0
     if "end" in roles:
         roles.pop("duration", None)
-    lacks = [role for role in ("phase", "start") if role not in roles]
-    lacks += [] if {"end", "duration"} & roles.keys() else ["end or duration"]
-    lacks += [] if {"worker", "stage"} & roles.keys() else ["worker or stage"]
-    if lacks:
+    missing = [role for role in ("phase", "start") if role not in roles]
+    if not {"end", "duration"} & roles.keys():
+        missing.append("end or duration")
+    if not {"worker", "stage"} & roles.keys():
+        missing.append("worker or stage")
+    if missing:
         named = [name for name in header if name]
-        listed = ", ".join([*named[:MOST_LISTED], *["..."] * (len(named) > MOST_LISTED)])
-        raise wrong(
-            "columns",
-            f"must say which column of {path} is {', '.join(lacks)}: it has {listed}",
-        )
+        listed = ", ".join([*named[:MAX_LISTED], "..."] if len(named) > MAX_LISTED else named)
+        why = f"must say which column of {path} is {', '.join(missing)}: it has {listed}"
+        raise wrong("columns", why)
     return roles
 
 
-def _without_unit(name: str) -> tuple[str, str]:
+def _split_unit(name: str) -> tuple[str, str]:
+    """Split a column name into lower-case base and unit, as start_ms; default: seconds."""
     name = name.casefold()
     base, _, unit = name.rpartition("_")
     return (base, unit) if base and unit in SECONDS else (name, "s")
 
 
 def _names(cells: NumpyArray) -> NumpyArray:
-    return np.array(["" if cell is None else str(cell)[:_LONGEST] for cell in cells.tolist()])
+    return np.array(["" if cell is None else str(cell)[:_MAX_NAME] for cell in cells.tolist()])
 
 
 def _numbers(cells: NumpyArray) -> Float[NumpyArray, " rows"]:
@@ -359,7 +373,7 @@ def _numbers(cells: NumpyArray) -> Float[NumpyArray, " rows"]:
         since = cells.astype("datetime64[ns]")
         return np.where(np.isnat(since), np.nan, since.astype(np.int64) / 1e9)
     try:
-        with np.errstate(invalid="ignore"):  # what 32 bits hold and no float is becomes NaN
+        with np.errstate(invalid="ignore"):  # a value out of range becomes NaN
             return cells.astype(np.float64)
     except (ValueError, TypeError):
         return np.array([_number(cell) for cell in cells.tolist()], np.float64)
@@ -367,48 +381,48 @@ def _numbers(cells: NumpyArray) -> Float[NumpyArray, " rows"]:
 
 def _number(cell: object) -> float:
     try:
-        return float(cell)  # type: ignore[arg-type]  # what is no number is caught
+        return float(cell)  # type: ignore[arg-type]  # other types raise a TypeError
     except (ValueError, TypeError):
         return np.nan
 
 
-def _trace(
+def _make_trace(
     rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], sizes: RunSizes
 ) -> Trace:
-    """Check rows, give every op its stage and microbatch, and every message its own."""
+    """Drop invalid rows, infer missing numbers of ops and messages, and make the trace."""
     kind = np.array([KINDS.get(name, NONE) for name in phases])[rows["phase"]]
     is_op = kind >= 0
     if "chunk" in rows and "stage" not in rows:
         rows["chunk"] = np.where(np.isnan(rows["chunk"]), NONE, rows["chunk"])
     else:
         rows.pop("chunk", None)
-    whole = [name for name in ("step", "replica", "worker", *_OF_OPS) if name in rows]
+    integer_roles = [name for name in ("step", "replica", "worker", *_OP_ROLES) if name in rows]
     checks = [
         (~np.isfinite(rows[name]), f"its {name} is no finite number") for name in ("start", "end")
     ]
     checks.append((rows["end"] < rows["start"], "it ends before it starts"))
-    for name in whole:
-        least = NONE if name in _OF_OPS else 0
-        if name in _OF_OPS:
+    for name in integer_roles:
+        least = NONE if name in _OP_ROLES else 0
+        if name in _OP_ROLES:
             rows[name] = np.where(np.isnan(rows[name]), NONE, rows[name])  # an empty cell
         with np.errstate(invalid="ignore"):
             fits = (rows[name] >= least) & (rows[name] == np.rint(rows[name])) & (rows[name] < 1e9)
         checks.append((~fits, f"its {name} is no whole number of at least {least}"))
-    for name in _OF_OPS:
+    for name in _OP_ROLES:
         if name in rows:
             checks.append((is_op & (rows[name] < 0), f"it is an op and has no {name}"))
-    passes, faults = sound(checks, "rows")
+    passes, faults = passing_rows(checks, "rows")
     columns = {name: values[passes] for name, values in rows.items()}
-    columns |= {name: columns[name].astype(np.int64) for name in (*whole, "phase")}
+    columns |= {name: columns[name].astype(np.int64) for name in (*integer_roles, "phase")}
     _check_numbers(columns, phases, np.flatnonzero(passes))
     kind = kind[passes]
     inferred = complete(columns, kind, sizes, by_step=False)
     columns.pop("chunk", None)
-    passes = (kind < 0) | (columns["microbatch"] >= 0)
-    columns = {name: values[passes] for name, values in columns.items()}
-    is_unplaced = (kind[passes] < 0) & (columns["stage"] == NONE)
-    columns["microbatch"][is_unplaced] = NONE  # the public jobs number their garbage collections
-    columns, stays, unmatched = matched(columns, phases)
+    stays = (kind < 0) | (columns["microbatch"] >= 0)
+    columns = {name: values[stays] for name, values in columns.items()}
+    has_no_stage = (kind[stays] < 0) & (columns["stage"] == NONE)
+    columns["microbatch"][has_no_stage] = NONE  # the public jobs number their garbage collections
+    columns, stays, unmatched = match_messages(columns, phases)
     columns = {name: values[stays] for name, values in columns.items()}
     columns["phase"], phases = with_split_backwards(columns, phases)
     workers = sizes.world // (int(columns["replica"].max(initial=0)) + 1)
@@ -416,7 +430,7 @@ def _trace(
         count = int(columns["worker"].max(initial=NONE)) + 1
         inferred.append(f"no file says workers: {count}, the largest number in the rows")
         _check_last_stage(columns, phases)
-    return Trace.of(
+    return Trace.from_columns(
         columns,
         phases,
         [*left_out, *faults, *unmatched],
@@ -426,21 +440,20 @@ def _trace(
 
 
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
-    """Refuse a last stage whose first backward waits for what is no op: it is not the last."""
-    kind = np.array([NONE if name in MESSAGES else KINDS.get(name, 0) for name in phases])
+    """Refuse a trace whose last stage waits before its first backward: a later stage is missing."""
+    phase_kinds = np.array([NONE if name in MESSAGES else KINDS.get(name, 0) for name in phases])
     rows = np.lexsort([columns[name] for name in ("start", "worker", "step", "replica")])
-    rows = rows[kind[columns["phase"][rows]] != NONE]
+    rows = rows[phase_kinds[columns["phase"][rows]] != NONE]
+    kind = phase_kinds[columns["phase"][rows]]
     start, end, stage, worker = (columns[key][rows] for key in ("start", "end", "stage", "worker"))
     pipeline = number_groups(columns["replica"][rows], columns["step"][rows])
     gap = np.append(0.0, start[1:] - end[:-1])
     gap[1:][(worker[1:] != worker[:-1]) | (pipeline[1:] != pipeline[:-1])] = 0.0
-    backs = np.flatnonzero(
-        (kind[columns["phase"][rows]] % 2 == 1) & (stage == stage.max(initial=0))
-    )
-    first = backs[np.unique(pipeline[backs], return_index=True)[1]]
-    if len(first) and np.median(gap[first]) > max(
-        _WAITS * float(np.median((end - start)[first])),
-        _USUAL * float(np.median(gap[np.isin(worker, worker[first])])),
+    backwards = np.flatnonzero((kind % 2 == 1) & (stage == stage.max(initial=0)))
+    firsts = backwards[np.unique(pipeline[backwards], return_index=True)[1]]  # of each pipeline
+    if len(firsts) and np.median(gap[firsts]) > max(
+        _WAIT_BACKWARDS * float(np.median((end - start)[firsts])),
+        _WAIT_GAPS * float(np.median(gap[np.isin(worker, worker[firsts])])),
     ):
         why = f"backwards of the last stage, {stage.max()}, wait for what is no op"
         ranks = (int(columns["worker"].max()) + 1) * (int(columns["replica"].max()) + 1)
@@ -448,18 +461,19 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
 
 
 def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> None:
-    """Refuse numbers that make no sense, and phases of ops whose name is none."""
+    """Refuse absurd numbers of workers, times stored in 32 bits, and unknown phases of ops."""
+    # `row` is the row of each entry in the file, for error texts.
     absurd = np.flatnonzero(columns.get("worker", np.zeros(0)) >= len(row))
     if len(absurd):
         where = f"row {row[absurd[0]] + 1} has worker {columns['worker'][absurd[0]]}"
         raise wrong("files", f"must have no more workers than rows ({len(row)}): {where}")
     times = np.concatenate([columns["start"], columns["end"]])
     largest = np.float32(np.abs(times).max(initial=0.0))
-    apart = float(np.spacing(largest))
-    if len(times) and apart > _COARSE and (times == times.astype(np.float32)).all():
+    spacing = float(np.spacing(largest))
+    if len(times) and spacing > _COARSE_SECONDS and (times == times.astype(np.float32)).all():
         raise wrong(
             "files",
             f"must have times in 64 bits: in 32 bits those of {largest:.4g} s are "
-            f"{apart:g} s apart",
+            f"{spacing:g} s apart",
         )
     check_phases(columns, phases)

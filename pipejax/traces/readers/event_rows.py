@@ -1,4 +1,4 @@
-"""The slices of pipelines in one Chrome trace, as arrays, and what the file says about its rank."""
+"""Slices of pipelines in one Chrome trace, as arrays, with the rank of the file."""
 
 import dataclasses
 import json
@@ -14,24 +14,24 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
-from pipejax.traces.readers.parts import sound
+from pipejax.traces.readers.parts import passing_rows
 from pipejax.traces.readers.rank_lists import file_rank
-from pipejax.traces.readers.sources import CutError, Tell, texts
+from pipejax.traces.readers.sources import CutError, OnBytes, read_texts
 from pipejax.traces.record import NONE, LeftOut
 
 Cell = tuple[tuple[str, int, int], ...]  # phase, stage, microbatch; two of a fused pair
 
 PYTORCH = "PP:"
-RECEIVES = ("gloo:recv", "nccl:recv")  # what a RECV does, until somebody waits for it
+RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
 STEP = "ProfilerStep#"
 _CELL = re.compile(r"(\d{1,9})([A-Z](?:[A-Z_]*[A-Z])?)(\d{0,9})")
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
-# schedules of PyTorch with one stage a rank do not say which
+# label of PyTorch's schedules with one stage per rank, without the stage
 _SINGLE = re.compile(r"(Forward|Backward) (\d{1,9})")
 
 
 def parse_label(label: str) -> Cell:
-    """Return the ops of a label, nothing for one that is none.
+    """Return the ops of a label; an empty tuple for any other text.
 
     Example:
       >>> parse_label("PP:0F1"), parse_label("0UNSHARD"), parse_label("aten::mm")
@@ -50,15 +50,14 @@ def parse_label(label: str) -> Cell:
 
 
 BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
-# A trace of other people's run may hold 10^7 events of no use here: none is kept, and only a window
-# of the text is in memory.
+# A trace may have 10^7 other events: only used events and a window of the text stay in memory.
 
 _GAP = re.compile(r"[\s,:]*")
-_BETWEEN = re.compile(r"[\s,}]*")  # events; a brace is left where one was broken
+_EVENT_GAP = re.compile(r"[\s,}]*")  # between events; a damaged event may leave a brace
 _EVENT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
 _EVENTS = re.compile(r'"traceEvents"\s*:')
-_LONGEST = 2**23  # characters of an event, or of a value beside the events
-_TAIL = 64  # characters before the end of a window, where what is cut off looks broken
+_MAX_VALUE = 2**23  # characters of an event or another JSON value
+_TAIL = 64  # characters before the end of a window in which a cut value looks damaged
 # the decoder's own scanner, a fifth faster than `raw_decode`; its stub does not list it
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # its stub lacks it
 
@@ -66,15 +65,19 @@ Event = dict[str, Any]
 
 
 class _TextWindow:
-    """The part of a text that is read and not used yet, and a place in it."""
+    """The unread part of a text in memory, `text`, and a read position in it, `position`.
+
+    `pieces` yields the rest of the text; `why` is the fault if the text ends early.
+    """
 
     def __init__(self, pieces: Iterator[str]) -> None:
-        self.pieces, self.text, self.at, self.has_ended, self.why = pieces, "", 0, False, EARLY
+        self.pieces, self.text, self.position = pieces, "", 0
+        self.has_ended, self.why = False, EARLY
 
-    def more(self) -> bool:
-        """Drop what is before the place and read on, to double the rest at least."""
-        held = [self.text[self.at :]]
-        size = before = len(held[0])
+    def read_more(self) -> bool:
+        """Drop the text before the position and at least double the rest; False at the end."""
+        held = [self.text[self.position :]]
+        size = size_before = len(held[0])
         target = max(2 * size, 2**16)
         try:
             while size < target:
@@ -84,100 +87,100 @@ class _TextWindow:
             self.has_ended = True
         except CutError as error:
             self.has_ended, self.why = True, str(error)
-        self.text, self.at = "".join(held), 0
-        return size > before
+        self.text, self.position = "".join(held), 0
+        return size > size_before
 
-    def next_sign(self, gap: "re.Pattern[str]") -> str:
-        """Go behind a gap and return the character there; empty at the end."""
+    def next_character(self, gap: "re.Pattern[str]") -> str:
+        """Move behind a gap and return the character there; empty at the end."""
         while True:
-            self.at = gap.match(self.text, self.at).end()  # type: ignore[union-attr]  # "" matches
-            if self.at < len(self.text) or not self.more():
-                return self.text[self.at : self.at + 1]
+            # every gap pattern matches the empty text
+            self.position = gap.match(self.text, self.position).end()  # type: ignore[union-attr]
+            if self.position < len(self.text) or not self.read_more():
+                return self.text[self.position : self.position + 1]
 
     def find(self, pattern: "re.Pattern[str]") -> bool:
-        """Go to the next place that looks so; False if there is none."""
-        self.at += 1
-        while not (match := pattern.search(self.text, self.at)):
-            self.at = max(self.at, len(self.text) - _TAIL)
-            if not self.more():
+        """Move to the next match of a pattern; False if there is none."""
+        self.position += 1
+        while not (match := pattern.search(self.text, self.position)):
+            self.position = max(self.position, len(self.text) - _TAIL)
+            if not self.read_more():
                 return False
-        self.at = match.start()
+        self.position = match.start()
         return True
 
-    def value(self) -> Any:
-        """Read the value at the place, and go behind it."""
+    def read_value(self) -> Any:
+        """Parse the JSON value at the position, and move behind it; ValueError if it is damaged."""
         while True:
             try:
-                value, end = _scan(self.text, self.at)
+                value, end = _scan(self.text, self.position)
             except StopIteration as error:
-                place, is_cut = int(error.value), False
+                fault, is_cut = int(error.value), False
             except json.JSONDecodeError as error:
-                place, is_cut = error.pos, error.msg.startswith("Unterminated string")
+                fault, is_cut = error.pos, error.msg.startswith("Unterminated string")
             except RecursionError:
                 raise ValueError("nested too deeply") from None
             else:
-                self.at, begin = end, self.at
                 if end < len(self.text) or self.has_ended:
+                    self.position = end
                     return value
-                self.at = begin
-                self.more()  # a number could go on
+                self.read_more()  # a number may continue in the next piece
                 continue
-            is_cut |= place >= len(self.text) - _TAIL
-            is_long = len(self.text) - self.at > _LONGEST
-            if not is_cut or is_long or not self.more():
+            is_cut |= fault >= len(self.text) - _TAIL
+            is_long = len(self.text) - self.position > _MAX_VALUE
+            if not is_cut or is_long or not self.read_more():
                 raise ValueError("not JSON")
 
 
-def events(
+def read_events(
     pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
 ) -> Iterator[Event]:
-    """Yield the events of a trace."""
+    """Yield the events of a trace; add other keys of the file to `header`, and count faults."""
     window = _TextWindow(pieces)
-    is_list, is_whole = window.next_sign(_GAP) == "[", False
-    window.at += 1
+    is_list, is_complete = window.next_character(_GAP) == "[", False
+    window.position += 1
     if is_list:
-        yield from _listed(window, faults)
-        is_whole = window.why == EARLY and window.at >= len(window.text)  # the bracket is optional
+        yield from _list_events(window, faults)
+        # the closing bracket is optional
+        is_complete = window.why == EARLY and window.position >= len(window.text)
     while not is_list:
-        sign = window.next_sign(_GAP)
-        is_whole = sign == "}"
-        if sign in ("", "}"):
+        character = window.next_character(_GAP)
+        is_complete = character == "}"
+        if character in ("", "}"):
             break
         try:
-            key = window.value()
-            if window.next_sign(_GAP) == "[" and key == "traceEvents":
-                window.at += 1
-                yield from _listed(window, faults)
+            key = window.read_value()
+            if window.next_character(_GAP) == "[" and key == "traceEvents":
+                window.position += 1
+                yield from _list_events(window, faults)
             else:
-                header[str(key)] = window.value()
+                header[str(key)] = window.read_value()
         except ValueError:
-            if not window.find(_EVENTS):  # what is broken beside the events is not needed for them
+            if not window.find(_EVENTS):  # skip a damaged value before the events
                 break
-    if not is_whole:
+    if not is_complete:
         faults[window.why] += 1
 
 
-def _listed(window: _TextWindow, faults: "Counter[str]") -> Iterator[Event]:
-    """Yield the events of a list, and go behind it."""
+def _list_events(window: _TextWindow, faults: "Counter[str]") -> Iterator[Event]:
+    """Yield the events of a JSON list, skip and count damaged ones, and move behind the list."""
     while True:
-        text, at = window.text, window.at
+        text, position = window.text, window.position
         try:
-            while True:  # as long as all is well, without a call
-                match = _BETWEEN.match(text, at)
-                value, at = _scan(text, match.end())  # type: ignore[union-attr]  # "" matches
-                if at == len(text):  # behind an event there is always something
+            while True:  # fast path inside the window
+                match = _EVENT_GAP.match(text, position)
+                value, position = _scan(text, match.end())  # type: ignore[union-attr]  # "" matches
+                if position == len(text):  # the event may be cut: read it again below
                     break
-                window.at = at
+                window.position = position
                 if type(value) is dict:
                     yield value
         except (StopIteration, ValueError, RecursionError):
             pass
-        sign = window.next_sign(_BETWEEN)
-        if sign == "]":
-            window.at += 1
+        if window.next_character(_EVENT_GAP) == "]":
+            window.position += 1
             return
         try:
-            value = window.value()
+            value = window.read_value()
         except ValueError:
             if not window.find(_EVENT):
                 return
@@ -187,12 +190,12 @@ def _listed(window: _TextWindow, faults: "Counter[str]") -> Iterator[Event]:
             yield value
 
 
-_KEPT = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
-_OWN = frozenset(("compute", "collective", "host link", "message"))  # categories of our exports
-# a label on a stream: of a backward there is none, for another thread launches its kernels
+_PYTORCH_PREFIXES = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
+_OUR_CATEGORIES = frozenset(("compute", "collective", "host link", "message"))
+# category of a label on a stream; backwards have none, as another thread launches their kernels
 _ON_STREAM = "gpu_user_annotation"
 _KERNEL, _LAUNCHES = "kernel", frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
-_SLICE, _RECEIVE, _MARK, _OURS = range(4)
+_SLICE, _RECEIVE, _MARK, _OURS = range(4)  # kinds of slices
 _COLUMNS = {
     "kind": np.int8,
     "label": np.int64,
@@ -205,54 +208,56 @@ _COLUMNS = {
 
 @dataclasses.dataclass
 class Rows:
-    """Slices of one rank."""
+    """Slices of one rank, ascending by start; times in microseconds."""
 
     rank: int  # in the run; of our own exports, the worker
-    world: int  # how many ranks the run has, as far as the file says
-    label: Int[NumpyArray, " slices"]  # position in the names of labels, ascending by start
-    start: Float[NumpyArray, " slices"]  # [us]
-    end: Float[NumpyArray, " slices"]  # [us]
-    receives: Float[NumpyArray, "2 receives"]  # of RECVs, until somebody waits [us]
-    kernels: Float[NumpyArray, "4 kernels"]  # launch, start, end [us], stream
-    marks: list[tuple[int, float, float]]  # number, start and end of steps that are marked [us]
+    world: int  # number of ranks of the run; 0 if the file does not state it
+    label: Int[NumpyArray, " slices"]  # number of the label
+    start: Float[NumpyArray, " slices"]
+    end: Float[NumpyArray, " slices"]
+    receives: Float[NumpyArray, "2 receives"]  # start and arrival
+    kernels: Float[NumpyArray, "4 kernels"]  # launch, start, end, stream
+    marks: list[tuple[int, float, float]]  # number, start and end of every marked step
     is_cut: bool = False  # whether its file ends early
     is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
 
 
 class _EventCollector:
-    """Events of a file that are used, with a number for each slice."""
+    """Columns of the used events of a file; `names` numbers the labels of all files."""
 
     def __init__(self, names: dict[str, int]) -> None:
         self.names, self.count = names, 0
-        self.unread = Counter[str]()  # ops of our exports that are none of these phases
-        self.meanings: dict[str, tuple[int, int]] = {}  # kind and number of labels
+        self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
+        self.label_kinds: dict[str, tuple[int, int]] = {}  # kind and number of labels
         self.kind, self.label = array("b"), array("q")
         self.start, self.length = array("d"), array("d")
         self.process, self.thread = array("q"), array("q")
-        self.receiving: set[tuple[int, int]] = set()  # tracks of our exports that receive
-        # number, start, length and stream of kernels; number and start of their launches
+        self.receive_tracks: set[tuple[int, int]] = set()  # of our exports: process and thread
+        # correlation, start, length and stream of kernels; correlation and start of launches
         self.kernels = array("q"), array("d"), array("d"), array("q")
         self.launches = array("q"), array("d")
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
+        """Append an event to the columns if it is a slice of a pipeline, a kernel or a title."""
         self.count += 1
         name = event.get("name")
         if type(name) is not str:
             return
         if event.get("ph") != "X":
-            self._take_title(event, name)
+            self._add_title(event, name)
             return
         category = event.get("cat")
         if category == _KERNEL or category in _LAUNCHES:
-            self._take_kernel(event, is_launch=category != _KERNEL)
+            self._add_kernel(event, is_launch=category != _KERNEL)
             return
-        is_ours = not name.startswith(_KEPT)
-        if is_ours and (category not in _OWN or not parse_label(name)):
-            self.unread.update([name] * (category == COMPUTING))
+        is_ours = not name.startswith(_PYTORCH_PREFIXES)
+        if is_ours and (category not in _OUR_CATEGORIES or not parse_label(name)):
+            if category == COMPUTING:
+                self.unknown_ops[name] += 1
             return
-        if name not in self.meanings:
-            self.meanings[name] = self._meaning(name)
-        kind, label = self.meanings[name]
+        if name not in self.label_kinds:
+            self.label_kinds[name] = self._label_kind(name)
+        kind, label = self.label_kinds[name]
         if label < 0:
             return
         if is_ours:
@@ -263,42 +268,41 @@ class _EventCollector:
         self.label.append(label)
         self.start.append(_number(event.get("ts")))
         self.length.append(_number(event.get("dur")))
-        self.process.append(_whole(event.get("pid")))
-        self.thread.append(_whole(event.get("tid")))
+        self.process.append(_integer(event.get("pid")))
+        self.thread.append(_integer(event.get("tid")))
 
-    def _take_kernel(self, event: Event, *, is_launch: bool) -> None:
-        """Keep a kernel, or the call on the host that launched it: both have one number."""
+    def _add_kernel(self, event: Event, *, is_launch: bool) -> None:
+        """Append a kernel, or the host call that launched it: both have the same correlation."""
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
-        number = args.get("correlation")
-        if type(number) is not int or number <= 0:
+        correlation = args.get("correlation")
+        if type(correlation) is not int or correlation <= 0:
             return
-        start = _number(event.get("ts"))
-        numbers, starts = self.launches if is_launch else self.kernels[:2]
-        numbers.append(number)
-        starts.append(start)
+        correlations, starts = self.launches if is_launch else self.kernels[:2]
+        correlations.append(correlation)
+        starts.append(_number(event.get("ts")))
         if not is_launch:
             self.kernels[2].append(_number(event.get("dur")))
-            self.kernels[3].append(_whole(args.get("stream", event.get("tid"))))
+            self.kernels[3].append(_integer(args.get("stream", event.get("tid"))))
 
-    def launched(self) -> Float[NumpyArray, "4 kernels"]:
-        """Launch, start and end of each kernel [us], and its stream."""
-        number, start, length, stream = map(np.array, self.kernels)
-        by_number, called = map(np.array, self.launches)
-        order = np.argsort(by_number, kind="stable")
-        at = np.searchsorted(by_number[order], number)
-        is_launched = at < len(order)
-        is_launched[is_launched] = by_number[order][at[is_launched]] == number[is_launched]
-        launch = called[order][at[is_launched]]
-        kernels = np.stack(
-            [launch, start[is_launched], (start + length)[is_launched], stream[is_launched]]
-        )
+    def launched_kernels(self) -> Float[NumpyArray, "4 kernels"]:
+        """Return launch, start and end [us] and stream of every kernel whose launch is known."""
+        correlation, start, length, stream = map(np.array, self.kernels)
+        launch_correlation, launch_start = map(np.array, self.launches)
+        # look up the launch of each kernel by binary search in the sorted correlations
+        order = np.argsort(launch_correlation, kind="stable")
+        launch_correlation, launch_start = launch_correlation[order], launch_start[order]
+        row = np.searchsorted(launch_correlation, correlation)
+        has_launch = row < len(order)
+        has_launch[has_launch] = launch_correlation[row[has_launch]] == correlation[has_launch]
+        times = np.stack([start, start + length, stream])[:, has_launch]
+        kernels = np.concatenate([launch_start[row[has_launch]][None], times])
         return kernels[:, np.isfinite(kernels).all(axis=0) & (kernels[2] >= kernels[1])]
 
-    def _meaning(self, name: str) -> tuple[int, int]:
-        """Kind and number of a label; below 0 for one that is none of a pipeline."""
+    def _label_kind(self, name: str) -> tuple[int, int]:
+        """Return kind and number of a label; number -1 if it is not of a pipeline."""
         if name.startswith(RECEIVES):
-            name, kind = RECEIVES[0], _RECEIVE  # peers and tags make many
+            name, kind = RECEIVES[0], _RECEIVE  # drop peer and tag
         elif name.startswith(STEP):
             kind = _MARK
         elif parse_label(name):
@@ -307,31 +311,33 @@ class _EventCollector:
             return _SLICE, -1
         return kind, self.names.setdefault(name, len(self.names))
 
-    def _take_title(self, event: Event, name: str) -> None:
+    def _add_title(self, event: Event, name: str) -> None:
+        """Remember a track of our exports whose title says that it receives."""
         args = event.get("args")
         title = args.get("name") if name == "thread_name" and isinstance(args, dict) else None
         if str(title).startswith("receive from worker"):
-            self.receiving.add((_whole(event.get("pid")), _whole(event.get("tid"))))
+            self.receive_tracks.add((_integer(event.get("pid")), _integer(event.get("tid"))))
 
 
 def _number(value: Any) -> float:
     return float(value) if type(value) in (int, float) and abs(value) < 1e300 else np.nan
 
 
-def _whole(value: Any) -> int:
-    """A process or thread; words that name one are as good as their hash."""
+def _integer(value: Any) -> int:
+    """Return the number of a process or thread; of a name, its hash."""
     return value if type(value) is int and abs(value) < 2**62 else hash(str(value)) >> 2
 
 
 def read_rows(
-    path: Path, names: dict[str, int], tell: Tell, left_out: list[LeftOut]
+    path: Path, names: dict[str, int], on_bytes: OnBytes, left_out: list[LeftOut]
 ) -> tuple[list[Rows], int | None]:
-    """Read what a file holds of a pipeline, and the time of its zero [ns], None if it says none."""
+    """Read the slices of each rank in a file, and the zero of its clock [ns], if it is stated."""
+    # `names` numbers the labels of all files; new ones are added
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
     collector = _EventCollector(names)
-    for event in events(texts(path, tell), header, faults):
-        collector.take(event)
+    for event in read_events(read_texts(path, on_bytes), header, faults):
+        collector.add(event)
     for why, count in faults.items():
         left_out.append(LeftOut(f"parts of {path}", why, count))
     if not np.isin(collector.kind, (_SLICE, _OURS)).any():
@@ -341,7 +347,7 @@ def read_rows(
         left_out.append(LeftOut(str(path), why))
         return [], None
     columns = {name: np.array(getattr(collector, name), dtype) for name, dtype in _COLUMNS.items()}
-    passes, dropped = sound(
+    passes, dropped = passing_rows(
         [
             (~np.isfinite(columns["start"] + columns["length"]), "its time is no finite number"),
             (columns["length"] < 0, "it ends before it starts"),
@@ -351,24 +357,25 @@ def read_rows(
     left_out += dropped
     columns = {name: values[passes] for name, values in columns.items()}
     if np.any(columns["kind"] == _OURS):
-        if collector.unread:
-            name, count = collector.unread.most_common(1)[0][0], collector.unread.total()
+        if collector.unknown_ops:
+            name, count = collector.unknown_ops.most_common(1)[0][0], collector.unknown_ops.total()
             raise wrong(
                 "files", f"must have phases by known names: {count} ops of {path} are as {name!r}"
             )
-        return _ours(columns, collector, names), None
-    rank, world = _rank(header, path)
+        return _our_rows(columns, collector, names), None
+    rank, world = _find_rank(header, path)
     if rank is None:
         left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
         return [], None
     zero = header.get("baseTimeNanoseconds")
     is_cut = any(why != BROKEN for why in faults)
     rows = _rank_rows(columns, rank, world, names)
-    rows = dataclasses.replace(rows, is_cut=is_cut, kernels=collector.launched())
+    rows = dataclasses.replace(rows, is_cut=is_cut, kernels=collector.launched_kernels())
     return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
-def _rank(header: Mapping[str, Any], path: Path) -> tuple[int | None, int]:
+def _find_rank(header: Mapping[str, Any], path: Path) -> tuple[int | None, int]:
+    """Return rank and world size by the header or the file name; None and 0 if unknown."""
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, world = info.get("rank"), info.get("world_size")
@@ -379,7 +386,7 @@ def _rank(header: Mapping[str, Any], path: Path) -> tuple[int | None, int]:
 def _rank_rows(
     columns: Mapping[str, NumpyArray], rank: int, world: int, names: Mapping[str, int]
 ) -> Rows:
-    """Sort the slices of a rank by what they are."""
+    """Divide the columns of a rank into slices, receives and marks of steps."""
     columns = dict(columns) | {"end": columns["start"] + columns["length"]}
     masks = {kind: columns["kind"] == kind for kind in range(_OURS)}
     text = {number: name for name, number in names.items()}
@@ -391,7 +398,7 @@ def _rank_rows(
         if (number := text[label].removeprefix(STEP)).isdecimal() and len(number) < 10
     ]
     slices = np.flatnonzero(masks[_SLICE])
-    # what stands twice in a trace is once in the run: else it would begin a step
+    # drop duplicates, which would begin a new step
     key = np.stack([columns[k][slices] for k in ("start", "end", "label")])
     slices = slices[np.unique(key, axis=1, return_index=True)[1]]
     return Rows(
@@ -406,26 +413,25 @@ def _rank_rows(
     )
 
 
-def _ours(
+def _our_rows(
     columns: Mapping[str, NumpyArray], collector: _EventCollector, names: dict[str, int]
 ) -> list[Rows]:
-    """Part one of our own exports into its workers; a message is seen by both its ends."""
+    """Divide one of our exports into its workers; on a receive track, a SEND becomes its RECV."""
     label = columns["label"].copy()
     tracks = zip(columns["process"].tolist(), columns["thread"].tolist(), strict=True)
     text = {number: name for name, number in names.items()}
-    receives = np.array([track in collector.receiving for track in tracks], bool)
-    for number in np.unique(label[receives]):
+    is_receive = np.array([track in collector.receive_tracks for track in tracks], bool)
+    for number in np.unique(label[is_receive]):
         cell = parse_cell(text[number])
         if len(cell) == 1 and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
             name = format_cell((matching_receive(cell[0]),))
-            label[receives & (label == number)] = names.setdefault(name, len(names))
-    moved = dict(columns) | {"label": label, "kind": np.full(len(label), _SLICE)}
+            label[is_receive & (label == number)] = names.setdefault(name, len(names))
+    columns = dict(columns) | {"label": label, "kind": np.full(len(label), _SLICE)}
     workers = np.unique(columns["process"])
     by_worker = []
     for worker in workers[(workers >= 0) & (workers < 10**6)]:
-        worker_columns = {
-            name: values[columns["process"] == worker] for name, values in moved.items()
-        }
+        on_worker = columns["process"] == worker
+        worker_columns = {name: values[on_worker] for name, values in columns.items()}
         rows = _rank_rows(worker_columns, int(worker), len(workers), names)
         by_worker.append(dataclasses.replace(rows, is_ours=True))
     return by_worker

@@ -1,4 +1,4 @@
-"""Parts of a run, as they come from several files: counted, joined, each slice once."""
+"""Traces of single files, joined into one trace of the run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,33 +9,35 @@ from pipejax.base.checks import wrong
 from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace
 
-Columns = dict[str, NumpyArray]  # by the names of the arrays of a Trace
+Columns = dict[str, NumpyArray]  # by the names of the arrays of a Trace, one entry per row
 
 
 def number_groups(*keys: NumpyArray) -> Int[NumpyArray, " rows"]:
-    """Number the rows by their keys: equal keys, equal number, ascending as the keys are."""
-    number = np.zeros(len(keys[0]), np.int64)
+    """Return a group number of every row: rows with equal keys share one; it ascends with them."""
+    group = np.zeros(len(keys[0]), np.int64)
     for key in keys:
-        _, place = np.unique(key, return_inverse=True)
-        number = number * (int(place.max(initial=0)) + 1) + place
-        _, number = np.unique(number, return_inverse=True)
-    return number
+        _, code = np.unique(key, return_inverse=True)
+        group = group * (int(code.max(initial=0)) + 1) + code
+        _, group = np.unique(group, return_inverse=True)
+    return group
 
 
-def turn_in(group: Int[NumpyArray, " rows"], *order: NumpyArray) -> Int[NumpyArray, " rows"]:
-    """Count the rows of each group from 0, in the order of keys, the first of which decides."""
-    rows = np.lexsort([*reversed(order), group])
-    first = np.flatnonzero(np.diff(group[rows], prepend=-1))
-    sizes = np.diff(first, append=len(rows))
-    turn = np.empty(len(rows), np.int64)
-    turn[rows] = np.arange(len(rows)) - np.repeat(first, sizes)
-    return turn
+def rank_in_group(group: Int[NumpyArray, " rows"], *keys: NumpyArray) -> Int[NumpyArray, " rows"]:
+    """Return the rank of every row in its group, from 0, sorted by the first key, then the next."""
+    rows = np.lexsort([*reversed(keys), group])
+    # groups 0 0 0 1 1 of sorted rows begin at 0 and 3: ranks are 0 1 2 0 1
+    group_begins = np.flatnonzero(np.diff(group[rows], prepend=-1))
+    sizes = np.diff(group_begins, append=len(rows))
+    rank = np.empty(len(rows), np.int64)
+    rank[rows] = np.arange(len(rows)) - np.repeat(group_begins, sizes)
+    return rank
 
 
-def sound(
+def passing_rows(
     checks: Sequence[tuple[Bool[NumpyArray, " rows"], str]], what: str
 ) -> tuple[Bool[NumpyArray, " rows"], list[LeftOut]]:
-    """Return which rows pass all checks (fault, why), and how many fall out, each by its first."""
+    """Return which rows pass all checks, and for each check how many rows fail it first."""
+    # A check is a mask of the wrong rows and the reason; `what` names the rows in the entries.
     passes = np.ones(len(checks[0][0]), bool)
     left_out = []
     for is_wrong, why in checks:
@@ -45,37 +47,36 @@ def sound(
     return passes, left_out
 
 
-def nothing(left_out: Iterable[LeftOut]) -> Trace:
-    """Return a trace without slices."""
+def empty_trace(left_out: Iterable[LeftOut]) -> Trace:
+    """Return a trace without slices, for files that are not read."""
     columns = {name: np.zeros(0) for name in (*INTEGERS, *TIMES)}
-    return Trace.of(columns, (), left_out)
+    return Trace.from_columns(columns, (), left_out)
 
 
-def joined(traces: Sequence[Trace], source: str) -> Trace:
-    """Put the parts of a run together; what stands twice in the same words counts once."""
+def join_traces(traces: Sequence[Trace], source: str) -> Trace:
+    """Join the traces of several files of one run; drop slices that are equal in every column."""
     traces = [trace for trace in traces if len(trace) or trace.left_out]
     phases = tuple(dict.fromkeys(t.phases[k] for t in traces for k in np.unique(t.phase).tolist()))
     columns = {
         name: np.concatenate([np.zeros(0), *(getattr(trace, name) for trace in traces)])
         for name in (*INTEGERS, *TIMES)
     }
-    coded = [
-        np.array([phases.index(name) if name in phases else NONE for name in trace.phases])
-        for trace in traces
-    ]
-    columns["phase"] = np.concatenate(
-        [np.zeros(0), *(code[t.phase] for code, t in zip(coded, traces, strict=True) if len(t))]
-    )
+    phase_codes = [np.zeros(0)]
+    for trace in filter(len, traces):  # each trace numbers its own phases
+        codes = np.array([phases.index(name) if name in phases else NONE for name in trace.phases])
+        phase_codes.append(codes[trace.phase])
+    columns["phase"] = np.concatenate(phase_codes)
     left_out = [entry for trace in traces for entry in trace.left_out]
+    # in sorted rows, duplicates follow each other without a change in any column
     rows = np.lexsort([*columns.values()])
     is_new = np.zeros(len(rows), bool)
     is_new[:1] = True
     for values in columns.values():
         is_new[1:] |= np.diff(values[rows]) != 0
-    if doubled := int(np.sum(~is_new)):
-        left_out.append(LeftOut("slices", "they stand twice, alike to the last digit", doubled))
+    if duplicates := int(np.sum(~is_new)):
+        left_out.append(LeftOut("slices", "they stand twice, alike to the last digit", duplicates))
     columns = {name: values[np.sort(rows[is_new])] for name, values in columns.items()}
-    return Trace.of(
+    return Trace.from_columns(
         columns,
         phases,
         left_out,
@@ -86,7 +87,7 @@ def joined(traces: Sequence[Trace], source: str) -> Trace:
     )
 
 
-# as files say it, in lower case with - between words; whatever is not here keeps its name
+# names in files, in lower case with - between words; all others stay as they are
 _NAMES = {
     "F": "f forward fwd forward-compute forward-step fwd-compute",
     "B": "b backward bwd backward-compute backward-step bwd-compute full-backward",
@@ -99,9 +100,9 @@ _NAMES = {
     "SEND_B": "send-b backward-send send-backward bwd-send send-bwd",
     "RECV_B": "recv-b backward-recv recv-backward bwd-recv recv-bwd backward-receive",
 }
-# who ends together, by a part of the phase's name; the first that fits counts. "replicas": all
-# copies of a stage, "ends": first and last worker of a pipeline, "all": all workers of all
-# replicas, "alone": nobody that a trace of pipelines holds (tensor parallelism)
+# workers of a collective, by a word in the name of its phase; the first match counts. "replicas":
+# all copies of a stage; "ends": first and last worker of a pipeline; "all": all workers of all
+# replicas; "alone": no other worker of a trace (tensor parallelism)
 SCOPES: tuple[tuple[str, str], ...] = (
     ("layernorm", "alone"),
     ("embedding", "ends"),
@@ -115,37 +116,39 @@ SCOPES: tuple[tuple[str, str], ...] = (
     ("all_reduce", "replicas"),
     ("allreduce", "replicas"),
 )
-_PHASE_OF = {name: phase for phase, names in _NAMES.items() for name in names.split()}
+_NAME_PHASES = {name: phase for phase, names in _NAMES.items() for name in names.split()}
 
 
 def phase_name(name: str) -> str:
-    """Return the phase that a name means, or the name.
+    """Translate the name of a slice to a phase; return other names unchanged.
 
     Example:
       >>> phase_name("forward-compute"), phase_name("recv_backward"), phase_name("optimizer")
       ('F', 'RECV_B', 'optimizer')
     """
-    return _PHASE_OF.get("-".join(name.strip().casefold().replace("_", " ").split()), name.strip())
+    return _NAME_PHASES.get(
+        "-".join(name.strip().casefold().replace("_", " ").split()), name.strip()
+    )
 
 
-def positions(
+def phase_positions(
     names: Iterable[str], phase_names: Mapping[str, str]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the position of the phase that each name means, by what the user says too."""
+    """Return the position of each name's phase, and the phases; `phase_names` is the user's map."""
     meanings = {name: phase_names.get(name) or phase_name(name) for name in names}
     phases = tuple(dict.fromkeys(meanings.values()))
     return {name: phases.index(phase) for name, phase in meanings.items()}, phases
 
 
 def collective_scope(phase: str) -> str | None:
-    """Return the scope of a collective of this name; None if it is no collective."""
-    return next((scope for part, scope in SCOPES if part in phase.lower()), None)
+    """Return the scope of a collective with this name; None if it is no collective."""
+    return next((scope for word, scope in SCOPES if word in phase.lower()), None)
 
 
 def check_phases(columns: Columns, phases: Sequence[str]) -> None:
-    """Refuse a phase that is none of a table and whose slices are ops."""
-    # It is one if its slices have a stage and a microbatch, or, where nothing has a microbatch, if
-    # there are as many as forwards: a collective has no microbatch.
+    """Refuse a phase with an unknown name whose slices look like ops."""
+    # Such slices have a stage and a microbatch, unlike those of a collective. In files without
+    # microbatches, there are as many slices as forwards.
     count = np.bincount(columns["phase"], minlength=len(phases))
     for code, name in enumerate(phases):
         if name in Phase.__members__ or not count[code] or collective_scope(name):
@@ -167,13 +170,13 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
 def with_split_backwards(
     columns: Columns, phases: Sequence[str]
 ) -> tuple[Int[NumpyArray, " slices"], tuple[str, ...]]:
-    """Return phases in which a B that has a W of its own is an I, as most frameworks write it."""
+    """Turn each B with a W of the same microbatch into I: return codes (slices) and phases."""
+    # Most frameworks write B for the input gradient of a split backward.
     code = columns["phase"]
     if "W" not in phases or "B" not in phases:
         return code, (*phases,)
     phases = (*phases, *{"I"}.difference(phases))
-    keys = [columns[name] for name in ("step", "replica", "stage", "microbatch")]
-    _, key = np.unique(np.stack(keys), axis=1, return_inverse=True)
-    is_w, is_b = (code == phases.index(name) for name in "WB")
-    is_split = is_b & np.isin(key, key[is_w])
+    place = number_groups(*(columns[key] for key in ("step", "replica", "stage", "microbatch")))
+    is_w, is_b = code == phases.index("W"), code == phases.index("B")
+    is_split = is_b & np.isin(place, place[is_w])
     return np.where(is_split, phases.index("I"), code), phases

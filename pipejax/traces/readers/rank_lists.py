@@ -1,7 +1,7 @@
-"""A file for each rank with lists of starts and ends, as Primus writes with --dump_pp_data.
+"""Reader of one file per rank with lists of starts and ends, as Primus writes by --dump_pp_data.
 
-Times are milliseconds since the rank began the step, so each rank and step has its own zero. Where
-no file says microbatch and chunk of each op, they are inferred.
+Times are milliseconds since the rank began the step, so each rank and step has its own zero. If no
+file states the microbatch and chunk of each op, they are inferred.
 """
 
 import contextlib
@@ -10,27 +10,27 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from pipejax.base.checks import MAX_COUNT, MOST_LISTED, is_number, wrong
-from pipejax.traces.readers.parts import Columns, nothing, sound, with_split_backwards
+from pipejax.base.checks import MAX_COUNT, MAX_LISTED, is_number, wrong
+from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows, with_split_backwards
 from pipejax.traces.readers.readings import RunSizes, complete
-from pipejax.traces.readers.sources import Tell, texts
+from pipejax.traces.readers.sources import OnBytes, read_texts
 from pipejax.traces.record import LeftOut, Trace
 
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _PHASES = tuple(_SERIES.values())
 _MILLISECOND = 1e-3
-_UNSAID = -2
-_MOST = 10**6  # of workers, stages or microbatches: what says more is damaged
+_UNSTATED = -2  # microbatch or chunk of an op without a list of them
+_MAX_SIZE = 10**6  # workers, stages or microbatches of a run; a larger number is damage
 _STEP = re.compile(r'"(\d{1,9})"\s*:\s*(?=\{)')
 _RANK = re.compile(r"rank[_-]?(\d{1,6})")
 
 
 class _Series(NamedTuple):
-    """Ops of one phase of a worker in a step, in the order of the file."""
+    """Ops of one phase of a worker in a step: each list has one entry per op."""
 
     step: int
     worker: int
@@ -42,18 +42,18 @@ class _Series(NamedTuple):
 
 
 def read_rank_lists(
-    paths: Sequence[Path], size_paths: Sequence[Path], arguments: RunSizes, tell: Tell
+    paths: Sequence[Path], size_paths: Sequence[Path], arguments: RunSizes, on_bytes: OnBytes
 ) -> Trace:
-    """Read the files of all ranks; the files of `size_paths` state the sizes of the run."""
+    """Read the files of all ranks; `size_paths` are files that state the sizes of the run."""
     left_out: list[LeftOut] = []
     if not paths:
         unused = "sizes of a run without its ranks"
-        return nothing(LeftOut(str(path), unused) for path in size_paths)
-    sizes = _sizes(size_paths, tell, left_out)
+        return empty_trace(LeftOut(str(path), unused) for path in size_paths)
+    sizes = _read_sizes(size_paths, on_bytes, left_out)
     sizes = RunSizes(*(argument or read for argument, read in zip(arguments, sizes, strict=True)))
     by_rank: dict[int, dict[str, Any]] = {}
     for path in paths:
-        rank, data = file_rank(path), _object(path, tell, left_out)
+        rank, data = file_rank(path), _read_object(path, on_bytes, left_out)
         if data is None:
             continue
         if rank is None or rank in by_rank:
@@ -61,8 +61,8 @@ def read_rank_lists(
             left_out.append(LeftOut(str(path), why))
             continue
         by_rank[rank] = data
-    named = [rank for path in paths if (rank := file_rank(path)) is not None]
-    workers = arguments.world or sizes.workers or max(named, default=-1) + 1
+    file_ranks = [rank for path in paths if (rank := file_rank(path)) is not None]
+    workers = arguments.world or sizes.workers or max(file_ranks, default=-1) + 1
     inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out)
     series = [
         entry
@@ -76,12 +76,14 @@ def read_rank_lists(
 def check_ranks(
     ranks: Collection[int], stated: int, accepted: int, left_out: list[LeftOut]
 ) -> list[str]:
-    """Check that every rank has a sound file, and note if no file says how many there are."""
+    """Check that every rank has a readable file; return a note if no file states the world size."""
+    # `stated` is the world size in the files, `accepted` that of the user; 0 if unknown. With
+    # `accepted`, missing ranks are no error but entries of `left_out`.
     world = accepted or max(stated, max(ranks, default=-1) + 1)
     missing = (rank for rank in range(world) if rank not in ranks)
-    numbers = [str(rank) for rank in itertools.islice(missing, MOST_LISTED)]
+    numbers = [str(rank) for rank in itertools.islice(missing, MAX_LISTED)]
     count = world - sum(rank < world for rank in ranks)
-    listed = ", ".join(numbers) + ", ..." * (count > len(numbers))
+    listed = ", ".join([*numbers, "..."] if count > len(numbers) else numbers)
     if numbers and ranks and not accepted:
         why = f"of {world} there is no sound file of {count}: rank {listed}"
         raise wrong("files", f"must be of all ranks: {why}; --world {world} accepts what is there")
@@ -91,26 +93,27 @@ def check_ranks(
 
 
 def file_rank(path: Path) -> int | None:
-    """Return the rank that stands in the name of a file."""
+    """Return the rank in the name of a file, as in rank-3.json; None without one."""
     numbers = _RANK.findall(path.name.casefold())
     return int(numbers[-1]) if numbers else None
 
 
-def _object(path: Path, tell: Tell, left_out: list[LeftOut]) -> dict[str, Any] | None:
-    """Read a JSON object; of a damaged one the steps that are whole, if there is one."""
+def _read_object(path: Path, on_bytes: OnBytes, left_out: list[LeftOut]) -> dict[str, Any] | None:
+    """Read a JSON object; from a damaged file, its undamaged steps. None if there are none."""
     pieces: list[str] = []
     try:
-        for piece in texts(path, tell):
+        for piece in read_texts(path, on_bytes):
             pieces.append(piece)
         data = json.loads("".join(pieces))
     except (ValueError, OSError, RecursionError) as error:
-        data = _whole_steps("".join(pieces))
-        what = "steps of " * bool(data)
-        left_out.append(LeftOut(f"{what}{path}", f"it is no sound JSON: {error}"))
+        data = _salvage_steps("".join(pieces))
+        what = f"steps of {path}" if data else str(path)
+        left_out.append(LeftOut(what, f"it is no sound JSON: {error}"))
     return data if isinstance(data, dict) and data else None
 
 
-def _whole_steps(text: str) -> dict[str, Any]:
+def _salvage_steps(text: str) -> dict[str, Any]:
+    """Parse every undamaged `"step": {..}` entry of a damaged JSON text."""
     steps = {}
     for begin in _STEP.finditer(text):
         with contextlib.suppress(ValueError, RecursionError):
@@ -118,24 +121,28 @@ def _whole_steps(text: str) -> dict[str, Any]:
     return steps
 
 
-def _sizes(paths: Sequence[Path], tell: Tell, left_out: list[LeftOut]) -> RunSizes:
+def _read_sizes(paths: Sequence[Path], on_bytes: OnBytes, left_out: list[LeftOut]) -> RunSizes:
+    """Read workers, stages per worker and microbatches from JSON files; 0 for a missing size."""
     data: dict[str, Any] = {}
     for path in paths:
-        data |= _object(path, tell, left_out) or {}
-    names = ("pp_size",), ("vp_size", "vpp_size"), ("num_mbs", "micro_batches")
-    values = [next((data[k] for k in keys if k in data), None) for keys in names]
-    odd = [value for value in values if value is not None and not _is_count(value)]
-    if odd:
-        left_out.append(LeftOut(str(paths[-1]), f"a size must be a whole number, got {odd[0]!r}"))
-    return RunSizes(*(int(value or 0) if _is_count(value) else 0 for value in values))
+        data |= _read_object(path, on_bytes, left_out) or {}
+    aliases = ("pp_size",), ("vp_size", "vpp_size"), ("num_mbs", "micro_batches")
+    values = [next((data[key] for key in keys if key in data), None) for keys in aliases]
+    invalid = [value for value in values if value is not None and not _is_size(value)]
+    if invalid:
+        why = f"a size must be a whole number, got {invalid[0]!r}"
+        left_out.append(LeftOut(str(paths[-1]), why))
+    return RunSizes(*(value if _is_size(value) else 0 for value in values))
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 < value < _MOST
+def _is_size(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < _MAX_SIZE
 
 
 def _rank_series(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[_Series]:
-    """Yield the lists of a rank, those of a step that is damaged not."""
+    """Yield the ops of each phase of a rank, step by step, without damaged steps."""
+    # `data` is the JSON object of the rank's file, by step: {"fwd_start": [..], "fwd_end": [..],
+    # ..}.
     for step, entry in data.items():
         if not (step.isascii() and step.isdigit() and len(step) < 10 and isinstance(entry, dict)):
             why = "it is no step with its lists"
@@ -160,21 +167,22 @@ def _rank_series(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) ->
 def _trace(
     series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut], inferred: list[str]
 ) -> Trace:
+    """Join all series to columns, drop invalid ops, infer missing numbers and make the trace."""
     parts = [_columns(entry) for entry in series if entry.start]
     if not parts:
-        return nothing(left_out)
+        return empty_trace(left_out)
     columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     finite = np.isfinite(columns["start"]) & np.isfinite(columns["end"])
-    # a list that says nothing of its ops says -2
-    has_numbers = {key: bool((columns[key] != _UNSAID).all()) for key in ("microbatch", "chunk")}
-    is_sound = [columns[key] >= 0 for key, has_all in has_numbers.items() if has_all]
-    for key in [key for key, has_all in has_numbers.items() if not has_all]:
-        del columns[key]
-    passes, faults = sound(
+    is_stated = {key: bool((columns[key] != _UNSTATED).all()) for key in ("microbatch", "chunk")}
+    is_valid = [columns[key] >= 0 for key in is_stated if is_stated[key]]
+    for key in is_stated:
+        if not is_stated[key]:
+            del columns[key]
+    passes, faults = passing_rows(
         [
             (~finite, "its start or end is no finite number"),
             (columns["end"] < columns["start"], "it ends before it starts"),
-            (~np.all([finite, *is_sound], axis=0), "its microbatch or chunk is no whole number"),
+            (~np.all([finite, *is_valid], axis=0), "its microbatch or chunk is no whole number"),
         ],
         "ops",
     )
@@ -183,18 +191,15 @@ def _trace(
         columns["stage"] = columns["worker"].copy()
     inferred += complete(columns, columns["phase"], sizes, by_step=True)
     columns.pop("chunk", None)
-    is_op = columns["microbatch"] >= 0
-    columns, more = (
-        {key: values[is_op] for key, values in columns.items()},
-        sound([(~is_op, "it is one op too many")], "ops")[1],
-    )
-    if has_numbers["microbatch"] and is_op.any():
+    is_op, surplus = passing_rows([(columns["microbatch"] < 0, "it is one op too many")], "ops")
+    columns = {key: values[is_op] for key, values in columns.items()}
+    if is_stated["microbatch"] and is_op.any():
         columns["microbatch"] -= columns["microbatch"].min()  # some count from 1
     columns["phase"], phases = with_split_backwards(columns, _PHASES)
-    return Trace.of(
+    return Trace.from_columns(
         columns,
         phases,
-        [*left_out, *faults, *more],
+        [*left_out, *faults, *surplus],
         known_workers=sizes.workers,
         inferred=(*inferred,),
         has_step_clocks=True,
@@ -202,6 +207,7 @@ def _trace(
 
 
 def _columns(entry: _Series) -> Columns:
+    """Return the columns of one series (ops): times [s], -1 or -2 for an invalid number or none."""
     size = len(entry.start)
     columns: Columns = {
         key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values], np.float64)
@@ -210,6 +216,6 @@ def _columns(entry: _Series) -> Columns:
     }
     for key, values in (("microbatch", entry.microbatch), ("chunk", entry.chunk)):
         numbers = [v if type(v) is int and 0 <= v < MAX_COUNT else -1 for v in values]
-        columns[key] = np.array(numbers or [_UNSAID] * size, np.int64)
-    number = {"step": entry.step, "replica": 0, "worker": entry.worker, "phase": entry.phase}
-    return columns | {key: np.full(size, value, np.int64) for key, value in number.items()}
+        columns[key] = np.array(numbers or [_UNSTATED] * size, np.int64)
+    constants = {"step": entry.step, "replica": 0, "worker": entry.worker, "phase": entry.phase}
+    return columns | {key: np.full(size, value, np.int64) for key, value in constants.items()}

@@ -1,4 +1,4 @@
-"""Files of a measured run, whatever wrote them, as one trace."""
+"""Reading of a measured run from files of any supported format, as one trace."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.readers import chrome, columns as in_columns, rank_lists, sources
-from pipejax.traces.readers.parts import joined, nothing
+from pipejax.traces.readers.parts import empty_trace, join_traces
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import LeftOut, Trace
 
 
-def refused(path: Path) -> LeftOut:
-    """Say what reads a log, and what writes slices: a timer is a sum, or its extremes."""
+def _refuse_log(path: Path) -> LeftOut:
+    """Name the command that reads a log of Megatron, and programs that write slices of ops."""
     return LeftOut(
         str(path),
         "a log of Megatron has times of steps and sums of timers, not when an op ran: pipejax init "
@@ -26,7 +26,7 @@ _FORMS = (
     "Parquet or CSV with a slice in each row, JSON with lists of start and end of a rank, Chrome "
     "traces of PyTorch's profiler"
 )
-_LISTED = 3
+_MAX_LISTED = 3  # files or reasons that a message lists
 
 
 def read(
@@ -39,34 +39,33 @@ def read(
     world: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Trace:
-    r"""Read a measured run from its files, whose form is told by what they hold.
+    r"""Read a measured run from its files; the content of a file determines its format.
 
-    Known are Parquet and CSV with a slice in each row, by the names of the public production jobs
-    or by `columns`; JSON with the starts and ends of each rank, as Primus writes it; Chrome traces
-    with the labels that PyTorch's pipelining writes around its actions (`PP:0F1`), one file for
-    each rank; and the traces that `pj.files.chrome_trace` writes. Any of them may be packed by
-    gzip. Several files are parts of one run.
+    Formats are: Parquet and CSV with a slice in each row, by the names of the public production
+    jobs or by `columns`; JSON with the starts and ends of each rank, as Primus writes it; Chrome
+    traces with the labels that PyTorch's pipelining writes around its actions (`PP:0F1`), one file
+    for each rank; and the traces that `pj.files.chrome_trace` writes. Any file may be gzipped.
+    Several files are parts of one run.
 
     Args:
       files: a file, a folder, whose files are all read, or several of them.
-      columns: for Parquet and CSV, which column is the step, replica, worker, stage, chunk (number
-        of the stage among those of its worker), phase, microbatch, start, end or duration, where
-        they are called otherwise; "unit": "ms" says in which unit times are (s, ms, us, ns), which
-        is that behind the column's name, as in start_ms, or seconds. "W": "param_grad" says what
-        the phases F, B, I and W are called.
-      stages_per_worker: how many, where files do not say it and several readings can be.
-      microbatches: of a pipeline in a step, likewise.
-      steps: in all files, likewise.
-      world: ranks of the run; those that are missing of them are left out.
-      on_progress: called with the bytes that were read, of how many, and the file.
+      columns: for Parquet and CSV, names of the columns of step, replica, worker, stage, chunk
+        (number of the stage on its worker), phase, microbatch, start, end or duration. "unit":
+        "ms" sets the unit of times (s, ms, us, ns); default: the suffix of the column, as in
+        start_ms, or seconds. "W": "param_grad" sets the name of the phase F, B, I or W.
+      stages_per_worker: stages of a worker, needed if files do not state it and several fit.
+      microbatches: microbatches of a pipeline in a step, likewise.
+      steps: steps in all files, likewise.
+      world: ranks of the run; missing ranks are left out.
+      on_progress: called with the bytes read so far, all bytes, and a text.
 
     Returns:
-      The trace, times in seconds. Damaged and foreign files, rows and slices are in `left_out`
-      with their number; `inferred` says which numbers no file has, and what they follow from.
+      The trace, times in seconds. `left_out` counts damaged and foreign files, rows and slices;
+      `inferred` names numbers that no file states, with the reason for their values.
 
     Raises:
-      ValueError: if no file holds a slice of a pipeline, files are of different runs, a column or
-        a rank is not there, or numbers that no file says can be several.
+      ValueError: if no file holds a slice of a pipeline, files belong to different runs, a column
+        or a rank is missing, or several values fit for a number that no file states.
       ModuleNotFoundError: for Parquet without pyarrow.
       OSError: if a file cannot be read.
 
@@ -90,43 +89,43 @@ def read(
     sizes = RunSizes(0, *(count or 0 for count in counts))
     check_types(files=(files, str, Path, list, tuple))
     entries = [files] if isinstance(files, str | Path) else files
-    paths = _paths(entries)
+    paths = _list_files(entries)
     if not paths:
         where = f" in {', '.join(map(str, entries))}" if entries else ""
         raise wrong("files", f"must hold a trace: there is no file{where}")
     forms = {path: sources.find_form(path) for path in paths}
     by_form: dict[str, list[Path]] = {}
     if sources.RANK_LISTS in {form for form, _ in forms.values()}:  # their sizes lie beside them
-        size_files = {path.parent / "config.json" for path in paths} - {*paths}
-        forms |= {path: sources.find_form(path) for path in sorted(size_files) if path.is_file()}
+        configs = {path.parent / "config.json" for path in paths} - {*paths}
+        forms |= {path: sources.find_form(path) for path in sorted(configs) if path.is_file()}
         paths = [*forms]
     for path, (form, _) in forms.items():
         by_form.setdefault(form, []).append(path)
     total, done = sum(path.stat().st_size for path in paths), 0
-    with telling("read", on_progress) as to:
+    with telling("read", on_progress) as report:
 
-        def tell(num_bytes: int) -> None:
+        def on_bytes(num_bytes: int) -> None:
             nonlocal done
             done += num_bytes
-            to(done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+            report(done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
         tables = [*by_form.get(sources.PARQUET, []), *by_form.get(sources.CSV, [])]
-        lists, chrome_paths = by_form.get(sources.RANK_LISTS, []), by_form.get(sources.CHROME, [])
-        parts = [
-            in_columns.read_columns(tables, names, sizes, tell),
-            rank_lists.read_rank_lists(lists, by_form.get(sources.SIZES, []), sizes, tell),
-            chrome.read_chrome(chrome_paths, sizes, tell),
-            nothing(refused(path) for path in by_form.get(sources.LOG, [])),
-            nothing(LeftOut(str(path), why) for path, (_, why) in forms.items() if why),
+        lists, size_files = by_form.get(sources.RANK_LISTS, []), by_form.get(sources.SIZES, [])
+        traces = [
+            in_columns.read_columns(tables, names, sizes, on_bytes),
+            rank_lists.read_rank_lists(lists, size_files, sizes, on_bytes),
+            chrome.read_chrome(by_form.get(sources.CHROME, []), sizes, on_bytes),
+            empty_trace(map(_refuse_log, by_form.get(sources.LOG, []))),
+            empty_trace(LeftOut(str(path), why) for path, (_, why) in forms.items() if why),
         ]
-    trace = joined(parts, _spoken(paths))
+    trace = join_traces(traces, _source_text(paths))
     if not len(trace):
-        raise wrong("files", _why_nothing(trace.left_out))
+        raise wrong("files", _why_empty(trace.left_out))
     return trace
 
 
-def _paths(files: Sequence[str | Path]) -> list[Path]:
-    """Files that are given, and those of folders that are."""
+def _list_files(files: Sequence[str | Path]) -> list[Path]:
+    """List the files, with those in folders, each once."""
     paths: list[Path] = []
     for path in map(Path, files):
         if path.is_dir():
@@ -136,14 +135,17 @@ def _paths(files: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
-def _spoken(paths: Sequence[Path]) -> str:
+def _source_text(paths: Sequence[Path]) -> str:
     if len(paths) == 1:
         return str(paths[0])
     folders = {str(path.parent) for path in paths}
-    return f"{len(paths)} files of {', '.join(sorted(folders)[:_LISTED])}"
+    return f"{len(paths)} files of {', '.join(sorted(folders)[:_MAX_LISTED])}"
 
 
-def _why_nothing(left_out: Sequence[LeftOut]) -> str:
+def _why_empty(left_out: Sequence[LeftOut]) -> str:
+    """Return the error text for files without any slice of a pipeline, with the first reasons."""
     reasons = [f"{entry.what}: {entry.why}" for entry in left_out]
-    more = f"; and {len(reasons) - _LISTED} more" * (len(reasons) > _LISTED)
-    return f"hold no slice of a pipeline: {'; '.join(reasons[:_LISTED])}{more}. Known are {_FORMS}"
+    listed = "; ".join(reasons[:_MAX_LISTED])
+    if len(reasons) > _MAX_LISTED:
+        listed += f"; and {len(reasons) - _MAX_LISTED} more"
+    return f"hold no slice of a pipeline: {listed}. Known are {_FORMS}"

@@ -1,8 +1,8 @@
-"""Numbers that files do not say: the readings that fit the counts, and those that can be.
+"""Inference of steps, workers, stages and microbatches that files do not state.
 
-A reading says what step, worker, stage and microbatch the k-th op of a worker is. It can be if no
-two ops of a worker overlap, steps follow each other, and every op starts after all that it waits
-for has ended: by the clocks as recorded, or else by clocks that differ.
+A reading assigns step, worker, stage and microbatch to the k-th op of a worker. It is possible if
+no two ops of a worker overlap, steps follow each other, and every op starts after its inputs end.
+If recorded clocks allow no reading, they are corrected first.
 """
 
 from collections import Counter
@@ -16,20 +16,22 @@ from pipejax.base.checks import wrong
 from pipejax.schedules.builders.one_f_one_b import Turns
 from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.clocks import aligned
-from pipejax.traces.readers.parts import Columns, number_groups, turn_in
-from pipejax.traces.record import NONE, OF_OPS, Trace, Ways, transfers
+from pipejax.traces.readers.parts import Columns, number_groups, rank_in_group
+from pipejax.traces.record import NONE, OP_INPUTS, Dependencies, Trace, transfers
 
 KINDS = {"F": 0, "B": 1, "W": 2, "I": 3}
-_KIND_OF = np.array([0, 1, 2, 1])  # B and I take turns
-_LACKING = ("step", "worker", "stage", "microbatch")
+_MERGED_KINDS = np.array([0, 1, 2, 1])  # by kind: B and I count as one
+_INFERABLE = ("step", "worker", "stage", "microbatch")
 _OPTIONS = {"steps": "steps", "stages": "stages-per-worker", "microbatches": "microbatches"}
-_EXACT, _ROUNDED = 5e-5, 0.1  # [s], and of the median op: by how much ops may start too early
-_WAYS: Ways = (*OF_OPS, ("F", "BI", 0), ("BI", "W", 0))  # what ops wait for
-_LISTED, _MOST_STAGES = 4, 4  # readings that are listed; stages of a worker in known orders
+# how much earlier than its inputs an op may start: [s], and relative to the median op
+_CLOCK_ERROR, _ROUNDING = 5e-5, 0.1
+_INPUTS: Dependencies = (*OP_INPUTS, ("F", "BI", 0), ("BI", "W", 0))
+_MAX_LISTED = 4  # readings in an error
+_MAX_STAGES = 4  # stages per worker up to which registered schedules are tried
 
 
 class RunSizes(NamedTuple):
-    """RunSizes of a run that a file or the user says; 0 where nobody does."""
+    """Sizes of a run, as stated by a file or the user; 0 if nobody does."""
 
     workers: int = 0  # of a pipeline
     stages: int = 0  # of a worker
@@ -39,7 +41,7 @@ class RunSizes(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One way to number the ops: how many there are of what, and columns with all numbers."""
+    """One way to number the ops: its sizes, and columns with all numbers; a size of 0 is unused."""
 
     steps: int
     stages: int
@@ -54,47 +56,51 @@ class _Reading(NamedTuple):
 
 
 def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
-    """Put in the step, worker, stage and microbatch of ops that no column says."""
-    lacks = [name for name in _LACKING if name not in columns]
+    """Add missing columns step, worker, stage and microbatch of ops, and return notes on them."""
+    # `kind` is the position of each row in `KINDS`, below 0 for other slices. Exactly one reading
+    # must be possible. With `by_step`, clocks of workers restart in every step.
+    missing = [name for name in _INFERABLE if name not in columns]
     rows = np.flatnonzero(kind >= 0)
     columns.setdefault("replica", np.zeros(len(kind), np.int64))
-    if not lacks or not len(rows):
-        columns.update({name: np.full(len(kind), NONE) for name in lacks})
+    if not missing or not len(rows):
+        columns.update({name: np.full(len(kind), NONE) for name in missing})
         return []
-    doubled = number_groups(kind[rows], *(values[rows] for values in columns.values()))
-    _, first, again = np.unique(doubled, return_index=True, return_inverse=True)
-    ops = {name: values[rows[first]] for name, values in columns.items()}
-    ops["kind"] = kind[rows[first]]
-    readings = {
-        np.stack([reading.columns[name] for name in _LACKING]).tobytes(): reading
-        for reading in reversed([*_readings(ops, lacks, sizes)])
-    }
-    possible = tried = [*readings.values()][::-1]
-    if len(tried) > 1:
-        possible = _consistent(tried, by_step=by_step)
-    what = ", ".join(lacks)
+    # rows that are equal in all columns are one op: `row_ops` is the op of each row
+    content = number_groups(kind[rows], *(values[rows] for values in columns.values()))
+    _, first_rows, row_ops = np.unique(content, return_index=True, return_inverse=True)
+    ops = {name: values[rows[first_rows]] for name, values in columns.items()}
+    ops["kind"] = kind[rows[first_rows]]
+    distinct: dict[bytes, _Reading] = {}
+    for reading in _list_readings(ops, missing, sizes):
+        key = np.stack([reading.columns[name] for name in _INFERABLE]).tobytes()
+        distinct[key] = distinct.pop(key, reading)  # of equal readings the first
+    possible = candidates = [*distinct.values()]
+    if len(candidates) > 1:
+        possible = _consistent_readings(candidates, by_step=by_step)
+    missing_text = ", ".join(missing)
     if len(possible) != 1:
-        raise wrong("files", _why_not(what, tried, possible))
-    for name in lacks:
+        raise wrong("files", _why_ambiguous(missing_text, candidates, possible))
+    for name in missing:
         columns[name] = np.full(len(kind), NONE)
-        columns[name][rows] = possible[0].columns[name][again]
-    if "step" in lacks:
-        _put_others_into_steps(columns, kind)
-    how = "by order in time, the only reading that fits the counts"
-    if len(tried) > 1:
-        how = f"the only one of {len(tried)} readings in which ops start after what they wait for"
-    return [f"no file says {what}: {possible[0].text()} is {how}"]
+        columns[name][rows] = possible[0].columns[name][row_ops]
+    if "step" in missing:
+        _assign_other_steps(columns, kind)
+    how, count = "by order in time, the only reading that fits the counts", len(candidates)
+    if count > 1:
+        how = f"the only one of {count} readings in which ops start after what they wait for"
+    return [f"no file says {missing_text}: {possible[0].text()} is {how}"]
 
 
-def _why_not(what: str, tried: Sequence[_Reading], possible: Sequence[_Reading]) -> str:
-    """Say which readings can be, and what tells them apart."""
-    listed = "; ".join(reading.text() for reading in possible[:_LISTED])
-    more = f"; and {len(possible) - _LISTED} more" * (len(possible) > _LISTED)
-    why = f"{len(possible)} of {len(tried)} readings can be ({listed}{more})"
-    if not tried:
+def _why_ambiguous(what: str, candidates: Sequence[_Reading], possible: Sequence[_Reading]) -> str:
+    """Return the error text if not exactly one reading is possible; `what` are missing columns."""
+    listed = "; ".join(reading.text() for reading in possible[:_MAX_LISTED])
+    if len(possible) > _MAX_LISTED:
+        listed += f"; and {len(possible) - _MAX_LISTED} more"
+    why = f"{len(possible)} of {len(candidates)} readings can be ({listed})"
+    if not candidates:
         why = "no reading has these sizes"
     elif not possible:
-        why = f"in none of {len(tried)} readings every op starts after what it waits for"
+        why = f"in none of {len(candidates)} readings every op starts after what it waits for"
     options = [
         f"--{option} {getattr(possible[-1], name)}"
         for name, option in _OPTIONS.items()
@@ -104,167 +110,183 @@ def _why_not(what: str, tried: Sequence[_Reading], possible: Sequence[_Reading])
     return f"must say {what}: {why}; {' or '.join(options)} says it"
 
 
-def _put_others_into_steps(columns: Columns, kind: NumpyArray) -> None:
-    """Give what is no op the step of the op that began before it on its worker."""
-    place = number_groups(columns["replica"], columns["worker"])
-    for number in np.unique(place):
-        row = np.flatnonzero(place == number)
-        row = row[np.argsort(columns["start"][row], kind="stable")]
-        ops = row[kind[row] >= 0]
-        at = np.searchsorted(columns["start"][ops], columns["start"][row], "right") - 1
+def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
+    """Assign to each slice that is no op the step of the previous op on its worker, in place."""
+    worker_number = number_groups(columns["replica"], columns["worker"])
+    for number in np.unique(worker_number):
+        rows = np.flatnonzero(worker_number == number)
+        rows = rows[np.argsort(columns["start"][rows], kind="stable")]
+        ops = rows[kind[rows] >= 0]
+        previous = np.searchsorted(columns["start"][ops], columns["start"][rows], "right") - 1
         if len(ops):
-            columns["step"][row] = columns["step"][ops][np.maximum(at, 0)]
+            columns["step"][rows] = columns["step"][ops][np.maximum(previous, 0)]
 
 
-def _turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
-    """Number each op among equal ones of its worker and kind, and count them."""
-    # Whole backwards and those for the input take turns; then the k-th W is that of the k-th I.
-    is_split, kind = ops["kind"] == KINDS["I"], ops["kind"] % 2
+def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
+    """Return the turn of each op among those with equal columns and kind, and the usual number."""
+    # B and I share their turns; the k-th W belongs to the k-th I.
+    is_split, merged_kind = ops["kind"] == KINDS["I"], ops["kind"] % 2
     names = ("replica", "step", "worker", "stage", "chunk", "microbatch")
     place = number_groups(*(ops[name] for name in names if name in ops))
     is_weight = ops["kind"] == KINDS["W"]
     is_numbered = "microbatch" in ops and not {"stage", "chunk"}.isdisjoint(ops)
-    group = number_groups(place, kind, is_weight)
-    turn = turn_in(group, ops["start"], ops["end"])
-    halves, weights = (
+    group = number_groups(place, merged_kind, is_weight)
+    turn = rank_in_group(group, ops["start"], ops["end"])
+    input_grads, weight_grads = (
         rows[np.lexsort([turn[rows], place[rows]])]
         for rows in map(np.flatnonzero, (is_split, is_weight))
     )
-    size = int(place.max()) + 1
-    ran = [np.bincount(place[which], minlength=size) for which in (is_weight, kind == 1)]
-    if np.array_equal(place[halves], place[weights]):
-        turn[weights] = turn[halves]
-    elif not is_numbered and ((ran[0] > 0) & (ran[0] < ran[1])).any():
+    num_places = int(place.max()) + 1
+    weight_count = np.bincount(place[is_weight], minlength=num_places)
+    backward_count = np.bincount(place[merged_kind == 1], minlength=num_places)
+    if np.array_equal(place[input_grads], place[weight_grads]):
+        turn[weight_grads] = turn[input_grads]
+    elif not is_numbered and ((weight_count > 0) & (weight_count < backward_count)).any():
         raise wrong("files", "must say stage and microbatch: which backwards have a W is not said")
     counts = Counter(np.bincount(group[~is_weight]).tolist())
     return turn, int(counts.most_common(1)[0][0])
 
 
-def _readings(ops: Columns, lacks: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
-    """Yield all readings that fit the counts."""
-    turn, total = _turns(ops)
+def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
+    """Yield all readings that fit the number of ops; `missing` names columns that `ops` lacks."""
+    turn, total = _number_turns(ops)
     lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
-    lane = lane[rows]
-    possible = [0]
-    if "step" in lacks:  # no worker begins a step before it has ended the one before
-        same = np.diff(lane) == 0
-        possible = [
+    step_counts = [0]
+    if "step" in missing:  # a worker begins a step after the end of the previous one
+        is_same_lane = np.diff(lane[rows]) == 0
+        step_counts = [
             steps
             for steps in _divisors(total, sizes.steps)
-            if (np.diff(turn[rows] // (total // steps))[same] >= 0).all()
+            if (np.diff(turn[rows] // (total // steps))[is_same_lane] >= 0).all()
         ]
-    if len(possible) > 1 and "microbatch" in lacks:
-        asked = [_Reading(steps, 0, 0, "", {}) for steps in possible]
-        raise wrong("files", _why_not(", ".join(lacks), asked, asked))
-    for steps in possible:
-        count, columns, place = total // (steps or 1), dict(ops), turn
+    if len(step_counts) > 1 and "microbatch" in missing:
+        ambiguous = [_Reading(steps, 0, 0, "", {}) for steps in step_counts]
+        raise wrong("files", _why_ambiguous(", ".join(missing), ambiguous, ambiguous))
+    for steps in step_counts:
+        turns_per_step, columns, step_turn = total // (steps or 1), dict(ops), turn
         if steps:
-            columns["step"], place = np.divmod(turn, count)
-        beyond, place = place >= count, np.minimum(place, count - 1)
-        for reading in _places(columns, place, count, lacks, sizes):
-            if sizes.microbatches in (0, reading.microbatches) or "microbatch" not in lacks:
-                microbatch = np.where(beyond, NONE, reading.columns["microbatch"])
-                read = reading.columns | {"microbatch": microbatch}
-                yield reading._replace(steps=steps, columns=read)
+            columns["step"], step_turn = np.divmod(turn, turns_per_step)
+        is_surplus = step_turn >= turns_per_step
+        step_turn = np.minimum(step_turn, turns_per_step - 1)
+        for reading in _step_readings(columns, step_turn, turns_per_step, missing, sizes):
+            if sizes.microbatches in (0, reading.microbatches) or "microbatch" not in missing:
+                microbatch = np.where(is_surplus, NONE, reading.columns["microbatch"])
+                new_columns = reading.columns | {"microbatch": microbatch}
+                yield reading._replace(steps=steps, columns=new_columns)
 
 
-def _places(
+def _step_readings(
     columns: Columns,
-    place: Int[NumpyArray, " ops"],
-    count: int,
-    lacks: Sequence[str],
+    turn: Int[NumpyArray, " ops"],
+    turns: int,
+    missing: Sequence[str],
     sizes: RunSizes,
 ) -> Iterator[_Reading]:
-    """Yield readings of a step: place is the turn of each op in it."""
-    is_back, by_turn = columns["kind"] > 0, {"microbatch": place} if "microbatch" in lacks else {}
+    """Yield readings of worker, stage and microbatch; `turn` numbers equal ops of a step."""
+    is_backward = columns["kind"] > 0
+    number = {"microbatch": turn} if "microbatch" in missing else {}
+    microbatches = turns if number else 0
     workers = sizes.workers or int(columns.get("worker", np.zeros(1)).max()) + 1
-    if "stage" in lacks and "chunk" not in columns and by_turn:
-        for stages in _divisors(count, sizes.stages):
-            yield from _orders(columns, place, stages, count // stages, workers)
-    elif "stage" in lacks:
-        stages = int(columns["chunk"].max()) + 1 if "chunk" in columns else count
-        if "chunk" not in columns and stages > 1 and _are_weights_alike(columns):
-            size = int(columns.get("microbatch", place).max()) + 1
-            return (yield from _registered(columns, stages, size, workers))
-        chunk = columns.get("chunk", np.where(is_back, stages - 1 - place, place))
-        yield from _layouts(columns | by_turn, chunk, stages, count * bool(by_turn), workers)
-    elif "worker" in lacks:
-        size = int(columns["stage"].max()) + 1
-        for stages in _divisors(size, sizes.stages):
-            loop, turn = np.divmod(columns["stage"], size // stages)
-            for is_v in (False, True)[: 1 + (stages > 1)]:
-                worker = np.where(is_v & (loop % 2 == 1), size // stages - 1 - turn, turn)
-                read = columns | by_turn | {"worker": worker}
-                yield _Reading(0, stages, count * bool(by_turn), "in a V" * is_v, read)
-    elif by_turn:
-        pipe = _pipe(columns)
+    if "stage" in missing and "chunk" not in columns and number:
+        for stages in _divisors(turns, sizes.stages):
+            yield from _order_readings(columns, turn, stages, turns // stages, workers)
+    elif "stage" in missing:
+        stages = int(columns["chunk"].max()) + 1 if "chunk" in columns else turns
+        if "chunk" not in columns and stages > 1 and _has_ambiguous_weights(columns):
+            size = int(columns.get("microbatch", turn).max()) + 1
+            return (yield from _registered_readings(columns, stages, size, workers))
+        chunk = columns.get("chunk", np.where(is_backward, stages - 1 - turn, turn))
+        yield from _placement_readings(columns | number, chunk, stages, microbatches, workers)
+    elif "worker" in missing:
+        num_stages = int(columns["stage"].max()) + 1
+        for stages in _divisors(num_stages, sizes.stages):
+            loop, position = np.divmod(columns["stage"], num_stages // stages)
+            for order in ("", "in a V") if stages > 1 else ("",):
+                is_up = bool(order) & (loop % 2 == 1)
+                worker = np.where(is_up, num_stages // stages - 1 - position, position)
+                new_columns = columns | number | {"worker": worker}
+                yield _Reading(0, stages, microbatches, order, new_columns)
+    elif number:
+        pipe = _find_pipes(columns)
         pipes = int(pipe.max()) + 1
-        yield _Reading(0, 0, count * pipes, "", columns | {"microbatch": place * pipes + pipe})
-    elif count == 1:
+        yield _Reading(0, 0, turns * pipes, "", columns | {"microbatch": turn * pipes + pipe})
+    elif turns == 1:
         yield _Reading(0, 0, 0, "", columns)
 
 
-def _are_weights_alike(columns: Columns) -> bool:
-    """Return whether weight gradients of two stages of a worker can be of either."""
+def _has_ambiguous_weights(columns: Columns) -> bool:
+    """Return whether some W of a worker and microbatch starts after all its backwards."""
+    # Then it can belong to any stage of the worker.
     group = number_groups(*(columns[name] for name in ("replica", "step", "worker", "microbatch")))
-    ready, first = np.full((2, int(group.max()) + 1), [[-np.inf], [np.inf]])
-    is_back, is_weight = (_KIND_OF[columns["kind"]] == k for k in (KINDS["B"], KINDS["W"]))
-    np.maximum.at(ready, group[is_back], columns["end"][is_back])
-    np.minimum.at(first, group[is_weight], columns["start"][is_weight])
-    return bool((np.isfinite(first) & (first >= ready)).any())
+    merged_kind = _MERGED_KINDS[columns["kind"]]
+    is_backward, is_weight = merged_kind == KINDS["B"], merged_kind == KINDS["W"]
+    last_backward = np.full(int(group.max()) + 1, -np.inf)
+    first_weight = np.full(int(group.max()) + 1, np.inf)
+    np.maximum.at(last_backward, group[is_backward], columns["end"][is_backward])
+    np.minimum.at(first_weight, group[is_weight], columns["start"][is_weight])
+    return bool((np.isfinite(first_weight) & (first_weight >= last_backward)).any())
 
 
-def _layouts(
+def _placement_readings(
     columns: Columns, chunk: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield stages that go round the workers, down and up again, or both ways at once."""
+    """Yield stages of ops under every placement: looped, in a V, or in two pipes."""
+    # `chunk` is the number of an op's stage among the `stages` of its worker. Two pipes are
+    # possible only if a worker has one stage per pipe and the file states microbatches.
     microbatch, worker = columns["microbatch"], columns["worker"]
-    ups = {"": chunk < 0, "in a V": chunk % 2 == 1}
+    placements = {"": chunk < 0, "in a V": chunk % 2 == 1}  # which ops run on the way up
     if stages == 1 and not microbatches:
-        ups |= {"in two pipes": microbatch % 2 == 1}
-        ups["in two pipes, half and half"] = microbatch > microbatch.max() // 2
-    for name, is_up in ups.items():
-        turn = np.where(is_up, workers - 1 - worker, worker)
-        read = columns | {"stage": chunk * workers + turn}
-        yield _Reading(0, stages, microbatches, name, read)
+        placements["in two pipes"] = microbatch % 2 == 1
+        placements["in two pipes, half and half"] = microbatch > microbatch.max() // 2
+    for name, is_up in placements.items():
+        position = np.where(is_up, workers - 1 - worker, worker)
+        new_columns = columns | {"stage": chunk * workers + position}
+        yield _Reading(0, stages, microbatches, name, new_columns)
 
 
-def _orders(
-    columns: Columns, place: Int[NumpyArray, " ops"], stages: int, count: int, workers: int
+def _order_readings(
+    columns: Columns, turn: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield the orders of interleaved and of breadth-first schedules, and those of the registry."""
-    orders = {"by turns": None, "breadth first": count, "breadth first, last first": count}
-    for name, group in [*orders.items()][: 1 if stages == 1 else 3]:
-        turns, is_back = Turns.of(workers, count, stages, group), columns["kind"] > 0
-        loop, microbatch = turns.loop[place], turns.microbatch[place]
-        chunk = np.where(is_back, stages - 1 - loop, loop)
+    """Yield the orders of interleaved, breadth-first and registered schedules."""
+    # `stages` is the number per worker, `turn` the number of an op in its step and worker.
+    group_sizes: dict[str, int | None] = {"by turns": None}
+    if stages > 1:
+        group_sizes |= dict.fromkeys(("breadth first", "breadth first, last first"), microbatches)
+    is_backward = columns["kind"] > 0
+    for name, group_size in group_sizes.items():
+        turns = Turns.of(workers, microbatches, stages, group_size)
+        loop, microbatch = turns.loop[turn], turns.microbatch[turn]
+        chunk = np.where(is_backward, stages - 1 - loop, loop)
         if name.endswith("last first"):
-            microbatch = np.where(is_back, count - 1 - microbatch, microbatch)
-        read = columns | {"microbatch": microbatch}
-        for reading in _layouts(read, chunk, stages, count, workers):
+            microbatch = np.where(is_backward, microbatches - 1 - microbatch, microbatch)
+        new_columns = columns | {"microbatch": microbatch}
+        for reading in _placement_readings(new_columns, chunk, stages, microbatches, workers):
             yield reading._replace(order=" ".join([name, reading.order]) if stages > 1 else "")
-    if stages <= _MOST_STAGES:
-        yield from _registered(columns, stages, count, workers)
+    if stages <= _MAX_STAGES:
+        yield from _registered_readings(columns, stages, microbatches, workers)
 
 
-def _registered(columns: Columns, stages: int, count: int, workers: int) -> Iterator[_Reading]:
-    """Yield the order of every registered schedule whose rows have these phases."""
+def _registered_readings(
+    columns: Columns, stages: int, microbatches: int, workers: int
+) -> Iterator[_Reading]:
+    """Yield a reading for every registered schedule whose rows have the recorded phases."""
+    # `stages` is the number per worker. Recorded microbatches, if any, must agree, too.
     rows = np.lexsort([columns[key] for key in ("kind", "end", "start", "worker")])
     pipeline = number_groups(columns["replica"], columns["step"])[rows]
-    runs = [rows[pipeline == number] for number in range(int(pipeline.max()) + 1)]
-    names = [name for name in ("worker", "kind", "microbatch") if name in columns]
-    ran = columns | {"kind": _KIND_OF[columns["kind"]]}
+    pipeline_rows = [rows[pipeline == number] for number in range(int(pipeline.max()) + 1)]
+    keys = [key for key in ("worker", "kind", "microbatch") if key in columns]
+    recorded = columns | {"kind": _MERGED_KINDS[columns["kind"]]}
     for name, builder in REGISTRY.items():
         options = {"stages_per_worker": stages, "waves": stages // 2}
         options = {key: options[key] for key in builder.options if options.get(key)}
         try:
-            table = builder.function(num_workers=workers, num_microbatches=count, **options)
+            table = builder.function(num_workers=workers, num_microbatches=microbatches, **options)
         except (ValueError, TypeError):
             continue  # it does not exist for these numbers
-        cells = np.array(
+        ops = np.array(  # (worker kind microbatch stage, ops)
             [
-                (worker, _KIND_OF[KINDS[op.phase.name]], op.microbatch, op.stage)
+                (worker, _MERGED_KINDS[KINDS[op.phase.name]], op.microbatch, op.stage)
                 for worker, row in enumerate(table.rows())
                 for cell in row
                 for op in cell
@@ -272,63 +294,69 @@ def _registered(columns: Columns, stages: int, count: int, workers: int) -> Iter
             ]
         ).T
         if table.grammar.slices > 1 or not all(
-            np.array_equal(cells[: len(names)], [ran[key][run] for key in names]) for run in runs
+            np.array_equal(ops[: len(keys)], [recorded[key][run] for key in keys])
+            for run in pipeline_rows
         ):
             continue
         if stages > 1 or len(table.placement) > 1:
-            read = {key: np.zeros(len(rows), np.int64) for key in ("microbatch", "stage")}
-            for run in runs:
-                read["microbatch"][run], read["stage"][run] = cells[2:]
-            yield _Reading(0, stages, count, f"that of {name}", columns | read)
+            numbers = {key: np.zeros(len(rows), np.int64) for key in ("microbatch", "stage")}
+            for run in pipeline_rows:
+                numbers["microbatch"][run], numbers["stage"][run] = ops[2:]
+            yield _Reading(0, stages, microbatches, f"that of {name}", columns | numbers)
 
 
-def _divisors(number: int, count: int) -> list[int]:
-    numbers = [count] if count else range(1, number + 1)
-    return [divisor for divisor in numbers if number % divisor == 0]
+def _divisors(number: int, stated: int) -> list[int]:
+    """List the divisors of a number; only the stated one if it is not 0."""
+    candidates = [stated] if stated else range(1, number + 1)
+    return [divisor for divisor in candidates if number % divisor == 0]
 
 
-def _pipe(columns: Columns) -> Int[NumpyArray, " ops"]:
-    """Pipe of each op: 1 where a stage is on two workers, and not on that of its number."""
+def _find_pipes(columns: Columns) -> Int[NumpyArray, " ops"]:
+    """Return the pipe of each op: 1 if its stage runs on two workers and not here by its number."""
     stage, worker = columns["stage"], columns["worker"]
     pairs = np.unique(np.stack([stage, worker]), axis=1)
-    both = pairs[0][np.flatnonzero(np.diff(pairs[0]) == 0)]
-    return np.where(np.isin(stage, both) & (worker != stage), 1, 0)
+    shared_stages = pairs[0][np.flatnonzero(np.diff(pairs[0]) == 0)]
+    return np.where(np.isin(stage, shared_stages) & (worker != stage), 1, 0)
 
 
-def _consistent(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading]:
-    """Keep readings that can be, by the strictest measure by which any can."""
+def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading]:
+    """Select the readings without a violation, at the smallest tolerance that leaves any."""
+    # Clocks are taken as recorded at first, then as corrected.
     traces = [
-        Trace.of(
+        Trace.from_columns(
             reading.columns | {"phase": reading.columns["kind"]}, (*KINDS,), has_step_clocks=by_step
         )
         for reading in readings
     ]
-    rounded = _ROUNDED * float(np.median(traces[0].end - traces[0].start))
-    for is_right in (False, True):
-        traces = [aligned(trace)[0] for trace in traces] if is_right else traces
-        early = np.array([_early(trace) for trace in traces])
-        for tolerance in (min(_EXACT, rounded), rounded):
-            if (early <= tolerance).any():
-                return [readings[k] for k in np.flatnonzero(early <= tolerance).tolist()]
+    rounding = _ROUNDING * float(np.median(traces[0].end - traces[0].start))
+    for is_corrected in (False, True):
+        traces = [aligned(trace)[0] for trace in traces] if is_corrected else traces
+        violations = np.array([_violation(trace) for trace in traces])
+        for tolerance in (min(_CLOCK_ERROR, rounding), rounding):
+            if (violations <= tolerance).any():
+                return [readings[k] for k in np.flatnonzero(violations <= tolerance).tolist()]
     return []
 
 
-def _early(trace: Trace) -> float:
-    """Return by how much an op starts too early [s]; infinite where ops lack or come twice."""
-    pipeline, kind = number_groups(trace.replica, trace.step), _KIND_OF[trace.phase]
-    count = np.bincount(pipeline)
-    usual = count == Counter(count.tolist()).most_common(1)[0][0]
-    op = np.stack([pipeline, kind, trace.stage, trace.microbatch])[:, usual[pipeline] & (kind < 2)]
-    size = usual.sum() * len(np.unique(op[1])) * trace.stages * (int(op[3].max()) + 1)
-    if op.shape[1] != size or np.unique(op, axis=1).shape[1] != size or op[3].min() < 0:
+def _violation(trace: Trace) -> float:
+    """Return by how much an op starts too early at worst [s]; infinite if ops lack or repeat."""
+    # Too early is before the end of its inputs or of the previous op on its worker.
+    pipeline, kind = number_groups(trace.replica, trace.step), _MERGED_KINDS[trace.phase]
+    op_count = np.bincount(pipeline)
+    is_usual = op_count == Counter(op_count.tolist()).most_common(1)[0][0]
+    # usual pipelines must hold F and B of every stage and microbatch exactly once
+    keys = np.stack([pipeline, kind, trace.stage, trace.microbatch])
+    keys = keys[:, is_usual[pipeline] & (kind < 2)]
+    size = is_usual.sum() * len(np.unique(keys[1])) * trace.stages * (int(keys[3].max()) + 1)
+    if keys.shape[1] != size or np.unique(keys, axis=1).shape[1] != size or keys[3].min() < 0:
         return np.inf
-    rows = np.lexsort(
-        [trace.end, trace.start, trace.step * trace.has_step_clocks, trace.worker, trace.replica]
-    )
+    clock = trace.step * trace.has_step_clocks  # times of two clocks are not compared
+    rows = np.lexsort([trace.end, trace.start, clock, trace.worker, trace.replica])
     start, end = trace.start[rows], trace.end[rows]
-    lane = number_groups(trace.replica, trace.worker, trace.step * trace.has_step_clocks)[rows]
+    lane = number_groups(trace.replica, trace.worker, clock)[rows]
     is_next = lane[1:] == lane[:-1]
-    is_next &= (start[1:] != start[:-1]) | (end[1:] != end[:-1])  # a pair runs at once
-    producers, consumers = transfers(trace, _WAYS)
-    late = [(end[:-1] - start[1:])[is_next], trace.end[producers] - trace.start[consumers]]
-    return float(np.concatenate(late).max(initial=0.0))
+    is_next &= (start[1:] != start[:-1]) | (end[1:] != end[:-1])  # both ops of a fused pair
+    overlaps = (end[:-1] - start[1:])[is_next]
+    producers, consumers = transfers(trace, _INPUTS)
+    leads = trace.end[producers] - trace.start[consumers]
+    return float(np.concatenate([overlaps, leads]).max(initial=0.0))

@@ -1,9 +1,9 @@
-"""Message times, from the ops that waited for the messages.
+"""Estimation of message times from the starts of ops that waited for messages.
 
-Nobody recorded when a message was sent, or arrived. But it could be sent when all that it waits for
-under a link model had ended, its producer and the messages before it, and it was there when an op
-took it. Ops that waited for it say when it arrived. So what a link takes follows from when messages
-end, and this from what links take: by turns, until nothing changes.
+A trace may not record when a message was sent or arrived. But it could be sent when its producer
+and the messages before it had ended, and it had arrived when an op took it. An op that waited for
+a message started at its arrival. Message times follow from the ends of messages, and these from
+message times: we alternate until nothing changes.
 """
 
 import dataclasses
@@ -23,40 +23,41 @@ from pipejax.traces.replaying.step_graph import StepGraph, step_graph
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableRuns:
-    """Pipelines that ran one table, under a link model."""
+    """Pipelines that ran one table, under a link model; a run is a pipeline."""
 
-    trace: Trace  # what was recorded
+    trace: Trace
     graph: StepGraph  # of the table
-    members: Int[NumpyArray, " runs"]  # their positions among the pipelines of the trace
+    members: Int[NumpyArray, " runs"]  # positions among the pipelines of the trace
     ops: Int[NumpyArray, " ops"]  # nodes that are ops
-    slices: Int[NumpyArray, "runs ops"]  # where these are in the trace
+    slices: Int[NumpyArray, "runs ops"]  # slices of these ops in the trace
 
     def sample(self, max_nodes: int) -> "TableRuns":
-        """Select runs, spread evenly, of at most so many nodes together; one at least."""
-        apart = -(-self.members.size * len(self.graph.preds) // max_nodes)
-        return dataclasses.replace(self, members=self.members[::apart], slices=self.slices[::apart])
+        """Select runs, spread evenly, with at most so many nodes in total; at least one run."""
+        stride = -(-self.members.size * len(self.graph.preds) // max_nodes)
+        members, slices = self.members[::stride], self.slices[::stride]
+        return dataclasses.replace(self, members=members, slices=slices)
 
-    def replayed(
-        self, link_times: Float[NumpyArray, "ways links"]
-    ) -> tuple[Float[NumpyArray, "ways runs ops"], Float[NumpyArray, "ways runs"]]:
-        """Starts of ops after the first one, and spans, at several times of messages [s]."""
-        graph, sent = self.graph, np.flatnonzero(self.graph.link != NONE)
+    def replay(
+        self, link_times: Float[NumpyArray, "candidates links"]
+    ) -> tuple[Float[NumpyArray, "candidates runs ops"], Float[NumpyArray, "candidates runs"]]:
+        """Return starts of ops after the first one, and spans, for candidate message times [s]."""
+        graph, messages = self.graph, np.flatnonzero(self.graph.link != NONE)
         duration = np.zeros((len(link_times), len(self.members), len(graph.preds)))
         duration[..., self.ops] = self.trace.end[self.slices] - self.trace.start[self.slices]
-        duration[..., sent] = link_times[:, None, graph.link[sent]]
+        duration[..., messages] = link_times[:, None, graph.link[messages]]
         finish = graph.finish(duration.reshape(-1, len(graph.preds))).reshape(duration.shape)
         finish = finish[..., self.ops]
         start = finish - duration[..., self.ops]
-        first = start.min(axis=2)
-        return start - first[..., None], finish.max(axis=2) - first
+        first_start = start.min(axis=2)
+        return start - first_start[..., None], finish.max(axis=2) - first_start
 
 
 def table_runs(pipelines: Pipelines, links: Links) -> Iterator[TableRuns]:
-    """All pipelines of a trace, table by table; ValueError where one deadlocks."""
-    number = np.array([pipeline.table for pipeline in pipelines.pipelines])
-    for table, cells in enumerate(pipelines.tables):
-        graph = step_graph([cells], links)
-        members = np.flatnonzero(number == table)
+    """Yield the pipelines of each table; raise ValueError if a table deadlocks under the links."""
+    table_number = np.array([pipeline.table for pipeline in pipelines.pipelines])
+    for number, table in enumerate(pipelines.tables):
+        graph = step_graph([table], links)
+        members = np.flatnonzero(table_number == number)
         ops = np.flatnonzero(graph.op != NONE)
         slices = np.stack([pipelines.pipelines[k].slices for k in members])[:, graph.op[ops]]
         yield TableRuns(pipelines.trace, graph, members, ops, slices)
@@ -68,56 +69,72 @@ Seconds = Float[NumpyArray, " messages"]
 Strength = Int[NumpyArray, " messages"]
 Average = Callable[[Seconds], float]
 
-# what an op says of a message that it took: it waited all the time; it is the first of its worker,
-# which waits for it, or has not begun the step; it was idle at the end; only that it was there
-WAITED, FIRST, IDLE, THERE = 3, 2, 1, 0
-USUAL = 0.99  # of ops that wait for no message: what they start later than they could is usual
-ROUNDING = 1e-9  # of a pipeline: clocks tell less from nothing
-ROUNDS = 20  # of turns; most are settled after three
+# strength of evidence on a message time. WAITED: the op waited from the earliest possible send to
+# the arrival. FIRST: it is the first op of its worker. IDLE: it was idle at the arrival, so the
+# time is an upper bound. ARRIVED: it was busy, so the message only had arrived before.
+WAITED, FIRST, IDLE, ARRIVED = 3, 2, 1, 0
+USUAL_DELAY_QUANTILE = 0.99  # over ops without a message: larger delays are idle time
+RELATIVE_ROUNDING = 1e-9  # of clocks, relative to a pipeline
+MAX_ROUNDS = 20  # of alternation; most cases converge in three
 
 
 class TakenMessages(NamedTuple):
-    """Evidence of the ops of some runs on the messages that they took."""
+    """Evidence on message times: one entry per message and run, and the op that took it."""
 
     link: Int[NumpyArray, " messages"]  # direction * boundaries + boundary, ascending
-    # from when it could be sent to when it was taken [s]: it took that, or less;
-    # below 0 under a link model that cannot be
+    # start of the op minus the earliest possible send [s]: an upper bound on the message time;
+    # below 0 under an impossible link model
     seconds: Float[NumpyArray, "messages runs"]
-    strength: Int[NumpyArray, "messages runs"]  # what that says of it
+    strength: Int[NumpyArray, "messages runs"]  # WAITED, FIRST, IDLE or ARRIVED
 
 
 class Messages:
-    """Messages in runs of one table, held against the ops that made and took them."""
+    """Messages in runs of one table, with recorded times of the ops around them.
+
+    Attributes (times are (nodes, runs) after the first start [s]):
+      graph: graph of the table.
+      start: recorded starts of ops.
+      end: recorded ends of ops; -inf of messages.
+      message: (messages) node of every message, by link.
+      consumer: (messages) node of the op that takes it.
+      other_preds: (messages, max_preds) other predecessors of that op, padded by the source.
+      latest: upper bound on the end of each message: the first start of a consumer.
+      levels: nodes of messages, grouped by the number of messages in a row that they wait for.
+      rounding: (runs) rounding of clocks.
+      max_usual_delay: (runs) usual delay of an op after its inputs; more is idle time.
+    """
 
     def __init__(self, runs: TableRuns) -> None:
         self.graph, preds = runs.graph, runs.graph.preds
         is_message, shape = self.graph.link != NONE, (len(preds), len(runs.members))
         begin = runs.trace.start[runs.slices].min(axis=1)
-        # (nodes, runs) of what was recorded; messages have ended long before until they are known
         self.start, self.end = np.zeros(shape), np.full(shape, -np.inf)
         self.start[runs.ops] = (runs.trace.start[runs.slices] - begin[:, None]).T
         self.end[runs.ops] = (runs.trace.end[runs.slices] - begin[:, None]).T
         self.end[SOURCE] = 0.0
         row, column = np.nonzero(is_message[preds[runs.ops]])
-        taker, message = runs.ops[row], preds[runs.ops][row, column]
+        consumer, message = runs.ops[row], preds[runs.ops][row, column]
         order = np.argsort(self.graph.link[message], kind="stable")
-        self.taker, self.message = taker[order], message[order]
-        others = preds[self.taker]
-        self.others = np.where(others == self.message[:, None], SOURCE, others)
+        self.consumer, self.message = consumer[order], message[order]
+        consumer_preds = preds[self.consumer]
+        is_self = consumer_preds == self.message[:, None]
+        self.other_preds = np.where(is_self, SOURCE, consumer_preds)
         self.latest = np.full(shape, np.inf)
-        np.minimum.at(self.latest, self.message, self.start[self.taker])
-        # messages that wait for as many others, one behind the other, are known at once
-        sent = np.flatnonzero(is_message)
+        np.minimum.at(self.latest, self.message, self.start[self.consumer])
+        # a message that waits for two messages in a row has depth 3; a level is known at once
+        nodes = np.flatnonzero(is_message)
         depth = finish_times(np.where(is_message[preds], preds, SOURCE), is_message.astype(float))
-        sent = sent[np.argsort(depth[sent], kind="stable")]
-        self.levels = np.split(sent, np.flatnonzero(np.diff(depth[sent])) + 1)
-        alone = runs.ops[~is_message[preds[runs.ops]].any(axis=1)]
-        later = (self.start[alone] - self.end[preds[alone]].max(axis=1)).ravel()
-        self.rounding = ROUNDING * self.end.max(axis=0)
-        self.idle = self.rounding + (np.quantile(later, USUAL) if len(later) else 0.0)
+        nodes = nodes[np.argsort(depth[nodes], kind="stable")]
+        self.levels = np.split(nodes, np.flatnonzero(np.diff(depth[nodes])) + 1)
+        no_message = runs.ops[~is_message[preds[runs.ops]].any(axis=1)]
+        delays = (self.start[no_message] - self.end[preds[no_message]].max(axis=1)).ravel()
+        usual_delay = np.quantile(delays, USUAL_DELAY_QUANTILE) if len(delays) else 0.0
+        self.rounding = RELATIVE_ROUNDING * self.end.max(axis=0)
+        self.max_usual_delay = self.rounding + usual_delay
 
-    def ended(self, times: LinkTimes) -> Ends:
-        """Return ends (nodes, runs) [s] of ops and of messages, which take `times` at most."""
+    def ends(self, times: LinkTimes) -> Ends:
+        """Return the end of every op and message (nodes, runs) [s], given message times by link."""
+        # A message ends at the start of its first consumer at the latest.
         end, graph = self.end.copy(), self.graph
         for level in self.levels:
             ready = end[graph.preds[level]].max(axis=1)
@@ -125,15 +142,17 @@ class Messages:
         return end
 
     def evidence(self, end: Ends) -> TakenMessages:
-        """Return observed times of messages [s] and their strength, given when nodes ended."""
-        preds, start = self.graph.preds, self.start[self.taker]
+        """Return observed times of messages [s] and the strength of this evidence."""
+        # `end` (nodes, runs) are the ends of ops and messages [s].
+        preds, start = self.graph.preds, self.start[self.consumer]
         ready = end[preds[self.message]].max(axis=1)
-        free = end[self.others].max(axis=1)
-        is_first = (self.others == SOURCE).all(axis=1, keepdims=True)
+        free = end[self.other_preds].max(axis=1)
+        is_first = (self.other_preds == SOURCE).all(axis=1, keepdims=True)
+        is_idle = start - free > self.max_usual_delay
         strength = np.select(
-            [np.broadcast_to(is_first, ready.shape), ready > free, start - free > self.idle],
+            [np.broadcast_to(is_first, ready.shape), ready > free, is_idle],
             [FIRST, WAITED, IDLE],
-            THERE,
+            ARRIVED,
         )
         seconds = start - ready
         seconds[np.abs(seconds) < self.rounding] = 0.0
@@ -141,47 +160,45 @@ class Messages:
 
 
 def simple_evidence(pipelines: Pipelines) -> list[TakenMessages]:
-    """Return the evidence on message times as if no message waited for another."""
+    """Return the evidence on message times if no message waits for another, by table."""
     runs = map(Messages, table_runs(pipelines, Links()))
     return [messages.evidence(messages.end) for messages in runs]
 
 
 def link_ends(link: int, boundaries: int) -> tuple[int, int]:
-    """The stages that a link leads from and to."""
+    """Return the source and target stage of a link, which is direction * boundaries + boundary."""
     direction, boundary = divmod(link, boundaries)
     return boundary + direction, boundary + 1 - direction
 
 
 def link_name(link: int, boundaries: int) -> str:
-    """Return the name of a link."""
+    """Return the name of a link by its two stages."""
     return "stage {} to {}".format(*link_ends(link, boundaries))
 
 
 class LinkEstimate(NamedTuple):
-    """Time of a message of each link."""
+    """Estimated time of a message of each link."""
 
-    times: LinkTimes  # [s]; without evidence the usual time, if it can be as long
-    is_told: Bool[NumpyArray, " links"]  # whether anything waited for one of its messages
-    upper: LinkTimes  # (links) a message took no longer [s]; infinite where none was sent
-    # share of messages that were taken before they could be sent
-    early: Float[NumpyArray, " links"]
+    times: LinkTimes  # [s]; without evidence the usual time, at most the upper bound
+    is_observed: Bool[NumpyArray, " links"]  # whether an op waited for one of its messages
+    upper: LinkTimes  # upper bound [s]; infinite without messages
+    early: Float[NumpyArray, " links"]  # share of messages taken before they could be sent
 
 
 def by_link(evidence: Sequence[TakenMessages], links: int) -> Iterator[tuple[Seconds, Strength]]:
-    """Yield the evidence on the messages of every link, from all tables."""
+    """Yield times [s] and strengths of the messages of every link, from all tables."""
     for link in range(links):
-        rows_by_table = [slice(*np.searchsorted(part.link, (link, link + 1))) for part in evidence]
-        both = [*zip(evidence, rows_by_table, strict=True)]
-        yield (
-            np.concatenate([part.seconds[rows].ravel() for part, rows in both]),
-            np.concatenate([part.strength[rows].ravel() for part, rows in both]),
-        )
+        seconds, strength = [], []
+        for table in evidence:  # messages are sorted by link
+            rows = slice(*np.searchsorted(table.link, (link, link + 1)))
+            seconds.append(table.seconds[rows].ravel())
+            strength.append(table.strength[rows].ravel())
+        yield np.concatenate(seconds), np.concatenate(strength)
 
 
-def telling(seconds: Seconds, strength: Strength) -> Seconds:
-    """Select the times that determine a link best [s]; none if nothing does."""
-    # Of receivers that were only idle at the end, that of the quickest message: all others say that
-    # it took no longer.
+def best_evidence(seconds: Seconds, strength: Strength) -> Seconds:
+    """Select the message times of a link with the strongest evidence [s]; may be empty."""
+    # If ops were at most idle, only the smallest upper bound counts.
     for level in (WAITED, FIRST):
         if (strength == level).any():
             return seconds[strength == level]
@@ -191,44 +208,48 @@ def telling(seconds: Seconds, strength: Strength) -> Seconds:
 
 def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) -> LinkEstimate:
     """Estimate the message time of each link, by an average of its best evidence."""
-    evidences = [*by_link(evidence, links)]
-    waited = np.concatenate([[], *(seconds[strength == WAITED] for seconds, strength in evidences)])
-    usual = average(waited) if len(waited) else 0.0
-    telling_times = [telling(*link) for link in evidences]
-    upper = np.array([seconds.min(initial=np.inf) for seconds, _ in evidences])
+    link_evidence = [*by_link(evidence, links)]
+    waited = [seconds[strength == WAITED] for seconds, strength in link_evidence]
+    all_waited = np.concatenate([[], *waited])
+    usual = average(all_waited) if len(all_waited) else 0.0
+    samples = [best_evidence(*link) for link in link_evidence]
+    upper = np.array([seconds.min(initial=np.inf) for seconds, _ in link_evidence])
     times = [
-        average(sample) if len(sample) else min(usual, at)
-        for sample, at in zip(telling_times, upper, strict=True)
+        average(sample) if len(sample) else min(usual, bound)
+        for sample, bound in zip(samples, upper, strict=True)
     ]
-    is_told = np.array([len(sample) > 0 for sample in telling_times], bool)
-    early = np.array([(seconds < 0).mean() if len(seconds) else 0.0 for seconds, _ in evidences])
-    return LinkEstimate(np.maximum(times, 0.0), is_told, np.maximum(upper, 0.0), early)
+    is_observed = np.array([len(sample) > 0 for sample in samples], bool)
+    early = [(seconds < 0).mean() if len(seconds) else 0.0 for seconds, _ in link_evidence]
+    upper = np.maximum(upper, 0.0)
+    return LinkEstimate(np.maximum(times, 0.0), is_observed, upper, np.array(early))
 
 
 def link_times(messages: Sequence[Messages], links: int) -> Iterator[LinkTimes]:
-    """Times of a message by link [s]: such as explain when all were taken, and simpler ones."""
-    # The simpler ones are as if none waited for another. The median is of messages that differ; the
-    # lower quartile where many stood behind others that this link model does not know of.
-    alone = [part.evidence(part.end) for part in messages]
+    """Yield candidates for the time of a message by link [s]."""
+    # Candidates are consistent with the link model, or as if no message waited for another. The
+    # median suits messages that differ; the lower quartile, queues that the link model lacks.
+    evidence = [table.evidence(table.end) for table in messages]
     for average in (median, _lower_quartile):
-        times = estimate(alone, links, average).times
-        yield _settled(messages, times, average)
+        times = estimate(evidence, links, average).times
+        yield _consistent_times(messages, times, average)
         yield times
 
 
-def _settled(messages: Sequence[Messages], times: LinkTimes, average: Average) -> LinkTimes:
-    """Ends of messages from their times, and times from ends, by turns."""
-    for _ in range(ROUNDS):
-        before = times
-        evidence = [part.evidence(part.ended(before)) for part in messages]
-        times = estimate(evidence, len(before), average).times
-        if np.allclose(times, before, rtol=1e-9, atol=0.0):
+def _consistent_times(
+    messages: Sequence[Messages], times: LinkTimes, average: Average
+) -> LinkTimes:
+    """Alternate between ends of messages and message times by link until nothing changes [s]."""
+    for _ in range(MAX_ROUNDS):
+        previous = times
+        evidence = [table.evidence(table.ends(previous)) for table in messages]
+        times = estimate(evidence, len(previous), average).times
+        if np.allclose(times, previous, rtol=1e-9, atol=0.0):
             break
     return times
 
 
 def median(seconds: Seconds) -> float:
-    """The middle one."""
+    """Return the median as a float."""
     return float(np.median(seconds))
 
 

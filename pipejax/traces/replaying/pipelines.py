@@ -1,6 +1,6 @@
-"""Pipelines of a trace: every replica in every step, held against the rules of a table.
+"""Pipelines of a trace: every replica in every step, checked by the rules of a table.
 
-What breaks a rule is left out, named and counted; nothing is filled in.
+Pipelines that break a rule are dropped and named; no missing slice is invented.
 """
 
 import dataclasses
@@ -16,19 +16,18 @@ from pipejax.base.display import short_repr, with_short_repr
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.record import NONE, OF_OPS, OPS, LeftOut, Trace, transfers
+from pipejax.traces.record import NONE, OP_INPUTS, OPS, LeftOut, Trace, transfers
 
 Slices = Int[NumpyArray, " ops"]
-# a fused pair is two ops and one cell: places in one numbering are none in the other
+# a fused pair is two ops but one cell, so positions of ops and of cells have different types
 OpSlices = NewType("OpSlices", NumpyArray)  # (ops) slices of a trace
 CellSlices = NewType("CellSlices", NumpyArray)  # (cells) the first slice of every cell
 CellCount = NewType("CellCount", int)
 
-# of the shorter of two ops of a worker: what they overlap by more is no rounding of clocks
-OVERLAP = 0.1
-EARLY = 0.1  # of an op: what it starts sooner than its input is there
-GAPLESS = 0.9  # share of a worker's slices that follow without a gap, if slices hold waits
-MOST_SAID = 3  # of what a reader left out, where no pipeline can be
+MAX_OVERLAP = 0.1  # of two ops of a worker by rounding of clocks, relative to the shorter op
+MAX_LEAD = 0.1  # start of an op before its input by rounding of clocks, relative to the median op
+MIN_GAPLESS = 0.9  # share of a worker's slices without a gap before them, if slices hold waits
+MAX_LISTED = 3  # entries of left_out in an error
 
 
 @short_repr
@@ -38,8 +37,8 @@ class Pipeline(NamedTuple):
     Attributes:
       step: number of the step.
       replica: number of the replica.
-      table: position of its table among those that were recorded.
-      slices: (ops) where its ops are in the trace, worker by worker as they ran.
+      table: position of its table among all recorded tables.
+      slices: (ops) slices of its ops in the trace, worker by worker in the order of starts.
     """
 
     step: int
@@ -51,16 +50,16 @@ class Pipeline(NamedTuple):
 @with_short_repr("tables pipelines left_out")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pipelines:
-    """All pipelines of a trace that can be: tables that ran, and where they did.
+    """All valid pipelines of a trace, and their tables.
 
     Attributes:
-      trace: what was recorded.
-      tables: orders in which ops ran, that of most pipelines first.
-      pipelines: by step and replica.
-      left_out: what is not among them, and what the reader left out.
+      trace: the recorded trace.
+      tables: orders in which ops ran, the most frequent first.
+      pipelines: valid pipelines, by step and replica.
+      left_out: invalid pipelines, and content that the reader dropped.
 
     Raises:
-      ValueError: if none can be.
+      ValueError: if there is no valid pipeline.
     """
 
     trace: Trace
@@ -70,188 +69,188 @@ class Pipelines:
 
     @property
     def table(self) -> ScheduleTable:
-        """The table of most pipelines."""
+        """Return the most frequent table."""
         return self.tables[0]
 
     @property
     def odd_steps(self) -> list[int]:
-        """Steps in which a replica ran in another order than most."""
+        """List the steps in which a replica ran another table than the most frequent one."""
         return sorted({pipeline.step for pipeline in self.pipelines if pipeline.table})
 
     @property
     def spans(self) -> NumpyArray:
-        """From the first start to the last end of the ops of each pipeline (pipelines) [s]."""
+        """Return the time from first start to last end of the ops of each pipeline [s]."""
         start, end = self.trace.start, self.trace.end
         return np.array([end[p.slices].max() - start[p.slices].min() for p in self.pipelines])
 
     def starts(self, pipeline: Pipeline) -> Float[NumpyArray, "workers slots"]:
-        """Recorded start of every cell of a pipeline's table, from the first; NaN of none [s]."""
-        first = cell_slices(self.trace, pipeline.slices)
-        cells = self.tables[pipeline.table].cells.phase
-        result = np.full(cells.shape, np.nan)
-        result[cells != Phase.IDLE] = self.trace.start[first] - self.trace.start[first].min()
+        """Return the recorded start of every cell after the first start [s]; NaN of idle cells."""
+        starts = self.trace.start[cell_slices(self.trace, pipeline.slices)]
+        phases = self.tables[pipeline.table].cells.phase
+        result = np.full(phases.shape, np.nan)
+        result[phases != Phase.IDLE] = starts - starts.min()
         return result
 
 
-def pipelines_of(trace: Trace) -> Pipelines:
-    """Find the pipelines of a trace.
+def find_pipelines(trace: Trace) -> Pipelines:
+    """Find the pipelines of a trace that follow the rules of a table.
 
     Args:
-      trace: what was recorded.
+      trace: a measured run.
 
     Returns:
-      Those that keep the rules of a table, and what is left out.
+      The valid pipelines, and the reasons why others are dropped.
 
     Raises:
-      ValueError: if there is none.
+      ValueError: if there is no valid pipeline.
 
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
       >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-      >>> found = pj.traces.pipelines_of(pj.traces.of_runs([run, run]))
-      >>> len(found.pipelines), found.table.num_microbatches, found.left_out
+      >>> result = pj.traces.find_pipelines(pj.traces.record_runs([run, run]))
+      >>> len(result.pipelines), result.table.num_microbatches, result.left_out
       (2, 4, ())
     """
     check_types(trace=(trace, Trace))
     left_out = list(trace.left_out)
-    members, sooner = dict(_members(trace)), _sooner(trace)
-    if not members:
+    by_pipeline, lead = dict(_op_slices(trace)), _input_leads(trace)
+    if not by_pipeline:
         raise MismatchError(f"{trace.source or 'the trace'} holds no F, B, I or W of any stage")
-    whole = [slices for slices in members.values() if not _missing(trace, slices)] or [
-        *members.values()
-    ]
-    usual = Counter(map(len, whole)).most_common(1)[0][0]
+    complete = [slices for slices in by_pipeline.values() if not _missing_workers(trace, slices)]
+    lengths = Counter(map(len, complete or by_pipeline.values()))
+    usual_length = lengths.most_common(1)[0][0]
     table_numbers: dict[bytes, int | str] = {}
     tables: list[ScheduleTable] = []
     pipelines: list[Pipeline] = []
-    for (step, replica), slices in members.items():
-        where = _unsound(trace, slices, usual) or _table_number(
-            trace, slices, table_numbers, tables
-        )
-        if isinstance(where, int):
-            where = _too_early(trace, slices, sooner) or where
-        if isinstance(where, int):
-            pipelines.append(Pipeline(step, replica, where, slices))
-        else:
-            left_out.append(LeftOut(f"step {step}, replica {replica}", where))
+    for (step, replica), slices in by_pipeline.items():
+        number: int | str | None = _find_fault(trace, slices, usual_length)
+        if number is None:
+            number = _table_number(trace, slices, table_numbers, tables)
+        if isinstance(number, int):
+            number = _find_early_op(trace, slices, lead) or number
+        if isinstance(number, int):
+            pipelines.append(Pipeline(step, replica, number, slices))
+        else:  # the text of a fault
+            left_out.append(LeftOut(f"step {step}, replica {replica}", number))
     if not pipelines:
         source = trace.source or "the trace"
-        before = "".join(f"; {part.what}: {part.why}" for part in trace.left_out[:MOST_SAID])
-        raise MismatchError(f"no pipeline of {source} can be: {left_out[-1].why}{before}")
-    by_use = [k for k, _ in Counter(pipeline.table for pipeline in pipelines).most_common()]
-    number = {old: new for new, old in enumerate(by_use)}
+        reasons = "".join(f"; {entry.what}: {entry.why}" for entry in trace.left_out[:MAX_LISTED])
+        raise MismatchError(f"no pipeline of {source} can be: {left_out[-1].why}{reasons}")
+    by_frequency = [k for k, _ in Counter(pipeline.table for pipeline in pipelines).most_common()]
+    new_number = {old: new for new, old in enumerate(by_frequency)}
     return Pipelines(
         trace,
-        tuple(tables[k] for k in by_use),
-        tuple(pipeline._replace(table=number[pipeline.table]) for pipeline in pipelines),
+        tuple(tables[k] for k in by_frequency),
+        tuple(pipeline._replace(table=new_number[pipeline.table]) for pipeline in pipelines),
         tuple(left_out),
     )
 
 
-def _members(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:
-    """Slices of the ops of every replica in every step, worker by worker as they started."""
-    ops = np.flatnonzero(trace.is_of(OPS) & (trace.stage >= 0) & (trace.microbatch >= 0))
-    # a fused pair starts and ends at once: its forward comes first
-    phase = _ranks(trace)[trace.phase]
+def _op_slices(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:
+    """Yield step and replica of every pipeline, and its ops by worker and start."""
+    ops = np.flatnonzero(trace.has_phase(OPS) & (trace.stage >= 0) & (trace.microbatch >= 0))
+    # both ops of a fused pair have the same times: sort its forward first
+    phase = _op_phases(trace)[trace.phase]
     keys = phase, trace.end, trace.start, trace.worker, trace.replica, trace.step
     ops = ops[np.lexsort([key[ops] for key in keys])]
     step, replica = trace.step[ops], trace.replica[ops]
-    first = np.flatnonzero(np.diff(step, prepend=step[:1] - 1) | np.diff(replica, prepend=-2) != 0)
-    for slices in np.split(ops, first[1:]):
+    is_new = np.diff(step, prepend=step[:1] - 1) | np.diff(replica, prepend=-2) != 0
+    for slices in np.split(ops, np.flatnonzero(is_new)[1:]):
         if len(slices):
             yield (int(trace.step[slices[0]]), int(trace.replica[slices[0]])), OpSlices(slices)
 
 
-def _missing(trace: Trace, slices: Slices) -> list[int]:
+def _missing_workers(trace: Trace, slices: Slices) -> list[int]:
     return np.setdiff1d(np.arange(trace.workers), trace.worker[slices]).tolist()
 
 
-def _unsound(trace: Trace, slices: Slices, usual: int) -> str | None:
-    """Return the fault of the slices of a pipeline by themselves; None without one."""
-    missing = _missing(trace, slices)
+def _find_fault(trace: Trace, slices: Slices, usual_length: int) -> str | None:
+    """Describe missing ops, wrong times or overlaps of a pipeline's slices; None if it is valid."""
+    missing = _missing_workers(trace, slices)
     if missing:
         return f"worker {missing[0]} is missing"
-    if len(slices) != usual:
-        return f"{len(slices)} ops, most have {usual}"
-    start, end, worker = (x[slices] for x in (trace.start, trace.end, trace.worker))
+    if len(slices) != usual_length:
+        return f"{len(slices)} ops, most have {usual_length}"
+    start, end, worker = trace.start[slices], trace.end[slices], trace.worker[slices]
     if (end < start).any():
-        return f"{_name(trace, slices[(end < start).argmax()])} ends before it starts"
-    alone = np.append(False, (start[1:] == start[:-1]) & (end[1:] == end[:-1]))  # of a fused pair
+        return f"{_op_name(trace, slices[(end < start).argmax()])} ends before it starts"
+    is_pair = (start[1:] == start[:-1]) & (end[1:] == end[:-1])
     shorter = np.minimum(end[1:] - start[1:], end[:-1] - start[:-1])
-    over = end[:-1] - start[1:] > OVERLAP * shorter
-    over &= (worker[1:] == worker[:-1]) & ~alone[1:]
-    if over.any():
-        first, second = slices[over.argmax()], slices[over.argmax() + 1]
-        names = _name(trace, second), _name(trace, first)
-        is_doubled = names[0] == names[1] or len(trace.steps) == 1
-        hint = ": are steps or replicas not told apart?" if is_doubled else ""
-        return f"{names[0]} starts while {names[1]} runs on the same worker{hint}"
+    overlaps = end[:-1] - start[1:] > MAX_OVERLAP * shorter
+    overlaps &= (worker[1:] == worker[:-1]) & ~is_pair
+    if overlaps.any():
+        row = int(overlaps.argmax())
+        earlier, later = _op_name(trace, slices[row]), _op_name(trace, slices[row + 1])
+        is_repeated = earlier == later or len(trace.steps) == 1
+        hint = ": are steps or replicas not told apart?" if is_repeated else ""
+        return f"{later} starts while {earlier} runs on the same worker{hint}"
     return None
 
 
-def _name(trace: Trace, at: int) -> str:
-    return f"{trace.stage[at]}{trace.phases[trace.phase[at]]}{trace.microbatch[at]}"
+def _op_name(trace: Trace, row: int) -> str:
+    return f"{trace.stage[row]}{trace.phases[trace.phase[row]]}{trace.microbatch[row]}"
 
 
 def _table_number(
     trace: Trace, slices: Slices, table_numbers: dict[bytes, int | str], tables: list[ScheduleTable]
 ) -> int | str:
-    """Position of the table of a pipeline, a new one if need be; or what is wrong with it."""
-    fused = fused_with_last(trace, slices)
+    """Return the position of a pipeline's table in `tables`, or why its order is illegal."""
+    # A new table is appended; `table_numbers` caches the answers.
+    is_second = is_second_of_pair(trace, slices)
     keys = (trace.worker, trace.phase, trace.stage, trace.microbatch)
-    key = np.stack([*(x[slices] for x in keys), fused]).tobytes()
+    key = np.stack([*(x[slices] for x in keys), is_second]).tobytes()
     if key not in table_numbers:
         try:
-            tables.append(ScheduleTable.from_rows(_rows(trace, slices, fused), name="trace"))
+            tables.append(ScheduleTable.from_rows(_rows(trace, slices, is_second), name="trace"))
             table_numbers[key] = len(tables) - 1
         except ScheduleError as error:
             table_numbers[key] = f"no order that can run: {error.reason}"
     return table_numbers[key]
 
 
-def fused_with_last(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
-    """Return whether each op runs as one with the op before it: (ops)."""
-    start, end, worker = (x[slices] for x in (trace.start, trace.end, trace.worker))
-    same = (start[1:] == start[:-1]) & (end[1:] == end[:-1]) & (worker[1:] == worker[:-1])
-    return np.append(False, same & (end[1:] > start[1:]))
+def is_second_of_pair(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
+    """Return whether each op is the second of a fused pair: equal times to the op before it."""
+    start, end, worker = trace.start[slices], trace.end[slices], trace.worker[slices]
+    is_same = (start[1:] == start[:-1]) & (end[1:] == end[:-1]) & (worker[1:] == worker[:-1])
+    return np.append(False, is_same & (end[1:] > start[1:]))
 
 
 def cell_slices(trace: Trace, slices: OpSlices) -> CellSlices:
-    """Slice of every cell: of a fused pair the first."""
-    return CellSlices(slices[~fused_with_last(trace, slices)])
+    """Return the slice of every cell; of a fused pair, the first one."""
+    return CellSlices(slices[~is_second_of_pair(trace, slices)])
 
 
 class PipelineOps(NamedTuple):
-    """Ops of some pipelines, one pipeline behind the other, with what they took."""
+    """Ops of some pipelines with their times, one pipeline after the other."""
 
     run: Slices  # (ops) position of its pipeline among these
-    slices: Slices  # (ops) where in the trace
-    stage: Slices  # (ops) of the model
-    microbatch: Slices  # (ops) of the step
+    slices: Slices  # (ops) slice of the trace
+    stage: Slices  # (ops)
+    microbatch: Slices  # (ops)
     phase: Slices  # (ops) position in `OPS`
-    is_first: Bool[NumpyArray, " ops"]  # whether it is the first of a fused pair, its forward
-    is_second: Bool[NumpyArray, " ops"]  # whether it is the second
-    seconds: Float[NumpyArray, " ops"]  # what it took, or its pair [s]
+    is_first: Bool[NumpyArray, " ops"]  # the first of a fused pair, its forward
+    is_second: Bool[NumpyArray, " ops"]  # the second of a fused pair
+    seconds: Float[NumpyArray, " ops"]  # time of the op, or of its pair [s]
 
     @classmethod
-    def of(cls, trace: Trace, members: Sequence[Pipeline]) -> "PipelineOps":
-        """Look up ops of pipelines."""
-        slices = np.concatenate([member.slices for member in members])
-        is_second = fused_with_last(trace, slices)
+    def select(cls, trace: Trace, pipelines: Sequence[Pipeline]) -> "PipelineOps":
+        """Select the ops of these pipelines of a trace."""
+        slices = np.concatenate([pipeline.slices for pipeline in pipelines])
+        is_second = is_second_of_pair(trace, slices)
         return cls(
-            np.repeat(np.arange(len(members)), [len(member.slices) for member in members]),
+            np.repeat(np.arange(len(pipelines)), [len(pipeline.slices) for pipeline in pipelines]),
             slices,
             trace.stage[slices],
             trace.microbatch[slices],
-            _ranks(trace)[trace.phase[slices]],
+            _op_phases(trace)[trace.phase[slices]],
             np.append(is_second[1:], False),
             is_second,
             trace.end[slices] - trace.start[slices],
         )
 
     def by_kind(self) -> Iterator[tuple[str, "PipelineOps"]]:
-        """Yield ops of each phase that run alone, then fused pairs by their forward."""
+        """Yield the ops of each phase outside fused pairs, then the forwards of pairs as "pair"."""
         is_alone = ~(self.is_first | self.is_second)
         kinds = [(name, is_alone & (self.phase == k)) for k, name in enumerate(OPS)]
         for name, is_kind in [*kinds, ("pair", self.is_first)]:
@@ -259,86 +258,87 @@ class PipelineOps(NamedTuple):
                 yield name, PipelineOps(*(column[is_kind] for column in self))
 
 
-def _ranks(trace: Trace) -> Slices:
-    """Position in `OPS` of every phase of a trace (phases); -1 of what is no op."""
+def _op_phases(trace: Trace) -> Slices:
+    """Return the position in `OPS` of every phase of a trace; -1 of other phases."""
     return np.array([OPS.index(name) if name in OPS else NONE for name in trace.phases])
 
 
 def _rows(
-    trace: Trace, slices: Slices, fused: Bool[NumpyArray, " ops"]
+    trace: Trace, slices: Slices, is_second: Bool[NumpyArray, " ops"]
 ) -> Sequence[Sequence[Cell]]:
+    """Return the cells of every worker: an op each, or both ops of a fused pair."""
     rows: list[list[Cell]] = [[] for _ in range(trace.workers)]
     fields = (trace.worker, trace.phase, trace.stage, trace.microbatch)
-    for worker, phase, stage, microbatch, with_last in zip(
-        *(x[slices].tolist() for x in fields), fused.tolist(), strict=True
+    for worker, phase, stage, microbatch, is_second_op in zip(
+        *(x[slices].tolist() for x in fields), is_second.tolist(), strict=True
     ):
         op = Op(Phase[trace.phases[phase]], stage, microbatch)
-        if with_last:
+        if is_second_op:
             rows[worker][-1] = (*rows[worker][-1], op)
         else:
             rows[worker].append((op,))
     return rows
 
 
-def _sooner(trace: Trace) -> Float[NumpyArray, " slices"]:
-    """Return how long before its input every op starts (slices) [s]; -inf without input."""
-    producers, consumers = transfers(trace, OF_OPS)
+def _input_leads(trace: Trace) -> Float[NumpyArray, " slices"]:
+    """Return the time by which every op starts before its input ends [s]; -inf without input."""
+    producers, consumers = transfers(trace, OP_INPUTS)
     lead = np.full(len(trace), -np.inf)
     lead[consumers] = trace.end[producers] - trace.start[consumers]
     return lead
 
 
-def _too_early(trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"]) -> str | None:
-    """An op that starts before its input is there, by more than clocks round."""
-    worst = slices[sooner[slices].argmax()]
-    by = float(sooner[worst])
-    slack = float(EARLY * np.median(trace.end[slices] - trace.start[slices]))
-    if by <= slack:
+def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
+    """Describe the op that starts earliest before its input; None if clock rounding explains it."""
+    # `lead` is the time by which every slice of the trace starts before its input ends [s].
+    worst = slices[lead[slices].argmax()]
+    max_lead = float(lead[worst])
+    tolerance = float(MAX_LEAD * np.median(trace.end[slices] - trace.start[slices]))
+    if max_lead <= tolerance:
         return None
     return (
-        f"{_name(trace, worst)} starts {1e3 * by:.3g} ms before what it waits for has ended: "
-        f"clocks may differ{_held_waits(trace, slices, sooner, slack)}"
+        f"{_op_name(trace, worst)} starts {1e3 * max_lead:.3g} ms before what it waits for has "
+        f"ended: clocks may differ{_find_held_waits(trace, slices, lead, tolerance)}"
     )
 
 
-def _held_waits(
-    trace: Trace, slices: Slices, sooner: Float[NumpyArray, " slices"], slack: float
+def _find_held_waits(
+    trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"], tolerance: float
 ) -> str:
-    """Return the evidence that slices begin before the waits of their ops; empty without it."""
-    # An offset of two clocks cancels in the sum of the quickest message each way, which thus cannot
-    # be below 0. On a worker whose slices hold their waits each begins where the one before ended.
-    producers, consumers = transfers(trace, OF_OPS)
-    inside = np.isin(producers, slices) & np.isin(consumers, slices)
+    """Describe workers whose slices seem to include waits for messages; empty if there are none."""
+    # The quickest messages of both directions take at least 0 s in sum, by any offset of clocks. On
+    # such a worker they contradict this, and almost every slice begins at the end of the previous.
+    producers, consumers = transfers(trace, OP_INPUTS)
+    is_inside = np.isin(producers, slices) & np.isin(consumers, slices)
+    producers, consumers = producers[is_inside], consumers[is_inside]
     quickest = np.full((trace.workers, trace.workers), np.inf)
-    ends = trace.worker[producers[inside]], trace.worker[consumers[inside]]
-    np.minimum.at(quickest, ends, -sooner[consumers[inside]])
-    is_contradictory = (quickest + quickest.T < -slack).any(axis=1)
-    follows = np.diff(trace.worker[slices]) == 0
-    idle = (trace.start[slices[1:]] - trace.end[slices[:-1]])[follows]
-    worker = trace.worker[slices[1:]][follows]
-    gapless, count = (
-        np.bincount(names, minlength=trace.workers) for names in (worker[idle <= slack], worker)
-    )
-    holding = np.flatnonzero(is_contradictory & (gapless >= GAPLESS * count))
-    if not len(holding):
+    np.minimum.at(quickest, (trace.worker[producers], trace.worker[consumers]), -lead[consumers])
+    is_contradictory = (quickest + quickest.T < -tolerance).any(axis=1)
+    is_same_worker = np.diff(trace.worker[slices]) == 0
+    gap = (trace.start[slices[1:]] - trace.end[slices[:-1]])[is_same_worker]
+    worker = trace.worker[slices[1:]][is_same_worker]
+    gapless = np.bincount(worker[gap <= tolerance], minlength=trace.workers)
+    count = np.bincount(worker, minlength=trace.workers)
+    suspects = np.flatnonzero(is_contradictory & (gapless >= MIN_GAPLESS * count))
+    if not len(suspects):
         return ""
     return (
-        f", or slices of worker {', '.join(map(str, holding))} seem to hold their waits: "
-        f"{gapless[holding].sum()} of {count[holding].sum()} begin where the one before ended, and "
-        "no offset of clocks explains the messages of both directions; record receives as slices "
-        "of their own, or ops without their waits"
+        f", or slices of worker {', '.join(map(str, suspects))} seem to hold their waits: "
+        f"{gapless[suspects].sum()} of {count[suspects].sum()} begin where the one before ended, "
+        "and no offset of clocks explains the messages of both directions; record receives as "
+        "slices of their own, or ops without their waits"
     )
 
 
 def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
-    """The registered schedule whose rows a table has, and its options; None if it has none's.
+    """Find the registered schedule with the rows of a table, and its options; None without one.
 
     Args:
       table: any schedule, without communication.
 
     Returns:
-      Name and options of its builder. Those that are planned for times are not tried: their rows
-      follow from these.
+      Name and options of its builder. Planned schedules are not tried, because their rows depend
+      on times.
 
     Example:
       >>> import pipejax as pj
@@ -349,19 +349,19 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
     check_types(table=(table, ScheduleTable))
     slices = table.grammar.slices
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
-    possible = {"stages_per_worker": table.num_stages // table.num_workers, "slices": slices}
+    values = {"stages_per_worker": table.num_stages // table.num_workers, "slices": slices}
     for name, builder in REGISTRY.items():
-        options = {name: possible[name] for name in possible if name in builder.options}
+        options = {key: value for key, value in values.items() if key in builder.options}
         if builder.planned:
             continue
         try:
             other = builder.function(**size, **options)
         except ValueError:  # it does not exist for these numbers
             continue
-        if _dense(other) == _dense(table):
+        if _rows_without_idle(other) == _rows_without_idle(table):
             return name, options
     return None
 
 
-def _dense(table: ScheduleTable) -> list[list[Cell]]:
+def _rows_without_idle(table: ScheduleTable) -> list[list[Cell]]:
     return [[cell for cell in row if cell] for row in table.rows()]

@@ -1,10 +1,11 @@
-"""Graph of a step of a whole job: pipelines side by side, and the slices around them.
+"""Graph of a step of a whole job: pipelines side by side, and other slices around them.
 
-The ops and messages of each replica are its table's program, as the engine lowers it for a link
-model. What else a worker runs stands in its row where it ran: collectives end together, as long
-after their last member has come as they take.
+The ops and messages of each replica are the program of its table under a link model. Other slices
+stand in the row of their worker where they ran. Members of a collective begin together, when the
+last one is ready.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,67 +34,73 @@ Times = Float[NumpyArray, "runs nodes"]
 
 
 class Rest(NamedTuple):
-    """A slice that is no op of a table, at the same place in every step."""
+    """A slice that is no op, such as a collective, at the same place in every step."""
 
     phase: str  # its name
-    occurrence: int  # which of this phase it is on its worker, from 0
+    occurrence: int  # number among the slices of this phase on its worker, from 0
     replica: int  # position of its replica
     worker: int
-    after: CellCount  # how many cells of the worker's row stand before it
-    is_beside: bool  # whether it runs beside ops, and blocks only what follows it among its kind
-    group: int  # number of those that end together; -1 of one that ends alone
+    after: CellCount  # number of cells before it in the worker's row
+    is_beside: bool  # whether it runs beside ops, and delays only other such slices
+    group: int  # number of its collective; -1 without others
 
 
 class StepGraph(NamedTuple):
-    """A step, or some pipelines of it, as a graph."""
+    """A step, or some pipelines of it, as a graph; a label of -1 means that it does not apply."""
 
-    preds: Int[NumpyArray, "nodes max_preds"]  # what each node waits for; node 0 is the source
-    replica: Nodes  # (nodes) position of the replica, or -1
-    op: Nodes  # (nodes) position of an op among those of its pipeline, or -1
-    rest: Nodes  # (nodes) position among the slices that are no ops, or -1
-    link: Nodes  # (nodes) direction * boundaries + boundary of a message, or -1
+    preds: Int[NumpyArray, "nodes max_preds"]  # predecessors of each node; node 0 is the source
+    replica: Nodes  # (nodes) position of the replica
+    op: Nodes  # (nodes) position of an op in its pipeline
+    rest: Nodes  # (nodes) position among the slices that are no ops
+    link: Nodes  # (nodes) direction * boundaries + boundary of a message
 
     def finish(self, duration: Times) -> Times:
-        """Finish times of runs with these durations (runs, nodes) [s]."""
+        """Return the finish times of runs with these durations (runs, nodes) [s]."""
         times = np.array(duration.T, order="C")
         run_in_place(self.preds, times)
         return times.T
 
 
-class _Edges:
+class _GraphBuilder:
+    """Nodes with labels, and edges, from which a graph is built; node 0 is the source."""
+
     def __init__(self) -> None:
-        self.tail: list[Nodes] = []
-        self.head: list[Nodes] = []
+        self.tails: list[Nodes] = []
+        self.heads: list[Nodes] = []
         self.labels: dict[str, list[Nodes]] = {
             name: [np.array([NONE])] for name in ("replica", "op", "rest", "link")
         }
         self.size = 1
 
-    def add(self, count: int, **labels: Nodes | int) -> Nodes:
-        for name, parts in self.labels.items():
-            parts.append(np.broadcast_to(labels.get(name, NONE), count))
+    def add_nodes(self, count: int, **labels: Nodes | int) -> Nodes:
+        """Add nodes with these labels, -1 by default, and return their numbers."""
+        for name, values in self.labels.items():
+            values.append(np.broadcast_to(labels.get(name, NONE), count))
         self.size += count
         return np.arange(self.size - count, self.size)
 
-    def join(self, tail: Nodes | int, head: Nodes | int) -> None:
-        both = np.broadcast_arrays(np.atleast_1d(tail), np.atleast_1d(head))
-        self.tail.append(both[0])
-        self.head.append(both[1])
+    def add_edges(self, tail: Nodes | int, head: Nodes | int) -> None:
+        """Add edges from tails to heads; a single node is repeated."""
+        tails, heads = np.broadcast_arrays(np.atleast_1d(tail), np.atleast_1d(head))
+        self.tails.append(tails)
+        self.heads.append(heads)
 
-    def graph(self) -> StepGraph:
-        tail, head = np.concatenate(self.tail), np.concatenate(self.head)
+    def build(self) -> StepGraph:
+        """Number the nodes in topological order, and return the graph."""
+        tail, head = np.concatenate(self.tails), np.concatenate(self.heads)
         order = topological_order(self.size, tail, head)
         number = np.empty_like(order)
         number[order] = np.arange(self.size)
-        by_head, column, shape = lay_out_edges(self.size, number[head])
+        tail, head = number[tail], number[head]
+        edges, column, shape = lay_out_edges(self.size, head)
         preds = np.zeros(shape, np.int64)
-        preds[number[head][by_head], column] = number[tail][by_head]
-        labels = {name: np.concatenate(parts)[order] for name, parts in self.labels.items()}
+        preds[head[edges], column] = tail[edges]
+        labels = {name: np.concatenate(values)[order] for name, values in self.labels.items()}
         return StepGraph(preds, **labels)
 
 
-def op_of_nodes(program: Program, table: ScheduleTable) -> Nodes:
-    """Return the op of each node (nodes): its position in all rows, one after the other."""
+def node_ops(program: Program, table: ScheduleTable) -> Nodes:
+    """Return the position of each node's op in the concatenated rows of a table; -1 of others."""
     ops = (op for row in table.rows() for cell in row for op in cell if op.phase.name in OPS)
     position = {(int(op.phase), op.stage, op.microbatch): k for k, op in enumerate(ops)}
     fields = (program.phase, program.stage, program.microbatch)
@@ -104,81 +111,89 @@ def op_of_nodes(program: Program, table: ScheduleTable) -> Nodes:
 def step_graph(
     tables: Sequence[ScheduleTable], links: Links, rests: Sequence[Rest] = ()
 ) -> StepGraph:
-    """The graph of replicas that run these tables, with all that surrounds them."""
-    edges = _Edges()
+    """Return the graph of replicas that run these tables, with other slices around them."""
+    builder = _GraphBuilder()
     programs = {id(table): lower(table, link=links, step_end=False) for table in tables}
     rows = [
-        _add_pipeline(edges, table, programs[id(table)], replica)
+        _add_pipeline(builder, table, programs[id(table)], replica)
         for replica, table in enumerate(tables)
     ]
-    _add_rests(edges, rows, rests)
-    return edges.graph()
+    _add_rests(builder, rows, rests)
+    return builder.build()
 
 
-def _add_pipeline(edges: _Edges, table: ScheduleTable, program: Program, replica: int) -> list[Row]:
-    """Add the ops and messages of a replica; return the node of each cell, by row."""
-    op = op_of_nodes(program, table)
+def _add_pipeline(
+    builder: _GraphBuilder, table: ScheduleTable, program: Program, replica: int
+) -> list[Row]:
+    """Add the ops and messages of a replica; return the node of each cell, by worker."""
+    op = node_ops(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
-    link = np.where(is_message, _node_links(program, np.asarray(program.duration_index)), NONE)
+    link = np.where(is_message, _cost_links(program, np.asarray(program.duration_index)), NONE)
     op[is_message] = NONE
-    node = np.append(
-        SOURCE, edges.add(program.num_nodes - 1, replica=replica, op=op[1:], link=link[1:])
-    )
+    new_nodes = builder.add_nodes(program.num_nodes - 1, replica=replica, op=op[1:], link=link[1:])
+    node = np.append(SOURCE, new_nodes)  # node of the graph for each node of the program
     head, column = np.nonzero((program.preds != SOURCE) | (program.lag_index > 0))
     tail = np.asarray(program.preds)[head, column]
-    lag = _node_links(program, np.asarray(program.lag_index)[head, column])
-    waits = lag != NONE  # a message that uses no resource is a node between both ends
-    edges.join(node[tail[~waits]], node[head[~waits]])
-    between = edges.add(int(waits.sum()), replica=replica, link=lag[waits])
-    edges.join(node[tail[waits]], between)
-    edges.join(between, node[head[waits]])
+    # a message that is a lag on an edge becomes a node between both ends
+    lag_link = _cost_links(program, np.asarray(program.lag_index)[head, column])
+    has_lag = lag_link != NONE
+    builder.add_edges(node[tail[~has_lag]], node[head[~has_lag]])
+    messages = builder.add_nodes(int(has_lag.sum()), replica=replica, link=lag_link[has_lag])
+    builder.add_edges(node[tail[has_lag]], messages)
+    builder.add_edges(messages, node[head[has_lag]])
     return [node[row[row != SOURCE]] for row in np.asarray(program.node_of_cell)]
 
 
-def _node_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-    """The link whose message time stands at positions of the cost vector, or -1."""
+def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
+    """Return the link whose transmit time stands at each position of the cost vector, or -1."""
+    # Link costs are an array (kind, direction, pipe, boundary, column) from `first_link` on. Traces
+    # count the whole time of a message as transmit time, so latencies are skipped.
     layout = program.layout
     _, pipes, boundaries, columns = layout.link_shape
-    kind, place = np.divmod(position - layout.first_link, 2 * pipes * boundaries * columns or 1)
-    direction, rest = np.divmod(place, pipes * boundaries * columns or 1)
+    kind, rest = np.divmod(position - layout.first_link, 2 * pipes * boundaries * columns or 1)
+    direction, rest = np.divmod(rest, pipes * boundaries * columns or 1)
     boundary = rest // columns % (boundaries or 1)
-    # of a message no part is latency: what it takes is its transmit time
-    timed = (position >= layout.first_link) & (kind != LINK_COSTS.index("latency"))
-    return np.where(timed, direction * boundaries + boundary, NONE)
+    is_transmit = (position >= layout.first_link) & (kind != LINK_COSTS.index("latency"))
+    return np.where(is_transmit, direction * boundaries + boundary, NONE)
 
 
-def _add_rests(edges: _Edges, rows: Sequence[Sequence[Row]], rests: Sequence[Rest]) -> None:
-    """Put slices that are no ops into the rows of their workers, and let collectives wait."""
-    groups = {number: int(edges.add(1)[0]) for number in sorted({r.group for r in rests} - {NONE})}
-    last: dict[tuple[int, int, bool], tuple[CellCount, int]] = {}  # by row: place and node before
-    for place, rest in enumerate(rests):
-        node = int(edges.add(1, replica=rest.replica, rest=place)[0])
+def _add_rests(
+    builder: _GraphBuilder, rows: Sequence[Sequence[Row]], rests: Sequence[Rest]
+) -> None:
+    """Add slices that are no ops to the rows of their workers, in order of time."""
+    # Members of a collective wait for a gate node, which waits for the predecessors of all members.
+    gates = {
+        group: int(builder.add_nodes(1)[0]) for group in sorted({r.group for r in rests} - {NONE})
+    }
+    # last slice by replica, worker and is_beside: number of cells before it, and its node
+    last: dict[tuple[int, int, bool], tuple[CellCount, int]] = {}
+    for position, rest in enumerate(rests):
+        node = int(builder.add_nodes(1, replica=rest.replica, rest=position)[0])
         row = rows[rest.replica][rest.worker]
-        before = [int(row[rest.after - 1])] if rest.after else []
+        preds = [int(row[rest.after - 1])] if rest.after else []
         lane = (rest.replica, rest.worker, rest.is_beside)
-        for other in (lane, (*lane[:2], False)):
-            if other in last and last[other][0] <= rest.after:
-                before.append(last[other][1])
-        gate = groups.get(rest.group, node)  # the last member of a collective opens it for all
-        for tail in before or [SOURCE]:
-            edges.join(tail, gate)
+        for previous_lane in (lane, (rest.replica, rest.worker, False)):
+            if previous_lane in last and last[previous_lane][0] <= rest.after:
+                preds.append(last[previous_lane][1])
+        gate = gates.get(rest.group, node)
+        for pred in preds or [SOURCE]:
+            builder.add_edges(pred, gate)
         if gate != node:
-            edges.join(gate, node)
+            builder.add_edges(gate, node)
         if not rest.is_beside and rest.after < len(row):
-            edges.join(node, int(row[rest.after]))
+            builder.add_edges(node, int(row[rest.after]))
         last[lane] = rest.after, node
 
 
-TOUCH = 1e-4  # by which slices of one worker overlap where clocks round [s]
+CLOCK_ERROR = 1e-4  # overlap of consecutive slices of a worker by rounding of clocks [s]
 
 
 class Rests(NamedTuple):
-    """Same slices in several steps."""
+    """Slices that are no ops, matched over several steps."""
 
-    places: tuple[Rest, ...]  # what they are, and where they stand
-    slices: Int[NumpyArray, "steps rests"]  # where they are in the trace; -1 where a step has none
-    # of collectives from when the last member has come [s]
-    seconds: Float[NumpyArray, "steps rests"]
+    places: tuple[Rest, ...]
+    slices: Int[NumpyArray, "steps rests"]  # slices of the trace; -1 in a step without it
+    seconds: Float[NumpyArray, "steps rests"]  # time; of a collective, after its last member starts
 
 
 class _Key(NamedTuple):
@@ -191,93 +206,92 @@ class _Key(NamedTuple):
 
 
 def find_rests(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> Rests:
-    """Find what steps have beside ops and messages, whose replicas run the same tables."""
+    """Match slices that are no ops and no messages over steps, and find their usual places."""
+    # A step has one pipeline per replica; replicas run the same tables in all steps.
     trace = pipelines.trace
-    by_row = _by_row(trace)
+    slices_by_worker = _other_slices(trace)
     slices_by_key: dict[_Key, dict[int, int]] = {}
-    placed: dict[_Key, list[tuple[CellCount, bool, float]]] = {}
-    for number, replicas in enumerate(steps):
-        begin = min(trace.start[pipeline.slices].min() for pipeline in replicas)
-        for place, pipeline in enumerate(replicas):
+    places_by_key: dict[_Key, list[tuple[CellCount, bool, float]]] = {}
+    for number, step_pipelines in enumerate(steps):
+        begin = min(trace.start[pipeline.slices].min() for pipeline in step_pipelines)
+        for replica, pipeline in enumerate(step_pipelines):
             cells = cell_slices(trace, pipeline.slices)
-            row = trace.worker[cells]
             for worker in range(trace.workers):
-                row_cells, count = CellSlices(cells[row == worker]), dict[str, int]()
-                for at in by_row.get((pipeline.step, pipeline.replica, worker), ()):
-                    name = trace.phases[trace.phase[at]]
-                    key = _Key(place, worker, name, count.setdefault(name, 0))
-                    count[name] += 1
-                    slices_by_key.setdefault(key, {})[number] = int(at)
-                    where = _place(trace, row_cells, int(at))
-                    placed.setdefault(key, []).append((*where, trace.start[at] - begin))
-    rests = sorted(_placed(placed), key=lambda pair: pair[1])
-    numbers = dict(_groups([key for key, _ in rests], trace.workers))
+                row = CellSlices(cells[trace.worker[cells] == worker])
+                counts = Counter[str]()
+                for k in slices_by_worker.get((pipeline.step, pipeline.replica, worker), ()):
+                    name = trace.phases[trace.phase[k]]
+                    key = _Key(replica, worker, name, counts[name])
+                    counts[name] += 1
+                    slices_by_key.setdefault(key, {})[number] = int(k)
+                    after, is_beside = _find_place(trace, row, int(k))
+                    place = after, is_beside, trace.start[k] - begin
+                    places_by_key.setdefault(key, []).append(place)
+    rests = sorted(_usual_places(places_by_key), key=lambda pair: pair[1])
+    groups = dict(_collective_groups([key for key, _ in rests], trace.workers))
     slices = np.full((len(steps), len(rests)), NONE)
     for column, (key, _) in enumerate(rests):
-        for step, at in slices_by_key[key].items():
-            slices[step, column] = at
+        for step, k in slices_by_key[key].items():
+            slices[step, column] = k
     places = tuple(
-        Rest(key.phase, key.occurrence, key.replica, key.worker, after, is_beside, numbers[key])
+        Rest(key.phase, key.occurrence, key.replica, key.worker, after, is_beside, groups[key])
         for key, (_, _, after, is_beside, _) in rests
     )
-    return Rests(places, slices, _seconds(trace, places, slices))
+    return Rests(places, slices, _rest_seconds(trace, places, slices))
 
 
-def _by_row(trace: Trace) -> Mapping[tuple[int, int, int], Int[NumpyArray, " rests"]]:
-    """Slices that are no ops and no messages, by step, replica and worker, as they start."""
-    other = np.flatnonzero(~trace.is_of((*OPS, *MESSAGES)) & (trace.worker >= 0))
-    keys = np.stack([trace.step[other], trace.replica[other], trace.worker[other]])
-    other = other[np.lexsort((trace.start[other], *keys[::-1]))]
-    keys = np.stack([trace.step[other], trace.replica[other], trace.worker[other]])
-    cuts = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
-    parts = np.split(other, cuts) if len(other) else []
-    return {
-        (int(trace.step[p[0]]), int(trace.replica[p[0]]), int(trace.worker[p[0]])): p for p in parts
-    }
+def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Int[NumpyArray, " rests"]]:
+    """Return slices that are no ops and no messages by (step, replica, worker), in start order."""
+    other = np.flatnonzero(~trace.has_phase((*OPS, *MESSAGES)) & (trace.worker >= 0))
+    by_key: dict[tuple[int, int, int], list[int]] = {}
+    for k in other[np.argsort(trace.start[other], kind="stable")].tolist():
+        key = int(trace.step[k]), int(trace.replica[k]), int(trace.worker[k])
+        by_key.setdefault(key, []).append(k)
+    return {key: np.array(slices) for key, slices in by_key.items()}
 
 
-def _place(trace: Trace, cells: CellSlices, at: int) -> tuple[CellCount, bool]:
-    """Count the cells of the row that have ended when a slice starts; does it run beside one."""
-    after = int((trace.end[cells] <= trace.start[at] + TOUCH).sum())
-    until = int((trace.start[cells] < trace.end[at] - TOUCH).sum())
-    return CellCount(after), until > after
+def _find_place(trace: Trace, cells: CellSlices, k: int) -> tuple[CellCount, bool]:
+    """Return the number of cells that end before slice k starts, and whether it overlaps one."""
+    num_ended = int((trace.end[cells] <= trace.start[k] + CLOCK_ERROR).sum())
+    num_begun = int((trace.start[cells] < trace.end[k] - CLOCK_ERROR).sum())
+    return CellCount(num_ended), num_begun > num_ended
 
 
-def _placed(
-    placed: Mapping[_Key, Sequence[tuple[CellCount, bool, float]]],
+def _usual_places(
+    places_by_key: Mapping[_Key, Sequence[tuple[CellCount, bool, float]]],
 ) -> Iterator[tuple[_Key, tuple[int, int, CellCount, bool, float]]]:
-    """Yield the usual place of every slice: replica, worker, after, beside, and time."""
-    for key, where in placed.items():
-        after, flags, when = zip(*where, strict=True)
+    """Yield replica, worker, and by medians over steps: cells before it, is_beside, start [s]."""
+    for key, places in places_by_key.items():
+        cell_counts, flags, starts = zip(*places, strict=True)
         is_beside = 2 * sum(flags) > len(flags)
-        usual = CellCount(int(np.median(after)))
-        yield key, (key.replica, key.worker, usual, is_beside, float(np.median(when)))
+        after = CellCount(int(np.median(cell_counts)))
+        yield key, (key.replica, key.worker, after, is_beside, float(np.median(starts)))
 
 
-def _groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Key, int]]:
-    """Number of the collective that every slice is of; -1 of none, and of one that is alone."""
+def _collective_groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Key, int]]:
+    """Yield the number of every slice's collective; -1 if it is none or has no other member."""
     members: dict[tuple[object, ...], list[_Key]] = {}
     for key in keys:
-        scope = collective_scope(key.phase)
-        is_end = key.worker in (0, workers - 1)
-        where = {
+        is_pipeline_end = key.worker in (0, workers - 1)
+        shared_by_scope = {  # members of a collective share these numbers
             "replicas": (key.worker,),
-            "ends": (key.replica,) if is_end else None,
+            "ends": (key.replica,) if is_pipeline_end else None,
             "all": (),
-        }.get(scope or "")
-        if where is None:
+        }
+        shared = shared_by_scope.get(collective_scope(key.phase) or "")
+        if shared is None:
             yield key, NONE
         else:
-            members.setdefault((key.phase, key.occurrence, *where), []).append(key)
+            members.setdefault((key.phase, key.occurrence, *shared), []).append(key)
     for number, group in enumerate(members.values()):
         for key in group:
             yield key, number if len(group) > 1 else NONE
 
 
-def _seconds(
+def _rest_seconds(
     trace: Trace, places: Sequence[Rest], slices: Int[NumpyArray, "steps rests"]
 ) -> Float[NumpyArray, "steps rests"]:
-    """Return the duration of every slice (steps, rests) [s]; 0 in a step without it."""
+    """Return the time of every slice [s], of a collective from its last start; 0 without it."""
     start = np.append(trace.start, -np.inf)[slices]
     end = np.append(trace.end, -np.inf)[slices]
     group = np.array([rest.group for rest in places], int)
