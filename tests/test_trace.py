@@ -677,7 +677,7 @@ def test_the_page_explores_the_median_step(call, folder):
     assert scene["link"] == result.links.model
     pipeline = result.pipelines.pipelines[number]
     finish, vector, program = run_of_page(
-        replayed, [f["given"] for f in scene["factors"]], scene["link"]
+        replayed, [f["initial"] for f in scene["factors"]], scene["link"]
     )
     start = finish - vector[program["durations"]]
     starts = unpack(replayed["recorded"]["starts"])["start"]
