@@ -1,4 +1,4 @@
-# The only entry point. Targets that need the environment create it themselves.
+# Commands of the repository. Targets create the environment .venv if they need it.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +8,7 @@ RESULTS := results
 FIGURES := figures/out
 SITE := site
 DEMO := demo
-# example: a schedule of PyTorch, measured times, transfers as on NCCL
+# the example of the README: a schedule of PyTorch, measured times, transfers as on NCCL
 REAL := --table examples/schedule.csv --costs examples/measured.json --link rendezvous
 # number of random examples of each fuzzer, and the fuzzers
 EXAMPLES ?= 100000
@@ -18,7 +18,7 @@ JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 # the tests start many processes, which share Python's bytecode
 export PYTHONDONTWRITEBYTECODE :=
-# packages whose types and shapes are checked at run time; the command line imports its types lazily
+# packages with run-time checks of types and shapes; not the command line, which imports types lazily
 TYPED := --jaxtyping-packages=pipejax.base,pipejax.schedules,pipejax.costs,pipejax.engine,pipejax.analysis,pipejax.search,pipejax.sweep,pipejax.training,pipejax.traces,pipejax.plots,pipejax.runtimes.table_writing,typecheck.check
 # tests that also run as users compile, with run-time types
 SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.py links.py) \
@@ -58,17 +58,17 @@ pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experimen
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.pipedream.claims --data $(RESULTS)
 
-optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; EFFORT=20 of a solve: longer)
+optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; longer searches: EFFORT=20)
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.optpipe.sweep --out $(RESULTS) $(addprefix --effort ,$(EFFORT))
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.optpipe.claims --data $(RESULTS)
 
-# findings with their own dataset; one more reads the grid of `make optpipe`
+# findings with their own dataset; the finding on offloading reads the grid of `make optpipe`
 FINDINGS := links regimes queues delays gradient_noise
 GRID := $(RESULTS)/optpipe_grid.zarr
 
-findings: $(READY)  ## our findings: datasets, figures, claims (4 minutes after make optpipe)
+findings: $(READY)  ## make datasets, figures and claims of our findings (4 minutes after make optpipe)
 	mkdir -p $(RESULTS)
 	set -e; for name in $(FINDINGS); do \
 		$(BIN)/python -m sweeps.findings.$$name --out $(RESULTS)/finding_$$name.zarr; done
@@ -77,7 +77,7 @@ findings: $(READY)  ## our findings: datasets, figures, claims (4 minutes after 
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.findings.claims --data $(RESULTS)
 
-sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines
+sweeps: $(READY)  ## make datasets of other figures: design space, sensitivity, jitter, timelines
 	mkdir -p $(RESULTS)
 	$(BIN)/pipejax sweep run sweeps/design/design_space.toml --out $(RESULTS)/design_space.zarr --resume
 	$(BIN)/python -m sweeps.design.sensitivity --out $(RESULTS)/sensitivity.zarr
@@ -96,32 +96,32 @@ docs: $(READY)  ## build the documentation in site/ and run its examples (a minu
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir $(SITE)
 	$(BIN)/python -m pages.links $(SITE)
 
-docs-serve: $(READY)  ## serve it at http://127.0.0.1:8000 while you edit, without slow pages
+docs-serve: $(READY)  ## serve the documentation at http://127.0.0.1:8000 while you edit, without slow pages
 	NO_MKDOCS_2_WARNING=1 DOCS_WHOLE=false $(BIN)/python -m mkdocs serve
 
-quick: lint  ## lint and fast tests: no compilation, no solver, no process
+quick: lint  ## lint and fast tests, without compilation, solver or process
 	$(PYTEST) --quick tests
 
-test: lint  ## lint, types, tests, doctests
+test: lint  ## run lint, types, tests, doctests
 	$(MAKE) -j 2 types tests
 
-test-all: lint types  ## all tests with slow ones, run-time types and more examples
+test-all: lint types  ## run all tests, slow ones too, with run-time types and more examples
 	$(PYTEST)
 	$(PYTEST) tests/papers
 	$(PYTEST) $(TYPED) tests
 	XLA_FLAGS= HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/test_recurrence.py tests/test_batch.py
 
-test-papers: $(READY)  ## tests of the reproduced papers and their figures
+test-papers: $(READY)  ## test the reproduced papers and their figures
 	$(PYTEST) -m "not slow" tests/papers
 
-lint: $(READY)  ## ruff, format included
+lint: $(READY)  ## run ruff, format included
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)  ## mypy, strict
+types: $(READY)  ## run mypy, strict
 	$(BIN)/mypy
 
-tests: sample  ## tests and doctests, after make sample
+tests: sample  ## run tests and doctests, after make sample
 	$(PYTEST) -m "not slow" $(addprefix --deselect=,$(SAMPLE))
 
 test-browser: $(READY)  ## test the explorer in a browser (apt install chromium; five minutes)

@@ -73,7 +73,7 @@ def random_tables(draw):
 
 
 @st.composite
-def costs_of(draw, table):
+def make_costs(draw, table):
     """Costs with ties, zeros, rounding, stragglers, microbatches of their own, fused pairs."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kinds = {name: draw(st.booleans()) for name in ("pairs", "step_end", "by_microbatch")}
@@ -94,7 +94,7 @@ def costs_of(draw, table):
 
 
 @st.composite
-def links_of(draw, workers):
+def make_links(draw, workers):
     """Links of any kind, for a number of workers."""
     link = draw(st.sampled_from(LINKS))
     how = draw(strategies.carried(link.model, workers))
@@ -107,7 +107,7 @@ def links_of(draw, workers):
 def runs(draw):
     """A certificate of a run, with what may be claimed beside it."""
     table = draw(registered() | random_tables() | random_tables())
-    return draw(claims_of(table, draw(costs_of(table)), draw(links_of(table.num_workers))))
+    return draw(get_claims(table, draw(make_costs(table)), draw(make_links(table.num_workers))))
 
 
 def legal(case):
@@ -119,13 +119,13 @@ def legal(case):
 
 
 @st.composite
-def claims_of(draw, table, costs, links):
+def get_claims(draw, table, costs, links):
     """A certificate of a table's run."""
     try:
         run = pj.evaluate(table, costs, link=links)
     except pj.ScheduleError:  # shared host links, or queues that cells order, can be a deadlock
         assume(False)
-    memory = draw(memory_of(run))
+    memory = draw(get_memory(run))
     claims = {"offload": table.offloads or draw(st.booleans())}
     claims["objective"] = draw(st.sampled_from(["makespan", "span"]))
     if draw(st.booleans()):
@@ -133,15 +133,12 @@ def claims_of(draw, table, costs, links):
     if draw(st.booleans()):
         reached = run.max_span if claims["objective"] == "span" else run.makespan
         claims["lower_bounds"] = {"solver": reached / 2}
-        claims["lower_bounds"] |= bounds_of(pj.certificate(run, memory=memory, **claims))
+        claims["lower_bounds"] |= get_bounds(pj.certificate(run, memory=memory, **claims))
     return written(pj.certificate(run, memory=memory, **claims))
 
 
-def bounds_of(claimed):
-    """Bounds as high as they are derived, of schedules of the kind that a search makes.
-
-    They have no fused pairs, which may be faster than their ops, and nothing recomputed.
-    """
+def get_bounds(claimed):
+    """Return the derived bounds of random schedules without fused pairs and recomputation."""
     result = derived_bounds(claimed)
     cells = [text for row in claimed["table"]["rows"] for text in row]
     is_searched = not any("OVERLAP" in text or "R" in text for text in cells)
@@ -162,7 +159,7 @@ def derived_bounds(claimed):
 
 
 @st.composite
-def memory_of(draw, run):
+def get_memory(draw, run):
     """Activation memory of sizes by stage, or by stage and microbatch."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = (run.stages, run.microbatches)[: draw(st.sampled_from([1, 1, 2]))]
@@ -192,12 +189,12 @@ def optima(draw):
     asked["offload"] = draw(st.booleans())
     limits = draw(st.sampled_from([2.0, 3.0, 100.0])) * stages / p
     links = draw(st.sampled_from(["delay", "queued"]))
-    result = optimum_of(table, costs, limits, link=links, **asked)
+    result = make_optimum(table, costs, limits, link=links, **asked)
     assume(result is not None)
     return result
 
 
-def optimum_of(table, costs, limits, **asked):
+def make_optimum(table, costs, limits, **asked):
     """A certificate of a plan that a heuristic made; None where it made none."""
     problem = build_problem(table, costs, limits, 1.0, 0.5, **asked)
     plan = greedy_plan(problem, problem.limits)
@@ -211,7 +208,7 @@ def optimum_of(table, costs, limits, **asked):
 def formulas_of_grammars(draw):
     """A certificate of a closed form of a table with kinds and rules of its own."""
     table, _ = legal(draw(grammar_cases.cases(max_workers=2)))
-    links = draw(links_of(table.num_workers).filter(lambda links: not links.eager_below))
+    links = draw(make_links(table.num_workers).filter(lambda links: not links.eager_below))
     try:
         links = dataclasses.replace(links, posting="early")
         form = pj.formula(pj.lower(table, link=links, step_end=False), max_facets=3)
@@ -220,8 +217,4 @@ def formulas_of_grammars(draw):
     return written(form.certificate(table))
 
 
-KINDS = {
-    "run": runs(),
-    "optimum": optima(),
-    "formula of a grammar": formulas_of_grammars(),
-}
+KINDS = {"run": runs(), "optimum": optima(), "formula of a grammar": formulas_of_grammars()}

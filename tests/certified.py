@@ -40,7 +40,7 @@ class _EnoughError(Exception):
     """Ends a search at its first solution."""
 
 
-def first_of(*problem, **options):
+def get_first(*problem, **options):
     """The first solution of a search, which ends there."""
     result = []
 
@@ -53,7 +53,7 @@ def first_of(*problem, **options):
     return result[0]
 
 
-def all_of(*problem, **options):
+def get_all(*problem, **options):
     """All solutions of a search, in their order; the last one is its answer."""
     result = []
     answer = pj.optimize(*problem, **options, on_best=result.append)

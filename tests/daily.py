@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 
-def daily(cases: Iterable[Any], *, always: int = 1, of: int = 3) -> list[Any]:
-    """Return cases for `parametrize`: the first `always` and one in `of` others; the rest is slow.
+def daily(cases: Iterable[Any], *, always: int = 1, total: int = 3) -> list[Any]:
+    """Return cases for `parametrize`: the first `always` and one in `total` others; the rest is slow.
 
     The others are drawn by a fixed seed: every third case of a grid could share a value of an axis.
     """
     cases = list(cases)
     others = range(always, len(cases))
-    chosen = {*range(always), *random.Random(0).sample(others, -(-len(others) // of))}
+    chosen = {*range(always), *random.Random(0).sample(others, -(-len(others) // total))}
     return [case if k in chosen else _slow(case) for k, case in enumerate(cases)]
 
 

@@ -6,7 +6,7 @@ import re
 import zlib
 
 import numpy as np
-from grammar_tables import TABLES, of_grammar
+from grammar_tables import TABLES, grammar_table
 
 import pipejax as pj
 from pipejax.plots.explorer.payload import Explored, MemoryView
@@ -71,10 +71,10 @@ def unpack(packed):
     return arrays
 
 
-def given(name):
+def build_case(name):
     """A table and its costs."""
     if name in TABLES:
-        return of_grammar(name)
+        return grammar_table(name)
     if name in ROWS:
         rows, costs = ROWS[name]
         return pj.ScheduleTable.from_rows(rows), pj.Costs(**costs)
@@ -91,7 +91,7 @@ def explored(table, costs, link="delay", limits=None):
     )
 
 
-def scene_of(text):
+def get_scene(text):
     return json.loads(
         re.search(r'<script type="application/json" id="scene">(.*?)</script>', text, re.DOTALL)[1]
     )
@@ -117,6 +117,6 @@ def run_of_page(schedule, factors, model):
     for node, degree in enumerate(program["degree"].tolist()):
         edges = range(edge, edge + degree)
         arrivals = [finish[node - back[e]] + vector[program["lag"][e]] for e in edges]
-        finish[node] = max(arrivals, default=0.0) + vector[program["lasts"][node]]
+        finish[node] = max(arrivals, default=0.0) + vector[program["durations"][node]]
         edge += degree
     return finish, vector, program

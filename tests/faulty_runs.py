@@ -94,7 +94,7 @@ def _phases(table):
     return {op.phase for row in table.rows() for cell in row for op in cell}
 
 
-def found(trace):
+def find_suspects(trace):
     """Return what is suspect in a trace."""
     right, offsets = pj.traces.aligned(trace)
     return pj.traces.suspects(pj.traces.replay(pj.traces.find_pipelines(right)), offsets)

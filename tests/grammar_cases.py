@@ -26,13 +26,13 @@ USUAL = ("F", "B", "I", "W", "R", "O", "L", "A", "U", *SHARDING)  # that have ti
 class Case(NamedTuple):
     """A table as JSON has it, with costs for the library and for the reference.
 
-    `given` are the costs by name, as arrays; of one pair factor a number.
+    `arrays` has the costs by name; one pair factor is a number.
     """
 
     data: dict
     costs: pj.Costs
     theirs: reference.Costs
-    given: dict
+    arrays: dict
 
     @property
     def grammar(self):
@@ -62,9 +62,9 @@ class Grammar(TableRules):
         return self.reader.read_cell(text, 0)
 
     def waits(self, op, worker, table):
-        yield from (p for p in self.usual_inputs(op) if p in table.cell_of)
+        yield from (p for p in self.usual_inputs(op) if p in table.op_cells)
         for p, *_ in self.added_inputs(op, worker, table.stages, table.microbatches):
-            if p not in table.cell_of:
+            if p not in table.op_cells:
                 raise IllegalError(f"{op} lacks {p}")
             yield p
 
@@ -74,7 +74,7 @@ class Table(NamedTuple):
 
     stages: int
     microbatches: int
-    cell_of: dict
+    op_cells: dict
 
 
 @dataclasses.dataclass
@@ -169,7 +169,7 @@ def _rule(d, grammar, consumer, producer):
         which += d.resolve_choice([""] * 7 + [" (all)"]) if not which else ""
         which += d.resolve_choice(slices) if slices and not which and d.often(0.3) else ""
     sends = "worker" not in (built, waits) and "@" in which + producer and d.often(0.7)
-    return f"{text} <- {producer}{which}{' [message]' * bool(sends)}"
+    return f"{text} <- {producer}{which}{' [message]' if sends else ''}"
 
 
 def _rules(d, grammar):
@@ -223,8 +223,8 @@ def _holds(data, rule, table):
     """Return whether both ends of a rule exist wherever it speaks of them."""
     grammar = Grammar({**data, "rules": [rule]})
     try:
-        grammar.check_rule(grammar.rules[-1], table.cell_of, table.stages, table.microbatches)
-        for op in table.cell_of:
+        grammar.check_rule(grammar.rules[-1], table.op_cells, table.stages, table.microbatches)
+        for op in table.op_cells:
             for _ in grammar.waits(op, 0, table):
                 pass
     except IllegalError:
@@ -235,7 +235,9 @@ def _holds(data, rule, table):
 def _rows(d, grammar, table, home, fuses):
     """Rows of cells in an order that they could have; None where there is none."""
     rows, done = [[] for _ in range(d.workers)], set()
-    cell_keys = {op: (op[0], op[2]) if grammar.is_collective(op[0]) else op for op in table.cell_of}
+    cell_keys = {
+        op: (op[0], op[2]) if grammar.is_collective(op[0]) else op for op in table.op_cells
+    }
     waits, groups = {}, {}
     for op, key in cell_keys.items():
         producers = {*grammar.waits(op, home(op), table)}
@@ -262,7 +264,7 @@ def _text(cell, slices):
     """Inverse of `Grammar.split`."""
     ops = []
     for letters, place, m in cell:
-        number = f"{m // slices}" + f".{m % slices}" * (slices > 1)
+        number = f"{m // slices}.{m % slices}" if slices > 1 else f"{m}"
         ops.append(f"{'' if isinstance(place, str) else place}{letters}{number}")
     return f"({';'.join(ops)})OVERLAP_F_B" if len(ops) == 2 else ops[0]
 
@@ -373,8 +375,8 @@ def _table(d, pipes):
         is_order = rows is not None
         if rows is None and (not rules or d.often(0.1)):  # in any order
             rows = [[] for _ in range(d.workers)]
-            for op in d.rng.permutation(len(table.cell_of)).tolist():
-                op = [*table.cell_of][op]
+            for op in d.rng.permutation(len(table.op_cells)).tolist():
+                op = [*table.op_cells][op]
                 rows[home(op)].append(_text([op], d.slices))
         if rows is not None:
             break
@@ -424,7 +426,7 @@ def price(data, rng, *, by_microbatch=False):
         return rng.integers(0, 40, shape) / 8 * (rng.random(shape) < 0.9)
 
     options = {}
-    for letters, (name, scope) in fields_of(data).items():
+    for letters, (name, scope) in get_fields(data).items():
         places = workers if scope == "worker" else stages
         if name not in options:
             options[name] = values(
@@ -441,7 +443,7 @@ def price(data, rng, *, by_microbatch=False):
     return priced(data, options)
 
 
-def fields_of(data):
+def get_fields(data):
     """Name of the cost of each kind, and what it is of, by letters."""
     stage_letters = ("A", *SHARDING)
     result = {k: (PHASE_FIELDS[k], "stage" if k in stage_letters else "microbatch") for k in USUAL}
@@ -456,7 +458,7 @@ def priced(data, options):
     costs = pj.Costs(**{name: options[name] for name in options if name in usual}, others=added)
     stages, workers = len(data["placement"][0]), len(data["rows"])
     op = {}
-    for letters, (name, scope) in fields_of(data).items():
+    for letters, (name, scope) in get_fields(data).items():
         names = [f"worker {w}" for w in range(workers)] if scope == "worker" else [*range(stages)]
         op |= {(letters, place): options[name][k].tolist() for k, place in enumerate(names)}
     sent = [
@@ -478,4 +480,4 @@ def again(case, rng):
         sample = rng.integers(0, 40, np.shape(value)) / 32 * (rng.random(np.shape(value)) < 0.9)
         return 2 * value if name in ("all_reduce", "update") else sample
 
-    return priced(case.data, {name: other(name, value) for name, value in case.given.items()})
+    return priced(case.data, {name: other(name, value) for name, value in case.arrays.items()})

@@ -65,11 +65,7 @@ TABLES = {
         ],
         {"forward": 1.0, "backward": 2.0},
     ),
-    "forward only": (
-        Grammar(forward_only=True),
-        ["0F0 0F1 0F2", "1F0 1F1 1F2"],
-        {"forward": 1.0},
-    ),
+    "forward only": (Grammar(forward_only=True), ["0F0 0F1 0F2", "1F0 1F1 1F2"], {"forward": 1.0}),
     "graph": (
         Grammar(graph=[(0, 2), (1, 2), (2, 3)]),
         ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", "2F0 2F1 2B0 2B1", "3F0 3B0 3F1 3B1"],
@@ -91,7 +87,7 @@ TABLES = {
 }
 
 
-def of_grammar(name):
+def grammar_table(name):
     """A table, and costs that it can be priced with."""
     grammar, rows, costs = TABLES[name]
     cells = [row.split() for row in rows]

@@ -17,7 +17,7 @@ def build(name="1f1b", p=4, m=8):
     return pj.schedules.build(name, num_workers=p, num_microbatches=m)
 
 
-def costs_of(table):
+def make_costs(table):
     """Unequal costs, none of which is a round number."""
     rng = np.random.default_rng(0)
     stages, links = table.num_stages, (2, table.num_pipes, table.num_stages - 1)

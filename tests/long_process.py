@@ -1,8 +1,4 @@
-"""A process that meets many programs: it fits, formulates and sweeps, and says what it grew to.
-
-`python tests/long_process.py 200` prints a line every 20 programs: programs so far, memory maps,
-MB of memory. Nothing of it may grow without end: a process has 65,530 maps on Linux.
-"""
+"""Print memory maps and memory of a process that fits, formulates and sweeps many programs."""
 
 import sys
 import tempfile

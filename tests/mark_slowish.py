@@ -1,8 +1,4 @@
-"""Write data/slowish.txt: the tests above 30 ms of CPU time, which `make quick` leaves out.
-
-Run `python tests/mark_slowish.py` after tests have become slower; `--anew` forgets the list first.
-A test runs twice, and the smaller time counts. What a test compiles is not kept for the next.
-"""
+"""Write data/slowish.txt: tests above 30 ms of CPU time (`--anew` forgets the list first)."""
 
 import argparse
 import os

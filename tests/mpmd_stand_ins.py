@@ -114,19 +114,19 @@ def executed(text, monkeypatch):
 LETTERS = dict(zip(TaskType, "FBIW", strict=True))
 
 
-def text_of(task):
+def make_text(task):
     """A slot as the record of JaxPP's own schedules has it."""
     if task is None:
         return "-"
     if isinstance(task, FusedTask):
-        return "+".join(map(text_of, task))
+        return "+".join(map(make_text, task))
     return f"{task.stage_id}{LETTERS[task.fwd_or_bwd]}{task.mubatch_idx}"
 
 
 def preprocessed(row):
     """Return the ops that JaxPP runs: no empty slots, and I of stage 0 alone where W comes next."""
     tasks = [list(task) if isinstance(task, FusedTask) else [task] for task in row if task]
-    flat = [[text_of(task) for task in slot] for slot in tasks]
+    flat = [[make_text(task) for task in slot] for slot in tasks]
     row = [slot for slot in flat if slot]
     result = []
     for slot in row:
@@ -150,7 +150,7 @@ def fragments(table, *, split):
                 yield FragmentInfo(origins[1], split_type=kind, **where)
 
 
-def op_of(fragment):
+def make_op(fragment):
     """Phase, stage and microbatch of a fragment."""
     phases = {None: Phase.B, SplitFragmentType.KEEP_TRANSFERRED: Phase.I}
     backward = phases.get(fragment.split_type, Phase.W)

@@ -125,7 +125,7 @@ TESTS = {
 }
 
 
-def tests_of(path):
+def get_tests(path):
     """Test files for a source file: those of the longest prefix, and itself if it has examples."""
     prefix = max((prefix for prefix in TESTS if path.startswith(prefix)), key=len)
     names = TESTS[prefix].split()
@@ -142,7 +142,7 @@ def survivors(path, folder, count, seed):
     from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkResult
 
     config, session = (folder / f"{path.replace('/', '.')}.{end}" for end in ("toml", "sqlite"))
-    tests = " ".join(tests_of(path))
+    tests = " ".join(get_tests(path))
     config.write_text(CONFIG.format(path=path, python=sys.executable, tests=tests))
     clone = folder / "clone"
     environment = {**os.environ, "HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "300"}

@@ -97,7 +97,7 @@ def _leaves(rng, table, shared):
 
 
 @st.composite
-def links_of(draw, table):
+def make_links(draw, table):
     """Draw links: the model, its queues, shared host links and what `carried` draws."""
     model = draw(LINKS)
     groups = draw(strategies.host_links(table.num_workers)) if table.offloads else ()
@@ -130,7 +130,7 @@ def tables(draw):
 def sets(draw):
     """Draw a set; orders of transfers that deadlock are left out."""
     table, grown = draw(tables())
-    links = draw(links_of(table))
+    links = draw(make_links(table))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shared = {"transmit"} if links.eager_below else set()
     leaves, exact = _leaves(rng, table, shared)
@@ -283,7 +283,7 @@ class Door(NamedTuple):
     seconds: Callable
     rounding: float = 1e-12
     off: float = 0.0
-    applies: Callable = lambda given: True
+    applies: Callable = lambda arguments: True
 
 
 def _has_period(options):

@@ -25,18 +25,18 @@ NEXT = {"": "F", "F": "IBO", "FO": "L", "FOL": "IB", "FI": "W", "FOLI": "W"}
 class Pipes:
     """A tiny problem, its times by stage, pipe and boundary; all numbers are exact.
 
-    `kept` is what W needs of an activation; `times` has no O where nothing may leave.
+    `weight_part` is what W needs of an activation; `times` has no O where nothing may leave.
     """
 
     placement: tuple
-    pipe_of: tuple
+    microbatch_pipes: tuple
     times: dict
     lag: list
     transmit: list
     all_reduce: tuple
     update: tuple
     sizes: tuple
-    kept: tuple
+    weight_part: tuple
     limits: tuple
     host_links: tuple = ()
 
@@ -48,9 +48,9 @@ class TooManyStates(Exception):
 class Search:
     """Looks for a schedule that ends before a given time."""
 
-    def __init__(self, pipes, before, most=None):
-        self.pipes, self.before, self.most = pipes, before, most
-        self.stages, self.count = len(pipes.sizes), len(pipes.pipe_of)
+    def __init__(self, pipes, before, maximum=None):
+        self.pipes, self.before, self.max_states = pipes, before, maximum
+        self.stages, self.count = len(pipes.sizes), len(pipes.microbatch_pipes)
         self.workers = len(pipes.limits)
         self.ops = [(s, m) for s in range(self.stages) for m in range(self.count)]
         self.seen, self.states = {}, 0
@@ -58,7 +58,7 @@ class Search:
         hosts = {w: (w,) for w in range(self.workers)}
         hosts |= {w: tuple(group) for group in pipes.host_links for w in group}
         groups = sorted(set(hosts.values())) if "O" in pipes.times else []
-        self.host_of = {w: self.workers + groups.index(g) for w, g in hosts.items() if groups}
+        self.hosts = {w: self.workers + groups.index(g) for w, g in hosts.items() if groups}
         self.machines = self.workers + len(groups)
         self.least_back = [
             min(pipes.times["I"][s], pipes.times["B"][s]) for s in range(self.stages)
@@ -77,7 +77,7 @@ class Search:
         self.links = sorted(set(ends))
 
     def worker(self, stage, microbatch):
-        return self.pipes.placement[self.pipes.pipe_of[microbatch]][stage]
+        return self.pipes.placement[self.pipes.microbatch_pipes[microbatch]][stage]
 
     def run(self):
         """The starts {(letter, stage, microbatch): time} of a schedule that ends before, or None."""
@@ -117,7 +117,7 @@ class Search:
             for letter in NEXT.get(done[key], "") if ends[key] <= now else "":
                 if letter not in self.pipes.times:
                     continue
-                if machine != (self.host_of[worker] if letter in "OL" else worker):
+                if machine != (self.hosts[worker] if letter in "OL" else worker):
                     continue
                 if letter == "F" and not self.may_begin(now, key, done, ready):
                     continue
@@ -131,7 +131,7 @@ class Search:
 
     def may_begin(self, now, key, done, ready):
         stage, microbatch = key
-        stage_pipe = self.pipes.pipe_of
+        stage_pipe = self.pipes.microbatch_pipes
         earlier = [m for m in range(microbatch) if stage_pipe[m] == stage_pipe[microbatch]]
         named = stage > 0 or not earlier or done[0, earlier[-1]] != ""
         return named and ready.get(key, now + 1) <= now
@@ -143,9 +143,9 @@ class Search:
             letters = done[key]
             if not letters or self.worker(*key) != worker:
                 continue
-            size, kept = self.pipes.sizes[key[0]], self.pipes.kept[key[0]]
-            before = kept if letters[-1] == "W" else size
-            after = {"F": size, "L": size, "O": 0, "B": 0, "I": kept, "W": 0}[letters[-1]]
+            size, stored = self.pipes.sizes[key[0]], self.pipes.weight_part[key[0]]
+            before = stored if letters[-1] == "W" else size
+            after = {"F": size, "L": size, "O": 0, "B": 0, "I": stored, "W": 0}[letters[-1]]
             held += before if ends[key] > now else after
         return held <= self.pipes.limits[worker]
 
@@ -156,7 +156,7 @@ class Search:
             return ready, back | {key: end}, links
         if letter not in "FIB" or (letter in "IB" and stage == 0):
             return ready, back, links
-        pipe, direction = self.pipes.pipe_of[microbatch], "FIB".index(letter) > 0
+        pipe, direction = self.pipes.microbatch_pipes[microbatch], "FIB".index(letter) > 0
         boundary, other = (stage - 1, stage - 1) if direction else (stage, stage + 1)
         link = self.worker(*key), self.worker(other, microbatch)
         arrives = end
@@ -190,7 +190,7 @@ class Search:
             others[:] = [o for o in others if not all(map(operator.le, remaining, o))]
             others.append(remaining)
             self.states += 1
-            if self.most is not None and self.states > self.most:
+            if self.max_states is not None and self.states > self.max_states:
                 raise TooManyStates
         return result
 
@@ -205,7 +205,7 @@ class Search:
             letters = [done[key] for key in keys]
             times = [max(oldest, ends[key]) for key in keys]
             times += [max(now, at[key]) for at in (ready, back) for key in keys if key in at]
-            alike.append((self.pipes.pipe_of[m], letters, times))
+            alike.append((self.pipes.microbatch_pipes[m], letters, times))
         alike.sort()
         over = [max(now, at) for at in (*free, *(links.get(link, 0) for link in self.links))]
         remaining = now, *over, *(at for *_, times in alike for at in times)
@@ -217,7 +217,7 @@ class Search:
         earliest = [[] for _ in range(self.workers)]  # starts of what is left
         work = [0] * self.workers
         for microbatch in range(self.count):
-            at, pipe = now, pipes.pipe_of[microbatch]
+            at, pipe = now, pipes.microbatch_pipes[microbatch]
             for stage in range(self.stages):
                 key, worker = (stage, microbatch), self.worker(stage, microbatch)
                 if not done[key]:
@@ -282,12 +282,12 @@ class Search:
         return best
 
 
-def schedule_before(pipes, before, most=None):
+def schedule_before(pipes, before, limit=None):
     """Starts {(letter, stage, microbatch): time} of a schedule that ends before, or None."""
-    return Search(pipes, before, most).run()
+    return Search(pipes, before, limit).run()
 
 
-def end_of(pipes, starts):
+def get_end(pipes, starts):
     """End of a schedule of these starts."""
     search, ends = Search(pipes, 0), {}
     for (letter, *key), at in starts.items():

@@ -60,23 +60,23 @@ def texts(table):
     return [[str(op) for cell in row for op in cell] for row in table.rows()]
 
 
-def table_data(rows, pipe_of, grammar=None):
+def table_data(rows, microbatch_pipes, grammar=None):
     """A table as JSON has it: each stage of a pipe is where its first op stands."""
     data = {"format": "pipejax-table", "version": 1, "name": "", "slots": {}, "stage_shares": []}
     data |= grammar or {}
     reader = CellReader(TableRules(data))
     ops = [(op, w) for w, row in enumerate(rows) for x in row for op in reader.read_cell(x, w)]
     stages = 1 + max(s for (_, s, _), _ in ops if isinstance(s, int))
-    pipes = [{} for _ in range(1 + max(pipe_of, default=0))]
+    pipes = [{} for _ in range(1 + max(microbatch_pipes, default=0))]
     for (_, stage, m), worker in ops:
         if isinstance(stage, int) and m >= 0:
-            pipes[pipe_of[m]].setdefault(stage, worker)
+            pipes[microbatch_pipes[m]].setdefault(stage, worker)
     for (letters, stage, _), worker in ops:  # a pipe without microbatches may hold the stage
         if letters in SHARDING and all(pipe.get(stage) != worker for pipe in pipes):
             pipes.append({stage: worker})
     placement = [[pipe.get(stage, 0) for stage in range(stages)] for pipe in pipes]
     placement = data.get("placement", placement)
-    return data | {"rows": rows, "placement": placement, "pipe_of_microbatch": [*pipe_of]}
+    return data | {"rows": rows, "placement": placement, "pipe_of_microbatch": [*microbatch_pipes]}
 
 
 def listed_seconds(costs, table):
@@ -110,7 +110,7 @@ class Run(events.Run):
     def __init__(
         self,
         rows,
-        pipe_of,
+        microbatch_pipes,
         costs,
         link="delay",
         queues="worker",
@@ -121,7 +121,7 @@ class Run(events.Run):
         eager_below=0.0,
         grammar=None,
     ):
-        data = table_data([*map(list, rows)], pipe_of, grammar)
+        data = table_data([*map(list, rows)], microbatch_pipes, grammar)
         links = {"model": link, "queues": queues, "host_links": host_links, "posting": posting}
         links |= {"shared_links": shared_links, "pair_links": [*pair_links]}
         links |= {"eager_below": eager_below}

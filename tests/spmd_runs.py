@@ -1,8 +1,4 @@
-"""Executed as a process: steps of many tables on the devices of this process, in one compilation.
-
-Reads {"tables": [...], "trained": [...], "model": {...}} and prints what each step is off by, and
-the weights (stages, ...) that asynchronous tables end with.
-"""
+"""Run as a process: run the steps of many tables in one compilation, and print their errors."""
 
 import json
 import sys
@@ -13,10 +9,12 @@ from pipejax.runtimes.spmd.runtime import step_errors, train
 from pipejax.schedules.table.table_files import from_json
 
 if __name__ == "__main__":
-    given = json.load(sys.stdin)
-    tables, trained = ([from_json(each) for each in given[name]] for name in ("tables", "trained"))
-    model, both = SmallModel(**given["model"]), [*tables, *trained]
-    sizes = SpmdSizes.joined(sizes_for(table, given["workers"]) for table in both)
+    arguments = json.load(sys.stdin)
+    tables, trained = (
+        [from_json(entry) for entry in arguments[name]] for name in ("tables", "trained")
+    )
+    model, both = SmallModel(**arguments["model"]), [*tables, *trained]
+    sizes = SpmdSizes.joined(sizes_for(table, arguments["workers"]) for table in both)
     largest = max(table.num_stages for table in both), sizes.microbatches
     frozen = model._replace(step_size=0.0)
     errors = [step_errors(t, train(t, frozen, sizes), frozen, *largest) for t in tables]

@@ -127,19 +127,19 @@ def _with_waits(rng, row):
 
 def with_updates(rng, row):
     """Apply the gradients of a row in U cells: now and then, and at the end what is left."""
-    updated, open_ = [], {}  # gradients by stage that no update has applied yet
+    updated, pending = [], {}  # gradients by stage that no update has applied yet
 
     def update(stage):
-        updated.append(f"{stage}U{rng.choice(open_.pop(stage))}")
+        updated.append(f"{stage}U{rng.choice(pending.pop(stage))}")
 
     for cell in row:
         updated.append(cell)
         for phase, stage, microbatch in reference.split(cell) if cell else []:
             if phase in ("B", "W"):
-                open_.setdefault(stage, []).append(microbatch)
-        for stage in [stage for stage in open_ if rng.random() < 0.4]:
+                pending.setdefault(stage, []).append(microbatch)
+        for stage in [stage for stage in pending if rng.random() < 0.4]:
             update(stage)
-    for stage in list(open_):
+    for stage in list(pending):
         update(stage)
     return updated
 

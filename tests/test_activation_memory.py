@@ -74,7 +74,7 @@ def test_the_ledger_frees_what_it_takes(life):
     assert held_change(pj.Phase.SEND_F, END, whole=7, for_w=3) == 0
 
 
-def memory_of(row, costs, **options):
+def get_memory(row, costs, **options):
     return pj.analysis.activation_memory(
         pj.evaluate(pj.ScheduleTable.from_rows([row]), costs), **options
     )
@@ -89,12 +89,12 @@ def test_a_wait_bounds_the_memory_whatever_the_times_are():
     row = ["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]
     for offload in (0.0, 0.1, 100.0):
         costs = dataclasses.replace(COSTS, offload=offload)
-        assert memory_of(row, costs).peak.tolist() == [1.0]
+        assert get_memory(row, costs).peak.tolist() == [1.0]
 
 
 def test_thirds_add_up_to_whole_numbers():
     first = [f"0{phase}{m}" for m in range(30) for phase in "FI"]  # I before the next F
-    memory = memory_of(
+    memory = get_memory(
         [*first, *(f"0W{m}" for m in range(30))],
         pj.Costs(forward=0.1, input_grad=0.7, weight_grad=0.3),
     )
@@ -117,7 +117,7 @@ WRONG = {
 def test_wrong_sizes_are_refused(what):
     options, message = WRONG[what]
     with pytest.raises(ValueError, match=message):
-        memory_of(["0F0", "0B0"], COSTS, **options)
+        get_memory(["0F0", "0B0"], COSTS, **options)
 
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]

@@ -35,7 +35,7 @@ FIELDS = (*OPS, "latency", "transmit")
 LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 
 
-def batch_of(table, size, seed, dtype=np.float64, *, dyadic=False):
+def make_batch(table, size, seed, dtype=np.float64, *, dyadic=False):
     """Random costs per stage and link; dyadic ones tie often and are exact."""
     rng = np.random.default_rng(seed)
 
@@ -75,7 +75,7 @@ def test_interpreted_equals_one_by_one(data, link, seed):
     table, _ = data.draw(strategies.tables())
     program = pj.lower(table, link=link)
     padded = strategies.padded(program, num_nodes=512, max_preds=8)
-    costs = batch_of(table, 3, seed, dyadic=data.draw(st.booleans()))
+    costs = make_batch(table, 3, seed, dyadic=data.draw(st.booleans()))
     values, counts = pj.makespans_and_grad(program, costs)
     expected, gradients = one_by_one(padded, costs, 3)
     np.testing.assert_allclose(values, expected, rtol=1e-12)
@@ -103,7 +103,7 @@ def test_interpreted_equals_one_by_one(data, link, seed):
 def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     program = pj.lower(table, link=link)
-    costs = batch_of(table, 9, 3, dyadic=dyadic)
+    costs = make_batch(table, 9, 3, dyadic=dyadic)
     interpreted, unrolled = (
         pj.makespans(program, costs, unroll=unroll) for unroll in (False, True)
     )
@@ -116,7 +116,9 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
         monkeypatch.setattr(makespans, "WORTH_UNROLLING", 0)
         kernel, built = makespans.unrolled_with_counts, []
         monkeypatch.setattr(
-            makespans, "unrolled_with_counts", lambda *given: built.append(1) or kernel(*given)
+            makespans,
+            "unrolled_with_counts",
+            lambda *arguments: built.append(1) or kernel(*arguments),
         )
         result = pj.makespans_and_grad(program, costs)
         # a program of few ops for its costs has none; accelerators have none either
@@ -129,7 +131,7 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
 @pytest.mark.parametrize("per_stage", [False, True])
 def test_the_benchmark_compares_with_the_same_numbers(per_stage):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=6)
-    program, costs = pj.lower(table, step_end=False), batch_of(table, 3001, 8)
+    program, costs = pj.lower(table, step_end=False), make_batch(table, 3001, 8)
     arrays = costs.forward, costs.backward, costs.transmit[:, 0, 0, 0]
     if not per_stage:
         arrays = arrays[0][:, 0], arrays[1][:, 0], arrays[2]
@@ -160,7 +162,7 @@ def test_uniform_costs_and_scalars(unroll):
 def test_bit_fields_hold_the_uses_of_every_path(bits):
     """All paths of a small program one by one: words are sums, and read back give the uses."""
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
-    program, costs = pj.lower(table, step_end=False), batch_of(table, 1, 0)
+    program, costs = pj.lower(table, step_end=False), make_batch(table, 1, 0)
     ops, rows = binary_ops(program), cost_rows(program, costs)
     fields = unrolled_form.bit_fields(ops, rows, bits)
     assert (fields.once.shape[1] > 1) == (bits == 8)
@@ -225,11 +227,11 @@ def test_float64_is_what_arrays_ask_for_and_what_numbers_have():
                     [exact] * 2, rel=1e-15 if dtype is np.float64 else 0.02
                 )
             assert counts.forward.tolist() == [19.0, 19.0]
-            one = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) == 0 else leaf[0], costs)
+            entry = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) == 0 else leaf[0], costs)
             for result in (
-                pj.makespan(program, one),
-                pj.finish_times(program, one),
-                pj.analysis.slack(program, one),
+                pj.makespan(program, entry),
+                pj.finish_times(program, entry),
+                pj.analysis.slack(program, entry),
             ):
                 assert result.dtype == np.float64
 
@@ -275,7 +277,7 @@ def test_costs_in_a_trace_that_are_no_tracers_are_numbers():
 def test_a_large_batch_goes_through_in_parts(unroll):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
     program = pj.lower(table)
-    costs = batch_of(table, 1000, 2)
+    costs = make_batch(table, 1000, 2)
     whole, counts = pj.makespans_and_grad(program, costs)
     parts, others = pj.makespans_and_grad(program, costs, max_bytes=50_000)
     np.testing.assert_array_equal(whole, parts)
@@ -289,13 +291,10 @@ def test_a_large_batch_goes_through_in_parts(unroll):
 SIZES = (1, 128, 129, 2049, 20_001)  # less and more than a row, a block
 
 
-@pytest.mark.parametrize(
-    ("temperature", "size"),
-    daily(itertools.product((None, 0.5), SIZES)),
-)
+@pytest.mark.parametrize(("temperature", "size"), daily(itertools.product((None, 0.5), SIZES)))
 def test_batches_of_any_size(size, temperature, monkeypatch):
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
-    program, costs = pj.lower(table), batch_of(table, size, 4)
+    program, costs = pj.lower(table), make_batch(table, size, 4)
     run = functools.partial(pj.makespans_and_grad, program, temperature=temperature)
     values, counts = run(costs)
     rows = np.unique(np.linspace(0, size - 1, 50, dtype=int))
@@ -331,7 +330,7 @@ def test_a_program_may_fill_its_bucket():
 @pytest.mark.parametrize(("workers", "microbatches"), [(4, 400), (2, 2500)])
 def test_gradients_of_long_programs(workers, microbatches):  # counted in stretches, as floats
     table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
-    program, costs = pj.lower(table), batch_of(table, 3, 6)
+    program, costs = pj.lower(table), make_batch(table, 3, 6)
     values, counts = pj.makespans_and_grad(program, costs)
     expected, gradients = one_by_one(program, costs, 3)
     np.testing.assert_allclose(values, expected, rtol=1e-12)
@@ -341,7 +340,7 @@ def test_gradients_of_long_programs(workers, microbatches):  # counted in stretc
 
 def test_an_accelerator_takes_one_wide_tile(monkeypatch):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    program, costs = pj.lower(table), batch_of(table, 1003, 4)
+    program, costs = pj.lower(table), make_batch(table, 1003, 4)
     expected = pj.makespans_and_grad(program, costs)
     interpreter._compiled.cache_clear()
     # another function for JAX, that no trace of this one serves the other backend
@@ -391,7 +390,7 @@ def test_smooth_makespan_is_log_sum_exp_over_predecessors():
 
 def test_smooth_gradient_is_that_of_the_smooth_makespan():
     table = pj.schedules.build("hanayo", num_workers=2, num_microbatches=4)
-    program, costs, h = pj.lower(table), batch_of(table, 2, 8), 1e-6
+    program, costs, h = pj.lower(table), make_batch(table, 2, 8), 1e-6
     values, slopes = pj.makespans_and_grad(program, costs, temperature=0.2)
     for field, place in itertools.product(("forward", "transmit"), (0, -1)):
         moved = np.array(getattr(costs, field))
@@ -429,8 +428,8 @@ def test_the_environment_and_other_backends_go_before_options_of_the_compiler(mo
 def test_other_costs_compile_nothing(unroll):
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     program = pj.lower(table)
-    pj.makespans(program, batch_of(table, 50, 1), unroll=unroll)
-    again = batch_of(table, 50, 2)
+    pj.makespans(program, make_batch(table, 50, 1), unroll=unroll)
+    again = make_batch(table, 50, 2)
     assert compilations(lambda: pj.makespans(program, again, unroll=unroll)) == 0
 
 

@@ -33,7 +33,7 @@ f5 g5 f6 g6 g7 c7 c7 g8 . c8 c8 c5 c5 b5 b5 c6 c6 b6 b6 b7 b7 . . b8 b8
 PAIR = pj.Costs(forward=1.0, backward=2.0)
 
 
-def rows_of(picture):
+def get_rows(picture):
     return [line.split() for line in picture.split("\n") if line]
 
 
@@ -51,7 +51,9 @@ def named(op):
 @pytest.mark.parametrize(("pictures", "slots"), [((FOUR,), 28), ((EIGHT, BEHIND), 53)])
 def test_runs_as_the_authors_draw_it(pictures, slots):
     """In the order drawn, as long, and no op later: the pictures leave some where others end."""
-    picture_rows_by_worker = [[*chain(*rows)] for rows in zip(*map(rows_of, pictures), strict=True)]
+    picture_rows_by_worker = [
+        [*chain(*rows)] for rows in zip(*map(get_rows, pictures), strict=True)
+    ]
     run = pj.evaluate(built(4, 4 * len(pictures)), PAIR)
     assert run.makespan == slots == max(map(len, picture_rows_by_worker))
     for w, row in enumerate(picture_rows_by_worker):
@@ -82,7 +84,7 @@ def test_idle_time(forward, backward):
 def test_activations_are_those_of_the_picture():
     """Stages of a worker's pipes between f or g and their b or c, counted slot by slot."""
     held = []
-    for row in rows_of(FOUR):
+    for row in get_rows(FOUR):
         events = [op for k, op in enumerate(row) if op != "." and op not in row[:k]]
         levels = np.cumsum([1 if op[0] in "fg" else -1 for op in events])
         held.append(int(levels.max()))

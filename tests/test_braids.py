@@ -34,7 +34,7 @@ def to_waits(last, within, ends="Ba"):
     return waits
 
 
-def costs_of(times, hop=0.1):
+def make_costs(times, hop=0.1):
     return pj.Costs(transmit=hop, others={letters.lower(): t for letters, t in times.items()})
 
 
@@ -79,7 +79,7 @@ def test_the_order_of_megatron(workers, stages):
 
 
 def test_the_braid_takes_123_seconds_where_1f1b_takes_162():
-    braid = pj.evaluate(built("combined-1f1b", 4, 16), costs_of(TIMES))
+    braid = pj.evaluate(built("combined-1f1b", 4, 16), make_costs(TIMES))
     plain = pj.evaluate(built("1f1b", 4, 16), pj.Costs(forward=3.2, backward=5.2, transmit=0.1))
     assert (braid.makespan, plain.makespan) == pytest.approx((123.2, 162.4))
     assert braid.peak_in_flight.tolist() == [8, 6, 4, 2]
@@ -93,7 +93,7 @@ def test_combined_runs_as_the_event_loop(stages):
             table = built("combined-1f1b", workers, microbatches, stages_per_worker=stages)
             times = {letters: float(rng.integers(0, 20)) / 8 for letters in TIMES}
             waits = to_waits(workers * stages - 1, BACKWARD)
-            assert_runs(table, costs_of(times, 0.25), waits)
+            assert_runs(table, make_costs(times, 0.25), waits)
 
 
 SPLIT_ORDERS = {
@@ -107,10 +107,7 @@ SPLIT_ORDERS = {
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [
-        ("dualpipe", [(2, 4), (4, 12), (6, 12)]),
-        ("dualpipe-v", [(1, 2), (2, 5), (4, 8)]),
-    ],
+    [("dualpipe", [(2, 4), (4, 12), (6, 12)]), ("dualpipe-v", [(1, 2), (2, 5), (4, 8)])],
 )
 def test_dualpipe_is_braided_pair_by_pair(name, sizes):
     rng = np.random.default_rng(5)
@@ -126,7 +123,7 @@ def test_dualpipe_is_braided_pair_by_pair(name, sizes):
         times = {letters: float(rng.integers(0, 20)) / 8 for letters in (*TIMES, *HALVES)}
         waits = to_waits(table.num_stages - 1, SPLIT, "Ia")
         used = {letters: times[letters] for letters in table.grammar.letters}
-        result = assert_runs(table, costs_of(used, 0.25), waits)
+        result = assert_runs(table, make_costs(used, 0.25), waits)
         assert result.peak_in_flight.tolist() == pj.schedules.peak_in_flight(fused).tolist()
 
 
@@ -141,7 +138,7 @@ STEPS = {  # braid; fused pairs of k = 0, of the compute of both, of k = 1
 def test_what_a_fused_pair_takes_and_what_a_braid(name):
     """No k says it: 0 is less than the compute of a pair, and where pairs meet braids save more."""
     times = {k: v for k, v in {**TIMES, **HALVES}.items() if k not in ("Bm", "Ba")}
-    result = [pj.evaluate(built(f"braided-{name}", 4, 16), costs_of(times)).makespan]
+    result = [pj.evaluate(built(f"braided-{name}", 4, 16), make_costs(times)).makespan]
     for pair in ({"pair_factor": 0.0}, {"pair": 6.0}, {"pair_factor": 1.0}):
         result.append(pj.evaluate(built(name, 4, 16), pj.Costs(**FUSED, **pair)).makespan)
     assert result == pytest.approx(STEPS[name])

@@ -25,9 +25,9 @@ from pipejax.search.schedule.problem import build_problem
 F, I, W = (pj.Phase[letter] for letter in "FIW")  # noqa: E741
 
 
-@given(drawn=works(tightest=1), data=st.data())
-def test_an_order_whose_rows_fit_never_gets_stuck(drawn, data):
-    work, numbers = drawn
+@given(samples=works(tightest=1), data=st.data())
+def test_an_order_whose_rows_fit_never_gets_stuck(samples, data):
+    work, numbers = samples
     legs = num_legs(work)
     waits = Waits(numbers(0, 9, legs), numbers(0, 9, legs), numbers(0, 9, 2 * legs - 1))
     interval = data.draw(st.sampled_from([0.1, 0.5, 1.0, 1.4, 3.0])) * least_interval(work)
@@ -45,9 +45,9 @@ def test_an_order_whose_rows_fit_never_gets_stuck(drawn, data):
         assert again.log == run.log
 
 
-@given(drawn=works(tightest=1), data=st.data())
-def test_ops_of_a_block_begin_where_their_input_has_arrived(drawn, data):
-    work, numbers = drawn
+@given(samples=works(tightest=1), data=st.data())
+def test_ops_of_a_block_begin_where_their_input_has_arrived(samples, data):
+    work, numbers = samples
     legs = num_legs(work)
     waits = Waits(numbers(0, 9, legs), numbers(0, 9, legs), numbers(0, 9, 2 * legs - 1))
     block = building_block(work, waits, data.draw(st.sampled_from([1.0, 2.5])) * 99)

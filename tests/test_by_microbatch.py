@@ -39,7 +39,7 @@ def random_costs(shape=(), *, stages=4, pipes=1, microbatches=8, seed=0):
     )
 
 
-def arrays_of(costs, size):
+def get_arrays(costs, size):
     """Costs as a batch for `jax.vmap`: scalars too get its axis."""
     return jax.tree.map(lambda x: jnp.asarray(x) if np.ndim(x) else jnp.full(size, x), costs)
 
@@ -75,14 +75,14 @@ def test_equal_costs_of_all_microbatches_are_costs_per_stage(case, link):
 
 
 @pytest.mark.parametrize(
-    ("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS), of=7)
+    ("name", "link"), daily(itertools.product(["zb-h1", "chimera"], LINKS), total=7)
 )
 def test_batches_and_gradients_are_those_of_one(name, link):
     program = lowered(name, link)
     many = random_costs((3,), pipes=program.layout.num_pipes)
     values, counts = pj.makespans_and_grad(program, many)
     np.testing.assert_array_equal(values, pj.makespans(program, many))
-    mapped = jax.vmap(lambda costs: pj.makespan(program, costs))(arrays_of(many, 3))
+    mapped = jax.vmap(lambda costs: pj.makespan(program, costs))(get_arrays(many, 3))
     np.testing.assert_array_equal(values, mapped)
     for k, value in enumerate(values.tolist()):
         single = jax.tree.map(lambda leaf, k=k: leaf[k] if np.ndim(leaf) else leaf, many)
@@ -110,7 +110,7 @@ def test_grad_of_a_batch_and_jit():
     for slopes in (jax.grad(total)(many), jax.jit(jax.grad(total))(many)):
         np.testing.assert_array_equal(slopes.forward, counts.forward)
         np.testing.assert_array_equal(slopes.transmit, counts.transmit)
-    one_each = jax.tree.map(lambda leaf: leaf[:, None], arrays_of(many, 5))
+    one_each = jax.tree.map(lambda leaf: leaf[:, None], get_arrays(many, 5))
     inner = jax.vmap(lambda costs: pj.makespans(program, costs))(one_each)
     np.testing.assert_array_equal(inner[:, 0], pj.makespans(program, many))
     forms = [pj.makespans(program, many, unroll=unroll) for unroll in (True, False)]

@@ -49,47 +49,49 @@ def data(tmp_path_factory, a100):
 
 
 @pytest.fixture(scope="module")
-def found(data, a100):
+def result_case(data, a100):
     with pytest.warns():
         rows = read_rows(data)
     return pj.calibrate(rows, a100, fit=FIT, hold_out="group:t,b", starts=2)
 
 
-def test_the_overlap_that_all_runs_had_is_kept(found):
-    assert found.system.calibration.overlap == 0.0
+def test_the_overlap_that_all_runs_had_is_kept(result_case):
+    assert result_case.system.calibration.overlap == 0.0
 
 
-def test_the_numbers_are_found_within_their_errors(found):
+def test_the_numbers_are_found_within_their_errors(result_case):
     for name, value in TRUTH.items():
-        number = found.parameters[name]
+        number = result_case.parameters[name]
         assert number.identified
         assert abs(number.value - value) < 4 * number.standard_error < 0.3 * value
-    assert found.starts_differ < 1e-3
+    assert result_case.starts_differ < 1e-3
 
 
 @pytest.mark.slow
-def test_what_no_row_sees_is_flagged_and_stays_at_its_prior(found, a100):
-    number = found.parameters["network.latency"]
+def test_what_no_row_sees_is_flagged_and_stays_at_its_prior(result_case, a100):
+    number = result_case.parameters["network.latency"]
     assert not number.identified
     assert number.value == pytest.approx(a100.network.latency, rel=1e-3)
 
 
-def test_outliers_are_listed_and_pull_little(found):
-    assert [outlier.row for outlier in found.outliers] == [OUTLIER]
-    assert found.outliers[0].error == pytest.approx(-50, abs=3)
-    assert found.fit.median < 1.5
+def test_outliers_are_listed_and_pull_little(result_case):
+    assert [outlier.row for outlier in result_case.outliers] == [OUTLIER]
+    assert result_case.outliers[0].error == pytest.approx(-50, abs=3)
+    assert result_case.fit.median < 1.5
 
 
-def test_rows_left_out_are_predicted(found):
-    assert found.held_out.rows == found.fit.rows == 54
-    errors = np.abs(found.predicted_unseen / found.predicted - 1)  # each row has been left out once
+def test_rows_left_out_are_predicted(result_case):
+    assert result_case.held_out.rows == result_case.fit.rows == 54
+    errors = np.abs(
+        result_case.predicted_unseen / result_case.predicted - 1
+    )  # each row has been left out once
     assert 0 < errors.max() < 0.2
-    assert len(found.folds) == 12
-    assert found.fit.median < found.held_out.median < 3
-    assert found.coverage[80] <= found.coverage[90] <= 100
+    assert len(result_case.folds) == 12
+    assert result_case.fit.median < result_case.held_out.median < 3
+    assert result_case.coverage[80] <= result_case.coverage[90] <= 100
 
 
-def test_the_command_writes_a_system_that_predicts_the_same(found, data, tmp_path, capsys):
+def test_the_command_writes_a_system_that_predicts_the_same(result_case, data, tmp_path, capsys):
     out = tmp_path / "fitted.json"
     options = ["--system", "a100", "--fit", ",".join(FIT), "--hold-out", "group:t,b"]
     assert run(["calibrate", str(data), *options, "--out", str(out), "--json"]) == 0
@@ -106,7 +108,7 @@ def test_the_command_writes_a_system_that_predicts_the_same(found, data, tmp_pat
     assert [band.percent for band in fitted.calibration.bands] == [80, 90]
     with pytest.warns():
         again = StepTimes(read_rows(data)).predict(fitted)
-    np.testing.assert_allclose(again, found.predicted, rtol=1e-4)
+    np.testing.assert_allclose(again, result_case.predicted, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")

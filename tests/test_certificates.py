@@ -1,7 +1,4 @@
-"""Certificates: true ones hold, and whatever is changed in one is refused or still true.
-
-`make fuzz EXAMPLES=20000` draws as many true ones.
-"""
+"""Certificates: true ones hold, and every change of one is refused or still true."""
 
 import copy
 import functools
@@ -13,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import strategies
-from certificate_cases import KINDS, LINKS, derived_bounds, optimum_of, written
+from certificate_cases import KINDS, LINKS, derived_bounds, make_optimum, written
 from hypothesis import given, settings, strategies as st
 from legal_sizes import SLICED
 from test_grammar_runs import BRAID
@@ -216,7 +213,7 @@ def optimum():
     """An optimum with limits that are reached."""
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
     times = {"forward": 2.0, "input_grad": 3.0, "weight_grad": 1.0, "transfer": 1.0}
-    return optimum_of(table, pj.Costs.uniform(table, **times), 2.0)
+    return make_optimum(table, pj.Costs.uniform(table, **times), 2.0)
 
 
 def formula(name="chimera", links="rendezvous", **options):
@@ -404,7 +401,7 @@ def is_still_true(place, changed, verdict):
         return False
 
 
-def verdict_of(changed):
+def get_verdict(changed):
     try:
         return pj.verify(changed)
     except ValueError:  # malformed
@@ -417,7 +414,7 @@ def assert_no_change_is_believed(data, limit=None):
     assert pj.verify(data).problems == ()
     for path, changed in changes(data, limit):
         count += 1
-        verdict, place = verdict_of(signed(changed)), ".".join(map(str, path))
+        verdict, place = get_verdict(signed(changed)), ".".join(map(str, path))
         if verdict is not None and verdict.ok and not re.fullmatch(FREE[data["kind"]], place):
             assert is_still_true(place, changed, verdict), (place, changed["claim"])
     return count
@@ -437,7 +434,7 @@ def test_every_other_value_of_every_field_is_refused_or_true(name):
 def test_an_optimum_that_was_damaged_is_refused_whatever_was_changed():
     data = written(optimum())
     for path, changed in changes(data, limit=1):
-        verdict = verdict_of(changed)
+        verdict = get_verdict(changed)
         assert verdict is None or not verdict.ok, path
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grammar_tables import TABLES, of_grammar
+from grammar_tables import TABLES, grammar_table
 from trace_rules import busy, faults, slices
 
 import pipejax as pj
@@ -34,18 +34,18 @@ SCHEDULES = (
 )
 
 
-def table_of(name):
+def make_table(name):
     """A schedule, built or recorded."""
     if name.endswith(".csv"):
         return pj.read_table(Path(__file__).parent / "data" / name)
     if name in TABLES:
-        return of_grammar(name)[0]
+        return grammar_table(name)[0]
     return pj.schedules.build(name, num_workers=4, num_microbatches=8)
 
 
 def evaluated(name, link="delay", scale=1e-3, seed=0):
     """Evaluate a run of uneven costs: no time is a whole number of nanoseconds, messages overlap."""
-    table = table_of(name)
+    table = make_table(name)
     added = {
         phase.kind.time: scale * (0.3 + k) for k, phase in enumerate(table.grammar.custom_phases)
     }
@@ -63,7 +63,7 @@ def evaluated(name, link="delay", scale=1e-3, seed=0):
     return pj.evaluate(table, costs, link=link)
 
 
-def trace_of(run):
+def make_trace(run):
     return json.loads(pj.files.chrome_trace(run))
 
 
@@ -73,7 +73,7 @@ def trace_of(run):
 )
 def test_a_trace_follows_the_rules_and_holds_the_busy_times(name, link):
     run = evaluated(name, LINKS[link])
-    trace = trace_of(run)
+    trace = make_trace(run)
     assert faults(trace) == []
     assert busy(trace, run.workers) == pytest.approx(run.busy * 1e6, rel=0, abs=1)
     assert {part["tid"] for part in slices(trace, "compute")} == {0}
@@ -85,13 +85,13 @@ def test_a_trace_follows_the_rules_and_holds_the_busy_times(name, link):
 def test_rounding_makes_no_overlap(scale):
     for seed in range(5):
         run = evaluated("DualPipeV_4_8.csv", "delay", scale, seed)
-        trace = trace_of(run)
+        trace = make_trace(run)
         assert faults(trace) == []
         assert busy(trace, run.workers) == pytest.approx(run.busy * 1e6, rel=0, abs=1)
 
 
 def test_each_thing_is_on_a_track_of_its_name():
-    events = trace_of(evaluated("pipe-offload", "rendezvous"))["traceEvents"]
+    events = make_trace(evaluated("pipe-offload", "rendezvous"))["traceEvents"]
     names = {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in events
@@ -121,7 +121,7 @@ def test_each_thing_is_on_a_track_of_its_name():
 @pytest.mark.parametrize("latency", [0.0, 0.5])
 def test_flows_lead_from_producer_to_consumer(latency):
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-    trace = trace_of(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, latency=latency)))
+    trace = make_trace(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, latency=latency)))
     events, over = trace["traceEvents"], {0.0: [], 0.5: ["0SEND_F1"]}[latency]
     chain = [event for event in events if event["ph"] in "stf" and event["name"] == "0SEND_F1"]
     around = [
@@ -140,7 +140,7 @@ def test_flows_lead_from_producer_to_consumer(latency):
 def test_counters_count_activations_and_idle_workers():
     for name in ("DualPipeV_4_8.csv", "zb-h1", "pipe-offload", "mixed", "braid"):
         run = evaluated(name)
-        counts = [event for event in trace_of(run)["traceEvents"] if event["ph"] == "C"]
+        counts = [event for event in make_trace(run)["traceEvents"] if event["ph"] == "C"]
         for worker, peak in enumerate(run.peak_in_flight.tolist()):
             held = [e["args"]["activations"] for e in counts if e["pid"] == worker]
             assert (max(held), held[-1]) == (peak, 0)
@@ -154,14 +154,16 @@ def test_counters_count_activations_and_idle_workers():
 
 
 def test_lanes_of_a_table_are_tracks_and_slices_are_said():
-    trace = trace_of(evaluated("mixed"))
+    trace = make_trace(evaluated("mixed"))
     names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"]
     assert names[:4] == ["compute", "collectives", "net", "host link"]
     assert {part["name"] for part in slices(trace, "net")} == {"0D0", "0D1", "1D0", "1D1"}
-    (part,) = [p for p in slices(trace_of(evaluated("slices")), "compute") if p["name"] == "1F1.0"]
+    (part,) = [
+        p for p in slices(make_trace(evaluated("slices")), "compute") if p["name"] == "1F1.0"
+    ]
     assert (part["args"]["microbatch"], part["args"]["slice"]) == (1, 0)
     worker_tracks = [
-        p for p in slices(trace_of(evaluated("vocabulary")), "compute") if p["name"] == "S1"
+        p for p in slices(make_trace(evaluated("vocabulary")), "compute") if p["name"] == "S1"
     ]
     assert [p["pid"] for p in worker_tracks] == [0, 1]
     assert "stage" not in worker_tracks[0]["args"]
@@ -169,13 +171,13 @@ def test_lanes_of_a_table_are_tracks_and_slices_are_said():
 
 def test_what_takes_no_time_has_no_flow():
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    trace = trace_of(pj.evaluate(table, pj.Costs(forward=0.0, backward=2.0)))
+    trace = make_trace(pj.evaluate(table, pj.Costs(forward=0.0, backward=2.0)))
     assert faults(trace) == []
     flows = [event["name"] for event in trace["traceEvents"] if event["ph"] == "s"]
     assert flows == ["1SEND_B0", "1SEND_B1"]
 
 
-def fault_of(**change):
+def get_fault(**change):
     """Faults of a trace of two slices and a flow between them, after a change to one event."""
     place = {"pid": 0, "tid": 0}
     flow = {**place, "name": "m", "cat": "message", "id": 0}
@@ -194,13 +196,13 @@ def fault_of(**change):
 
 
 def test_the_rules_find_what_is_wrong():
-    assert fault_of() == []
-    assert fault_of(at="Xa", to={"dur": 1.5}) == ["overlap"] * 2
-    assert fault_of(at="Xa", to={"dur": 1 + 2**-52}) == ["overlap"]
-    assert fault_of(at="Xa", to={"dur": 2.5}) == []  # b lies in it
-    assert fault_of(at="fm", to={"ts": 2.0}) == ["nothing around"]
-    assert fault_of(at="fm", to={"id": 1})[0].startswith("flow of")
-    assert fault_of(at="fm", to={"bp": ""}) == ["not bound to what is around it:"]
-    assert fault_of(at="sm", to={"ts": 1.0}) == []  # it binds to b
-    assert fault_of(at="Xb", to={"tid": 1})[0].startswith("no thread_name")
-    assert fault_of(at="Mthread_name", to={"name": "thread_label"})[0].startswith("no thread_name")
+    assert get_fault() == []
+    assert get_fault(at="Xa", to={"dur": 1.5}) == ["overlap"] * 2
+    assert get_fault(at="Xa", to={"dur": 1 + 2**-52}) == ["overlap"]
+    assert get_fault(at="Xa", to={"dur": 2.5}) == []  # b lies in it
+    assert get_fault(at="fm", to={"ts": 2.0}) == ["nothing around"]
+    assert get_fault(at="fm", to={"id": 1})[0].startswith("flow of")
+    assert get_fault(at="fm", to={"bp": ""}) == ["not bound to what is around it:"]
+    assert get_fault(at="sm", to={"ts": 1.0}) == []  # it binds to b
+    assert get_fault(at="Xb", to={"tid": 1})[0].startswith("no thread_name")
+    assert get_fault(at="Mthread_name", to={"name": "thread_label"})[0].startswith("no thread_name")

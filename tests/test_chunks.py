@@ -13,7 +13,7 @@ import pipejax as pj
 RANDOM = 10_000
 
 
-def table_of(workers, count, prompts=1):
+def make_table(workers, count, prompts=1):
     return pj.schedules.build(
         "chunked-prefill", num_workers=workers, num_microbatches=prompts, slices=count
     )
@@ -85,7 +85,7 @@ def test_the_engine_runs_many_cuts_as_the_recurrence_does():
     rng = np.random.default_rng(0)
     cuts, times = random_cuts(rng, 5000, 6)[:500], drawn_times(rng, 4, 5)
     costs = pj.costing.chunk_costs(cuts, 4, **times)
-    result = pj.makespans(pj.lower(table_of(4, 6)), costs, batch_size=len(cuts))
+    result = pj.makespans(pj.lower(make_table(4, 6)), costs, batch_size=len(cuts))
     np.testing.assert_allclose(result, first_token(cuts, 4, **times), rtol=1e-12)
 
 
@@ -136,7 +136,7 @@ def test_sizes_are_of_multiples():
 
 def test_equal_chunks_pass_one_behind_another():
     for p, m, k in itertools.product((1, 2, 4), (1, 3), (1, 2, 5)):
-        run = pj.evaluate(table_of(p, k, m), pj.Costs(forward=1.0))
+        run = pj.evaluate(make_table(p, k, m), pj.Costs(forward=1.0))
         assert run.makespan == m * k + p - 1
         assert run.busy.tolist() == [m * k] * p
 
@@ -178,7 +178,7 @@ def test_prefill_times_of_sglang_from_two_numbers(data):
     """Two rows and two numbers: what is left is that both rows lie on the model at all."""
     rule = json.loads((data / "sglang_prefill.json").read_text())
     rows, workers = rule["rows"], rule["pipeline"]
-    tables = functools.cache(lambda count: table_of(workers, count))
+    tables = functools.cache(lambda count: make_table(workers, count))
 
     def predicted(numbers):
         per_token, per_pair = np.exp(numbers)

@@ -134,7 +134,7 @@ def test_export_round_trips(answer, mistake, name, tmp_path):
         out = tmp_path / f"table.{suffix}"
         arguments = ["--schedule", name, "--workers", 4, "--microbatches", at_least(name, 4, 4)]
         times = ["--comm", "0.3", "--stage-times", "F=1,B=2"]  # some are planned for them
-        planned = [*times[:-1], times[-1] + ",O=0.5" * ("offload" in REGISTRY[name].takes)]
+        planned = [*times[:-1], times[-1] + (",O=0.5" if "offload" in REGISTRY[name].takes else "")]
         written = "export", *arguments, *planned, "--format", fmt, "--out", out
         if fmt == "torch-csv" and name in SLICED:
             assert "usual ops and rules alone" in mistake(*written)
@@ -176,7 +176,7 @@ def test_every_option_says_what_it_is(command):
         assert option.help, name
         assert not option.help.startswith("as `"), name  # what is said elsewhere is said here too
     arguments = parser(function_of(command)).assemble_argument_collection()
-    assert not [each.name for each in arguments if each.negatives]  # no --no-...
+    assert not [argument.name for argument in arguments if argument.negatives]  # no --no-...
 
 
 def test_the_list_of_commands_says_what_they_say():

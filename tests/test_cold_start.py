@@ -188,5 +188,5 @@ def test_processes_share_a_cold_cache(tmp_path, monkeypatch):
         assert {run.returncode for run in runs} == {0}, message
         assert len({out for out, _ in message}) == 1
         assert {err for _, err in message} == {""}
-        kept = sorted(file.name for file in (tmp_path / "compiled").glob("*-cache"))
-        assert kept
+        remaining = sorted(file.name for file in (tmp_path / "compiled").glob("*-cache"))
+        assert remaining

@@ -31,8 +31,8 @@ TIMES = ["-T", "F=1,B=2"]
 
 def options(name):
     """Options of a command: types of the value, default and help."""
-    every = command_options(function_of(name))
-    return {key: option for key, option in every.items() if key in CATALOGUE}
+    all_options = command_options(function_of(name))
+    return {key: option for key, option in all_options.items() if key in CATALOGUE}
 
 
 EVERY = {name: options(name) for name in COMMANDS}
@@ -50,8 +50,8 @@ def test_an_option_means_the_same_in_every_command():
     parsed = {}
     for name, parameters in EVERY.items():
         for key, option in parameters.items():
-            known = record(key, name)
-            assert option.help.casefold().startswith(known.head.casefold()), (name, key)
+            meaning = record(key, name)
+            assert option.help.casefold().startswith(meaning.head.casefold()), (name, key)
             if (name, key) not in EXCEPTIONS:
                 parsed.setdefault(key, set()).update(value_kinds(option.kind))
     # a number, or several where a command takes several: these are read as a text
@@ -164,7 +164,7 @@ def test_an_option_given_twice_is_refused(mistake, other):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["-Q"], "unknown option: -Q"),
         (["-jQ"], "unknown option: -Q"),
@@ -173,8 +173,8 @@ def test_an_option_given_twice_is_refused(mistake, other):
         (["-P", "-4"], "invalid value '-4' for -P: must be at least 1"),
     ],
 )
-def test_letters_are_checked(mistake, words, said):
-    assert said in mistake("evaluate", "-s", "1f1b", "-M", "8", *TIMES, *words)
+def test_letters_are_checked(mistake, words, message):
+    assert message in mistake("evaluate", "-s", "1f1b", "-M", "8", *TIMES, *words)
 
 
 CONFIG = """
@@ -216,7 +216,7 @@ def test_options_come_from_a_file(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('schedul = "1f1b"', "evaluate has no option 'schedul'; did you mean schedule?"),
         ("[evaluat]\nworkers = 4", "evaluate has no option 'evaluat'"),
@@ -230,8 +230,8 @@ def test_options_come_from_a_file(call, tmp_path):
         ("schedules = 'gpipe'", "evaluate has no option 'schedules'; did you mean schedule?"),
     ],
 )
-def test_a_file_of_options_is_checked(mistake, tmp_path, text, said):
-    assert said in mistake("evaluate", "-M", "8", *configured(tmp_path, text))
+def test_a_file_of_options_is_checked(mistake, tmp_path, text, message):
+    assert message in mistake("evaluate", "-M", "8", *configured(tmp_path, text))
 
 
 def test_a_file_of_options_has_a_known_ending(mistake, tmp_path):

@@ -68,15 +68,15 @@ def test_a_slow_worker_is_a_reason_of_its_own(name):
 
 
 @pytest.mark.parametrize(
-    ("given_", "why"),
+    ("arguments", "why"),
     [
         ({"pair_factor": 0.0}, r"run below table: fused pairs overlap \(pair factor 0\)"),
         ({"pair": 2.5}, "run below table: fused pairs have a time of their own"),
     ],
 )
-def test_fused_pairs_that_overlap_are_a_reason(given_, why):
+def test_fused_pairs_that_overlap_are_a_reason(arguments, why):
     table = pj.schedules.build("dualpipe", num_workers=4, num_microbatches=8)
-    assert re.search(why, pj.compare(table, pj.Costs(forward=1.0, backward=2.0, **given_)).why)
+    assert re.search(why, pj.compare(table, pj.Costs(forward=1.0, backward=2.0, **arguments)).why)
 
 
 def test_a_ratio_may_be_said_and_is_kept_then():

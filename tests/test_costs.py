@@ -39,19 +39,19 @@ KINDS = {"list": list, "NumPy": np.array, "JAX": jnp.array, "first": lambda pair
 seconds = st.lists(st.just(0.0) | st.floats(1e-300, 1e6), min_size=2, max_size=2)
 
 
-@given(one=seconds, other=seconds, kind=st.sampled_from(sorted(KINDS)))
-def test_what_follows_is_filled_in(one, other, kind):
+@given(single=seconds, other=seconds, kind=st.sampled_from(sorted(KINDS)))
+def test_what_follows_is_filled_in(single, other, kind):
     kind_fields = KINDS[kind]
-    whole, part = np.maximum(one, other), np.minimum(one, other)
+    whole, part = np.maximum(single, other), np.minimum(single, other)
     cases = [
         (
-            {"backward": kind_fields(one)},
-            {"input_grad": kind_fields(one), "weight_grad": kind_fields(one)},
+            {"backward": kind_fields(single)},
+            {"input_grad": kind_fields(single), "weight_grad": kind_fields(single)},
             0.5,
         ),
         (
-            {"input_grad": kind_fields(one), "weight_grad": kind_fields(other)},
-            {"backward": kind_fields([a + b for a, b in zip(one, other, strict=True)])},
+            {"input_grad": kind_fields(single), "weight_grad": kind_fields(other)},
+            {"backward": kind_fields([a + b for a, b in zip(single, other, strict=True)])},
             1.0,
         ),
         (
@@ -142,8 +142,8 @@ def test_per_worker_is_what_the_command_line_does(name, call, tmp_path):
                 assert total == pytest.approx(value * shares.mean() if is_own.any() else 0)
     path = tmp_path / "table.json"
     pj.write_table(table, path)
-    of_ops = "F=1,I=1.25,W=0.5" + ",O=0.75" * table.offloads
-    given_times = ["--worker-times", of_ops, "--comm", "0.125"]
+    op_times = "F=1,I=1.25,W=0.5" + ",O=0.75" * table.offloads
+    given_times = ["--worker-times", op_times, "--comm", "0.125"]
     code, out, _ = call("evaluate", "--table", path, *given_times, "--json")
     assert (code, json.loads(out)["makespan"]) == (0, pj.evaluate(table, costs).makespan)
 

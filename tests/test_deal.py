@@ -26,14 +26,14 @@ CASES = [
 ]
 
 
-def table_of(case):
+def make_table(case):
     name, workers, _, _, microbatches = case
     return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
 
 
-def drawn(case, count, seed=0):
+def draw_samples(case, count, seed=0):
     """Costs of so many steps; some microbatches are far longer than others."""
-    table, members = table_of(case), case[3] * case[4]
+    table, members = make_table(case), case[3] * case[4]
     rng = np.random.default_rng(seed)
     batches = []
     for step in range(count):
@@ -61,7 +61,7 @@ def test_deals_equal_brute_force_and_bounds_stay_below(
     name, workers, link, replicas, size, monkeypatch
 ):
     case = name, workers, link, replicas, size
-    table, batches = drawn(case, 40 if size < 4 else 16)
+    table, batches = draw_samples(case, 40 if size < 4 else 16)
     optimum = brute_force(table, batches, link, replicas)
     for bound in (order_bound, packed_bound):
         below = [bound(table, costs, Links.resolve(link), replicas) for costs in batches]
@@ -142,7 +142,7 @@ def test_a_seed_gives_one_answer_and_no_time_the_best_baseline(recorded):
 
 def test_steps_may_differ_in_what_no_microbatch_does():
     case = ("1f1b", 2, "delay", 2, 3)
-    table, batches = drawn(case, 3)
+    table, batches = draw_samples(case, 3)
     batches = [
         pj.Costs(forward=c.forward, backward=c.backward, transmit=t, update=[0.0, t])
         for c, t in zip(batches, (0.0, 0.5, 2.0), strict=True)
@@ -195,13 +195,13 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_named(name):
     options, message = WRONG[name]
-    table, (costs,) = drawn(("1f1b", 2, "delay", 2, 3), 1)
+    table, (costs,) = draw_samples(("1f1b", 2, "delay", 2, 3), 1)
     with pytest.raises(ValueError, match=message):
         pj.search.deal(table, costs, **options)
 
 
 def test_steps_that_do_not_go_together_are_named():
-    table, (costs, other) = drawn(("1f1b", 2, "delay", 2, 3), 2)
+    table, (costs, other) = draw_samples(("1f1b", 2, "delay", 2, 3), 2)
     alike = pj.Costs(forward=1.0, backward=other.backward)
     with pytest.raises(ValueError, match=r"forward has shape \(\) in step 1 and \(2, 6\) in the"):
         pj.search.deals(table, [costs, alike], replicas=2)

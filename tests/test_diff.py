@@ -6,10 +6,7 @@ import random
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.comparison.table_difference import (
-    row_exchanges,
-    table_difference,
-)
+from pipejax.analysis.comparison.table_difference import row_exchanges, table_difference
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 
@@ -18,18 +15,18 @@ PIPE = pj.schedules.build("1f1b", **SIZE)
 ONE = ["0F0", "0F1", "0B0", "0B1"]
 
 
-def rows_of(*rows):
+def get_rows(*rows):
     return pj.ScheduleTable.from_rows(rows)
 
 
 def test_idle_slots_are_no_difference():
-    result = table_difference(rows_of(ONE), rows_of(["", *ONE[:2], "", *ONE[2:]]))
+    result = table_difference(get_rows(ONE), get_rows(["", *ONE[:2], "", *ONE[2:]]))
     assert result.is_none
     assert result.rows == []
 
 
 def test_the_first_difference_and_what_is_out_of_order():
-    result = table_difference(rows_of(ONE), rows_of(["0F0", "0B0", "0F1", "0B1"]))
+    result = table_difference(get_rows(ONE), get_rows(["0F0", "0B0", "0F1", "0B1"]))
     (row,) = result.rows
     assert (row.worker, row.first, row.reordered, row.only) == (0, 1, 1, (0, 0))
     assert [[str(cell[0]) for cell in cells] for _, cells in row.around(1)] == [
@@ -46,14 +43,14 @@ def test_fewest_ops_that_would_have_to_move():
     for _ in range(5):
         order = draw.sample(range(4), 4), draw.sample(range(4), 4)
         row = [f"0F{m}" for m in order[0]] + [f"0B{m}" for m in order[1]]
-        result = table_difference(rows_of(ops), rows_of(row))
+        result = table_difference(get_rows(ops), get_rows(row))
         longest = max(
             size
             for size in range(len(ops) + 1)
             for part in itertools.combinations(ops, size)
             if [op for op in row if op in part] == list(part)
         )
-        assert sum(each.reordered for each in result.rows) == len(ops) - longest
+        assert sum(entry.reordered for entry in result.rows) == len(ops) - longest
 
 
 def test_split_backwards_are_counted_once():

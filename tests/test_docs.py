@@ -239,7 +239,7 @@ def shown_by(script, folder):
 @pytest.mark.slow
 @pytest.mark.example
 @pytest.mark.parametrize("script", scripts(), ids=lambda path: path.stem)
-def test_examples_show_what_their_text_speaks_of(script, data, tmp_path):
+def test_examples_show_the_numbers_of_their_text(script, data, tmp_path):
     """The text tells of numbers; here they stand, so that a change of them is seen."""
     expected = json.loads((data / "examples.json").read_text())
     assert shown_by(script, tmp_path) == expected[script.stem]

@@ -12,12 +12,12 @@ OFFLOADS = ("ada-offload", "pipe-offload")
 HEURISTICS = ("1f1b", "zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", *OFFLOADS)
 
 
-def told_of(table, costs, **options):
+def get_told(table, costs, **options):
     """Return the effort and rows at each value of a search, and its end."""
     message, news = [], {}
     last = pj.optimize(table, costs, **options, on_best=message.append)
-    for one in message:
-        news.setdefault(one.value, (one.best.effort, [*map(list, one.best.table.rows())]))
+    for single in message:
+        news.setdefault(single.value, (single.best.effort, [*map(list, single.best.table.rows())]))
     return news, (last.lower_bound, last.evaluated, last.stopped, last.best.effort)
 
 
@@ -37,7 +37,7 @@ def test_the_same_effort_finds_the_same_beside_a_busy_machine(name):
         table = pj.schedules.build(name, num_workers=3, num_microbatches=8)
         costs = pj.Costs.uniform(table, forward=3.0, input_grad=4.0, weight_grad=2.0, transfer=0.5)
         options |= {"memory_limit": 4.0, "offload": False}
-    alone, over = told_of(table, costs, **options), threading.Event()
+    alone, over = get_told(table, costs, **options), threading.Event()
 
     def compute():
         while not over.is_set():
@@ -47,7 +47,7 @@ def test_the_same_effort_finds_the_same_beside_a_busy_machine(name):
     for other in others:
         other.start()
     try:
-        nearby = told_of(table, costs, **options)
+        nearby = get_told(table, costs, **options)
     finally:
         over.set()
         for other in others:
@@ -78,12 +78,12 @@ def test_no_answer_is_worse_than_a_schedule_of_the_literature(seed):
     limit, share = size["num_workers"] * float(rng.choice([0.5, 1.0, 1.5])), 0.29
     arguments = {"memory_limit": limit, "weight_share": share}
     result = pj.optimize(table, costs, **arguments, offload=has_link, effort=1e-6)
-    own = {"transfer": transfer, "slots": {k: float(np.mean(t)) for k, t in times.items()}}
-    own |= {**arguments, "offload": away if has_link else None}
+    specific = {"transfer": transfer, "slots": {k: float(np.mean(t)) for k, t in times.items()}}
+    specific |= {**arguments, "offload": away if has_link else None}
     fitting = 0
     for name in HEURISTICS:
         takes = {*pj.schedules.find(name).options, "slots"}
-        options = {k: value for k, value in own.items() if k in takes}
+        options = {k: value for k, value in specific.items() if k in takes}
         for part in (0.5, 1.0) if name == "pipe-offload" and has_link else (None,):
             options |= {} if part is None else {"offload_share": part}
             if name == "pipe-offload" and not has_link:

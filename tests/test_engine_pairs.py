@@ -1,8 +1,4 @@
-"""Every way to a makespan gives the number of the plain one, over the registry and all link models.
-
-Plain is a table built and lowered anew, priced and run by NumPy. Costs are dyadic: sums are exact,
-maxima tie, and all ways have to agree to the last bit.
-"""
+"""Every way to a makespan equals a NumPy run to the last bit, over registry and link models."""
 
 import functools
 
@@ -48,7 +44,7 @@ def batch(program, size=SIZE):
     return pj.Costs(**{name: leaf[np.arange(size) % DISTINCT] for name, leaf in leaves.items()})
 
 
-def each(costs, count=DISTINCT):
+def split_batch(costs, count=DISTINCT):
     return [jax.tree.map(lambda leaf, k=k: leaf[k], costs) for k in range(count)]
 
 
@@ -56,7 +52,7 @@ def each(costs, count=DISTINCT):
 def plain(name, links):
     """Makespans of the distinct configurations: nothing is remembered, batched or compiled."""
     program = lower._lowered.__wrapped__(build(name), links, True, b"")
-    vectors = [np.asarray(cost_vector(program, single)) for single in each(batch(program))]
+    vectors = [np.asarray(cost_vector(program, single)) for single in split_batch(batch(program))]
     return np.array([run_on_host(program, vector).finish.max() for vector in vectors])
 
 
@@ -93,8 +89,8 @@ COMPILED = {  # for each program or shape anew
     "unrolled": (lambda _, p, c: pj.makespans(p, c, unroll=True), {}),
     "of any size": (interpreted, {"makespans.WORTH_COMPILING": 0}),
     "traced": (lambda _, p, c: jax.jit(lambda c: pj.makespans(p, c))(c), {}),
-    "alone": (lambda _, p, c: [pj.makespan(p, one) for one in each(c)], {}),
-    "mapped": (lambda _, p, c: jax.vmap(lambda one: pj.makespan(p, one))(c), {}),
+    "alone": (lambda _, p, c: [pj.makespan(p, entry) for entry in split_batch(c)], {}),
+    "mapped": (lambda _, p, c: jax.vmap(lambda entry: pj.makespan(p, entry))(c), {}),
 }
 ALL = {**WAYS, **COMPILED}
 

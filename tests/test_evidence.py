@@ -68,8 +68,8 @@ def layouts():
         "choices": choices | {"edge_units": [0], "microbatch_size": [1], "context": [1]},
         "overlap": 1,
     }
-    return lambda system, **given: pj.plan(
-        "llama3-8b", system, gpus=8, minibatch=8, schedules=["1f1b"], **more, **given
+    return lambda system, **options: pj.plan(
+        "llama3-8b", system, gpus=8, minibatch=8, schedules=["1f1b"], **more, **options
     )
 
 
@@ -77,21 +77,21 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
     h100 = pj.load_system("h100")
     result = layouts(h100)
     first = (result.best, *result.runners_up)
-    assert {layout_.layout["zero"] for layout_ in first} == {1}
-    assert {layout_.layout["zero"] for layout_ in result.outside} == {3}
-    assert all(layout_.evidence.is_enough for layout_ in first)
-    assert sum(layout_.chance for layout_ in first) == pytest.approx(1)
-    assert {str(layout_.evidence) for layout_ in result.outside} != {
+    assert {ranked.layout["zero"] for ranked in first} == {1}
+    assert {ranked.layout["zero"] for ranked in result.outside} == {3}
+    assert all(ranked.evidence.is_enough for ranked in first)
+    assert sum(ranked.chance for ranked in first) == pytest.approx(1)
+    assert {str(ranked.evidence) for ranked in result.outside} != {
         "None"
     }  # one run, which is no evidence
     rows = as_numbers([Evidence(SPLIT, 5, 4.0)])
     record = CalibrationRecord("runs of FSDP", 5, (), (), "", rows)
     calibrated = layouts(dataclasses.replace(h100, calibration=record))
-    assert {layout_.layout["zero"] for layout_ in (calibrated.best, *calibrated.runners_up)} == {3}
-    assert {layout_.evidence for layout_ in calibrated.outside} == {None}
+    assert {ranked.layout["zero"] for ranked in (calibrated.best, *calibrated.runners_up)} == {3}
+    assert {ranked.evidence for ranked in calibrated.outside} == {None}
     unknown = layouts(dataclasses.replace(h100, name="of one's own"))
     assert (unknown.outside, unknown.best.evidence, unknown.best.chance) == ((), None, 0)
-    assert unknown.best.step_time == min(layout_.step_time for layout_ in (*first, *result.outside))
+    assert unknown.best.step_time == min(ranked.step_time for ranked in (*first, *result.outside))
 
 
 def test_runs_of_dense_models_tell_nothing_of_experts():

@@ -49,7 +49,7 @@ def random_costs(table, seed):
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("schedule", BUILT, ids=lambda each: each[0])
+@pytest.mark.parametrize("schedule", BUILT, ids=lambda entry: entry[0])
 def test_parts_sum_to_the_step(schedule, link):
     table = built(*schedule)
     costs = random_costs(table, len(link))
@@ -177,14 +177,14 @@ PLANTED = [(fault, schedule) for schedule in HEALTHY for fault in FAULTS]
 
 @pytest.mark.parametrize(
     ("fault", "schedule"),
-    daily(PLANTED, always=8, of=24),
-    ids=lambda each: each.__name__ if callable(each) else each[0],
+    daily(PLANTED, always=8, total=24),
+    ids=lambda entry: entry.__name__ if callable(entry) else entry[0],
 )
 def test_a_planted_fault_is_the_first_one(fault, schedule):
     rng = np.random.default_rng(len(fault.__name__) + schedule[1] * schedule[2])
     table, costs, how, is_named = fault(built(*schedule), rng)
     result = pj.explain(table, costs, **how)
-    assert is_named(result.bottleneck), [(each.kind, each.seconds) for each in result.faults]
+    assert is_named(result.bottleneck), [(entry.kind, entry.seconds) for entry in result.faults]
     parts = sum(part.seconds for part in result.parts)
     assert parts == pytest.approx(result.step_time, rel=1e-9)
     for remedy in result.remedies:
@@ -228,7 +228,7 @@ def test_one_stage_on_one_worker_has_nothing_to_be_held_against():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"memory_limit": 0}, "memory_limit must be above 0"),
         ({"memory_limit": [1.0, 2.0]}, "memory_limit must be above 0, or so for each worker"),
@@ -237,10 +237,10 @@ def test_one_stage_on_one_worker_has_nothing_to_be_held_against():
         ({"stage_layers": [8, 8, 0, 8]}, "stage_layers must be a whole number of at least 1"),
     ],
 )
-def test_wrong_arguments_are_named(given, message):
+def test_wrong_arguments_are_named(arguments, message):
     table = built(*BUILT[0])
     with pytest.raises(ValueError, match=message):
-        pj.explain(table, pj.Costs(forward=1.0, backward=2.0), **given)
+        pj.explain(table, pj.Costs(forward=1.0, backward=2.0), **arguments)
 
 
 def test_costs_of_other_stages_keep_the_work():
@@ -321,7 +321,7 @@ def test_tables_of_remedies_are_written(answer, call, tmp_path, monkeypatch):
     line = ["-s", "gpipe", "-P", 4, "-M", 4, "-C", "m.json", "-l", "rendezvous"]
     result = answer("explain", *line, "--write-tables", "tables")
     assert result["write-tables"] == "tables"
-    searched = [each for each in result["remedies"] if "order of messages" in each["what"]]
+    searched = [entry for entry in result["remedies"] if "order of messages" in entry["what"]]
     assert searched
     for remedy in searched:
         assert "--table tables/" in remedy["command"]
@@ -467,10 +467,7 @@ def test_rules_that_cost_nothing_are_no_cause():
 
 
 def test_rules_of_a_table_with_backwards_are_a_cause():
-    """By hand, F = 1 and B = 2: 0F1 waits for 1F0 until 2, 1F1 ends at 4, 1B1 at 8, 0B1 at 10.
-
-    Without the rule (M + P - 1) (F + B) = 9. More requests are no remedy for a training step.
-    """
+    """A rule makes a step of 9 take longer; more requests are no remedy for training."""
     rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
     grammar = pj.schedules.Grammar(rules=["0F1 <- 1F0"])
     table = pj.ScheduleTable.from_rows(rows, grammar=grammar)

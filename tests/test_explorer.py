@@ -7,8 +7,8 @@ import zlib
 
 import numpy as np
 import pytest
-from explorer_cases import GIVEN, explored, given, run_of_page, scene_of, unpack
-from grammar_tables import of_grammar
+from explorer_cases import GIVEN, build_case, explored, get_scene, run_of_page, unpack
+from grammar_tables import grammar_table
 from justhtml import JustHTML
 from markupsafe import escape
 
@@ -26,12 +26,12 @@ from pipejax.schedules.table.links import LINKS
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_page_runs_as_the_engine_does(name, link):
     """At the factors that are given every finish time is equal to the last bit."""
-    table, costs = given(name)
+    table, costs = build_case(name)
     shown = explored(table, costs)
-    scene = scene_of(page([shown]))
+    scene = get_scene(page([shown]))
     (schedule,) = scene["schedules"]
     run = pj.evaluate(table, costs, link=link)
-    finish, _, program = run_of_page(schedule, [f["given"] for f in scene["factors"]], link)
+    finish, _, program = run_of_page(schedule, [f["initial"] for f in scene["factors"]], link)
     assert finish.max() == run.makespan
     cells = run.program.node_of_cell[run.program.node_of_cell > 0]
     assert np.isin(cells, program["op"]).all()
@@ -45,8 +45,8 @@ def test_a_page_runs_as_the_engine_does(name, link):
 
 
 def test_factors_scale_what_is_given():
-    table, costs = given("by stage")
-    scene = scene_of(page([explored(table, costs)]))
+    table, costs = build_case("by stage")
+    scene = get_scene(page([explored(table, costs)]))
     factors = {"F": 1.3, "I": 0.5, "W": 2.0, "latency": 3.0, "transmit": 0.0}
     assert [f["key"] for f in scene["factors"]] == [*factors]
     finish, _, _ = run_of_page(scene["schedules"][0], factors.values(), "rendezvous")
@@ -59,9 +59,14 @@ def test_factors_scale_what_is_given():
 
 
 def test_messages_that_take_no_time_have_a_slider_that_stands_at_zero():
-    table, costs = given("free messages")
-    scene = scene_of(page([explored(table, costs)]))
-    assert scene["factors"][-1] == {"key": "transmit", "name": "message", "given": 0.0, "most": 1.0}
+    table, costs = build_case("free messages")
+    scene = get_scene(page([explored(table, costs)]))
+    assert scene["factors"][-1] == {
+        "key": "transmit",
+        "name": "message",
+        "initial": 0.0,
+        "largest": 1.0,
+    }
     finish, _, _ = run_of_page(scene["schedules"][0], [1, 1, 0.25], "blocking")
     timed = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
     assert finish.max() == pj.evaluate(table, timed, link="blocking").makespan
@@ -69,8 +74,8 @@ def test_messages_that_take_no_time_have_a_slider_that_stands_at_zero():
 
 @pytest.mark.parametrize("name", ["alike", "by stage", "free messages", "by microbatch"])
 def test_closed_forms_of_a_page_are_the_makespan(name):
-    table, costs = given(name)
-    scene = scene_of(page([explored(table, costs)]))
+    table, costs = build_case(name)
+    scene = get_scene(page([explored(table, costs)]))
     (schedule,) = scene["schedules"]
     chosen = {f["key"]: 0.3 + k for k, f in enumerate(scene["factors"])}
     for link in LINKS:
@@ -88,9 +93,9 @@ def test_closed_forms_of_a_page_are_the_makespan(name):
 @pytest.mark.parametrize("name", ["alike", "by stage", "offloads", "mixed", "vocabulary"])
 def test_memory_of_a_page_is_that_of_the_run(name):
     """Changes in the order of the page: its steps are those of `activation_memory`."""
-    table, costs = given(name)
+    table, costs = build_case(name)
     shown = explored(table, costs)
-    (schedule,) = scene_of(page([shown]))["schedules"]
+    (schedule,) = get_scene(page([shown]))["schedules"]
     held = unpack(schedule["memory"])
     ops = unpack(schedule["programs"]["delay"])["op"]
     node, at_end = ops[held["moment"] >> 1], held["moment"] & 1
@@ -108,14 +113,14 @@ def test_memory_of_a_page_is_that_of_the_run(name):
 @pytest.mark.parametrize("name", ["by microbatch", "pairs", "an update"])
 def test_a_recorded_run_stands_with_its_replay(name):
     """The page has its starts, and runs the replay as the engine does; all else is there once."""
-    table, costs = given(name)
+    table, costs = build_case(name)
     shown = explored(table, costs)
     late = shown.run.start + np.arange(table.num_slots)
-    scene = scene_of(page([shown._replace(name="replayed", recorded=late), shown]))
+    scene = get_scene(page([shown._replace(name="replayed", recorded=late), shown]))
     replayed, other = scene["schedules"]
     assert (scene["title"], replayed["recorded"]["name"]) == ("3 schedules", "as it ran")
     starts = unpack(replayed["recorded"]["starts"])["start"]
-    finish, _, program = run_of_page(replayed, [f["given"] for f in scene["factors"]], "delay")
+    finish, _, program = run_of_page(replayed, [f["initial"] for f in scene["factors"]], "delay")
     assert (finish == shown.run.node_finish).all()
     run = shown.run
     node = {int(n): at for at, n in np.ndenumerate(run.program.node_of_cell) if n > 0}
@@ -143,7 +148,7 @@ def test_a_link_model_under_which_nothing_runs_says_why():
         ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
     ]
     table = pj.ScheduleTable.from_rows(rows)
-    scene = scene_of(page([explored(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))]))
+    scene = get_scene(page([explored(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))]))
     (schedule,) = scene["schedules"]
     assert "deadlock" in schedule["programs"]["rendezvous"]["error"]
     assert "error" not in schedule["programs"]["queued"]
@@ -176,7 +181,7 @@ def test_numbers_take_as_few_bytes_as_they_need():
 
 
 def test_a_page_refers_to_nothing_outside():
-    table, costs = given("alike")
+    table, costs = build_case("alike")
     hostile = pj.ScheduleTable.from_rows(
         [["0F0", "0B0"]], name='</script><b onclick="x">&{{ scene }}{% x %}'
     )
@@ -188,7 +193,7 @@ def test_a_page_refers_to_nothing_outside():
     assert "default-src 'none'" in text
     assert JustHTML(text, collect_errors=True).errors == []
     assert text.count("</script>") == 2
-    assert scene_of(text)["schedules"][1]["name"] == hostile.name
+    assert get_scene(text)["schedules"][1]["name"] == hostile.name
     alone = page([explored(hostile, costs)])
     assert escape(hostile.name) in alone
     assert alone.count("</script>") == 2
@@ -234,8 +239,8 @@ def test_a_page_knows_what_cells_mean():
 
 def test_kinds_of_several_tables_have_codes_of_their_own():
     """And a name, a lane and a colour each; what two tables have alike comes once."""
-    shown = [explored(*of_grammar(name)) for name in ("braid", "mixed", "braid")]
-    scene = scene_of(page(shown))
+    shown = [explored(*grammar_table(name)) for name in ("braid", "mixed", "braid")]
+    scene = get_scene(page(shown))
     added = {
         int(code): phase for code, phase in scene["phases"].items() if int(code) >= len(pj.Phase)
     }
@@ -268,7 +273,7 @@ def test_what_can_be_chosen_needs_times_that_hold_for_any(call, answer, tmp_path
     out = tmp_path / "x.html"
     asked = ["show", "-s", "1f1b", "-P", "4", "-M", "4", "--choose"]
     answer(*asked, "--worker-times", "F=1,B=2", "--out", out)
-    scene = scene_of(out.read_text())
+    scene = get_scene(out.read_text())
     entries = scene["library"]["entries"]
     assert {entry["workers"] for entry in entries} == {2, 4}
     interleaved = [e["stagesPerWorker"] for e in entries if e["name"] == "interleaved-1f1b"]
@@ -288,10 +293,12 @@ def test_show_writes_a_page_of_several_schedules(call, answer, tmp_path):
     arguments = ["show", "-P", "4", "-M", "6", "-W", "F=1,B=2", "--comm", "0.1"]
     result = answer(*arguments, "--schedules", "gpipe,1f1b,chimera", "--out", out)
     assert result["out"] == str(out)
-    scene = scene_of(out.read_text())
+    scene = get_scene(out.read_text())
     assert [s["name"] for s in scene["schedules"]] == ["gpipe", "1f1b", "chimera"]
     for row, schedule in zip(result["runs"], scene["schedules"], strict=True):
-        finish, _, _ = run_of_page(schedule, [f["given"] for f in scene["factors"]], scene["link"])
+        finish, _, _ = run_of_page(
+            schedule, [f["initial"] for f in scene["factors"]], scene["link"]
+        )
         expected = answer("evaluate", "--schedule", row["schedule"], *arguments[1:])
         assert finish.max() == row["makespan"] == expected["makespan"]
 
@@ -302,7 +309,7 @@ def test_show_opens_the_page_at_what_is_asked_for(answer, tmp_path):
     part = ["--from", "2", "--to", "8", "--messages", "--no-critical"]
     part += ["--labels", "a,b", "--title", "Both"]
     answer("show", "--schedules", "gpipe,1f1b", *sizes, *part, "--out", out)
-    scene = scene_of(out.read_text())
+    scene = get_scene(out.read_text())
     assert [schedule["name"] for schedule in scene["schedules"]] == ["a", "b"]
     assert "<title>Both, 4 workers, 6 microbatches</title>" in out.read_text()
     assert scene["view"] == [2.0, 8.0]
@@ -330,7 +337,7 @@ def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
     arguments = ["-m", "gpt-22b", "-y", "a100", "--minibatch", "8", "--tensor-parallel", "8"]
     sizes = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
     answer("show", *sizes, *arguments, "--out", out)
-    (schedule,) = scene_of(out.read_text())["schedules"]
+    (schedule,) = get_scene(out.read_text())["schedules"]
     needs = answer("evaluate", *sizes, *arguments)
     system = pj.load_system("a100")
     static = np.array(needs["memory_bytes"]) - needs["activation_memory"]["peak"]
@@ -341,7 +348,7 @@ def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
     assert step["tokens"] / needs["makespan"] == pytest.approx(needs["tokens_per_second"])
     assert step["mfu_seconds"] / needs["makespan"] == pytest.approx(needs["mfu"])
     answer("show", *sizes, *arguments, "--memory-limit", "30GB", "--out", out, "--force")
-    (asked,) = scene_of(out.read_text())["schedules"]
+    (asked,) = get_scene(out.read_text())["schedules"]
     assert np.allclose(asked["memory"]["limits"], 30e9 - static)
 
 
@@ -350,7 +357,7 @@ def test_a_limit_of_activations_is_drawn_under_any_schedule(answer, tmp_path):
     out = tmp_path / "x.html"
     sizes = ["--workers", "4", "--microbatches", "8", "--memory-limit", "2.5"]
     answer("show", "--schedules", "1f1b,zero-bubble", *sizes, "--out", out)
-    plain, planned = scene_of(out.read_text())["schedules"]
+    plain, planned = get_scene(out.read_text())["schedules"]
     assert plain["memory"]["limits"] == planned["memory"]["limits"] == [2.5] * 4
     held = unpack(planned["memory"])
     levels = np.cumsum(held["change"] * held["size"][held["place"]])  # ends at 0 on each worker
@@ -362,7 +369,7 @@ def test_show_draws_a_memory_limit(call, answer, tmp_path):
     page = tmp_path / "a.html"
     asked = ["-s", "1f1b", "-P", "3", "-M", "4", "--memory-limit", "2,2,1"]
     answer("show", *asked, "--out", page)
-    shown = scene_of(page.read_text())["schedules"]
+    shown = get_scene(page.read_text())["schedules"]
     assert shown[0]["memory"]["limits"] == [2, 2, 1]
     result = answer("show", *asked, "--memory", "--out", tmp_path / "a.svg")["activation_memory"]
     assert (result["memory_limit"], result["fits"]) == ([2, 2, 1], False)

@@ -47,9 +47,7 @@ def test_json_round_trip(case, tmp_path_factory):
 
 
 @given(
-    case=strategies.cases(),
-    slots=st.sampled_from([{}, {"F": 2.5}]),
-    share=st.sampled_from([0, 1]),
+    case=strategies.cases(), slots=st.sampled_from([{}, {"F": 2.5}]), share=st.sampled_from([0, 1])
 )
 def test_csv_gives_back_the_table_or_says_what_it_lost(case, slots, share, tmp_path_factory):
     path = tmp_path_factory.mktemp("csv") / "table.csv"

@@ -48,14 +48,14 @@ def test_the_least_dear_change_is_taken(share):
     dear = {("zero", 1): 1, ("recompute", "selective"): 2, ("zero", 2): 4}
     dear |= {("recompute", "full"): 8, ("zero", 3): 16}
     costs = [
-        sum(dear.get(item, 0) for item in every.items())
-        for every in (
+        sum(dear.get(item, 0) for item in all_values.items())
+        for all_values in (
             {"zero": zero, "recompute": recompute, "sequence_parallel": parallel}
             for zero in (0, 1, 2, 3)
             for recompute in ("none", "selective", "full")
             for parallel in (False, True)
         )
-        if need(**every) <= room
+        if need(**all_values) <= room
     ]
     if not costs:
         assert change is None

@@ -63,7 +63,7 @@ def test_it_is_the_recurrence_on_every_small_schedule(name, link):
 
 
 # of several seconds each
-@pytest.mark.parametrize(("name", "link"), daily(EVERY, of=24))
+@pytest.mark.parametrize(("name", "link"), daily(EVERY, total=24))
 def test_it_is_the_recurrence_on_every_schedule(name, link):
     check_form(name, 4, 8, link)
 
@@ -289,12 +289,16 @@ def test_a_backward_takes_what_its_halves_take():
 def test_jax_takes_it():
     form = pj.formula(lowered("chimera", 4, 4)[1])
 
-    def of(backward):
+    def evaluate_form(backward):
         return form(F=1.0, B=backward, c_F=0.0, c_B=0.0)
 
-    assert of(2.0) == jax.jit(of)(2.0) == 16.0
-    assert [float(jax.grad(of)(b)) for b in (0.5, 1.0, 2.0)] == [4.0, 4.0, 6.0]  # the first wins
-    assert jax.vmap(of)(np.array([0.5, 1.0, 2.0])).tolist() == [8.0, 10.0, 16.0]
+    assert evaluate_form(2.0) == jax.jit(evaluate_form)(2.0) == 16.0
+    assert [float(jax.grad(evaluate_form)(b)) for b in (0.5, 1.0, 2.0)] == [
+        4.0,
+        4.0,
+        6.0,
+    ]  # the first wins
+    assert jax.vmap(evaluate_form)(np.array([0.5, 1.0, 2.0])).tolist() == [8.0, 10.0, 16.0]
     theta = np.random.default_rng(0).random((500_000, 4)).astype(np.float32)  # compiled for so many
     many = form(theta)
     assert many.dtype == np.float32
@@ -372,10 +376,6 @@ def test_the_command(tmp_path, capsys):
     path.write_text(json.dumps(written))
     assert run(["verify", str(path)]) == 1
     assert "report: facets" in capsys.readouterr().out
-    shown = [
-        *["formula", "-s", "zb-h1"],
-        *options,
-        *["--parameters", "F,I,W,c", "--box", "c=0:1"],
-    ]
+    shown = [*["formula", "-s", "zb-h1"], *options, *["--parameters", "F,I,W,c", "--box", "c=0:1"]]
     assert run([*shown, "--per-worker"]) == 0
     assert "exact" in capsys.readouterr().out

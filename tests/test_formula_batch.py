@@ -14,7 +14,7 @@ def lowered(name, **options):
     return table, pj.lower(table)
 
 
-def costs_of(table, size, dtype, moving):
+def make_costs(table, size, dtype, moving):
     """Stages that differ and stay; messages, and F of the last stage, that move where wanted."""
     rng = np.random.default_rng(1)
     forward = np.repeat(rng.uniform(1, 2, (1, table.num_stages)), size, axis=0)
@@ -44,7 +44,7 @@ def costs_of(table, size, dtype, moving):
 )
 def test_the_form_is_the_recurrence(name, dtype, moving):
     table, program = lowered(name)
-    costs = costs_of(table, 500, dtype, moving)
+    costs = make_costs(table, 500, dtype, moving)
     result, expected = makespans_by_form(program, costs), np.asarray(pj.makespans(program, costs))
     assert result.dtype == expected.dtype == dtype
     np.testing.assert_allclose(result, expected, rtol=50 * np.finfo(dtype).eps)
@@ -52,7 +52,7 @@ def test_the_form_is_the_recurrence(name, dtype, moving):
 
 def test_what_moves_in_many_ways_is_left_to_the_recurrence():
     table, program = lowered("1f1b")
-    assert makespans_by_form(program, costs_of(table, 50, float, 4)) is None
+    assert makespans_by_form(program, make_costs(table, 50, float, 4)) is None
     still = pj.Costs(forward=np.ones((50, 1)), backward=2.0)
     assert makespans_by_form(program, still) is None
 
@@ -61,4 +61,4 @@ def test_every_batch_is_checked(monkeypatch):
     table, program = lowered("1f1b")
     monkeypatch.setattr(batch, "largest_sum", lambda facets, values: 1.001 * values[1] + 40)
     with pytest.raises(AssertionError, match="the closed form of 1f1b is off by"):
-        makespans_by_form(program, costs_of(table, 50, float, 1))
+        makespans_by_form(program, make_costs(table, 50, float, 1))

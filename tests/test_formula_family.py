@@ -12,14 +12,14 @@ from pipejax.analysis.formula.versus import regime_map
 from pipejax.cli.app import run
 
 
-def program_of(name, p, m, **options):
+def make_program(name, p, m, **options):
     table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
     return pj.lower(table, step_end=False)
 
 
 def family(name, p, numbers, later, parameters=("F", "B", "c")):
     return pj.analysis.formula_family(
-        lambda m: program_of(name, p, m), numbers, parameters, verify_on=later
+        lambda m: make_program(name, p, m), numbers, parameters, verify_on=later
     )
 
 
@@ -43,7 +43,7 @@ def test_every_residue_has_its_form():
     assert (result.period, result.first) == (7, 1)
     for m in (2, 35, 53):
         assert [*map(tuple, result.facets(m))] == pj.formula(
-            program_of("eager-1f1b", 4, m), ("F", "B", "c")
+            make_program("eager-1f1b", 4, m), ("F", "B", "c")
         ).facets
 
 
@@ -53,13 +53,13 @@ def test_zb_h1_has_the_published_facet():
     for m in (12, 48):
         assert (m + 3, m + 3, m - 3, 12) in result.facets(m)
         costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=0.01)
-        value = float(pj.makespan(program_of("zb-h1", 4, m), costs))
+        value = float(pj.makespan(make_program("zb-h1", 4, m), costs))
         assert result(m)(F=1.0, I=1.0, W=1.0, c=0.01) == pytest.approx(value, rel=1e-12)
 
 
 def test_workers_may_be_the_number():
     result = pj.analysis.formula_family(
-        lambda p: program_of("1f1b", p, 2 * p),
+        lambda p: make_program("1f1b", p, 2 * p),
         range(2, 9),
         ("F", "B", "c"),
         verify_on=[11],
@@ -90,7 +90,7 @@ def test_a_period_that_multiples_of_p_do_not_show_is_found(capsys):
     assert (result["period"], result["found_on"][:3]) == (3, [1, 2, 3])
 
 
-def forms_of(names, p, m, parameters=("F", "B", "c"), **options):
+def get_forms(names, p, m, parameters=("F", "B", "c"), **options):
     result = []
     for name in names:
         table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
@@ -119,7 +119,7 @@ def within(regions, theta):
     ],
 )
 def test_regions_are_where_each_is_faster(names, p, m, box):
-    first, second = forms_of(names, p, m, box=box)
+    first, second = get_forms(names, p, m, box=box)
     result = pj.analysis.versus(first, second)
     low, high = (1, 2) if box else (0, 4)
     theta = np.random.default_rng(0).uniform(low, high, (500, 3))
@@ -134,11 +134,11 @@ def test_regions_are_where_each_is_faster(names, p, m, box):
 
 
 def test_a_verdict_is_a_proof_or_an_example():
-    assert pj.analysis.versus(*forms_of(("1f1b", "1f1b"), 4, 8)).verdict == "equal"
-    result = pj.analysis.versus(*forms_of(("gpipe", "1f1b"), 8, 16))
+    assert pj.analysis.versus(*get_forms(("1f1b", "1f1b"), 4, 8)).verdict == "equal"
+    result = pj.analysis.versus(*get_forms(("gpipe", "1f1b"), 8, 16))
     assert result.verdict == "one is never slower"
     assert result.one_at_most[0].texts == ()
-    result = pj.analysis.versus(*forms_of(("chimera", "1f1b"), 8, 32))
+    result = pj.analysis.versus(*get_forms(("chimera", "1f1b"), 8, 32))
     assert result.verdict == "it depends"
     assert [region.texts for region in result.one_at_most] == [
         ("8B + 9c >= 4F", "26F + 13c >= 17B")
@@ -146,17 +146,17 @@ def test_a_verdict_is_a_proof_or_an_example():
 
 
 def test_forms_must_compare():
-    first, second = forms_of(("chimera", "1f1b"), 4, 8)
+    first, second = get_forms(("chimera", "1f1b"), 4, 8)
     with pytest.raises(ValueError, match="same parameters"):
-        pj.analysis.versus(first, forms_of(("1f1b",), 4, 8, ("F", "B", "c_F"))[0])
+        pj.analysis.versus(first, get_forms(("1f1b",), 4, 8, ("F", "B", "c_F"))[0])
     with pytest.raises(ValueError, match="chimera is not exact: give fewer parameters"):
-        pj.analysis.versus(forms_of(("chimera",), 4, 8, max_facets=2)[0], second)
+        pj.analysis.versus(get_forms(("chimera",), 4, 8, max_facets=2)[0], second)
     assert first.exact
 
 
 def test_a_map_of_regimes_is_the_fastest_at_each_point():
     names = "1f1b", "chimera", "zb-h1"
-    forms = dict(zip(names, forms_of(names, 4, 8), strict=True))
+    forms = dict(zip(names, get_forms(names, 4, 8), strict=True))
     result = regime_map(forms)
     draw = np.random.default_rng(0)
     for j, k in draw.integers(0, len(result.up), (50, 2)).tolist():
@@ -165,16 +165,16 @@ def test_a_map_of_regimes_is_the_fastest_at_each_point():
         assert [n for n in names if times[n] <= min(times.values()) * (1 + 1e-9)] == fastest
     assert sum(result.shares.values()) == pytest.approx(1)
     assert list(result.shares.values()) == sorted(result.shares.values(), reverse=True)
-    alike = regime_map(dict(zip(("a", "b"), forms_of(("1f1b", "1f1b"), 4, 8), strict=True)))
+    alike = regime_map(dict(zip(("a", "b"), get_forms(("1f1b", "1f1b"), 4, 8), strict=True)))
     assert alike.shares == {"a = b": 1.0}
 
 
 def test_a_map_has_three_parameters_and_the_first_is_one():
     with pytest.raises(ValueError, match="parameters of a map must be three, as F,B,c, got F, B"):
-        regime_map({"1f1b": forms_of(("1f1b",), 4, 8, ("F", "B"))[0]})
+        regime_map({"1f1b": get_forms(("1f1b",), 4, 8, ("F", "B"))[0]})
     with pytest.raises(ValueError, match="box F must hold 1"):
-        regime_map({"1f1b": forms_of(("1f1b",), 4, 8, box={"F": (2, 3)})[0]})
-    boxed = regime_map({"1f1b": forms_of(("1f1b",), 4, 8, box={"F": (1, 2), "c": (1, 3)})[0]})
+        regime_map({"1f1b": get_forms(("1f1b",), 4, 8, box={"F": (2, 3)})[0]})
+    boxed = regime_map({"1f1b": get_forms(("1f1b",), 4, 8, box={"F": (1, 2), "c": (1, 3)})[0]})
     assert 1 < boxed.up.min() < boxed.up.max() < 3
 
 

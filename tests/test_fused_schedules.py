@@ -36,9 +36,13 @@ def test_the_order_is_the_published_one(data, name, file):
 def test_dualpipe_is_dualpipe_v_from_both_ends(p, m):
     """Either half has the rows of DualPipeV, in which the pipes are the ways down and up."""
 
-    def rows(table, every):
+    def rows(table, all_values):
         return [
-            [[(op.phase, op.stage, op.microbatch // every) for op in cell] for cell in row if cell]
+            [
+                [(op.phase, op.stage, op.microbatch // all_values) for op in cell]
+                for cell in row
+                if cell
+            ]
             for row in table.rows()
         ]
 

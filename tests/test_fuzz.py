@@ -330,5 +330,5 @@ def test_any_file_is_refused_or_read_as_it_is_written(kind, tmp_path):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        found = Files(*json.loads(Path(sys.argv[1]).read_text()))
-        print("legal" if check(found, Path(folder)) else "refused")
+        result = Files(*json.loads(Path(sys.argv[1]).read_text()))
+        print("legal" if check(result, Path(folder)) else "refused")

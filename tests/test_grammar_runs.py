@@ -1,8 +1,4 @@
-"""Tables with kinds and rules of their own, against the event loop: every number that a run has.
-
-`make fuzz EXAMPLES=20000 FUZZ=tests/test_grammar_runs.py` draws others. Costs are multiples of 1/32,
-so sums are exact and so are all comparisons.
-"""
+"""Random tables with kinds and rules against the event loop, with exact sums."""
 
 import json
 import os
@@ -33,7 +29,7 @@ NAME = re.compile(
 
 
 # ------------------------------------------------------------------------------------------- cycles
-def events_of(name, run):
+def get_events(name, run):
     """Return the reference's names of the ops and messages of a cycle."""
     op, worker, send, sender, receiver = NAME.fullmatch(name).groups()
     if op is None:
@@ -77,10 +73,10 @@ def assert_is_a_cycle(message, run):
     assert len(names) > 1
     assert names[0] == names[-1]
     for name, following in pairwise(names):
-        makers = events_of(name, run)
+        makers = get_events(name, run)
         assert makers, name
         joined = {cell for maker in makers for cell in collective(maker, run)}
-        assert any(joined & awaited(event, run) for event in events_of(following, run)), message
+        assert any(joined & awaited(event, run) for event in get_events(following, run)), message
 
 
 def collective(event, run):
@@ -133,7 +129,7 @@ def assert_batch(result, rows, links):
 
 
 @st.composite
-def links_of(draw, workers):
+def make_links(draw, workers):
     """Draw links as strategies do, without posting by program, which needs SEND and RECV cells."""
     model, queues = draw(MODELS), draw(QUEUES)
     more = draw(strategies.carried(model, workers))
@@ -146,7 +142,7 @@ def links_of(draw, workers):
 def test_every_number_is_that_of_the_event_loop(data, seed):
     by_microbatch = data.draw(st.booleans())
     case = data.draw(grammar_cases.cases(by_microbatch))
-    model, queues, groups, more = data.draw(links_of(len(case.data["rows"])))
+    model, queues, groups, more = data.draw(make_links(len(case.data["rows"])))
     links = pj.Links(model, queues, groups, **more)
     try:
         run = case.run(model, queues, host_links=groups, **more)
@@ -191,9 +187,9 @@ def runs(draw, **case_options):
 
 
 @settings(max_examples=40)
-@given(found=runs(max_workers=2), seed=SEEDS)
-def test_kinds_are_parameters_by_their_letters(found, seed):
-    case, model, table, _ = found
+@given(result=runs(max_workers=2), seed=SEEDS)
+def test_kinds_are_parameters_by_their_letters(result, seed):
+    case, model, table, _ = result
     program = pj.lower(table, link=model, step_end=False)
     names = [name for name in default_names(program, case) if name not in ("c_F", "c_B")]
     assume(len(names) < 6)  # more have many facets
@@ -212,7 +208,7 @@ def default_names(program, case):
     held = {phase.name for phase in (*program.layout.phases, *program.layout.paired_phases)}
     fields, names = {}, []
     split = held & {"I", "W"}
-    for letters, (name, _) in grammar_cases.fields_of(case.data).items():
+    for letters, (name, _) in grammar_cases.get_fields(case.data).items():
         is_known = letters in held and letters not in ("L", "U", "A", *SHARDING)
         is_known |= bool(split) and letters in ("I", "W")
         if is_known and not (split and letters == "B") and name not in fields:
@@ -224,7 +220,7 @@ def default_names(program, case):
 
 def by_letters(case, values):
     """Costs of all stages alike, from parameters by letters and what follows from them."""
-    fields = grammar_cases.fields_of(case.data)
+    fields = grammar_cases.get_fields(case.data)
     seconds = {fields[letters][0]: value for letters, value in values.items() if letters in fields}
     if "backward" in seconds:
         seconds["input_grad"] = seconds["weight_grad"] = seconds["backward"] / 2
@@ -233,7 +229,7 @@ def by_letters(case, values):
     seconds["load"] = seconds.get("offload", 0.0)
     result = {
         name: None if value is None else np.full(np.shape(value), seconds.get(name, 0.0))
-        for name, value in case.given.items()
+        for name, value in case.arrays.items()
     }
     for way, letter in enumerate("FB"):
         result["transmit"][way] = values.get(f"c_{letter}", 0.0)
@@ -241,9 +237,9 @@ def by_letters(case, values):
 
 
 @settings(max_examples=40)
-@given(found=runs(by_microbatch=True))
-def test_the_longest_path_is_the_makespan_and_adds_up(found):
-    case, model, table, run = found
+@given(result=runs(by_microbatch=True))
+def test_the_longest_path_is_the_makespan_and_adds_up(result):
+    case, model, table, run = result
     evaluation = pj.evaluate(table, case.costs, link=model)
     longest, *others = pj.analysis.longest_paths(evaluation, 3)
     assert longest.length == run.makespan
@@ -282,7 +278,7 @@ def kind(lane="compute", scope="microbatch", time="own", **more):
     return pj.schedules.OpKind(time, time, lane, scope, **more)
 
 
-def table_of(rows, grammar, **more):
+def make_table(rows, grammar, **more):
     return pj.ScheduleTable.from_rows(rows, grammar=pj.schedules.Grammar(**grammar), **more)
 
 
@@ -306,7 +302,7 @@ def test_rules_that_can_mean_nothing_are_refused(rule):
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("arguments", "why"),
     [
         ({"items": {"activation": 0.5}}, "activation is a part of every activation"),
         ({"kinds": {"S": kind("host", "worker")}}, "S: a host link carries microbatches"),
@@ -320,9 +316,9 @@ def test_rules_that_can_mean_nothing_are_refused(rule):
         ({"slices": 2, "rules": ["0F1 <- B"]}, "its microbatches are m.k, k the slice"),
     ],
 )
-def test_grammars_that_make_no_sense_are_refused(given, why):
+def test_grammars_that_make_no_sense_are_refused(arguments, why):
     with pytest.raises(ValueError, match=why):
-        pj.schedules.Grammar(**given)
+        pj.schedules.Grammar(**arguments)
 
 
 PLAIN = [["0F0", "0N0", "0B0"], ["1F0", "1N0", "1B0"]]
@@ -358,7 +354,7 @@ CROSSED = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
 )
 def test_tables_without_what_their_rules_say_are_refused(rows, more, grammar, why):
     with pytest.raises(pj.ScheduleError, match=why):
-        table_of(rows, {"kinds": N, **grammar}, **more)
+        make_table(rows, {"kinds": N, **grammar}, **more)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +371,7 @@ def test_tables_without_what_their_rules_say_are_refused(rows, more, grammar, wh
     ],
 )
 def test_files_say_what_they_have_of_their_own_in_the_right_form(key, value, why):
-    data = json.loads(to_json(table_of([["0F0", "0B0"]], {})))
+    data = json.loads(to_json(make_table([["0F0", "0B0"]], {})))
     with pytest.raises(pj.ScheduleError, match=re.escape(f"own kinds and rules: {why}")):
         from_json({**data, key: value})
 
@@ -384,12 +380,12 @@ def test_a_microbatch_that_computes_nothing_has_a_pipe():
     rows = [["0F0", "0N1", "0F2"]]
     kinds = {"F_": kind(), "N": kind("net")}
     data = {"placement": [[0], [0]], "pipe_of_microbatch": [0, 1, 0]}
-    table = table_of([[x.replace("F", "F_") for x in rows[0]]], {"kinds": kinds}, **data)
+    table = make_table([[x.replace("F", "F_") for x in rows[0]]], {"kinds": kinds}, **data)
     assert table.pipe_of_microbatch.tolist() == [0, 1, 0]
 
 
 def test_a_table_computes_a_microbatch():
-    data = json.loads(to_json(table_of([["0F0"]], {"forward_only": True})))
+    data = json.loads(to_json(make_table([["0F0"]], {"forward_only": True})))
     with pytest.raises(pj.ScheduleError, match="no op of the table computes a microbatch"):
         from_json({**data, "rows": [["0REDUCE_GRAD"]]})
 
@@ -398,13 +394,13 @@ def test_messages_of_a_graph_go_along_its_edges():
     rows = [["0F0"], ["1F0"], ["2F0", "2N0"]]
     grammar = {"kinds": N, "graph": [(0, 1), (1, 2)], "forward_only": True}
     with pytest.raises(pj.ScheduleError, match=r"one from stage 0: .* along edges of the graph"):
-        table_of(rows, {**grammar, "rules": ["N@last <- F@first [message]"]})
+        make_table(rows, {**grammar, "rules": ["N@last <- F@first [message]"]})
 
 
 def test_what_all_do_together_is_one_op_where_transfers_get_their_order():
     """In the run of unit slots the host link of worker 0 waits for both workers."""
     kinds = {"S": kind(scope="worker", is_collective=True), "H": kind("host", time="host")}
     rows = [["S0", "0F0", "0H0"], ["1N0", "S0", "1F0"]]
-    table = table_of(rows, {"kinds": {**kinds, "N": kind(time="net")}, "forward_only": True})
+    table = make_table(rows, {"kinds": {**kinds, "N": kind(time="net")}, "forward_only": True})
     start, _ = slot_times(table, table.grammar.unit_slots)
     assert start.tolist() == [[1.0, 2.0, 3.0], [0.0, 1.0, 3.0]]

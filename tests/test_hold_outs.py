@@ -61,7 +61,7 @@ def test_few_rows_are_drawn_many_times(rows):
 
 
 @pytest.mark.parametrize(
-    ("hold_out", "said"),
+    ("hold_out", "message"),
     [
         ("half", "hold_out must be such as t=8"),
         ("t=7", "t=7 leaves out 0 of 12 rows: nothing is predicted"),
@@ -72,6 +72,6 @@ def test_few_rows_are_drawn_many_times(rows):
         ("model:x", "hold_out model takes nothing besides, got 'x'"),
     ],
 )
-def test_mistakes_are_named(rows, hold_out, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_mistakes_are_named(rows, hold_out, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_folds(rows, hold_out)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from daily import daily
-from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
+from jitter_cases import ALL, LINKS, ONE, D, S, build, make_costs
 from legal_sizes import at_least
 
 import pipejax as pj
@@ -24,12 +24,12 @@ from pipejax.schedules.cells.ops import format_cell
     ("name", "link", "queues"),
     daily(
         [*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])],
-        of=6,
+        total=6,
     ),
 )
 def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
     table = build(name, m=at_least(name, 4, 4))
-    costs = costs_of(table)
+    costs = make_costs(table)
     run = pj.jitter(table, costs, pj.analysis.Jitter(), samples=3, link=pj.Links(link, queues))
     expected = pj.evaluate(table, costs, link=pj.Links(link, queues))
     assert run.makespans.tolist() == [expected.makespan] * 3
@@ -41,7 +41,7 @@ def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
 @pytest.mark.parametrize("link", daily(["delay", "queued", "blocking", "rendezvous"]))
 def test_a_sample_can_be_looked_at(link):
     table = build("zb-h1" if "zb-h1" in REGISTRY else "interleaved-1f1b", 2, 4)
-    costs = costs_of(table)
+    costs = make_costs(table)
     run = pj.jitter(table, costs, ALL, samples=70, link=link)
     for sample in (0, 69, run.worst_sample):
         path = critical_path(run.evaluation.program.preds, sample_costs(run, costs, sample))
@@ -55,7 +55,7 @@ def test_a_sample_can_be_looked_at(link):
 def test_a_step_lasts_as_long_as_the_slowest_of_its_replicas(max_bytes):
     """A sample is the longest of as many draws, whether or not these go through together."""
     table = build()
-    costs = costs_of(table)
+    costs = make_costs(table)
     single = pj.jitter(table, costs, ALL, samples=150)
     run = pj.jitter(table, costs, ALL, samples=50, replicas=3, max_bytes=max_bytes)
     by_replica = single.makespans.reshape(50, 3)
@@ -94,7 +94,7 @@ def test_more_samples_parts_and_precision_change_no_sample():
         samples=2800,
         link="queued",
         max_bytes=4 * 10**5,
-        on_progress=lambda *told: done.append(told),
+        on_progress=lambda *progress: done.append(progress),
     )
     few = pj.jitter(table, costs, ALL, samples=70, link="queued")
     assert done[-1] == (2800, 2800, "samples")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from daily import daily
-from jitter_cases import ALL, ONE, D, S, build, costs_of
+from jitter_cases import ALL, ONE, D, S, build, make_costs
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import (
@@ -22,7 +22,7 @@ from pipejax.engine.pricing import price
 COUNT = 20_000
 
 
-def factors_of(run, costs, sample):
+def get_factors(run, costs, sample):
     """Factors of a sample by (phase, stage, microbatch or worker), and of messages."""
     program, ones = run.evaluation.program, {}
     priced, sample_of_costs = price(program, costs), sample_costs(run, costs, sample)
@@ -126,7 +126,7 @@ def test_schedules_share_their_random_numbers():
     ones = []
     for name in ("gpipe", "1f1b"):
         run = pj.jitter(build(name), costs, ALL, samples=9)
-        ones.append(factors_of(run, costs, 7))
+        ones.append(get_factors(run, costs, 7))
     assert ones[0] == pytest.approx(ones[1])
     assert len(set(ones[0].values())) == len(ones[0])
     worker = pj.analysis.Jitter(worker=D("lognormal", 0.3))
@@ -145,11 +145,11 @@ def test_schedules_share_their_random_numbers():
 @pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
 def test_who_has_which_factor(link):
     table = build(p=4, m=4)
-    costs = costs_of(table)
+    costs = make_costs(table)
 
-    def factors(**given):
-        return factors_of(
-            pj.jitter(table, costs, pj.analysis.Jitter(**given), samples=3, link=link), costs, 2
+    def factors(**arguments):
+        return get_factors(
+            pj.jitter(table, costs, pj.analysis.Jitter(**arguments), samples=3, link=link), costs, 2
         )
 
     for chosen in ({"worker": D("gamma", 0.3)}, {"straggler": S(0.5, 2.0)}):
@@ -161,9 +161,9 @@ def test_who_has_which_factor(link):
                 assert factor == 1
         assert len({round(factor, 9) for factor in stage_factors.values()}) > 1
     for chosen in ({"op": D("gamma", 0.3)}, {"message": D("gamma", 0.3)}):
-        for (phase, _, _), factor in (drawn := factors(**chosen)).items():
+        for (phase, _, _), factor in (random_data := factors(**chosen)).items():
             assert (factor != 1) == (phase.startswith("SEND") == ("message" in chosen))
-        ones = [factor for factor in drawn.values() if factor != 1]
+        ones = [factor for factor in random_data.values() if factor != 1]
         assert len({round(factor, 9) for factor in ones}) == len(ones)
     both = factors(op=D("gamma", 0.3), message=D("gamma", 0.3)).values()
     assert len({round(factor, 9) for factor in both}) == len(both)

@@ -48,7 +48,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def found():
+def result_case():
     """By case the problem, what gradients find, and the best of all settings."""
     with jax.enable_x64(True):
         problems = {name: few(WHOLE, *case) for name, case in CASES.items()}
@@ -59,8 +59,8 @@ def found():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_best_of_all_settings_is_found(found, case):
-    joint, tuned, best = found[case]
+def test_the_best_of_all_settings_is_found(result_case, case):
+    joint, tuned, best = result_case[case]
     assert best.step_time / (1 + 1e-12) <= tuned.step_time <= 1.005 * best.step_time
     assert tuned.memory_bytes <= joint.problem.capacity
     setting = tuned.setting
@@ -69,14 +69,14 @@ def test_the_best_of_all_settings_is_found(found, case):
     assert len(tuned.relaxed[2].layers) == 2
 
 
-def test_memory_binds_and_sizes_differ(found):
-    settings = [tuned.setting for _, tuned, _ in found.values()]
+def test_memory_binds_and_sizes_differ(result_case):
+    settings = [tuned.setting for _, tuned, _ in result_case.values()]
     assert any(setting.recomputed.any() for setting in settings)
     assert len({int(setting.size) for setting in settings}) > 1
 
 
-def test_a_step_time_is_that_of_evaluate(found):
-    _, tuned, _ = found["fast"]
+def test_a_step_time_is_that_of_evaluate(result_case):
+    _, tuned, _ = result_case["fast"]
     setting = tuned.setting
     layers = StageLayers(setting.layers.astype(float), setting.recomputed.astype(float))
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=int(8 // setting.size))
@@ -92,7 +92,7 @@ def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
     monkeypatch.setattr(step_time_objective, "makespans", None)
     workload = pj.Workload(MODEL, 8, tensor_parallel=8)
     message = list(plain_answers(few()))
-    times = [found.step_time for found in message]
+    times = [result_case.step_time for result_case in message]
     assert len(times) > 1
     assert times == sorted(times, reverse=True)
     setting = message[-1].setting
@@ -104,8 +104,8 @@ def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_setting_is_improved_by_one_layer_at_a_time(found, case):
-    joint, tuned, _ = found[case]
+def test_a_setting_is_improved_by_one_layer_at_a_time(result_case, case):
+    joint, tuned, _ = result_case[case]
     again = [0, 0] if case == "room" else [5, 1]
     far = Settings(np.array([tuned.setting.size]), np.array([[5, 1]]), np.array([again]))
     with jax.enable_x64(True):

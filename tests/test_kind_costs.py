@@ -27,7 +27,7 @@ def workload(model, **more):
     return pj.Workload(pj.load_model(model), minibatch=16, **more)
 
 
-def table_of(name):
+def make_table(name):
     return pj.schedules.build(name, num_workers=4, num_microbatches=16)
 
 
@@ -48,7 +48,7 @@ def sums(costs):
 @pytest.mark.parametrize("model", MODELS)
 def test_parts_sum_to_the_whole(model, name):
     for more in ({}, {"recompute": "full"}, {"tensor_parallel": 2}, {"zero": 3}):
-        costs = pj.stage_costs(workload(model, **more), H100, table_of(name))
+        costs = pj.stage_costs(workload(model, **more), H100, make_table(name))
         assert sums(costs) < 1e-12
         assert all((np.asarray(other) > 0).all() for other in costs.others.values())
 
@@ -66,7 +66,7 @@ OF_EXPERTS = {
 def test_attention_is_what_comes_before_the_experts():
     """Kernel by kernel, on a stage between first and last: 8 layers, all of them with experts."""
     task, phases = workload("mixtral-8x7b"), ("forward", "input_grad", "weight_grad")
-    table = table_of("braided-dualpipe")
+    table = make_table("braided-dualpipe")
     costs = pj.stage_costs(task, H100, table)
     ops = layer_ops(task.model, task.layout(table), "moe")
     assert {op.name for op in ops} <= OF_ATTENTION | OF_EXPERTS
@@ -91,7 +91,7 @@ def test_attention_is_what_comes_before_the_experts():
 @pytest.mark.parametrize("name", NAMES)
 def test_exchanges_and_every_part_of_an_op(name):
     """Dispatch and combine share what the breakdown of costs says of experts."""
-    task, table = workload("deepseek-v3"), table_of(name)
+    task, table = workload("deepseek-v3"), make_table(name)
     costs, parts = pj.stage_costs(task, H100, table), stage_parts(task, H100, table)
     for field, (dispatch, combine) in {"forward": ("fd", "fc"), "input_grad": ("bd", "bc")}.items():
         expected = getattr(parts["expert"], field)
@@ -105,7 +105,7 @@ def test_exchanges_and_every_part_of_an_op(name):
 
 
 def test_lengths_and_slow_workers_reach_parts_too():
-    task, table = workload("mixtral-8x7b"), table_of("combined-1f1b")
+    task, table = workload("mixtral-8x7b"), make_table("combined-1f1b")
     whole = pj.stage_costs(task, H100, table)
     sequence = task.model.sequence
     alike = pj.stage_costs(task, H100, table, lengths=[sequence] * 16)
@@ -121,7 +121,7 @@ def test_lengths_and_slow_workers_reach_parts_too():
 
 @pytest.mark.slow
 def test_parts_are_differentiated():
-    task, table = workload("mixtral-8x7b"), table_of("combined-1f1b")
+    task, table = workload("mixtral-8x7b"), make_table("combined-1f1b")
 
     def exchange(factor):
         network = dataclasses.replace(H100.node, bandwidth=H100.node.bandwidth * factor)
@@ -135,7 +135,7 @@ def test_parts_are_differentiated():
 
 
 def test_what_has_no_such_parts_is_refused():
-    table = table_of("combined-1f1b")
+    table = make_table("combined-1f1b")
     with pytest.raises(ValueError, match=r"has Fa \(attention\), .* and gpt-22b has no experts"):
         pj.stage_costs(pj.Workload(pj.load_model("gpt-22b"), minibatch=16), H100, table)
     with pytest.raises(ValueError, match=r"expert_overlap must be 0, got 0\.5"):

@@ -65,7 +65,7 @@ DEEPSPEED = {
 }
 
 
-def told(schedule="1f1b", workers=4, model=LLAMA, **arguments):
+def launcher_settings(schedule="1f1b", workers=4, model=LLAMA, **arguments):
     """Return the settings of the three launchers, by their first letters."""
     options = {"stages_per_worker": arguments.pop("stages")} if "stages" in arguments else {}
     table = pj.schedules.build(schedule, num_workers=workers, num_microbatches=8, **options)
@@ -77,7 +77,7 @@ def told(schedule="1f1b", workers=4, model=LLAMA, **arguments):
 
 
 def test_degrees_batches_and_stages():
-    megatron, torchtitan, deepspeed = told(data_parallel=2, zero=0)
+    megatron, torchtitan, deepspeed = launcher_settings(data_parallel=2, zero=0)
     assert megatron.text == (
         "--micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 1 "
         "--pipeline-model-parallel-size 4 --grad-reduce-in-bf16"
@@ -106,7 +106,7 @@ def test_degrees_batches_and_stages():
 
 
 @pytest.mark.parametrize(
-    ("given", "gradients", "weights"),
+    ("arguments", "gradients", "weights"),
     [
         ({"overlap": 1.0, "zero": 1, "data_parallel": 2}, True, True),
         ({"overlap": 0.5, "zero": 1, "data_parallel": 2}, True, False),  # as logs are read
@@ -115,8 +115,8 @@ def test_degrees_batches_and_stages():
         ({"zero": 1, "data_parallel": 2}, False, False),
     ],
 )
-def test_megatron_is_told_what_travels_beside_compute(given, gradients, weights):
-    options = told(**given)[0].options
+def test_megatron_is_told_what_travels_beside_compute(arguments, gradients, weights):
+    options = launcher_settings(**arguments)[0].options
     assert ("overlap-grad-reduce" in options, "overlap-param-gather" in options) == (
         gradients,
         weights,
@@ -125,12 +125,14 @@ def test_megatron_is_told_what_travels_beside_compute(given, gradients, weights)
 
 def test_megatron_is_told_of_gradients_that_it_would_accumulate_wider():
     wide = dataclasses.replace(LLAMA, gradient_bytes=4.0)
-    result = [told(model=model)[0].options for model in (LLAMA, wide)]
+    result = [launcher_settings(model=model)[0].options for model in (LLAMA, wide)]
     assert ["grad-reduce-in-bf16" in options for options in result] == [True, False]
 
 
 def test_several_stages_of_a_worker():
-    megatron, torchtitan, deepspeed = told("interleaved-1f1b", stages=4, zero=1, data_parallel=2)
+    megatron, torchtitan, deepspeed = launcher_settings(
+        "interleaved-1f1b", stages=4, zero=1, data_parallel=2
+    )
     assert megatron.options["num-virtual-stages-per-pipeline-rank"] == 4
     assert megatron.options["use-distributed-optimizer"] is True
     assert torchtitan.options["parallelism.pipeline_parallel_schedule"] == "Interleaved1F1B"
@@ -141,7 +143,7 @@ def test_several_stages_of_a_worker():
 
 def test_layers_that_are_not_spread_evenly_are_named():
     model = dataclasses.replace(LLAMA, layers=30)
-    megatron, torchtitan, deepspeed = told(model=model, zero=3, data_parallel=2)
+    megatron, torchtitan, deepspeed = launcher_settings(model=model, zero=3, data_parallel=2)
     layout = megatron.options["pipeline-model-parallel-layout"]
     assert pj.costing.PipelineLayout.parse(layout).count("t").tolist() == [7, 8, 8, 7]
     assert layout in shlex.split(megatron.text)
@@ -152,7 +154,7 @@ def test_layers_that_are_not_spread_evenly_are_named():
         *deepspeed.lacks
     }
     # embedding and head count as one layer each: torchtitan says so, Megatron takes the layout
-    megatron, torchtitan, _ = told(model=model, embedding_units=1, loss_units=1)
+    megatron, torchtitan, _ = launcher_settings(model=model, embedding_units=1, loss_units=1)
     assert "pipeline-model-parallel-layout" in megatron.options
     less = "parallelism.pipeline_parallel_{}_stage_less_layers"
     assert [torchtitan.options[less.format(end)] for end in ("first", "last")] == [1, 1]
@@ -164,9 +166,11 @@ def test_layers_that_are_not_spread_evenly_are_named():
     [(2, "optim_grads", "never"), (3, "optim_grads_params", "always")],
 )
 def test_what_replicas_split(zero, megatron, reshard):
-    one, torchtitan, _ = told(workers=1, zero=zero, data_parallel=4)
-    assert one.options["data-parallel-sharding-strategy"] == megatron
-    assert one.options["use-megatron-fsdp"] is one.options["use-distributed-optimizer"] is True
+    single, torchtitan, _ = launcher_settings(workers=1, zero=zero, data_parallel=4)
+    assert single.options["data-parallel-sharding-strategy"] == megatron
+    assert (
+        single.options["use-megatron-fsdp"] is single.options["use-distributed-optimizer"] is True
+    )
     assert torchtitan.options["parallelism.data_parallel_shard_degree"] == 4
     assert torchtitan.options["parallelism.fsdp_reshard_after_forward"] == reshard
 
@@ -181,7 +185,7 @@ def test_what_replicas_split(zero, megatron, reshard):
     ],
 )
 def test_recomputation(recompute, words, lacks):
-    result = told(recompute=recompute)
+    result = launcher_settings(recompute=recompute)
     assert words in result[0].text
     assert tuple(len(launch.lacks) for launch in result) == lacks
     mode = result[1].options["activation_checkpoint.mode"]
@@ -189,7 +193,7 @@ def test_recomputation(recompute, words, lacks):
 
 
 def test_what_launchers_lack():
-    megatron, torchtitan, deepspeed = told(
+    megatron, torchtitan, deepspeed = launcher_settings(
         "zb-h1", tensor_parallel=2, context_parallel=2, rank_order="tp-pp-dp"
     )
     assert megatron.lacks == ("schedule zb-h1 (1f1b and interleaved-1f1b are there)",)
@@ -200,14 +204,16 @@ def test_what_launchers_lack():
         "rank order tp",
     ]
     assert deepspeed.lacks == ("schedule zb-h1 (1f1b is there)", "context parallelism")
-    assert told("chimera")[1].lacks == ("schedules of several pipes",)
+    assert launcher_settings("chimera")[1].lacks == ("schedules of several pipes",)
     # one worker has no schedule
-    assert told("zb-h1", workers=1)[0].lacks == ()
+    assert launcher_settings("zb-h1", workers=1)[0].lacks == ()
 
 
 def test_experts():
     model = pj.load_model("mixtral-8x7b")
-    megatron, torchtitan, deepspeed = told(model=model, expert_parallel=8, data_parallel=8)
+    megatron, torchtitan, deepspeed = launcher_settings(
+        model=model, expert_parallel=8, data_parallel=8
+    )
     assert megatron.options["expert-model-parallel-size"] == 8
     assert torchtitan.options["parallelism.expert_parallel_degree"] == 8
     assert deepspeed.options["expert_parallel"] == {"enabled": True, "autoep_size": 8}
@@ -232,14 +238,14 @@ def test_experts():
     ],
 )
 def test_the_parts_of_experts_are_always_in_the_command(degrees, parts):
-    megatron, torchtitan, _ = told(
+    megatron, torchtitan, _ = launcher_settings(
         model=pj.load_model("mixtral-8x7b"), sequence_parallel=True, **degrees
     )
     assert megatron.options["expert-tensor-parallel-size"] == parts
     degree = torchtitan.options.get("parallelism.expert_tensor_parallel_degree", 1)
     assert degree == parts
     assert bool([text for text in torchtitan.lacks if "parts" in text]) == (parts == 2)
-    dense = told(model=pj.load_model("llama3-8b"), tensor_parallel=8)[0].options
+    dense = launcher_settings(model=pj.load_model("llama3-8b"), tensor_parallel=8)[0].options
     assert "expert-tensor-parallel-size" not in dense
 
 

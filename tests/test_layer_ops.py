@@ -23,7 +23,7 @@ KINDS = [
 ]
 
 
-def sum_of(ops, what):
+def get_sum(ops, what):
     """Sum of a quantity over ops: "flop", "volume" or "launches"."""
     return Phases(*map(sum, zip(*(getattr(op, what) for op in ops), strict=True)))
 
@@ -32,7 +32,7 @@ def products(ops):
     return [op for op in ops if op.kind != "memory"]
 
 
-def of(ops, name):
+def evaluate_form(ops, name):
     (op,) = (op for op in ops if op.name == name)
     return op
 
@@ -42,11 +42,11 @@ def of(ops, name):
 @pytest.mark.parametrize("layout", [Layout(microbatch_size=3), SPLIT])
 def test_flop_of_the_products_are_the_formula(name, kind, recompute, layout):
     model = dataclasses.replace(pj.load_model(name), causal=False, window=None)
-    result = sum_of(products(layer_ops(model, layout, kind, recompute)), "flop")
+    result = get_sum(products(layer_ops(model, layout, kind, recompute)), "flop")
     shares = layout.tensor * layout.context
     printed = layer_flop(model, 3, recompute, kind)
     assert [shares * phase for phase in result] == pytest.approx(list(printed), rel=1e-12)
-    head = sum_of(products(head_ops(model, layout)), "flop")
+    head = get_sum(products(head_ops(model, layout)), "flop")
     assert [shares * phase for phase in head] == pytest.approx(list(head_flop(model, 3)))
 
 
@@ -54,7 +54,7 @@ def test_only_a_flash_kernel_skips_what_a_causal_mask_hides():
     for name, share in (("llama3-70b", 0.5), ("gpt3-175b", 1.0)):
         model = pj.load_model(name)
         masked, whole = (
-            sum_of([op for op in layer_ops(m, SPLIT) if op.kind == "attention"], "flop")
+            get_sum([op for op in layer_ops(m, SPLIT) if op.kind == "attention"], "flop")
             for m in (model, dataclasses.replace(model, causal=False))
         )
         assert list(masked) == pytest.approx([share * phase for phase in whole])
@@ -64,13 +64,13 @@ def test_a_window_leaves_a_few_pairs_of_tokens():
     model = pj.load_model("gpt-oss-120b")  # every second layer attends to 128 tokens
     pairs = [sum(min(i, 128) for i in range(4097)), sum(range(4097))]
     scores = 2 * 64 * 64 * 2 * sum(pairs) / 2
-    result = of(layer_ops(model, Layout(), "moe"), "attention").flop.forward
+    result = evaluate_form(layer_ops(model, Layout(), "moe"), "attention").flop.forward
     assert result == pytest.approx(scores, rel=1e-3)
 
 
 def test_bytes_of_a_product():
     model = dataclasses.replace(pj.load_model("llama3-70b"), gradient_bytes=4)
-    op = of(layer_ops(model, Layout(tensor=8)), "qkv")
+    op = evaluate_form(layer_ops(model, Layout(tensor=8)), "qkv")
     m, k, n = 8192, 8192, (64 + 2 * 8) * 128 / 8
     assert op.shape == (m, n, k)
     moved = 2 * (m * k + m * n)
@@ -81,17 +81,17 @@ def test_scores_go_through_memory_unless_attention_is_flash():
     gpt = pj.load_model("gpt3-175b")
     flash = dataclasses.replace(gpt, flash_attention=True)
     scores = 96 * 2048**2  # of one sequence
-    softmax = of(layer_ops(gpt, Layout()), "softmax")
+    softmax = evaluate_form(layer_ops(gpt, Layout()), "softmax")
     assert softmax.volume == (4 * scores, 6 * scores, 0)
-    attention = of(layer_ops(flash, Layout()), "attention")
+    attention = evaluate_form(layer_ops(flash, Layout()), "attention")
     assert attention.volume.forward == 2 * 4 * 2048 * gpt.hidden
-    again = of(layer_ops(gpt, Layout(), recompute="selective"), "softmax")
+    again = evaluate_form(layer_ops(gpt, Layout(), recompute="selective"), "softmax")
     assert again.volume.input_grad == 10 * scores
 
 
 def test_experts_share_the_tokens_that_are_routed_to_them():
     model = pj.load_model("deepseek-v3")
-    into = of(layer_ops(model, SPLIT, "moe"), "expert_in")
+    into = evaluate_form(layer_ops(model, SPLIT, "moe"), "expert_in")
     routed = 3 * 4096 / 2 / 4 * 8  # of this accelerator's part of three sequences, top 8
     assert into.batch == 256 / 4
     assert into.shape == (routed / 64, 2 * 2048, 7168)
@@ -100,14 +100,17 @@ def test_experts_share_the_tokens_that_are_routed_to_them():
     assert exchange.count == (2, 2, 0)
     padded = dataclasses.replace(model.moe, capacity_factor=1.25)
     wider = dataclasses.replace(model, moe=padded)
-    assert of(layer_ops(wider, SPLIT, "moe"), "expert_in").flop.forward == 1.25 * into.flop.forward
+    assert (
+        evaluate_form(layer_ops(wider, SPLIT, "moe"), "expert_in").flop.forward
+        == 1.25 * into.flop.forward
+    )
 
 
 def test_a_model_without_shared_experts_launches_none():
     for name, launched in (("deepseek-v3", 1), ("mixtral-8x7b", 0)):
         ops = layer_ops(pj.load_model(name), Layout(), "moe")
         shared = [op for op in ops if op.name.startswith("shared")]
-        assert sum_of(shared, "launches") == (3 * launched, 3 * launched, 2 * launched)
+        assert get_sum(shared, "launches") == (3 * launched, 3 * launched, 2 * launched)
 
 
 def test_latent_attention_gathers_only_what_it_unfolds_from():
@@ -116,7 +119,7 @@ def test_latent_attention_gathers_only_what_it_unfolds_from():
         c.volume.forward for c in layer_collectives(model, layout) if c.kind == "all_gather"
     }
     assert gathered == {2 * 4096 * (1536 + 512 + 64), 2 * 4096 * 7168}
-    attention = of(layer_ops(model, layout), "attention")
+    attention = evaluate_form(layer_ops(model, layout), "attention")
     assert attention.flop.forward == 2 * 4096 * 2048 * 128 / 8 * (192 + 128)
 
 
@@ -125,14 +128,14 @@ def test_narrow_products_move_fewer_bytes_and_are_cast_first():
     wide, narrow = (layer_ops(model, Layout(precision=p)) for p in ("bf16", "fp8"))
     m, k, n = 8192, 8192, 10240
     for ops, factor in ((wide, 2), (narrow, 1)):
-        op = of(ops, "qkv")
+        op = evaluate_form(ops, "qkv")
         assert op.volume.forward == factor * (m * k + k * n) + 2 * m * n
         assert op.volume.input_grad == factor * (m * n + k * n) + 2 * m * k
         assert op.volume.weight_grad == factor * (m * n + m * k) + 2 * 2 * k * n
-    assert of(narrow, "qkv").precision == "fp8"
-    assert of(narrow, "attention") == of(wide, "attention")
+    assert evaluate_form(narrow, "qkv").precision == "fp8"
+    assert evaluate_form(narrow, "attention") == evaluate_form(wide, "attention")
     h, kv, f = 8192, 1024, 28672
-    cast = of(narrow, "quantization")  # two bytes read, two times one written
+    cast = evaluate_form(narrow, "quantization")  # two bytes read, two times one written
     assert cast.volume == (4 * m * (h + f), 4 * m * (h + 2 * kv + h + 2 * f + h), 0)
     assert cast.launches == (2, 4, 0)
     assert {op.name for op in narrow} - {op.name for op in wide} == {"quantization"}
@@ -188,7 +191,7 @@ def test_layouts_are_priced_as_one_batch():
 
     def flop(tensor, shared):
         ops = layer_ops(model, Layout(tensor=tensor, sequence_parallel=shared))
-        return sum_of(ops, "volume")
+        return get_sum(ops, "volume")
 
     result = jax.jit(jax.vmap(flop))(degrees, jnp.array([0.0, 1.0, 1.0]))
     for i, (tensor, shared) in enumerate(((1, 0), (2, 1), (8, 1))):

@@ -5,11 +5,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.engine.batched.binary_program import (
-    Task,
-    binary_ops,
-    forward_program,
-)
+from pipejax.engine.batched.binary_program import Task, binary_ops, forward_program
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
 from pipejax.engine.batched.interpreter import interpreted_makespans
 from pipejax.engine.batched.levels import level_program

@@ -25,10 +25,7 @@ def step_time(rows, k, system):
     stages, count = int(rows.stages_per_worker[k]), int(rows.microbatches[k])
     options = {"stages_per_worker": stages} if stages > 1 else {}
     table = pj.schedules.build(
-        str(rows.schedule[k]),
-        num_workers=int(rows.pipeline[k]),
-        num_microbatches=count,
-        **options,
+        str(rows.schedule[k]), num_workers=int(rows.pipeline[k]), num_microbatches=count, **options
     )
     workload = pj.Workload(
         rows.models[rows.model[k]],

@@ -24,7 +24,7 @@ def megatron_row(workers, microbatches, chunks, group, extra, rank):
     return forwards[:warmup] + [op for pair in pairs for op in pair] + backwards[-warmup:]
 
 
-def rows_of(table):
+def get_rows(table):
     return [[str(op) for cell in row for op in cell] for row in table.rows()]
 
 
@@ -44,7 +44,7 @@ def test_groups_of_any_size(workers, chunks, extra):
                 continue
             table = pj.schedules.build("interleaved-1f1b", **size, **options)
             arguments = workers, microbatches, chunks, group, extra
-            assert rows_of(table) == [megatron_row(*arguments, rank) for rank in range(workers)]
+            assert get_rows(table) == [megatron_row(*arguments, rank) for rank in range(workers)]
     assert refused
 
 

@@ -24,7 +24,7 @@ F, B, I, W, O, L = (pj.Phase[letter] for letter in "FBIWOL")  # noqa: E741
 TIMES = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.125])
 
 
-def run_of(table, costs, host_links=()):
+def make_run(table, costs, host_links=()):
     """The oracle's run: no compilation for each of many small tables."""
     texts = [[format_cell(cell) for cell in row] for row in table.rows()]
     return reference.Run(texts, [0] * table.num_microbatches, costs, host_links=host_links)
@@ -60,7 +60,7 @@ def pipes(draw):
     )
 
 
-def table_of(pipe, ops, host_links=()):
+def make_table(pipe, ops, host_links=()):
     rows = rows_from_starts(
         ops,
         sizes=pipe.sizes,
@@ -71,7 +71,7 @@ def table_of(pipe, ops, host_links=()):
     return ScheduleTable.from_rows(rows, placement=looped(pipe.num_stages))
 
 
-def costs_of(pipe, offload=0.0, load=0.0):
+def make_costs(pipe, offload=0.0, load=0.0):
     times = {"F": pipe.forward, "I": pipe.input_grad, "W": pipe.weight_grad}
     stages = range(pipe.num_stages)
     hops = {
@@ -111,11 +111,11 @@ def lower_bound(pipe):
 @given(pipe=pipes(), seed=st.integers(0, 99))
 def test_zero_bubble_keeps_its_limits_and_is_what_it_plans(pipe, seed):
     ops = zero_bubble_starts(pipe, by_span=False)
-    table = table_of(pipe, ops)
-    run = run_of(table, costs_of(pipe))
+    table = make_table(pipe, ops)
+    run = make_run(table, make_costs(pipe))
     assert lower_bound(pipe) * (1 - 1e-9) <= run.makespan <= ops.end.max() * (1 + 1e-9)
-    for costs in (costs_of(pipe), random_costs(pipe.num_stages, seed)):
-        held = peak_over_time(run_of(table, costs), pipe.sizes, pipe.weight_share)
+    for costs in (make_costs(pipe), random_costs(pipe.num_stages, seed)):
+        held = peak_over_time(make_run(table, costs), pipe.sizes, pipe.weight_share)
         assert np.all(held <= pipe.limits * (1 + 1e-6))
 
 
@@ -130,11 +130,11 @@ def test_offloads_keep_the_limits_whatever_the_times(pipe, offload, load, seed, 
     host_links = [[w for w in group if w < pipe.num_stages] for group in host_links]
     host_links = [group for group in host_links if group]
     ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=host_links)
-    table = table_of(pipe, ops, host_links)
-    base_costs = costs_of(pipe, offload, load)
-    assert run_of(table, base_costs, host_links).makespan <= ops.end.max() * (1 + 1e-9)
+    table = make_table(pipe, ops, host_links)
+    base_costs = make_costs(pipe, offload, load)
+    assert make_run(table, base_costs, host_links).makespan <= ops.end.max() * (1 + 1e-9)
     for costs in (base_costs, random_costs(pipe.num_stages, seed)):
-        run = run_of(table, costs, host_links)
+        run = make_run(table, costs, host_links)
         held = peak_over_time(run, pipe.sizes, pipe.weight_share)
         assert np.all(held <= pipe.limits * (1 + 1e-6))
 
@@ -246,7 +246,7 @@ def test_builders_keep_their_limit_whatever_the_times(name, limit):
         table = pj.schedules.build(
             name, num_workers=4, num_microbatches=12, weight_share=share, transfer=0.3, **options
         )
-        run = run_of(table, random_costs(4, 3))
+        run = make_run(table, random_costs(4, 3))
         assert peak_over_time(run, [1] * 4, share).max() <= limit + 1e-9
 
 
@@ -258,7 +258,7 @@ def test_zb_h_holds_what_is_published():  # Table 2 and section 2.3, 0-based
     ):
         table = pj.schedules.build(name, num_workers=p, num_microbatches=16)
         unit = reference.Costs({(letter, s): 1.0 for letter in "FIW" for s in range(p)}, {}, {})
-        held = peak_over_time(run_of(table, unit), [1] * p, share)
+        held = peak_over_time(make_run(table, unit), [1] * p, share)
         assert held == pytest.approx([whole(r) + parts(r) * share for r in range(p)])
 
 
@@ -280,7 +280,7 @@ def pipe_offload(p, v, m, **options):
     costs = {(letter, s): time for letter, time in OF_STAGE.items() for s in range(p * v)}
     trips = {"O": options.get("offload", 1.0), "L": options.get("load", options.get("offload", 1))}
     costs |= {(letter, s): trips[letter] for letter in "OL" for s in range(p * v)}
-    run = run_of(table, reference.Costs(costs, {}, {}))
+    run = make_run(table, reference.Costs(costs, {}, {}))
     return table, run, peak_over_time(run, [1] * p * v, 1 / 3)
 
 
@@ -299,8 +299,8 @@ def test_pipe_offload_without_offloads_is_the_schedule_of_its_source(p, v, group
     ("v", "group", "share", "offload"),
     daily(
         [
-            (*given, offload)
-            for given in [(1, 4, 0.5), (1, 4, 1.0), (2, 4, 0.5), (2, 1, 1)]
+            (*arguments, offload)
+            for arguments in [(1, 4, 0.5), (1, 4, 1.0), (2, 4, 0.5), (2, 1, 1)]
             for offload in [1.0, 3.0, 9.0]
         ]
     ),
@@ -315,7 +315,7 @@ def test_pipe_offload_never_waits_for_its_link(v, group, share, offload):
     assert held.max() <= whole.max() + 1e-9
     assert (table.phase == O).any()
     for seed in range(3):  # and what it holds is a limit whatever the times turn out to be
-        strange = run_of(table, random_costs(4 * v, seed))
+        strange = make_run(table, random_costs(4 * v, seed))
         assert np.all(peak_over_time(strange, [1] * 4 * v, 1 / 3) <= held + 1e-9)
 
 

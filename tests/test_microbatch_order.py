@@ -19,18 +19,18 @@ ONE = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "4"]
 WORKLOAD = {"minibatch": 4, "tensor_parallel": 8}
 
 
-def table_of(name="1f1b", workers=2, microbatches=5):
+def make_table(name="1f1b", workers=2, microbatches=5):
     return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
 
 
-def drawn(count, seed):
+def draw_samples(count, seed):
     return np.random.default_rng(seed).lognormal(0, 0.8, count)
 
 
 @functools.cache
 def in_every_order(name, link, seed, microbatches=5):
-    table = table_of(name, 4 if name == "chimera" else 2, microbatches)
-    costs = pj.costing.scaled_costs(TIMES, table, microbatches=drawn(microbatches, seed))
+    table = make_table(name, 4 if name == "chimera" else 2, microbatches)
+    costs = pj.costing.scaled_costs(TIMES, table, microbatches=draw_samples(microbatches, seed))
     orders = [np.array(order) for order in itertools.permutations(range(microbatches))]
     times = [pj.evaluate(table, in_order(costs, order), link=link).makespan for order in orders]
     return table, costs, np.array(times)
@@ -72,11 +72,11 @@ def test_neighbours_are_all_swaps_and_insertions():
         moved.insert(second, moved.pop(first))
         expected |= {tuple(swapped), tuple(moved)}
     result = permutation_search.neighbours(order, *places).tolist()
-    assert {tuple(each) for each in result} == expected
+    assert {tuple(entry) for entry in result} == expected
 
 
 def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
-    table, lengths = table_of("1f1b", 4, 12), drawn(12, 5)
+    table, lengths = make_table("1f1b", 4, 12), draw_samples(12, 5)
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=lengths)
     first, same = (pj.search.microbatches(table, costs, iterations=5, seed=7) for _ in range(2))
     assert first.best.order.tolist() == same.best.order.tolist()
@@ -99,34 +99,36 @@ def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     data=st.data(),
 )
 def test_microbatches_of_one_length_may_change_places(kinds, name, data):
-    table = table_of(name, 2, len(kinds))
+    table = make_table(name, 2, len(kinds))
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=kinds)
     alike = [np.flatnonzero(np.array(kinds) == kind) for kind in sorted({*kinds})]
     order = np.arange(len(kinds))
     for members in alike:
         order[members] = data.draw(st.permutations(members.tolist()))
-    first, second = (pj.evaluate(table, costs_) for costs_ in (costs, in_order(costs, order)))
+    first, second = (
+        pj.evaluate(table, ordered_costs) for ordered_costs in (costs, in_order(costs, order))
+    )
     np.testing.assert_array_equal(first.finish, second.finish)
     numbers = np.unique(kinds, return_inverse=True)[1]
     orders = list(permutation_search.different_orders(numbers.tolist()))
     assert len(orders) == permutation_search.num_orders(numbers)
-    assert len({tuple(np.array(kinds)[order_]) for order_ in orders}) == len(orders)
+    assert len({tuple(np.array(kinds)[permutation]) for permutation in orders}) == len(orders)
 
 
 def test_a_run_above_the_table_is_one_of_unequal_microbatches():
-    table, alike = table_of(), pj.Costs(forward=1.0, backward=2.0)
-    costs = pj.costing.scaled_costs(alike, table, microbatches=drawn(5, 0))
+    table, alike = make_table(), pj.Costs(forward=1.0, backward=2.0)
+    costs = pj.costing.scaled_costs(alike, table, microbatches=draw_samples(5, 0))
     assert "microbatches are unequal" in pj.compare(table, costs).why
 
 
-def test_what_an_order_is_of():
+def test_an_order_belongs_to_a_schedule_and_a_number():
     with pytest.raises(ValueError, match="costs do not differ by microbatch: any order is as good"):
-        pj.search.microbatches(table_of(), TIMES)
+        pj.search.microbatches(make_table(), TIMES)
     for wrong in ([0, 1, 1], [0, 1], [1, 2, 3]):
         with pytest.raises(ValueError, match="order must name each of 3 microbatches once, 0 to 2"):
             check_order(wrong, 3)
     several = in_order(
-        pj.costing.scaled_costs(TIMES, table_of(), microbatches=[1.0, 2.0]),
+        pj.costing.scaled_costs(TIMES, make_table(), microbatches=[1.0, 2.0]),
         np.array([[0, 1], [1, 0], [1, 1]]),
     )
     assert several.forward.tolist() == [[[1.0, 2.0]], [[2.0, 1.0]], [[2.0, 2.0]]]
@@ -135,7 +137,7 @@ def test_what_an_order_is_of():
 
 @pytest.mark.usefixtures("unchecked")
 def test_costs_that_scale_are_functions_of_their_factors():
-    table, scale = table_of("zb-h1", 4, 8), drawn(8, 1)
+    table, scale = make_table("zb-h1", 4, 8), draw_samples(8, 1)
     program = pj.lower(table)
     stages = np.array([1.0, 2.0, 1.0, 1.0])
     costs = pj.Costs(forward=stages, backward=2 * stages, transmit=np.full(3, 0.25))
@@ -167,7 +169,7 @@ def test_costs_that_scale_are_functions_of_their_factors():
 
 
 def test_lengths_of_a_model():
-    table = table_of("1f1b", 2, 4)
+    table = make_table("1f1b", 2, 4)
     system = pj.load_system("h100").with_number("host.launch", 0.0)  # whatever the length
     workload = pj.Workload(pj.load_model("gpt-22b"), **WORKLOAD)
     alike, length = pj.stage_costs(workload, system, table), workload.model.sequence
@@ -189,7 +191,7 @@ def test_lengths_of_a_model():
 
 
 def test_a_window_is_no_longer_than_a_short_sequence():
-    table, system = table_of("1f1b", 2, 4), pj.load_system("h100")
+    table, system = make_table("1f1b", 2, 4), pj.load_system("h100")
     workload = pj.Workload(pj.load_model("gpt-oss-120b"), minibatch=4)
     result = pj.stage_costs(workload, system, table, lengths=[16, 32, 64, 4096])
     assert (np.diff(np.asarray(result.forward)) > 0).all()
@@ -227,12 +229,7 @@ COSTS = {  # F, messages and B of a file for 2 stages and 3 microbatches, or wha
     "ops": {"F": [[1, 2, 3], [4, 5, 6]], "B": [[2, 4, 6], [8, 10, 12]]},
     "stages": {"F": [[1, 2, 3], 4], "I": 1, "W": [2, [1, 2, 3]]},
     "messages": {"F": 1, "B": 2, "message": {"bytes": [[1, 2, 4]], "bandwidth": 4}},
-    "ways": {
-        "F": 1,
-        "B": 2,
-        "message": {"latency": 1},
-        "message_back": {"latency": [[1, 2, 3]]},
-    },
+    "ways": {"F": 1, "B": 2, "message": {"latency": 1}, "message_back": {"latency": [[1, 2, 3]]}},
     "count": ({"F": [[1, 2], 1], "B": 1}, "F has 2 entries, the table has 3 microbatches"),
     "negative": ({"F": [[1, 2, -1], 1], "B": 1}, "F must be finite numbers of at least 0, got -1"),
     "depth": ({"F": [[[1], 2, 1], 1], "B": 1}, r"F must be finite numbers .* got \[1\]"),
@@ -246,7 +243,7 @@ COSTS = {  # F, messages and B of a file for 2 stages and 3 microbatches, or wha
 
 @pytest.mark.parametrize("name", COSTS)
 def test_files_of_costs_per_microbatch(tmp_path, name):
-    table, path = table_of("1f1b", 2, 3), tmp_path / "costs.json"
+    table, path = make_table("1f1b", 2, 3), tmp_path / "costs.json"
     content, wrong = COSTS[name] if isinstance(COSTS[name], tuple) else (COSTS[name], None)
     path.write_text(json.dumps({"unit": "milliseconds", **content}))
     if wrong is not None:

@@ -1,8 +1,4 @@
-"""The list of mistakes: hostile command lines and misuses of the library, each as it stands.
-
-`data/mistakes.json` holds small files by name, command lines with words that the one line on stderr
-must have, and expressions with the error that they must raise: one for each check of the package.
-"""
+"""Hostile command lines and misuses of the library, with their errors (`data/mistakes.json`)."""
 
 import json
 import re

@@ -6,14 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from legal_sizes import WHOLE
-from mpmd_stand_ins import (
-    PipelineSchedule,
-    executed,
-    fragments,
-    op_of,
-    preprocessed,
-    text_of,
-)
+from mpmd_stand_ins import PipelineSchedule, executed, fragments, make_op, make_text, preprocessed
 
 import pipejax as pj
 from pipejax.runtimes.exports import to_jaxpp, to_shardy
@@ -39,7 +32,7 @@ def one_pipe(names=WHOLE):
     return [name for name in names if schedule(name).num_pipes == 1]
 
 
-def ops_of(rows):
+def get_ops(rows):
     return [[op for cell in row for op in cell.split("+") if op != "-"] for row in rows]
 
 
@@ -48,10 +41,10 @@ def test_a_module_for_jaxpp_makes_the_tasks_of_its_own_schedules(recorded, monke
     name, workers, microbatches = recorded.split()
     table = schedule(OWN[name], int(workers), int(microbatches))
     built = executed(to_jaxpp(table), monkeypatch).schedule
-    rows = [[text_of(task) for task in row] for row in built.tasks(int(microbatches))]
+    rows = [[make_text(task) for task in row] for row in built.tasks(int(microbatches))]
     theirs = [row.split() for row in JAXPP["schedules"][recorded]]
     # theirs fuses the forward and the backward of the last stage; W of stage 0 stands behind its I
-    assert ops_of(rows) == ops_of(theirs)
+    assert get_ops(rows) == get_ops(theirs)
 
 
 @pytest.mark.filterwarnings("ignore::pipejax.schedules.table.table_files.LossWarning")
@@ -101,8 +94,10 @@ def test_a_module_for_shardy_orders_every_fragment_as_the_table(name, monkeypatc
             fragment for fragment in all_of_them if fragment.mesh_name == f"mesh{worker}"
         ]
         (rule,), merges = build(worker_fragments, None)
-        assert sorted(map(op_of, rule.ordered_fragments)) == sorted(map(op_of, worker_fragments))
-        ordered = [op_of(fragment) for fragment in rule.ordered_fragments]
+        assert sorted(map(make_op, rule.ordered_fragments)) == sorted(
+            map(make_op, worker_fragments)
+        )
+        ordered = [make_op(fragment) for fragment in rule.ordered_fragments]
         ops = [op for cell in [*table.rows()][worker] for op in cell]
         assert ordered == [half for op in ops for half in _as_shardy_splits(op, split)]
         assert len(merges) == int(table.is_fused[worker].sum())

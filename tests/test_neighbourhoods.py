@@ -32,7 +32,7 @@ from pipejax.search.schedule.plan import (
 from pipejax.search.schedule.problem import build_problem
 
 
-def problem_of(workers=3, microbatches=4, seconds=10.0, limits=1.0):
+def make_problem(workers=3, microbatches=4, seconds=10.0, limits=1.0):
     """F = I = W and offloads of 10 s; the first two workers share a host link."""
     table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
     costs = pj.Costs.uniform(
@@ -45,7 +45,7 @@ def problem_of(workers=3, microbatches=4, seconds=10.0, limits=1.0):
 @pytest.fixture(scope="module")
 def steps():
     """A search that began with one microbatch after the other, and its merits step by step."""
-    problem = problem_of()
+    problem = make_problem()
     search = NeighbourhoodSearch(problem, one_by_one(problem), seed=0)
     merits = [search.merit]
     for _ in range(15):
@@ -74,13 +74,13 @@ def test_what_is_not_free_keeps_its_order(kind, steps):
     assert len(chains) - len(link) == 3 * 3 * 4 - 3
 
 
-@pytest.mark.parametrize(("limits", "of_one"), [(1.0, 3 * 30), (0.5, 3 * (30 + 20))])
-def test_one_microbatch_after_the_other_takes_the_sum_of_all_times(limits, of_one):
-    problem = problem_of()
+@pytest.mark.parametrize(("limits", "single_time"), [(1.0, 3 * 30), (0.5, 3 * (30 + 20))])
+def test_one_microbatch_after_the_other_takes_the_sum_of_all_times(limits, single_time):
+    problem = make_problem()
     problem = dataclasses.replace(problem, limits=(problem.limits * limits).astype(int))
     plan = one_by_one(problem)
     assert plan.forward.min() == 0
-    assert plan_objective(problem, plan) * problem.unit == 4 * of_one
+    assert plan_objective(problem, plan) * problem.unit == 4 * single_time
 
 
 def test_ranks_of_a_plan_say_what_ends_before_what_starts(steps):
@@ -104,7 +104,7 @@ def test_ranks_of_a_plan_say_what_ends_before_what_starts(steps):
 
 def test_gradients_overtake_an_activation_that_is_away():
     # F0 O0, F1 I1 W1, L0 I0 W0: in the memory of one activation
-    problem, plans = problem_of(workers=2, microbatches=2), []
+    problem, plans = make_problem(workers=2, microbatches=2), []
     for in_order in (False, True):
         base = ScheduleModel(problem, 30, in_order=in_order)
         base.model.add(base.start["I"][0, 1] < base.start["I"][0, 0])
@@ -127,7 +127,9 @@ def test_no_step_makes_a_plan_worse(steps):
 
 
 def test_threads_share_what_they_find():
-    problem = problem_of(seconds=10.5)  # halves of a second: the grid is fine enough to be coarser
+    problem = make_problem(
+        seconds=10.5
+    )  # halves of a second: the grid is fine enough to be coarser
     assert [grid.unit for grid in search_grids(problem)] == [5 * problem.unit, problem.unit]
     start = to_table(problem, one_by_one(problem), "start")
     ends = [plan_objective(problem, to_plan(problem, start))]
@@ -140,7 +142,7 @@ def test_threads_share_what_they_find():
 
 
 def test_a_coarser_grid_promises_nothing_too_short():
-    problem = problem_of(seconds=10.5)
+    problem = make_problem(seconds=10.5)
     coarse = problem.coarser(4)
     plan = one_by_one(coarse)
     real = plan_objective(problem, to_plan(problem, to_table(coarse, plan, "coarse")))

@@ -5,13 +5,7 @@ import tomllib
 
 import pytest
 
-from pipejax.cli.options.given import (
-    command_line,
-    config_text,
-    written,
-    written_as,
-    written_but,
-)
+from pipejax.cli.options.given import command_line, config_text, written, written_as, written_but
 from pipejax.cli.options.values import parse_share
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import printing
@@ -39,11 +33,11 @@ def test_a_file_of_options_is_one_of_config():
     assert tomllib.loads(text) == read
 
 
-@pytest.mark.parametrize(("json", "wanted"), [(False, "next: pipejax x\n"), (True, '"next"')])
-def test_an_answer_ends_in_them(json, wanted, capsys):
+@pytest.mark.parametrize(("json", "expected"), [(False, "next: pipejax x\n"), (True, '"next"')])
+def test_an_answer_ends_in_them(json, expected, capsys):
     with printing(None, json=json):
         Answer({"a": 1}, next=("pipejax x",)).show()
-        assert wanted in capsys.readouterr().out
+        assert expected in capsys.readouterr().out
         Answer({"a": 1}).show()
         assert "next" not in capsys.readouterr().out
 

@@ -36,13 +36,13 @@ def held():
 
 
 def same(a, b):
-    leaves = zip(jax.tree.leaves(vars_of(a)), jax.tree.leaves(vars_of(b)), strict=True)
+    leaves = zip(jax.tree.leaves(get_vars(a)), jax.tree.leaves(get_vars(b)), strict=True)
     for first, second in leaves:
         if isinstance(first, np.ndarray | jax.Array | float | int | str):
             np.testing.assert_array_equal(first, second)
 
 
-def vars_of(record):
+def get_vars(record):
     fields = record._asdict() if hasattr(record, "_asdict") else vars(record)
     return {name: value for name, value in fields.items() if name[0] != "_"}  # less what is derived
 

@@ -36,20 +36,20 @@ def check(name, result):
 
 
 @settings(max_examples=SETS)
-@given(found=sets(), costly=st.sampled_from(COSTLY))
-def test_every_door_says_the_same(found, costly):
+@given(result=sets(), costly=st.sampled_from(COSTLY))
+def test_every_door_says_the_same(result, costly):
     for name, door in DOORS.items():
-        if (name == costly or name not in COSTLY) and door.applies(found):
-            check(name, found)
+        if (name == costly or name not in COSTLY) and door.applies(result):
+            check(name, result)
 
 
 @settings(max_examples=40)
-@given(found=sets())
-def test_what_reads_a_batch_refuses_one_configuration_or_reads_it_as_all_do(found):
-    doors = BATCHED if DOORS["periods"].applies(found) else BATCHED[:1]
-    for (costs, run), door in itertools.product(zip(found.rows, found.runs, strict=True), doors):
-        if seconds := refused_or(door, found.program, costs):  # no axis has several entries
-            message = door(found.program, alone(costs), batch_size=1).tolist()
+@given(result=sets())
+def test_what_reads_a_batch_refuses_one_configuration_or_reads_it_as_all_do(result):
+    doors = BATCHED if DOORS["periods"].applies(result) else BATCHED[:1]
+    for (costs, run), door in itertools.product(zip(result.rows, result.runs, strict=True), doors):
+        if seconds := refused_or(door, result.program, costs):  # no axis has several entries
+            message = door(result.program, alone(costs), batch_size=1).tolist()
             assert seconds == pytest.approx(message)
             assert door is not pj.makespans or seconds == pytest.approx([run.makespan])
 

@@ -103,13 +103,13 @@ SHARES = {  # (model, how): bytes per token and hidden unit that W needs, of tho
 @pytest.mark.parametrize(("name", "recompute"), SHARES)
 def test_the_share_follows_from_the_layer(name, recompute):
     model = pj.load_model(name)
-    needed, kept = SHARES[name, recompute]
+    needed, remaining = SHARES[name, recompute]
     unit = model.sequence * model.hidden
     assert layer_weight_grad_bytes(model) == pytest.approx(needed * unit)
-    assert layer_activation_bytes(model, recompute=recompute) == pytest.approx(kept * unit)
+    assert layer_activation_bytes(model, recompute=recompute) == pytest.approx(remaining * unit)
     table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=4)
     share = stage_bytes(pj.Workload(model, 4, recompute=recompute), table).weight_share
-    assert share[1] == pytest.approx(needed / kept)
+    assert share[1] == pytest.approx(needed / remaining)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -7,7 +7,7 @@ import numpy as np
 import optimum
 import pytest
 import tiny_problems
-from certified import all_of, check_solution
+from certified import check_solution, get_all
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
@@ -98,12 +98,12 @@ def test_every_schedule_of_tiny_problems(part):
         check_solution(result, costs, **options)
         assert result.lower_bound <= result.value + result.best.rounding
         assert all(other is None or other >= result.value for other in result.baselines.values())
-        pipes = tiny_problems.pipes_of(table, costs, options)
+        pipes = tiny_problems.get_pipes(table, costs, options)
         slack = Fraction(result.best.rounding) + Fraction(result.value) / 10**9
         below, above = Fraction(result.lower_bound) - slack, Fraction(result.value) + slack
         try:
             shorter = optimum.schedule_before(pipes, below, MOST_STATES)
-            assert shorter is None, f"{seed}: {optimum.end_of(pipes, shorter)}"
+            assert shorter is None, f"{seed}: {optimum.get_end(pipes, shorter)}"
             assert optimum.schedule_before(pipes, above, MOST_STATES), f"{seed}"
             decided += 1
         except optimum.TooManyStates:
@@ -233,7 +233,7 @@ def test_times_that_are_no_multiples_of_anything_state_their_rounding():
 def test_the_first_solution_needs_no_search_and_each_is_better():
     table = pipe(8, 32)
     costs = equal(table, 10.0)
-    result = all_of(table, costs, memory_limit=4, offload=True, time_limit=0.5, num_threads=2)
+    result = get_all(table, costs, memory_limit=4, offload=True, time_limit=0.5, num_threads=2)
     assert result[0].best.source == "greedy"
     makespans = [better.value for better in result]
     assert makespans == sorted(makespans, reverse=True)

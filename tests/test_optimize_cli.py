@@ -29,12 +29,12 @@ def few_baselines(monkeypatch):
 
 
 @pytest.fixture
-def own(tmp_path):
+def store_options(tmp_path):
     return ["--store", tmp_path / "store"]
 
 
-def test_json(answer, own, tmp_path):
-    first = answer("optimize", *THREE, *own)
+def test_json(answer, store_options, tmp_path):
+    first = answer("optimize", *THREE, *store_options)
     assert set(first) >= set(KEYS.split())
     assert (first["status"], first["makespan"], first["gap"]) == ("optimal", 310.0, 0.0)
     assert (first["lower_bound"], first["rounding"], first["offloaded"]) == (310.0, 0.0, 0)
@@ -45,15 +45,15 @@ def test_json(answer, own, tmp_path):
     assert first["baseline"]["zero-bubble"] == 310.0
     assert first["idle_saved"] == 0.0
     assert 0 < first["found_after"] <= first["seconds"]
-    again = answer("optimize", *THREE, *own)
+    again = answer("optimize", *THREE, *store_options)
     assert again["source"] == "store"
     others = "source", "seconds", "effort", "found_after", "evaluated"
     same = [key for key in first if key not in others]
     assert [again[key] for key in same] == [first[key] for key in same]
 
 
-def test_the_report(call, own, few_baselines):
-    code, out, _ = call("optimize", *THREE, *own)
+def test_the_report(call, store_options, few_baselines):
+    code, out, _ = call("optimize", *THREE, *store_options)
     assert code == 0
     for text in (
         "optimal",
@@ -77,11 +77,11 @@ OFFLOADS = [
 
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
 def test_what_is_written_can_be_read_evaluated_shown_and_exported(
-    answer, call, own, tmp_path, few_baselines, suffix
+    answer, call, store_options, tmp_path, few_baselines, suffix
 ):
     """Its makespan is that of `evaluate`, bit by bit, and its memory keeps the limit there."""
     out = tmp_path / f"best{suffix}"
-    result = answer("optimize", *OFFLOADS, "--offload", "0.012", *own, "--out", out)
+    result = answer("optimize", *OFFLOADS, "--offload", "0.012", *store_options, "--out", out)
     times = ["--stage-times", "F=0.0101,I=0.0103,W=0.0097,O=0.012", "--comm", "0.0007"]
     run = answer("evaluate", "--table", out, *times)
     assert result["offloaded"] > 0
@@ -101,31 +101,35 @@ def test_what_is_written_can_be_read_evaluated_shown_and_exported(
 
 
 @pytest.mark.slow
-def test_times_of_o_and_l_let_activations_go_and_nothing_else_does(answer, own, few_baselines):
-    by_option = answer("optimize", *OFFLOADS, "--offload", "0.012", "--load", "0.013", *own)
+def test_times_of_o_and_l_let_activations_go_and_nothing_else_does(
+    answer, store_options, few_baselines
+):
+    by_option = answer(
+        "optimize", *OFFLOADS, "--offload", "0.012", "--load", "0.013", *store_options
+    )
     times = "-T F=0.0101,I=0.0103,W=0.0097,O=0.012,L=0.013 --comm 0.0007"
     times = shlex.split(f"{times} --memory-limit 2 --time-limit 1")
-    by_times = answer("optimize", *ONE, *times, *own)
+    by_times = answer("optimize", *ONE, *times, *store_options)
     assert by_times["makespan"] <= by_option["makespan"]  # the same problem: it is in the store
     assert by_times["offloaded"] > 0
-    assert answer("optimize", *OFFLOADS, *own)["offloaded"] == 0
+    assert answer("optimize", *OFFLOADS, *store_options)["offloaded"] == 0
 
 
-def test_stages_have_their_own_times_of_o_and_l(answer, own, tmp_path, few_baselines):
+def test_stages_have_their_own_times_of_o_and_l(answer, store_options, tmp_path, few_baselines):
     """On the command line as in a file of costs: the second problem is in the store."""
     two = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "4", "--memory-limit", "1"]
     path = tmp_path / "costs.json"
     path.write_text('{"unit": "seconds", "F": 1, "I": 1, "W": 1, "O": [2, 1], "L": [1, 3]}')
-    options = [*two, "--stage-times", "F=1,I=1,W=1", "--offload", "2,1", *own]
+    options = [*two, "--stage-times", "F=1,I=1,W=1", "--offload", "2,1", *store_options]
     by_option = answer("optimize", *options, "--load", "1,3")
-    by_file = answer("optimize", *two, "--costs", path, *own)
+    by_file = answer("optimize", *two, "--costs", path, *store_options)
     assert (by_option["status"], by_file["source"]) == ("optimal", "store")
     assert by_file["makespan"] == by_option["makespan"]
     assert answer("optimize", *options, "--load", "3,1")["source"] != "store"
 
 
 def test_a_schedule_that_offloads_is_no_start_where_nothing_may(
-    answer, own, tmp_path, few_baselines
+    answer, store_options, tmp_path, few_baselines
 ):
     table = pj.schedules.build(
         "ada-offload", num_workers=4, num_microbatches=8, memory_limit=2, offload=0.5
@@ -136,34 +140,44 @@ def test_a_schedule_that_offloads_is_no_start_where_nothing_may(
         "--table",
         tmp_path / "given.json",
         *shlex.split("--stage-times F=1,I=1,W=1 --memory-limit 4 --time-limit 0.1"),
-        *own,
+        *store_options,
     )
     assert (result["offloaded"], result["baseline"]) == (0, {"1f1b": None})
 
 
-def test_schedules_that_are_planned_for_a_limit_get_it(answer, own, few_baselines):
+def test_schedules_that_are_planned_for_a_limit_get_it(answer, store_options, few_baselines):
     options = ["--schedule", "ada-offload", *ONE[2:], "--stage-times", "F=1,I=1,W=1"]
     result = answer(
-        "optimize", *options, "--memory-limit", 2, "--offload", 1, "--time-limit", 0.1, *own
+        "optimize",
+        *options,
+        "--memory-limit",
+        2,
+        "--offload",
+        1,
+        "--time-limit",
+        0.1,
+        *store_options,
     )
     assert result["baseline"] == {"1f1b": 29.0}
     assert result["schedule"] == "ada-offload"
 
 
-def test_a_limit_for_each_worker_sizes_and_the_share_of_w(answer, own, few_baselines):
+def test_a_limit_for_each_worker_sizes_and_the_share_of_w(answer, store_options, few_baselines):
     result = answer(
         "optimize",
         *THREE[:-1],
         *shlex.split("8,6,4,4 --activation-sizes 2,1,1,1 --weight-share 0.5 --time-limit 0.5"),
-        *own,
+        *store_options,
     )
     assert result["memory_limit"] == [8.0, 6.0, 4.0, 4.0]
     assert all(np.array(result["peak_memory"]) <= result["memory_limit"])
     assert result["weight_share"] == 0.5
 
 
-def test_a_limit_in_bytes(answer, own, few_baselines):
-    result = answer("optimize", *ONE, *MODEL, "--memory-limit", "30GB", "--time-limit", 1.5, *own)
+def test_a_limit_in_bytes(answer, store_options, few_baselines):
+    result = answer(
+        "optimize", *ONE, *MODEL, "--memory-limit", "30GB", "--time-limit", 1.5, *store_options
+    )
     plain = answer("evaluate", *ONE, *MODEL)
     assert result["memory_unit"] == "bytes"
     own_bytes = np.array(plain["memory_bytes"]) - plain["activation_memory"]["peak"]
@@ -183,20 +197,20 @@ def test_an_effort_ends_the_search_in_place_of_a_time(answer, call, few_baseline
     assert (code, "--effort must be above 0, got 0" in message) == (2, True)
 
 
-def test_the_span_as_objective(answer, own, few_baselines):
+def test_the_span_as_objective(answer, store_options, few_baselines):
     result = answer(
         "optimize",
         *ONE,
         *shlex.split("--stage-times F=1,I=1,W=1 --memory-limit 8 --minimize span --time-limit 2"),
-        *own,
+        *store_options,
     )
     assert (result["max_span"], result["lower_bound"], result["status"]) == (24.0, 24.0, "optimal")
     assert result["makespan"] >= 27.0
 
 
-def test_a_time_limit_is_kept(answer, own, few_baselines):
+def test_a_time_limit_is_kept(answer, store_options, few_baselines):
     begun = time.monotonic()
-    result = answer("optimize", *HARD, "--time-limit", 1.5, *own)
+    result = answer("optimize", *HARD, "--time-limit", 1.5, *store_options)
     assert result["status"] == "feasible"
     assert result["stopped"] == "time"
     assert result["seconds"] < 2.5

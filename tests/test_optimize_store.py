@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from certified import check_solution, first_of
+from certified import check_solution, get_first
 
 import pipejax as pj
 from pipejax.analysis.certificates import certificate_checksum
@@ -61,7 +61,7 @@ def best(case, store, seconds=20.0):
     return last
 
 
-def problem_of(case):
+def make_problem(case):
     table, costs, options = case
     return build_problem(table, costs, **options)
 
@@ -70,7 +70,7 @@ def put_table(store, case, name, bound=1, **options):
     """Keep a schedule of the literature as what was found; return its makespan."""
     _, costs, _ = case
     other = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
-    store.put(problem_of(case), other, bound, seconds=1.0, source=name)
+    store.put(make_problem(case), other, bound, seconds=1.0, source=name)
     return pj.evaluate(other, costs).makespan
 
 
@@ -130,12 +130,12 @@ def test_default_folder(monkeypatch):
 
 def test_a_search_that_was_ended_goes_on_from_its_best(store):
     table, costs, options = small(**HARD)
-    first = first_of(table, costs, **options, store=store)
-    entry = store.get(problem_of((table, costs, options)))
-    problem = problem_of((table, costs, options))
+    first = get_first(table, costs, **options, store=store)
+    entry = store.get(make_problem((table, costs, options)))
+    problem = make_problem((table, costs, options))
     assert entry.objective * problem.unit == pytest.approx(first.value)
     assert entry.proven_bound * problem.unit == pytest.approx(first.lower_bound)
-    again = first_of(table, costs, **options, store=store)
+    again = get_first(table, costs, **options, store=store)
     assert (again.best.source, again.value) == ("store", first.value)
 
 
@@ -155,7 +155,7 @@ def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(s
     """The looser one has a poor schedule; its own time is too short to find another."""
     poor = put_table(store, small(8, **HARD), "gpipe")
     good = put_table(store, small(4, **HARD), "zb-h1")
-    near = store.nearest(problem_of(small(8, **HARD)))
+    near = store.nearest(make_problem(small(8, **HARD)))
     assert [source(entry) for entry in near.starts] == ["zb-h1"]
     assert good < poor
     assert best(small(8, **HARD), store, 0.001).value <= good
@@ -174,26 +174,26 @@ def test_a_bound_of_an_easier_problem_is_one(store):
     easy = small(3, forward=1.0, input_grad=1.0, weight_grad=1.0)
     hard = small(2, forward=1.5, input_grad=1.0, weight_grad=1.25, transfer=0.25)
     assert put_table(store, easy, "zero-bubble", bound=31, memory_limit=3) == 31.0
-    assert store.nearest(problem_of(hard)).bound * problem_of(hard).unit == 31.0
+    assert store.nearest(make_problem(hard)).bound * make_problem(hard).unit == 31.0
     assert best(hard, store, 0.001).lower_bound >= 31.0
-    assert store.nearest(problem_of(small(4, forward=0.5, backward=1.0))).bound == 0
+    assert store.nearest(make_problem(small(4, forward=0.5, backward=1.0))).bound == 0
 
 
 def test_what_bounds_say_of_each_other():
-    two, three = problem_of(small(2)), problem_of(small(3))
+    two, three = make_problem(small(2)), make_problem(small(3))
     assert bound_from(three, 31, two) == 31  # less memory is harder
     assert bound_from(two, 41, three) == 0
-    offloads = problem_of(small(3, offload=10.0))
+    offloads = make_problem(small(3, offload=10.0))
     assert bound_from(offloads, 27, three) == 27  # what may be offloaded need not be
     assert bound_from(three, 31, offloads) == 0
-    slower = problem_of(small(3, offload=15.0))
+    slower = make_problem(small(3, offload=15.0))
     assert bound_from(offloads, 27, slower) == 54  # of units that are half as long
     assert bound_from(slower, 54, offloads) < 27
     shared = dataclasses.replace(offloads, host_links=((0, 1),))
     assert bound_from(offloads, 27, shared) == 27
     assert bound_from(shared, 27, shared) == 27
     assert bound_from(shared, 27, offloads) == 0
-    none = problem_of(small(3, **EXACT, transfer=1.0))
+    none = make_problem(small(3, **EXACT, transfer=1.0))
     assert stretch(three, none) is None
     assert bound_from(none, 320, three) == 0
 
@@ -212,7 +212,7 @@ def test_the_shorter_schedule_and_the_higher_bound_stay(store):
     put_table(store, case, "zb-h1", bound=5)
     put_table(store, case, "gpipe", bound=7)
     put_table(store, case, "1f1b", bound=6)
-    entry = store.get(problem_of(case))
+    entry = store.get(make_problem(case))
     assert (source(entry), entry.proven_bound) == ("zb-h1", 7)
     assert entry.data["proof"]["seconds"] == 2.0
     with pytest.raises(ValueError, match="bound 10000 is above the objective"):
@@ -229,7 +229,10 @@ def test_an_entry_is_a_certificate(store):
     problem = build_problem(case[0], costs, **options, link="queued")
     store.put(problem, case[0], 5, seconds=1.0, source="1f1b")
     read = store.get(problem).problem
-    for field in {field_.name for field_ in dataclasses.fields(read)} - {"unit", "exact"}:
+    for field in {record_field.name for record_field in dataclasses.fields(read)} - {
+        "unit",
+        "exact",
+    }:
         assert np.array_equal(getattr(read, field), getattr(problem, field)), field
     texts = [path.read_text() for path in store.path.glob("*.json")]
     assert [pj.verify(json.loads(text)).problems for text in texts] == [()] * 3
@@ -250,12 +253,12 @@ def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
     data["proof"]["prover"] = prover() | {"ortools": "9.1"}
     store.path.mkdir()
     (store.path / solved.name).write_text(json.dumps(summed(data)))
-    entry = store.get(problem_of(small()))
+    entry = store.get(make_problem(small()))
     assert (entry.objective, entry.proven_bound) == (31, 0)
-    assert store.nearest(problem_of(small(2))).bound == 0
+    assert store.nearest(make_problem(small(2))).bound == 0
     result = best(small(), store)
     assert (result.best.source, result.best.status) == ("store", "optimal")  # proved again
-    assert store.get(problem_of(small())).proven_bound == 31
+    assert store.get(make_problem(small())).proven_bound == 31
 
 
 def changed(*where, to):
@@ -303,12 +306,12 @@ def test_what_is_not_right_is_told_and_not_used(store, solved, damage):
     path = store.path / solved.name
     path.write_text(damaged)
     with pytest.warns(StoreWarning, match=f"{path.name} is not used: ..."):
-        assert store.get(problem_of(small())) is None
+        assert store.get(make_problem(small())) is None
     assert path.read_text() == damaged
     with warnings.catch_warnings():  # what is wrong only with the schedule is seen when it is run
         warnings.simplefilter("ignore", StoreWarning)
-        assert store.nearest(problem_of(small(2))) == ([], 0)
-        assert store.nearest(problem_of(small(4))) == ([], 0)
+        assert store.nearest(make_problem(small(2))) == ([], 0)
+        assert store.nearest(make_problem(small(4))) == ([], 0)
 
 
 def test_a_damaged_file_does_not_keep_an_answer_back(store, solved):
@@ -318,14 +321,14 @@ def test_a_damaged_file_does_not_keep_an_answer_back(store, solved):
     with pytest.warns(StoreWarning, match="is not used"):
         result = best(small(), store, 0.001)
     assert result.value == 310.0
-    assert store.get(problem_of(small())).objective == 31
+    assert store.get(make_problem(small())).objective == 31
 
 
 def test_a_folder_that_cannot_be_written_does_not_keep_an_answer_back(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.warns(StoreWarning, match="is not used"):
         assert best(small(), tmp_path / "file", 0.001).value == 310.0
-    (tmp_path / f"{problem_of(small()).key}.json").mkdir()
+    (tmp_path / f"{make_problem(small()).key}.json").mkdir()
     with pytest.warns(StoreWarning, match="is not used"):
         assert best(small(), tmp_path, 0.001).value == 310.0
 

@@ -46,7 +46,7 @@ def loop(path):
     return path
 
 
-def made(path, content=None):
+def make_input(path, content=None):
     if content is None:
         path.mkdir()
     else:
@@ -55,10 +55,10 @@ def made(path, content=None):
 
 
 HOSTILE = {
-    "there": (lambda tmp, end: made(tmp / f"x{end}", "precious"), "exists"),
-    "a folder": (lambda tmp, end: made(tmp / f"x{end}"), "is a folder|exists"),
+    "there": (lambda tmp, end: make_input(tmp / f"x{end}", "precious"), "exists"),
+    "a folder": (lambda tmp, end: make_input(tmp / f"x{end}"), "is a folder|exists"),
     "no folder": (lambda tmp, end: tmp / "no" / f"x{end}", "there is no folder"),
-    "in a file": (lambda tmp, end: made(tmp / "file", "x") / f"x{end}", "Not a directory"),
+    "in a file": (lambda tmp, end: make_input(tmp / "file", "x") / f"x{end}", "Not a directory"),
     "proc": (lambda tmp, end: f"/proc/x{end}", "No such file"),
     "loop": (lambda tmp, end: loop(tmp / f"x{end}"), "symbolic links|exists"),
     "long": (lambda tmp, end: tmp / ("x" * 300 + end), "too long"),
@@ -107,15 +107,15 @@ def test_force_is_one_option_of_every_command_that_writes(command, tmp_path, cal
     assert code == 0
     assert "--force" in text
     if end != ".zarr":
-        made(tmp_path / f"x{end}", "precious")
+        make_input(tmp_path / f"x{end}", "precious")
         line = mistake(*arguments, option, tmp_path / f"x{end}", "--force")
         assert "exists" not in line  # what comes next is wrong
 
 
 def test_a_folder_that_is_no_dataset_of_ours_is_never_replaced(tmp_path, mistake):
     arguments, option, _ = OUTPUTS["jitter"]
-    made(tmp_path / "runs.zarr")
-    thesis = made(tmp_path / "runs.zarr" / "thesis.tex", "precious")
+    make_input(tmp_path / "runs.zarr")
+    thesis = make_input(tmp_path / "runs.zarr" / "thesis.tex", "precious")
     line = mistake(*arguments, option, tmp_path / "runs.zarr", "--force")
     assert "never replaced" in line
     assert thesis.read_text() == "precious"
@@ -142,7 +142,7 @@ def test_a_disk_without_room_is_found_before_the_work(tmp_path, mistake):
 
 
 def test_a_file_that_grows_too_large_leaves_the_old_one(tmp_path):
-    path = made(tmp_path / "good.json", "x" * 50_000)
+    path = make_input(tmp_path / "good.json", "x" * 50_000)
     with file_size_limit(4096), pytest.raises(OSError, match="File too large") as error:
         write_file(path, "y" * 60_000)
     assert error.value.filename == str(path)
@@ -154,7 +154,7 @@ ONE = ["--schedule", "gpipe", "--workers", "8", "--microbatches", "32"]
 
 @pytest.mark.parametrize("json_too", [False, True])
 def test_a_result_that_cannot_be_written_in_the_end_is_printed(json_too, tmp_path, call):
-    path = made(tmp_path / "table.json", "precious")
+    path = make_input(tmp_path / "table.json", "precious")
     with file_size_limit(4096):
         code, out, err = call(
             "export", *ONE, "--format", "json", "--out", path, "--force", *["--json"] * json_too

@@ -11,11 +11,11 @@ from pipejax.costs.costs import unchecked_costs
 FACTORS = [0.0, 0.3, 1.0, 1.5]
 
 
-def table_of(name="dualpipe", workers=4, microbatches=8):
+def make_table(name="dualpipe", workers=4, microbatches=8):
     return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
 
 
-def drawn(table, size, seed=0):
+def draw_samples(table, size, seed=0):
     rng = np.random.default_rng(seed)
     return rng.random((2, size, table.num_stages))
 
@@ -32,8 +32,8 @@ def test_a_pair_takes_the_longer_op_and_part_of_the_shorter(factor):
 @pytest.mark.slow
 def test_batches_are_their_single_runs():
     for name, factor in (("dualpipe", 0.3), ("dualpipe-v", 0.0)):
-        table = table_of(name)
-        program, times = pj.lower(table), drawn(table, 5)
+        table = make_table(name)
+        program, times = pj.lower(table), draw_samples(table, 5)
         costs = pj.Costs(forward=times[0], backward=times[1], pair_factor=factor)
         alone = [
             pj.Costs(forward=f, backward=b, pair_factor=factor) for f, b in zip(*times, strict=True)
@@ -51,8 +51,8 @@ def test_batches_are_their_single_runs():
 
 
 def test_the_factor_has_a_derivative():
-    table = table_of()
-    program, (forward, backward) = pj.lower(table), drawn(table, 3)
+    table = make_table()
+    program, (forward, backward) = pj.lower(table), draw_samples(table, 3)
 
     def total(factor):
         costs = pj.Costs(forward=forward, backward=backward, pair_factor=factor)
@@ -69,12 +69,12 @@ def test_pair_and_its_factor_are_not_given_together():
         pj.Costs(forward=1.0, backward=2.0, pair=2.0, pair_factor=0.5)
     with pytest.raises(ValueError, match="pair_factor makes no sum"):
         pj.formula(
-            pj.lower(table_of()), {"x": unchecked_costs({"forward": 1.0, "pair_factor": 0.5})}
+            pj.lower(make_table()), {"x": unchecked_costs({"forward": 1.0, "pair_factor": 0.5})}
         )
 
 
 def test_a_file_gives_it_without_a_unit(tmp_path):
-    path, table = tmp_path / "costs.json", table_of()
+    path, table = tmp_path / "costs.json", make_table()
     path.write_text('{"unit": "milliseconds", "F": 1, "B": 2, "pair_factor": 0.5}')
     costs = pj.read_costs(path, table)
     assert np.ravel(costs.pair_factor).tolist() == [0.5] * 4
@@ -173,7 +173,7 @@ def test_sweeps_take_it(tmp_path):
     system, model = pj.load_system("h100"), pj.load_model("gpt-22b")
     for k, factor in enumerate((0.25, 1.0)):
         workload = pj.Workload(model, 8, tensor_parallel=8, pair_factor=factor)
-        run = pj.evaluate(table_of(), pj.stage_costs(workload, system, table_of()))
+        run = pj.evaluate(make_table(), pj.stage_costs(workload, system, make_table()))
         assert np.ravel(swept["step_time"])[k] == pytest.approx(run.makespan, rel=1e-5)
         busy = run.busy.mean() / run.makespan
         assert np.ravel(swept["bubble_ratio"])[k] == pytest.approx(1 - busy, rel=1e-4)

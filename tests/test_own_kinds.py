@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from grammar_tables import TABLES, of_grammar
+from grammar_tables import TABLES, grammar_table
 
 import pipejax as pj
 from pipejax.schedules.table.table_files import to_json
@@ -31,10 +31,10 @@ HAS = {
 
 
 @pytest.fixture
-def given(tmp_path):
+def build_case(tmp_path):
     def write(name):
         path = tmp_path / "table.json"
-        path.write_text(to_json(of_grammar(name)[0]))
+        path.write_text(to_json(grammar_table(name)[0]))
         return path, ["-T", TIMES[name], "--comm", "0.1"]
 
     return write
@@ -51,12 +51,9 @@ IN_LISTS = {"compare": [], "jitter": ["--op", "lognormal:0.05", "--samples", "10
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize(
-    "command",
-    [*WORK, *IN_LISTS, "compare --diff"],
-)
-def test_commands_know_what_tables_have_of_their_own(command, name, given, call):
-    path, times = given(name)
+@pytest.mark.parametrize("command", [*WORK, *IN_LISTS, "compare --diff"])
+def test_commands_know_what_tables_have_of_their_own(command, name, build_case, call):
+    path, times = build_case(name)
     asked = [command, "--table", path, *times, *WORK.get(command, ())]
     if command in IN_LISTS:
         asked = [command, "--tables", path, *times, *IN_LISTS[command]]
@@ -82,10 +79,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("command", REFUSED)
-def test_who_knows_only_the_usual_names_what_is_not(command, name, given, call):
+def test_who_knows_only_the_usual_names_what_is_not(command, name, build_case, call):
     if name == "sharded" and "torch-csv" in REFUSED[command]:
         return  # PyTorch has these cells, wherever they run
-    path, times = given(name)
+    path, times = build_case(name)
     code, _, error = call(*command.split(), "--table", path, *times, *REFUSED[command])
     assert code == 2
     assert f"knows the usual ops and rules alone, and {name} has {HAS[name]}" in error
@@ -93,7 +90,7 @@ def test_who_knows_only_the_usual_names_what_is_not(command, name, given, call):
 
 
 def test_a_csv_holds_no_table_with_a_grammar(tmp_path):
-    table, _ = of_grammar("mixed")
+    table, _ = grammar_table("mixed")
     with pytest.raises(ValueError, match=re.escape("a CSV knows the usual ops and rules alone")):
         pj.write_table(table, tmp_path / "x.csv")
     pj.write_table(table, tmp_path / "x.json")
@@ -101,7 +98,7 @@ def test_a_csv_holds_no_table_with_a_grammar(tmp_path):
 
 
 def test_rules_scale_costs_of_kinds():
-    table, costs = of_grammar("vocabulary")
+    table, costs = grammar_table("vocabulary")
     twice = pj.costing.scaled_costs(costs, table, "compute@worker1*2, Ca*3, T@microbatch1*5")
     assert (twice.forward.tolist(), twice.backward.tolist()) == ([1.0, 2.0], [2.0, 4.0])
     assert (twice.s.tolist(), float(twice.ca)) == ([0.5, 1.5], pytest.approx(0.6))
@@ -118,14 +115,14 @@ def test_rules_scale_costs_of_kinds():
     ):
         with pytest.raises(ValueError, match=why):
             pj.costing.scaled_costs(costs, table, rules)
-    graph, costs = of_grammar("graph")
+    graph, costs = grammar_table("graph")
     slow = pj.costing.scaled_costs(costs, graph, "transmit@boundary1*2, transmit@worker3*10")
     assert np.allclose(slow.transmit, [[[0.1, 0.2, 1.0]]] * 2)
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_parts_of_a_step_name_its_lanes(name):
-    table, costs = of_grammar(name)
+    table, costs = grammar_table(name)
     result = pj.explain(table, costs)
     parts = {part.name: part.seconds for part in result.parts}
     assert sum(parts.values()) == pytest.approx(pj.evaluate(table, costs).makespan)
@@ -137,7 +134,7 @@ def test_parts_of_a_step_name_its_lanes(name):
 @pytest.mark.parametrize("name", TABLES)
 def test_levels_agree_without_messages(name):
     """The idealised table in the ratio of all times is the run without messages and sharding."""
-    table, costs = of_grammar(name)
+    table, costs = grammar_table(name)
     alike = {field: np.mean(time) for field, time in vars(costs).items() if time is not None}
     times = {phase.kind.time: alike.pop(phase.kind.time) for phase in table.grammar.custom_phases}
     free = dict.fromkeys(("transmit", "unshard", "reduce_grad"), 0.0)
@@ -146,7 +143,7 @@ def test_levels_agree_without_messages(name):
 
 
 def test_what_two_orders_of_own_kinds_do_differently(answer, call, tmp_path):
-    table, _ = of_grammar("vocabulary")
+    table, _ = grammar_table("vocabulary")
     rows = [[table.grammar.text(cell) for cell in row] for row in table.rows()]
     other = [list(row) for row in rows]
     other[0][9], other[0][10] = other[0][10], other[0][9]  # T0 before 0B0
@@ -158,13 +155,13 @@ def test_what_two_orders_of_own_kinds_do_differently(answer, call, tmp_path):
     assert (result["moved"], result["only"]) == ([], {})
     assert [row["cells"] for row in result["rows"]] == [["0B0", "T0"]]
     slices = tmp_path / "slices.json"
-    slices.write_text(to_json(of_grammar("slices")[0]))
+    slices.write_text(to_json(grammar_table("slices")[0]))
     code, _, error = call("compare", "--diff", "-S", f"{slices},{paths[0]}")
     assert (code, "has 2 slices of a microbatch" in error) == (2, True)
 
 
-def test_paths_count_kinds(answer, given):
-    path, times = given("vocabulary")
+def test_paths_count_kinds(answer, build_case):
+    path, times = build_case("vocabulary")
     (longest,) = answer("evaluate", "--table", path, *times, "--paths", "1")["paths"]
     seconds = {"F": 1, "B": 2, "Ca": 0.2, "Cb": 0.2, "S": 0.5, "T": 0.5, "c_F": 0.1, "c_B": 0.1}
     assert sum(seconds[name] * count for name, count in longest["counts"].items()) == pytest.approx(

@@ -100,9 +100,14 @@ def installed(built, tmp_path_factory):
 
 def run(command, folder, **environment):
     """Run a command outside the repository, with nothing of it in the environment."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    remaining = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
-        command, cwd=folder, env=kept | environment, capture_output=True, text=True, timeout=120
+        command,
+        cwd=folder,
+        env=remaining | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -75,8 +75,8 @@ def test_no_row_waits_for_what_is_buffered():
     assert makespan(held, "rendezvous") > makespan(held, links) == makespan(held, "queued")
 
 
-@pytest.mark.parametrize("lasts", [0.0, 0.5])
-def test_a_sharding_cell_does_not_wait_for_blocking_messages(lasts):
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_a_sharding_cell_does_not_wait_for_blocking_messages(seconds):
     posts = {"posting": "program", "pair_links": {(0, 1): "rendezvous"}}
     rows = [
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
@@ -84,10 +84,10 @@ def test_a_sharding_cell_does_not_wait_for_blocking_messages(lasts):
         "1RECV_B0 1B0 1SEND_B0 1RECV_B1 1B1 1SEND_B1",
         "2RECV_F0 2F0 2RECV_F1 2F1 2B0 2SEND_B0 2B1 2SEND_B1",
     ]
-    costs = dataclasses.replace(COSTS, unshard=lasts)
+    costs = dataclasses.replace(COSTS, unshard=seconds)
     run = pj.evaluate(table(*rows), costs, link=pj.Links("blocking", **posts))
     # the second transfer is posted when the cell ends; 1F1 waits for it, not for the first message
-    second = (F + X) + F + lasts + X
+    second = (F + X) + F + seconds + X
     assert run.start[1, rows[1].split().index("1F1")] == second
     assert pj.verify(pj.certificate(run)).ok
 
@@ -145,19 +145,23 @@ def test_a_message_of_a_fused_pair_is_of_its_own_pipe():
 def test_what_a_trace_hides_is_refused():
     program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
 
-    def of(forward, transmit):
+    def evaluate_form(forward, transmit):
         return pj.makespan(program, pj.Costs(forward=forward, backward=B, transmit=transmit))
 
-    one = SMALL.transmit
-    assert jax.grad(of, argnums=1)(F, one).tolist() == pytest.approx(np.array([[[1.0]], [[2.0]]]))
-    assert float(jax.jit(lambda forward: of(forward, one))(F)) == makespan(GPIPE, EAGER, SMALL)
+    single = SMALL.transmit
+    assert jax.grad(evaluate_form, argnums=1)(F, single).tolist() == pytest.approx(
+        np.array([[[1.0]], [[2.0]]])
+    )
+    assert float(jax.jit(lambda forward: evaluate_form(forward, single))(F)) == makespan(
+        GPIPE, EAGER, SMALL
+    )
     hidden = "transmit is traced: which messages lie below eager_below cannot be seen"
     with pytest.raises(ValueError, match=hidden):
-        jax.jit(of)(F, one)
+        jax.jit(evaluate_form)(F, single)
     with pytest.raises(ValueError, match=hidden):
-        jax.vmap(of, in_axes=(None, 0))(F, one[None])
+        jax.vmap(evaluate_form, in_axes=(None, 0))(F, single[None])
     with pytest.raises(ValueError, match=OTHER):
-        jax.grad(of, argnums=1)(F, one * 4)
+        jax.grad(evaluate_form, argnums=1)(F, single * 4)
 
 
 def test_posting_and_shared_links_need_one_pair_that_knows_them():

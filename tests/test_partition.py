@@ -50,13 +50,13 @@ CASES = {
 QUICK = ("1f1b", "stragglers", "experts and MTP")
 
 
-def given(name):
+def build_case(name):
     model, (schedule, workers, count, options), how = CASES[name]
     table = pj.schedules.build(schedule, num_workers=workers, num_microbatches=count, **options)
     return table, pj.Workload(model, minibatch=count, **how)
 
 
-def all_of(table, workload, system, link="delay"):
+def get_all(table, workload, system, link="delay"):
     result = {}
     for layout in every_layout(workload.model, table.num_stages, table.num_workers):
         message = dataclasses.replace(workload, pipeline_layout=str(layout))
@@ -74,8 +74,8 @@ def all_of(table, workload, system, link="delay"):
 )
 @pytest.mark.parametrize("link", ["delay", pytest.param("rendezvous", marks=pytest.mark.slow)])
 def test_no_split_is_faster(name, link):
-    table, workload = given(name)
-    splits = all_of(table, workload, H100, link)
+    table, workload = build_case(name)
+    splits = get_all(table, workload, H100, link)
     result = pj.search.layers(table, workload, H100, link=link, no_memory_limit=True)
     least = min(step for step, _ in splits.values())
     assert result.stopped == "optimal"
@@ -92,8 +92,8 @@ def test_no_split_is_faster(name, link):
 
 @pytest.mark.parametrize("name", ["1f1b", pytest.param("experts and MTP", marks=pytest.mark.slow)])
 def test_of_those_that_fit_none_is_faster(name):
-    table, workload = given(name)
-    splits = all_of(table, workload, H100)
+    table, workload = build_case(name)
+    splits = get_all(table, workload, H100)
     needs = sorted(need for _, need in splits.values())
     fastest = min(splits.values())
     room = max(need for need in needs if need < fastest[1])  # the fastest does not fit
@@ -209,7 +209,7 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
 
 
 def test_a_search_that_is_out_of_time_says_what_it_knows():
-    table, workload = given("interleaved")
+    table, workload = build_case("interleaved")
     result = pj.search.layers(table, workload, H100, no_memory_limit=True, time_limit=0)
     assert result.stopped in ("time", "optimal")
     assert result.lower_bound <= result.value
@@ -221,7 +221,7 @@ def test_fewer_layers_than_any_runtime_splits():
     workload = pj.Workload(dataclasses.replace(DENSE, layers=1), minibatch=4)
     result = pj.search.layers(table, workload, H100, no_memory_limit=True)
     assert (result.baselines, result.stopped) == ({}, "optimal")
-    steps = [step for step, _ in all_of(table, workload, H100).values()]
+    steps = [step for step, _ in get_all(table, workload, H100).values()]
     assert result.value == min(steps)
 
 

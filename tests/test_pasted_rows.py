@@ -1,8 +1,4 @@
-"""Rows as reports print them, and PyTorch's letters of 2024: right, or refused by name.
-
-By hand, with F = 1 and B = 2: 0F0 0-1, 0F1 1-2; 1F0 1-2, 1B0 2-4, 1F1 4-5, 1B1 5-7; 0B0 4-6,
-0B1 7-9. So every way to write these two rows is 9 s.
-"""
+"""Rows as reports print them, and PyTorch's letters of 2024: read as a step of 9 s, or refused."""
 
 import re
 import warnings

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from colorspacious import cspace_convert
-from grammar_tables import of_grammar
+from grammar_tables import grammar_table
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
@@ -204,7 +204,7 @@ def test_transfers_have_a_lane_below_the_ops_of_both_workers():
     ("name", "below"), [("braid", ["net"]), ("vocabulary", ["net"]), ("mixed", ["net", "host"])]
 )
 def test_lanes_are_thin_rows_below_their_worker(name, below):
-    table, costs = of_grammar(name)
+    table, costs = grammar_table(name)
     shown = pj.evaluate(table, costs)
     picture = pj.plot(shown, size="page", caption=True)
     assert faults(picture) == []
@@ -228,21 +228,23 @@ def test_lanes_are_thin_rows_below_their_worker(name, below):
 
 
 def test_what_runs_have_of_their_own_looks_alike_in_one_picture():
-    picture = pj.plot([pj.evaluate(*of_grammar("mixed")), run("1f1b"), run("zb-h1")])
-    (patches,) = [c for c in picture.axes[0].collections if hatchless(c) and is_of(c, "#123456")]
+    picture = pj.plot([pj.evaluate(*grammar_table("mixed")), run("1f1b"), run("zb-h1")])
+    (patches,) = [
+        c for c in picture.axes[0].collections if hatchless(c) and has_colour(c, "#123456")
+    ]
     assert patches.get_paths()
-    table, _ = of_grammar("mixed")
+    table, _ = grammar_table("mixed")
     phases = [*table.used_phases, *run("zb-h1").table.used_phases]
     dispatch = palette.phase_looks(phases)["D"].fill
-    assert any(is_of(c, dispatch) for c in picture.axes[0].collections if hatchless(c))
+    assert any(has_colour(c, dispatch) for c in picture.axes[0].collections if hatchless(c))
 
 
-def is_of(collection, colour):
+def has_colour(collection, colour):
     return tuple(collection.get_facecolor()[0, :3]) == to_rgb(colour)
 
 
 def test_a_slice_stands_behind_its_microbatch():
-    table, costs = of_grammar("slices")
+    table, costs = grammar_table("slices")
     shown = pj.evaluate(table, costs)
     (axes,) = pj.plot(shown).axes
     assert {text.get_text() for text in axes.findobj(_Number)} == {"0.0", "0.1", "1.0", "1.1"}
@@ -363,10 +365,10 @@ def test_the_terminal_has_the_colours_of_the_figures(chimera):
 
 
 def test_the_terminal_has_a_line_for_each_lane():
-    table, costs = of_grammar("mixed")
-    one = pj.evaluate(table, costs)
-    whole = segment_window(run("1f1b"), "warmup")._replace(stop=one.makespan)
-    shown = ShownRun(one, None, whole, False, True)
+    table, costs = grammar_table("mixed")
+    single = pj.evaluate(table, costs)
+    whole = segment_window(run("1f1b"), "warmup")._replace(stop=single.makespan)
+    shown = ShownRun(single, None, whole, False, True)
     lines = terminal(shown, None).splitlines()
     names = [line[:8].strip() for line in lines[:6]]
     assert names == ["worker 0", "net", "host", "worker 1", "net", "host"]
@@ -426,5 +428,5 @@ def test_an_all_reduce_that_takes_no_time_has_no_row():
         assert ("all-reduce" in rows) == (time > 0)
         assert {bar.ops[0].phase.name for bar in bars(run, untimed=False)} == {
             *"FBU",
-            *("A" * (time > 0)),
+            *("A" if time > 0 else ""),
         }

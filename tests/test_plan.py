@@ -248,7 +248,7 @@ def test_layouts_that_a_schedule_does_not_exist_for_are_left_out(schedule, exist
 
 
 @pytest.mark.parametrize(
-    ("given_", "message"),
+    ("arguments", "message"),
     [
         (
             {
@@ -269,9 +269,9 @@ def test_layouts_that_a_schedule_does_not_exist_for_are_left_out(schedule, exist
         ({"gpus": 64, "minibatch": 8, "precision": "mxfp8"}, "no peak is known for .*'mxfp8'"),
     ],
 )
-def test_what_cannot_be_planned_says_why(given_, message):
+def test_what_cannot_be_planned_says_why(arguments, message):
     with pytest.raises(ValueError, match=message):
-        pj.plan(GPT, H100, **given_)
+        pj.plan(GPT, H100, **arguments)
 
 
 def test_where_nothing_fits_the_nearest_layout_says_what_it_lacks():

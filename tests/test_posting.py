@@ -66,7 +66,7 @@ def test_wait_at_the_end_of_a_row_is_no_op():
     row = "1RECV_F0 1F0 1B0 1SEND_B0"
     free, held = (table("0F0 0SEND_F0 0RECV_B0 0B0", r) for r in (row, row + " 1WAIT_SEND_B0"))
     for link in ("delay", "queued", "blocking", "rendezvous", PROGRAM):
-        runs = [pj.evaluate(each, COSTS, link=link) for each in (free, held)]
+        runs = [pj.evaluate(entry, COSTS, link=link) for entry in (free, held)]
         assert runs[0].makespan == runs[1].makespan
         assert runs[0].max_span == runs[1].max_span
         assert runs[0].busy.tolist() == runs[1].busy.tolist()
@@ -138,9 +138,9 @@ def test_all_reduces_of_a_worker_go_one_by_one():
     end = (F + F + B) + 5.0 + 5.0  # the first is made by the first backward, the second waits
     one_worker = table("0F0 1F0 1B0 0B0")
     updated = table("0F0 1F0 1B0 0B0 0U0 1U0")  # the update that comes first waits for both
-    for each in (one_worker, CHIMERA, updated):
+    for entry in (one_worker, CHIMERA, updated):
         for link in ("delay", "queued", "blocking", "rendezvous"):
-            assert makespan(each, link, costs) == end
+            assert makespan(entry, link, costs) == end
     # the order is that of unit slots, whatever the times
     late = pj.Costs(forward=F, backward=B, all_reduce=np.array([1.0, 9.0]))
     assert makespan(one_worker, "delay", late) == (F + F + B) + 9.0 + 1.0
@@ -285,12 +285,13 @@ def test_text_of_shared_links():
 
 @given(data=st.data())
 def test_an_order_of_unit_slots_cannot_deadlock(data):  # all-reduces, updates in rows included
-    table_, _ = data.draw(strategies.tables())
+    any_table, _ = data.draw(strategies.tables())
     for model in ("queued", "blocking", "rendezvous"):
-        more = data.draw(strategies.carried(model, table_.num_workers))
+        more = data.draw(strategies.carried(model, any_table.num_workers))
         queues = data.draw(st.sampled_from(["worker", "pair", "direction"]))
         program = pj.lower(
-            table_, link=pj.Links(model, queues, **{**more, "posting": "early", "eager_below": 0.0})
+            any_table,
+            link=pj.Links(model, queues, **{**more, "posting": "early", "eager_below": 0.0}),
         )
         nodes = np.arange(program.num_nodes)[:, None]
         assert np.all(nodes >= program.preds)  # an order in which all can run

@@ -50,7 +50,7 @@ def test_tables_fit_80_columns_and_nothing_is_cut(call, monkeypatch, name):
     assert [cell for cell in short if cell not in "\n".join(narrow)] == []  # broken in no place
 
 
-def test_a_table_too_wide_goes_on_below_with_what_its_rows_are_of(call, monkeypatch):
+def test_a_table_too_wide_continues_below_with_its_first_column(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     _, out, _ = call(*WIDE)
     heads = [line for line in out.splitlines() if "schedule" in line and "┃" in line]
@@ -168,11 +168,13 @@ def test_a_row_without_a_value_has_a_dash():
 def test_an_answer_is_said_or_one_json_object(capsys):
     out, figure = Output(Path("x.csv")), Output(option="--figure")
 
-    def said():
+    def printed_case():
         yield "[bold]a[/]"
 
     for json in (False, True):
-        answer = Answer({"out": "first", "value": 1}, said(), {"wrote": out, "drawn to": figure})
+        answer = Answer(
+            {"out": "first", "value": 1}, printed_case(), {"wrote": out, "drawn to": figure}
+        )
         with printing(None, json=json):
             answer.show()
     texts = "a", "wrote x.csv", '{"out": "x.csv", "value": 1, "figure": null}'

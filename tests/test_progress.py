@@ -114,12 +114,12 @@ def calls():
 
 
 @pytest.mark.parametrize(
-    ("call", "last"), [each[1:] for each in calls()], ids=["order", "arrange", "formula"]
+    ("call", "last"), [entry[1:] for entry in calls()], ids=["order", "arrange", "formula"]
 )
 def test_long_calls_tell(call, last):
     message = []
-    call(lambda *each: message.append(each))
-    assert message == sorted(message, key=lambda each: each[0])
+    call(lambda *entry: message.append(entry))
+    assert message == sorted(message, key=lambda entry: entry[0])
     done, total, text = message[-1]
     assert last == (None, None) or (done, total) == last
     assert total is None or total >= done > 0

@@ -56,11 +56,11 @@ def test_functions_document_arguments_results_and_show_an_example():
             assert f"{parameter}:" in text, (name, parameter)
 
 
-def classes_of(annotation):
+def get_classes(annotation):
     if inspect.isclass(annotation) and annotation.__module__.startswith("pipejax."):
         yield annotation
     for part in typing.get_args(annotation):
-        yield from classes_of(part)
+        yield from get_classes(part)
 
 
 def test_what_functions_return_is_public():
@@ -68,7 +68,7 @@ def test_what_functions_return_is_public():
     classes = {value for value in values.values() if inspect.isclass(value)}
     for name in values.keys() - PARTS:
         if inspect.isfunction(values[name]):
-            returned = set(classes_of(inspect.signature(values[name]).return_annotation))
+            returned = set(get_classes(inspect.signature(values[name]).return_annotation))
             assert returned <= classes, (name, returned - classes)
 
 

@@ -166,10 +166,10 @@ def zero_bubble_costs(times, table):
     )
 
 
-def of_schedules(*names, most=256, tables=("zb.t5.",)):
+def schedule_cases(*names, limit=256, tables=("zb.t5.",)):
     """Records of these schedules; those of more microbatches than `most` are slow."""
     return [
-        pytest.param(*r.values, id=r.id, marks=pytest.mark.slow if setting["m"] > most else ())
+        pytest.param(*r.values, id=r.id, marks=pytest.mark.slow if setting["m"] > limit else ())
         for r in itertools.chain.from_iterable(map(records, tables))
         for setting in [r.values[0]["setting"]]
         if setting["schedule"] in names
@@ -179,7 +179,7 @@ def of_schedules(*names, most=256, tables=("zb.t5.",)):
 BOTH = "zb.t5.", "zbv.t8."  # the tables of the two versions of the paper
 
 
-@pytest.mark.parametrize("record", of_schedules("1F1B", tables=BOTH))
+@pytest.mark.parametrize("record", schedule_cases("1F1B", tables=BOTH))
 def test_zero_bubble_tables_1f1b(record):  # bubble ratios from profiled times, to 5e-5
     setting = record["setting"]
     table = pj.schedules.build("1f1b", num_workers=setting["p"], num_microbatches=setting["m"])
@@ -187,7 +187,7 @@ def test_zero_bubble_tables_1f1b(record):  # bubble ratios from profiled times, 
     assert run.bubble_ratio == pytest.approx(record["value"], abs=5e-5)
 
 
-@pytest.mark.parametrize("record", of_schedules("1F1B-I", tables=BOTH))
+@pytest.mark.parametrize("record", schedule_cases("1F1B-I", tables=BOTH))
 def test_zero_bubble_tables_interleaved(record):
     # "as published": m T + (p-1) T/v + (2pv-p-2) c; with every hop delayed ours is (2pv-2) c
     times = setting = record["setting"]
@@ -212,7 +212,7 @@ def test_zero_bubble_tables_interleaved(record):
     assert run.bubble_ratio == pytest.approx(record["value"], abs=6e-3)
 
 
-@pytest.mark.parametrize("record", of_schedules("ZB-H1", "ZB-H2", tables=BOTH))
+@pytest.mark.parametrize("record", schedule_cases("ZB-H1", "ZB-H2", tables=BOTH))
 def test_zero_bubble_tables_handcrafted(record):  # to 5e-5, and their closed forms exactly
     c = setting = record["setting"]
     p, m, name = setting["p"], setting["m"], setting["schedule"].lower()
@@ -278,7 +278,7 @@ def span_bubble_ratio(pipe):
     return 1 - pipe.num_microbatches * work / max(spans)
 
 
-@pytest.mark.parametrize("record", of_schedules("ZB-1p", "ZB-2p", most=96))
+@pytest.mark.parametrize("record", schedule_cases("ZB-1p", "ZB-2p", limit=96))
 @pytest.mark.usefixtures("unchecked")  # checks of types at every step of a search are slow
 def test_zero_bubble_table_5_searched(record):  # ours is as good, in spans of a worker
     setting, times = record["setting"], profile(record["setting"])

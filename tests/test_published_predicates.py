@@ -46,8 +46,8 @@ def test_circular_pipelines(name, workers, per_worker, groups):
     """A round is a group of P microbatches; ours, as MaxText's, go round with all of them."""
     per_worker = per_worker if name == "circular" else max(2, per_worker)
     count = workers * groups
-    given = {"workers": workers, "microbatches": count, "stages_per_worker": per_worker}
-    table, reverse = build(name, **given), REVERSE[name]
+    arguments = {"workers": workers, "microbatches": count, "stages_per_worker": per_worker}
+    table, reverse = build(name, **arguments), REVERSE[name]
     check(table, reverse=reverse, group=count)
     if groups == 1 or per_worker == 1:
         check(table, reverse=reverse)

@@ -1,8 +1,4 @@
-"""Published schedules that are uses of what tables have: Mario's R cells, ReCycle's routes.
-
-Of Mario (PPoPP 2025) and ReCycle (arXiv:2405.14009) the rules are taken; what they give is
-compared with counts of our own and with the event loops of the tests.
-"""
+"""Mario's R cells and ReCycle's routes, against counts and event loops of the tests."""
 
 from collections import Counter
 from itertools import product
@@ -52,14 +48,14 @@ def test_earlier_forwards_and_no_recomputation_at_the_last_stage():
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("1f1b", 4 / 3), ("chimera", 3 / 2), ("interleaved-1f1b", 3 / 2)]
+    ("name", "limit"), [("1f1b", 4 / 3), ("chimera", 3 / 2), ("interleaved-1f1b", 3 / 2)]
 )
-def test_what_order_alone_can_save(name, most):
+def test_what_order_alone_can_save(name, limit):
     """At R = F and B = 2 F: from recomputation within B to none, which no R cell goes below."""
     for p, m in [(4, 4), (4, 8), (8, 8), (8, 32)]:
         table = built(name, p, m)
         within, cells, none = step(table, b=3.0), step(table.with_recomputation()), step(table)
-        assert none < cells < within <= most * none + 1e-9
+        assert none < cells < within <= limit * none + 1e-9
 
 
 def to_waits(stages, gradient):
@@ -123,21 +119,18 @@ def test_without_failures_pipelines_run_1f1b():
             ]
 
 
-@pytest.mark.parametrize(("d", "each"), [(2, 8), (3, 6), (3, 16), (4, 12)])
-def test_halves_of_backwards_fill_bubbles_after_a_failure(d, each):
-    """A peer of stage s has each d / (d - 1) microbatches, three slots each, from slot s on.
-
-    So no step takes less than these and s; ZB-H1 takes P - 1 slots more than its microbatches do.
-    """
-    stages, load = 4, 3 * each * d // (d - 1)
+@pytest.mark.parametrize(("d", "entry"), [(2, 8), (3, 6), (3, 16), (4, 12)])
+def test_halves_of_backwards_fill_bubbles_after_a_failure(d, entry):
+    """A peer of stage s has d / (d - 1) of the microbatches, from slot s on."""
+    stages, load = 4, 3 * entry * d // (d - 1)
     for failed in range(d * stages):
         halves, whole = (
-            pj.evaluate(recycle(d * stages - 1, d * each, stages=stages, **more), SPLIT)
+            pj.evaluate(recycle(d * stages - 1, d * entry, stages=stages, **more), SPLIT)
             for more in ({"failed": failed, "split": True}, {"failed": failed, "split": False})
         )
         assert load + failed % stages <= halves.makespan <= load + stages - 1 < whole.makespan
         assert halves.busy.max() == load <= halves.max_span < whole.max_span
-        assert sum(halves.busy) == 3 * stages * d * each
+        assert sum(halves.busy) == 3 * stages * d * entry
 
 
 MISUSES = {

@@ -34,7 +34,7 @@ def makespan(table, costs, link="delay", queues="worker"):
     return float(_path(program.preds, priced).finish.max())
 
 
-def graph_of(program, priced):
+def get_graph(program, priced):
     """The program as a networkx graph without padding; a node's duration is on its incoming edges."""
     graph = nx.DiGraph()
     arrays = [np.asarray(x) for x in (program.preds, priced.lag, priced.duration)]
@@ -52,8 +52,8 @@ def graph_of(program, priced):
 @given(data=st.data())
 def test_equals_event_loop_and_networkx(link, queues, data):
     cells = data.draw(st.booleans())
-    given = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
-    case = data.draw(strategies.cases(**given, pairs=True, step_end=True))
+    arguments = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
+    case = data.draw(strategies.cases(**arguments, pairs=True, step_end=True))
     groups = data.draw(strategies.host_links(case.table.num_workers))
     more = data.draw(strategies.carried(link, case.table.num_workers))
     links = pj.Links(link, queues, groups, **more)
@@ -72,7 +72,7 @@ def test_equals_event_loop_and_networkx(link, queues, data):
     priced = price(program, case.costs)
     finish = np.asarray(_path(program.preds, priced).finish)
     assert finish.max() == pytest.approx(expected.makespan, rel=1e-12)
-    graph = graph_of(program, priced)
+    graph = get_graph(program, priced)
     assert nx.dag_longest_path_length(graph) == pytest.approx(finish.max(), rel=1e-12)
     assert result.makespan == pytest.approx(expected.makespan, rel=1e-12)
     np.testing.assert_allclose(result.busy, expected.busy(), rtol=1e-12)
@@ -155,10 +155,10 @@ def test_vmap_jit_and_float32(case, seed, link):
     many = NodeCosts(*(c[None] * rng.random((3, *[1] * c.ndim)) for c in priced))
     ends = jax.vmap(lambda c: _path(program.preds, c).finish.max())(many)
     for k in range(3):
-        one = NodeCosts(*(c[k] for c in many))
-        alone = _path(program.preds, one).finish.max()
+        entry = NodeCosts(*(c[k] for c in many))
+        alone = _path(program.preds, entry).finish.max()
         assert float(ends[k]) == float(alone)
-        single = NodeCosts(*(jnp.asarray(c, jnp.float32) for c in one))
+        single = NodeCosts(*(jnp.asarray(c, jnp.float32) for c in entry))
         assert float(_path(program.preds, single).finish.max()) == pytest.approx(
             float(alone), rel=1e-5, abs=1e-5
         )

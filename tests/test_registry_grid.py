@@ -1,8 +1,4 @@
-"""Every registered schedule at many sizes: complete, free of deadlocks, its closed forms exact.
-
-A table is checked completely when it is made. What is published of its bubble and its activations
-holds at every size that the form says, in the times that it assumes.
-"""
+"""Registered schedules at many sizes: legal, with published bubbles and activations."""
 
 import pytest
 from legal_sizes import SLICED, is_legal

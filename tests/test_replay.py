@@ -89,7 +89,7 @@ def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
     rule, last = table.weights, table.num_stages - 1
     start = np.asarray(objective.init(jax.random.key(np.uint32(seed), impl="threefry2x32")))
     versions = {(r, s): [start[s]] for r in range(rule.runs) for s in range(last + 1)}
-    stash, inputs, gradients, open_, built = {}, {}, {}, {}, {}
+    stash, inputs, gradients, pending, built = {}, {}, {}, {}, {}
     groups = {}  # microbatch of a stage: how many updates of its run precede the one that takes it
     for stage in range(last + 1):
         count = {}
@@ -111,9 +111,9 @@ def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
         elif phase is pj.Phase.B:
             result, back = stages.backward(s, stash.pop((s, m)), gradients.pop((s, m)))
             gradients[s - 1, m] = back
-            open_.setdefault((m % rule.runs, s), []).append(np.asarray(result))
+            pending.setdefault((m % rule.runs, s), []).append(np.asarray(result))
         else:
-            collected = open_.pop((m % rule.runs, s))
+            collected = pending.pop((m % rule.runs, s))
             version.append(version[-1] - step_size * np.mean(collected, axis=0))
             built[s] = built.get(s, 0) + 1
             if rule.runs > 1 and built[s] % rule.round_size == 0:
@@ -161,7 +161,7 @@ CASES = [
 ]
 
 
-def stages_of(name, objective):
+def get_stages(name, objective):
     if name == "language":
         return ByJax(objective)
     if name == "logistic":
@@ -189,7 +189,7 @@ def test_equals_an_event_loop_that_stashes_weights(name, case):
     trained = OBJECTIVES[name]()
     table = build(TABLES[case][0], **TABLES[case][1])
     step_size = 0.02 if name == "nesterov" else 0.1
-    *_, (end, blocks) = stash_and_update(trained, stages_of(name, trained), table, step_size, 3)
+    *_, (end, blocks) = stash_and_update(trained, get_stages(name, trained), table, step_size, 3)
     run = replay(trained, table, step_size=step_size, seed=3, times=4)
     assert run.time[-1] == end
     np.testing.assert_allclose(run.blocks, blocks, rtol=1e-10, atol=1e-10)
@@ -237,8 +237,8 @@ def test_without_staleness_it_is_sgd(name, p, options):
             x = np.asarray(trained.features[batch]).reshape(10, 6)
             residual = x @ w - np.asarray(trained.targets[batch])
             losses.append(residual @ residual / 20)
-            drawn = np.ravel(gradient_noise(5, number, (p, 6 // p), float))
-            w -= 0.1 * (x.T @ residual / 10 + noise * drawn)
+            samples = np.ravel(gradient_noise(5, number, (p, 6 // p), float))
+            w -= 0.1 * (x.T @ residual / 10 + noise * samples)
         table, arguments = build(name, p, 30, **options), {"batches": batches, "noise": noise}
         run = replay(trained, table, step_size=0.1, seed=5, times=3, **arguments)
         near = 1e-6 if noise else 1e-10  # noise is drawn in single precision
@@ -338,10 +338,7 @@ MISTAKES = {
     "unknown link model 'wire'": {"link": "wire"},
     "in another order on one stage": {
         "table": pj.ScheduleTable.from_rows(
-            [
-                ["0F0", "0F1", "0B1", "0U1", "0B0", "0U0"],
-                ["1F0", "1F1", "1B0", "1U0", "1B1", "1U1"],
-            ]
+            [["0F0", "0F1", "0B1", "0U1", "0B0", "0U0"], ["1F0", "1F1", "1B0", "1U0", "1B1", "1U1"]]
         ),
         "objective": random_quadratic(2, dimension=2, seed=0),
     },

@@ -93,7 +93,7 @@ def test_the_front_is_what_no_point_beats(store, answer):
     assert shown == sorted(shown)
 
 
-def made(**measures):
+def make_input(**measures):
     count = len(next(iter(measures.values())))
     values = {name: np.array(numbers, float) for name, numbers in measures.items()}
     axes = {"workers": np.arange(count)}
@@ -103,7 +103,9 @@ def made(**measures):
 @pytest.mark.parametrize("seed", range(5))
 def test_fronts_with_ties(seed):
     draw = np.random.default_rng(seed)
-    result = made(step_time=draw.integers(0, 6, 40), tokens_per_second=draw.integers(0, 6, 40))
+    result = make_input(
+        step_time=draw.integers(0, 6, 40), tokens_per_second=draw.integers(0, 6, 40)
+    )
     time, rate = result.measures["step_time"], result.measures["tokens_per_second"]
     front = result.front(np.ones(40, bool), ("step_time", "tokens_per_second"))
     for place in range(40):

@@ -26,7 +26,7 @@ def seconds(points):
     )
 
 
-def model_of(measured, unseen=0):
+def make_model(measured, unseen=0):
     """Residuals of log seconds, with as many parameters more that no row sees."""
 
     def model(points):
@@ -63,7 +63,7 @@ def by_scipy(model, weights, noise):
 
 def test_parameters_are_found_and_scipy_agrees():
     measured = data(outliers=(3, 40))
-    model, weights = model_of(measured), np.ones((2, ROWS))
+    model, weights = make_model(measured), np.ones((2, ROWS))
     weights[1, ::3] = 0.0
     result = robust_fit(model, np.zeros((2, 3)), weights, losses=(HUBER,))
     assert result.converged.all()
@@ -76,8 +76,8 @@ def test_parameters_are_found_and_scipy_agrees():
 
 
 def test_outliers_are_bounded():
-    clean = robust_fit(model_of(data()), np.zeros((1, 3)), np.ones((1, ROWS)))
-    dirty = robust_fit(model_of(data(outliers=(0, 30, 59))), np.zeros((1, 3)), np.ones((1, ROWS)))
+    clean = robust_fit(make_model(data()), np.zeros((1, 3)), np.ones((1, ROWS)))
+    dirty = robust_fit(make_model(data(outliers=(0, 30, 59))), np.zeros((1, 3)), np.ones((1, ROWS)))
     assert np.abs(dirty.point - clean.point).max() < 0.02
     assert set(np.argsort(-np.abs(dirty.residual[0]))[:3]) == {0, 30, 59}
 
@@ -88,7 +88,7 @@ def test_a_fold_ignores_what_it_leaves_out():
     wrong = data()
     wrong[20:] *= 7.0
     first, second = (
-        robust_fit(model_of(measured), np.zeros((1, 3)), weights) for measured in (data(), wrong)
+        robust_fit(make_model(measured), np.zeros((1, 3)), weights) for measured in (data(), wrong)
     )
     np.testing.assert_allclose(first.point, second.point, atol=1e-9)
     assert np.abs(second.residual[0, 20:]).min() > 1.0
@@ -96,13 +96,13 @@ def test_a_fold_ignores_what_it_leaves_out():
 
 def test_starts_agree():
     starts = np.random.default_rng(1).standard_normal((6, 3))
-    result = robust_fit(model_of(data()), starts, np.ones((6, ROWS)))
+    result = robust_fit(make_model(data()), starts, np.ones((6, ROWS)))
     assert np.ptp(result.point, axis=0).max() < 1e-5
     assert np.ptp(result.noise) < 1e-6
 
 
 def test_what_no_row_sees_stays_at_its_prior_and_is_flagged():
-    result = robust_fit(model_of(data(), unseen=1), np.full((1, 4), 0.7), np.ones((1, ROWS)))
+    result = robust_fit(make_model(data(), unseen=1), np.full((1, 4), 0.7), np.ones((1, ROWS)))
     spread = uncertainty(result)
     assert spread.identified.tolist() == [[True, True, True, False]]
     assert result.point[0, 3] == pytest.approx(0.0, abs=1e-9)
@@ -111,7 +111,7 @@ def test_what_no_row_sees_stays_at_its_prior_and_is_flagged():
 
 def test_standard_errors_are_those_of_repeated_measurements():
     fits = [
-        robust_fit(model_of(data(seed=seed)), np.zeros((1, 3)), np.ones((1, ROWS)))
+        robust_fit(make_model(data(seed=seed)), np.zeros((1, 3)), np.ones((1, ROWS)))
         for seed in range(100)
     ]
     spread = np.std([fit.point[0] for fit in fits], axis=0)
@@ -122,7 +122,7 @@ def test_standard_errors_are_those_of_repeated_measurements():
 def test_few_rows_do_not_make_the_noise_vanish():
     weights = np.zeros((1, ROWS))
     weights[0, [0, 30, 59]] = 1.0
-    result = robust_fit(model_of(data()), np.zeros((1, 3)), weights)
+    result = robust_fit(make_model(data()), np.zeros((1, 3)), weights)
     assert result.noise[0] > NOISE * np.sqrt(NOISE_ROWS / (NOISE_ROWS + 3))
     assert np.abs(result.residual[0]).max() < 0.15
 

@@ -26,10 +26,7 @@ from pipejax.runtimes.spmd.execute import (
     stage_parameters,
     training_data,
 )
-from pipejax.runtimes.spmd.instructions import (
-    LEFT_OUT,
-    executed,
-)
+from pipejax.runtimes.spmd.instructions import LEFT_OUT, executed
 from pipejax.schedules.table.table_files import to_json
 from pipejax.training.objective import TrainingObjective
 
@@ -61,7 +58,7 @@ def in_one_process(frozen, trained=()):
     return json.loads(result.stdout)
 
 
-def drawn(count, **what):
+def draw_samples(count, **what):
     result = []
 
     @settings(max_examples=count, phases=[Stage.generate], derandomize=True, database=None)
@@ -95,7 +92,7 @@ def steps(request):
         else pj.schedules.build(name, **size)
         for name in names
     ]
-    random = drawn(FEW, communication=True)
+    random = draw_samples(FEW, communication=True)
     trained = [
         pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
         for name, options in ASYNCHRONOUS
@@ -109,7 +106,7 @@ def steps(request):
     }
 
 
-@pytest.mark.parametrize("name", daily([*WHOLE, FOUR_PIPES], of=2))
+@pytest.mark.parametrize("name", daily([*WHOLE, FOUR_PIPES], total=2))
 def test_every_schedule_has_the_gradients_of_the_model_without_a_pipeline(name, steps):
     gradient, _, loss = steps["error"][name]
     assert (gradient < EXACT, loss < EXACT) == (True, True)
@@ -122,7 +119,7 @@ def test_random_tables_have_them_too(steps):
 
 @pytest.mark.slow
 def test_many_random_tables_have_them_too():
-    random = [*drawn(25), *drawn(25, communication=True)]
+    random = [*draw_samples(25), *draw_samples(25, communication=True)]
     assert np.array(in_one_process(random)["errors"])[:, [0, 2]].max() < EXACT
     held = {phase for table in random for phase in np.unique(table.phase)}
     assert held >= {int(pj.Phase[letter]) for letter in "FBIWROLU"}

@@ -40,7 +40,7 @@ PAIR = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 
 
-@pytest.mark.parametrize(("name", "options"), daily(CASES, of=6))
+@pytest.mark.parametrize(("name", "options"), daily(CASES, total=6))
 def test_builds_at_every_legal_size(name, options):
     for p, m in SIZES:
         pipes = options.get("pipes", 1)
@@ -73,11 +73,11 @@ def test_builds_at_every_legal_size(name, options):
                             assert is_own == sorted(is_own, reverse=back), (name, p, m, w)
 
 
-@pytest.mark.parametrize(("most", "slots"), [(1, 384), (4, 201), (5, 196)])
-def test_a_pipe_of_chimera_admits_so_many(most, slots):
+@pytest.mark.parametrize(("limit", "slots"), [(1, 384), (4, 201), (5, 196)])
+def test_a_pipe_of_chimera_admits_so_many(limit, slots):
     double = {"F": 1, "B": 2}
-    own = {} if most == 4 else {"in_flight": most}
-    table = build("chimera", num_workers=4, num_microbatches=64, slots=double, **own)
+    options = {} if limit == 4 else {"in_flight": limit}
+    table = build("chimera", num_workers=4, num_microbatches=64, slots=double, **options)
     start, finish = slot_times(table, double)
     assert finish.max() == slots
     first, last = (
@@ -85,9 +85,9 @@ def test_a_pipe_of_chimera_admits_so_many(most, slots):
     )
     first, last = first.min(-1), last.max(-1)
     for pipe in (0, 1):
-        own = np.arange(pipe, 64, 2)
-        active = (first[own, None] <= first[own]) & (first[own] < last[own, None])
-        assert active.sum(0).max() == most
+        options = np.arange(pipe, 64, 2)
+        active = (first[options, None] <= first[options]) & (first[options] < last[options, None])
+        assert active.sum(0).max() == limit
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -260,9 +260,9 @@ def check_run(work, run, depth=()):
         assert max(itertools.accumulate([0, *(c for _, c in changes)])) <= work.limits[worker]
 
 
-@given(drawn=works())
-def test_what_the_list_scheduler_runs_can_run(drawn):
-    work, numbers = drawn
+@given(samples=works())
+def test_what_the_list_scheduler_runs_can_run(samples):
+    work, numbers = samples
     depth = numbers(1, 4, len(work.placement), len(work.placement[0]))
     run = list_schedule(work, Rules(depth, (F, I)))
     if run is None:  # memory may stop them: with one microbatch of each pipe at a time it does not

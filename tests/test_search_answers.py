@@ -1,14 +1,10 @@
-"""The value of a search is that of its table: written, read back and evaluated.
-
-Costs differ by up to fourteen powers of ten here, ops may take no time at all, and limits may be
-anything from one activation up to more than there will ever be.
-"""
+"""The value of a search is that of its table, written, read back and evaluated."""
 
 import itertools
 
 import numpy as np
 import pytest
-from certified import all_of, check_solution, first_of
+from certified import check_solution, get_all, get_first
 from daily import daily
 
 import pipejax as pj
@@ -80,10 +76,10 @@ def check(result, table, costs, options):
         assert time is None or time >= result.value * (1 - 1e-12) - result.best.rounding
 
 
-@pytest.mark.parametrize("seed", daily([70, 84, 136, *range(60)], always=3, of=12))
+@pytest.mark.parametrize("seed", daily([70, 84, 136, *range(60)], always=3, total=12))
 def test_every_solution_of_every_problem_is_what_it_says(seed):
     table, costs, options = extreme_problem(np.random.default_rng(seed))
-    for better in all_of(table, costs, time_limit=0.1, num_threads=2, **options):
+    for better in get_all(table, costs, time_limit=0.1, num_threads=2, **options):
         check(better, table, costs, options)
 
 
@@ -104,7 +100,7 @@ def test_where_nothing_fits_elsewhere_microbatches_run_one_by_one():
     table = pj.schedules.build("hanayo", num_workers=2, num_microbatches=3)
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, offload=1.0)
     options = {"memory_limit": 1.0, "offload": True, "link": pj.Links()}
-    first = first_of(table, costs, **options)
+    first = get_first(table, costs, **options)
     assert first.best.source == "one by one"
     assert first.best.offloaded == 4 * 3
     sizes = {"sizes": np.ones(4), "weight_share": 1 / 3, "objective": "makespan"}
@@ -160,8 +156,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize(
-    ("suffix", "command", "schedule"),
-    daily(itertools.product([".json", ".csv"], WRITTEN, ASKED)),
+    ("suffix", "command", "schedule"), daily(itertools.product([".json", ".csv"], WRITTEN, ASKED))
 )
 def test_what_is_printed_is_what_the_written_table_gives(
     schedule, command, suffix, call, answer, tmp_path

@@ -89,7 +89,7 @@ def step_time(program, table, workload, system, parameter, factor):
             *((name, "delay") for name in reversed(CASES)),
             ("chimera on a slow network", "rendezvous"),
         ],
-        of=4,
+        total=4,
     ),
 )
 def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
@@ -135,8 +135,8 @@ def test_a_batch_has_the_shares_of_its_members(name, on_host, monkeypatch):
     priced = price_systems(work, stacked, quickly=True, slopes=True)
     assert (priced.moved is not None) == on_host
     result = resource_shares(pj.lower(table), priced)
-    for system_, time, row in zip(others, *map(np.asarray, result), strict=True):
-        alone = pj.sensitivity(table, workload, system_)
+    for varied, time, row in zip(others, *map(np.asarray, result), strict=True):
+        alone = pj.sensitivity(table, workload, varied)
         np.testing.assert_allclose(row, list(alone.share.values()), atol=1e-12)
         assert time == (alone.step_time if on_host else pytest.approx(alone.step_time))
 
@@ -149,8 +149,8 @@ def test_networks_alone_are_priced_on_the_host_however_many(monkeypatch):
     stacked = jax.tree.map(lambda *leaves: np.array(leaves), *others)
     assert many_systems.are_few_numbers(stacked)
     result = price_systems(stage_work(workload, table, offloads=True), stacked).costs
-    for row, system_ in enumerate(others):
-        for name, cost in vars(pj.stage_costs(workload, system_, table)).items():
+    for row, varied in enumerate(others):
+        for name, cost in vars(pj.stage_costs(workload, varied, table)).items():
             if cost is not None:
                 np.testing.assert_array_equal(getattr(result, name)[row], cost, err_msg=name)
 
@@ -236,16 +236,18 @@ def test_shares_of_places_are_the_critical_path(name):
     run = pj.evaluate(table, costs)
     result = place_sensitivity(run, (0.5, 2.0))
     for place in ("stage", "worker"):
-        shares = [share_.share for share_ in result if share_.place.startswith((place, "boundary"))]
+        shares = [
+            resource.share for resource in result if resource.place.startswith((place, "boundary"))
+        ]
         assert sum(shares) == pytest.approx(1.0, rel=1e-12)
-    for share_ in result:
-        for factor, time in zip((0.5, 2.0), share_.step_times, strict=True):
-            scaled = pj.costing.scaled_costs(costs, table, share_.rule(factor))
+    for resource in result:
+        for factor, time in zip((0.5, 2.0), resource.step_times, strict=True):
+            scaled = pj.costing.scaled_costs(costs, table, resource.rule(factor))
             assert pj.evaluate(table, scaled).makespan == time
         # one more per mille costs its share: no other path is so near
-        nudged = pj.costing.scaled_costs(costs, table, share_.rule(1 + 1e-9))
+        nudged = pj.costing.scaled_costs(costs, table, resource.rule(1 + 1e-9))
         slope = (pj.evaluate(table, nudged).makespan - run.makespan) / (1e-9 * run.makespan)
-        assert slope == pytest.approx(share_.share, abs=1e-5)
+        assert slope == pytest.approx(resource.share, abs=1e-5)
 
 
 def test_a_file_of_costs_has_places(answer):

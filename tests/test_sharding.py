@@ -27,30 +27,30 @@ OP = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 ROW = "0UNSHARD 1UNSHARD 0F0 1F0 1B0 1REDUCE_GRAD 1RESHARD 0B0 0REDUCE_GRAD 1WAIT_REDUCE_GRAD"
 
 
-def table_of(*rows, **grammar):
-    grammar_ = pj.schedules.Grammar(**{"lanes": LANES, **grammar})
-    return pj.ScheduleTable.from_rows([row.split() for row in rows], grammar=grammar_)
+def make_table(*rows, **grammar):
+    built_grammar = pj.schedules.Grammar(**{"lanes": LANES, **grammar})
+    return pj.ScheduleTable.from_rows([row.split() for row in rows], grammar=built_grammar)
 
 
-def lanes_of(run):
+def get_lanes(run):
     return [(x.lane, x.busy.tolist(), x.exposed.tolist()) for x in pj.analysis.lane_times(run)]
 
 
 def test_a_row_by_hand():
     """Gathers end at 0.5 and 1; 1REDUCE_GRAD runs from 4.5 to 7.5 beside 0B0, the next one behind."""
     costs = pj.Costs(forward=1.0, backward=2.0, unshard=0.5, reduce_grad=3.0)
-    run = pj.evaluate(table_of(ROW), costs)
+    run = pj.evaluate(make_table(ROW), costs)
     assert run.makespan == 10.5
     assert run.finish[0].tolist() == [0.5, 1.0, 1.5, 2.5, 4.5, 7.5, 4.5, 6.5, 10.5, 7.5]
-    assert (run.busy.tolist(), lanes_of(run)) == ([6.0], [("net", [7.0], [4.5])])
-    usual = pj.evaluate(table_of(ROW, lanes={}), costs)
-    assert (usual.makespan, usual.busy.tolist(), lanes_of(usual)) == (13.0, [13.0], [])
+    assert (run.busy.tolist(), get_lanes(run)) == ([6.0], [("net", [7.0], [4.5])])
+    usual = pj.evaluate(make_table(ROW, lanes={}), costs)
+    assert (usual.makespan, usual.busy.tolist(), get_lanes(usual)) == (13.0, [13.0], [])
 
 
 def test_a_gather_waits_for_what_is_dropped_before():
     """1UNSHARD stands behind 0RESHARD: it cannot run beside 0F0, whatever the lane does."""
     row = "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1B0 1RESHARD 0UNSHARD 0B0 0RESHARD"
-    run = pj.evaluate(table_of(row), pj.Costs(forward=1.0, backward=2.0, unshard=0.5))
+    run = pj.evaluate(make_table(row), pj.Costs(forward=1.0, backward=2.0, unshard=0.5))
     assert run.makespan == 3 * 0.5 + 6.0
 
 
@@ -58,9 +58,9 @@ def test_updates_wait_for_reductions():
     """U of stage 1 in the row waits until 7.5, and the all-reduce behind a row until 10.5."""
     costs = pj.Costs(forward=1.0, backward=2.0, unshard=0.5, reduce_grad=3.0, update=0.25)
     row = ROW.replace("1WAIT_REDUCE_GRAD", "1U0 0U0")
-    assert pj.evaluate(table_of(row), costs).makespan == 10.5 + 0.25
+    assert pj.evaluate(make_table(row), costs).makespan == 10.5 + 0.25
     costs = pj.Costs(forward=1.0, backward=2.0, unshard=0.5, reduce_grad=3.0, all_reduce=1.0)
-    assert pj.evaluate(table_of(ROW), costs).makespan == 10.5 + 1.0
+    assert pj.evaluate(make_table(ROW), costs).makespan == 10.5 + 1.0
 
 
 def test_a_circle_is_named():
@@ -68,7 +68,7 @@ def test_a_circle_is_named():
     kinds = {"N": pj.schedules.OpKind("note", "note", lane="net")}
     circle = {"0UNSHARD (worker 0)", "0B0 (worker 0)", "0N0 (worker 0)"}
     with pytest.raises(pj.ScheduleError, match="deadlock: no op of this cycle can start") as error:
-        table_of("0N0 0UNSHARD 0F0 0B0", kinds=kinds, rules=["N <- B"])
+        make_table("0N0 0UNSHARD 0F0 0B0", kinds=kinds, rules=["N <- B"])
     names = re.sub(".*can start: ", "", str(error.value).splitlines()[0]).split(" -> ")
     assert {*names} == circle
 
@@ -83,9 +83,9 @@ def test_a_circle_is_named():
     ],
 )
 def test_weights_out_of_turn_are_refused(row, why):
-    table_of(row, lanes={})  # as it was where they stand in the row
+    make_table(row, lanes={})  # as it was where they stand in the row
     with pytest.raises(pj.ScheduleError, match=why):
-        table_of(row)
+        make_table(row)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def sharded_row(texts, ahead, limit):
     return result + cells[-1] + wait
 
 
-def texts_of(table):
+def get_texts(table):
     return [[table.grammar.text(cell) for cell in row if cell] for row in table.rows()]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 3, 5, 9, 40])
-@pytest.mark.parametrize("most", [1, 2, 3, 4])
-def test_gathers_stand_where_they_are_said_to(ahead, most):
-    rng = np.random.default_rng(ahead + 41 * most)
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_gathers_stand_where_they_are_said_to(ahead, limit):
+    rng = np.random.default_rng(ahead + 41 * limit)
     names = "gpipe", "interleaved-1f1b", "looped-bfs", "circular", "hanayo"
     sizes = {"num_workers": 3, "num_microbatches": 6}
     for name in names:
@@ -165,12 +165,12 @@ def test_gathers_stand_where_they_are_said_to(ahead, most):
         )
         table = pj.schedules.build(name, **sizes, **more)
         lookaheads = rng.integers(0, ahead + 1, 3).tolist()  # every worker its own
-        result = pj.schedules.insert_sharding(table, lookahead=lookaheads, residency=most)
+        result = pj.schedules.insert_sharding(table, lookahead=lookaheads, residency=limit)
         expected = [
-            sharded_row(r, n, most) for r, n in zip(texts_of(table), lookaheads, strict=True)
+            sharded_row(r, n, limit) for r, n in zip(get_texts(table), lookaheads, strict=True)
         ]
-        assert texts_of(result) == expected
-        assert pj.schedules.gathered_peak(result).max() <= most
+        assert get_texts(result) == expected
+        assert pj.schedules.gathered_peak(result).max() <= limit
 
 
 @pytest.mark.parametrize("name", pj.schedules.names())
@@ -191,18 +191,18 @@ def test_every_schedule_keeps_its_residency_in_time(name):
     if not table.offloads:
         how = {"residency": 3, "counted": "stages", "defer_reduce_grad_wait": False}
         ours = pj.schedules.insert_sharding(table, lookahead=2, lane="compute", **how)
-        assert texts_of(ours) == texts_of(with_sharding(table))
+        assert get_texts(ours) == get_texts(with_sharding(table))
 
 
 def test_weights_that_are_updated_are_gathered_again():
     table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=3)
-    row = texts_of(pj.schedules.insert_sharding(table, lookahead=9))[0]
+    row = get_texts(pj.schedules.insert_sharding(table, lookahead=9))[0]
     again = "0B0 0REDUCE_GRAD 0RESHARD 0WAIT_REDUCE_GRAD 0U0 0UNSHARD 0F2"
     assert again in " ".join(row)
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("arguments", "why"),
     [
         ({"lookahead": -1}, "lookahead must be a whole number of at least 0, got -1"),
         ({"residency": 0}, "residency must be a whole number of at least 1, got 0"),
@@ -211,10 +211,10 @@ def test_weights_that_are_updated_are_gathered_again():
         ({"lane": "host"}, "UNSHARD must be on a lane beside compute and host"),
     ],
 )
-def test_wrong_numbers_are_refused(given, why):
+def test_wrong_numbers_are_refused(arguments, why):
     table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
     with pytest.raises(ValueError, match=why):
-        pj.schedules.insert_sharding(table, **given)
+        pj.schedules.insert_sharding(table, **arguments)
 
 
 def test_messages_are_no_uses():
@@ -224,9 +224,9 @@ def test_messages_are_no_uses():
         result = pj.schedules.insert_sharding(sent, lookahead=ahead, residency=1 + ahead // 2)
         rows = [
             [text for text in row if "_F" not in text and "_B" not in text]
-            for row in texts_of(result)
+            for row in get_texts(result)
         ]
-        assert rows == texts_of(
+        assert rows == get_texts(
             pj.schedules.insert_sharding(bare, lookahead=ahead, residency=1 + ahead // 2)
         )
 
@@ -238,7 +238,7 @@ def test_a_pair_needs_both_of_its_stages():
 
 
 # ---------------------------------------------------------------------------------------- search
-def peak_of(row, sizes):
+def get_peak(row, sizes):
     held = [0.0]
     for text in row:
         sign = {"UNSHARD": 1, "RESHARD": -1}.get(text.lstrip("0123456789"), 0)
@@ -246,7 +246,7 @@ def peak_of(row, sizes):
     return max(held)
 
 
-def makespan_of(rows, seconds, home):
+def get_makespan(rows, seconds, home):
     end, last, row_end, lane_end = {}, {}, [0.0] * len(rows), [0.0] * len(rows)
     remaining = [list(map(OP.fullmatch, row)) for row in rows]
     while any(remaining):
@@ -279,12 +279,12 @@ def makespan_of(rows, seconds, home):
 
 def brute_force(table, seconds, sizes, limit):
     ways = []
-    for row in texts_of(table):
+    for row in get_texts(table):
         largest = range(1, 1 + len({text[0] for text in row}))
         rows = {tuple(sharded_row(row, n, r)) for n in range(len(row)) for r in largest}
-        ways.append([row for row in sorted(rows) if peak_of(row, sizes) <= limit])
+        ways.append([row for row in sorted(rows) if get_peak(row, sizes) <= limit])
     home = table.placement[0].tolist()
-    return min(makespan_of(rows, seconds, home) for rows in itertools.product(*ways))
+    return min(get_makespan(rows, seconds, home) for rows in itertools.product(*ways))
 
 
 def small_problem(seed):
@@ -294,10 +294,12 @@ def small_problem(seed):
     workers = 2 + (seed % 25 == 4)
     more = {} if name == "hanayo" else {"stages_per_worker": 2 + (workers == 2 and seed % 3 == 0)}
     table = pj.schedules.build(name, num_workers=workers, num_microbatches=workers, **more)
-    drawn = {letters: rng.integers(1, 40, table.num_stages) / 8 for letters in ("F", "B", *LANES)}
-    seconds = {letters: times.tolist() for letters, times in drawn.items()} | {"transmit": 0.25}
+    samples = {letters: rng.integers(1, 40, table.num_stages) / 8 for letters in ("F", "B", *LANES)}
+    seconds = {letters: times.tolist() for letters, times in samples.items()} | {"transmit": 0.25}
     fields = {"F": "forward", "B": "backward", "UNSHARD": "unshard", "REDUCE_GRAD": "reduce_grad"}
-    costs = pj.Costs(transmit=0.25, **{fields[letters]: times for letters, times in drawn.items()})
+    costs = pj.Costs(
+        transmit=0.25, **{fields[letters]: times for letters, times in samples.items()}
+    )
     sizes = rng.integers(1, 5, table.num_stages) / 2
     limit = [np.inf, sizes.max(), sizes.max() + sizes.min()][rng.integers(3)]
     return table, costs, seconds, sizes, limit
@@ -313,7 +315,7 @@ class Unlucky(LookaheadSearch):
         self._unchanged = len(self.options)
 
 
-@pytest.mark.parametrize("seed", daily(range(50), always=12, of=2))
+@pytest.mark.parametrize("seed", daily(range(50), always=12, total=2))
 def test_the_best_lookahead_is_that_of_all(seed):
     table, costs, seconds, sizes, limit = small_problem(seed)
     result = pj.search.lookahead(table, costs, limit=limit, sizes=sizes)
@@ -328,11 +330,11 @@ def test_the_best_lookahead_is_that_of_all(seed):
     again = pj.schedules.insert_sharding(
         table, lookahead=result.best.lookahead, residency=result.best.residency
     )
-    assert texts_of(again) == texts_of(result.best.table)
+    assert get_texts(again) == get_texts(result.best.table)
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("arguments", "why"),
     [
         ({"limit": 0.5}, "worker 0 gathers 1 at once at least, the limit is 0.5"),
         ({"sizes": -1.0}, "sizes must be a number of at least 0, or 4 of them"),
@@ -340,10 +342,10 @@ def test_the_best_lookahead_is_that_of_all(seed):
         ({"lane": "compute"}, "lane must be beside compute"),
     ],
 )
-def test_a_search_that_makes_no_sense_is_refused(given, why):
+def test_a_search_that_makes_no_sense_is_refused(arguments, why):
     table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
     with pytest.raises(ValueError, match=why):
-        pj.search.lookahead(table, pj.Costs(forward=1.0, backward=2.0), **given)
+        pj.search.lookahead(table, pj.Costs(forward=1.0, backward=2.0), **arguments)
 
 
 # ------------------------------------------------------------------------------- models, commands
@@ -441,8 +443,8 @@ def test_training_runs_along_a_timeline_with_gathers():
 
 
 def test_a_page_that_reads_tables_knows_no_lanes():
-    shown = explored(table_of("0F0 0B0", lanes={}), pj.Costs(forward=1.0, backward=2.0))
-    carried = Carried(tables={"sharded": [table_of(ROW)]})
+    shown = explored(make_table("0F0 0B0", lanes={}), pj.Costs(forward=1.0, backward=2.0))
+    carried = Carried(tables={"sharded": [make_table(ROW)]})
     with pytest.raises(ValueError, match="knows no lanes: table has UNSHARD on lane net"):
         payload([shown], unit="s", carried=carried)
 
@@ -461,7 +463,7 @@ def test_a_lookahead_in_stages_stays_within_the_residency():
         how = {"counted": "stages", "lane": lane}
         options = pj.schedules.insert_sharding(table, lookahead=2, residency=1, **how)
         assert pj.schedules.gathered_peak(options).tolist() == [1.0]
-        assert texts_of(options)[0].count("1RESHARD") == texts_of(options)[0].count("1UNSHARD")
+        assert get_texts(options)[0].count("1RESHARD") == get_texts(options)[0].count("1UNSHARD")
 
 
 def test_nothing_is_gathered_where_nothing_is_split(call):

@@ -49,14 +49,14 @@ class Filler:
         table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
         costs = pj.Costs(forward=1.0, backward=2.0)
         run = pj.evaluate(table, costs)
-        self.made = {"ScheduleTable": table, "Costs": costs, "Program": run.program}
-        self.made |= {"Evaluation": run, "Links": run.links, "Phase": pj.Phase.F}
+        self.records = {"ScheduleTable": table, "Costs": costs, "Program": run.program}
+        self.records |= {"Evaluation": run, "Links": run.links, "Phase": pj.Phase.F}
         grid = {"schedules": "1f1b", "workers": 4, "models": "gpt-22b", "systems": "h100"}
         grid |= {"microbatch_size": [*range(1, 200)], "minibatch": 10**6}
         chimera = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
         form = pj.formula(pj.lower(chimera))
-        self.made |= {"Sweep": pj.read_sweep(grid), "Formula": form, "Envelope": form.envelope}
-        self.made |= {"LinearCosts": form.costs, "Cone": form.envelope.cone}
+        self.records |= {"Sweep": pj.read_sweep(grid), "Formula": form, "Envelope": form.envelope}
+        self.records |= {"LinearCosts": form.costs, "Cone": form.envelope.cone}
         self.first = {
             "Mapping[str, float": {f"{HOSTILE}{k}": k / 3 for k in range(100)},
             "Mapping[str, Any]": {f"{k}": HOSTILE for k in range(100)},
@@ -77,13 +77,13 @@ class Filler:
         ours = list(named_types(annotation))
         text = getattr(annotation, "__name__", "") + str(annotation)
         if ours and not text.startswith(("tuple", "list")):
-            return self.of(ours[0])
+            return self.example(ours[0])
         result = (value for part, value in self.first.items() if part in text)
         return next(result, np.ones((64, 1024)))
 
-    def of(self, record):
+    def example(self, record):
         """An instance with large values in all of its fields; no constructor checks them."""
-        if record.__name__ not in self.made:
+        if record.__name__ not in self.records:
             hints = typing.get_type_hints(record)
             values = {name: self.value(hint) for name, hint in hints.items() if name[0] != "_"}
             built = (
@@ -91,8 +91,8 @@ class Filler:
             )
             for name, value in () if issubclass(record, tuple) else values.items():
                 object.__setattr__(built, name, value)
-            self.made[record.__name__] = built
-        return self.made[record.__name__]
+            self.records[record.__name__] = built
+        return self.records[record.__name__]
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +100,9 @@ def filler():
     return Filler()
 
 
-@pytest.mark.parametrize("record", public_types(), ids=lambda each: each.__name__)
+@pytest.mark.parametrize("record", public_types(), ids=lambda entry: entry.__name__)
 def test_a_result_of_any_size_is_short_and_valid(record, filler):
-    built = filler.of(record)
+    built = filler.example(record)
     assert len(repr(built)) <= MAX_REPR
     assert repr(built).startswith(f"{record.__name__}(")
     if hasattr(built, "_repr_html_"):
@@ -139,7 +139,7 @@ def test_large_tables_and_batches_of_costs(large):
 
 
 def test_lists_and_dictionaries_of_results_are_short_too(filler):
-    run = filler.made["Evaluation"]
+    run = filler.records["Evaluation"]
     paths = pj.analysis.longest_paths(run, 5)
     assert repr(paths).startswith("[LongPath(length=9, shorter_by=0, counts={'F': 3, 'B': 3, ")
     assert repr(paths).endswith(", ... 5 in all]")
@@ -167,7 +167,7 @@ def test_lists_and_dictionaries_of_results_are_short_too(filler):
 
 
 def test_what_comes_first_is_what_matters(filler):
-    run = filler.made["Evaluation"]
+    run = filler.records["Evaluation"]
     assert repr(run).startswith(
         "Evaluation(schedule='gpipe', workers=2, stages=2, microbatches=2, "
         "links=Links(model='delay'), makespan=9, bubble_ratio=0.333333, bound_by='B'"

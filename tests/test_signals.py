@@ -90,7 +90,9 @@ def ended(process, number):
 
 def check_interrupted(process, err, seconds, number):
     assert process.returncode == 128 + number, err
-    assert err.startswith("error: interrupted" + " by SIGTERM" * (number == signal.SIGTERM))
+    assert err.startswith(
+        "error: interrupted" + (" by SIGTERM" if number == signal.SIGTERM else "")
+    )
     assert err.count("\n") == 1, err
     assert seconds < 4  # 2 s, and as much for a busy machine
 

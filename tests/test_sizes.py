@@ -128,10 +128,7 @@ def replay(**options):
 TRAINING = {  # and what the error says before the memory
     "seeds": (lambda: replay(seeds=range(HUGE)), f"{HUGE} runs"),
     "times": (lambda: replay(times=HUGE), "3 runs"),
-    "dimension": (
-        lambda: pj.training.random_quadratic(2, dimension=HUGE, seed=0),
-        "600 examples",
-    ),
+    "dimension": (lambda: pj.training.random_quadratic(2, dimension=HUGE, seed=0), "600 examples"),
     "batch size": (
         lambda: pj.training.random_quadratic(2, dimension=4, batch_size=HUGE, seed=0),
         "60000000000 examples",

@@ -1,8 +1,4 @@
-"""Model costs of microbatches in slices: tokens, pairs of tokens, messages and what is kept.
-
-What a slice computes is counted again from the positions of its tokens; the slices of a microbatch
-have the FLOP of the whole.
-"""
+"""Model costs of slices, counted again from the positions of their tokens."""
 
 import dataclasses
 
@@ -28,7 +24,7 @@ TABLE = pj.schedules.build("seq-1f1b", num_workers=P, num_microbatches=M, slices
 WHOLE = pj.schedules.build("1f1b", num_workers=P, num_microbatches=M)
 
 
-def flop_of(model, size, kind="dense"):
+def get_flop(model, size, kind="dense"):
     layout = pj.Workload(model, minibatch=1).layout(WHOLE, size)
     ops = layer_ops(model, layout, kind)
     return {(op.name, phase): getattr(op.flop, phase) for op in ops for phase in op.flop._fields}
@@ -40,8 +36,8 @@ def test_slices_have_the_flop_of_the_whole(name, slices):
     model = MODELS[name]
     kind = "moe" if model.moe else "dense"
     parts = [(sliced_model(model, k, slices), B / (2 * k + 1)) for k in range(slices)]
-    flops = [flop_of(*part, kind) for part in parts]
-    for op, whole in flop_of(model, B, kind).items():
+    flops = [get_flop(*part, kind) for part in parts]
+    for op, whole in get_flop(model, B, kind).items():
         assert sum(part[op] for part in flops) == pytest.approx(whole, rel=1e-12), op
     for phase in ("forward", "input_grad", "weight_grad"):
         counted = sum(getattr(layer_flop(*part, kind=kind), phase) for part in parts)
@@ -56,9 +52,9 @@ def test_attention_of_a_slice_is_of_the_tokens_before(name):
     seen = np.minimum(place, model.window) if model.window else place
     share = model.windowed_layers / model.layers
     met = share * seen + (1 - share) * place
-    whole = flop_of(model, 1)["attention", "forward"] / met.sum()
+    whole = get_flop(model, 1)["attention", "forward"] / met.sum()
     for k, pairs in enumerate(np.split(met, slices)):
-        result = flop_of(sliced_model(model, k, slices), 1 / (2 * k + 1))["attention", "forward"]
+        result = get_flop(sliced_model(model, k, slices), 1 / (2 * k + 1))["attention", "forward"]
         assert result == pytest.approx(whole * pairs.sum(), rel=1e-6)
 
 

@@ -223,15 +223,15 @@ def test_without_offload_nothing_depends_on_the_host():
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_offloads_are_priced_alike_in_numpy_and_in_jax(share):
-    def of_rate(rate, system=QUIET):
+    def rate_time(rate, system=QUIET):
         result = work_costs(work, system.with_number("host.memory_bandwidth", rate))
         return result.update[0]
 
     work = stage_work(pj.Workload(LLAMA, 1, optimizer_offload=share), TABLE)
     with jax.enable_x64(True):
-        value, slope = jax.jit(jax.value_and_grad(of_rate))(50e9)
-        unknown = jax.grad(lambda rate: of_rate(rate, NOWHERE))(0.0)
-    assert float(value) == pytest.approx(float(of_rate(50e9)), rel=1e-14)
+        value, slope = jax.jit(jax.value_and_grad(rate_time))(50e9)
+        unknown = jax.grad(lambda rate: rate_time(rate, NOWHERE))(0.0)
+    assert float(value) == pytest.approx(float(rate_time(50e9)), rel=1e-14)
     assert float(slope) == pytest.approx(-share * parameters() * 28 / 50e9**2)
     assert np.isfinite(unknown)
 
@@ -337,7 +337,7 @@ def test_shares_of_an_offload_are_from_0_to_1():
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("arguments", "seconds"),
     [
         ({}, 7.52),
         ({"optimizer_offload": 1}, 7.77),
@@ -345,12 +345,12 @@ def test_shares_of_an_offload_are_from_0_to_1():
         ({"head_precision": "fp8"}, 7.41),
     ],
 )
-def test_the_page_says_what_the_terms_are_predicted_to_bring(given, seconds):
+def test_the_page_says_what_the_terms_are_predicted_to_bring(arguments, seconds):
     """As docs/cost_model.md has it: llama3-70b on 128 H100."""
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=32)
     layout = {"tensor_parallel": 8, "sequence_parallel": True, "data_parallel": 4, "zero": 1}
     model = pj.load_model("llama3-70b")
-    workload = pj.Workload(model, 32, precision="fp8", **layout, **given)
+    workload = pj.Workload(model, 32, precision="fp8", **layout, **arguments)
     run = pj.evaluate(table, pj.stage_costs(workload, H100, table))
     assert run.step_time == pytest.approx(seconds, abs=5e-3)
 
@@ -546,9 +546,9 @@ def test_what_is_not_said_changes_nothing_and_what_is_wrong_is_named():
         pj.Workload(LLAMA, 1, frozen=1)
 
 
-@pytest.mark.parametrize("given", [LORA, {"frozen": True}])
-def test_fine_tuning_is_the_same_number_in_a_trace(given):
-    workload = pj.Workload(LLAMA, 2, **given, tensor_parallel=8, data_parallel=2, zero=1)
+@pytest.mark.parametrize("arguments", [LORA, {"frozen": True}])
+def test_fine_tuning_is_the_same_number_in_a_trace(arguments):
+    workload = pj.Workload(LLAMA, 2, **arguments, tensor_parallel=8, data_parallel=2, zero=1)
 
     def step(bandwidth):
         costs = pj.stage_costs(workload, H100.with_number("network.bandwidth", bandwidth), TABLE)

@@ -149,7 +149,7 @@ def calibrated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "overlap"),
+    ("settings_text", "overlap"),
     [
         ({"stack": "megatron-core-2024"}, 1.0),
         ({"stack": "megatron-core-2024", "overlap": 0.5}, 0.5),
@@ -157,8 +157,8 @@ def calibrated(tmp_path):
         ({}, 0.0),
     ],
 )
-def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, overlap):
-    path = calibrated(**told)
+def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, settings_text, overlap):
+    path = calibrated(**settings_text)
 
     def step(*more):
         words = [str(path) if word == "h100" else word for word in EVALUATE]
@@ -167,10 +167,10 @@ def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, told, over
         return json.loads(out)["step_time"], err
 
     seconds, message = step()
-    assert ("used as in the runs that it was calibrated on" in message) == bool(told)
+    assert ("used as in the runs that it was calibrated on" in message) == bool(settings_text)
     assert seconds == step("--overlap", str(overlap))[0]
-    assert (seconds == step("--overlap", "0")[0]) == (not told)
-    with pytest.warns(Notice) if told else contextlib.nullcontext():
+    assert (seconds == step("--overlap", "0")[0]) == (not settings_text)
+    with pytest.warns(Notice) if settings_text else contextlib.nullcontext():
         swept = read_sweep(GRID | {"systems": [str(path)]})
     ((software,),) = (axis.values for axis in swept.axes if axis.name == "stack")
     assert software.workload.get("overlap", 0.0) == overlap
@@ -217,13 +217,13 @@ GRID = {
 }
 
 
-@pytest.mark.parametrize("said", [{}, {"overlap": 0.5}])
-def test_a_sweep_over_stacks_is_what_evaluate_says_of_each(tmp_path, capsys, said):
+@pytest.mark.parametrize("message", [{}, {"overlap": 0.5}])
+def test_a_sweep_over_stacks_is_what_evaluate_says_of_each(tmp_path, capsys, message):
     names = ["", "torchtitan-2024", "composer-2023"]
-    data = run_sweep(GRID | said | {"stack": names}, tmp_path / "out.zarr")
+    data = run_sweep(GRID | message | {"stack": names}, tmp_path / "out.zarr")
     assert dict(data.step_time.sizes) == {"stack": 3, "system": 2}
     options = ["--data-parallel", "4", "--zero", "3", "--json"]
-    options += [part for name, value in said.items() for part in (f"--{name}", str(value))]
+    options += [part for name, value in message.items() for part in (f"--{name}", str(value))]
     for name, system in itertools.product(names, GRID["systems"]):
         evaluate = [system if word == "h100" else word for word in EVALUATE]
         stack = ["--stack", name] if name else []

@@ -55,10 +55,7 @@ def simulate(stages, microbatches, admission):
 
 
 def own_count(rows, starts, ends, runs=1):
-    """Delays by counting: rows of (phase, stage, microbatch) with times; U updates what it follows.
-
-    Returns (update stage, microbatch, stage read): delay, for one run per microbatch mod runs.
-    """
+    """Count delays (update stage, microbatch, stage read) from rows of ops with times."""
     updates = sorted(
         (ends[w, k], op[1], op[2])
         for w, row in enumerate(rows)
@@ -248,8 +245,8 @@ def test_synchronous_tables_are_not_stale(name):
 
 
 @given(strategies.tables())
-def test_versions_by_walking_the_rows(drawn):
-    table, _ = drawn
+def test_versions_by_walking_the_rows(samples):
+    table, _ = samples
     result = find_versions(table)
     held = np.zeros((table.num_workers, table.num_stages), int)
     for w, row in enumerate(table.rows()):

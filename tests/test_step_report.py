@@ -42,7 +42,7 @@ def built(name="1f1b"):
     return pj.schedules.build(name, num_workers=4, num_microbatches=8)
 
 
-def run_of(workload=WORKLOAD, system=SYSTEM, table=None, link="delay"):
+def make_run(workload=WORKLOAD, system=SYSTEM, table=None, link="delay"):
     table = built() if table is None else table
     return pj.evaluate(table, pj.stage_costs(workload, system, table), link=link)
 
@@ -56,7 +56,7 @@ def run_of(workload=WORKLOAD, system=SYSTEM, table=None, link="delay"):
     ],
 )
 def test_parts_sum_to_the_step(name, link, workload):
-    run = run_of(workload, table=built(name), link=link)
+    run = make_run(workload, table=built(name), link=link)
     parts = pj.step_report(run, workload, SYSTEM).breakdown
     assert sum(parts.values()) == pytest.approx(run.step_time, rel=1e-12)
     assert min(parts.values()) >= 0
@@ -76,7 +76,7 @@ def test_what_costs_nothing_takes_no_part():
     fast = dataclasses.replace(SYSTEM, host=Host(), network=Link(1e30, 0.0), node=Link(1e30, 0.0))
     untied = dataclasses.replace(MODEL, tied_embeddings=False)
     alone = pj.Workload(untied, minibatch=8)
-    parts = pj.step_report(run_of(alone, fast), alone, fast).breakdown
+    parts = pj.step_report(make_run(alone, fast), alone, fast).breakdown
     assert {name for name, part in parts.items() if part > 1e-12} == {
         "compute",
         "bubble",
@@ -113,7 +113,7 @@ def test_a_layer_of_further_prediction_needs_its_flop_too():
 
 
 def test_mfu_tokens_price_and_bands():
-    run = run_of()
+    run = make_run()
     report = pj.step_report(run, WORKLOAD, SYSTEM)
     step, tokens = run.step_time, 8 * 4 * MODEL.sequence
     assert report.accelerators == 4 * 2 * 2 * 4
@@ -133,7 +133,7 @@ def test_mfu_tokens_price_and_bands():
 
 def test_a_run_of_other_costs_is_refused():
     with pytest.raises(ValueError, match="1f1b was not priced by this workload and system"):
-        pj.step_report(run_of(), ZERO_3, SYSTEM)
+        pj.step_report(make_run(), ZERO_3, SYSTEM)
 
 
 @pytest.mark.parametrize("gradient_bytes", [None, 4])  # wider ones need a buffer of their own
@@ -153,14 +153,14 @@ def test_offloads_take_what_the_host_link_takes():
     np.testing.assert_allclose(np.asarray(costs.offload), 1e-5 + size / 40e9)
     run = pj.evaluate(table, costs)
     slow = dataclasses.replace(SYSTEM, host_link=Link(1e9, 1e-5))
-    longer = run_of(WORKLOAD, slow, table)
+    longer = make_run(WORKLOAD, slow, table)
     assert longer.makespan > run.makespan
     parts = pj.step_report(longer, WORKLOAD, slow).breakdown
     assert parts["offloads"] > 0
     assert sum(parts.values()) == pytest.approx(longer.step_time, rel=1e-12)
     none = dataclasses.replace(SYSTEM, host_link=Link(0.0, 0.0))
     with pytest.raises(ValueError, match=r"phase O has no cost: give offload .* host_link"):
-        run_of(WORKLOAD, none, table)
+        make_run(WORKLOAD, none, table)
 
 
 ONE = "--schedule", "1f1b", "--workers", 4, "--microbatches", 8
@@ -176,7 +176,7 @@ def test_options_are_fields_of_the_workload(answer, call):
     result = answer("evaluate", *GIVEN)
     more = {"scatter_gather": True, "overlap": True, "rank_order": "tp-pp-dp"}
     workload = dataclasses.replace(WORKLOAD, model=pj.load_model("gpt-22b"), **more)
-    run = run_of(workload, pj.load_system("h100"))
+    run = make_run(workload, pj.load_system("h100"))
     report = pj.step_report(run, workload, pj.load_system("h100"))
     for name in ("step_time", "mfu", "tokens_per_second", "accelerators", "precision"):
         assert result[name] == getattr(report, name)
@@ -201,5 +201,5 @@ def test_a_sweep_takes_every_degree(tmp_path):
     workload = pj.Workload(
         pj.load_model("gpt-22b"), minibatch=8, data_parallel=4, overlap=True, precision="fp8", **at
     )
-    run = run_of(workload, pj.load_system("h100"))
+    run = make_run(workload, pj.load_system("h100"))
     assert float(data.step_time.sel(at)) == pytest.approx(run.step_time)

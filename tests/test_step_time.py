@@ -50,7 +50,7 @@ def at(system):
 
 
 @pytest.fixture(scope="module")
-def found(times, system, at):
+def result(times, system, at):
     steps = np.diag(1e-5 * at)
     return times.predict_and_grad(
         system, NAMES.split(), np.array([at, *(at + steps), *(at - steps)])
@@ -58,25 +58,25 @@ def found(times, system, at):
 
 
 @pytest.mark.slow
-def test_rows_take_what_evaluate_says(times, system, at, found):
+def test_rows_take_what_evaluate_says(times, system, at, result):
     assert len(times.batches) == 1
     for name, value in zip(NAMES.split(), at, strict=False):
         system = system.with_number(name, value)
     for k in (1, 6):
         table = times.tables[k]
         costs = pj.stage_costs(times.workloads[k], system, table)
-        assert found[0][0, k] == pytest.approx(pj.evaluate(table, costs).makespan, rel=1e-12)
+        assert result[0][0, k] == pytest.approx(pj.evaluate(table, costs).makespan, rel=1e-12)
 
 
-def test_gradients_are_those_of_finite_differences(at, found):
-    seconds, slopes = found
+def test_gradients_are_those_of_finite_differences(at, result):
+    seconds, slopes = result
     count = len(at)
     rises = (seconds[1 : 1 + count] - seconds[1 + count :]).T / 2e-5
     np.testing.assert_allclose(slopes[0] * at, rises, atol=1e-6 * seconds[0].max())
     assert (np.abs(slopes[0] * at).max(axis=0) > 1e-6 * seconds[0].max()).all()
 
 
-def test_a_factor_lengthens_the_layers_of_its_group_alone(rows, at, found):
-    group_slopes = found[1][0, :, len(NAMES.split()) :]
+def test_a_factor_lengthens_the_layers_of_its_group_alone(rows, at, result):
+    group_slopes = result[1][0, :, len(NAMES.split()) :]
     np.testing.assert_array_equal(group_slopes > 0, (rows.tensor // 8)[:, None] == np.arange(2))
-    assert (group_slopes.sum(axis=1) < found[0][0]).all()
+    assert (group_slopes.sum(axis=1) < result[0][0]).all()

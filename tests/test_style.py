@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from colorspacious import cspace_convert
-from grammar_tables import of_grammar
+from grammar_tables import grammar_table
 from matplotlib.colors import to_rgb
 
 from figures.kit.rules import AXES_DIFFER, describe, faults, figure_caption
@@ -14,12 +14,7 @@ from pipejax.analysis.runs.activation_memory import ActivationMemory
 from pipejax.analysis.uncertainty.sensitivity import PARAMETERS
 from pipejax.plots import palette, style
 from pipejax.plots.bars import Curves, draw_memory
-from pipejax.plots.charts import (
-    PARAMETER_NAMES,
-    draw_delays,
-    draw_predictions,
-    draw_tornado,
-)
+from pipejax.plots.charts import PARAMETER_NAMES, draw_delays, draw_predictions, draw_tornado
 from pipejax.plots.fronts import Shown, draw_plan, draw_results
 from pipejax.plots.regions import Height, Side, draw_regions
 from pipejax.schedules import Grammar, OpKind
@@ -69,7 +64,7 @@ def test_phases_and_shades_of_pipes_are_told_apart(seen_by):
 
 @pytest.mark.parametrize("name", ["braid", "vocabulary", "mixed"])
 def test_kinds_of_a_table_are_told_apart_in_grey_from_all_that_it_has(name):
-    looks = palette.phase_looks(of_grammar(name)[0].used_phases)
+    looks = palette.phase_looks(grammar_table(name)[0].used_phases)
     ladder = sorted(lab(look.fill)[0] for look in looks.values())
     assert min(np.diff(ladder)) >= LEAST_LIGHTNESS
     for look in looks.values():

@@ -76,7 +76,7 @@ def test_points_are_single_evaluations(data):
             tensor_parallel=2,
             recompute=str(at.recompute.values),
         )
-        system = system_of(at)
+        system = make_system(at)
         costs = pj.stage_costs(workload, system, table)
         result = pj.evaluate(table, costs)
         assert float(at.step_time) == result.makespan
@@ -106,7 +106,7 @@ def test_an_optimizer_on_the_host_needs_one_that_is_known(tmp_path):
         run_sweep({**grid, "systems": "mi300x"}, tmp_path / "y.zarr")
 
 
-def system_of(at):
+def make_system(at):
     system = pj.load_system(str(at.system.values))
     for name in ("network.bandwidth", "memory.capacity", "compute.efficiency"):
         system = system.with_number(name, float(at[name]))

@@ -20,7 +20,7 @@ from pipejax.sweep import read_sweep, run_sweep
 from pipejax.sweep.store import SAME, get_block, num_blocks, opened
 
 
-def files_of(path):
+def get_files(path):
     return {str(f.relative_to(path)): f.read_bytes() for f in Path(path).rglob("*") if f.is_file()}
 
 
@@ -35,7 +35,7 @@ def whole(tmp_path_factory):
 def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
     """A chunk that was cut short, changed, emptied or lost is evaluated again, and no other."""
     path = tmp_path / "damaged.zarr"
-    expected = files_of(whole)
+    expected = get_files(whole)
     chunks = sorted(name for name in expected if name.startswith(("step_time/", "reason/")))
     chunks = [name for name in chunks if not Path(name).name.startswith(".")]
     damages = [
@@ -56,17 +56,17 @@ def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
             resume=True,
             on_progress=lambda *progress, message=message: message.append(progress),
         )
-        assert files_of(path) == expected
+        assert get_files(path) == expected
         assert len(message) == 2, "one block is evaluated, the others stay"
     shutil.rmtree(path / "schedule")
     (path / ".zmetadata").unlink()
     (path / "step_time" / ".zarray").write_text("{")
     run_sweep(GRID, path, resume=True)
-    assert files_of(path) == expected, "labels and metadata come back too"
+    assert get_files(path) == expected, "labels and metadata come back too"
     sums = sorted(name for name in expected if name.startswith("block_checksum/"))
     (path / sums[-1]).write_bytes(b"")
     run_sweep(GRID, path, resume=True)
-    assert files_of(path) == expected
+    assert get_files(path) == expected
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
 ):
     """Kills of a real process, some before the store is there, most while it is written."""
     path, rng = tmp_path / "killed.zarr", random.Random(0)
-    expected = files_of(whole)
+    expected = get_files(whole)
     checksums = [name for name in expected if name.startswith("block_checksum/")]
     seen = []
     for kill in range(kills):
@@ -152,7 +152,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
     (path / "step_time" / "0.0.0123.partial").write_text("x")  # what Zarr leaves of a chunk
     _, end = start("sweep", "run", grid_file, "--out", path, "--resume", "--json")
     assert end() == 0
-    assert files_of(path) == expected
+    assert get_files(path) == expected
     data = xr.open_zarr(path).load()
     assert data.identical(xr.open_zarr(whole).load())
     assert (data.status != 0).all()
@@ -161,7 +161,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
 
 def test_killed_before_the_store_is_made_it_begins_anew(whole, tmp_path, monkeypatch):
     """At any step in which labels and metadata come to their place; then without --resume."""
-    sweep, expected, replace = read_sweep(GRID), files_of(whole), os.replace
+    sweep, expected, replace = read_sweep(GRID), get_files(whole), os.replace
     metadata = {name for name in expected if Path(name).name.startswith(".")}
     for step in (0, 1, 2, 9):
         path, calls = tmp_path / f"{step}.zarr", [step]
@@ -177,8 +177,8 @@ def test_killed_before_the_store_is_made_it_begins_anew(whole, tmp_path, monkeyp
             pass
         monkeypatch.setattr(os, "replace", replace)
         with opened(sweep, path, resume=step > 0):
-            assert metadata <= set(files_of(path))
-        result = files_of(path)
+            assert metadata <= set(get_files(path))
+        result = get_files(path)
         assert {name: result[name] for name in metadata} == {n: expected[n] for n in metadata}
 
 
@@ -215,7 +215,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tm
     assert client.returncode == 0, client.stderr
     result = json.loads(client.stdout)
     assert (result["not_evaluated"], result["evaluated_now"]) == (0, read_sweep(GRID).num_points)
-    assert files_of(out) == files_of(whole)
+    assert get_files(out) == get_files(whole)
 
 
 def test_one_process_writes_at_a_time(whole, tmp_path):
@@ -233,11 +233,11 @@ def declared(tmp_path_factory):
 
 
 def test_nothing_is_overwritten(whole, grid_file, declared, tmp_path, capsys):
-    before = files_of(whole)
+    before = get_files(whole)
     assert "it exists: go on with it by --resume" in refused(capsys, grid_file, "--out", whole)
     text = refused(capsys, declared, "--out", whole, "--resume")
     assert "holds another grid: give another --out" in text
-    assert files_of(whole) == before
+    assert get_files(whole) == before
     other = tmp_path / "folder"
     other.mkdir()
     (other / "precious").write_text("x")

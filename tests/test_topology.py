@@ -80,7 +80,7 @@ MACHINES = [(2, (0.0, 1.0)), (3, (0.125, 0.75)), (4, (0.0, 0.5)), ((1, 3), (0.0,
 
 
 @functools.cache
-def of_all_placements(name, sizes, transmit):
+def all_placements(name, sizes, transmit):
     """Makespans of all 720 placements of 6 workers, each priced by itself, in one batch."""
     table = build(name)
     orders = list(itertools.permutations(range(6)))
@@ -94,13 +94,13 @@ def of_all_placements(name, sizes, transmit):
 
 @pytest.mark.parametrize(
     ("name", "machine", "tried"),
-    daily(itertools.product(SCHEDULES, MACHINES, ("all", "some")), always=2, of=6),
+    daily(itertools.product(SCHEDULES, MACHINES, ("all", "some")), always=2, total=6),
 )
 def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     if tried == "some":
         monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)
     sizes, transmit = machine
-    table, times = build(name), of_all_placements(name, sizes, transmit)
+    table, times = build(name), all_placements(name, sizes, transmit)
     topology = pj.Topology(sizes, transmit=transmit)
     result = pj.search.places(table, COSTS, topology, iterations=30)
     assert result.value == pytest.approx(times.min(), rel=1e-12)
@@ -164,13 +164,15 @@ def test_placements_that_cost_the_same_are_run_once():
     assert (result.best.places // 4).tolist() in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
 
 
-@pytest.mark.parametrize("given", [{}, {"data_parallel": 2, "zero": 1}, {"stragglers": {1: 1.5}}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"data_parallel": 2, "zero": 1}, {"stragglers": {1: 1.5}}]
+)
 @pytest.mark.parametrize("name", ["1f1b", "chimera"])
-def test_a_model_at_all_places(name, given):
+def test_a_model_at_all_places(name, arguments):
     """Messages, copies of stages and tied embeddings, as each placement by itself has them."""
     table = build(name, 8, 8)
     model, system = pj.load_model("gpt3-175b"), pj.load_system("h100")
-    work = pj.Workload(model, **MODEL, **given)
+    work = pj.Workload(model, **MODEL, **arguments)
     placed = model_placements(work, system, table)
     rng = np.random.default_rng(0)
     places = np.array(
@@ -178,7 +180,7 @@ def test_a_model_at_all_places(name, given):
     )
     batch = placed.batch(places)
     for k, order in enumerate(places.tolist()):
-        own_places = {**MODEL, **given, "worker_places": order}
+        own_places = {**MODEL, **arguments, "worker_places": order}
         there = pj.Workload(model, **own_places)
         expected = pj.stage_costs(there, system, table)
         at = placed.at(order)
@@ -233,8 +235,8 @@ def test_levels_pick_what_files_and_microbatches_say():
     far = pj.Costs(forward=1.0, backward=2.0, transmit=10 * transmit)
     placed = levels_on(near, table, pj.Topology(2, transmit=(1.0, 2.0)))
     assert placed.at([0, 1, 2, 3]).transmit[0, 0].tolist() == [1.0, 2.0, 1.0]
-    own = type(placed).from_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
-    assert own[1, 0].tolist() == [[1, 2, 3], [40, 50, 60], [7, 8, 9]]
+    options = type(placed).from_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
+    assert options[1, 0].tolist() == [[1, 2, 3], [40, 50, 60], [7, 8, 9]]
 
 
 LOOPED = ["-s", "interleaved-1f1b", "-P", 4, "-M", 4, "-T", "F=1,B=2"]

@@ -13,7 +13,7 @@ import justhtml
 import numpy as np
 import pytest
 from daily import daily
-from explorer_cases import run_of_page, scene_of, unpack
+from explorer_cases import get_scene, run_of_page, unpack
 from markupsafe import escape
 from matplotlib.collections import PolyCollection, QuadMesh
 
@@ -38,12 +38,12 @@ SCHEDULES = {
 traces = pj.traces
 
 
-def table_of(name, workers=4):
+def make_table(name, workers=4):
     size = {"num_workers": workers, "num_microbatches": 2 * workers}
     return pj.schedules.build(name, **size, **SCHEDULES[name])
 
 
-def drawn(table, link, transmit=None, seed=1):
+def draw_samples(table, link, transmit=None, seed=1):
     """A run at random times of every stage and microbatch; messages up to 8 times, or alike."""
     rng = np.random.default_rng(seed)
     shape = table.num_stages, table.num_microbatches
@@ -65,34 +65,34 @@ def replayed(*runs, **how):
 
 @pytest.mark.parametrize(("name", "link"), [*itertools.product(SCHEDULES, LINKS)])
 def test_the_replay_of_a_run_is_exact(name, link):
-    table = table_of(name)
-    run, sent = drawn(table, link)
-    found = replayed(run, link=link)
-    assert found.pipelines.table.num_pipes == table.num_pipes
-    assert found.pipelines.table.is_fused.sum() == table.is_fused.sum()
-    exact = Replay(found.pipelines, Links.resolve(link), sent, found.errors)
+    table = make_table(name)
+    run, sent = draw_samples(table, link)
+    result = replayed(run, link=link)
+    assert result.pipelines.table.num_pipes == table.num_pipes
+    assert result.pipelines.table.is_fused.sum() == table.is_fused.sum()
+    exact = Replay(result.pipelines, Links.resolve(link), sent, result.errors)
     assert np.abs(exact.residuals).max() <= 1e-9
     assert np.abs(exact.stalls).max() <= 1e-9
-    other = Replay(found.pipelines, Links.resolve(link), 1.5 * sent, found.errors)
+    other = Replay(result.pipelines, Links.resolve(link), 1.5 * sent, result.errors)
     assert np.abs(other.residuals).max() > 1e-3  # that it is seen
 
 
 @pytest.mark.parametrize(("name", "link"), daily(itertools.product(SCHEDULES, LINKS)))
 def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     """As a run of its table, start by start, as `residuals` say; what was recorded stands beside."""
-    run, sent = drawn(table_of(name), link)
-    found = replayed(run, link=link)
-    shifted = Replay(found.pipelines, Links.resolve(link), 1.5 * sent, found.errors)
-    (pipeline,) = found.pipelines.pipelines
+    run, sent = draw_samples(make_table(name), link)
+    result = replayed(run, link=link)
+    shifted = Replay(result.pipelines, Links.resolve(link), 1.5 * sent, result.errors)
+    (pipeline,) = result.pipelines.pipelines
     again = pj.evaluate(
-        found.pipelines.tables[pipeline.table],
+        result.pipelines.tables[pipeline.table],
         traces.measured_costs(shifted, pipeline=pipeline),
         link=link,
     )
-    recorded = found.pipelines.starts(pipeline)
+    recorded = result.pipelines.starts(pipeline)
     is_op = again.table.cells.phase > 0
     assert (np.isfinite(recorded) == is_op).all()
-    first = pipeline.slices[~is_second_of_pair(found.pipelines.trace, pipeline.slices)]
+    first = pipeline.slices[~is_second_of_pair(result.pipelines.trace, pipeline.slices)]
     residuals = shifted.residuals[first]
     np.testing.assert_allclose((recorded - again.start)[is_op], residuals, atol=1e-9)
     assert np.abs(residuals).max() > 1e-3
@@ -102,13 +102,13 @@ def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     ("name", "link"), [*itertools.product(SCHEDULES, ("delay", "blocking", "rendezvous"))]
 )
 def test_links_and_messages_are_found(name, link):
-    run, sent = drawn(table_of(name), link, transmit=0.2)
-    found = replayed(run)
-    assert found.links.model == link
-    message = found.link_estimate.is_observed
-    assert found.link_times[message] == pytest.approx(sent[message], rel=1e-9)
-    assert found.worst_error <= 1e-9
-    assert found.message_time == pytest.approx(0.2, rel=1e-9)
+    run, sent = draw_samples(make_table(name), link, transmit=0.2)
+    result = replayed(run)
+    assert result.links.model == link
+    message = result.link_estimate.is_observed
+    assert result.link_times[message] == pytest.approx(sent[message], rel=1e-9)
+    assert result.worst_error <= 1e-9
+    assert result.message_time == pytest.approx(0.2, rel=1e-9)
 
 
 MOST = [*itertools.product(sorted({*SCHEDULES} - {"dualpipe-v"}), single_models(), [4])]
@@ -117,13 +117,13 @@ LONG = ("interleaved-1f1b", Links("rendezvous", "direction"), 8)  # many are buf
 
 @pytest.mark.parametrize(("name", "links", "workers"), daily([LONG, *MOST], always=2), ids=str)
 def test_messages_of_links_that_differ_are_found(name, links, workers):
-    run, sent = drawn(table_of(name, workers), links)
+    run, sent = draw_samples(make_table(name, workers), links)
     assert sent.max() > 3 * sent.min()
-    found = replayed(run, link=links)
-    assert found.link_times == pytest.approx(sent, rel=1e-9)
-    assert (found.worst_error <= 1e-9, found.unobserved) == (True, {})
-    message = {row.name: row.median for row in traces.op_times(found) if row.kind == "message"}
-    stages = found.pipelines.table.num_stages
+    result = replayed(run, link=links)
+    assert result.link_times == pytest.approx(sent, rel=1e-9)
+    assert (result.worst_error <= 1e-9, result.unobserved) == (True, {})
+    message = {row.name: row.median for row in traces.op_times(result) if row.kind == "message"}
+    stages = result.pipelines.table.num_stages
     forward = [message[f"stage {k} to {k + 1}"] for k in range(stages - 1)]
     back = [message[f"stage {k + 1} to {k}"] for k in range(stages - 1)]
     assert [*forward, *back] == pytest.approx(sent, rel=1e-9)
@@ -131,7 +131,7 @@ def test_messages_of_links_that_differ_are_found(name, links, workers):
 
 def test_messages_that_scatter_are_found_within_gaps():
     """Ops begin up to some percent late, and messages of a link differ by 3 %."""
-    table, links = table_of("interleaved-1f1b"), Links("rendezvous")
+    table, links = make_table("interleaved-1f1b"), Links("rendezvous")
     rng, shape = np.random.default_rng(7), (8, 8)
     sent = 0.05 * 8 ** rng.uniform(0, 1, (2, 1, 7, 1))
     costs = [
@@ -142,14 +142,14 @@ def test_messages_that_scatter_are_found_within_gaps():
         )
         for _ in range(4)
     ]
-    found = replayed(*[pj.evaluate(table, cost, link=links) for cost in costs], link=links)
-    assert found.link_estimate.is_observed.all()
-    assert np.abs(found.link_times / sent.ravel() - 1).max() < 0.1
-    assert found.mean_error < 0.002
+    result = replayed(*[pj.evaluate(table, cost, link=links) for cost in costs], link=links)
+    assert result.link_estimate.is_observed.all()
+    assert np.abs(result.link_times / sent.ravel() - 1).max() < 0.1
+    assert result.mean_error < 0.002
 
 
 def test_link_models_that_explain_a_run_as_well_are_named(call, answer, folder):
-    table = table_of("1f1b")
+    table = make_table("1f1b")
     for link in ("queued", "blocking"):
         run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.2), link=link)
         write_csv(folder / f"{link}.csv", traces.record_runs([run] * 2))
@@ -168,14 +168,14 @@ def test_link_models_that_explain_a_run_as_well_are_named(call, answer, folder):
 
 
 def test_a_step_that_nothing_explains_hides_no_link_model():
-    table = table_of("1f1b")
+    table = make_table("1f1b")
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.2)
     trace = traces.record_runs([pj.evaluate(table, costs, link="blocking")] * 8)
     late = (trace.step == 0) & (trace.start > 5.0)
     moved = dataclasses.replace(trace, start=trace.start + 9.0 * late, end=trace.end + 9.0 * late)
-    found = traces.replay(traces.find_pipelines(moved))
-    assert found.worst_error > 0.1
-    assert (found.links.model, found.equivalent_models) == ("blocking", [])
+    result = traces.replay(traces.find_pipelines(moved))
+    assert result.worst_error > 0.1
+    assert (result.links.model, result.equivalent_models) == ("blocking", [])
 
 
 def test_links_that_nothing_waited_for_are_named(call, answer, folder):
@@ -183,11 +183,11 @@ def test_links_that_nothing_waited_for_are_named(call, answer, folder):
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     costs = pj.Costs(forward=[1.0, 0.1], backward=[2.0, 0.2], transmit=0.05)
     run = pj.evaluate(table, costs)
-    found = replayed(run)
+    result = replayed(run)
     # the last gradient is made 0.35 after its forward ended, whose worker takes it 2 after that
-    assert found.unobserved == {"stage 1 to 0": pytest.approx(1.0 - 0.05 - 0.3)}
-    assert found.message_time == pytest.approx(0.05)
-    assert "stage 1 to 0" not in {row.name for row in traces.op_times(found)}
+    assert result.unobserved == {"stage 1 to 0": pytest.approx(1.0 - 0.05 - 0.3)}
+    assert result.message_time == pytest.approx(0.05)
+    assert "stage 1 to 0" not in {row.name for row in traces.op_times(result)}
     write_csv(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "gpipe")
     assert "nothing waited for a message from stage 1 to 0: it takes" in text
@@ -196,7 +196,7 @@ def test_links_that_nothing_waited_for_are_named(call, answer, folder):
 
 
 def test_a_fused_pair_is_of_its_forward_whatever_a_file_names_first():
-    run = drawn(table_of("dualpipe-v"), "delay", transmit=0.2)[0]
+    run = draw_samples(make_table("dualpipe-v"), "delay", transmit=0.2)[0]
     trace = traces.record_runs([run])
     phases = trace.phases[::-1]
     turned = dataclasses.replace(trace, phase=len(phases) - 1 - trace.phase, phases=phases)
@@ -220,9 +220,9 @@ def costs_but(run, table, chosen, usual):
 @pytest.mark.parametrize("link", ["delay", "blocking"])
 @pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b"])
 def test_what_is_put_right_is_the_run_at_other_costs(name, link):
-    table = table_of(name)
-    run, _ = drawn(table, link, transmit=0.2)
-    found = traces.attribute(replayed(run, link=link))
+    table = make_table(name)
+    run, _ = draw_samples(table, link, transmit=0.2)
+    result = traces.attribute(replayed(run, link=link))
     stage, microbatch = np.indices((table.num_stages, table.num_microbatches))
     worker = table.placement[0][stage]
     phase = np.arange(2)[:, None, None]
@@ -233,20 +233,20 @@ def test_what_is_put_right_is_the_run_at_other_costs(name, link):
         "phase": lambda k: np.broadcast_to(phase == "FB".index(k), (2, *stage.shape)),
     }
     ideal = costs_but(run, table, np.ones((2, *stage.shape), bool), False)
-    assert found.ideal == pytest.approx(ideal, rel=1e-9)
-    assert found.replayed.tolist() == pytest.approx([run.makespan], rel=1e-9)
+    assert result.ideal == pytest.approx(ideal, rel=1e-9)
+    assert result.replayed.tolist() == pytest.approx([run.makespan], rel=1e-9)
     seen = 0
-    for share in found.shares:
+    for share in result.shares:
         if share.kind in chosen:
-            share_value = chosen[share.kind](share.name)
-            saves = run.makespan - costs_but(run, table, share_value, False)
+            part = chosen[share.kind](share.name)
+            saves = run.makespan - costs_but(run, table, part, False)
             assert share.saves == pytest.approx(saves, abs=1e-9), share.name
             if share.kind != "microbatch":
-                adds = costs_but(run, table, share_value, True) - ideal
+                adds = costs_but(run, table, part, True) - ideal
                 assert share.adds == pytest.approx(adds, abs=1e-9), share.name
             seen += 1
     assert seen == table.num_workers + table.num_stages + table.num_microbatches + 2
-    saves = [share.saves for share in found.shares]
+    saves = [share.saves for share in result.shares]
     assert saves == sorted(saves, reverse=True)
 
 
@@ -271,39 +271,39 @@ def test_a_production_job_is_replayed(job):
 
 def test_the_slowdown_of_a_job_is_as_published(shares, data):
     """A stage of the published analysis is all that its workers run, collectives too."""
-    known = json.loads((data / "traces" / "published_what_if.json").read_text())
+    valid_names = json.loads((data / "traces" / "published_what_if.json").read_text())
     recorded, again = (
-        [known[name][str(step)] for step in shares.steps] for name in ("recorded", "replayed")
+        [valid_names[name][str(step)] for step in shares.steps] for name in ("recorded", "replayed")
     )
     assert shares.recorded.tolist() == pytest.approx(recorded, rel=1e-6)
     assert shares.replayed.tolist() == pytest.approx(again, rel=0.002)
-    assert shares.ideal == pytest.approx(known["ideal"], rel=0.001)
-    assert shares.replayed_slowdown == pytest.approx(known["slowdown"], rel=0.003)
+    assert shares.ideal == pytest.approx(valid_names["ideal"], rel=0.001)
+    assert shares.replayed_slowdown == pytest.approx(valid_names["slowdown"], rel=0.003)
     names = {"F": "forward-compute", "B": "backward-compute"}
     for kind in ("worker", "replica", "phase"):
         parts = shares.by_name(kind)
         assert len(parts) >= 2
         for name, share in parts.items():
-            published = known[kind][names.get(name, name)]
+            published = valid_names[kind][names.get(name, name)]
             assert 1 + share.adds / shares.ideal == pytest.approx(published, rel=0.002), name
     last = shares.by_name("worker")["3"]
     rest = shares.replayed.mean() - last.saves
-    assert rest == pytest.approx(known["without_last_stage"], rel=0.01)
-    assert shares.ideal + last.adds == pytest.approx(known["last_stage_alone"], rel=0.002)
+    assert rest == pytest.approx(valid_names["without_last_stage"], rel=0.01)
+    assert shares.ideal + last.adds == pytest.approx(valid_names["last_stage_alone"], rel=0.002)
 
 
 def test_a_forecast_is_students_interval():
     recorded = np.array([10.0, 11.0, 12.0, 13.0, 11.0, 20.0])
     steps = Attribution(range(6), recorded, recorded - 1.0, 5.0, [])
-    found = traces.forecast(steps)
+    result = traces.forecast(steps)
     # three steps, replayed 9, 10, 11 of recorded 10, 11, 12; t(0.95) of 2 degrees is 2.919986
     first = np.array([9.0, 10.0, 11.0]) * 33 / 30
     reach = 2.919986 * first.std(ddof=1) * np.sqrt(1 + 1 / 3)
-    assert found.predicted == pytest.approx(11.0)
-    assert (found.low, found.high) == pytest.approx((11.0 - reach, 11.0 + reach), rel=1e-6)
-    assert found.inside == pytest.approx(2 / 3)
-    assert found.errors.tolist() == pytest.approx([11 / 13 - 1, 0.0, 11 / 20 - 1])
-    assert found.median_error == pytest.approx(2 / 13)
+    assert result.predicted == pytest.approx(11.0)
+    assert (result.low, result.high) == pytest.approx((11.0 - reach, 11.0 + reach), rel=1e-6)
+    assert result.inside == pytest.approx(2 / 3)
+    assert result.errors.tolist() == pytest.approx([11 / 13 - 1, 0.0, 11 / 20 - 1])
+    assert result.median_error == pytest.approx(2 / 13)
 
 
 def test_a_forecast_is_not_made_of_odd_steps():
@@ -311,17 +311,17 @@ def test_a_forecast_is_not_made_of_odd_steps():
     for recorded, replayed in ((5.0, 5.0), (1.2, 1.0)):  # longer, or longer than it is replayed
         odd = np.array([1.0, recorded, *np.ones(8)]), np.array([1.0, replayed, *np.ones(8)])
         times = [factor * np.array([*usual[:5], *usual[3:]]) for factor in odd]
-        found = traces.forecast(Attribution(range(7, 17), *times, 5.0, []))
+        result = traces.forecast(Attribution(range(7, 17), *times, 5.0, []))
         without = [np.delete(time, [1, 9]) for time in times]
         same = traces.forecast(Attribution(range(8), *without, 5.0, []))
-        assert found.left_out == [8]
+        assert result.left_out == [8]
         assert same.left_out == []
-        assert (found.low, found.predicted, found.high) == (same.low, same.predicted, same.high)
+        assert (result.low, result.predicted, result.high) == (same.low, same.predicted, same.high)
     # the second half is held against the band whatever is odd in it
     late = np.array([*usual, *usual])
     late[12] *= 5
-    found = traces.forecast(Attribution(range(16), late, late, 5.0, []))
-    assert (found.left_out, found.inside) == ([], 7 / 8)
+    result = traces.forecast(Attribution(range(16), late, late, 5.0, []))
+    assert (result.left_out, result.inside) == ([], 7 / 8)
     # half of the steps cannot be odd
     steps = np.array([10.0, 20.0, 10.0, 10.0])
     assert traces.forecast(Attribution(range(4), steps, steps, 5.0, [])).left_out == []
@@ -386,13 +386,13 @@ KEYS = (
 
 def test_the_answer_and_the_commands_that_go_on(answer, folder):
     pytest.importorskip("pyarrow")
-    found = answer("trace", JOB, "--schedules", "1f1b", "--save", "trace")
-    assert set(KEYS.split()) <= set(found)
-    assert (found["steps"], found["replicas"], found["schedule"]) == (32, 2, "1f1b")
-    assert set(found["replay"]) == {"mean_error", "worst_error", "per_step"}
-    assert found["replay"]["mean_error"] == pytest.approx(0.029, rel=0.05)  # in percent
-    assert {"worker", "stage", "phase", "replica"} <= set(found["attribution"])
-    assert found["attribution"]["worker"][0]["name"] == "3"
+    result = answer("trace", JOB, "--schedules", "1f1b", "--save", "trace")
+    assert set(KEYS.split()) <= set(result)
+    assert (result["steps"], result["replicas"], result["schedule"]) == (32, 2, "1f1b")
+    assert set(result["replay"]) == {"mean_error", "worst_error", "per_step"}
+    assert result["replay"]["mean_error"] == pytest.approx(0.029, rel=0.05)  # in percent
+    assert {"worker", "stage", "phase", "replica"} <= set(result["attribution"])
+    assert result["attribution"]["worker"][0]["name"] == "3"
     assert sorted(path.name for path in Path("trace").iterdir()) == [
         "costs.json",
         "dataset.zarr",
@@ -400,19 +400,19 @@ def test_the_answer_and_the_commands_that_go_on(answer, folder):
         "perfetto.json",
         "table.csv",
     ]
-    evaluated, shaken = (shlex.split(line)[1:] for line in found["next"])
+    evaluated, shaken = (shlex.split(line)[1:] for line in result["next"])
     again = answer(*evaluated)
-    assert again["makespan"] == pytest.approx(found["pipeline_time"], rel=1e-12)
+    assert again["makespan"] == pytest.approx(result["pipeline_time"], rel=1e-12)
     assert shaken[:3] == ["jitter", "--tables", "trace/table.csv"]
     assert shaken[shaken.index("--op") + 1] == "lognormal:0.0274"
 
 
 def test_jitter_reads_what_is_saved(answer, folder):
-    write_csv(folder / "run.csv", traces.record_runs(jittered(table_of("gpipe"))))
-    found = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
-    shaken = answer(*shlex.split(found["next"][1])[1:])
+    write_csv(folder / "run.csv", traces.record_runs(jittered(make_table("gpipe"))))
+    result = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
+    shaken = answer(*shlex.split(result["next"][1])[1:])
     (row,) = shaken["rows"]
-    assert row["deterministic"] == pytest.approx(found["pipeline_time"], rel=1e-9)
+    assert row["deterministic"] == pytest.approx(result["pipeline_time"], rel=1e-9)
 
 
 MIXED = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"]]
@@ -421,11 +421,11 @@ FASTER = pj.Costs(forward=1.0, backward=2.0, input_grad=1.2, weight_grad=1.0, tr
 
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "mixed"])
 def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
-    table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else table_of(name)
+    table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else make_table(name)
     write_csv(folder / "run.csv", traces.record_runs([pj.evaluate(table, FASTER)] * 2))
-    found = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
-    run = answer(*shlex.split(found["next"][0])[1:])
-    assert run["makespan"] == pytest.approx(found["pipeline_time"], rel=1e-12)
+    result = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
+    run = answer(*shlex.split(result["next"][0])[1:])
+    assert run["makespan"] == pytest.approx(result["pipeline_time"], rel=1e-12)
     assert "assumes" not in run
     saved = json.loads(Path("trace/costs.json").read_text())
     letters = {"1f1b": "FB", "mixed": "FBIW", "dualpipe-v": "FBIW"}[name]
@@ -443,7 +443,7 @@ def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
 
 
 def test_what_is_saved_is_said(call, folder):
-    table = table_of("1f1b")
+    table = make_table("1f1b")
     long = np.random.default_rng(1).uniform(1.0, 3.0, (8, 8, 8))
     runs = [pj.evaluate(table, pj.Costs(forward=x[:4], backward=x[4:])) for x in long]
     write_csv(folder / "run.csv", traces.record_runs([*runs, *runs], replicas=2))
@@ -455,7 +455,7 @@ def test_what_is_saved_is_said(call, folder):
 
 
 def test_another_run_says_what_got_slower(answer, call, folder):
-    table = table_of("1f1b")
+    table = make_table("1f1b")
     for name, slow in (("now", [2]), ("then", [])):
         write_csv(folder / f"{name}.csv", traces.record_runs(jittered(table, slow)))
     line = ["trace", "now.csv", "--against", "then.csv", "--schedules", "1f1b"]
@@ -471,10 +471,10 @@ def test_another_run_says_what_got_slower(answer, call, folder):
 
 
 def test_a_run_against_itself_saves_nothing(answer, folder):
-    write_csv(folder / "run.csv", traces.record_runs(jittered(table_of("1f1b"), [2])))
-    found = answer("trace", "run.csv", "--against", "run.csv", "--schedules", "1f1b")
-    against = found["against"]
-    assert against["other_step_time"] == against["step_time"] == found["step_time"]
+    write_csv(folder / "run.csv", traces.record_runs(jittered(make_table("1f1b"), [2])))
+    result = answer("trace", "run.csv", "--against", "run.csv", "--schedules", "1f1b")
+    against = result["against"]
+    assert against["other_step_time"] == against["step_time"] == result["step_time"]
     assert against["as_there"] == pytest.approx(against["replayed"], rel=1e-12)
     shares = [share for kind in against["attribution"].values() for share in kind]
     assert max(abs(share["saves"]) for share in shares) < 1e-9
@@ -482,19 +482,19 @@ def test_a_run_against_itself_saves_nothing(answer, folder):
 
 def test_whole_backwards_are_held_against_halves(answer, folder):
     for name in ("1f1b", "zb-h1"):
-        table = table_of(name)
+        table = make_table(name)
         write_csv(folder / f"{name}.csv", traces.record_runs([pj.evaluate(table, EVEN)] * 4))
     line = ["--schedules", "1f1b"]
-    found = answer("trace", "zb-h1.csv", "--against", "1f1b.csv", *line)["against"]
-    assert found["step_time"] < found["other_step_time"]
-    assert found["as_there"] == pytest.approx(found["step_time"], rel=1e-9)
+    result = answer("trace", "zb-h1.csv", "--against", "1f1b.csv", *line)["against"]
+    assert result["step_time"] < result["other_step_time"]
+    assert result["as_there"] == pytest.approx(result["step_time"], rel=1e-9)
 
 
 EVEN = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
 
 
 def test_some_steps_alone(answer, mistake, folder):
-    table = table_of("1f1b")
+    table = make_table("1f1b")
     write_csv(folder / "run.csv", traces.record_runs(jittered(table, [2])))
     whole = answer("trace", "run.csv", "--schedules", "1f1b")
     steps = [step_row["step"] for step_row in whole["replay"]["per_step"]]
@@ -503,8 +503,8 @@ def test_some_steps_alone(answer, mistake, folder):
         (f":{steps[1]}", steps[:2]),
         ("2,3", [2, 3]),
     ):
-        found = answer("trace", "run.csv", "--only-steps", text, "--schedules", "1f1b")
-        assert [step_row["step"] for step_row in found["replay"]["per_step"]] == expected
+        result = answer("trace", "run.csv", "--only-steps", text, "--schedules", "1f1b")
+        assert [step_row["step"] for step_row in result["replay"]["per_step"]] == expected
     assert "--only-steps 99: the files have steps" in mistake(
         "trace", "run.csv", "--only-steps", "99"
     )
@@ -515,7 +515,7 @@ def test_some_steps_alone(answer, mistake, folder):
 
 
 def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
-    runs = jittered(table_of("1f1b"))
+    runs = jittered(make_table("1f1b"))
     slow = dataclasses.replace(runs[0], start=2 * runs[0].start, finish=2 * runs[0].finish)
     write_csv(folder / "run.csv", traces.record_runs([slow, *runs]))
     line = ["trace", "run.csv", "--schedules", "gpipe"]
@@ -526,7 +526,7 @@ def test_the_report_says_which_steps_predict_nothing(answer, call, folder):
 
 
 def test_what_a_stranger_reads(answer, call, folder):
-    run = pj.evaluate(table_of("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
+    run = pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
     write_csv(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b")
     assert "gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica\n" in text
@@ -540,7 +540,7 @@ def test_what_a_stranger_reads(answer, call, folder):
 
 
 def test_columns_have_other_names(answer, folder):
-    write_csv(folder / "run.csv", traces.record_runs(jittered(table_of("gpipe"))))
+    write_csv(folder / "run.csv", traces.record_runs(jittered(make_table("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
     Path("an other.csv").write_text(text)
     line = ["--schedules", "1f1b"]
@@ -554,8 +554,8 @@ def test_columns_have_other_names(answer, folder):
 
 
 @pytest.fixture(scope="module")
-def found(job):
-    run = drawn(table_of("interleaved-1f1b"), "delay", transmit=0.2)[0]
+def result(job):
+    run = draw_samples(make_table("interleaved-1f1b"), "delay", transmit=0.2)[0]
     return traces.analyse(traces.record_runs([run] * 2), schedules=["1f1b"])
 
 
@@ -621,9 +621,9 @@ def test_the_figure_names_workers_replicas_and_steps(call, folder, job, shares):
 
 
 def test_the_report_is_one_page(call, folder):
-    runs = jittered(table_of("1f1b"), [2])
+    runs = jittered(make_table("1f1b"), [2])
     write_csv(folder / "run.csv", traces.record_runs(runs))
-    write_csv(folder / "other.csv", traces.record_runs(jittered(table_of("1f1b"))))
+    write_csv(folder / "other.csv", traces.record_runs(jittered(make_table("1f1b"))))
     line = ["--schedules", "zb-h1", "--against", "other.csv", "--out", "x.html"]
     code, _, error = call("trace", "run.csv", *line)
     assert (code, error) == (0, "")
@@ -650,7 +650,7 @@ def test_the_report_is_one_page(call, folder):
 
 def test_the_page_explores_the_median_step(call, folder):
     """As it ran and as replayed, then the mean pipeline; suspects are said as in the terminal."""
-    table = table_of("1f1b")
+    table = make_table("1f1b")
     forward, backward = np.array([[1.0, 1.0, 1.5, 1.0], [2.0, 2.0, 3.0, 2.0]])
     runs = [
         pj.evaluate(table, pj.Costs(forward=k * forward, backward=k * backward, transmit=0.1))
@@ -667,27 +667,27 @@ def test_the_page_explores_the_median_step(call, folder):
     suspects = [line.strip() for line in message.splitlines() if "suspect:" in line]
     assert len(suspects) >= 2
     assert all(f"<p>{escape(line)}</p>" in text for line in suspects)
-    scene = scene_of(html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1]))
+    scene = get_scene(html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1]))
     names = [schedule["name"] for schedule in scene["schedules"]]
     assert names == ["replayed", "mean pipeline", "first remedy"]
     shown = re.findall(r"<h2>([^<]*)</h2>", text)[-1]
     number = int(re.match(r"Step (\d), as it ran, and below: replayed; mean pipeline; ", shown)[1])
     replayed = scene["schedules"][0]
-    found = traces.replay(traces.find_pipelines(traces.read("run.csv")))
-    assert scene["link"] == found.links.model
-    pipeline = found.pipelines.pipelines[number]
+    result = traces.replay(traces.find_pipelines(traces.read("run.csv")))
+    assert scene["link"] == result.links.model
+    pipeline = result.pipelines.pipelines[number]
     finish, vector, program = run_of_page(
-        replayed, [f["given"] for f in scene["factors"]], scene["link"]
+        replayed, [f["initial"] for f in scene["factors"]], scene["link"]
     )
-    start = finish - vector[program["lasts"]]
+    start = finish - vector[program["durations"]]
     starts = unpack(replayed["recorded"]["starts"])["start"]
     residuals = starts - start[program["op"]]
-    np.testing.assert_allclose(residuals, found.residuals[pipeline.slices], atol=1e-9)
+    np.testing.assert_allclose(residuals, result.residuals[pipeline.slices], atol=1e-9)
     assert residuals.max() > 0.1
 
 
 def test_what_is_left_out_stands_on_the_page(call, folder):
-    trace = traces.record_runs(jittered(table_of("1f1b")))
+    trace = traces.record_runs(jittered(make_table("1f1b")))
     whole = ~((trace.step == 4) & (trace.worker == 1))
     late = (trace.step == 2) & (trace.worker == 0) & (trace.start > 30.0)
     moved = dataclasses.replace(trace, start=trace.start + 5.0 * late, end=trace.end + 5.0 * late)
@@ -700,16 +700,16 @@ def test_what_is_left_out_stands_on_the_page(call, folder):
     assert row is not None
 
 
-def test_a_run_of_one_replica_is_drawn_by_step(found):
+def test_a_run_of_one_replica_is_drawn_by_step(result):
     from pipejax.cli.output.trace_report import _maps, _median_step
 
-    workers, stages = _maps(found)
+    workers, stages = _maps(result)
     assert (workers.rows[0], stages.rows[-1]) == ("worker 0", "stage 7")
     assert (workers.across, workers.columns) == ("step", ["0", "1"])
     assert workers.seconds[:, 0].tolist() == [
-        found.attribution.by_name("worker")[str(k)].by_step[0] for k in range(4)
+        result.attribution.by_name("worker")[str(k)].by_step[0] for k in range(4)
     ]
-    step = _median_step(found)
+    step = _median_step(result)
     assert np.abs(step.start - step.replayed).max() <= 1e-9
     assert step.label[0] == "0F0"
 
@@ -717,9 +717,9 @@ def test_a_run_of_one_replica_is_drawn_by_step(found):
 def test_a_fused_pair_is_drawn_once():
     from pipejax.cli.output.trace_report import _median_step
 
-    run = drawn(table_of("dualpipe-v"), "delay", transmit=0.2)[0]
+    run = draw_samples(make_table("dualpipe-v"), "delay", transmit=0.2)[0]
     step = _median_step(traces.analyse(traces.record_runs([run]), schedules=["1f1b"]))
-    table = table_of("dualpipe-v")
+    table = make_table("dualpipe-v")
     assert sum(" " in label for label in step.label) == table.is_fused.sum()
     assert len(step.label) == len(step.start) == sum(map(len, map(list, _cells(table))))
 

@@ -59,7 +59,7 @@ def same(first, second):
     return True
 
 
-def csv_of(path, parquet, rename=lambda name: name, change=lambda row: row):
+def make_csv(path, parquet, rename=lambda name: name, change=lambda row: row):
     table = pytest.importorskip("pyarrow.parquet").read_table(parquet, columns=PUBLIC)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
@@ -95,9 +95,9 @@ def test_a_public_job_comes_whole(public):
 
 def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
     source = runs / "public_job.parquet"
-    assert same(read(csv_of(tmp_path / "a", source)), public)
+    assert same(read(make_csv(tmp_path / "a", source)), public)
     names = {"stage": "pp_rank", "start_ts": "begin_ms", "duration": "took_ms", "dp_rank": "copy"}
-    path = csv_of(
+    path = make_csv(
         tmp_path / "b.json",
         source,
         lambda name: names.get(name, name),
@@ -194,8 +194,8 @@ def test_damaged_rows_are_counted_and_the_rest_is_read(tmp_path):
 
 
 def test_two_jobs_are_not_one_run(runs, tmp_path):
-    first = csv_of(tmp_path / "one", runs / "public_job.parquet")
-    later = csv_of(
+    first = make_csv(tmp_path / "one", runs / "public_job.parquet")
+    later = make_csv(
         tmp_path / "two",
         runs / "public_job.parquet",
         change=lambda row: [v + 1 if k == 4 else v for k, v in enumerate(row)],
@@ -305,7 +305,7 @@ def test_steps_by_marks_and_by_repetition(tmp_path):
     assert [cells(trace, step, 1) for step in trace.steps] == ["", "1F0 1F1", "1F0 1F1"]
 
 
-def ranks_of(folder, how="unmarked", ahead=0.0):
+def get_ranks(folder, how="unmarked", ahead=0.0):
     """Write the traces of four ranks in six steps; how long ops last says of which step they are."""
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     slices, marks, begin = [[] for _ in range(4)], [], 0.0
@@ -338,7 +338,7 @@ def sound_pipelines(trace):
 
 @pytest.mark.parametrize("how", ["marked", "unmarked", "packed"])
 def test_of_a_cut_rank_the_steps_before_it_are_as_they_were(how, tmp_path):
-    ranks_of(tmp_path, how)
+    get_ranks(tmp_path, how)
     whole, _ = sound_pipelines(read(tmp_path))
     assert sorted(whole) == [*range(6)]
     counts = []
@@ -359,7 +359,7 @@ def test_of_a_cut_rank_the_steps_before_it_are_as_they_were(how, tmp_path):
 
 
 def test_a_lost_last_worker_does_not_make_a_shorter_pipeline(tmp_path):
-    ranks_of(tmp_path)
+    get_ranks(tmp_path)
     (tmp_path / "rank3").write_text("{}")
     with pytest.raises(ValueError, match="of 4 there is no sound file of 1: rank 3; --world 4"):
         read(tmp_path)
@@ -371,7 +371,7 @@ def test_a_lost_last_worker_does_not_make_a_shorter_pipeline(tmp_path):
 
 def test_a_cut_rank_whose_clock_is_another_is_left_out(tmp_path):
     for ahead, why in ((3.0, ""), (1500.0, "its steps are others by time than by count")):
-        path = ranks_of(tmp_path, ahead=ahead) / "rank1"
+        path = get_ranks(tmp_path, ahead=ahead) / "rank1"
         # counted alike, whatever the clock is
         assert len(sound_pipelines(aligned(read(tmp_path))[0])[0]) == 6
         text = path.read_text()
@@ -506,10 +506,7 @@ def test_a_trace_of_a_gpu(data):
 
 def test_stages_that_labels_do_not_say(tmp_path):
     for rank in (0, 1):
-        slices = [
-            ("Forward 0", 10 * rank, 9),
-            ("Backward 0", 50 - 10 * rank, 5),
-        ]
+        slices = [("Forward 0", 10 * rank, 9), ("Backward 0", 50 - 10 * rank, 5)]
         slices += [("gloo:recv", 11, 2)] * rank
         labelled(tmp_path / f"{rank}", slices, rank=rank, world=2)
     trace = read([tmp_path / "0", tmp_path / "1"])
@@ -590,14 +587,14 @@ def test_events_are_found_beside_broken_ones(tmp_path):
 
 
 def test_events_do_not_depend_on_how_the_text_is_cut():
-    events_ = [
+    all_events = [
         {"ph": "X", "name": '}],{"', "args": {"name": [{"x": 1}]}, "ts": k} for k in range(40)
     ]
-    text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": events_, "last": 12})
+    text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": all_events, "last": 12})
     for size in (1, 7, 100, 10**6):
         header, faults = {}, Counter()
         pieces = (text[at : at + size] for at in range(0, len(text), size))
-        assert list(read_events(pieces, header, faults)) == events_
+        assert list(read_events(pieces, header, faults)) == all_events
         assert header == {"a": [1, {"traceEvents": 0}], "last": 12}
         assert not faults
 
@@ -623,7 +620,7 @@ def test_files_that_are_cut_or_changed_anywhere(name, runs, tmp_path):
     """Any damage ends in a trace or in one line; what was cut off leaves what is before it."""
     pytest.importorskip("pyarrow")
     if name == "csv":
-        content = csv_of(tmp_path / "c", runs / "public_job.parquet").read_bytes()
+        content = make_csv(tmp_path / "c", runs / "public_job.parquet").read_bytes()
     else:
         content = (runs / name.rstrip(":")).read_bytes()
         content = gzip.decompress(content) if name.endswith(":") else content

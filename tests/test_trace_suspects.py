@@ -20,7 +20,7 @@ def test_a_fault_is_named_in_20_of_20_runs_and_nothing_else(kind):
     for table in faulty_runs.tables():
         for seed in range(SEEDS):
             trace, name = faulty_runs.run(table, kind, seed)
-            suspects = faulty_runs.found(trace)
+            suspects = faulty_runs.find_suspects(trace)
             first = {}
             for suspect in suspects:
                 first.setdefault(suspect.kind, suspect.name)
@@ -37,13 +37,13 @@ def test_what_is_said_of_a_slow_stage_and_of_a_clock():
     trace, _ = faulty_runs.run(table, None, 0)
     slow = trace.stage == 1
     later = dataclasses.replace(trace, start=trace.start + 2.0 * slow, end=trace.end + 2.0 * slow)
-    (clock,) = faulty_runs.found(later)
+    (clock,) = faulty_runs.find_suspects(later)
     assert (clock.kind, clock.name) == ("clock", "1")
     assert clock.seconds == pytest.approx(2.0, abs=0.05)
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
     cost = np.array([1, 1, 1, 1.3, 1, 1, 1, 1])
     run = pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))
-    (stage,) = faulty_runs.found(pj.traces.record_runs([run] * 2))
+    (stage,) = faulty_runs.find_suspects(pj.traces.record_runs([run] * 2))
     assert (stage.kind, stage.name, stage.why) == ("stage", "3", "takes 1.3 times the median stage")
     assert stage.seconds == pytest.approx(0.3 * 3 * 8)  # eight microbatches in a step
     assert stage.ratio == pytest.approx(1.3)
@@ -53,7 +53,9 @@ def test_a_slow_worker_of_one_replica_is_no_slow_stage():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     healthy = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
     slow = pj.evaluate(table, pj.Costs(forward=[1.0, 1.3], backward=[2.0, 2.6]))
-    result = faulty_runs.found(pj.traces.record_runs([healthy, slow, healthy] * 2, replicas=3))
+    result = faulty_runs.find_suspects(
+        pj.traces.record_runs([healthy, slow, healthy] * 2, replicas=3)
+    )
     assert [(suspect.kind, suspect.name) for suspect in result] == [("worker", "1 of replica 1")]
 
 
@@ -63,7 +65,7 @@ def test_an_interrupted_op_makes_nobody_slow():
     forward[1, 2] = 1.6
     long = pj.evaluate(table, pj.Costs(forward=forward, backward=2.0))
     usual = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-    assert not faulty_runs.found(pj.traces.record_runs([usual, usual, long, usual]))
+    assert not faulty_runs.find_suspects(pj.traces.record_runs([usual, usual, long, usual]))
 
 
 def test_fused_pairs_make_nobody_slow():
@@ -71,7 +73,9 @@ def test_fused_pairs_make_nobody_slow():
     table = pj.schedules.build("dualpipe-v", num_workers=2, num_microbatches=8)
     for pair in (1.0, 1.3, 1.6):  # as if both ran at once, or one behind the other
         costs = pj.Costs(forward=0.6, input_grad=0.6, weight_grad=0.4, pair=pair, transmit=0.3)
-        assert not faulty_runs.found(pj.traces.record_runs([pj.evaluate(table, costs)] * 2)), pair
+        assert not faulty_runs.find_suspects(
+            pj.traces.record_runs([pj.evaluate(table, costs)] * 2)
+        ), pair
 
 
 @pytest.mark.parametrize("kind", ["stage", "microbatch"])
@@ -82,14 +86,14 @@ def test_what_is_slow_in_fused_pairs_is_named(kind):
         factor[(slow, slice(None)) if kind == "stage" else (slice(None), slow)] = 1.3
         parts = {"input_grad": 0.6 * factor, "weight_grad": 0.4 * factor}
         run = pj.evaluate(table, pj.Costs(forward=0.6 * factor, **parts))
-        result = faulty_runs.found(pj.traces.record_runs([run] * 2))
+        result = faulty_runs.find_suspects(pj.traces.record_runs([run] * 2))
         assert [(suspect.kind, suspect.name) for suspect in result] == [(kind, str(slow))]
 
 
 def test_one_pipeline_of_one_stage_has_nobody_beside():
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
     run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-    assert not faulty_runs.found(pj.traces.record_runs([run]))
+    assert not faulty_runs.find_suspects(pj.traces.record_runs([run]))
 
 
 def test_messages_of_first_ops_tell_what_a_link_takes():

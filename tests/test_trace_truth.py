@@ -160,10 +160,10 @@ def test_a_phase_that_nobody_knows_is_no_collective(tmp_path):
     names = {"W": "weight update", "I": "B"}
     rows = [
         [
-            getattr(slice_, key) if key != "phase" else names.get(slice_.phase, slice_.phase)
+            getattr(piece, key) if key != "phase" else names.get(piece.phase, piece.phase)
             for key in HEAD
         ]
-        for slice_ in slices
+        for piece in slices
     ]
     path = write_rows(tmp_path / "run", [HEAD, *rows])
     with pytest.raises(ValueError, match=r"8 slices of microbatches are of phase 'weight update'"):

@@ -53,7 +53,7 @@ def table_of_delays(seed=0):
 
 
 @pytest.mark.parametrize(
-    ("given", "delays"),
+    ("arguments", "delays"),
     [
         ({}, 0),
         ({"delta": 7}, 7),
@@ -63,14 +63,14 @@ def table_of_delays(seed=0):
     ],
     ids=["0", "7", "by stage", "for all", "noise"],
 )
-def test_against_plain_numpy(quadratic, given, delays):
+def test_against_plain_numpy(quadratic, arguments, delays):
     run = pt.randomized_pipedream(
-        quadratic, step_size=0.1, seed=3, updates=UPDATES, every=EVERY, norms=True, **given
+        quadratic, step_size=0.1, seed=3, updates=UPDATES, every=EVERY, norms=True, **arguments
     )
-    law = {"cyclic": "batches" in given, "noise": given.get("noise", 0.0)}
+    law = {"cyclic": "batches" in arguments, "noise": arguments.get("noise", 0.0)}
     gaps, blocks, largest, norms, loss = plain(quadratic, 0.1, 3, delays, **law)
     assert run.update.tolist() == [0, 20, 40, 60]
-    near = 1e-6 if "noise" in given else 1e-10  # noise is drawn in single precision
+    near = 1e-6 if "noise" in arguments else 1e-10  # noise is drawn in single precision
     np.testing.assert_allclose(run.gap, gaps, rtol=near)
     np.testing.assert_allclose(run.blocks, blocks, rtol=near)
     np.testing.assert_allclose(run.largest_squared_gradient, largest, rtol=near)
@@ -128,7 +128,7 @@ def test_sweeps_are_single_runs():
         stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=[0, 7], **options
     )
     assert runs.gap.shape == (2, 2, 2, 4)
-    one = pt.sweep_randomized_pipedream(
+    entry = pt.sweep_randomized_pipedream(
         stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=7, **options
     )
     fields = ("gap", "blocks", "largest_squared_gradient", "mean_squared_gradient")
@@ -139,7 +139,7 @@ def test_sweeps_are_single_runs():
             )
             for name in fields:
                 expected = getattr(single, name)
-                for result in (getattr(runs, name)[1], getattr(one, name)):
+                for result in (getattr(runs, name)[1], getattr(entry, name)):
                     np.testing.assert_allclose(result[step, place], expected, rtol=1e-10)
     gaps, blocks, *_ = plain(OBJECTIVES["random"](1), 0.05, 9, 0)
     np.testing.assert_allclose(runs.gap[0, 0, 1], gaps, rtol=1e-10)
@@ -170,7 +170,7 @@ def test_a_gap_of_1000_times_the_start_is_divergence(quadratic):
 # the bound
 
 
-def bound_of(objective, run, step_size, updates, delta):
+def get_bound(objective, run, step_size, updates, delta):
     largest = float(np.max(run.largest_squared_gradient)) ** 0.5
     return pt.convergence_bound(
         objective.num_stages,
@@ -199,15 +199,15 @@ def test_the_bound_holds(name):
         for step, step_size in enumerate(sizes):
             single = jax.tree.map(lambda leaf, at=(d, step): leaf[at], runs._replace(update=None))
             measured = float(np.mean(single.mean_squared_gradient))
-            assert 0 < measured <= bound_of(objective, single, step_size, UPDATES, delta).total
+            assert 0 < measured <= get_bound(objective, single, step_size, UPDATES, delta).total
 
 
 @pytest.mark.parametrize(
-    ("step_size", "delta", "given", "seeds"),
+    ("step_size", "delta", "arguments", "seeds"),
     [(0.0245, 400, {"delta": 400}, 1), (0.0154, 200, {"delays": np.full((1, 2), 200)}, 3)],
     ids=["up to", "always"],
 )
-def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, given, seeds):
+def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, arguments, seeds):
     # one curvature, one batch, and a step size just where late blocks stop the descent: the model
     # swings about the minimum and does not come closer
     flat = pt.spectral_quadratic(2, spectrum=[1.0] * 2, num_batches=1, batch_size=2, seed=0)
@@ -218,10 +218,10 @@ def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, given, seed
         updates=40_000,
         every=8000,
         norms=True,
-        **given,
+        **arguments,
     )
     assert not runs.diverged.any()
-    bound = bound_of(flat, runs, step_size, 40_000, delta)
+    bound = get_bound(flat, runs, step_size, 40_000, delta)
     measured = float(runs.mean_squared_gradient.mean())
     assert 2 * (bound.start + bound.noise) < measured <= bound.total
 

@@ -51,7 +51,7 @@ def by_reference(table, costs, queues, host_links=()):
 
 
 @st.composite
-def links_of(draw, table):
+def make_links(draw, table):
     groups = draw(strategies.host_links(table.num_workers))
     links = pj.Links("rendezvous", draw(SCOPES), groups)
     try:
@@ -61,13 +61,13 @@ def links_of(draw, table):
     return links
 
 
-def ops_of(table):
+def get_ops(table):
     return [
         [op for cell in row for op in cell if op.phase not in COMMUNICATION] for row in table.rows()
     ]
 
 
-def transfers_of(table):
+def get_transfers(table):
     return [
         [str(op) for cell in row for op in cell if op.phase in COMMUNICATION]
         for row in table.rows()
@@ -75,24 +75,24 @@ def transfers_of(table):
 
 
 @pytest.fixture(scope="module")
-def found():
+def result_case():
     return pj.search.messages(TABLE, COSTS, iterations=20)
 
 
 @pytest.mark.slow
-def test_interleaved_with_one_communicator_per_worker(found):
-    assert round(found.best.free_bound) == 153
-    assert round(found.baselines["by producer"]) == 356
-    assert found.value <= 0.55 * 356  # at least 45 % down
-    assert found.value < found.baselines["by need"] <= 188
-    assert found.best.free_bound < found.lower_bound < found.value
-    assert found.gap == pytest.approx(1 - found.lower_bound / found.value)
-    assert found.stopped == "iterations"
-    assert ops_of(found.best.table) == ops_of(TABLE)
+def test_interleaved_with_one_communicator_per_worker(result_case):
+    assert round(result_case.best.free_bound) == 153
+    assert round(result_case.baselines["by producer"]) == 356
+    assert result_case.value <= 0.55 * 356  # at least 45 % down
+    assert result_case.value < result_case.baselines["by need"] <= 188
+    assert result_case.best.free_bound < result_case.lower_bound < result_case.value
+    assert result_case.gap == pytest.approx(1 - result_case.lower_bound / result_case.value)
+    assert result_case.stopped == "iterations"
+    assert get_ops(result_case.best.table) == get_ops(TABLE)
 
 
 @pytest.mark.slow
-def test_queue_scopes_in_one_table(found):
+def test_queue_scopes_in_one_table(result_case):
     makespans = queue_makespans(TABLE, COSTS)
     assert {name: round(value) for name, value in makespans.items()} == {
         "worker": 271,
@@ -104,9 +104,9 @@ def test_queue_scopes_in_one_table(found):
     assert queue_makespans(pj.links.insert_transfers(TABLE), COSTS)["worker"] == pytest.approx(
         355.75
     )
-    better = queue_makespans(found.best.table, COSTS)
-    assert better["worker"] == found.value
-    assert better["delay"] == makespans["delay"] == pytest.approx(found.best.free_bound)
+    better = queue_makespans(result_case.best.table, COSTS)
+    assert better["worker"] == result_case.value
+    assert better["delay"] == makespans["delay"] == pytest.approx(result_case.best.free_bound)
 
 
 @pytest.mark.parametrize("name", ["Interleaved1F1B_4_8", "1F1B_4_8", "DualPipeV_4_8"])
@@ -121,7 +121,7 @@ def test_producer_by_producer_is_how_pytorch_lowers(name, data):
 )
 @settings(max_examples=25)
 def test_legal_orders_are_run_as_their_tables_are(case, communication, data, seed):
-    links = data.draw(links_of(case.table))
+    links = data.draw(make_links(case.table))
     table = pj.links.insert_transfers(case.table, link=links) if communication else case.table
     graph = transfer_graph(table, case.costs, links)
     order = producer_order(table, links)
@@ -137,7 +137,7 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, data, see
     makespans = finish_of_orders(graph, orders).max(axis=1)
     for k in (0, -1):  # a critical move where there is one, and any
         ordered = pj.links.insert_transfers(table, orders[k])
-        assert ops_of(ordered) == ops_of(table)
+        assert get_ops(ordered) == get_ops(table)
         assert pj.evaluate(ordered, case.costs, link=links).makespan == makespans[k]
 
 
@@ -167,7 +167,7 @@ def test_transfers_wait_for_other_rows_on_a_shared_host_link(groups):
 @given(case=strategies.cases(pairs=True, step_end=True), data=st.data())
 @settings(max_examples=25)
 def test_found_orders_hold_what_they_promise(case, data):
-    table, links = case.table, data.draw(links_of(case.table))
+    table, links = case.table, data.draw(make_links(case.table))
     shared = links.queues, links.host_links
     if data.draw(st.booleans()):  # cells in an order that may deadlock
         table = pj.links.insert_transfers(table, link=links)
@@ -178,7 +178,7 @@ def test_found_orders_hold_what_they_promise(case, data):
     free = dataclasses.replace(links, model="delay")
     assert result.best.free_bound == pj.evaluate(table, case.costs, link=free).makespan
     assert result.best.free_bound <= result.lower_bound <= result.value
-    assert ops_of(result.best.table) == ops_of(table)
+    assert get_ops(result.best.table) == get_ops(table)
     assert result.baselines["own"] == pj.evaluate(table, case.costs, link=links).makespan
     naive = by_reference(pj.links.insert_transfers(table, link=links), case.theirs, *shared)
     assert result.baselines["by producer"] == naive.makespan
@@ -191,15 +191,17 @@ def test_waits_that_would_hold_up_the_end_of_a_step_are_left_out():
     )
     last = np.array([2.75, 4.75, 4.0, 4.0, 0.25])
     costs = pj.Costs(forward=3.0, backward=1.0, transmit=2.0, all_reduce=last, update=last)
-    found = pj.search.messages(table, costs, link=pj.Links("rendezvous", "worker"), iterations=3)
-    assert found.value <= found.baselines["own"] < found.baselines["pytorch"]
+    result_case = pj.search.messages(
+        table, costs, link=pj.Links("rendezvous", "worker"), iterations=3
+    )
+    assert result_case.value <= result_case.baselines["own"] < result_case.baselines["pytorch"]
 
 
 @given(
     case=strategies.cases(pairs=True, step_end=True), data=st.data(), urgency=st.floats(0.0, 1.0)
 )
 def test_greedy_orders_are_legal_from_either_end(case, data, urgency):
-    links = data.draw(links_of(case.table))
+    links = data.draw(make_links(case.table))
     graph = transfer_graph(case.table, case.costs, links)
     times, waits = heads_and_tails(graph), WaitsFor.from_preds(graph.preds)
     forth, forth_end = priority_order(graph, waits, times.tail, urgency)
@@ -284,7 +286,7 @@ def test_a_receive_blocks_a_ready_send():
 
 
 @pytest.mark.parametrize("queues", QUEUES)
-def test_a_deadlock_is_searched_out_of(queues):
+def test_the_search_leaves_a_deadlock(queues):
     table = pj.ScheduleTable.from_rows(CROSSED)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
     assert queue_makespans(table, costs)[queues] is None
@@ -310,8 +312,8 @@ def test_rounding_is_no_wait():
     """Nothing waits in the order found, but sums of these costs differ in the last bits."""
     table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=7)
     costs = pj.Costs(forward=1.1e-3, backward=2.3e-3, transmit=0.3e-3)
-    found = pj.search.messages(table, costs, link="rendezvous", iterations=300)
-    run = pj.evaluate(found.best.table, costs, link="rendezvous")
+    result_case = pj.search.messages(table, costs, link="rendezvous", iterations=300)
+    run = pj.evaluate(result_case.best.table, costs, link="rendezvous")
     assert any(run.message_start > run.node_finish[run.program.messages.producer])
     waits = pj.links.transfer_waits(run)
     assert (waits.by_worker.tolist(), waits.by_front) == ([0.0] * 4, {})
@@ -393,7 +395,7 @@ def test_orders_that_are_not_legal_are_refused():
 def test_orders_of_programs_agree_with_their_queues():
     ordered = pj.links.insert_transfers(TABLE)
     order = pj.lower(ordered, link="rendezvous").transfer_order
-    assert transfers_of(pj.links.insert_transfers(TABLE, order)) == transfers_of(ordered)
+    assert get_transfers(pj.links.insert_transfers(TABLE, order)) == get_transfers(ordered)
 
 
 SMALL = ["tune", "messages", "--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
@@ -449,13 +451,16 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     words = ["--stage-times", "F=1,I=1.5,W=0.7", "--comm", 0.9, "--iterations", 20]
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.9)
     default = pj.evaluate(pj.read_table(path), costs, link="rendezvous").makespan
-    found = pj.search.messages(pj.read_table(path), costs, iterations=20)
-    assert answer("tune", "messages", "--table", path, *words)["gain"] == 1 - found.value / default
+    plan = pj.search.messages(pj.read_table(path), costs, iterations=20)
+    assert (
+        answer("tune", "messages", "--table", path, *words)["gain"]
+        == 1 - result_case.value / default
+    )
     _, out, _ = call("tune", "messages", "--table", path, *words)
     first, gain, who, total, *_ = out.splitlines()
     assert "in the order found" in first
     assert gain == (
-        f"  {100 * (1 - found.value / default):.2f} % less than in its own order of SEND and RECV cells "
+        f"  {100 * (1 - plan.value / default):.2f} % less than in its own order of SEND and RECV cells "
         f"({default:.5g} s)"
     )
     worst = pj.links.transfer_waits(
@@ -471,8 +476,8 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
 def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=4)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.7)
-    found = pj.search.messages(table, costs, gap=0.05)
-    assert (found.stopped, found.gap <= 0.05) == ("gap", True)
+    result_case = pj.search.messages(table, costs, gap=0.05)
+    assert (result_case.stopped, result_case.gap <= 0.05) == ("gap", True)
     at_once = pj.search.messages(table, costs, gap=0.2)
     assert (at_once.stopped, 0.05 < at_once.gap <= 0.2) == ("gap", True)
     further = pj.search.messages(table, costs, iterations=3)  # to 0.1 %
@@ -482,7 +487,7 @@ def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):
     line = ["tune", "messages", "-s", "interleaved-1f1b", "-P", 4, "-M", 4, "-V", 2]
     line += ["-T", "F=1,B=2", "--comm", 1.7]
     text = answer(*line, "--gap", "5%")
-    assert (text["stopped"], text["value"]) == ("gap", found.value)
+    assert (text["stopped"], text["value"]) == ("gap", result_case.value)
     assert "search ended: gap" in call(*line, "--gap", 0.2)[1]
     code, _, message = call(*line, "--gap", "120%")
     assert (code, "--gap must be a share from 0 to 1, as 0.1 or 10%" in message) == (2, True)

@@ -28,7 +28,7 @@ def lowered(link="delay", name="1f1b"):
     return pj.lower(pj.schedules.build(name, num_workers=4, num_microbatches=8), link=link)
 
 
-def drawn(seed, *, dyadic, name="1f1b"):
+def draw_samples(seed, *, dyadic, name="1f1b"):
     rng, layout = np.random.default_rng(seed), lowered(name=name).layout
     shapes = dict.fromkeys(FIELDS[:4], (SIZE, layout.num_stages))
     shapes |= dict.fromkeys(FIELDS[4:], (SIZE, 2, layout.num_pipes, layout.num_stages - 1))
@@ -41,12 +41,12 @@ def total(program, leaves, **options):
 
 
 @functools.cache
-def gradient_of(program):
+def get_gradient(program):
     return jax.jit(jax.grad(lambda leaves: pj.makespan(program, pj.Costs(**leaves))))
 
 
 def one_by_one(program, leaves):
-    run = gradient_of(program)
+    run = get_gradient(program)
     values = [run({name: leaf[k] for name, leaf in leaves.items()}) for k in range(SIZE)]
     return {name: np.stack([value[name] for value in values]) for name in leaves}
 
@@ -73,13 +73,13 @@ def stacked(leaves):
 SCHEDULES = ("1f1b", "chimera", "zb-h1")
 
 
-@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), of=6))
+@pytest.mark.parametrize(("link", "name"), daily(itertools.product(LINKS, SCHEDULES), total=6))
 def test_gradients_are_those_of_makespan(link, name):  # ties included
     program = lowered(link, name)
     run = functools.partial(total, program)
     functions = {way: WAYS[way](run) for way in ("grad", "jit of grad")}
     for dyadic in (True, False):  # of one shape: what is compiled serves both
-        leaves = drawn(SCHEDULES.index(name), dyadic=dyadic, name=name)
+        leaves = draw_samples(SCHEDULES.index(name), dyadic=dyadic, name=name)
         expected = one_by_one(program, leaves)
         for way, gradient in functions.items():
             result = gradient(leaves)
@@ -89,14 +89,14 @@ def test_gradients_are_those_of_makespan(link, name):  # ties included
 
 @pytest.mark.parametrize("way", daily(WAYS))
 def test_every_way_gives_the_same_gradient(way):
-    program, leaves = lowered("queued"), drawn(7, dyadic=True)
+    program, leaves = lowered("queued"), draw_samples(7, dyadic=True)
     result = WAYS[way](functools.partial(total, program))(leaves)
     for field, expected in one_by_one(program, leaves).items():
         np.testing.assert_array_equal(result[field], expected, field)
 
 
 def test_values_inside_of_traces():
-    program, leaves = lowered("queued"), drawn(8, dyadic=False)
+    program, leaves = lowered("queued"), draw_samples(8, dyadic=False)
     run = lambda leaves: pj.makespans(program, pj.Costs(**leaves))  # noqa: E731
     expected = run(leaves)
     np.testing.assert_array_equal(jax.jit(run)(leaves), expected)
@@ -119,7 +119,7 @@ def test_values_inside_of_traces():
 
 @pytest.mark.parametrize("wrap", [jax.jit, pytest.param(lambda f: f, marks=slow, id="eager")])
 def test_second_derivatives_are_zero(wrap):
-    program, leaves = lowered(), drawn(9, dyadic=False)
+    program, leaves = lowered(), draw_samples(9, dyadic=False)
     square = lambda delay: jnp.sum(  # noqa: E731
         pj.makespans(program, pj.Costs(**leaves | {"latency": delay})) ** 2
     )
@@ -132,7 +132,7 @@ def test_second_derivatives_are_zero(wrap):
 
 
 def test_smooth_makespans_have_first_derivatives():
-    program, leaves = lowered(), drawn(10, dyadic=False)
+    program, leaves = lowered(), draw_samples(10, dyadic=False)
     smooth = functools.partial(total, program, temperature=0.3)
     _, expected = pj.makespans_and_grad(program, pj.Costs(**leaves), temperature=0.3)
     for way in ("grad", "jit of grad"):

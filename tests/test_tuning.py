@@ -34,10 +34,7 @@ from pipejax.search.tuning.joint import (
     tune_jointly,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
-from pipejax.search.tuning.rounding import (
-    improve,
-    swaps,
-)
+from pipejax.search.tuning.rounding import improve, swaps
 from pipejax.search.tuning.step_time_objective import descend
 
 front = importlib.import_module("pipejax.search.tuning.tune")
@@ -54,7 +51,7 @@ def with_memory(gigabytes):
 _families = {}
 
 
-def family_of(schedule, workers=4):
+def get_family(schedule, workers=4):
     """One family for all tests: what it has compiled is used again."""
     return _families.setdefault((schedule, workers), ScheduleFamily(schedule, workers))
 
@@ -72,7 +69,7 @@ SLOW_CHIMERA = pytest.param("chimera", marks=pytest.mark.slow)
     ],
 )
 def test_a_relaxation_takes_only_numbers_of_microbatches_that_exist(schedule, counts):
-    family = family_of(schedule)
+    family = get_family(schedule)
     assert family.few_microbatches == counts
     problem = TuningProblem.from_workload(
         family, dataclasses.replace(WORKLOAD, minibatch=16), SYSTEM
@@ -101,7 +98,7 @@ def relaxed_size(problem):
 def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     """In the affine regime, from M = P on where messages are short: to rounding."""
     workload = dataclasses.replace(WORKLOAD, minibatch=192)
-    problem = TuningProblem.from_workload(family_of(schedule), workload, SYSTEM)
+    problem = TuningProblem.from_workload(get_family(schedule), workload, SYSTEM)
     plain = plain_settings(JointProblem(problem, ("size",)))
     plain = plain.at((192 // plain.size) % 4 == 0)
     assert len(plain.size) > 7
@@ -111,9 +108,9 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     np.testing.assert_allclose(result, exact, rtol=1e-6)
 
 
-@pytest.mark.parametrize("capacity", daily([300.0, 30.0], of=2))  # short of memory, and not
+@pytest.mark.parametrize("capacity", daily([300.0, 30.0], total=2))  # short of memory, and not
 def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
-    problem = TuningProblem.from_workload(family_of("1f1b"), WORKLOAD, with_memory(capacity))
+    problem = TuningProblem.from_workload(get_family("1f1b"), WORKLOAD, with_memory(capacity))
     at, step = np.log([[1.3], [4.7], [21.0]]), 1e-6
     objective, options = relaxed_size(problem), problem.inputs(3)
     values, gradient = objective.value_and_grad(at, options)
@@ -128,7 +125,7 @@ def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
 def test_few_configurations_have_on_the_host_what_is_compiled(monkeypatch):
     """Values and memory, in a relaxation of all that can be tuned."""
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
-    problem = TuningProblem.from_workload(family_of("1f1b"), workload, with_memory(40.0))
+    problem = TuningProblem.from_workload(get_family("1f1b"), workload, with_memory(40.0))
     objective = problem.objective(JointRelaxation(tuple(PARTS)), *problem.family.few_microbatches)
     at = np.random.default_rng(0).normal(1, 0.2, (3, 1 + 4 + 4))
     with jax.enable_x64(True):
@@ -146,11 +143,11 @@ def tuned_size(family, workload, system, **options):
 
 def test_memory_is_a_limit():
     slow = dataclasses.replace(SYSTEM, compute_latency=5e-3)  # favours large microbatches
-    free = tuned_size(family_of("1f1b"), WORKLOAD, slow, memory_limit=False)
+    free = tuned_size(get_family("1f1b"), WORKLOAD, slow, memory_limit=False)
     need = free.memory_bytes
     assert free.setting.size > 1
     bound, same = (
-        tuned_size(family_of("1f1b"), WORKLOAD, dataclasses.replace(slow, memory_capacity=room))
+        tuned_size(get_family("1f1b"), WORKLOAD, dataclasses.replace(slow, memory_capacity=room))
         for room in (0.99 * need, need)
     )
     assert same.setting.size == free.setting.size
@@ -175,7 +172,7 @@ def test_memory_is_a_limit():
 def test_nothing_fits_is_an_error(name, workers, minibatch, memory, message):
     workload = dataclasses.replace(WORKLOAD, minibatch=minibatch)
     with pytest.raises(ValueError, match=message):
-        tuned_size(family_of(name, workers), workload, with_memory(memory))
+        tuned_size(get_family(name, workers), workload, with_memory(memory))
 
 
 @pytest.mark.parametrize("schedule", REGISTRY)
@@ -183,11 +180,11 @@ def test_held_counts_give_the_peak_for_any_sizes(schedule):
     count = at_least(schedule, 4, 10)
     table = pj.schedules.build(schedule, num_workers=4, num_microbatches=count)
     held, rows = held_counts(table), held_in_rows(table, at_work=True)
-    every = np.random.default_rng(0).integers(0, 99, (20, len(LEDGER_PARTS), table.num_stages))
-    for sizes in every:
+    all_values = np.random.default_rng(0).integers(0, 99, (20, len(LEDGER_PARTS), table.num_stages))
+    for sizes in all_values:
         assert held.activation_bytes(tuple(sizes)).tolist() == rows.peaks(sizes, 4).tolist()
-    batch = tuple(np.moveaxis(every, 1, 0))
-    assert held.activation_bytes(batch)[7].tolist() == rows.peaks(every[7], 4).tolist()
+    batch = tuple(np.moveaxis(all_values, 1, 0))
+    assert held.activation_bytes(batch)[7].tolist() == rows.peaks(all_values[7], 4).tolist()
 
 
 def test_descent_keeps_to_its_bounds_and_the_best_point():
@@ -209,7 +206,7 @@ def few_layers(schedule="1f1b", **changes):
     """A model of few layers with a large head."""
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
     return TuningProblem.from_workload(
-        family_of(schedule), workload, dataclasses.replace(SYSTEM, **changes)
+        get_family(schedule), workload, dataclasses.replace(SYSTEM, **changes)
     )
 
 
@@ -263,10 +260,7 @@ COMMAND = shlex.split("tune --model gpt-22b --system h100 --tensor-parallel 8 --
 
 
 def run_once(monkeypatch):
-    """Let each way of tuning run once in a test, and what it found be printed in every form.
-
-    Returns What was asked for: the names of functions.
-    """
+    """Let each way of tuning run once, and return the functions whose result was printed."""
     result, calls = {}, []
 
     def once(name, way):
@@ -376,10 +370,7 @@ def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, met
 @pytest.mark.slow
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
-    jitted = (
-        pricing._compiled(pricing._priced, False),
-        step_time_objective._move,
-    )
+    jitted = (pricing._compiled(pricing._priced, False), step_time_objective._move)
     first = pj.tune("1f1b", 4, workload, SYSTEM, method="gradient")
     compiled = [answer._cache_size() for answer in jitted]
     seen = []

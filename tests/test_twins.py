@@ -9,7 +9,7 @@ import pytest
 import strategies
 from compilations import jax_events
 from daily import daily
-from jitter_cases import LINKS, build, costs_of
+from jitter_cases import LINKS, build, make_costs
 from legal_sizes import SLICED
 
 import pipejax as pj
@@ -27,7 +27,7 @@ EQUAL = pj.Costs(
 @pytest.mark.parametrize(("ties", "name"), daily(itertools.product([False, True], REGISTRY)))
 def test_the_twins_agree_to_the_last_bit(name, ties):
     table = build(name, m=2 if name in SLICED else 8)
-    costs = EQUAL if ties else costs_of(table)
+    costs = EQUAL if ties else make_costs(table)
     for link, queues in LINKS:
         run = pj.evaluate(table, costs, link=pj.Links(link, queues))
         program, n = run.program, run.program.num_nodes

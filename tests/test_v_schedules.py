@@ -56,7 +56,7 @@ def test_memory_is_what_the_authors_say():  # in microbatches, of two stages on 
             assert peak_in_flight(built(name, p, 2 * p)).max() == 2 * microbatches
 
 
-def of_zb_v(setting):
+def zb_v_table(setting):
     key = f"zbv.prof.{setting['model']}.m{setting['m']}"
     f, i, w = (RECORDS[f"{key}.T_{x}_chunk"]["value"] for x in "FBW")
     return {"F": f, "I": i, "W": w}, RECORDS[f"{key}.T_comm"]["value"]
@@ -64,7 +64,7 @@ def of_zb_v(setting):
 
 def searched(setting, limit=1.0, **options):
     """Run of ZB-V planned for published times, and its memory in activations of one stage."""
-    slots, comm = of_zb_v(setting)
+    slots, comm = zb_v_table(setting)
     p, share = setting["p"], weight_share(setting["model"])
     options |= {"weight_share": share, "transfer": comm, "slots": slots}
     table = built("zb-v", p, setting["m"], memory_limit=2 * limit * p, **options)
@@ -74,7 +74,7 @@ def searched(setting, limit=1.0, **options):
     return run, pj.analysis.activation_memory(run, weight_share=share).peak.max()
 
 
-def rows_of(prefix, schedule, always):
+def get_rows(prefix, schedule, always):
     return [
         pytest.param(*r.values, id=r.id, marks=() if always in r.id else pytest.mark.slow)
         for r in records(prefix)
@@ -82,7 +82,7 @@ def rows_of(prefix, schedule, always):
     ]
 
 
-@pytest.mark.parametrize("record", rows_of("zbv.t8.", "ZB-V", "6.2B.m48"))
+@pytest.mark.parametrize("record", get_rows("zbv.t8.", "ZB-V", "6.2B.m48"))
 @pytest.mark.usefixtures("unchecked")
 def test_zb_v_is_as_good_as_published(record):
     run, held = searched(record["setting"])
@@ -90,7 +90,7 @@ def test_zb_v_is_as_good_as_published(record):
     assert held <= 2 * record["setting"]["p"] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("record", rows_of("zbv.fig9.", None, "6.2B.m48"))
+@pytest.mark.parametrize("record", get_rows("zbv.fig9.", None, "6.2B.m48"))
 @pytest.mark.parametrize(
     "which", [5, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3, 4, 8, 16))]
 )
@@ -160,7 +160,7 @@ def planned(name, workers, microbatches, times):
     slots = dict(zip("FIW", (forward, input_grad, weight_grad), strict=True))
     table = built(name, workers, microbatches, slots=slots, transfer=transfer)
     fixed = built(name, workers, microbatches)
-    spans = (pj.evaluate(table_, costs).max_span for table_ in (table, fixed))
+    spans = (pj.evaluate(candidate, costs).max_span for candidate in (table, fixed))
     return *spans, table
 
 

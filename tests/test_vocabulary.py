@@ -22,7 +22,7 @@ def built(base, workers, microbatches, **options):
     return pj.schedules.build(f"vocabulary-{base}", **arguments, **options)
 
 
-def costs_of(table, times, hop=0.0):
+def make_costs(table, times, hop=0.0):
     added = {kind.time: times[letters] for letters, kind in table.grammar.kinds.items()}
     fields = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
     usual = {fields[letters]: t for letters, t in times.items() if letters in fields}
@@ -63,7 +63,7 @@ def test_runs_as_the_event_loop(base, variant):
             letters = "FBSTXYZ" if gradient == "B" else "FIWSTXYZ"
             used = {letter: rng.integers(1, 20) / 8 for letter in letters}
             waits = to_waits(table.num_stages, variant, gradient)
-            assert_runs(table, costs_of(table, used, 0.25), waits)
+            assert_runs(table, make_costs(table, used, 0.25), waits)
 
 
 def test_the_example_takes_15_8_seconds():
@@ -71,7 +71,7 @@ def test_the_example_takes_15_8_seconds():
     result = []
     for overlap in (False, True):
         table = built("1f1b", 2, 3, overlap=overlap)
-        result.append(pj.evaluate(table, costs_of(table, EXAMPLE, 0.1)).makespan)
+        result.append(pj.evaluate(table, make_costs(table, EXAMPLE, 0.1)).makespan)
     assert result == pytest.approx([15.8, 15.1])
 
 
@@ -87,7 +87,7 @@ def test_the_bubble_is_that_of_1f1b(workers, microbatches):
     for variant in MORE:
         for overlap in (False, True):
             table = built("1f1b", workers, microbatches, variant=variant, overlap=overlap)
-            run = pj.evaluate(table, costs_of(table, FREE))
+            run = pj.evaluate(table, make_costs(table, FREE))
             assert run.busy.tolist() == [4.0 * microbatches] * workers
             result[variant, overlap] = run.makespan - ideal
     assert result[2, False] == 0.0
@@ -105,7 +105,7 @@ def test_the_order_of_the_authors_hides_exchanges(base, variant):
         spans = []
         for count in (16, 24):
             table = built(base, 4, count, variant=variant, overlap=overlap)
-            spans.append(pj.evaluate(table, costs_of(table, times)).makespan)
+            spans.append(pj.evaluate(table, make_costs(table, times)).makespan)
         cycles.append((spans[1] - spans[0]) / 8)
     # right behind its forward an S of the second variant waits for the broadcast
     assert cycles == pytest.approx([4.0 + 0.2 * (variant == 2), 4.0])
@@ -116,7 +116,7 @@ def test_the_order_of_the_authors_hides_exchanges(base, variant):
 def test_a_microbatch_lives_so_many_intervals(workers, microbatches, variant):
     """An interval is what a worker does of a microbatch; each reduction lets it live one longer."""
     table = built("1f1b", workers, microbatches, variant=variant)
-    result = pj.evaluate(table, costs_of(table, FREE))
+    result = pj.evaluate(table, make_costs(table, FREE))
     held = [workers - r + MORE[variant] for r in range(workers)]
     assert result.peak_in_flight.tolist() == [min(count, microbatches) for count in held]
     if microbatches < 4 * workers:
@@ -139,7 +139,7 @@ def test_v_half_holds_as_many_more_and_runs_without_gaps(workers, variant):
         table = built("v-half", workers, microbatches, variant=variant)
         plain = pj.schedules.build("v-half", num_workers=workers, num_microbatches=microbatches)
         result, bare = (
-            pj.evaluate(table, costs_of(table, times)),
+            pj.evaluate(table, make_costs(table, times)),
             pj.schedules.peak_in_flight(plain),
         )
         assert result.peak_in_flight.max() == bare.max() + 2 * MORE[variant]

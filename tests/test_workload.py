@@ -139,7 +139,7 @@ def test_accelerators_with_less_memory_differ_in_memory_alone():
     assert small.memory_bandwidth < large.memory_bandwidth
 
 
-def everything_of(model, size, layers):
+def get_everything(model, size, layers):
     layout = Layout(microbatch_size=size)
     properties = ("kv_hidden", "matrix_parameters", "layer_parameters", "embedding_parameters")
     parts = {name: getattr(model, name) for name in (*properties, "head_parameters", "parameters")}
@@ -165,12 +165,14 @@ def everything_of(model, size, layers):
 def test_whole_numbers_of_a_trace_do_not_wrap_around(name):
     """JAX's default integers have 32 bits, and nothing says so when they overflow."""
     options = pj.load_model(name), 64, np.full(8, 16, np.int32)
-    eager = everything_of(*options)
+    eager = get_everything(*options)
     with jax.enable_x64(False):
-        traced = jax.jit(everything_of)(*options)
-        narrow = everything_of(*jax.tree.map(np.int32, options))
-        some = jax.jit(lambda size, layers: everything_of(options[0], size, layers))(*options[1:])
-    for result in (traced, narrow, some):
+        traced = jax.jit(get_everything)(*options)
+        narrow = get_everything(*jax.tree.map(np.int32, options))
+        subset = jax.jit(lambda size, layers: get_everything(options[0], size, layers))(
+            *options[1:]
+        )
+    for result in (traced, narrow, subset):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6), result, eager)
 
 

@@ -70,7 +70,7 @@ def exact(number):
     return Fraction(float(number)).limit_denominator(48)
 
 
-def pipes_of(table, costs, options):
+def get_pipes(table, costs, options):
     """The same problem for `optimum`."""
     stages, pipes = table.num_stages, table.num_pipes
     entries = lambda values, *shape: np.broadcast_to(np.asarray(values), shape)  # noqa: E731
@@ -89,14 +89,14 @@ def pipes_of(table, costs, options):
     sizes = by_stage(options["sizes"])
     return optimum.Pipes(
         placement=tuple(map(tuple, table.placement.tolist())),
-        pipe_of=tuple(table.pipe_of_microbatch.tolist()),
+        microbatch_pipes=tuple(table.pipe_of_microbatch.tolist()),
         times={letter: by_stage(getattr(costs, name)) for letter, name in letters.items()},
         lag=lag,
         transmit=transmit,
         all_reduce=by_stage(costs.all_reduce),
         update=by_stage(costs.update),
         sizes=sizes,
-        kept=tuple(size * exact(options["weight_share"]) for size in sizes),
+        weight_part=tuple(size * exact(options["weight_share"]) for size in sizes),
         limits=tuple(map(exact, options["memory_limit"])),
         host_links=options["link"].host_links,
     )

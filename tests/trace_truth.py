@@ -86,12 +86,12 @@ def recorded(table, seed, change, steps=4, replicas=1, noise=0.02, op=0.01, mess
             if change == "collectives":
                 extra = _collectives(result, table.num_workers, draw, op)
             slices += [
-                one._replace(
-                    step=step, replica=replica, start=one.start + begin, end=one.end + begin
+                single._replace(
+                    step=step, replica=replica, start=single.start + begin, end=single.end + begin
                 )
-                for one in (*result, *extra)
+                for single in (*result, *extra)
             ]
-            durations.append(max(one.end for one in (*result, *extra)))
+            durations.append(max(single.end for single in (*result, *extra)))
         begin += max(durations) + op * float(draw.uniform(0.2, 0.4))
     return slices, planted
 
@@ -160,7 +160,7 @@ def _loop(table, draw, factor, noise, message, pause):
 def _collectives(slices, workers, draw, op):
     """Gradients are reduced behind the last op of each worker, all together."""
     ends = [
-        max(slice_.end for slice_ in slices if slice_.worker == worker) for worker in range(workers)
+        max(piece.end for piece in slices if piece.worker == worker) for worker in range(workers)
     ]
     done = max(ends) + op * float(draw.uniform(0.5, 1.0))
     return [
@@ -189,7 +189,7 @@ def write(folder, form, slices, table, change, seed):
 
 
 def _columns(folder, slices, table, change, form):
-    several = len({slice_.replica for slice_ in slices}) > 1
+    several = len({piece.replica for piece in slices}) > 1
     names = ["step", "worker", "stage", "phase", "microbatch", "start", "end"]
     names += ["replica"] * several
     for name, column in (
@@ -201,13 +201,13 @@ def _columns(folder, slices, table, change, form):
             names.remove(column)
     called = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
     if change == "unknown phase":
-        called["W" if any(slice_.phase == "W" for slice_ in slices) else "B"] = "param_grad"
+        called["W" if any(piece.phase == "W" for piece in slices) else "B"] = "param_grad"
     rows = [
         [
-            called.get(slice_.phase, slice_.phase) if name == "phase" else getattr(slice_, name)
+            called.get(piece.phase, piece.phase) if name == "phase" else getattr(piece, name)
             for name in names
         ]
-        for slice_ in sorted(slices, key=lambda slice_: (slice_.start, slice_.worker))
+        for piece in sorted(slices, key=lambda piece: (piece.start, piece.worker))
     ]
     if form == "csv":
         with open(folder / "run.csv", "w", newline="") as file:
@@ -224,21 +224,21 @@ def _lists(folder, slices, table, change, form):
     stage_chunks = {}
     for worker in range(table.num_workers):
         stages = sorted(
-            {slice_.stage for slice_ in slices if slice_.worker == worker and slice_.stage >= 0}
+            {piece.stage for piece in slices if piece.worker == worker and piece.stage >= 0}
         )
         stage_chunks |= {(worker, stage): k for k, stage in enumerate(stages)}
     names = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}
-    for worker in sorted({slice_.worker for slice_ in slices}):
+    for worker in sorted({piece.worker for piece in slices}):
         data = {}
-        for slice_ in sorted(slices, key=lambda slice_: (slice_.start, slice_.end)):
-            if slice_.worker != worker or slice_.phase not in names:
+        for piece in sorted(slices, key=lambda piece: (piece.start, piece.end)):
+            if piece.worker != worker or piece.phase not in names:
                 continue
-            lists, name = data.setdefault(str(slice_.step + 1), {}), names[slice_.phase]
-            values = {"start": 1e3 * slice_.start, "end": 1e3 * slice_.end}
+            lists, name = data.setdefault(str(piece.step + 1), {}), names[piece.phase]
+            values = {"start": 1e3 * piece.start, "end": 1e3 * piece.end}
             if "no microbatch" not in change:
-                values["minibatch"] = slice_.microbatch
+                values["minibatch"] = piece.microbatch
             if "no chunk" not in change:
-                values["chunk"] = stage_chunks[worker, slice_.stage]
+                values["chunk"] = stage_chunks[worker, piece.stage]
             for key, value in values.items():
                 lists.setdefault(f"{name}_{key}", []).append(value)
         (folder / f"pp_rank_{worker}.json").write_text(json.dumps(data))
@@ -250,34 +250,41 @@ def _lists(folder, slices, table, change, form):
 
 
 def _chrome(folder, slices, table, change, form):
-    replicas = 1 + max(one.replica for one in slices)
+    replicas = 1 + max(single.replica for single in slices)
     world = replicas * table.num_workers
     for replica in range(replicas):
         for worker in range(table.num_workers):
-            is_own = [one for one in slices if (one.replica, one.worker) == (replica, worker)]
+            is_own = [
+                single for single in slices if (single.replica, single.worker) == (replica, worker)
+            ]
             if not is_own:
                 continue
             events = []
             cells = {}
-            for one in is_own:
-                if one.stage >= 0:
-                    cells.setdefault((one.step, one.cell), []).append(one)
+            for single in is_own:
+                if single.stage >= 0:
+                    cells.setdefault((single.step, single.cell), []).append(single)
             for ops in cells.values():
-                labels = [f"{one.stage}{one.phase}{one.microbatch}" for one in ops]
+                labels = [f"{single.stage}{single.phase}{single.microbatch}" for single in ops]
                 pair = f"({';'.join(labels)})OVERLAP_F_B"
                 events.append((f"PP:{labels[0] if len(labels) == 1 else pair}", ops[0]))
             if change == "collectives":
-                for one in [one for one in is_own if one.stage < 0]:
+                for single in [single for single in is_own if single.stage < 0]:
                     stage = min(op.stage for op in is_own if op.stage >= 0)
-                    events.append((f"PP:{stage}REDUCE_GRAD", one))
+                    events.append((f"PP:{stage}REDUCE_GRAD", single))
             result = [
                 {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "name": name}
-                | {"ts": 1e6 * one.start, "dur": 1e6 * (one.end - one.start)}
-                for name, one in sorted(events, key=lambda event: event[1].start)
+                | {"ts": 1e6 * single.start, "dur": 1e6 * (single.end - single.start)}
+                for name, single in sorted(events, key=lambda event: event[1].start)
             ]
             if "no step" not in change:
-                for step in sorted({one.step for one in is_own}):
-                    times = [t for one in is_own if one.step == step for t in (one.start, one.end)]
+                for step in sorted({single.step for single in is_own}):
+                    times = [
+                        t
+                        for single in is_own
+                        if single.step == step
+                        for t in (single.start, single.end)
+                    ]
                     result.append(
                         {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
                         | {"name": f"ProfilerStep#{step}", "ts": 1e6 * min(times) - 1}

@@ -35,15 +35,15 @@ def main():
     assert not values.is_fully_addressable
     here = {name: leaf[half] for name, leaf in costs().items()}
     alone, others = pj.makespans_and_grad(program, pj.Costs(**here, transmit=0.3))
-    np.testing.assert_allclose(mine(values), alone, rtol=1e-12)
-    np.testing.assert_array_equal(mine(counts.forward), others.forward)
+    np.testing.assert_allclose(local_part(values), alone, rtol=1e-12)
+    np.testing.assert_array_equal(local_part(counts.forward), others.forward)
     np.testing.assert_allclose(
-        mine(pj.makespans(program, pj.Costs(**shared, transmit=0.3), unroll=True)), alone
+        local_part(pj.makespans(program, pj.Costs(**shared, transmit=0.3), unroll=True)), alone
     )
     print(f"process {number}: {float(np.sum(alone)):.6f}")
 
 
-def mine(array):
+def local_part(array):
     """Return the part of an array that this process holds, in order."""
     shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start)
     return np.concatenate([np.asarray(shard.data) for shard in shards])

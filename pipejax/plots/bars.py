@@ -1,4 +1,4 @@
-"""Rows of workers on axes: ops as bars, messages as lines or bars, and what they hold as areas."""
+"""Draw workers as rows: ops as bars, messages as lines or bars, memory as areas."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,16 +17,16 @@ from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
 from pipejax.schedules.cells.ops import COMPUTING, Op
 
-MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
+MAX_LABELS = 2000  # largest number of ops that show their microbatch
 HATCH = "////"
 TRANSFERS = "transfers"  # a lane of pictures alone
-_ROW, _HEIGHT = 0.28, 0.8  # of a worker [inch], and of its bars relative to that
-_ALONE, _SEVERAL, _GAP = 0.14, 0.1, 0.02  # what a lane below them adds, one or each [inch]
-_FRAME, _EDGE, _TRANSFER_EDGE = 0.9, 0.4, 0.2  # widths of lines around ops [point]
-MAX_SHAPES = 5000  # more than this are pixels in a pdf or svg, which would take long to show
-_BEHIND = 0.8  # order: over the line of idle time, behind ops, so that no line crosses a number
-_DIGIT = 0.66  # width of a digit, relative to the size of its font
-Room = tuple[float, float]  # of a number: for each digit [s], and its height in rows
+_ROW_INCH, _OPS_SHARE = 0.28, 0.8  # height of a worker's row, and the share of it that ops take
+_LONE_LANE_INCH, _LANE_INCH, _GAP_INCH = 0.14, 0.1, 0.02  # height that a lane below the ops adds
+_FRAME_POINTS, _EDGE_POINTS, _TRANSFER_POINTS = 0.9, 0.4, 0.2  # widths of lines around bars
+MAX_SHAPES = 5000  # largest number of shapes that are vectors in a pdf or svg
+_MESSAGE_ZORDER = 0.8  # above the line of idle time, behind ops
+_DIGIT_WIDTH = 0.66  # relative to the size of the font
+Room = tuple[float, float]  # room for a number: width per digit [s], height [rows]
 
 
 class Lane(NamedTuple):
@@ -37,7 +37,7 @@ class Lane(NamedTuple):
 
 
 class DrawnOp(NamedTuple):
-    """An op of a bar, where it is drawn: a fused pair has two, one above the other."""
+    """Rectangle of an op; a fused pair has two, one above the other."""
 
     op: Op
     number: str  # text of its microbatch
@@ -57,18 +57,18 @@ def lanes_below(shown_bars: Sequence[Bar], *, transfers: bool = False) -> list[s
 
 def row_height(below: Sequence[str]) -> float:
     """Height of a row with lanes below its ops [inch]."""
-    return _ROW + len(below) * (_ALONE if len(below) == 1 else _SEVERAL)
+    return _ROW_INCH + len(below) * (_LONE_LANE_INCH if len(below) == 1 else _LANE_INCH)
 
 
 def share_row(below: Sequence[str]) -> dict[str, Lane]:
-    """Share a row among its ops, as "compute", and the lanes below them."""
-    row, pitch = row_height(below), _ALONE if len(below) == 1 else _SEVERAL
-    first = (1 + _HEIGHT) / 2 * _ROW  # where the ops end
-    lanes = [
-        ((first + k * pitch + _GAP) / row - 0.5, (pitch - _GAP) / row) for k in range(len(below))
-    ]
-    ops = Lane((1 - _HEIGHT) / 2 * _ROW / row - 0.5, _HEIGHT * _ROW / row)
-    return {COMPUTING: ops} | {name: Lane(*place) for name, place in zip(below, lanes, strict=True)}
+    """Return the vertical range of the ops of a row, and of each lane below them, by lane."""
+    row, pitch = row_height(below), _LONE_LANE_INCH if len(below) == 1 else _LANE_INCH
+    ops_top, ops_bottom = (1 - _OPS_SHARE) / 2 * _ROW_INCH, (1 + _OPS_SHARE) / 2 * _ROW_INCH
+    lanes = {COMPUTING: Lane(ops_top / row - 0.5, (ops_bottom - ops_top) / row)}
+    for k, name in enumerate(below):
+        top = ops_bottom + k * pitch + _GAP_INCH  # [inch] from the top of the row
+        lanes[name] = Lane(top / row - 0.5, (pitch - _GAP_INCH) / row)
+    return lanes
 
 
 def draw_bars(
@@ -83,83 +83,90 @@ def draw_bars(
     transfers: Sequence[Arrow] = (),
     looks: Mapping[str, palette.Look] | None = None,
 ) -> None:
-    """Draw ops on given axes from one time to another, a row for each worker.
-
-    Those on the critical path are framed, and those that belong to the second pipe are hatched.
+    """Draw ops in a row for each worker: framed on the critical path, hatched in the second pipe.
 
     Args:
       axes: to draw on.
       shown_bars: the ops.
       workers: number of rows.
-      until: end of what is seen [s].
-      since: its start [s].
+      until: right end of the time axis [s].
+      since: left end of the time axis [s].
       hatched: ops of the second pipe.
-      depth: (stages) how deep the colour of each is, from 0 to 1; all 0 if empty.
+      depth: (stages) depth of the colour of each stage, from 0 to 1; all 0 if empty.
       transfers: messages that have a lane of their own below the ops of both workers.
-      looks: of phases, by letters; those of what is drawn if None.
+      looks: looks of phases by letter; those of the drawn phases if None.
     """
     axes.set_xlim(since, until if until > since else since + 1)
     labels = [f"worker {worker}" for worker in range(workers)]
     has_collectives = any(bar.worker == NO_WORKER for bar in shown_bars)
     style.name_rows(axes, [*labels, "all-reduce"] if has_collectives else labels)
-    seen = [bar for bar in shown_bars if bar.start < until and bar.finish > since]
-    seen = seen if seen or not shown_bars else list(shown_bars)  # of a run that takes no time
+    visible = [bar for bar in shown_bars if bar.start < until and bar.finish > since]
+    visible = visible or list(shown_bars)  # in a run that takes no time
     lanes = share_row(lanes_below(shown_bars, transfers=bool(transfers)))
     looks = palette.phase_looks(bar_phases(shown_bars)) if looks is None else looks
-    parts = [part for bar in seen for part in _parts(bar, workers, lanes)]
-    if len(depth):  # what is of no stage has the colour of the last ones
+    ops = [op for bar in visible for op in _drawn_ops(bar, workers, lanes)]
+    if len(depth):  # ops without a stage have depth 0
         shades = dict(enumerate(depth))
-        parts = [part._replace(depth=shades.get(part.op.stage, 0.0)) for part in parts]
+        ops = [op._replace(depth=shades.get(op.op.stage, 0.0)) for op in ops]
     groups: dict[tuple[str, bool, float], list[DrawnOp]] = {}
-    for part in parts:
-        groups.setdefault((part.op.phase.name, part.op in hatched, part.depth), []).append(part)
-    is_dense = len(parts) > MAX_SHAPES
+    for op in ops:
+        groups.setdefault((op.op.phase.name, op.op in hatched, op.depth), []).append(op)
+    is_dense = len(ops) > MAX_SHAPES
     shapes: dict[str, Any] = {"rasterized": is_dense}
-    if is_dense:  # ops narrower than a pixel share it, where else they would hide each other
+    if is_dense:  # ops narrower than a pixel blend instead of hiding each other
         shapes["snap"] = False
     for (phase, is_hatched, _), group in groups.items():
         _draw_group(axes, group, looks[phase], is_hatched, shapes)
-    frames = [bar for bar in seen if bar.is_critical]
     outlines = [
-        DrawnOp(bar.ops[0], "", bar.start, bar.finish, *_place(bar, workers, lanes))
-        for bar in frames
+        DrawnOp(bar.ops[0], "", bar.start, bar.finish, *_vertical_range(bar, workers, lanes))
+        for bar in visible
+        if bar.is_critical
     ]
-    _outline(axes, outlines, palette.CRITICAL, _FRAME, zorder=3, **shapes)
-    end = min(until, max((bar.finish for bar in seen), default=since))
-    middle = lanes[COMPUTING].top + lanes[COMPUTING].height / 2  # idle is where a thin line shows
-    axes.hlines(
-        np.arange(workers) + middle, since, end, color=palette.IDLE, linewidth=0.5, zorder=0.5
-    )
+    _outline(axes, outlines, palette.CRITICAL, _FRAME_POINTS, zorder=3, **shapes)
+    end = min(until, max((bar.finish for bar in visible), default=since))
+    middles = np.arange(workers) + lanes[COMPUTING].top + lanes[COMPUTING].height / 2
+    idle: dict[str, Any] = {
+        "color": palette.IDLE,
+        "linewidth": 0.5,
+        "zorder": 0.5,
+    }
+    axes.hlines(middles, since, end, **idle)
     if transfers:
         draw_transfers(axes, transfers, *lanes[TRANSFERS])
-    if len(parts) <= MAX_LABELS:
-        _draw_numbers(axes, [p for p in parts if p.top < workers - 0.5], looks, hatched)
+    if len(ops) <= MAX_LABELS:
+        _draw_numbers(axes, [op for op in ops if op.top < workers - 0.5], looks, hatched)
 
 
-def _place(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> tuple[float, float]:
+def _vertical_range(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> tuple[float, float]:
     """Return the top of a bar and its height [rows]; an all-reduce has a row of its own."""
     if bar.worker == NO_WORKER:
         return workers + lanes[COMPUTING].top, lanes[COMPUTING].height
     return bar.worker + lanes[bar.lane].top, lanes[bar.lane].height
 
 
-def _parts(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnOp]:
-    top, whole = _place(bar, workers, lanes)
-    height = whole / len(bar.ops)
-    single_ops = [bar._replace(ops=(op,)) for op in bar.ops]
-    return [
-        DrawnOp(single.ops[0], single.number, bar.start, bar.finish, top + k * height, height)
-        for k, single in enumerate(single_ops)
-    ]
+def _drawn_ops(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnOp]:
+    """Return the rectangles of the ops of a bar, one above the other."""
+    top, bar_height = _vertical_range(bar, workers, lanes)
+    height = bar_height / len(bar.ops)
+    drawn_ops = []
+    for k, op in enumerate(bar.ops):
+        number = bar._replace(ops=(op,)).number
+        drawn_ops.append(DrawnOp(op, number, bar.start, bar.finish, top + k * height, height))
+    return drawn_ops
 
 
-def _corners(parts: Iterable[DrawnOp]) -> Any:
-    box = np.array([(p.start, p.finish, p.top, p.top + p.height) for p in parts]).reshape(-1, 4)
-    return np.stack([box[:, [0, 2]], box[:, [1, 2]], box[:, [1, 3]], box[:, [0, 3]]], axis=1)
+def _corners(sides: Sequence[tuple[float, ...]]) -> Any:
+    """Return the corners (boxes, 4, 2) of boxes with sides (start, end, top, bottom)."""
+    start, end, top, bottom = np.array(sides, float).reshape(-1, 4).T
+    return np.stack([start, top, end, top, end, bottom, start, bottom], axis=1).reshape(-1, 4, 2)
 
 
-def _widths(axes: Axes, parts: Sequence[DrawnOp], widest: float) -> Any:
-    lengths = np.array([part.finish - part.start for part in parts])
+def _op_corners(ops: Iterable[DrawnOp]) -> Any:
+    return _corners([(op.start, op.finish, op.top, op.top + op.height) for op in ops])
+
+
+def _widths(axes: Axes, ops: Sequence[DrawnOp], widest: float) -> Any:
+    lengths = np.array([op.finish - op.start for op in ops])
     return style.line_widths(axes, lengths, widest)
 
 
@@ -170,33 +177,26 @@ def _draw_group(
     is_hatched: bool,
     shapes: dict[str, Any],
 ) -> None:
+    """Draw ops of one phase and depth; `shapes` are options of all collections of the picture."""
     patch_style = style.rectangle(look, group[0].depth)
     strokes = patch_style.pop("hatch", None)
-    corners = _corners(group)
-    widths = _widths(axes, group, _EDGE)
+    corners = _op_corners(group)
+    widths = _widths(axes, group, _EDGE_POINTS)
     axes.add_collection(PolyCollection(corners, linewidths=widths, **patch_style, **shapes))
     if strokes or is_hatched:
-        over: dict[str, Any] = {
-            "facecolor": "none",
-            "edgecolor": look.ink,
-            "hatch": strokes or HATCH,
-            "linewidth": 0.0,
-        }
-        axes.add_collection(PolyCollection(corners, **over, **shapes))
+        hatch: dict[str, Any] = {"edgecolor": look.ink, "hatch": strokes or HATCH, "linewidth": 0.0}
+        axes.add_collection(PolyCollection(corners, facecolor="none", **hatch, **shapes))
 
 
-def _outline(axes: Axes, parts: Sequence[DrawnOp], colour: str, widest: float, **more: Any) -> None:
-    if parts:
-        frame = {"facecolor": "none", "edgecolor": colour, **more}
-        widths = _widths(axes, parts, widest)
-        axes.add_collection(PolyCollection(_corners(parts), linewidths=widths, **frame))
+def _outline(axes: Axes, ops: Sequence[DrawnOp], colour: str, widest: float, **look: Any) -> None:
+    if ops:
+        frame = {"facecolor": "none", "edgecolor": colour, **look}
+        widths = _widths(axes, ops, widest)
+        axes.add_collection(PolyCollection(_op_corners(ops), linewidths=widths, **frame))
 
 
 def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[Patch | Line2D]:
-    """List the legend entries for colours, strokes and frames of ops.
-
-    `hatched` names what strokes mean, and `deep` what a deeper colour of a phase does.
-    """
+    """List the legend entries of ops; `hatched` and `deep` label strokes and deep colours."""
     used = bar_phases(bars)
     looks = palette.phase_looks(used)
     entries: list[Patch | Line2D] = [
@@ -205,14 +205,14 @@ def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[
     if deep:
         entries.append(Patch(**style.rectangle(looks[used[0].name], 1.0), label=deep))
     if below := lanes_below(bars):
-        named = f"thin rows: {', '.join(below)}"
-        entries.append(Line2D([], [], linestyle="none", label=named))
+        label = f"thin rows: {', '.join(below)}"
+        entries.append(Line2D([], [], linestyle="none", label=label))
     if hatched:
         entries.append(
             Patch(
                 facecolor="none",
                 edgecolor=palette.BLACK,
-                linewidth=_EDGE,
+                linewidth=_EDGE_POINTS,
                 hatch=HATCH,
                 label=hatched,
             )
@@ -227,7 +227,7 @@ def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[
 # Activation memory over time as a picture: an area for each worker.
 
 
-_ROOM = 0.72  # of a row, for the largest peak
+_PEAK_SHARE = 0.72  # share of a row's height that the largest peak takes
 LIMIT: Mapping[str, Any] = {"color": palette.VERMILION, "linewidth": 0.8, "linestyle": "--"}
 
 
@@ -235,10 +235,10 @@ class Curves(NamedTuple):
     """Curves of an activation memory, with their limits and units.
 
     Attributes:
-      memory: the steps and peaks.
-      name: what the sizes are, for the legend.
-      text: prints a level.
-      limit: of every worker, or (workers) of each; none if None.
+      memory: steps and peaks of each worker.
+      name: name of the sizes, for the title.
+      text: formats a size.
+      limit: limit of all workers, or (workers) of each; none if None.
     """
 
     memory: ActivationMemory
@@ -248,29 +248,28 @@ class Curves(NamedTuple):
 
 
 def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
-    """Draw the activation memory of each worker on given axes, its peak marked with the number.
+    """Draw the activation memory of each worker in a row, with its peak marked.
 
-    The largest peak, or the largest limit where it is higher, fills a row.
+    All rows have one scale, up to the largest peak or limit.
     """
     memory = curves.memory
-    shared = [] if curves.limit is None else [curves.limit]
-    limits = [np.broadcast_to(limit, memory.peak.shape) for limit in shared]
-    largest = max(peaks.max() for peaks in (memory.peak, *limits)) or 1
-    for worker, (peak, at) in enumerate(zip(memory.peak, memory.peak_at, strict=True)):
-        time, held = memory.curve(worker)
-        base = worker + 0.5
-        level = base - _ROOM * np.append(held, 0.0) / largest
-        ends = np.append(time, until)
-        axes.fill_between(ends, base, level, step="post", color=palette.SKY, alpha=0.6, linewidth=0)
-        axes.step(ends, level, where="post", color=palette.BLUE, linewidth=0.8)
+    limits = [] if curves.limit is None else [np.broadcast_to(curves.limit, memory.peak.shape)]
+    scale = _PEAK_SHARE / (max(sizes.max() for sizes in (memory.peak, *limits)) or 1)
+    for worker, (peak, peak_time) in enumerate(zip(memory.peak, memory.peak_at, strict=True)):
+        times, sizes = memory.curve(worker)
+        base = worker + 0.5  # lower edge of the row; heights grow upwards, to smaller values
+        heights, times = base - scale * np.append(sizes, 0.0), np.append(times, until)
+        area: dict[str, Any] = {"color": palette.SKY, "alpha": 0.6, "linewidth": 0}
+        axes.fill_between(times, base, heights, step="post", **area)
+        axes.step(times, heights, where="post", color=palette.BLUE, linewidth=0.8)
         for limit in limits:
-            axes.hlines(base - _ROOM * limit[worker] / largest, 0, until, **LIMIT)
-        top = base - _ROOM * peak / largest
-        is_late = at > 0.9 * until
-        axes.plot([at], [top], "o", color=palette.BLACK, markersize=2.5, zorder=4)
+            axes.hlines(base - scale * limit[worker], 0, until, **LIMIT)
+        peak_height = base - scale * peak
+        is_late = peak_time > 0.9 * until
+        axes.plot([peak_time], [peak_height], "o", color=palette.BLACK, markersize=2.5, zorder=4)
         axes.annotate(
             curves.text(peak),
-            (at, top),
+            (peak_time, peak_height),
             textcoords="offset points",
             xytext=(-2 if is_late else 2, 1),
             ha="right" if is_late else "left",
@@ -287,92 +286,85 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
 
 
 class _Number(Text):
-    """A number that is drawn only where all of its row have room."""
+    """Microbatch number of an op, drawn only if all numbers of its row have room."""
 
-    def __init__(self, axes: Axes, part: DrawnOp, room: Room, ends: Any, **look: Any) -> None:
-        middle = sum(ends) / 2, part.top + part.height / 2
-        super().__init__(*middle, part.number, ha="center", va="center", **look)
+    def __init__(self, axes: Axes, op: DrawnOp, room: Room, ends: Any, **look: Any) -> None:
+        middle = sum(ends) / 2, op.top + op.height / 2
+        super().__init__(*middle, op.number, ha="center", va="center", **look)
         self._digit, self._height = room
         self._axes = axes
         self.set_transform(axes.transData)
         self.set_in_layout(False)
 
     def get_visible(self) -> bool:
-        """Return whether the numbers of the row fit the axes at their present size."""
-        axes, size = self._axes, float(self.get_fontsize())
-        box, limits = axes.bbox, (axes.get_xlim(), axes.get_ylim())
-        (start, end), (low, high) = limits
-        points = 72 / axes.figure.dpi
-        width = self._digit / abs(end - start) * box.width * points
-        height = self._height / abs(high - low) * box.height * points
-        return bool(super().get_visible() and width >= _DIGIT * size and height >= 0.8 * size)
+        """Return whether the room of the number, in data units, fits its font at this zoom."""
+        axes, font_points = self._axes, float(self.get_fontsize())
+        box, (start, end), (low, high) = axes.bbox, axes.get_xlim(), axes.get_ylim()
+        points_per_pixel = 72 / axes.figure.dpi
+        digit_points = self._digit / abs(end - start) * box.width * points_per_pixel
+        height_points = self._height / abs(high - low) * box.height * points_per_pixel
+        has_room = digit_points >= _DIGIT_WIDTH * font_points and height_points >= 0.8 * font_points
+        return bool(super().get_visible() and has_room)
 
 
 def _draw_numbers(
     axes: Axes,
-    parts: Sequence[DrawnOp],
+    ops: Sequence[DrawnOp],
     looks: Mapping[str, palette.Look],
     hatched: Collection[Op],
 ) -> None:
     """Write microbatch numbers in the middle of the visible part of each op."""
     since, until = axes.get_xlim()
-    size = style.small()
-    numbered = [part for part in parts if part.number]
     rows: dict[tuple[int, str], list[DrawnOp]] = {}
-    for part in numbered:
-        rows.setdefault((round(part.top), part.op.phase.kind.lane), []).append(part)
+    for op in ops:
+        if op.number:
+            rows.setdefault((round(op.top), op.op.phase.kind.lane), []).append(op)
     for row in rows.values():
-        # an op that the window cuts speaks for itself only
-        whole = [p for p in row if p.start >= since and p.finish <= until] or row
-        digits, heights = zip(*(_room(p, p.start, p.finish) for p in whole), strict=True)
-        for part in row:
-            ends = max(part.start, since), min(part.finish, until)
-            digit, height = _room(part, *ends)
-            room = min(*digits, digit), min(*heights, height)
-            look = looks[part.op.phase.name].deepened(part.depth)
-            ground = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.3}
-            box: dict[str, Any] = {"bbox": ground} if part.op in hatched else {}
-            more: dict[str, Any] = {"zorder": 4, "fontsize": size, "clip_on": True, **box}
-            axes.add_artist(_Number(axes, part, room, ends, color=look.ink, **more))
-
-
-def _room(part: DrawnOp, start: float, finish: float) -> Room:
-    return (finish - start) / len(part.number), part.height
+        # all numbers of a row show or none, but ops cut by the window hide only their own
+        uncut = [op for op in row if op.start >= since and op.finish <= until] or row
+        least_digit = min((op.finish - op.start) / len(op.number) for op in uncut)
+        least_height = min(op.height for op in uncut)
+        for op in row:
+            start, finish = max(op.start, since), min(op.finish, until)
+            digit = min(least_digit, (finish - start) / len(op.number))
+            room = digit, min(least_height, op.height)
+            look = looks[op.op.phase.name].deepened(op.depth)
+            text: dict[str, Any] = {"zorder": 4, "fontsize": style.small(), "clip_on": True}
+            if op.op in hatched:
+                text["bbox"] = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.3}
+            axes.add_artist(_Number(axes, op, room, (start, finish), color=look.ink, **text))
 
 
 def draw_messages(axes: Axes, sent: Sequence[Arrow], *, top: float, bottom: float) -> None:
-    """Lines from the edge of the sender's ops to the edge of the receiver's, behind other rows."""
+    """Draw lines from the sender's row to the receiver's; `top` and `bottom` are edges of ops."""
     lines = []
-    for a in sent:
-        leaves, arrives = (bottom, top) if a.receiver > a.sender else (top, bottom)
-        lines.append([(a.start, a.sender + leaves), (a.finish, a.receiver + arrives)])
-    colours = [palette.CRITICAL if a.is_critical else palette.MESSAGE for a in sent]
-    widths = [1.0 if a.is_critical else 0.5 for a in sent]
+    for message in sent:
+        leaves, arrives = (bottom, top) if message.receiver > message.sender else (top, bottom)
+        start = message.start, message.sender + leaves
+        lines.append([start, (message.finish, message.receiver + arrives)])
     look: dict[str, Any] = {
-        "colors": colours,
-        "linewidths": widths,
+        "colors": [palette.CRITICAL if m.is_critical else palette.MESSAGE for m in sent],
+        "linewidths": [1.0 if m.is_critical else 0.5 for m in sent],
         "rasterized": len(lines) > MAX_SHAPES,
     }
-    axes.add_collection(LineCollection(lines, zorder=_BEHIND, **look))
+    axes.add_collection(LineCollection(lines, zorder=_MESSAGE_ZORDER, **look))
 
 
 def draw_transfers(axes: Axes, sent: Sequence[Arrow], top: float, height: float) -> None:
-    """Draw messages as bars in a lane of both workers, those of the critical path framed."""
-    for critical in (False, True):
-        boxes: Any = np.array(
-            [
-                (a.start, a.finish, worker + top, worker + top + height)
-                for a in sent
-                if a.is_critical is critical and a.finish > a.start
-                for worker in (a.sender, a.receiver)
-            ]
-        ).reshape(-1, 4)
-        corners = boxes[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]
-        edge = {"edgecolor": palette.CRITICAL if critical else palette.WHITE}
-        widest = _FRAME if critical else _TRANSFER_EDGE
-        widths = style.line_widths(axes, boxes[:, 1] - boxes[:, 0], widest)
-        look: dict[str, Any] = {"facecolor": palette.MESSAGE, "linewidths": widths, **edge}
-        rasterized = len(boxes) > MAX_SHAPES
-        axes.add_collection(
-            PolyCollection(corners, zorder=3 if critical else 1, rasterized=rasterized, **look)
-        )
+    """Draw messages as bars in a lane of both workers, critical ones framed and in front."""
+    for is_critical in (False, True):
+        bars = [
+            (message.start, message.finish, worker + top, worker + top + height)
+            for message in sent
+            if message.is_critical is is_critical and message.finish > message.start
+            for worker in (message.sender, message.receiver)
+        ]
+        lengths = np.array([finish - start for start, finish, _, _ in bars])
+        widest = _FRAME_POINTS if is_critical else _TRANSFER_POINTS
+        look: dict[str, Any] = {
+            "facecolor": palette.MESSAGE,
+            "edgecolor": palette.CRITICAL if is_critical else palette.WHITE,
+            "linewidths": style.line_widths(axes, lengths, widest),
+            "rasterized": len(bars) > MAX_SHAPES,
+        }
+        axes.add_collection(PolyCollection(_corners(bars), zorder=3 if is_critical else 1, **look))

@@ -1,4 +1,4 @@
-"""Headlines and captions of runs, for pictures and the terminal alike."""
+"""Headlines and captions of runs, for pictures and the terminal."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,17 +16,17 @@ from pipejax.schedules.table.links import format_pair_links
 Run = TypeVar("Run")
 SLOTS = "slots"
 TIME_UNITS = ("s", "ms", "us", "ns")
-_FREE = (*STEP_END, *SHARDING)  # if not given
+_OPTIONAL = (*STEP_END, *SHARDING)  # phases that cost nothing unless their time is given
 
 
 class TimeUnit(NamedTuple):
-    """The unit in which times are written."""
+    """Unit of times."""
 
-    seconds: float  # of one; 1 for the slots of a table
-    name: str  # behind the number
+    seconds: float  # seconds of one unit; 1 for the slots of a table
+    name: str
 
     def text(self, time: float) -> str:
-        """Write a time."""
+        """Format a time [s] with its unit."""
         return f"{time / self.seconds:.5g} {self.name}"
 
 
@@ -39,17 +39,17 @@ def choose_unit(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit
 
 
 def named(runs: Iterable[tuple[str, Run]]) -> dict[str, Run]:
-    """Give every run a name of its own: its schedule, numbered where that stands twice."""
+    """Make the names of runs distinct: repeated names get numbers."""
     runs_by_name: dict[str, Run] = {}
-    seen = Counter[str]()
+    counts = Counter[str]()
     for name, run in runs:
-        seen[name] += 1
-        runs_by_name[f"{name} ({seen[name]})" if seen[name] > 1 else name] = run
+        counts[name] += 1
+        runs_by_name[f"{name} ({counts[name]})" if counts[name] > 1 else name] = run
     return runs_by_name
 
 
 def headlines(name: str, run: Evaluation, unit: TimeUnit) -> list[str]:
-    """Say in a line what a run is and takes: all of it, then shorter, for where a line is short."""
+    """Return headlines of a run with step time, idle share and links, then shorter ones."""
     facts = [f"idle {100 * run.bubble_ratio:.1f} %", f"{run.links.model} links"]
     start = f"{name}: {unit.text(run.makespan)}"
     return [", ".join([start, *facts[:count]]) for count in (2, 1, 0)]
@@ -62,7 +62,7 @@ def caption_of_runs(
     setting: str = "",
     window: Window | None = None,
 ) -> str:
-    """Say in a caption what is drawn: what runs share is said once."""
+    """Return the caption of runs: first the facts that all share, then those of each run."""
     facts = [_facts(run, unit) for run in runs.values()]
     shared = [fact for fact in facts[0] if len(runs) > 1 and all(fact in other for other in facts)]
     sentences = [", ".join([setting, *shared] if setting else shared)]
@@ -77,16 +77,18 @@ def caption_of_runs(
 
 
 def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
+    """List size, times and links of a run, as parts of a caption."""
     costs = run.costs
-    used = [phase for phase in run.table.used_phases if phase.kind.time]
-    times = [f"{k.name} {text}" for k in used if (text := _range(costs.time(k), unit))]
-    free_phases = [phase for phase in _FREE if np.any(costs.time(phase))]
-    free = [f"{phase.name} {_range(costs.time(phase), unit)}" for phase in free_phases]
-    pair = [] if costs.pair is None else [f"fused pair {_range(costs.pair, unit)}"]
+    timed = [phase for phase in run.table.used_phases if phase.kind.time]
+    timed += [phase for phase in _OPTIONAL if np.any(costs.time(phase))]
+    texts = {phase.name: _range(costs.time(phase), unit) for phase in timed}
+    times = [f"{letter} {text}" for letter, text in texts.items() if text]
     if costs.pair_factor is not None and run.table.is_fused.any():
         least, largest = np.min(costs.pair_factor), np.max(costs.pair_factor)
         factor = f"{least:g}" if least == largest else f"({least:g} to {largest:g})"
-        pair = [f"fused pair max(F, B) + {factor} min(F, B)"]
+        times.append(f"fused pair max(F, B) + {factor} min(F, B)")
+    elif costs.pair is not None:
+        times.append(f"fused pair {_range(costs.pair, unit)}")
     sent = [
         f"{name} {_range(cost, unit)}"
         for name, cost in (("latency", costs.latency), ("transmit", costs.transmit))
@@ -96,14 +98,14 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
     return [
         f"{run.workers} workers",
         f"{run.microbatches} microbatches",
-        *dict.fromkeys([*times, *free, *pair]),
+        *times,
         messages,
         _links(run.links),
     ]
 
 
 def _range(cost: Any, unit: TimeUnit) -> str:
-    """Write a cost: one number, or the smallest and the largest."""
+    """Format a cost: one number, or its range; "" if it has no values."""
     if cost is None:
         return ""
     values = np.asarray(cost, float)

@@ -1,4 +1,4 @@
-"""Charts, each of one kind of numbers: machines, predictions, delays, swings, training curves."""
+"""Draw charts: workers on a machine, predictions, delays, and swings of the step time."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,18 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.topology import PlacedCosts, Seats
 from pipejax.plots import palette, style
 
-# Machines: which worker sits where, and what its messages cross.
+# Workers on the nodes of a machine, and the links that their messages cross.
 
-GAP = 0.9  # between groups of a level, in widths of a place
-# of links by level; further as the last
-LINK_COLOURS = (palette.GREY, palette.VERMILION, palette.VIOLET)
-RISE = 0.3  # of an arc, per width of a place that it spans
-PLACEMENT_HEIGHT = 1.4  # [inch]
+LEVEL_GAP = 0.9  # gap between two nodes, and again between two racks, in widths of a place
+LINK_COLOURS = (palette.GREY, palette.VERMILION, palette.VIOLET)  # by level; the last for all above
+ARC_RISE = 0.3  # rise of an arc for each width of a place that it spans
+PLACEMENT_INCH = 1.4  # height of a placement
 
 
 def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
-    """Draw placements by name, one below the other: workers on nodes, and what messages cross."""
+    """Draw placements by name, one below the other: workers on nodes, arcs for their messages."""
     paper = style.Paper()
-    picture = style.Picture(paper, PLACEMENT_HEIGHT * len(shown) + 0.4)
+    picture = style.Picture(paper, PLACEMENT_INCH * len(shown) + 0.4)
     with mpl.rc_context(paper.settings()):
         rows = picture.subplots(len(shown), squeeze=False, sharey=True)[:, 0]
         tops = [
@@ -49,17 +48,21 @@ def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
 def _draw_placement(
     axes: Axes, placed: PlacedCosts, seats: Int[NumpyArray, " workers"], name: str
 ) -> float:
-    """Draw the workers node by node, and an arc for each pair that messages cross."""
-    # returns the height of the highest arc
-    # places are apart by one, and by a gap more for each level between them
-    between = placed.level[np.arange(len(placed.level) - 1), 1:].diagonal()
-    at, top = np.append(0.0, np.cumsum(1.0 + GAP * between)), 0.5
+    """Draw workers on their places, and arcs for messages; return the height of the highest arc.
+
+    `seats` is the place of each worker, `placed.level` the level of the link between two places.
+    """
+    # neighbours are 1 apart, plus a gap for each level: levels 0, 1, 0 give x = 0, 1, 2.9, 3.9
+    neighbour_levels = placed.level.diagonal(offset=1)
+    place_x = np.append(0.0, np.cumsum(1.0 + LEVEL_GAP * neighbour_levels))
+    top = 0.5
     for level in range(int(placed.level.max())):
-        for group in np.unique((placed.level <= level).argmax(axis=1)).tolist():
-            _frame(axes, at[placed.level[group] <= level], level)
+        is_near = placed.level <= level  # places within one node, or one rack
+        for group in np.unique(is_near.argmax(axis=1)).tolist():  # first place of each
+            _frame(axes, place_x[is_near[group]], level)
     for (first, second), count in _pairs(placed).items():
-        start, end = sorted((at[seats[first]], at[seats[second]]))
-        rise = 0.25 + RISE * (end - start)
+        start, end = sorted((place_x[seats[first]], place_x[seats[second]]))
+        rise = 0.25 + ARC_RISE * (end - start)
         top = max(top, 0.3 + rise)
         bend = [(start, 0.3), ((start + end) / 2, 0.3 + 2 * rise), (end, 0.3)]
         level = int(placed.level[seats[first], seats[second]])
@@ -71,21 +74,21 @@ def _draw_placement(
         )
         axes.add_patch(arc)
     for worker, seat in enumerate(seats.tolist()):
-        axes.plot(at[seat], 0, "o", markersize=12, color=palette.WHITE, mec="black", mew=0.6)
-        axes.annotate(f"{worker}", (at[seat], 0), ha="center", va="center_baseline")
-    axes.set(xlim=(at[0] - 1.2, at[-1] + 1.2), yticks=[], xticks=[])
+        axes.plot(place_x[seat], 0, "o", markersize=12, color=palette.WHITE, mec="black", mew=0.6)
+        axes.annotate(f"{worker}", (place_x[seat], 0), ha="center", va="center_baseline")
+    axes.set(xlim=(place_x[0] - 1.2, place_x[-1] + 1.2), yticks=[], xticks=[])
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
     axes.set_title(name, loc="left")
     return float(top)
 
 
-def _frame(axes: Axes, at: NumpyArray, level: int) -> None:
-    """Draw a box around the places of a node, or of a group of nodes."""
+def _frame(axes: Axes, place_x: NumpyArray, level: int) -> None:
+    """Draw a box around the places of a node (level 0) or of a rack (level 1)."""
     pad = 0.55 + 0.18 * level
     box = FancyBboxPatch(
-        (at.min() - pad, -pad),
-        np.ptp(at) + 2 * pad,
+        (place_x.min() - pad, -pad),
+        np.ptp(place_x) + 2 * pad,
         2 * pad,
         boxstyle="round,pad=0,rounding_size=0.3",
         facecolor=palette.SKY if level == 0 else "none",
@@ -98,6 +101,7 @@ def _frame(axes: Axes, at: NumpyArray, level: int) -> None:
 
 
 def _pairs(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
+    """Count the stage boundaries between each pair of different workers."""
     placement = placed.table.placement
     ends = np.sort(np.stack([placement[:, :-1].ravel(), placement[:, 1:].ravel()]), axis=0)
     pairs, counts = np.unique(ends[:, ends[0] != ends[1]], axis=1, return_counts=True)
@@ -107,25 +111,10 @@ def _pairs(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
 # Predicted against measured step times.
 
 
-GROUP_LOOKS = [  # of groups, told apart in grey too; more groups begin anew
-    (marker, colour)
-    for marker, colour in zip(
-        itertools.cycle("os^DvP"),
-        (
-            palette.BLUE,
-            palette.VERMILION,
-            palette.GREEN,
-            palette.ORANGE,
-            palette.PURPLE,
-            palette.SKY,
-            palette.BLACK,
-        ),
-        strict=False,
-    )
-]
-
-
-NEAR = 10.0  # ratio of the ends of an axis up to which its marks are evenly apart
+# markers and colours of groups, in turn
+_COLOURS = palette.BLUE, palette.VERMILION, palette.GREEN, palette.ORANGE, palette.PURPLE
+GROUP_LOOKS = [*zip("os^DvPo", (*_COLOURS, palette.SKY, palette.BLACK), strict=True)]
+EVEN_TICKS_RATIO = 10.0  # ratio of the ends of an axis up to which its ticks are evenly spaced
 
 
 def draw_predictions(
@@ -134,20 +123,17 @@ def draw_predictions(
     predicted: Float[NumpyArray, " rows"],
     groups: Sequence[str],
 ) -> None:
-    """Draw each row as a point, around the diagonal and what is 10 % off [s].
-
-    Groups have labels for a legend.
-    """
-    both = np.concatenate([measured, predicted])
-    ends = np.array([both.min() / 1.2, both.max() * 1.2])
+    """Draw measured and predicted times [s] as points, with the diagonal and a band of 10 %."""
+    times = np.concatenate([measured, predicted])
+    ends = np.array([times.min() / 1.2, times.max() * 1.2])
     axes.plot(ends, ends, color=palette.BLACK, linewidth=0.6)
     axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color=palette.SILVER, linewidth=0, alpha=0.6)
     names = list(dict.fromkeys(groups))
     for name, (marker, colour) in zip(names, itertools.cycle(GROUP_LOOKS), strict=False):
-        which = np.asarray(groups) == name
+        is_member = np.asarray(groups) == name
         axes.plot(
-            measured[which],
-            predicted[which],
+            measured[is_member],
+            predicted[is_member],
             linestyle="none",
             marker=marker,
             markersize=3,
@@ -158,7 +144,7 @@ def draw_predictions(
         )
     axes.set(xscale="log", yscale="log", xlabel="measured [s]", ylabel="predicted [s]")
     axes.set(xlim=ends, ylim=ends)
-    is_near = ends[1] < NEAR * ends[0]  # too near for marks at powers of ten
+    is_near = ends[1] < EVEN_TICKS_RATIO * ends[0]  # ticks at powers of ten would be too few
     for axis in (axes.xaxis, axes.yaxis):
         if is_near:
             axis.set_major_locator(FixedLocator(MaxNLocator(5).tick_values(*ends)))
@@ -170,33 +156,33 @@ def draw_predictions(
         axis.set_minor_formatter(NullFormatter())
 
 
-# Charts of how stale the gradients of a table are.
+# Delays of the gradients of a table.
 
 
-FEWEST_DELAYS = 3  # up to which the axis goes at least
+LEAST_AXIS_END = 3  # least right end of the axis of delays
 
 
 def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) -> None:
-    """Draw how often each delay occurs, with the mean and the largest marked."""
+    """Draw the share of each delay, with the mean and the largest delay marked."""
     share = 100 * histogram / histogram.sum()
     axes.bar(np.arange(len(share)), share, width=0.9, color=palette.BLUE)
     largest = len(share) - 1
-    for at, label, colour, line in (
+    for delay, label, colour, line in (
         (largest, f"largest {largest}", palette.VERMILION, "-"),
         (mean, f"mean {mean:.4g}", palette.ORANGE, "--"),
     ):
-        axes.axvline(at, color=colour, label=label, linestyle=line)
+        axes.axvline(delay, color=colour, label=label, linestyle=line)
     axes.set(xlabel="delay [block updates]", ylabel="share of (update, stage) [%]")
-    axes.set_xlim(-0.6, max(largest, FEWEST_DELAYS) + 0.6)
+    axes.set_xlim(-0.6, max(largest, LEAST_AXIS_END) + 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.figure.legend(loc="outside lower center", ncols=2)  # beside the bars, wherever they stand
 
 
-# Tornado charts: which parameter moves the step time how far, the largest swings on top.
+# Tornado charts: swings of the step time by parameter, the largest on top.
 
 
 SWING_COLOURS = (palette.BLUE, palette.ORANGE)
-LEAST_SWING = 1e-2  # relative swing below which a parameter is left out
+LEAST_SWING = 1e-2  # least drawn swing, relative to the step time
 PARAMETER_NAMES: Mapping[str, str] = {
     "compute.peak": "peak FLOP/s",
     "compute.latency": "latency of an op",
@@ -241,28 +227,28 @@ PARAMETER_NAMES: Mapping[str, str] = {
     "model.windowed_layers": "layers with a window",
     "microbatch_size": "microbatch size, M fixed",
 }
-WORK = ("model.", "microbatch_size")  # what is computed; all else is what it is computed on
+WORK = ("model.", "microbatch_size")  # prefixes of parameters of the work, not of the machine
 
 
 def draw_tornado(
     axes: Axes, step_time: float, swings: Mapping[str, tuple[float | None, float | None]]
 ) -> None:
-    """Draw a bar per parameter between the step times with less and with more of it.
+    """Draw for each parameter the step times with a smaller and a larger value; None has no bar.
 
-    Those of the machine stand above those of the work, in each the largest swing on top. An end
-    that is None has no bar; where both lengthen or both shorten the step, one lies over the other.
+    Parameters of the machine stand above those of the work, in each part the largest swing on top.
     """
 
     def width(name: str) -> float:
+        """Return the larger relative change of the step time."""
         return max(abs(value / step_time - 1) for value in (*swings[name], step_time) if value)
 
     large = [name for name in swings if width(name) >= LEAST_SWING]
-    shown = sorted(large, key=lambda name: (not name.startswith(WORK), width(name)))
-    # a row is left free between what is of the work and what is of the machine, for the words
-    work = sum(name.startswith(WORK) for name in shown)
-    free = float(0 < work < len(shown))
-    places = np.arange(len(shown)) + np.where(np.arange(len(shown)) < work, 0.0, free)
-    if free:
+    names = sorted(large, key=lambda name: (not name.startswith(WORK), width(name)))
+    # rows of the work, a free row for a label if both parts exist, rows of the machine
+    work = sum(name.startswith(WORK) for name in names)
+    has_label = 0 < work < len(names)
+    places = np.arange(len(names)) + np.where(np.arange(len(names)) < work, 0.0, has_label)
+    if has_label:
         axes.annotate(
             "machine above, work below",
             (0.5, work),
@@ -271,12 +257,12 @@ def draw_tornado(
             va="center",
             fontsize=style.LEAST_FONT,
         )
-    ends = np.array([swings[name] for name in shown], float).reshape(-1, 2)  # None is NaN
+    ends = np.array([swings[name] for name in names], float).reshape(-1, 2)  # None is NaN
     changes = 100 * (np.nan_to_num(ends, nan=step_time) / step_time - 1)
-    both = changes.prod(axis=1) > 0  # on one side
+    overlap = changes.prod(axis=1) > 0  # both bars lie on one side: draw one above the other
     for values, side, colour in zip(changes.T, (1, -1), SWING_COLOURS, strict=True):
-        rows = places + np.where(both, side * 0.175, 0.0)
-        axes.barh(rows, values, height=np.where(both, 0.35, 0.7), color=colour)
+        rows = places + np.where(overlap, side * 0.175, 0.0)
+        axes.barh(rows, values, height=np.where(overlap, 0.35, 0.7), color=colour)
         for row, value in zip(rows, values, strict=True):
             if abs(value) >= 1:
                 axes.annotate(
@@ -290,7 +276,7 @@ def draw_tornado(
                 )
     axes.axvline(0, color="black", linewidth=0.6)
     axes.margins(x=0.12)
-    axes.set_yticks(places, [PARAMETER_NAMES.get(name, name) for name in shown])
+    axes.set_yticks(places, [PARAMETER_NAMES.get(name, name) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("change of the step time [%]")
 

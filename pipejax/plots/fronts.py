@@ -1,4 +1,4 @@
-"""Points in two measures, with the front that none beats in both: layouts of a plan, of a sweep."""
+"""Draw points in two measures with their Pareto front: layouts of a plan, points of a sweep."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,8 +14,10 @@ from pipejax.plots import palette, style
 
 COLOURS = palette.SERIES
 MARKERS = "osD^vP"
-SLOWEST = 4.0  # times the best step: what takes longer is not drawn
-WIDEST = 1.5  # times the capacity: what needs more is not drawn
+FRONT: dict[str, Any] = {"where": "post", "color": palette.BLACK, "linewidth": 0.9}
+FRONT |= {"label": "front", "zorder": 3}
+MAX_STEP_RATIO = 4.0  # largest drawn step time, relative to the best
+MAX_MEMORY_RATIO = 1.5  # largest drawn memory, relative to the capacity
 
 
 def draw_plan(
@@ -27,59 +29,35 @@ def draw_plan(
     best: int,
     capacity: float,
 ) -> None:
-    """Draw layouts as points: grey for bounds, coloured by schedule for exact times."""
+    """Draw layouts: memory [GB] against exact step time, or grey against its lower bound [s].
+
+    `front` and `apart` select layouts, `best` is a position, `capacity` is in bytes.
+    """
     memory, exact = np.asarray(columns["memory_bytes"]) / 1e9, np.asarray(columns["step_time"])
-    bound, is_known = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
-    least = float(np.nanmin(exact))
-    near = (memory <= WIDEST * capacity / 1e9) & (bound <= SLOWEST * least)
-    rest = near & ~is_known
-    axes.plot(
-        memory[rest],
-        bound[rest],
-        ".",
-        color=palette.SILVER,
-        markersize=1.5,
-        markeredgewidth=0,
-        rasterized=True,
-        zorder=1,
-    )
+    bound, is_exact = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
+    capacity, least = capacity / 1e9, float(np.nanmin(exact))
+    is_drawn = (memory <= MAX_MEMORY_RATIO * capacity) & (bound <= MAX_STEP_RATIO * least)
+    dots: dict[str, Any] = {"markersize": 1.5, "markeredgewidth": 0, "rasterized": True}
+    bounded = is_drawn & ~is_exact
+    axes.plot(memory[bounded], bound[bounded], ".", color=palette.SILVER, zorder=1, **dots)
     axes.plot([], [], ".", color=palette.SILVER, markersize=4, label="lower bound")
-    _draw_exact(axes, np.asarray(columns["schedule"]), memory, exact, near & is_known, apart)
+    _draw_exact(axes, np.asarray(columns["schedule"]), memory, exact, is_drawn & is_exact, apart)
     order = np.flatnonzero(front)
     order = order[np.argsort(memory[order])]
-    axes.step(
-        np.append(memory[order], capacity / 1e9),
-        np.append(exact[order], least),
-        where="post",
-        color=palette.BLACK,
-        linewidth=0.9,
-        label="front",
-        zorder=3,
-    )
-    axes.axvline(capacity / 1e9, color=palette.VERMILION, linewidth=0.8, linestyle="--")
+    edge = np.append(memory[order], capacity), np.append(exact[order], least)
+    axes.step(*edge, **FRONT)
+    axes.axvline(capacity, color=palette.VERMILION, linewidth=0.8, linestyle="--")
     ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
     axes.plot(memory[best], exact[best], "o", markersize=7, zorder=4, **ring)
-    axes.annotate(
-        f"best: {_label(columns, best)}",
-        (memory[best], exact[best]),
-        xytext=(-6, -12),
-        textcoords="offset points",
-        ha="right",
-        fontsize=style.LEAST_FONT,
-    )
-    axes.annotate(
-        "does not fit",
-        (capacity / 1e9, 0.02),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, 0),
-        textcoords="offset points",
-        color=palette.VERMILION,
-        fontsize=style.LEAST_FONT,
-    )
+    note: dict[str, Any] = {"textcoords": "offset points", "fontsize": style.LEAST_FONT}
+    label = f"best: {_label(columns, best)}"
+    axes.annotate(label, (memory[best], exact[best]), xytext=(-6, -12), ha="right", **note)
+    note |= {"xycoords": ("data", "axes fraction"), "color": palette.VERMILION}
+    axes.annotate("does not fit", (capacity, 0.02), xytext=(4, 0), **note)
     axes.set_yscale("log")
     style.name_ticks(axes.yaxis)
-    axes.set_xlim(0, min(WIDEST * capacity / 1e9, 1.05 * max(capacity / 1e9, memory[near].max())))
-    axes.set_ylim(0.85 * least, SLOWEST * least)
+    axes.set_xlim(0, min(MAX_MEMORY_RATIO * capacity, 1.05 * max(capacity, memory[is_drawn].max())))
+    axes.set_ylim(0.85 * least, MAX_STEP_RATIO * least)
     axes.set_xlabel("memory of the fullest accelerator [GB]")
     axes.set_ylabel("step time [s]")
     axes.legend(loc="upper right")
@@ -90,24 +68,25 @@ def _draw_exact(
     names: NumpyArray,
     memory: NumpyArray,
     exact: NumpyArray,
-    shown: NumpyArray,
+    is_drawn: NumpyArray,
     apart: NumpyArray,
 ) -> None:
-    """Draw evaluated layouts by schedule; layouts ranked apart are hollow."""
+    """Draw the step times (layouts) of each schedule; layouts ranked apart are hollow."""
     for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
-        chosen = shown & (names == name)
-        if chosen.any():
+        is_member = is_drawn & (names == name)
+        if is_member.any():
             look: dict[str, Any] = {"color": colour, "markersize": 3, "zorder": 2}
-            axes.plot(memory[chosen & ~apart], exact[chosen & ~apart], marker, label=name, **look)
+            ranked = is_member & ~apart
+            axes.plot(memory[ranked], exact[ranked], marker, label=name, **look)
             look |= {"markerfacecolor": palette.WHITE, "markeredgewidth": 0.6}
-            axes.plot(memory[chosen & apart], exact[chosen & apart], marker, **look)
-    if np.any(shown & apart):
+            axes.plot(memory[is_member & apart], exact[is_member & apart], marker, **look)
+    if np.any(is_drawn & apart):
         hollow: dict[str, Any] = {"color": palette.BLACK, "markerfacecolor": palette.WHITE}
         axes.plot([], [], "o", markersize=3, label="ranked apart: extrapolated", **hollow)
 
 
-def _label(columns: Mapping[str, Any], place: int) -> str:
-    """Name a layout in short, as t8 p16 v4 d16 b1."""
+def _label(columns: Mapping[str, Any], layout: int) -> str:
+    """Return a short name of one row of the columns, as t8 p16 v4 d16 b1."""
     letters = {
         "tensor": "t",
         "context": "c",
@@ -117,34 +96,34 @@ def _label(columns: Mapping[str, Any], place: int) -> str:
         "data": "d",
         "microbatch_size": "b",
     }
-    shown = (f"{letter}{int(columns[name][place])}" for name, letter in letters.items())
-    return " ".join(part for part in shown if part not in ("c1", "e1", "v1"))
+    texts = (f"{letter}{int(columns[name][layout])}" for name, letter in letters.items())
+    return " ".join(text for text in texts if text not in ("c1", "e1", "v1"))
 
 
 # Points of a sweep in two of their measures.
 
 
-FAR = 2.5  # times the most of the front: what lies beyond is not drawn, but counted
-WIDE = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
-MANY = 5000  # points, from which they are small
-MOST_NAMED = 8  # points of a front that are named
-APART = 0.03  # of the picture, between two points that are named
+MAX_FRONT_RATIO = 2.5  # largest drawn value, relative to the worst of the front
+LOG_RATIO = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
+SMALL_MARKS_FROM = 5000  # number of points from which marks are small
+MAX_NAMED_POINTS = 8  # points of a front with a name
+LABEL_DISTANCE = 0.03  # least distance of two named points, as a share of the picture
 
 
 class Shown(NamedTuple):
-    """Values along one side of a picture."""
+    """Values of points along one axis of a picture."""
 
-    label: str  # is written along it, with the unit
+    label: str  # label of the axis, with the unit
     values: NumpyArray  # (points) in that unit
     more_is_better: bool = False  # whether the front has the largest values
 
     def near(self, front: Int[NumpyArray, " found"]) -> Bool[NumpyArray, " points"]:
-        """(points) which are not far worse than all of the front."""
+        """Return (points) whether each is within `MAX_FRONT_RATIO` of the worst of the front."""
         if not len(front) or not np.all(self.values[front] > 0):
             return np.ones(len(self.values), bool)
         if self.more_is_better:
-            return self.values >= self.values[front].min() / FAR
-        return self.values <= self.values[front].max() * FAR
+            return self.values >= self.values[front].min() / MAX_FRONT_RATIO
+        return self.values <= self.values[front].max() * MAX_FRONT_RATIO
 
 
 def draw_results(
@@ -153,49 +132,58 @@ def draw_results(
     groups: Mapping[str, Bool[NumpyArray, " points"]],
     front: Int[NumpyArray, " found"],
     best: Int[NumpyArray, " found"],
-    named: tuple[str, Sequence[str]] = ("", ()),
+    front_names: tuple[str, Sequence[str]] = ("", ()),
 ) -> None:
-    """Draw points by group, the front as steps, and the best points ringed."""
+    """Draw points by group, the front as steps, and the best points ringed.
+
+    `front` and `best` are positions of points; `front_names` are a title and names along the front.
+    """
     x, y = (side.values for side in sides)
-    among = np.logical_or.reduce([*groups.values()])
-    size = 3 if len(x) <= MANY else 1
+    is_grouped = np.logical_or.reduce([*groups.values()])
+    size = 3 if len(x) <= SMALL_MARKS_FROM else 1
     plain: dict[str, Any] = {"linestyle": "", "markersize": size, "rasterized": True, "zorder": 2}
-    plain |= {"markerfacecolor": "none", "markeredgewidth": 0.6}  # those behind are seen through
+    plain |= {"markerfacecolor": "none", "markeredgewidth": 0.6}  # points behind others are visible
     if len(groups) > len(COLOURS):
-        groups = {"points": among}
+        groups = {"points": is_grouped}
     looks = [(palette.GREY, "o")] if len(groups) == 1 else zip(COLOURS, MARKERS, strict=True)
     for (name, is_member), (colour, marker) in zip(groups.items(), looks, strict=False):
         axes.plot(x[is_member], y[is_member], marker=marker, color=colour, label=name, **plain)
     if len(best):
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
         axes.plot(x[best], y[best], "o", markersize=7, label="best", zorder=3, **ring)
-    _scale(axes, sides, among, front)
+    _scale(axes, sides, is_grouped, front)
     if len(front):
         _draw_front(axes, sides, front)
-        out = among & ~(sides[0].near(front) & sides[1].near(front))
+        out = is_grouped & ~(sides[0].near(front) & sides[1].near(front))
         if out.any():
-            axes.set_title(f"{out.sum():,} of {among.sum():,} points lie further out", loc="left")
+            axes.set_title(
+                f"{out.sum():,} of {is_grouped.sum():,} points lie further out", loc="left"
+            )
     axes.set_xlabel(sides[0].label)
     axes.set_ylabel(sides[1].label)
     figure: Any = axes.figure
     style.legend(figure, "upper left", axes.get_legend_handles_labels())  # wherever points lie
-    if named[0]:
-        _name_front(axes, sides, front, *named)
+    if front_names[0]:
+        _name_front(axes, sides, front, *front_names)
 
 
 def _scale(
     axes: Axes,
     sides: Sequence[Shown],
-    among: Bool[NumpyArray, " points"],
+    is_grouped: Bool[NumpyArray, " points"],
     front: Int[NumpyArray, " found"],
 ) -> None:
-    """Scale both sides to the points that are not far from the front."""
+    """Scale both axes to the points near the front."""
     for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
-        shown = side.values[among & side.near(front)]
-        if len(shown) and shown.min() > 0 and shown.max() > WIDE * shown.min():
+        near_values = side.values[is_grouped & side.near(front)]
+        if (
+            len(near_values)
+            and near_values.min() > 0
+            and near_values.max() > LOG_RATIO * near_values.min()
+        ):
             getattr(axes, f"set_{name}scale")("log")
-        if len(shown) < among.sum():
-            getattr(axes, f"set_{name}lim")(*_with_margin(shown, axis.get_scale()))
+        if len(near_values) < is_grouped.sum():
+            getattr(axes, f"set_{name}lim")(*_with_margin(near_values, axis.get_scale()))
         style.name_ticks(axis)
 
 
@@ -209,22 +197,14 @@ def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:
 
 
 def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " found"]) -> None:
-    """Draw the edge of what the front beats, to where the picture's values are worst."""
+    """Draw the border of the region that the front dominates, to the edges of the picture."""
     x, y = (side.values[front] for side in sides)
     limits = axes.get_xlim(), axes.get_ylim()
     worst = [
         ends[0] if side.more_is_better else ends[1]
         for side, ends in zip(sides, limits, strict=True)
     ]
-    axes.step(
-        [x[0], *x, worst[0]],
-        [worst[1], *y, y[-1]],
-        where="post",
-        color=palette.BLACK,
-        linewidth=0.9,
-        label="front",
-        zorder=3,
-    )
+    axes.step([x[0], *x, worst[0]], [worst[1], *y, y[-1]], **FRONT)
     axes.set(xlim=limits[0], ylim=limits[1])
 
 
@@ -232,21 +212,22 @@ def _name_front(
     axes: Axes,
     sides: Sequence[Shown],
     front: Int[NumpyArray, " found"],
-    what: str,
+    title: str,
     names: Sequence[str],
 ) -> None:
-    """Number some points of a front that lie apart, and name them below the picture."""
+    """Number some points of the front, not too close, and name them below the picture."""
     x, y = (side.values[front] for side in sides)
-    # where no point can lie: a front beats all on its other side
+    # labels stand on the side where the front dominates, so no point lies there
     right, up = (1 if side.more_is_better else -1 for side in sides)
     to_axes = axes.transData + axes.transAxes.inverted()
-    at = to_axes.transform(np.column_stack([x, y]))
+    points = to_axes.transform(np.column_stack([x, y]))  # as shares of the picture
     named = [0]
-    for k in range(1, len(at)):
-        if np.hypot(*(at[k] - at[named[-1]])) > APART:
+    for k in range(1, len(points)):
+        if np.hypot(*(points[k] - points[named[-1]])) > LABEL_DISTANCE:
             named.append(k)
-    if len(named) > MOST_NAMED:
-        named = [named[k] for k in np.linspace(0, len(named) - 1, MOST_NAMED).round().astype(int)]
+    if len(named) > MAX_NAMED_POINTS:  # evenly chosen
+        positions = np.linspace(0, len(named) - 1, MAX_NAMED_POINTS).round().astype(int)
+        named = [named[k] for k in positions]
     handles = []
     for number, k in enumerate(named, start=1):
         axes.annotate(
@@ -263,4 +244,4 @@ def _name_front(
         handles.append(Line2D([], [], markersize=4, markeredgewidth=0.3, **look))
     texts = [names[k] for k in named]
     figure: Any = axes.figure
-    style.legend(figure, "lower left", (handles, texts), title=what, columns=1)
+    style.legend(figure, "lower left", (handles, texts), title=title, columns=1)

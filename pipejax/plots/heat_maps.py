@@ -1,4 +1,4 @@
-"""Heat maps of who costs how much in a measured run, and a step as it ran and as replayed."""
+"""Draw heat maps of the seconds that parts of a measured run cost, and a step with its replay."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,15 +16,15 @@ from pipejax.base.data_files import time_unit
 from pipejax.plots import palette, style
 
 COLOURS = LinearSegmentedColormap.from_list("seconds", palette.SECONDS)  # dark is much
-_ROW, _STEP_ROW, _TITLE = 0.2, 0.42, 0.62  # heights [inch]
-_HIGHEST = 8.5  # of all rows together [inch]
-_LANE = 0.4  # of a row, for what ran and for what is replayed
-_MOST_CELLS = 4000  # above, cells are pixels
-_ALIKE = 4.0  # ratio of the largest numbers of maps up to which they share a scale
+_ROW_INCH, _STEP_ROW_INCH, _TITLE_INCH = 0.2, 0.42, 0.62
+_MAX_ROWS_INCH = 8.5  # largest height of all rows together
+_LANE_SHARE = 0.4  # share of a row that recorded or replayed ops take
+_MAX_CELLS = 4000  # largest number of cells that are vectors
+_MAX_SCALE_RATIO = 4.0  # ratio of the largest numbers of maps up to which they share a scale
 
 
 class HeatMap(NamedTuple):
-    """Seconds by two places."""
+    """Seconds by row and column."""
 
     title: str  # what the numbers are
     across: str  # what lies across
@@ -34,7 +34,7 @@ class HeatMap(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """The ops of a pipeline, as they ran and as they are replayed."""
+    """Ops of a pipeline, recorded and replayed."""
 
     title: str  # which step it is
     worker: Int[NumpyArray, " ops"]  # (ops) that ran each
@@ -45,19 +45,19 @@ class RecordedStep(NamedTuple):
 
 
 def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> Figure:
-    """Draw maps one below the other with one scale, and a step below them with its own."""
+    """Draw maps one below the other, and a step below them with a scale of its own."""
     paper = style.Paper()
-    heights = [_TITLE + _ROW * len(heat_map.rows) for heat_map in maps]
+    heights = [_TITLE_INCH + _ROW_INCH * len(heat_map.rows) for heat_map in maps]
     if step is not None:
-        heights.append(_TITLE + _STEP_ROW * (int(step.worker.max()) + 1))
-    high = sum(heights) * min(1.0, _HIGHEST / sum(heights)) + 0.3
+        heights.append(_TITLE_INCH + _STEP_ROW_INCH * (int(step.worker.max()) + 1))
+    groups = _scale_groups(maps)
     with mpl.rc_context(paper.settings()):
-        picture = style.Picture(paper, high)
+        picture = style.Picture(paper, min(_MAX_ROWS_INCH, sum(heights)) + 0.3)
         all_axes = picture.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
-        # the room of bars is taken before cells are measured
+        # colour bars come first: they take room from the axes whose cells are then measured
         scales = [
             _add_scale(picture, all_axes[group].tolist(), [maps[k] for k in group])
-            for group in _alike(maps)
+            for group in groups
         ]
         if step is not None:
             late = step.start - step.replayed
@@ -65,7 +65,7 @@ def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> F
             label = f"starts later [{late_unit[1]}]"
             _add_bar(picture, [all_axes[-1]], late_scale, label, late_unit[0])
         picture.draw_without_rendering()
-        for group, scale in zip(_alike(maps), scales, strict=True):
+        for group, scale in zip(groups, scales, strict=True):
             for k in group:
                 _draw_map(all_axes[k], maps[k], *scale)
         if step is not None:
@@ -73,17 +73,19 @@ def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> F
     return picture
 
 
-def _alike(maps: Sequence[HeatMap]) -> list[list[int]]:
-    """Positions of maps that share a scale: all of them, or each alone."""
+def _scale_groups(maps: Sequence[HeatMap]) -> list[list[int]]:
+    """Group positions of maps by their scale: all in one group, or each map alone."""
     largest = [float(np.nanmax(np.abs(heat_map.seconds), initial=0.0)) for heat_map in maps]
     positions = [*range(len(maps))]
-    return [positions] if max(largest) <= _ALIKE * min(largest) else [[k] for k in positions]
+    return (
+        [positions] if max(largest) <= _MAX_SCALE_RATIO * min(largest) else [[k] for k in positions]
+    )
 
 
 def _add_scale(
     picture: Figure, axes: list[Axes], maps: Sequence[HeatMap]
 ) -> tuple[ScalarMappable, float]:
-    """Draw the scale of maps beside them; return it with the seconds of its unit."""
+    """Draw the colour scale of maps beside them; return the scale and its unit [s]."""
     scale, (seconds, name) = _scale(np.concatenate([heat_map.seconds.ravel() for heat_map in maps]))
     _add_bar(picture, axes, scale, f"of the step [{name}]", seconds)
     return scale, seconds
@@ -92,7 +94,7 @@ def _add_scale(
 def _scale(
     seconds: Float[NumpyArray, " some"], unit: str = ""
 ) -> tuple[ScalarMappable, tuple[float, str]]:
-    """Return a colour scale from at most 0 to the largest value, and its unit."""
+    """Return a colour scale from the least value, or 0, to the largest, and its unit (s, name)."""
     low, high = np.nanmin(seconds, initial=0.0), np.nanmax(seconds, initial=0.0)
     norm = Normalize(float(low), float(high) or 1e-9)
     unit_scale = (1e-3, unit) if unit == "ms" else time_unit(float(max(high, -low)))
@@ -102,6 +104,7 @@ def _scale(
 def _add_bar(
     picture: Figure, axes: list[Axes], scale: ScalarMappable, label: str, unit: float
 ) -> None:
+    """Draw a colour bar beside axes, with numbers in a unit [s]."""
     bar = picture.colorbar(
         scale, ax=axes, aspect=30, pad=0.01, format=lambda value, _: f"{value / unit:.4g}"
     )
@@ -110,7 +113,7 @@ def _add_bar(
 
 
 def _draw_map(axes: Axes, cells: HeatMap, scale: ScalarMappable, unit: float) -> None:
-    """Draw the cells of a map, with their numbers where they have room."""
+    """Draw the cells of a map, with numbers [unit] if all have room."""
     rows, columns = cells.seconds.shape
     axes.pcolormesh(
         np.arange(columns + 1) - 0.5,
@@ -120,43 +123,44 @@ def _draw_map(axes: Axes, cells: HeatMap, scale: ScalarMappable, unit: float) ->
         cmap=COLOURS,
         edgecolors="face",  # without it viewers show gaps between the cells
         linewidth=0.2,
-        rasterized=cells.seconds.size > _MOST_CELLS,
+        rasterized=cells.seconds.size > _MAX_CELLS,
     )
     style.name_rows(axes, cells.rows)
-    width = axes.bbox.width * 72 / axes.figure.dpi / columns  # of a cell [point]
-    step = max(1, -int(-style.LETTER * style.small() * (max(map(len, cells.columns)) + 1) // width))
+    points_per_pixel = 72 / axes.figure.dpi
+    width = axes.bbox.width * points_per_pixel / columns  # of a cell [point]
+    height = axes.bbox.height * points_per_pixel / rows
+    step = max(1, -int(-_text_widths([max(cells.columns, key=len)])[0] // width))
     axes.set_xticks(range(0, columns, step), cells.columns[::step])
     axes.set(xlabel=cells.across, xlim=(-0.5, columns - 0.5))
     axes.tick_params(axis="x", length=0)
     axes.spines["bottom"].set_visible(False)
     axes.set_title(cells.title, loc="left")
-    high = axes.bbox.height * 72 / axes.figure.dpi / rows
     texts = _numbers(cells.seconds / unit)
-    if width > _room([max(texts.values(), key=len, default="")])[0] and high >= style.small():
+    widest = _text_widths([max(texts.values(), key=len, default="")])[0]
+    if width > widest and height >= style.small():
         for (row, column), text in texts.items():
             _write(axes, column, row, text, scale, cells.seconds[row, column])
 
 
 def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], str]:
-    """Numbers of cells, all with as many places as leave three digits to the largest."""
+    """Format numbers of cells by (row, column), the largest with three digits."""
     largest = float(np.nanmax(np.abs(cells), initial=0.0))
     places = max(0, 2 - int(np.floor(np.log10(largest or 1.0))))
     rounded = np.round(cells, places) + 0.0  # no negative zero
     is_finite = np.isfinite(rounded)
-    return {at: f"{value:.{places}f}" for at, value in np.ndenumerate(rounded) if is_finite[at]}
+    numbers = np.ndenumerate(rounded)
+    return {cell: f"{value:.{places}f}" for cell, value in numbers if is_finite[cell]}
 
 
-def _write(
-    axes: Axes, x: float, y: float, text: str, scale: ScalarMappable, value: float, **more: Any
-) -> None:
-    """Write on a colour, so that it can be read."""
+def _write(axes: Axes, x: float, y: float, text: str, scale: ScalarMappable, value: float) -> None:
+    """Write a text on the colour of a value, in black or white."""
     ink = palette.ink(to_hex(scale.to_rgba(np.array([value]))[0].tolist()))
     size = style.small()
-    axes.text(x, y, text, ha="center", va="center_baseline", color=ink, fontsize=size, **more)
+    axes.text(x, y, text, ha="center", va="center_baseline", color=ink, fontsize=size)
 
 
 def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
-    """Draw ops in two lanes of each worker: above as they ran, below as replayed."""
+    """Draw recorded ops of each worker, and below them the replayed ones; late ops are dark."""
     workers = int(step.worker.max()) + 1
     end = float((np.maximum(step.start, step.replayed) + step.durations).max())
     axes.set_xlim(0.0, end or 1.0)
@@ -164,20 +168,19 @@ def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
     late = step.start - step.replayed
     colours = scale.to_rgba(late)
     widths = style.line_widths(axes, step.durations, 0.6)
-    points = axes.bbox.width * 72 / axes.figure.dpi / (end or 1.0)  # of a second
-    for start, top in ((step.start, step.worker - _LANE), (step.replayed, step.worker + 0.02)):
+    points_per_second = axes.bbox.width * 72 / axes.figure.dpi / (end or 1.0)
+    for start, top in (
+        (step.start, step.worker - _LANE_SHARE),
+        (step.replayed, step.worker + 0.02),
+    ):
         ends = start + step.durations
-        corners = np.stack([start, top, ends, top, ends, top + _LANE, start, top + _LANE], axis=-1)
-        axes.add_collection(
-            PolyCollection(
-                [*corners.reshape(-1, 4, 2)],
-                facecolors=colours,
-                edgecolors="white",
-                linewidths=widths,
-            )
-        )
-        for k in np.flatnonzero(step.durations * points > _room(step.label)).tolist():
-            middle = float(start[k] + step.durations[k] / 2), float(top[k] + _LANE / 2)
+        bottom = top + _LANE_SHARE
+        corners = np.stack([start, top, ends, top, ends, bottom, start, bottom], axis=-1)
+        look: dict[str, Any] = {"facecolors": colours, "edgecolors": "white", "linewidths": widths}
+        axes.add_collection(PolyCollection([*corners.reshape(-1, 4, 2)], **look))
+        has_room = step.durations * points_per_second > _text_widths(step.label)
+        for k in np.flatnonzero(has_room).tolist():
+            middle = float(start[k] + step.durations[k] / 2), float(top[k] + _LANE_SHARE / 2)
             _write(axes, *middle, step.label[k], scale, late[k])
     seconds, name = time_unit(end)
     axes.xaxis.set_major_formatter(lambda time, _: f"{time / seconds:.4g}")
@@ -185,6 +188,6 @@ def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
     axes.set_title(step.title, loc="left")
 
 
-def _room(labels: Sequence[str]) -> Float[NumpyArray, " ops"]:
-    """Return the least width of a bar for its name [point]."""
+def _text_widths(labels: Sequence[str]) -> Float[NumpyArray, " ops"]:
+    """Return about the widths of texts, with a margin [point]."""
     return np.array([style.LETTER * style.small() * (len(label) + 1) for label in labels])

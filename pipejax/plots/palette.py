@@ -1,14 +1,10 @@
-"""Palette: the one record of colours, for the terminal, figures and pages. Needs no matplotlib.
+"""Palette: the only record of colours, for the terminal, figures and pages. Needs no matplotlib.
 
-Lines have the colours of Okabe and Ito, which colour-blind readers tell apart; in grey their
-markers do that. Phases touch each other and have no markers: their colours are a ladder of
-lightness. What tells the pipes of a bidirectional schedule apart is no colour: ops of the second
-pipe are hatched, so forward and backward stay as far apart in grey as they are in the first pipe.
-Where no strokes can be drawn, as in a terminal, the second pipe has a darker shade. Stages of one
-worker go from dark to light: the first has a deeper colour of the phase, the last the phase's own.
-In grey both fit between the phases of schedules that have forwards and one kind of backward, or
-backwards that are split. Kinds of ops that a table defines without a colour come from one scale,
-in lightness as far as can be from each other and from all that is drawn beside them.
+Lines have the colours of Okabe and Ito, which colour-blind readers distinguish; in grey, markers
+differ. Phases touch each other and have no markers, so their colours form a ladder of lightness.
+Ops of the second pipe are hatched, or have a darker shade in a terminal. The first stage of a
+worker has a deeper colour of its phase, the last stage the colour itself. Kinds of a table without
+a colour take colours of one scale, as far in lightness as possible from all others in a picture.
 """
 
 import itertools
@@ -20,52 +16,52 @@ from pipejax.schedules.cells.ops import KINDS, MICROBATCH, AnyPhase, OpKind, Pha
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
 SILVER, VIOLET, WHITE = "#CCCCCC", "#5B2A86", "#FFFFFF"
-SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION)  # for what has no order
-# for what has an order, from light to dark: lines, marks and areas
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION)  # for items without an order
+# for items with an order, from light to dark: lines, marks and areas
 ORDERED = ("#6CCD5A", "#1F9E89", "#2C728E", "#414487", "#440154", "#000000")
 
-# seconds, from few to many, between these step by step; on a dark ground the other way round
+# scale of seconds, from few to many; reversed on a dark ground
 SECONDS = ("#FEE838", "#D6C35D", "#AEA371", "#888578", "#666970", "#424E6C", "#083370")
 
-# what lines mean
+# colours of lines
 MESSAGE, CRITICAL, IDLE = PURPLE, BLACK, GREY
 HELD, LIMIT = SKY, VERMILION
 
 
 class Look(NamedTuple):
-    """Colours and name of the ops of a phase."""
+    """Name and colours of a phase."""
 
-    name: str  # of the phase, in a legend
-    fill: str  # colour
-    shade: str  # colour in the second pipe, where no strokes can be drawn
-    deep: str = ""  # colour of a worker's first stage, where it has several; as `fill` if ""
+    name: str  # name of the phase, in a legend
+    fill: str  # colour of its ops
+    shade: str  # colour of the second pipe, where no strokes can be drawn
+    deep: str = ""  # colour of the first of a worker's several stages; `fill` if ""
 
     @property
     def ink(self) -> str:
-        """Colour of text and strokes on it."""
+        """Colour of text and strokes on the fill."""
         return ink(self.fill)
 
     def deepened(self, share: float) -> "Look":
-        """Return the look of a stage: 1 is the first of its worker, 0 the last."""
+        """Return the look of a stage: share 1 is the first of its worker, 0 the last."""
         if not (self.deep and share):
             return self
-        return self._replace(fill=_mixed(self.fill, self.deep, share))
+        return self._replace(fill=_mix(self.fill, self.deep, share))
 
 
-def _mixed(start: str, end: str, share: float) -> str:
-    ends = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (start, end))
-    mixed = (round(near + share * (far - near)) for near, far in zip(*ends, strict=True))
-    return "#" + "".join(f"{part:02X}" for part in mixed)
+def _mix(start: str, end: str, share: float) -> str:
+    """Return a colour between two colours: `start` at share 0, `end` at share 1."""
+    channels = ((int(start[k : k + 2], 16), int(end[k : k + 2], 16)) for k in (1, 3, 5))
+    return "#" + "".join(f"{round(low + share * (high - low)):02X}" for low, high in channels)
 
 
 def lightness(colour: str) -> float:
-    """Return how light a colour is in grey, from 0 to 1."""
+    """Return the lightness of a colour in grey, from 0 to 1."""
     red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def ink(background: str) -> str:
-    """Return the colour in which text is read best on a background: black or white."""
+    """Return the colour of readable text on a background: black or white."""
     return BLACK if lightness(background) > 0.45 else WHITE
 
 
@@ -77,17 +73,17 @@ PHASES: Mapping[str, Look] = {  # from light to dark, also for a colour-blind re
 NO_PIPE = tuple(phase for phase in PHASES if KINDS[Phase[phase]].scope != MICROBATCH)
 
 
-# what costs nothing unless times are given is grey
+# phases that cost nothing unless times are given are grey
 USUAL = {phase.name: PHASES.get(phase.name, Look(phase.name, GREY, GREY)) for phase in KINDS}
-_SHADE = 0.33  # of the way to black, where a kind has no colour for the second pipe
+_SHADE = 0.33  # share of black in the second pipe's colour, if a kind names none
 _CORNERS = ("#F3E58F", "#C9D665", "#8CC665", "#4DB07A", "#2F8A93", "#3C6098", "#4B3A86", "#3B0F57")
 SCALE = tuple(  # from light to dark, for kinds of ops that a table defines
-    _mixed(light, dark, k / 32) for light, dark in itertools.pairwise(_CORNERS) for k in range(32)
+    _mix(light, dark, k / 32) for light, dark in itertools.pairwise(_CORNERS) for k in range(32)
 )
 
 
 def phase_looks(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
-    """Return the looks of phases in one picture, by their letters."""
+    """Return the looks of phases by letter; kinds without a colour get distinct colours."""
     by_name = {phase.name: phase for phase in phases}
     kinds = {name: phase.kind for name, phase in by_name.items()}
     usual = {name: USUAL[name] for name, phase in by_name.items() if isinstance(phase, Phase)}
@@ -96,35 +92,40 @@ def phase_looks(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
         for name, kind in kinds.items()
         if name in usual or kind.look
     }
-    free = [name for name in kinds if name not in looks]
-    colours = _apart([look.fill for look in looks.values()], len(free))
+    uncoloured = [name for name in kinds if name not in looks]
+    colours = _distinct_colours([look.fill for look in looks.values()], len(uncoloured))
     return looks | {
-        name: _look_of_kind(kinds[name], colours[k % len(colours)]) for k, name in enumerate(free)
+        name: _look_of_kind(kinds[name], colours[k % len(colours)])
+        for k, name in enumerate(uncoloured)
     }
 
 
 def _look_of_kind(kind: OpKind, fill: str, *more: str) -> Look:
-    return Look(kind.name, fill, *(more or (_mixed(fill, BLACK, _SHADE),)))
+    return Look(kind.name, fill, *(more or (_mix(fill, BLACK, _SHADE),)))
 
 
-def _apart(used_colours: Sequence[str], count: int) -> list[str]:
-    """So many colours, as far in lightness as can be from each other and from others."""
-    others = [*map(_perceived, used_colours)]
-    lightness: dict[str, float] = {}  # their lightness
-    for distance in range(100, -1, -1):
-        lightness = {}
+def _distinct_colours(used_colours: Sequence[str], count: int) -> list[str]:
+    """Return colours of the scale, as far in lightness as possible from each other and from others.
+
+    May return fewer colours than `count`, but at least one.
+    """
+    used_lightness = [*map(_perceived_lightness, used_colours)]
+    colours: list[str] = []
+    for least_distance in range(100, -1, -1):
+        colours, taken_lightness = [], [*used_lightness]
         for colour in SCALE:
-            candidate = _perceived(colour)
-            if all(abs(candidate - other) >= distance for other in (*others, *lightness.values())):
-                lightness[colour] = candidate
-        if len(lightness) >= count:
+            lightness = _perceived_lightness(colour)
+            if all(abs(lightness - other) >= least_distance for other in taken_lightness):
+                colours.append(colour)
+                taken_lightness.append(lightness)
+        if len(colours) >= count:
             break
-    return list(lightness)[:count]
+    return colours[:count]
 
 
-def _perceived(colour: str) -> float:
-    """Lightness as an eye has it: CIE L*, from 0 to 100."""
-    parts = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
-    linear = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-    luminance = sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+def _perceived_lightness(colour: str) -> float:
+    """Return the lightness L* of CIE, from 0 to 100."""
+    channels = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return 116 * max(luminance, 0.0) ** (1 / 3) - 16

@@ -1,4 +1,4 @@
-"""Maps of who is best where, over two axes: areas of colour, told apart in grey by strokes."""
+"""Draw maps of the best choice over two axes: coloured areas, also distinct in grey by strokes."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from pipejax.plots import palette, style
 
 COLOURS = (*palette.SERIES[:-1], palette.YELLOW, palette.VERMILION, palette.SILVER)
 HATCHES = ("", "////", "....", "xxxx", "----")
-WIDE = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
-EQUAL = 1e-6  # by which steps differ that are equal
-LEVELS = 6  # lines of equal values, about
-MOST_NAMED = 12  # values of an axis that all get a tick
+LOG_RATIO = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
+STEP_TOLERANCE = 1e-6  # relative difference of steps that count as equal
+CONTOURS = 6  # number of lines of equal values, about
+MAX_TICKS = 12  # largest number of values that all get a tick
 
 
 class Side(NamedTuple):
@@ -34,28 +34,28 @@ class Side(NamedTuple):
 
     @property
     def is_log(self) -> bool:
-        """Return whether unequal steps of the values spread over more than a decade."""
+        """Return whether the values are positive, spread widely and in unequal steps."""
         values = self.positions
-        if self.is_named or values.min() <= 0 or values.max() <= WIDE * values.min():
+        if self.is_named or values.min() <= 0 or values.max() <= LOG_RATIO * values.min():
             return False
-        return bool(np.ptp(np.diff(values)) > EQUAL * np.ptp(values))
+        return bool(np.ptp(np.diff(values)) > STEP_TOLERANCE * np.ptp(values))
 
     @property
     def positions(self) -> NumpyArray:
-        """Positions of the values along the side."""
+        """Positions of the values along the axis."""
         return np.arange(len(self.values)) if self.is_named else np.asarray(self.values, float)
 
     @property
     def edges(self) -> NumpyArray:
-        """Edges of the cells, half way between the values."""
-        at = np.log(self.positions) if self.is_log else self.positions
-        inner = (at[1:] + at[:-1]) / 2
-        edges = np.concatenate([[2 * at[0] - inner[0]], inner, [2 * at[-1] - inner[-1]]])
+        """Edges of the cells (values + 1), half way between the values."""
+        x = np.log(self.positions) if self.is_log else self.positions
+        inner = (x[1:] + x[:-1]) / 2
+        edges = np.concatenate([[2 * x[0] - inner[0]], inner, [2 * x[-1] - inner[-1]]])
         return np.exp(edges) if self.is_log else edges
 
 
 class Height(NamedTuple):
-    """Function whose contours are drawn."""
+    """Values whose contours are drawn."""
 
     label: str  # of the values, with their unit
     values: Float[NumpyArray, "up across"]  # (up, across) numbers, NaN where there is none
@@ -69,12 +69,12 @@ def draw_regions(
     names: Sequence[str],
     height: Height | None = None,
 ) -> None:
-    """Draw a map: codes are places in names, or -1 where there is nothing; a legend names them."""
+    """Draw a map of codes, which are positions in `names` or -1, with contours of `height`."""
     colours = [colour for _, colour in zip(names, itertools.cycle(COLOURS), strict=False)]
     hatches = [HATCHES[k % len(HATCHES)] for k in range(len(names))]
-    at = across.edges, up.edges
+    edges = across.edges, up.edges
     axes.pcolormesh(
-        *at,
+        *edges,
         np.where(codes < 0, np.nan, codes),
         cmap=ListedColormap(colours or [palette.WHITE]),
         vmin=-0.5,
@@ -84,14 +84,14 @@ def draw_regions(
         rasterized=True,
     )
     for code, (colour, hatch) in enumerate(zip(colours, hatches, strict=True)):
-        if hatch:  # over the cells: neighbours are told apart in grey
-            over = np.ma.masked_where(codes != code, codes)
+        if hatch:  # strokes over the cells, for prints in grey
+            cells = np.ma.masked_where(codes != code, codes)
             look: Any = {"facecolor": "none", "linewidth": 0.0, "hatch": hatch}
-            axes.pcolor(*at, over, edgecolor=palette.ink(colour), **look)
+            axes.pcolor(*edges, cells, edgecolor=palette.ink(colour), **look)
     if height is not None:
         _draw_height(axes, across, up, height)
     for side, name in ((across, "x"), (up, "y")):
-        _name(axes, side, name)
+        _name_axis(axes, side, name)
     handles = [
         Patch(facecolor=colour, edgecolor=palette.ink(colour), hatch=hatch)
         for colour, hatch in zip(colours, hatches, strict=True)
@@ -101,26 +101,26 @@ def draw_regions(
 
 
 def _draw_height(axes: Axes, across: Side, up: Side, height: Height) -> None:
-    """Draw lines of equal values with their numbers, where values differ."""
+    """Draw contours with their numbers, unless all values are equal."""
     if min(height.values.shape) < 2 or not np.nanmax(height.values) > np.nanmin(height.values):
         return
-    over: Any = [withStroke(linewidth=2, foreground=palette.WHITE)]  # strokes lie below, too
+    outline: Any = [withStroke(linewidth=2, foreground=palette.WHITE)]  # readable over strokes
     lines = axes.contour(
         across.positions,
         up.positions,
         np.ma.masked_invalid(height.values),
-        levels=LEVELS,
+        levels=CONTOURS,
         colors=palette.BLACK,
         linewidths=0.7,
     )
-    lines.set_path_effects(over)
+    lines.set_path_effects(outline)
     for text in lines.clabel(fontsize=style.LEAST_FONT, fmt="%.4g"):
-        text.set_path_effects(over)
+        text.set_path_effects(outline)
     axes.set_title(f"lines: {height.label}", loc="left")
 
 
-def _name(axes: Axes, side: Side, name: str) -> None:
-    """Write the label, and ticks where values are few."""
+def _name_axis(axes: Axes, side: Side, name: str) -> None:
+    """Set label, scale and ticks of the axis "x" or "y"; few values get a tick each."""
     getattr(axes, f"set_{name}label")(side.label)
     axis, values = getattr(axes, f"{name}axis"), side.positions
     if side.is_named:
@@ -129,5 +129,5 @@ def _name(axes: Axes, side: Side, name: str) -> None:
     if side.is_log:
         getattr(axes, f"set_{name}scale")("log")
     style.name_ticks(axis)
-    if len(values) <= MOST_NAMED and np.all(values == np.round(values)):
+    if len(values) <= MAX_TICKS and np.all(values == np.round(values)):
         axis.set_ticks(values, [f"{value:g}" for value in values])

@@ -1,8 +1,7 @@
-"""House style of all drawings: paper sizes and fonts; its colours are those of the palette.
+"""House style of all drawings: paper sizes, fonts and legends.
 
-A drawing is saved at its printed size: what is 7 points here is 7 points on paper. What the library
-draws keeps its style by itself: no setting of matplotlib changes for anybody else, and pyplot, its
-backend and its list of figures are not used.
+A drawing is saved at its printed size: a font of 7 points is 7 points high on paper. Drawings carry
+their style with them: matplotlib's settings, backend and list of figures stay as they are.
 """
 
 import io
@@ -26,23 +25,22 @@ from pipejax.plots import palette
 
 SCREEN_DPI = 100.0  # resolution in which axes are measured before saving
 COLUMN, PAGE = 3.33, 7.0  # widths of a paper's column and of its page [inch]
-LEAST_FONT = 7.0  # [point]
+LEAST_FONT = 7.0  # smallest size of a font [point]
 INCHES: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
-WIDEST = 100.0  # [inch]
-LINE = 0.15  # the widest line around a bar, relative to its length
-DECADES = 100.0  # ratio of the ends of a logarithmic axis, from which only decades have numbers
-LEGEND = 0.6  # height of a legend that a figure has room for [inch]
-LETTER = 0.6  # width of a letter, relative to the size of its font
+MAX_WIDTH = 100.0  # largest width of a drawing [inch]
+EDGE_SHARE = 0.15  # largest width of the line around a bar, relative to the bar's length
+DECADES_RATIO = 100.0  # ratio of the ends of a logarithmic axis from which only decades have ticks
+LEGEND_INCH = 0.6  # height of a legend for which a figure has room
+LETTER = 0.6  # width of a letter, relative to the size of the font
 FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
 
 class Paper(NamedTuple):
     """Size and fonts of a drawing."""
 
-    width: float = PAGE  # of the drawing [inch]
+    width: float = PAGE  # [inch]
     font: str = FONT  # family
-    # of titles and labels; ticks, legends and numbers have a point less
-    font_size: float = FONT_SIZE
+    font_size: float = FONT_SIZE  # size of titles and labels [point]; ticks have a point less
 
     @property
     def small(self) -> float:
@@ -50,11 +48,11 @@ class Paper(NamedTuple):
         return self.font_size - 1
 
     def wrapped(self, text: str) -> list[str]:
-        """Break a text into lines that are no wider than the paper."""
+        """Break a text into lines that fit the paper."""
         return textwrap.wrap(text, max(20, int(self.width * 72 / (LETTER * self.font_size))))
 
     def settings(self) -> dict[Any, Any]:
-        """Settings of matplotlib."""
+        """Return the settings of matplotlib for this paper."""
         sizes = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), self.font_size)
         small = ("legend.fontsize", "legend.title_fontsize", "xtick.labelsize", "ytick.labelsize")
         return _SETTINGS | sizes | dict.fromkeys(small, self.small) | {"font.family": self.font}
@@ -81,7 +79,7 @@ _SETTINGS: dict[Any, Any] = {
 def paper(
     size: str | float = "page", font: str | None = None, font_size: float = FONT_SIZE
 ) -> Paper:
-    """Read the size of a drawing."""
+    """Check a size, a font family and a font size, and return them as a paper."""
     if not 4.0 <= number(font_size, "font_size") <= 40.0:
         raise wrong("font_size", f"must be from 4 to 40 points, got {font_size!r}")
     family = FONT if font is None else font
@@ -97,35 +95,36 @@ def paper(
 
 
 def _inches(size: str | float) -> float:
+    """Read a width as "column", "page", or a number with a unit; inches without one."""
     named = {"column": COLUMN, "page": PAGE}
     if size in named:
         return named[str(size)]
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(in|cm|mm|pt)?", str(size))
     width = float(match[1]) * INCHES[match[2] or "in"] if match else 0.0
-    if not 1.0 <= width <= WIDEST:
+    if not 1.0 <= width <= MAX_WIDTH:
         raise wrong(
             "size",
-            f"must be column, page or a width from 1 to {WIDEST:g} inches, as 8.5cm or 5in, "
+            f"must be column, page or a width from 1 to {MAX_WIDTH:g} inches, as 8.5cm or 5in, "
             f"got {size!r}",
         )
     return width
 
 
 class Picture(Figure):
-    """A figure that keeps its style wherever it is drawn, and shows itself in notebooks."""
+    """Figure that draws and saves itself in its own style, and shows itself in notebooks."""
 
     def __init__(self, paper: Paper, height: float) -> None:
         self._settings = paper.settings()
         with mpl.rc_context(self._settings):
             super().__init__(figsize=(paper.width, height), layout="constrained")
 
-    def draw(self, renderer: Any) -> None:  # for files a proxy, which is no RendererBase
-        """Draw it in its style."""
+    def draw(self, renderer: Any) -> None:  # a proxy when files are written
+        """Draw the figure in its style."""
         with mpl.rc_context(self._settings):
             super().draw(renderer)
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        """Save it in its style: fonts are embedded in a pdf."""
+        """Save the figure in its style; a pdf embeds fonts."""
         with mpl.rc_context(self._settings):
             super().savefig(fname, **options)
 
@@ -151,18 +150,18 @@ def line_widths(
     """Return line widths around bars [point]; short bars get thin lines."""
     low, high = axes.get_xlim()
     points = axes.bbox.width * 72 / axes.figure.dpi / (high - low)
-    return np.minimum(widest, LINE * points * lengths)
+    return np.minimum(widest, EDGE_SHARE * points * lengths)
 
 
 def small() -> float:
-    """Return the size of ticks, legends and numbers in the style that is in use [point]."""
+    """Return the size of ticks, legends and numbers in matplotlib's present settings [point]."""
     return float(mpl.rcParams["xtick.labelsize"])
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of a chart, the first on top, without marks beside them."""
-    points = axes.bbox.height * 72 / axes.figure.dpi / len(names)  # of a row
-    step = max(1, -int(-1.1 * small() // points))
+    """Name the rows of a chart, the first on top; crowded rows show every second name or fewer."""
+    row_points = axes.bbox.height * 72 / axes.figure.dpi / len(names)
+    step = max(1, -int(-1.1 * small() // row_points))
     axes.set_yticks(range(0, len(names), step), names[::step])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -170,15 +169,16 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def name_ticks(axis: Axis) -> None:
-    """Write numbers as they are; of a logarithmic axis of few decades also 2 and 5 of each."""
+    """Write plain numbers at ticks, on a short logarithmic axis also at 2 and 5 of each decade."""
     axis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
     if axis.get_scale() == "log":
         low, high = sorted(axis.get_view_interval())
-        minors = FuncFormatter(_two_and_five) if high < DECADES * low else NullFormatter()
+        minors = FuncFormatter(_two_and_five) if high < DECADES_RATIO * low else NullFormatter()
         axis.set_minor_formatter(minors)
 
 
 def _two_and_five(value: float, position: int | None) -> str:
+    """Format a tick whose first digit is 2 or 5; "" for all others."""
     digit = round(value / 10 ** math.floor(math.log10(value)))
     return f"{value:.3g}" if digit in (2, 5) else ""
 
@@ -191,23 +191,23 @@ def legend(
     title: str = "",
     columns: int = 2,
 ) -> None:
-    """Put a legend above or below all, with as many columns as fit the figure."""
+    """Add a legend outside the axes, with as many columns as fit; tall legends raise the figure."""
     handles, names = entries
-    room = figure.get_figwidth() * 72 / (LETTER * small())
-    long = ["\n".join(textwrap.wrap(name, int(room) - 6)) for name in (*names, title)]
+    letters_per_line = int(figure.get_figwidth() * 72 / (LETTER * small())) - 6
+    *labels, head = ("\n".join(textwrap.wrap(text, letters_per_line)) for text in (*names, title))
     for count in range(columns, 0, -1):
-        look: Any = {"title": long[-1] or None, "loc": f"outside {where}", "ncols": count}
-        drawn_legend = figure.legend(handles, long[:-1], alignment="left", **look)
+        look: Any = {"title": head or None, "loc": f"outside {where}", "ncols": count}
+        drawn_legend = figure.legend(handles, labels, alignment="left", **look)
         box = drawn_legend.get_window_extent()
         if count == 1 or box.width <= figure.bbox.width:
             break
         drawn_legend.remove()
-    more = box.height / figure.dpi - LEGEND
-    if more > 0:
-        figure.set_figheight(figure.get_figheight() + more)
+    missing_height = box.height / figure.dpi - LEGEND_INCH
+    if missing_height > 0:
+        figure.set_figheight(figure.get_figheight() + missing_height)
 
 
 def use() -> None:
-    """Apply the house style to all that a program of its own draws; drawing needs no screen."""
+    """Apply the house style to all drawings of a program, without a screen."""
     mpl.use("Agg")
     mpl.rcParams.update(Paper().settings())

@@ -1,5 +1,6 @@
-"""Timelines as pictures: one or several runs under one time axis, with their memory or without."""
+"""Draw timelines: one or several runs under one time axis, with or without their memory."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,20 +46,20 @@ from pipejax.schedules.cells.ops import COMPUTING, WAITS
 from pipejax.schedules.table.table import ScheduleTable
 
 Run = Evaluation | ScheduleTable
-_MEMORY_ROW = 0.34  # height of what a worker holds [inch]
-_HIGHEST = 8.5  # of all rows together [inch]
-_LINE = 1.35  # distance of lines of text, relative to it
+_MEMORY_ROW_INCH = 0.34  # height of a worker's memory curve
+_MAX_ROWS_INCH = 8.5  # largest height of all rows together
+_LINE_PITCH = 1.35  # distance of lines of text, relative to the font size
 
 
 class Panel(NamedTuple):
-    """A run as it is drawn."""
+    """Panel of a picture: a run, with its memory curves."""
 
-    name: str  # stands above it
+    name: str  # title of the panel
     run: Evaluation
-    memory: Curves | None = None  # drawn below it, if any
+    memory: Curves | None = None  # curves below the run, or None
 
     def bars(self, critical: bool) -> list[Bar]:
-        """Ops that have a length: waits are not drawn."""
+        """Return the drawn ops: all that take time, without waits."""
         shown_bars = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
         return [bar if critical else bar._replace(is_critical=False) for bar in shown_bars]
 
@@ -66,15 +67,15 @@ class Panel(NamedTuple):
 class Drawing(NamedTuple):
     """Style of a drawing of runs."""
 
-    unit: TimeUnit  # of times
-    paper: style.Paper = style.Paper()  # size and fonts
-    window: Window | None = None  # part of the time axis; all of the longest run if None
+    unit: TimeUnit  # unit of the time axis
+    paper: style.Paper = style.Paper()
+    window: Window | None = None  # drawn part of the time axis; the longest run if None
     messages: bool = False  # whether messages are lines
     critical: bool = True  # whether the critical path is framed
     caption: str = ""  # text below the picture, if any
     transfers: bool = False  # whether messages have a lane below the ops of their workers
-    title: str = ""  # above all, if any
-    # of phases, by letters; those of each run if None
+    title: str = ""  # title above all panels, or ""
+    # looks of phases by letter; those of each run if None
     looks: Mapping[str, palette.Look] | None = None
 
 
@@ -97,33 +98,31 @@ def plot(
 ) -> Figure:
     """Draw runs as timelines, one below the other under one time axis.
 
-    No setting of matplotlib is changed, neither is its backend, and pyplot does not know the
-    figure: save it with `savefig`, or let a notebook show it.
+    Settings and backend of matplotlib stay as they are. Save the figure with `savefig`, or let a
+    notebook show it.
 
     Args:
-      runs: evaluations, or tables, which are drawn in their own slots; with a name for each if
-        they come as a mapping.
+      runs: evaluations, or tables, which are drawn in their own slots; a mapping gives names.
       messages: draw messages as lines.
       transfers: draw messages as bars in a lane of their own, below the ops of both workers.
-      memory: draw below each run the activations that its workers hold.
+      memory: draw the activation memory of the workers below each run.
       critical: frame the critical path.
       start: left end of the time axis [s]; 0 if None.
-      stop: its right end [s]; the end of the longest run if None.
-      part: in place of both ends a segment: "warmup", "steady" or "cooldown".
-      unit: of the time axis: "s", "ms", "us", "ns" or "slots"; what suits the makespan if None.
+      stop: right end of the time axis [s]; the end of the longest run if None.
+      part: segment, instead of start and stop: "warmup", "steady" or "cooldown".
+      unit: unit of the time axis: "s", "ms", "us", "ns" or "slots"; by the makespan if None.
       size: "column" or "page" of a paper, or a width: inches, or as "8.5cm".
       font: family of the texts.
-      font_size: of titles and labels; numbers and ticks have a point less.
-      caption: write the parameters of the runs below, or this text.
-      title: stands above all.
+      font_size: size of titles and labels; numbers and ticks have a point less.
+      caption: text below the picture, or True for the parameters of the runs.
+      title: title above all runs.
 
     Returns:
-      The figure. Its label is its caption.
+      The figure; its label is the caption.
 
     Raises:
-      TypeError: if a run is something else.
-      ValueError: if nothing is drawn, tables and evaluations are mixed, or an argument is none of
-        the above.
+      TypeError: if a run is neither an evaluation nor a table.
+      ValueError: if there is no run, tables and evaluations are mixed, or an argument is wrong.
 
     Example:
       >>> import pipejax as pj
@@ -134,19 +133,19 @@ def plot(
       >>> [axes.get_title(loc="left") for axes in figure.axes]
       ['gpipe: 15 s, idle 20.0 %, delay links', '1f1b: 15 s, idle 20.0 %, delay links']
     """
-    named = _named(runs)
-    in_slots = {isinstance(run, ScheduleTable) for run in named.values()}
-    if len(in_slots) > 1:
+    runs_by_name = _named(runs)
+    are_tables = {isinstance(run, ScheduleTable) for run in runs_by_name.values()}
+    if len(are_tables) > 1:
         raise ValueError(
             "tables are drawn in slots and evaluations in seconds: evaluate the tables"
         )
     evaluated = {
         name: evaluate(run, slot_costs(run)) if isinstance(run, ScheduleTable) else run
-        for name, run in named.items()
+        for name, run in runs_by_name.items()
     }
-    shown = list(evaluated.values())
-    scale = choose_unit(shown, unit or (SLOTS if in_slots == {True} else None))
-    window = time_window(shown, start, stop, part)
+    evaluations = list(evaluated.values())
+    scale = choose_unit(evaluations, unit or (SLOTS if are_tables == {True} else None))
+    window = time_window(evaluations, start, stop, part)
     text = caption_of_runs(evaluated, scale, window=window) if caption is True else caption or ""
     page = style.paper(size, font, font_size)
     look = Drawing(scale, page, window, messages, critical, text, transfers, title)
@@ -160,12 +159,12 @@ def plot(
 
 
 def _named(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
-    """Give every run a name of its own: its schedule, numbered where that stands twice."""
+    """Name every run by its schedule; repeated schedules get numbers."""
     if isinstance(runs, Mapping):
         runs_by_name = {str(name): run for name, run in runs.items()}
     else:
-        alone = isinstance(runs, Run) or not isinstance(runs, Iterable)
-        all_runs: Any = [runs] if alone else runs
+        is_single = isinstance(runs, Run) or not isinstance(runs, Iterable)
+        all_runs: Any = [runs] if is_single else runs
         runs_by_name = named(
             (getattr(run, "schedule", getattr(run, "name", "")), run) for run in all_runs
         )
@@ -182,37 +181,34 @@ def _named(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
 
 def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
     """Draw runs one below the other, with one legend and time axis."""
-    bars_by_panel = [panel.bars(look.critical) for panel in panels]
-    heights = [
-        h
-        for panel, shown in zip(panels, bars_by_panel, strict=True)
-        for h in _heights(panel, shown, look)
-    ]
-    squeezed = min(1.0, _HIGHEST / sum(heights))
-    all_drawn = [bar for shown in bars_by_panel for bar in shown]
-    looks = palette.phase_looks(bar_phases(all_drawn))
-    entries = _legend(panels, all_drawn, look)
+    panel_bars = [panel.bars(look.critical) for panel in panels]
+    heights: list[float] = []  # of axes [inch]: a run, and its memory if drawn
+    for panel, run_bars in zip(panels, panel_bars, strict=True):
+        heights += _heights(panel, run_bars, look)
+    all_bars = list(itertools.chain.from_iterable(panel_bars))
+    look = look._replace(looks=palette.phase_looks(bar_phases(all_bars)))
+    entries = _legend(panels, all_bars, look)
     columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
-    caption = look.paper.wrapped(look.caption)
-    line = _LINE * look.paper.font_size / 72  # [inch]
-    below = len(caption) + -(-len(entries) // columns)
-    above = look.paper.wrapped(look.title)
-    high = squeezed * sum(heights) + line * (2.5 + len(above) + below + 1.5 * len(heights))
+    title, caption = look.paper.wrapped(look.title), look.paper.wrapped(look.caption)
+    legend_lines = -(-len(entries) // columns)
+    text_lines = 2.5 + len(title) + len(caption) + legend_lines + 1.5 * len(heights)
+    text_height = text_lines * _LINE_PITCH * look.paper.font_size / 72  # [inch]
+    rows_height = min(_MAX_ROWS_INCH, sum(heights))
     window = look.window or Window(0.0, max(panel.run.makespan for panel in panels))
     with mpl.rc_context(look.paper.settings()):
-        figure = style.Picture(look.paper, high)
+        figure = style.Picture(look.paper, rows_height + text_height)
         axes = figure.subplots(
             len(heights), sharex=True, height_ratios=heights, squeeze=False
         ).ravel()
-        places = iter(axes)
-        for panel, shown in zip(panels, bars_by_panel, strict=True):
-            _draw_panel(next(places), panel, shown, look._replace(looks=looks), window)
+        next_axes = iter(axes)
+        for panel, run_bars in zip(panels, panel_bars, strict=True):
+            _draw_panel(next(next_axes), panel, run_bars, look, window)
             if panel.memory is not None:
-                draw_memory(next(places), panel.memory, until=panel.run.makespan)
+                draw_memory(next(next_axes), panel.memory, until=panel.run.makespan)
         _name_times(axes[-1], look.unit, window)
-        if above:
+        if title:
             size = look.paper.font_size
-            figure.suptitle("\n".join(above), fontsize=size, fontweight="bold", parse_math=False)
+            figure.suptitle("\n".join(title), fontsize=size, fontweight="bold", parse_math=False)
         _write_below(figure, entries, columns, caption)
     runs = {panel.name: panel.run for panel in panels}
     figure.set_label(look.caption or caption_of_runs(runs, look.unit, window=look.window))
@@ -228,8 +224,9 @@ def _name_times(axes: Axes, unit: TimeUnit, window: Window) -> None:
 def _write_below(
     figure: Figure, entries: Sequence[Patch | Line2D], columns: int, lines: Sequence[str]
 ) -> None:
-    """Put the legend at the lower edge, lines of text below it, and keep all else above."""
-    pitch = _LINE * float(mpl.rcParams["font.size"]) / 72 / figure.get_figheight()
+    """Put the legend below the axes, and lines of text below the legend."""
+    # positions are shares of the figure's height
+    pitch = _LINE_PITCH * float(mpl.rcParams["font.size"]) / 72 / figure.get_figheight()
     low = pitch * (len(lines) + 0.6 if lines else 0)
     figure.text(0.01, 0.4 * pitch, "\n".join(lines), linespacing=1.1)
     legend = figure.legend(
@@ -238,21 +235,25 @@ def _write_below(
     low += legend.get_window_extent().height / figure.bbox.height
     layout = figure.get_layout_engine()
     assert layout is not None
-    layout.set(rect=(0, low, 1, 1 - low))  # type: ignore[call-arg]  # that of a constrained one
+    layout.set(rect=(0, low, 1, 1 - low))  # type: ignore[call-arg]  # of a constrained layout
 
 
 def _heights(panel: Panel, panel_bars: Sequence[Bar], look: Drawing) -> list[float]:
     workers = panel.run.workers
-    rows = workers + any(bar.worker == NO_WORKER for bar in panel_bars)  # that of collectives
+    rows = workers + any(bar.worker == NO_WORKER for bar in panel_bars)  # collectives have a row
     row = row_height(lanes_below(panel_bars, transfers=look.transfers))
-    return [row * rows, _MEMORY_ROW * workers] if panel.memory else [row * rows]
+    return [row * rows, _MEMORY_ROW_INCH * workers] if panel.memory else [row * rows]
 
 
 def _draw_panel(
     axes: Axes, panel: Panel, panel_bars: Sequence[Bar], look: Drawing, window: Window
 ) -> None:
+    """Draw a run within a window of time, with its messages and a title that fits."""
     run = panel.run
-    sent = [a if look.critical else a._replace(is_critical=False) for a in arrows(run)]
+    sent = [
+        message._replace(is_critical=message.is_critical and look.critical)
+        for message in arrows(run)
+    ]
     draw_bars(
         axes,
         panel_bars,
@@ -268,14 +269,14 @@ def _draw_panel(
         lanes = share_row(lanes_below(panel_bars, transfers=look.transfers))
         top, height = lanes[COMPUTING]
         draw_messages(axes, sent, top=top, bottom=top + height)
-    room = look.paper._replace(width=look.paper.width - 0.8)  # beside the names of rows
-    candidates = [room.wrapped(text) for text in headlines(panel.name, run, look.unit)]
-    lines = min(candidates, key=len)  # the first of those that fit
-    axes.set_title("\n".join(lines), loc="left", parse_math=False)  # a name is no formula
+    title_paper = look.paper._replace(width=look.paper.width - 0.8)  # less the names of rows [inch]
+    candidates = [title_paper.wrapped(text) for text in headlines(panel.name, run, look.unit)]
+    lines = min(candidates, key=len)  # the longest text among those with the fewest lines
+    axes.set_title("\n".join(lines), loc="left", parse_math=False)  # $ in a name is no formula
 
 
 def _legend(panels: Sequence[Panel], bars: Sequence[Bar], look: Drawing) -> list[Patch | Line2D]:
-    """List the entries for colours, strokes and lines of all runs."""
+    """List the legend entries for colours, strokes and lines of all runs."""
     tables = [panel.run.table for panel in panels]
     entries = bar_entries(bars, name_of_second(tables), name_of_deep(tables))
     if look.transfers:
@@ -295,7 +296,7 @@ def _columns(labels: Sequence[str], paper: style.Paper) -> int:
 
 
 def save(picture: Figure, path: Path) -> None:
-    """Write a picture as its suffix says; the same picture is the same file."""
+    """Write a picture in the format of the suffix; equal pictures give equal files."""
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
     with atomic_write(path) as draft:
         picture.savefig(draft, metadata=metadata)

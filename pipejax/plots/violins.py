@@ -1,4 +1,4 @@
-"""Samples of several schedules side by side: violins, with quantiles and what there is without."""
+"""Draw samples of several schedules as violins, with quantiles and the value without jitter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,21 +11,11 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.plots import palette
 
 LEVELS = (0.05, 0.5, 0.95)
-QUANTILE: Mapping[str, Any] = {
-    "linestyle": "",
-    "marker": "|",
-    "color": palette.BLACK,
-    "markersize": 7,
-    "markeredgewidth": 0.8,
-}
-WITHOUT: Mapping[str, Any] = {
-    "linestyle": "",
-    "marker": "D",
-    "color": palette.BLACK,
-    "markersize": 3.5,
-    "markerfacecolor": palette.WHITE,
-}
-SHOWN = 0.95  # quantile up to which violins are drawn: rare stalls would press them flat
+MARK: Mapping[str, Any] = {"linestyle": "", "color": palette.BLACK}
+QUANTILE: Mapping[str, Any] = {**MARK, "marker": "|", "markersize": 7, "markeredgewidth": 0.8}
+DIAMOND = {"marker": "D", "markersize": 3.5, "markerfacecolor": palette.WHITE}
+WITHOUT_JITTER: Mapping[str, Any] = {**MARK, **DIAMOND}
+MAX_QUANTILE = 0.95  # quantile up to which violins are drawn; rare stalls would flatten them
 
 
 def draw_violins(
@@ -38,14 +28,14 @@ def draw_violins(
 
     Args:
       axes: to draw on.
-      samples: (samples) by name.
-      without: by name what a mark shows: the value without jitter.
-      colours: by name.
+      samples: (samples) of each name.
+      without: value of each name without jitter, drawn as a mark.
+      colours: colour of each name.
     """
     for place, (name, values) in enumerate(samples.items()):
         if np.ptp(values) > 0:  # a violin of equal values has no width
             parts: dict[str, Any] = axes.violinplot(
-                values[values <= np.quantile(values, SHOWN)],
+                values[values <= np.quantile(values, MAX_QUANTILE)],
                 positions=[place],
                 orientation="horizontal",
                 widths=0.85,
@@ -56,7 +46,7 @@ def draw_violins(
             parts["bodies"][0].set(facecolor=colour, edgecolor=colour, alpha=0.55)
         quantiles = np.quantile(values, LEVELS)
         axes.vlines(quantiles, place - 0.2, place + 0.2, color=palette.BLACK, linewidth=0.8)
-        axes.plot(without[name], place, **WITHOUT)
+        axes.plot(without[name], place, **WITHOUT_JITTER)
     axes.set_yticks(range(len(samples)), [*samples])
     axes.set_ylim(len(samples) - 0.5, -0.5)
 
@@ -65,5 +55,5 @@ def violin_entries() -> list[Line2D]:
     """Return the legend entries of the marks."""
     return [
         Line2D([], [], label="5th, 50th and 95th percentile, where a violin ends", **QUANTILE),
-        Line2D([], [], label="without jitter", **WITHOUT),
+        Line2D([], [], label="without jitter", **WITHOUT_JITTER),
     ]

@@ -159,10 +159,9 @@ def out_of_box(validations: Sequence[Validation], *reasons: str) -> Section:
         rows += judged(name, machines, time_errors(once), *table_limits(OUT_OF_BOX, name))
     text = (
         "Step times of every table, predicted with the machine's file and the stack that come "
-        "with pipejax. Each configuration has one row. The A100's kernels and the host of all "
-        "machines are fitted to vTrain's rows. Other rates come from data sheets and from "
-        "measurements of kernels by others. Shares of stacks are published or counted. Some "
-        "tables have no limit."
+        "with pipejax. Each configuration has one row. Numbers of the A100's kernels and of the "
+        "host are fitted to vTrain's rows. Other rates come from data sheets and published "
+        "measurements of kernels. Some tables have no limit."
     )
     return Section("Out of the box", text, tuple(rows), reasons)
 
@@ -194,9 +193,9 @@ def bridge(validations: Sequence[Validation]) -> Section:
             name = part.measured.system[0]
             rows += judged(kind, name, time_errors(part.by_configuration))
     text = (
-        "Each configuration has one row, the mean over releases. Dispatcher, overlap, graphs and "
-        "recomputed modules follow the recipes of each release, and nothing is fitted. Releases "
-        "of one framework differ by up to a factor of two on one layout."
+        "Each configuration has one row, the mean over releases. Options follow the recipes of "
+        "each release, and nothing is fitted. Releases of one framework differ by up to a factor "
+        "of two on one layout."
     )
     return Section("Megatron-Bridge, by kind of model", text, tuple(rows))
 
@@ -220,10 +219,9 @@ def nanotron() -> Section:
     rows += judged(NANOTRON, "pipelines that a fault slowed, mended since", time_errors(slow))
     text = (
         "Runs of nanotron on 8 to 512 H100, with the bandwidth that each job measured between its "
-        "nodes. Pipelines that a fault of the framework slowed are counted separately. The others "
-        "are of two kinds, with 425 or 458 GB/s measured within a node. If a size is left out, "
-        "numbers of the machine are fitted to the other sizes of the same kind. In slow jobs a "
-        "hop between accelerators takes some 0.2 ms, also within a node."
+        "nodes. Pipelines that a fault of the framework slowed are counted separately. Other jobs "
+        "measured 425 or 458 GB/s within a node. If a model size is left out, numbers of the "
+        "machine are fitted to other sizes with the same bandwidth."
     )
     return Section(
         "The Hugging Face playbook's runs", text, tuple(rows), (out_of_memory(validation),)
@@ -254,16 +252,16 @@ def out_of_memory(validation: Validation) -> str:
     with_factor = validation.predicted._replace(
         fits=1.0 * (factor[rows.model] * memory <= available)
     )
-    sentences = []
+    shares = []
     for case in (validation, Validation(rows, with_factor)):
         verdicts = case.out_of_memory
         assert verdicts is not None
-        sentences.append(f"{verdicts.recall:.1f} % are predicted to, {verdicts.precision:.1f} %")
+        shares += [f"{verdicts.recall:.1f}", f"{verdicts.precision:.1f} %"]
     return (
-        f"{int(rows.out_of_memory.sum()):,} runs ended for lack of memory: {sentences[0]} of those "
-        f"predicted to did. With what the allocator reserves, {factor.min():.2f} to "
-        f"{factor.max():.2f} of the tensors in runs of other sizes, {sentences[1]} "
-        "(90 wanted for each)."
+        f"{int(rows.out_of_memory.sum()):,} runs ended for lack of memory: {shares[0]} % of them "
+        f"are predicted, and {shares[1]} of the predicted ones did. With the allocator's reserve "
+        f"({factor.min():.2f} to {factor.max():.2f} times the tensors, from runs of other sizes) "
+        f"the shares are {shares[2]} and {shares[3]} (90 wanted for each)."
     )
 
 
@@ -280,8 +278,8 @@ def memory(validations: Sequence[Validation]) -> Section:
         if errors is not None:
             rows += judged(name, "all", errors, *table_limits(MEMORY, name))
     text = (
-        "Memory of the fullest accelerator, in tables that have it. It is allocated memory; in "
-        "torchtitan's table it is the reserved memory of the allocator, which is larger."
+        "Tables have the allocated memory of the fullest accelerator, torchtitan's table the "
+        "allocator's reserved memory, which is larger."
     )
     return Section("Memory", text, tuple(rows))
 
@@ -321,11 +319,10 @@ def calibrated(fits: Sequence[Fitted]) -> Section:
             share = f"{coverage:.1f} % of the rows left out of it"
             reasons.append(f"{runs}, {fit.what}: the 90 % band holds {share} (85 to 95 wanted).")
     text = (
-        "Numbers of the machine are fitted to some rows (`pipejax calibrate`) and judged by rows "
-        "that the fit never saw. Left out are whole groups of hidden size, tensor parallelism and "
-        "microbatch size, whole model sizes, or all but eight rows. Random halves would flatter, "
-        "because rows of one group share layer times. The last line fits all rows, with a factor "
-        "for the layer time of each shape."
+        "`pipejax calibrate` fits numbers of the machine to some rows and predicts the rows that "
+        "are left out: groups of hidden size, tensor parallelism and microbatch size, model "
+        "sizes, or all but eight rows. The last line fits all rows, with a factor for the layer "
+        "time of each shape."
     )
     return Section("Calibrated, on rows that were left out", text, tuple(rows), tuple(reasons))
 
@@ -355,8 +352,8 @@ def from_five(name: str) -> list[Accuracy]:
 def five(tables: Sequence[list[Accuracy]]) -> Section:
     """Report the gain of five rows of a user's runs."""
     text = (
-        "`pipejax calibrate` by its defaults on five random rows of a table and one stack, judged "
-        "by the table's other rows; beside it the machine as it is, on the same rows."
+        "`pipejax calibrate` fits the machine to five random rows of a table and one stack, and "
+        "predicts the other rows. Lines `as is` predict the same rows without a fit."
     )
     return Section("From five rows", text, tuple(row for table in tables for row in table))
 
@@ -397,10 +394,9 @@ def mlperf() -> Section:
         rows += judged("mlperf_h100", what, time_errors(others), Limit(8.0, EACH))
         reasons.append(f"{what}, by microbatches M: {by_microbatches(others)}.")
     text = (
-        "The line has a cycle time and an offset, from the medians at the smallest and the "
-        "largest number of microbatches M. It predicts the medians at every other M. From one "
-        "model to the other, the machine is fitted to the runs of one and judged by those of the "
-        "other."
+        "A line, through the medians at the smallest and the largest number of microbatches M, "
+        "predicts the medians at every other M. In the last two rows, the machine is fitted to "
+        "runs of one model and predicts runs of the other."
     )
     return Section("MLPerf on H100", text, tuple(rows), tuple(reasons))
 
@@ -426,7 +422,7 @@ def megatron() -> str:
 
     sizes = ", ".join(f"{bias(alone, microbatch_size=b)} at b = {b}" for b in (1, 4, 8))
     return (
-        f"{MEGATRON}: its source says neither b nor the stages per worker. Bias without a "
+        f"{MEGATRON}: the source states neither b nor the stages per worker. Bias without a "
         f"pipeline: {sizes}; with one: {bias(deep)} as assumed, "
         f"{bias(deep, stages_per_worker=1, schedule='1f1b')} with one stage per worker."
     )
@@ -435,7 +431,10 @@ def megatron() -> str:
 def zero_bubble() -> Section:
     """Zero-bubble schedules from the paper's profiled times."""
     rows = read("zero_bubble_a100")
-    text = "Step times and memory of Table 4, from the paper's profile of F, I, W and messages."
+    text = (
+        "Step times and memory of the paper's Table 4 are predicted from its profile of F, I, W "
+        "and messages."
+    )
     return Section(
         "Zero bubble, from profiled times", text, tuple(zero_bubble_accuracy.accuracies(rows))
     )
@@ -445,8 +444,8 @@ def llama3() -> Section:
     """Share of the peak of Llama-3 405B, in percentage points."""
     rows, reason = llama3_accuracy.accuracies(pj.load_system("h100"))
     text = (
-        "Model FLOP over the peak (MFU) of the three runs in Table 4 of the Llama 3 report, in "
-        "percentage points, by the data sheet's H100."
+        "The table compares the MFU of three runs of the Llama 3 report (Table 4), in percentage "
+        "points, with predictions for the data sheet's H100."
     )
     return Section("Llama-3 405B on 8,192 and 16,384 H100", text, tuple(rows), (reason,))
 
@@ -462,8 +461,8 @@ def simulators(validations: Sequence[Validation]) -> Section:
         rows += judged(table, "pipejax", time_errors(ours), Limit(time_errors(theirs).mape))
         rows += judged(table, name, time_errors(theirs))
     text = (
-        "Predictions published by the authors of other simulators, and those of pipejax on the "
-        "same rows. The limit is the mean error of the other simulator."
+        "The table compares predictions published by authors of other simulators with those of "
+        "pipejax on the same rows. The limit is the mean error of the other simulator."
     )
     return Section("Beside other simulators", text, tuple(rows))
 

@@ -79,13 +79,12 @@ STACKS: Mapping[str, Stack] = {
     "delay, exchanges beside products": Stack(pj.Links("delay"), overlap=True),
 }
 REASON = (
-    "MFU counts 6 FLOP per parameter and token, and attention under its causal mask. Over the "
-    "peak, the printed TFLOP/s are {printed} %, ours {ours} %. The report calls the pipeline's "
-    "messages asynchronous and tells of no tensor parallelism beside compute; which of the four "
-    "stacks that means was decided after all four were seen. Gradients that the replicas split "
-    "are reduced in every backward, in the weights' precision. Memory of the fullest worker: "
-    "{memory} GB of {device:.1f}, of which contexts and communicators are taken to keep "
-    "{reserve:g}."
+    "MFU counts 6 FLOP per parameter and token, and attention under its causal mask. The printed "
+    "TFLOP/s are {printed} % of the peak, ours {ours} %. The report calls the pipeline's messages "
+    "asynchronous and mentions no tensor parallelism beside compute. We chose one of the four "
+    "stacks after seeing all four. Gradients that the replicas split are reduced in every "
+    "backward, in the precision of the weights. The fullest worker needs {memory} GB of "
+    "{device:.1f}; contexts and communicators take {reserve:g} GB."
 )
 
 

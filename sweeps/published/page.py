@@ -8,21 +8,20 @@ from sweeps.published.accuracy import Accuracy
 ABOUT = """\
 # Accuracy
 
-Step times and memory that pipejax predicts, held against what others measured. `make fidelity`
-writes this page and its figure anew; nothing in it is typed in. Tables of measured runs, with their
-sources and what had to be assumed, are in
-[`pipejax/costs/data/measured`](../pipejax/costs/data/measured/README.md). An error is
-predicted / measured - 1; *bias* is its mean, *mean*, *median*, *90 % within* and *largest* are of
-its absolute value.
+This page compares predicted step times and memory with published measurements. `make fidelity`
+writes the page and its figure. Tables of measured runs are in
+[`pipejax/costs/data/measured`](../pipejax/costs/data/measured/README.md), with sources and
+assumptions. An error is predicted / measured - 1. *Bias* is the mean error. The columns *mean*,
+*median*, *90 % within* and *largest* describe absolute errors.
 """
 EXPECTED = """\
 ## What to expect of other runs
 
-All tables above were in sight when terms of the model were chosen, though no number is fitted to
-a table that it is judged by. What we expect, said beforehand, of runs that are in none of them, as
-the mean absolute error by configuration, as they come and after five rows of the same stack:
+The terms of the cost model were chosen with all tables above in sight, so errors on new runs may
+be larger. We expect these mean absolute errors, without any fit and after five rows of the same
+stack:
 
-| runs | as they come | five rows |
+| runs | without a fit | five rows |
 | --- | ---: | ---: |
 | dense pipelines on A100, H100, H200 | 8 % | 4 % |
 | FSDP on A100, H100, its stack named | 9 % | 5 % |
@@ -35,15 +34,14 @@ the mean absolute error by configuration, as they come and after five rows of th
 BENCHMARK = """\
 ## A benchmark of simulators
 
-Every table is a labelled dataset: a run in each row, with its model, layout and measured step time.
-`mlperf_h100.csv` holds GPT-3 175B and Llama-3.1 405B on 512 to 10,752 H100. To judge any simulator,
-predict the rows and write a CSV file with the columns `row` (of the table, from 1), `seconds` and,
-if known, `memory_bytes`; rows may be left out.
+The measured tables can judge any simulator. Predict the rows of a table, and write a CSV file with
+the columns `row` (of the table, from 1), `seconds` and, if known, `memory_bytes`; rows may be left
+out.
 
     pipejax validate pipejax/costs/data/measured/mlperf_h100.csv --predictions THEIRS.csv
 
-prints its errors by group, its worst rows, and pipejax's errors on the same rows. The exit code is
-0 if the mean error is within `--tolerance PERCENT`, 1 if it is beyond.
+The command prints the simulator's errors by group, the worst rows, and pipejax's errors on the same
+rows. The exit code is 0 if the mean error is within `--tolerance PERCENT`, else 1.
 """
 HEAD = ("", "runs", "rows", "mean", "median", "90 % within", "largest", "bias", "allowed", "")
 
@@ -72,7 +70,7 @@ def page(sections: Sequence[Section], figure: str) -> str:
     parts = [ABOUT, count, f"![Predicted against measured step times]({figure})\n"]
     for section in sections:
         parts += [f"## {section.title}\n", f"{section.text}\n", table(section.accuracies)]
-        parts += [f"{reason}\n" for reason in section.reasons]
+        parts += ["\n".join((*section.reasons, ""))] if section.reasons else []
     return "\n".join([*parts, EXPECTED, BENCHMARK])
 
 

@@ -10,7 +10,7 @@ import grammar_cases
 import numpy as np
 import pytest
 from explorer_cases import explored
-from grammar_tables import of_grammar
+from grammar_tables import grammar_table
 from hypothesis import HealthCheck, given, settings, strategies as st
 from playwright.sync_api import Error
 from strategies import tables
@@ -39,7 +39,7 @@ MAKESPANS = """async (names) => {
     const schedule = library.find(entry, entry.workers, entry.microbatches);
     schedule.keys = scene.factors.map(({ key }) => key);
     for (const link of scene.links) {
-      await schedule.evaluate(link, scene.factors.map(({ given }) => given));
+      await schedule.evaluate(link, scene.factors.map(({ initial }) => initial));
       const { name, stagesPerWorker, workers, microbatches } = entry;
       const found = schedule.error || schedule.makespan;
       out.push([name, stagesPerWorker, workers, microbatches, link, found, schedule.bubbleRatio,
@@ -188,7 +188,7 @@ NOT_READ = {
 
 @pytest.mark.parametrize("name", NOT_READ)
 def test_what_a_page_does_not_lower_is_refused(name, tmp_path, visit):
-    table, costs = of_grammar(name)
+    table, costs = grammar_table(name)
     path = tmp_path / "x.html"
     path.write_text(page_of([explored(table, costs)]))
     with pytest.raises(Error, match=NOT_READ[name]):
@@ -223,8 +223,8 @@ def test_any_grammar_is_lowered_as_the_engine_does(tmp_path, visit):
 
 def test_another_order_of_the_same_kinds_is_dropped(tmp_path, visit, capsys):
     """With times by letters; other kinds and rules are refused, and rows that cannot run."""
-    table, costs = of_grammar("braid")
-    other, _ = of_grammar("vocabulary")
+    table, costs = grammar_table("braid")
+    other, _ = grammar_table("vocabulary")
     path, page = tmp_path / "braid.json", tmp_path / "x.html"
     path.write_text(to_json(table))
     times = "Fa=1,Fd=.6,Fm=1.25,Bm=2,Bd=.5,Ba=1.5"

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from explorer_cases import GIVEN, explored, given
+from explorer_cases import GIVEN, build_case, explored
 
 import pipejax as pj
 from pipejax.base import longest_path
@@ -167,7 +167,7 @@ def test_the_form_says_which_sum_is_the_largest(tmp_path, visit, capsys):
 @pytest.mark.parametrize("name", GIVEN)
 def test_any_table_and_costs(name, tmp_path, visit):
     """Costs by stage and microbatch, updates within a table, fused pairs, host links."""
-    table, costs = given(name)
+    table, costs = build_case(name)
     path = tmp_path / "x.html"
     path.write_text(page_of([explored(table, costs)]))
     opened = visit(path, "messages=1&curve=memory")

@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from explorer_cases import explored
-from grammar_tables import of_grammar
+from grammar_tables import grammar_table
 from markupsafe import escape
 
 import pipejax as pj
@@ -144,7 +144,7 @@ def test_search_finds_and_goes_on(alone, visit):
     opened.page.locator("#find").fill("critical")
     count = int(opened.page.locator("#matches").inner_text().split()[0])
     assert count == opened(
-        "explorer.focused.path.filter(n => explorer.focused.program.opOf[n] >= 0).length"
+        "explorer.focused.path.filter(n => explorer.focused.program.nodeOps[n] >= 0).length"
     )
 
 
@@ -535,7 +535,7 @@ def recorded(tmp_path_factory):
     return path, labels, *op_values
 
 
-def of_ops(opened, index, what):
+def op_pixels(opened, index, what):
     """Return a number of every op of a schedule of the page."""
     return opened(
         "([k, what]) => [...explorer.schedules[k].ops.phase.keys()].map(op => "
@@ -555,14 +555,14 @@ def colour(opened, label, index):
 def test_ops_of_own_kinds_are_found_and_say_what_they_wait_for(tmp_path, visit):
     """A collective waits for all workers; a search for a microbatch shows its slices."""
     path = tmp_path / "x.html"
-    runs = [explored(*of_grammar(name)) for name in ("vocabulary", "slices")]
+    runs = [explored(*grammar_table(name)) for name in ("vocabulary", "slices")]
     path.write_text(page(runs))
     opened = visit(path)
     result = {}
     for text in ("Ca", "s1", "m1", "1f1.0"):
         opened.page.locator("#find").fill(text)
         opened.settle()
-        result[text] = opened("explorer.schedules.map(s => s.found.reduce((sum, f) => sum + f))")
+        result[text] = opened("explorer.schedules.map(s => s.matches.reduce((sum, f) => sum + f))")
     # s1 is stage 1, and the vocabulary's forward of microbatch 1 on both workers
     assert result == {"Ca": [6, 0], "s1": [8, 8], "m1": [12, 8], "1f1.0": [0, 1]}
     waits = """name => {
@@ -581,9 +581,9 @@ def test_a_recorded_run_stands_above_its_replay(scheme, recorded, visit):
     opened = visit(path, "critical=0", color_scheme=scheme, viewport={"width": 1200, "height": 900})
     names = [heading.inner_text() for heading in opened.page.locator(".schedule h2 b").all()]
     assert names == ["as it ran", "replayed", "1f1b"]
-    np.testing.assert_allclose(of_ops(opened, 0, "start"), starts, atol=1e-12)
-    np.testing.assert_allclose(of_ops(opened, 1, "start"), starts - residuals, atol=1e-9)
-    np.testing.assert_allclose(of_ops(opened, 0, "stall"), stalls, atol=1e-9)
+    np.testing.assert_allclose(op_pixels(opened, 0, "start"), starts, atol=1e-12)
+    np.testing.assert_allclose(op_pixels(opened, 1, "start"), starts - residuals, atol=1e-9)
+    np.testing.assert_allclose(op_pixels(opened, 0, "stall"), stalls, atol=1e-9)
     latest, first = labels[residuals.argmax()], labels[residuals.argmin()]
     ends = palette.SECONDS[:: 1 if scheme == "light" else -1]
     for index in (0, 1):
@@ -611,5 +611,5 @@ def test_a_recorded_run_stands_above_its_replay(scheme, recorded, visit):
     opened.set_factor("B", 1.5)
     ran, replayed, _ = opened.makespans()
     assert (ran, replayed > before[1]) == (before[0], True)
-    np.testing.assert_allclose(of_ops(opened, 0, "start"), starts, atol=1e-12)
-    assert opened("explorer.schedules[0].residuals.least") < -1.0  # it is late no more
+    np.testing.assert_allclose(op_pixels(opened, 0, "start"), starts, atol=1e-12)
+    assert opened("explorer.schedules[0].residuals.low") < -1.0  # it is late no more

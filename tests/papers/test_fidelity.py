@@ -21,27 +21,27 @@ def five_more(rows, system):
 
 
 @pytest.fixture(scope="module")
-def found():
+def result():
     paths = [DATA / "measured" / f"{name}.csv" for name in TABLES]
     return [validate(path, "h100", predict=five_more) for path in paths]
 
 
-def test_errors_are_held_against_their_limits(found):
-    box = {row.group: row for row in fidelity.out_of_box(found).accuracies}
+def test_errors_are_held_against_their_limits(result):
+    box = {row.group: row for row in fidelity.out_of_box(result).accuracies}
     assert {name: (row.tolerance, row.holds) for name, row in box.items()} == {
         "korthikanti_a100": (2.5, False),
         "mlperf_h100": (15.0, True),
         "simumax_b200": (5.5, True),
         "torchtitan_h100": (9.0, True),
     }
-    memory = {row.group: row for row in fidelity.memory(found).accuracies}
+    memory = {row.group: row for row in fidelity.memory(result).accuracies}
     assert memory["simumax_b200"].errors.bias == pytest.approx(-4)
     assert memory["simumax_b200"].holds
     assert set(memory) == {"simumax_b200", "torchtitan_h100"}
 
 
-def test_other_simulators_are_the_limit_on_their_rows(found):
-    rows = fidelity.simulators(found).accuracies
+def test_other_simulators_are_the_limit_on_their_rows(result):
+    rows = fidelity.simulators(result).accuracies
     assert [(row.runs, row.errors.rows) for row in rows] == [
         ("pipejax", 22),
         ("SimuMax", 22),
@@ -65,8 +65,8 @@ def test_calibrations_are_judged_by_what_they_left_out():
     assert "holds 91.5 % of the rows" in section.reasons[0]
 
 
-def test_errors_are_listed_by_microbatches(found):
-    assert fidelity.by_microbatches(found[1].take(np.arange(9))) == "+5.0 % at 8, +5.0 % at 16"
+def test_errors_are_listed_by_microbatches(result):
+    assert fidelity.by_microbatches(result[1].take(np.arange(9))) == "+5.0 % at 8, +5.0 % at 16"
 
 
 def test_tables_of_one_machine_are_predicted_together():
@@ -94,8 +94,8 @@ def test_the_page_says_what_is_beyond_its_limit():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_the_figure_has_a_panel_for_each_table(found):
-    data = fidelity.dataset(found)
+def test_the_figure_has_a_panel_for_each_table(result):
+    data = fidelity.dataset(result)
     assert data.sizes["row"] == 9 + 33 + 22 + 18
     figure = accuracy.draw(data)["accuracy"]
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]

@@ -67,7 +67,7 @@ def by_hand(name, workers, microbatches):
     return rows
 
 
-def of_rows(rows, forward, backward, message, link="delay", scope="worker"):
+def row_values(rows, forward, backward, message, link="delay", scope="worker"):
     times = {"F": forward, "B": backward}
     return played(pj.ScheduleTable.from_rows(rows), times, message, link, scope).makespan
 
@@ -75,7 +75,7 @@ def of_rows(rows, forward, backward, message, link="delay", scope="worker"):
 def test_the_example_by_the_event_loop():
     """8 x 16, B = 2F, c = F."""
     runs = {
-        link: [of_rows(by_hand(name, 8, 16), 1.0, 2.0, 1.0, link) for name in links.COMPARED]
+        link: [row_values(by_hand(name, 8, 16), 1.0, 2.0, 1.0, link) for name in links.COMPARED]
         for link in ("delay", "blocking", "rendezvous")
     }
     assert runs == {"delay": [83, 109], "blocking": [113, 112], "rendezvous": [132, 117]}
@@ -91,7 +91,7 @@ def test_messages_on_the_critical_path(link):
             count = links.expected_messages(name, link, workers, microbatches)
             expected = (microbatches + workers - 1) * (forward + backward) + count * message
             rows = by_hand(name, workers, microbatches)
-            result = of_rows(rows, forward, backward, message, link)
+            result = row_values(rows, forward, backward, message, link)
             assert result == pytest.approx(expected, rel=1e-12), (name, workers, microbatches)
 
 
@@ -106,7 +106,7 @@ def test_who_is_never_slower():
         def later(link, rows=rows, times=(forward, forward + more, message)):
             model = link if link not in scopes else "rendezvous"
             scope = scopes.get(link, "worker")
-            gpipe, other = (of_rows(row, *times, model, scope) for row in rows)
+            gpipe, other = (row_values(row, *times, model, scope) for row in rows)
             return other - gpipe
 
         assert min(later("delay"), later(links.PER_PAIR)) > -1e-9

@@ -72,7 +72,7 @@ def found_so():
     late = (delays.largest(stages, ties=False), delays.mean(stages, late=True))
     counts = free | short | dict.fromkeys(delays.LONG, late)
     axes = ("case", "stages")
-    counted_ = xr.Dataset(
+    counts = xr.Dataset(
         {
             "max_delay": (axes, np.stack([values for values, _ in counts.values()])),
             "mean_delay": (axes, np.stack([values for _, values in counts.values()])),
@@ -97,7 +97,7 @@ def found_so():
         },
         attrs={"slots": 3180.0},
     )
-    return {"finding_delays": counted_, "finding_gradient_noise": trained}
+    return {"finding_delays": counts, "finding_gradient_noise": trained}
 
 
 def test_all_claims_hold_where_they_were_found():

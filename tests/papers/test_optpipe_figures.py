@@ -28,10 +28,10 @@ def grid():
 def curve(axes, method):
     look = optpipe_cases.LOOK[method]
     (line,) = [
-        one
-        for one in axes.lines
-        if all(getattr(one, f"get_{name}")() == look[name] for name in ("color", "marker"))
-        and one.get_linestyle() == look["linestyle"]
+        single
+        for single in axes.lines
+        if all(getattr(single, f"get_{name}")() == look[name] for name in ("color", "marker"))
+        and single.get_linestyle() == look["linestyle"]
     ]
     return line.get_ydata()
 
@@ -102,15 +102,17 @@ def test_quality_against_solving_time(grid):
 
 def test_gaps_and_times(grid):
     figure = optpipe_gaps.draw(grid)["optpipe_gaps"]
-    left, times = figure.axes
+    remaining, times = figure.axes
     solved = int(grid.solved.sum())
     closed = int((grid.solve_status == "optimal").sum())
     assert 0 < closed < solved
-    assert left.get_title(loc="left") == f"{closed} of {solved} problems have a gap of 0"
-    assert len(left.lines) == 2 * grid.sizes["limit"]  # what may be offloaded, and what may not
-    gaps = np.concatenate([line.get_xdata() for line in left.lines])
+    assert remaining.get_title(loc="left") == f"{closed} of {solved} problems have a gap of 0"
+    assert (
+        len(remaining.lines) == 2 * grid.sizes["limit"]
+    )  # what may be offloaded, and what may not
+    gaps = np.concatenate([line.get_xdata() for line in remaining.lines])
     np.testing.assert_allclose(np.unique(gaps.round(6)), [0, round(100 * (1 - 1.05 / 1.18), 6)])
-    assert all(line.get_ydata()[-1] == 100 for line in left.lines)
+    assert all(line.get_ydata()[-1] == 100 for line in remaining.lines)
     result, proven = times.lines[:2]
     assert result.get_ydata().max() == 100
     assert 0 < proven.get_ydata().max() < 100

@@ -109,10 +109,7 @@ def published():
     systems = over("system", {"slow": machine, "fast": machine})
     return {
         "staleness": xr.Dataset(
-            {
-                "max_delay": ("stages", np.floor(law)),
-                "max_delay_law": ("stages", law),
-            },
+            {"max_delay": ("stages", np.floor(law)), "max_delay_law": ("stages", law)},
             coords={"stages": stages},
         ),
         "convergence_bound": bound,
@@ -391,7 +388,7 @@ def test_what_is_there_is_kept_and_what_has_changed_is_named(tiny, tmp_path, mon
 
     monkeypatch.setattr(pipedream, "make", count)
     monkeypatch.setattr(
-        pipedream_runs, "train", lambda *given: dataset({"a": 1e-2}).isel(scheme=0, drop=True)
+        pipedream_runs, "train", lambda *_: dataset({"a": 1e-2}).isel(scheme=0, drop=True)
     )
     for _ in range(2):
         pipedream.main(["--out", str(tmp_path)])

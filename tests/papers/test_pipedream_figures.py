@@ -23,11 +23,8 @@ SEEDS, SAMPLES = 3, 7
 NEVER = None  # rate of a scheme that diverges with every step size
 
 
-def made(rates, until=8.0):
-    """Curves exp(-rate * time) that spread by seed; the largest step diverges, the middle is best.
-
-    The first scheme does twice as many updates in a time as the others.
-    """
+def make_input(rates, until=8.0):
+    """Curves exp(-rate * time) with a spread over seeds; the largest step diverges."""
     time = np.tile(np.linspace(0, until, SAMPLES), (len(rates), 1))
     updates = (10 * time).astype(int)
     updates[0] *= 2
@@ -56,29 +53,25 @@ def many(dimension, parts):
     return xr.concat(parts.values(), xr.Variable(dimension, list(parts)))
 
 
-def lines_of(axes):
+def get_lines(axes):
     return {line.get_label(): line for line in axes.lines}
 
 
-RATES = {
-    "pipedream": 1.0,
-    "local-sgd H=2": 0.6,
-    "local-sgd H=5": 0.5,
-    "local-sgd H=30": NEVER,
-}
+RATES = {"pipedream": 1.0, "local-sgd H=2": 0.6, "local-sgd H=5": 0.5, "local-sgd H=30": NEVER}
 
 
 @pytest.fixture(scope="module")
 def matched():
     rates = {"pipedream": 1.0, "pipedream, drawn": 0.8, "rpd": 0.7}
-    return read(made(rates), "pipedream_match")
+    return read(make_input(rates), "pipedream_match")
 
 
 @pytest.fixture(scope="module")
 def scaled():
     rates = {2: 0.5, 4: 0.2, 8: 0.1}
     depths = {
-        s: made({"pipedream": 1.0, "rpd": rate, "local-sgd H=5": 0.7}) for s, rate in rates.items()
+        s: make_input({"pipedream": 1.0, "rpd": rate, "local-sgd H=5": 0.7})
+        for s, rate in rates.items()
     }
     data = many("stages", depths)
     fewer = data.copy(deep=True)
@@ -90,8 +83,8 @@ def scaled():
 @pytest.fixture(scope="module")
 def machines():
     """On a slow network PipeDream wins; else LocalSGD."""
-    slow = made({"pipedream": 1.0, "local-sgd H=5": 0.5}, 4.0)
-    fast = made({"pipedream": 0.5, "local-sgd H=5": 1.0}, 4.0)
+    slow = make_input({"pipedream": 1.0, "local-sgd H=5": 0.5}, 4.0)
+    fast = make_input({"pipedream": 0.5, "local-sgd H=5": 1.0}, 4.0)
     speeds = pipedream_machines.SPEEDS
     names = [pipedream_machines.SYSTEM.format(n, c) for n in speeds for c in speeds]
     data = many("system", {name: slow if name.startswith("slow") else fast for name in names})
@@ -99,9 +92,9 @@ def machines():
 
 
 def store(name, data=None):
-    runs = made(RATES) if data is None else data
+    runs = make_input(RATES) if data is None else data
     if name == "pipedream_quadratic":
-        runs = many("setting", {AS_RUN: runs, CAPTION: made(RATES, until=16.0)})
+        runs = many("setting", {AS_RUN: runs, CAPTION: make_input(RATES, until=16.0)})
     return read(runs, name).assign_attrs(store=name)
 
 
@@ -119,8 +112,8 @@ def test_curves(name):
     assert axes.get_ylabel() == pipedream_cases.QUANTITIES[quantity]
     assert axes.get_yscale() == ("linear" if quantity == "loss" else "log")
     assert axes.get_xlabel() == pipedream_cases.X_LABELS["updates" if is_random else "time"]
-    lines = lines_of(axes)
-    gap = made(RATES).gap.sel(scheme="pipedream", step=0).median("seed")
+    lines = get_lines(axes)
+    gap = make_input(RATES).gap.sel(scheme="pipedream", step=0).median("seed")
     np.testing.assert_allclose(
         lines["PipeDream (1/4)"].get_ydata(), gap + 1 if quantity == "loss" else gap
     )
@@ -140,16 +133,16 @@ def test_captions_have_the_numbers_of_the_table():
 
 
 def test_a_step_size_at_the_edge_is_said():
-    data = store("pipedream_nesterov", made({"pipedream": 1.0}).isel(step=[1, 2]))
+    data = store("pipedream_nesterov", make_input({"pipedream": 1.0}).isel(step=[1, 2]))
     figure = pipedream_curves.draw(data)["pipedream_nesterov"]
-    assert set(lines_of(figure.axes[0])) == {"PipeDream (1/4*)"}
+    assert set(get_lines(figure.axes[0])) == {"PipeDream (1/4*)"}
     assert figure_caption(figure).endswith("A star marks" + pipedream_curves.EDGE.split("marks")[1])
 
 
 def test_match(matched):
     figure = pipedream_match.draw(matched)["pipedream_match"]
     (axes,) = figure.axes
-    lines = lines_of(axes)
+    lines = get_lines(axes)
     assert list(lines) == list(pipedream_match.LABELS.values())
     gap = matched.shown.sel(scheme="rpd").median("seed")
     np.testing.assert_array_equal(lines["RPD, batches drawn"].get_ydata(), gap)

@@ -61,23 +61,25 @@ def data():
 
 
 @pytest.fixture(scope="module")
-def drawn(data):
+def all_figures(data):
     scripts = (asymmetric, bubble_ratio, hanayo, memory, ranking, run_time)
     figures = {name: figure for script in scripts for name, figure in script.draw(data).items()}
     return figures
 
 
-def test_every_figure_can_be_printed(drawn):
-    assert {name: faults(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
+def test_every_figure_can_be_printed(all_figures):
+    assert {name: faults(figure) for name, figure in all_figures.items()} == {
+        name: [] for name in all_figures
+    }
 
 
-def test_claims_name_figures_that_are_drawn(drawn):
-    assert {claim.figure.removesuffix(".pdf") for claim in CLAIMS} <= set(drawn)
+def test_claims_name_figures_that_are_drawn(all_figures):
+    assert {claim.figure.removesuffix(".pdf") for claim in CLAIMS} <= set(all_figures)
 
 
-def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, drawn):
+def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, all_figures):
     at = data.sel(MAIN_SETTING)
-    for axes, workers in zip(drawn["ranking"].axes, (4, 8), strict=True):
+    for axes, workers in zip(all_figures["ranking"].axes, (4, 8), strict=True):
         letters = [[""] * len(MICROBATCHES) for _ in range(11)]
         for text in axes.texts:
             column, row = text.get_position()
@@ -94,7 +96,7 @@ def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, dra
             two = values.sel(schedule=["gpipe", "chimera"])
             is_best = two <= 1.01 * two.min("schedule")
             expected = [
-                "G1" * bool(gpipe) + "C" * bool(chimera)  # 1F1B equals GPipe
+                ("G1" if gpipe else "") + ("C" if chimera else "")  # 1F1B equals GPipe
                 for gpipe, chimera in is_best.transpose("microbatches", "schedule").values
             ]
             assert row == expected
@@ -102,7 +104,7 @@ def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, dra
             assert {x for x, y in marks if y == k} == set(np.flatnonzero(beaten.values).tolist())
         widths = {p.get_width() for p in axes.patches if isinstance(p, Rectangle)}
         assert {0.5, 1.0} <= widths
-    assert "1 %" in figure_caption(drawn["ranking"])
+    assert "1 %" in figure_caption(all_figures["ranking"])
 
 
 def test_equal_systems_are_one_row_of_the_ranking(data):
@@ -114,8 +116,8 @@ def test_equal_systems_are_one_row_of_the_ranking(data):
     assert len(rows) == 10
 
 
-def test_memory_is_held_against_the_capacity(drawn):
-    figure = drawn["memory"]
+def test_memory_is_held_against_the_capacity(all_figures):
+    figure = all_figures["memory"]
     for axes in figure.axes:
         (level,) = (line for line in axes.lines if "accelerator" in str(line.get_label()))
         assert level.get_ydata()[0] == 80.0
@@ -124,8 +126,8 @@ def test_memory_is_held_against_the_capacity(drawn):
     assert f"Of all {count} points 1 fit" in figure_caption(figure)
 
 
-def test_times_are_relative_and_on_equal_axes(data, drawn):
-    figure = drawn["run_time"]
+def test_times_are_relative_and_on_equal_axes(data, all_figures):
+    figure = all_figures["run_time"]
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     at = data.sel(MAIN_SETTING)
     points = [(p, system) for p in (4, 8) for system in run_time.SHOWN]
@@ -139,8 +141,8 @@ def test_times_are_relative_and_on_equal_axes(data, drawn):
     assert gpipe.get_linewidth() > 2 * other_line.get_linewidth()  # seen below what equals it
 
 
-def test_the_mean_of_hanayo_is_a_point_of_its_own(data, drawn):
-    (axes,) = drawn["hanayo"].axes
+def test_the_mean_of_hanayo_is_a_point_of_its_own(data, all_figures):
+    (axes,) = all_figures["hanayo"].axes
     at = data.sel(MAIN_SETTING).sel(workers=8, microbatches=8).makespan
     gain = 100 * (1 - at.sel(schedule="hanayo, 2 waves") / at.sel(schedule="chimera"))
     lines = {line.get_label(): line for line in axes.lines}
@@ -153,8 +155,8 @@ def test_the_mean_of_hanayo_is_a_point_of_its_own(data, drawn):
     assert set(lines["published point"].get_ydata()) == set(hanayo.PUBLISHED.values())
 
 
-def test_networks_of_the_asymmetric_are_told_apart(drawn):
-    slow, fast = drawn["asymmetric"].axes[0].lines[:2]
+def test_networks_of_the_asymmetric_are_told_apart(all_figures):
+    slow, fast = all_figures["asymmetric"].axes[0].lines[:2]
     assert slow.get_color() == fast.get_color()
     assert (slow.get_linestyle(), slow.get_markerfacecolor()) == (":", "none")
     assert fast.get_linestyle() == "-"

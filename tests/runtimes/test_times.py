@@ -1,7 +1,4 @@
-"""Step times of two workers, predicted from a profile taken beside the run and measured.
-
-Stages sleep, so two cores are enough; other work on them makes the times worse.
-"""
+"""Predicted and measured step times of two workers, whose stages sleep."""
 
 import numpy as np
 import pytest

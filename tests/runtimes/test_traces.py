@@ -1,7 +1,4 @@
-"""Traces of real steps: what ops and messages took is read from them, and who was slow.
-
-Stages sleep, so two cores are enough; other work on them makes ops longer, which medians forgive.
-"""
+"""Traces of real steps, whose stages sleep: op times, message times and slow workers."""
 
 import gzip
 import json

@@ -18,9 +18,9 @@ export function rowParts(height, below, hasTransfers) {
   const gap = height > 14 ? 3 : height > 7 ? 1 : 0;
   const count = below + (hasTransfers ? 1 : 0);
   const lane = Math.max(2, Math.round((height - gap) * Math.min(0.26, 0.52 / count)));
-  const beside = below * lane;
+  const lanes = below * lane;
   const transfers = hasTransfers ? lane : 0;
-  return { compute: height - gap - beside - transfers, lane, beside, transfers };
+  return { compute: height - gap - lanes - transfers, lane, lanes, transfers };
 }
 
 export class Bars {
@@ -78,20 +78,20 @@ export class Bars {
     const { context, palette, schedule, rowHeight, parts, width } = this;
     for (let row = 0; row < schedule.workers; row++) {
       context.fillStyle = row === shown.worker ? palette.rowChosen : palette.row;
-      const height = parts.compute + parts.beside + parts.transfers;
+      const height = parts.compute + parts.lanes + parts.transfers;
       context.fillRect(GUTTER, row * rowHeight, width - GUTTER, height);
     }
   }
 
   drawNames(shown) {
     const { context, palette, schedule, rowHeight } = this;
-    const each = Math.ceil(11 / rowHeight); // names of every so manieth row fit
+    const stride = Math.ceil(11 / rowHeight); // names of every so manieth row fit
     context.font = `${Math.min(12, Math.max(9, rowHeight - 2))}px ${palette.font}`;
     context.textAlign = "right";
     context.textBaseline = "middle";
     for (let row = 0; row < schedule.workers; row++) {
-      if (row % each !== 0 && row !== shown.worker) continue;
-      if (shown.worker >= 0 && row !== shown.worker && Math.abs(row - shown.worker) < each) continue;
+      if (row % stride !== 0 && row !== shown.worker) continue;
+      if (shown.worker >= 0 && row !== shown.worker && Math.abs(row - shown.worker) < stride) continue;
       context.fillStyle = row === shown.worker ? palette.ink : palette.quiet;
       const name = `worker ${row}`;
       const fits = rowHeight > 14 && context.measureText(name).width < GUTTER - 10;
@@ -123,12 +123,12 @@ export class Bars {
       const top = row * rowHeight;
       lanes.forEach((lane, k) => {
         const [below, height] = this.laneParts(k);
-        this.sumUp(lane, k === 0, axis, shown.found);
+        this.sumUp(lane, k === 0, axis, shown.matches);
         this.paintLine(top + below, height, palette.words[ground]);
       });
       if (parts.transfers > 0) {
         this.sums.fill(0);
-        this.paintLine(top + parts.compute + parts.beside, parts.transfers, palette.words[ground]);
+        this.paintLine(top + parts.compute + parts.lanes, parts.transfers, palette.words[ground]);
       }
     });
     if (marksCritical) this.markCritical(axis);
@@ -136,23 +136,23 @@ export class Bars {
   }
 
   /** Sum up the narrow ops of a lane by pixel. */
-  sumUp(lane, isOrdered, axis, found) {
+  sumUp(lane, isOrdered, axis, matches) {
     const { ratio } = this;
     const { pipe, with_phase: partner } = this.schedule.ops;
     const { channels, shades } = this.palette;
-    const { code, depth, withCode, withDepth, isOfPhases } = this.colours;
+    const { code, depth, withCode, withDepth, isByPhase } = this.colours;
     this.sums.fill(0);
     // called for up to a hundred thousand ops of a frame: nothing is made anew in it
     this.eachInSight(lane, isOrdered, axis, (op, left, right) => {
       if (right - left >= NARROW || right <= left) return;
-      const weight = found && !found[op] ? FADED : 1;
+      const weight = matches && !matches[op] ? FADED : 1;
       if (partner[op] === 0) {
-        const colours = isOfPhases && pipe[op] % 2 ? shades : channels;
+        const colours = isByPhase && pipe[op] % 2 ? shades : channels;
         this.cover(left * ratio, right * ratio, colours, code[op], depth[op], weight);
       } else {
         const half = weight / 2;
         this.cover(left * ratio, right * ratio, channels, code[op], depth[op], half);
-        const colours = isOfPhases && this.schedule.pipes > 1 ? shades : channels;
+        const colours = isByPhase && this.schedule.pipes > 1 ? shades : channels;
         this.cover(left * ratio, right * ratio, colours, withCode[op], withDepth[op], half);
       }
     });
@@ -199,7 +199,7 @@ export class Bars {
     const { schedule: { path, program }, pixels, line, rowHeight, parts, palette, ratio } = this;
     const scale = axis.scale * ratio;
     for (const node of path) {
-      const op = program.opOf[node];
+      const op = program.nodeOps[node];
       if (op < 0 || program.finish[node] < axis.from || program.start[node] > axis.to) continue;
       const first = Math.max(0, Math.floor((program.start[node] - axis.from) * scale));
       const last = Math.min(line.length - 1, Math.floor((program.finish[node] - axis.from) * scale));
@@ -219,48 +219,48 @@ export class Bars {
       lanes.forEach((lane, k) => {
         const [below, height] = this.laneParts(k);
         const y = top + below;
-        const own = []; // numbers of a phase in a row: all or none
+        const rowLabels = []; // numbers of a phase in a row: all or none
         const refused = new Set();
         this.eachInSight(lane, k === 0, axis, (op, left, right) => {
           if (right - left < NARROW) return;
           this.drawBar(op, axis.left + left, y, right - left, height, shown);
           if (height < LABEL_HEIGHT || schedule.ops.microbatch[op] < 0) return;
-          const size = this.sizeOfLabel(op, right - left, height);
+          const size = this.labelSize(op, right - left, height);
           const phase = schedule.ops.phase[op];
           if (size === 0) refused.add(phase);
-          else own.push([op, axis.left + left, y, right - left, height, size]);
+          else rowLabels.push([op, axis.left + left, y, right - left, height, size]);
         });
-        labels.push(...own.filter(([op]) => !refused.has(schedule.ops.phase[op])));
+        labels.push(...rowLabels.filter(([op]) => !refused.has(schedule.ops.phase[op])));
       });
     });
     if (labels.length <= MOST_LABELS) this.drawLabels(labels, shown);
   }
 
   /** Size of the number of an op that is all in sight, 0 where there is no room. */
-  sizeOfLabel(op, width, height) {
+  labelSize(op, width, height) {
     const { with_phase: partner, phase, microbatch } = this.schedule.ops;
-    const each = partner[op] ? height / 2 : height;
-    const room = (width - 1) / this.textOf(phase[op], microbatch[op]).length / DIGIT_OF_FONT;
-    const size = Math.min(12, Math.round(each - 1), Math.floor(room));
+    const lineHeight = partner[op] ? height / 2 : height;
+    const room = (width - 1) / this.opText(phase[op], microbatch[op]).length / DIGIT_OF_FONT;
+    const size = Math.min(12, Math.round(lineHeight - 1), Math.floor(room));
     return size >= LABEL_HEIGHT ? size : 0;
   }
 
   /** What stands on an op: its number, and its letter where no colour tells its phase. */
-  textOf(phase, microbatch) {
-    const letter = this.colours.isOfPhases ? "" : this.schedule.phases[phase].letter;
+  opText(phase, microbatch) {
+    const letter = this.colours.isByPhase ? "" : this.schedule.phases[phase].letter;
     return letter + this.schedule.number(microbatch);
   }
 
   drawBar(op, x, y, width, height, shown) {
     const { context, palette, schedule: { ops } } = this;
-    const isFaded = shown.found && !shown.found[op];
+    const isFaded = shown.matches && !shown.matches[op];
     const gap = width > 8 ? 1 : width > 4 ? 0.5 : 0;
     if (isFaded) context.globalAlpha = FADED;
     const isSecond = ops.pipe[op] % 2 === 1;
     const half = ops.with_phase[op] ? height / 2 : height;
     const { code, depth, withCode, withDepth } = this.colours;
-    const own = look(palette, code[op], depth[op]);
-    this.fill(own, x, y, width - gap, half, isSecond);
+    const opColour = look(palette, code[op], depth[op]);
+    this.fill(opColour, x, y, width - gap, half, isSecond);
     if (half < height) {
       const other = look(palette, withCode[op], withDepth[op]);
       this.fill(other, x, y + half, width - gap, half, !isSecond); // a pair is of both pipes
@@ -272,7 +272,7 @@ export class Bars {
     const { context, palette } = this;
     context.fillStyle = fill;
     context.fillRect(x, y, width, height);
-    if (isHatched && this.schedule.pipes > 1 && this.colours.isOfPhases) {
+    if (isHatched && this.schedule.pipes > 1 && this.colours.isByPhase) {
       context.fillStyle = hatch(palette, context, ink);
       context.fillRect(x, y, width, height);
     }
@@ -293,13 +293,13 @@ export class Bars {
       const isFused = ops.with_phase[op] > 0;
       const lines = [[ops.phase[op], ops.microbatch[op], code[op], depth[op]]];
       if (isFused) lines.push([ops.with_phase[op], ops.with_microbatch[op], withCode[op], withDepth[op]]);
-      const each = height / lines.length;
+      const lineHeight = height / lines.length;
       lines.forEach(([phase, microbatch, colour, deep], k) => {
-        const text = width >= 56 && !isFused ? schedule.label(op) : this.textOf(phase, microbatch);
+        const text = width >= 56 && !isFused ? schedule.label(op) : this.opText(phase, microbatch);
         context.font = `${size}px ${palette.font}`;
-        context.globalAlpha = shown.found && !shown.found[op] ? 0.4 : 1;
+        context.globalAlpha = shown.matches && !shown.matches[op] ? 0.4 : 1;
         context.fillStyle = look(palette, colour, deep).ink;
-        context.fillText(text, x + width / 2, y + (k + 0.5) * each + 0.5);
+        context.fillText(text, x + width / 2, y + (k + 0.5) * lineHeight + 0.5);
       });
     }
     context.globalAlpha = 1;
@@ -308,7 +308,7 @@ export class Bars {
   /** Where an op stands in its row: left, top, width, height. */
   place(axis, op, row) {
     const { schedule, rowHeight, parts } = this;
-    const [below, height] = this.laneParts(schedule.laneOf(op));
+    const [below, height] = this.laneParts(schedule.opLane(op));
     const x = axis.x(schedule.start(op));
     return [x, row * rowHeight + below, axis.x(schedule.finish(op)) - x, height];
   }
@@ -340,11 +340,11 @@ export class Bars {
     context.lineWidth = 1.5;
     context.beginPath();
     for (const node of this.pathInSight(axis)) {
-      const message = program.messageOf[node];
+      const message = program.nodeMessages[node];
       if (message >= 0 && !hasLane) this.traceMessage(axis, message);
-      const op = program.opOf[node];
+      const op = program.nodeOps[node];
       const edge = schedule.lastInto(node);
-      const from = edge < 0 ? -1 : program.opOf[program.pred[edge]]; // a message that no node carries
+      const from = edge < 0 ? -1 : program.nodeOps[program.pred[edge]]; // a message that no node carries
       if (op >= 0 && from >= 0 && this.row(from) !== this.row(op)) this.traceLine(axis, from, op);
     }
     context.stroke();
@@ -357,7 +357,7 @@ export class Bars {
     context.lineWidth = 1.5;
     context.beginPath();
     for (const node of this.pathInSight(axis)) {
-      const op = program.opOf[node];
+      const op = program.nodeOps[node];
       if (op < 0) continue;
       const row = this.row(op);
       const [x, y, width, height] = this.place(axis, op, row);
@@ -388,7 +388,7 @@ export class Bars {
       const isCritical = marksCritical && schedule.isCriticalMessage(k);
       context.fillStyle = isCritical && width < FRAMED ? palette.ink : palette.message;
       for (const row of [worker[producer[k]], worker[consumer[k]]]) {
-        const y = row * rowHeight + parts.compute + parts.beside + 1;
+        const y = row * rowHeight + parts.compute + parts.lanes + 1;
         context.fillRect(x, y, width > 4 ? width - 0.5 : width, height);
         if (isCritical && width >= FRAMED) context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
       }
@@ -398,19 +398,19 @@ export class Bars {
   /** A line from the end of one op to the start of another, between the edges of their rows. */
   traceLine(axis, from, to) {
     const { context, schedule, rowHeight, parts } = this;
-    const [one, other] = [this.row(from), this.row(to)];
-    const down = other > one;
-    context.moveTo(axis.x(schedule.finish(from)), one * rowHeight + (down ? parts.compute : 0));
-    context.lineTo(axis.x(schedule.start(to)), other * rowHeight + (down ? 0 : parts.compute));
+    const [fromRow, toRow] = [this.row(from), this.row(to)];
+    const down = toRow > fromRow;
+    context.moveTo(axis.x(schedule.finish(from)), fromRow * rowHeight + (down ? parts.compute : 0));
+    context.lineTo(axis.x(schedule.start(to)), toRow * rowHeight + (down ? 0 : parts.compute));
   }
 
   traceMessage(axis, k) {
     const { context, schedule, rowHeight, parts } = this;
     const { producer, consumer } = schedule.messages;
-    const [one, other] = [schedule.ops.worker[producer[k]], schedule.ops.worker[consumer[k]]];
-    const down = other > one;
-    context.moveTo(axis.x(schedule.leaves(k)), one * rowHeight + (down ? parts.compute : 0));
-    context.lineTo(axis.x(schedule.arrives(k)), other * rowHeight + (down ? 0 : parts.compute));
+    const [fromRow, toRow] = [schedule.ops.worker[producer[k]], schedule.ops.worker[consumer[k]]];
+    const down = toRow > fromRow;
+    context.moveTo(axis.x(schedule.leaves(k)), fromRow * rowHeight + (down ? parts.compute : 0));
+    context.lineTo(axis.x(schedule.arrives(k)), toRow * rowHeight + (down ? 0 : parts.compute));
   }
 
   /** Draw messages in sight; where they are too many none: returns how many these are. */
@@ -464,13 +464,13 @@ export class Bars {
     const below = Math.ceil((y - row * rowHeight - parts.compute) / parts.lane);
     const k = Math.min(Math.max(below, 0), schedule.lanesBeside.length);
     const lane = schedule.lanes[row][k];
-    let found = -1;
+    let hit = -1;
     let nearest = 3; // pixels beside an op that still mean it
     this.eachInSight(lane, k === 0, axis, (op, left, right) => {
       const away = Math.max(left - (x - GUTTER), x - GUTTER - right, 0);
-      if (away < nearest || (away === nearest && away === 0)) [found, nearest] = [op, away];
+      if (away < nearest || (away === nearest && away === 0)) [hit, nearest] = [op, away];
     });
-    return found;
+    return hit;
   }
 }
 

@@ -2,12 +2,12 @@
 // from, and tables that are dropped on it. All but the first are lowered in the page.
 
 import { Schedule } from "./schedule.js";
-import { heldOf, layoutOf, lower, messagesOf, opsOf, placesOf } from "./lowering.js";
-import { readTable, rowsOf, tableOf } from "./tables.js";
+import { memoryChanges, costLayout, lower, tableMessages, tableOps, costPlaces } from "./lowering.js";
+import { readTable, readRows, makeTable } from "./tables.js";
 import { inflate } from "./unpacking.js";
 
 /** Costs of a table as positions of a vector, and which factor multiplies each. */
-function costsOf(table, layout, scene, donors) {
+function tableCosts(table, layout, scene, donors) {
   const base = new Float64Array(layout.size);
   if (scene.times) fillGiven(base, table, layout, scene);
   else fillFrom(base, table, layout, donors, scene);
@@ -25,15 +25,15 @@ function costsOf(table, layout, scene, donors) {
 }
 
 /** Phases that a table has. */
-function phasesOf({ cells }) {
+function usedPhases({ cells }) {
   return new Set(cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
 }
 
 /** Times that hold for tables of any size: those of a worker are divided over stages and slices. */
 function fillGiven(base, table, layout, { times, factors, phases, mean }) {
   const { grammar, placement: [home] } = table;
-  const there = home.map((worker) => home.filter((each) => each === worker).length);
-  const used = phasesOf(table);
+  const there = home.map((worker) => home.filter((other) => other === worker).length);
+  const used = usedPhases(table);
   const slices = times.byWorker ? grammar.slices : 1;
   for (const [phase, { first, count }] of layout.times.of) {
     const time = times.ops[phase];
@@ -41,36 +41,36 @@ function fillGiven(base, table, layout, { times, factors, phases, mean }) {
       if (used.has(phase)) throw new Error(`${phases[phase].letter} has no time on this page`);
       continue;
     }
-    const isOfStages = times.byWorker && !grammar.ofWorkers.includes(phase);
+    const isPerStage = times.byWorker && !grammar.workerPhases.includes(phase);
     for (let place = 0; place < count; place++) {
-      base[first + place] = time / slices * (isOfStages ? table.shares[place] / there[place] : 1);
+      base[first + place] = time / slices * (isPerStage ? table.shares[place] / there[place] : 1);
     }
   }
   const { firstLink, links } = layout;
-  const isFree = factors.some(({ key, given }) => key === "transmit" && given === 0);
+  const isFree = factors.some(({ key, initial }) => key === "transmit" && initial === 0);
   base.fill(times.latency, firstLink, firstLink + links);
   base.fill((isFree ? mean : times.transmit) / slices, firstLink + links, firstLink + 2 * links);
 }
 
 /** Whole microbatches of a schedule, which counts slices, or of an entry, which does not. */
-function wholeOf({ microbatches, slices = 1 }) {
+function wholeMicrobatches({ microbatches, slices = 1 }) {
   return microbatches / slices;
 }
 
 /** Times of another table with as many stages and pipes: those are of each stage and boundary. */
 function fillFrom(base, table, layout, donors, { grammars, phases }) {
-  const isOfWorkers = table.grammar.ofWorkers.length > 0;
-  const measured = donors.map((donor) => [donor, placesOf(donor, grammars[donor.grammar]).of]);
+  const hasWorkerKinds = table.grammar.workerPhases.length > 0;
+  const measured = donors.map((donor) => [donor, costPlaces(donor, grammars[donor.grammar]).of]);
   const fitting = measured.filter(([{ stages, pipes, workers, costs }]) =>
-    stages === table.stages && pipes === table.pipes && !(isOfWorkers && workers !== table.workers) &&
+    stages === table.stages && pipes === table.pipes && !(hasWorkerKinds && workers !== table.workers) &&
     costs.base.length - costs.firstLink === 3 * layout.links);
   if (!fitting.length) {
     const sizes = [...new Set(donors.map(({ stages }) => stages))].join(" or ");
     throw new Error(`it has ${table.stages} stages, and this page has times for ${sizes} stages`);
   }
-  const timed = [...phasesOf(table)].filter((phase) => layout.times.of.has(phase));
+  const timed = [...usedPhases(table)].filter((phase) => layout.times.of.has(phase));
   const lacking = (times) => timed.find((phase) => !times.has(phase));
-  const [donor, times] = fitting.find((each) => lacking(each[1]) === undefined) ?? fitting[0];
+  const [donor, times] = fitting.find((pair) => lacking(pair[1]) === undefined) ?? fitting[0];
   const letter = phases[lacking(times)]?.letter;
   if (letter) throw new Error(`${letter} has no time on this page`);
   for (const [phase, { first, count }] of layout.times.of) {
@@ -81,13 +81,13 @@ function fillFrom(base, table, layout, donors, { grammars, phases }) {
 }
 
 /** A schedule of the page from a table: its programs are lowered when their link model is asked for. */
-export function scheduleOf(table, scene, donors) {
+export function makeSchedule(table, scene, donors) {
   const { links, linkModels, factors } = scene;
   const { grammar } = table;
   const atEnd = factors.find(({ key }) => key === "A" || key === "U");
   if (atEnd) throw new Error(`this page has times of an ${atEnd.name}, which it cannot add to other tables`);
-  const layout = layoutOf(table, grammar);
-  const edges = messagesOf(table, grammar);
+  const layout = costLayout(table, grammar);
+  const edges = tableMessages(table, grammar);
   const programs = {};
   for (const model of links) {
     let lowered = null;
@@ -95,8 +95,8 @@ export function scheduleOf(table, scene, donors) {
       lower(table, linkModels[model], layout, edges, grammar))) });
   }
   if (programs[links[0]].error) throw new Error(programs[links[0]].error);
-  const { ops, placement } = opsOf(table);
-  const sent = (name) => Int32Array.from(edges.sent, (each) => each[name]);
+  const { ops, placement } = tableOps(table);
+  const sent = (name) => Int32Array.from(edges.sent, (message) => message[name]);
   const code = Object.fromEntries(Object.entries(grammar.codes));
   const schedule = new Schedule();
   Object.assign(schedule, {
@@ -113,8 +113,8 @@ export function scheduleOf(table, scene, donors) {
       producer: sent("from"), consumer: sent("to"), stage: sent("stage"), microbatch: sent("microbatch"),
       phase: Int32Array.from(edges.sent, ({ direction }) => (direction ? code.SEND_B : code.SEND_F)),
     },
-    costs: costsOf(table, layout, scene, donors),
-    held: heldOf(table, grammar),
+    costs: tableCosts(table, layout, scene, donors),
+    held: memoryChanges(table, grammar),
     memory: { unit: "activations", limits: null, static: null },
     step: null,
     programs,
@@ -135,11 +135,11 @@ function tried(make) {
 
 /** What a page can show. */
 export class Library {
-  static async open(scene, given) {
+  static async open(scene, pageSchedules) {
     const library = new Library();
     // times of one step are no times of a table that is dropped on the page
-    const donors = given.filter(({ residuals }) => !residuals);
-    Object.assign(library, { scene, given, donors, entries: [], dropped: new Map(), made: new Map() });
+    const donors = pageSchedules.filter(({ residuals }) => !residuals);
+    Object.assign(library, { scene, pageSchedules, donors, entries: [], dropped: new Map(), cache: new Map() });
     if (scene.library) {
       const { entries, apart, data } = scene.library;
       const texts = new TextDecoder().decode(await inflate(data)).split(apart);
@@ -150,57 +150,57 @@ export class Library {
 
   /** Names to choose from: those given, those carried, those dropped. */
   get names() {
-    const names = [...this.given, ...this.entries].map(({ name }) => name);
+    const names = [...this.pageSchedules, ...this.entries].map(({ name }) => name);
     return [...new Set([...names, ...this.dropped.keys()])];
   }
 
   /** Numbers of stages per worker that a schedule is there with. */
   choices(name) {
-    const versions = [...this.given, ...this.entries].filter((each) => each.name === name);
-    return [...new Set(versions.map((each) => each.stagesPerWorker))].sort((one, other) => one - other);
+    const versions = [...this.pageSchedules, ...this.entries].filter((version) => version.name === name);
+    return [...new Set(versions.map((version) => version.stagesPerWorker))].sort((first, second) => first - second);
   }
 
   /** What is shown at first, as a choice. */
   asGiven() {
-    const [{ workers }] = this.given;
-    const schedules = this.given.map(({ name, stagesPerWorker }) => ({ name, stagesPerWorker }));
-    return { schedules, workers, microbatches: wholeOf(this.given[0]) };
+    const [{ workers }] = this.pageSchedules;
+    const schedules = this.pageSchedules.map(({ name, stagesPerWorker }) => ({ name, stagesPerWorker }));
+    return { schedules, workers, microbatches: wholeMicrobatches(this.pageSchedules[0]) };
   }
 
   /** A choice with one schedule more: the first that is there and not shown. */
   another(chosen) {
     const shown = new Set(chosen.schedules.map(({ name }) => name));
-    const name = this.names.find((each) => !shown.has(each) && this.isThere(each, chosen)) ?? this.names[0];
+    const name = this.names.find((candidate) => !shown.has(candidate) && this.isThere(candidate, chosen)) ?? this.names[0];
     const added = { name, stagesPerWorker: this.choices(name)[0] ?? 1 };
     return { ...chosen, schedules: [...chosen.schedules, added] };
   }
 
   /** Whether a schedule is there for the workers and microbatches of a choice. */
   isThere(name, { workers, microbatches }) {
-    return this.dropped.has(name) || [...this.given, ...this.entries].some((each) =>
-      each.name === name && each.workers === workers && wholeOf(each) === microbatches);
+    return this.dropped.has(name) || [...this.pageSchedules, ...this.entries].some((version) =>
+      version.name === name && version.workers === workers && wholeMicrobatches(version) === microbatches);
   }
 
   sizes(field) {
-    const valueOf = field === "microbatches" ? wholeOf : (each) => each[field];
-    const values = [...this.given, ...this.entries].map(valueOf);
-    return [...new Set(values)].sort((one, other) => one - other);
+    const value = field === "microbatches" ? wholeMicrobatches : (version) => version[field];
+    const values = [...this.pageSchedules, ...this.entries].map(value);
+    return [...new Set(values)].sort((first, second) => first - second);
   }
 
   /** The schedule of a name for some workers and microbatches, or null; one dropped has its own. */
   find({ name, stagesPerWorker }, workers, microbatches) {
     if (this.dropped.has(name)) return this.dropped.get(name);
-    const isMeant = (each) => each.name === name && each.workers === workers &&
-      wholeOf(each) === microbatches && each.stagesPerWorker === stagesPerWorker;
-    const present = this.given.find(isMeant);
+    const isMeant = (version) => version.name === name && version.workers === workers &&
+      wholeMicrobatches(version) === microbatches && version.stagesPerWorker === stagesPerWorker;
+    const present = this.pageSchedules.find(isMeant);
     if (present) return present;
     const entry = this.entries.find(isMeant);
     if (!entry) return null;
-    if (!this.made.has(entry)) {
-      const table = tableOf({ ...entry, rows: rowsOf(entry.text) }, this.scene.grammars[entry.grammar]);
-      this.made.set(entry, scheduleOf(table, this.scene, this.donors));
+    if (!this.cache.has(entry)) {
+      const table = makeTable({ ...entry, rows: readRows(entry.text) }, this.scene.grammars[entry.grammar]);
+      this.cache.set(entry, makeSchedule(table, this.scene, this.donors));
     }
-    return this.made.get(entry);
+    return this.cache.get(entry);
   }
 
   /** Take a file in; what is no table, or cannot run, is an error. */
@@ -208,7 +208,7 @@ export class Library {
     const name = file.replace(/\.(csv|json)$/i, "");
     const title = this.names.includes(name) && !this.dropped.has(name) ? file : name;
     const table = readTable(text, title, this.scene.grammars);
-    this.dropped.set(title, scheduleOf({ ...table, name: title }, this.scene, this.donors));
+    this.dropped.set(title, makeSchedule({ ...table, name: title }, this.scene, this.donors));
     return title;
   }
 }

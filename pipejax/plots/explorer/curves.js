@@ -16,16 +16,16 @@ export function memorySteps(schedule, unit) {
   const counts = unit === "flight" ? schedule.weights() : Float64Array.from(place, (at) => size[at]);
   const steps = [];
   for (let begin = 0; begin < moment.length || steps.length < schedule.workers; ) {
-    const own = steps.length;
+    const current = steps.length;
     let end = begin;
-    while (end < moment.length && worker[end] === own) end++;
-    steps.push(stepsOf(schedule, moment, change, counts, begin, end, unit));
+    while (end < moment.length && worker[end] === current) end++;
+    steps.push(workerSteps(schedule, moment, change, counts, begin, end, unit));
     begin = end;
   }
   return steps;
 }
 
-function stepsOf(schedule, moment, change, counts, begin, end, unit) {
+function workerSteps(schedule, moment, change, counts, begin, end, unit) {
   const changes = [];
   let inOrder = true;
   for (let k = begin; k < end; k++) {
@@ -41,7 +41,7 @@ function stepsOf(schedule, moment, change, counts, begin, end, unit) {
 
 function sorted(changes) {
   const order = Array.from({ length: changes.length / 2 }, (_, k) => k);
-  order.sort((one, other) => changes[2 * one] - changes[2 * other]);
+  order.sort((first, second) => changes[2 * first] - changes[2 * second]);
   return order.flatMap((k) => [changes[2 * k], changes[2 * k + 1]]);
 }
 
@@ -96,15 +96,15 @@ export class Curves {
   draw(view, { unit, worker }) {
     const { context, palette, ratio, width, height } = this;
     const steps = this.steps(unit);
-    const fullest = steps.reduce((best, each, k) => (each.peak > steps[best].peak ? k : best), 0);
+    const fullest = steps.reduce((best, curve, k) => (curve.peak > steps[best].peak ? k : best), 0);
     const chosen = worker >= 0 ? worker : fullest;
     const limit = this.limit(unit, chosen);
-    const peak = Math.max(...steps.map((each) => each.peak)) || 1;
+    const peak = Math.max(...steps.map((curve) => curve.peak)) || 1;
     // a limit far above all that is held would leave a flat curve: it is said, not drawn
     const isNear = limit !== null && limit <= NEAR * peak;
-    const most = isNear ? Math.max(peak, limit) : peak;
+    const top = isNear ? Math.max(peak, limit) : peak;
     const axis = view.over(GUTTER, width - GUTTER);
-    const y = (held) => height - 1 - (held / most) * (height - TOP - 4);
+    const y = (held) => height - 1 - (held / top) * (height - TOP - 4);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = palette.paper;
     context.fillRect(0, 0, width, height);
@@ -118,7 +118,7 @@ export class Curves {
     this.drawCurve(axis, steps[chosen], y);
     if (isNear) this.drawLimit(limit, y);
     context.restore();
-    this.drawText(unit, chosen, steps[chosen], most, limit, isNear);
+    this.drawText(unit, chosen, steps[chosen], top, limit, isNear);
   }
 
   limit(unit, worker) {
@@ -130,20 +130,20 @@ export class Curves {
   drawEnvelope(axis, steps, y) {
     const { context, palette } = this;
     const columns = Math.ceil(axis.width);
-    const most = new Float64Array(columns);
+    const maxima = new Float64Array(columns);
     for (const { time, held } of steps) {
       for (let k = firstAfter(time, axis.from) - 1; k < time.length && time[k] <= axis.to; k++) {
         if (k < 0) continue;
         const end = k + 1 < time.length ? time[k + 1] : axis.to;
         const last = Math.min(columns - 1, Math.floor((end - axis.from) * axis.scale));
         const first = Math.max(0, Math.floor((time[k] - axis.from) * axis.scale));
-        for (let x = first; x <= last; x++) if (held[k] > most[x]) most[x] = held[k];
+        for (let x = first; x <= last; x++) if (held[k] > maxima[x]) maxima[x] = held[k];
       }
     }
     context.fillStyle = palette.envelope;
     for (let x = 0, first = 0; x < columns; x++) {
-      if (most[x] === most[x + 1]) continue; // one rectangle for all columns of one height
-      if (most[x] > 0) context.fillRect(axis.left + first, y(most[x]), x + 1 - first, y(0) - y(most[x]));
+      if (maxima[x] === maxima[x + 1]) continue; // one rectangle for all columns of one height
+      if (maxima[x] > 0) context.fillRect(axis.left + first, y(maxima[x]), x + 1 - first, y(0) - y(maxima[x]));
       first = x + 1;
     }
   }
@@ -161,15 +161,15 @@ export class Curves {
     for (k++; k < time.length && time[k] <= end; k++) {
       const x = axis.x(time[k]);
       context.lineTo(x, y(level));
-      let [least, most] = [level, level];
+      let [low, high] = [level, level];
       for (; ; k++) {
         level = held[k];
-        if (level < least) least = level;
-        if (level > most) most = level;
+        if (level < low) low = level;
+        if (level > high) high = level;
         if (k + 1 >= time.length || axis.x(time[k + 1]) - x >= 1) break;
       }
-      if (least < level) context.lineTo(x, y(least));
-      if (most > level) context.lineTo(x, y(most));
+      if (low < level) context.lineTo(x, y(low));
+      if (high > level) context.lineTo(x, y(high));
       context.lineTo(x, y(level));
     }
     context.lineTo(axis.x(end), y(level));
@@ -188,7 +188,7 @@ export class Curves {
     context.setLineDash([]);
   }
 
-  drawText(unit, worker, { peak }, most, limit, isNear) {
+  drawText(unit, worker, { peak }, top, limit, isNear) {
     const { context, palette, schedule, height } = this;
     const sized = unit === "flight" ? "activations" : schedule.memory.unit;
     const what = unit === "flight" ? "in flight" : sized === "bytes" ? "activation memory" : "held";
@@ -198,20 +198,20 @@ export class Curves {
     context.fillStyle = palette.quiet;
     const parts = [`${what}, worker ${worker}: peak ${writeHeld(peak, sized)}`];
     if (limit !== null) parts.push(`limit ${writeHeld(limit, sized)}${isNear ? "" : ", far above"}`);
-    let said = parts.join(", ");
-    if (context.measureText(said).width > this.width - GUTTER) {
+    let label = parts.join(", ");
+    if (context.measureText(label).width > this.width - GUTTER) {
       const of = limit === null ? "" : ` of ${writeHeld(limit, sized)}`;
-      said = `worker ${worker}: ${writeHeld(peak, sized)}${of}`; // in a narrow window
+      label = `worker ${worker}: ${writeHeld(peak, sized)}${of}`; // in a narrow window
     }
-    context.fillText(said, GUTTER, 10);
+    context.fillText(label, GUTTER, 10);
     if (limit !== null && peak > limit) {
-      const { width } = context.measureText(said);
+      const { width } = context.measureText(label);
       context.fillStyle = palette.limit;
       context.fillText("over the limit", GUTTER + width + 8, 10);
     }
     context.fillStyle = palette.quiet;
     context.textAlign = "right";
-    context.fillText(writeHeld(most, sized), GUTTER - 8, TOP + 10);
+    context.fillText(writeHeld(top, sized), GUTTER - 8, TOP + 10);
     context.fillText("0", GUTTER - 8, height - 2);
   }
 }
@@ -255,10 +255,10 @@ export class Axis {
     context.fillRect(0, 0, width, HEIGHT);
     this.drawTrack(view, palette);
     if (this.marked) {
-      const [one, other] = this.marked;
+      const [start, end] = this.marked;
       context.fillStyle = palette.accent;
       context.globalAlpha = 0.35;
-      context.fillRect(Math.min(one, other), TRACK, Math.abs(other - one), HEIGHT - TRACK);
+      context.fillRect(Math.min(start, end), TRACK, Math.abs(end - start), HEIGHT - TRACK);
       context.globalAlpha = 1;
     }
     const marks = ticks(axis.from, axis.to, Math.max(2, axis.width / 90));
@@ -267,7 +267,7 @@ export class Axis {
     context.textBaseline = "alphabetic";
     context.textAlign = "center";
     context.fillStyle = context.strokeStyle = palette.quiet;
-    marks.found.forEach((time, k) => {
+    marks.times.forEach((time, k) => {
       const x = Math.round(axis.x(time)) + 0.5;
       if (x + 18 > width) return; // its label would be cut
       context.fillRect(x - 0.5, HEIGHT - 5, 1, 5);

@@ -3,11 +3,11 @@
 import { Bars, GUTTER } from "./bars.js";
 import { Library } from "./choice.js";
 import { Axis, Curves } from "./curves.js";
-import { found, listen, listenToAxis, listenToFiles, listenToKeys, search } from "./input.js";
+import { listen, listenToAxis, listenToFiles, listenToKeys, nextMatch, search } from "./input.js";
 import { readPalette } from "./palette.js";
 import {
-  detailsOf, headingOf, makeChoices, refusals, showChoices, showChosen, showForm, showLegend,
-  showResults, spoken, summary, tipOf,
+  opDetails, opHeading, makeChoices, refusals, showChoices, showChosen, showForm, showLegend,
+  showResults, spoken, summary, opTip,
 } from "./panels.js";
 import { Residuals, withRecorded } from "./residuals.js";
 import { Schedule } from "./schedule.js";
@@ -15,9 +15,9 @@ import { makeSliders, showSliders } from "./sliders.js";
 import { State, View } from "./state.js";
 import { byId, make, placeBeside } from "./text.js";
 
-const ROW = { least: 4, most: 64, several: 18, mostOfSeveral: 44, transfers: 8 }; // pixels
+const ROW = { least: 4, largest: 64, several: 18, largestOfSeveral: 44, transfers: 8 }; // pixels
 const HEADING = 38; // of one of several schedules, with what lies between them
-const CURVES = { alone: 130, most: 420, several: 84, margin: 4 };
+const CURVES = { alone: 130, largest: 420, several: 84, margin: 4 };
 const QUIET = 400; // milliseconds until a change is said aloud
 
 export class Explorer {
@@ -28,11 +28,11 @@ export class Explorer {
     explorer.scene = scene;
     explorer.state = new State(scene);
     explorer.view = new View();
-    explorer.given = await Promise.all(scene.schedules.map((given) =>
-      Schedule.load(given, scene.phases)));
-    Residuals.join(explorer.given, scene);
-    explorer.library = await Library.open(scene, explorer.given);
-    explorer.schedules = explorer.given;
+    explorer.pageSchedules = await Promise.all(scene.schedules.map((data) =>
+      Schedule.load(data, scene.phases)));
+    Residuals.join(explorer.pageSchedules, scene);
+    explorer.library = await Library.open(scene, explorer.pageSchedules);
+    explorer.schedules = explorer.pageSchedules;
     await explorer.evaluateAsGiven();
     explorer.build();
     await explorer.readAddress();
@@ -49,7 +49,7 @@ export class Explorer {
 
   /** Makespans of what is given, against which changes are shown. */
   async evaluateAsGiven() {
-    const factors = this.scene.factors.map(({ given }) => given);
+    const factors = this.scene.factors.map(({ initial }) => initial);
     const keys = this.scene.factors.map(({ key }) => key);
     for (const schedule of this.schedules) {
       if (schedule.givenMakespan !== undefined) continue;
@@ -70,7 +70,7 @@ export class Explorer {
       this.setLink(event.target.value));
     makeChoices("shown", "checkbox",
       [["critical", "critical path"], ["messages", "messages"], ["transfers", "transfers"],
-        ["memory", "memory"], ...(this.given.some((each) => each.residuals) ? [["residuals", "residuals"]] : [])],
+        ["memory", "memory"], ...(this.pageSchedules.some((schedule) => schedule.residuals) ? [["residuals", "residuals"]] : [])],
       (event) => this.show(event.target.value, event.target.checked));
     const held = scene.schedules[0].memory.unit === "bytes" ? "bytes" : "by size";
     makeChoices("curve", "radio", [["flight", "in flight"], ["memory", held]], (event) => {
@@ -82,10 +82,10 @@ export class Explorer {
 
   /** Head the page, and make a pane for each schedule. */
   buildPanes() {
-    const { scene, schedules, given } = this;
-    const isGiven = schedules === given;
+    const { scene, schedules, pageSchedules } = this;
+    const isGiven = schedules === pageSchedules;
     const names = schedules.length === 1 ? schedules[0].name : `${schedules.length} schedules`;
-    const sizes = new Set(schedules.map((each) => `${each.workers} workers, ${each.microbatches} microbatches`));
+    const sizes = new Set(schedules.map((schedule) => `${schedule.workers} workers, ${schedule.microbatches} microbatches`));
     byId("title").textContent = isGiven ? scene.title : names;
     byId("subtitle").textContent = sizes.size === 1 ? [...sizes][0] : "under one time axis";
     this.panes = schedules.map((schedule, index) => this.buildPane(schedule, index));
@@ -125,7 +125,7 @@ export class Explorer {
     byId("help").onclick = () => this.help();
     byId("reset").onclick = () => this.resetTimes();
     byId("find").oninput = (event) => this.find(event.target.value);
-    byId("find").onkeydown = (event) => { if (event.key === "Enter") this.go(found, event.shiftKey ? -1 : 1); };
+    byId("find").onkeydown = (event) => { if (event.key === "Enter") this.go(nextMatch, event.shiftKey ? -1 : 1); };
     window.addEventListener("resize", () => this.layOut());
     window.addEventListener("scroll", () => this.draw(), { passive: true });
     window.addEventListener("hashchange", () => this.readAddress());
@@ -166,16 +166,16 @@ export class Explorer {
 
   /** Find what is chosen; false, with everything as it is, where none of it is there. */
   async resolve() {
-    const { state, library, given } = this;
-    const { found, missing } = state.chosen ? findAll(library, state.chosen) : { found: given, missing: [] };
+    const { state, library, pageSchedules } = this;
+    const { matches, missing } = state.chosen ? findAll(library, state.chosen) : { matches: pageSchedules, missing: [] };
     byId("choice-notice").hidden = missing.length === 0;
     byId("choice-notice").textContent = missing.join(" ");
-    if (found.length === 0) return false;
-    if (found.length !== this.schedules.length || found.some((each, k) => each !== this.schedules[k])) {
-      this.schedules = found;
+    if (matches.length === 0) return false;
+    if (matches.length !== this.schedules.length || matches.some((schedule, k) => schedule !== this.schedules[k])) {
+      this.schedules = matches;
       await this.evaluateAsGiven();
       this.buildPanes();
-      if (state.focus >= found.length) state.focus = 0;
+      if (state.focus >= matches.length) state.focus = 0;
     }
     return true;
   }
@@ -193,9 +193,9 @@ export class Explorer {
         wrong.push(`${file.name}: ${error.message}.`);
       }
     }
-    const kept = chosen.schedules.filter(({ name }) => !names.includes(name));
+    const others = chosen.schedules.filter(({ name }) => !names.includes(name));
     const added = names.map((name) => ({ name, stagesPerWorker: 1 }));
-    if (names.length) await this.chooseSchedules({ ...chosen, schedules: [...kept, ...added] });
+    if (names.length) await this.chooseSchedules({ ...chosen, schedules: [...others, ...added] });
     if (!wrong.length) return;
     byId("choice-notice").hidden = false;
     byId("choice-notice").textContent = wrong.join(" ");
@@ -219,7 +219,7 @@ export class Explorer {
   }
 
   async resetTimes() {
-    for (const { key, given } of this.scene.factors) this.state.factors.set(key, given);
+    for (const { key, initial } of this.scene.factors) this.state.factors.set(key, initial);
     await this.setLink(this.scene.link);
   }
 
@@ -277,8 +277,8 @@ export class Explorer {
   applyFind() {
     let count = 0;
     for (const schedule of this.schedules) {
-      schedule.found = schedule.error ? null : search(schedule, this.state.find);
-      if (schedule.found) for (const each of schedule.found) count += each;
+      schedule.matches = schedule.error ? null : search(schedule, this.state.find);
+      if (schedule.matches) for (const isMatch of schedule.matches) count += isMatch;
     }
     byId("matches").textContent = this.state.find.trim() ? `${count} found` : "";
   }
@@ -314,10 +314,10 @@ export class Explorer {
   async evaluateNow() {
     const { scene, state, view } = this;
     const factors = scene.factors.map(({ key }) => state.factors.get(key));
-    const shown = new Set(this.schedules.flatMap((each) => each.residuals?.runs ?? [each]));
+    const shown = new Set(this.schedules.flatMap((schedule) => schedule.residuals?.runs ?? [schedule]));
     for (const schedule of shown) await schedule.evaluate(state.link, factors);
     for (const schedule of shown) if (schedule.starts) schedule.residuals.compare();
-    view.whole = Math.max(...this.schedules.map((each) => (each.error ? 0 : each.makespan))) || 1;
+    view.whole = Math.max(...this.schedules.map((schedule) => (schedule.error ? 0 : schedule.makespan))) || 1;
     if (view.range) view.show(...view.range);
     if (/\bcrit/i.test(state.find)) this.applyFind();
   }
@@ -331,7 +331,7 @@ export class Explorer {
     showChoices("links", (name) => name === state.link, refusals(schedules, scene.links));
     showChoices("shown", (name) => state.shown[name]);
     showChoices("curve", (name) => name === state.curve);
-    byId("curve").hidden = !state.shown.memory || !schedules.some((each) => each.hasSizes);
+    byId("curve").hidden = !state.shown.memory || !schedules.some((schedule) => schedule.hasSizes);
     showForm(this.focused, state, unit, schedules.length === 1);
     showLegend(schedules, state.shown);
     this.showOp();
@@ -346,15 +346,15 @@ export class Explorer {
     const isThere = selected >= 0 && !focused.error && focused.runs(selected);
     byId("op-section").hidden = !isThere;
     if (!isThere) return;
-    byId("op").replaceChildren(...detailsOf(focused, selected, unit, (op) =>
+    byId("op").replaceChildren(...opDetails(focused, selected, unit, (op) =>
       this.choose(this.state.focus, op)));
   }
 
   showHeadings() {
-    const best = Math.min(...this.schedules.filter((each) => !each.error).map((each) => each.makespan));
+    const best = Math.min(...this.schedules.filter((schedule) => !schedule.error).map((schedule) => schedule.makespan));
     this.panes.forEach(({ element, heading, refused, schedule, bars, curves }, index) => {
       element.classList.toggle("focused", index === this.state.focus);
-      heading.replaceChildren(...headingOf(schedule, this.unit, best, this.state.shown));
+      heading.replaceChildren(...opHeading(schedule, this.unit, best, this.state.shown));
       refused.hidden = !schedule.error;
       refused.textContent = schedule.error;
       bars.canvas.hidden = Boolean(schedule.error);
@@ -394,14 +394,14 @@ export class Explorer {
   layOut() {
     const { panes, state } = this;
     const width = byId("schedules").clientWidth;
-    const counts = this.schedules.map((each) => each.workers);
-    const beside = byId("axis").getBoundingClientRect().top + window.scrollY + 34 + 70;
+    const counts = this.schedules.map((schedule) => schedule.workers);
+    const reserved = byId("axis").getBoundingClientRect().top + window.scrollY + 34 + 70;
     const isAlone = panes.length === 1;
     const { memory, transfers } = state.shown;
-    const all = window.innerHeight - beside;
+    const all = window.innerHeight - reserved;
     const { height, curve } = isAlone
-      ? ofOne(all, counts[0], memory)
-      : { height: ofSeveral(all, counts, memory, transfers), curve: CURVES.several };
+      ? singleHeight(all, counts[0], memory)
+      : { height: severalHeight(all, counts, memory, transfers), curve: CURVES.several };
     for (const { bars, curves } of panes) {
       bars.resize(width, height, transfers);
       curves.resize(width, curve);
@@ -434,7 +434,7 @@ export class Explorer {
       hidden += bars.draw(view, {
         ...state.shown,
         worker,
-        found: schedule.found,
+        matches: schedule.matches,
         selected: isFocused ? this.selected : -1,
         hovered: this.hovered?.index === index ? this.hovered.op : -1,
       });
@@ -463,7 +463,7 @@ export class Explorer {
     tip.hidden = op < 0;
     if (isNew) this.draw();
     if (op < 0) return;
-    if (isNew) tip.replaceChildren(...tipOf(schedule, op, this.unit));
+    if (isNew) tip.replaceChildren(...opTip(schedule, op, this.unit));
     placeBeside(tip, event);
   }
 
@@ -476,35 +476,35 @@ export class Explorer {
 
 /** The schedules of a choice, and what of it is not there. */
 function findAll(library, { schedules, workers, microbatches }) {
-  const found = [];
+  const matches = [];
   const missing = [];
-  for (const each of schedules) {
+  for (const choice of schedules) {
     try {
-      const schedule = library.find(each, workers, microbatches);
-      if (schedule) found.push(schedule);
-      else missing.push(`No ${each.name} is here for ${workers} workers and ${microbatches} microbatches.`);
+      const schedule = library.find(choice, workers, microbatches);
+      if (schedule) matches.push(schedule);
+      else missing.push(`No ${choice.name} is here for ${workers} workers and ${microbatches} microbatches.`);
     } catch (error) {
-      missing.push(`${each.name}: ${error.message}.`);
+      missing.push(`${choice.name}: ${error.message}.`);
     }
   }
-  return { found, missing };
+  return { matches, missing };
 }
 
 /** Height of the rows of one schedule; what few rows leave is the curve's. */
-function ofOne(all, rows, hasCurve) {
+function singleHeight(all, rows, hasCurve) {
   const room = all - (hasCurve ? CURVES.alone + CURVES.margin : 0);
-  const height = Math.round(Math.min(ROW.most, Math.max(ROW.least, room / rows)));
-  const left = Math.min(CURVES.most, all - CURVES.margin - height * rows);
+  const height = Math.round(Math.min(ROW.largest, Math.max(ROW.least, room / rows)));
+  const left = Math.min(CURVES.largest, all - CURVES.margin - height * rows);
   return { height, curve: Math.max(CURVES.alone, Math.floor(left)) };
 }
 
 /** Height of the rows of several schedules: as they fit into the window, if they do. */
-function ofSeveral(all, counts, hasCurves, hasTransfers) {
+function severalHeight(all, counts, hasCurves, hasTransfers) {
   const rows = counts.reduce((sum, count) => sum + count, 0);
   const least = ROW.several + (hasTransfers ? ROW.transfers : 0);
   const room = all - counts.length * (HEADING + (hasCurves ? CURVES.several + CURVES.margin : 0));
   const crowded = Math.min(least, Math.max(ROW.least, Math.round(all / Math.max(...counts))));
-  return Math.max(crowded, Math.min(ROW.mostOfSeveral, Math.floor(room / rows)));
+  return Math.max(crowded, Math.min(ROW.largestOfSeveral, Math.floor(room / rows)));
 }
 
 // Opens the page.

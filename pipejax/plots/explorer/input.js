@@ -15,21 +15,21 @@ export function along(schedule, op, direction) {
 export function inRow(schedule, op, direction) {
   const worker = op < 0 ? 0 : schedule.ops.worker[op];
   if (worker < 0) return -1;
-  const lane = schedule.lanes[worker][op >= 0 ? schedule.laneOf(op) : 0];
+  const lane = schedule.lanes[worker][op >= 0 ? schedule.opLane(op) : 0];
   return lane[op < 0 ? 0 : lane.indexOf(op) + direction] ?? -1;
 }
 
 /** The next op in time that was found, or of the critical path where nothing is looked for. */
-export function found(schedule, op, direction) {
-  const { op: nodeOf } = schedule.program;
-  const isWanted = (each) =>
-    nodeOf[each] > 0 && (schedule.found ? schedule.found[each] : schedule.isCritical[nodeOf[each]]);
-  const wanted = [...schedule.ops.phase.keys()].filter(isWanted);
-  wanted.sort((one, other) => schedule.start(one) - schedule.start(other) || one - other);
-  if (wanted.length === 0) return -1;
-  const place = wanted.indexOf(op);
-  if (place < 0) return wanted.at(direction > 0 ? 0 : -1);
-  return wanted.at((place + direction) % wanted.length);
+export function nextMatch(schedule, op, direction) {
+  const { op: opNodes } = schedule.program;
+  const isTarget = (candidate) =>
+    opNodes[candidate] > 0 && (schedule.matches ? schedule.matches[candidate] : schedule.isCritical[opNodes[candidate]]);
+  const targets = [...schedule.ops.phase.keys()].filter(isTarget);
+  targets.sort((first, second) => schedule.start(first) - schedule.start(second) || first - second);
+  if (targets.length === 0) return -1;
+  const place = targets.indexOf(op);
+  if (place < 0) return targets.at(direction > 0 ? 0 : -1);
+  return targets.at((place + direction) % targets.length);
 }
 
 // Search: words that an op must all meet.
@@ -50,15 +50,15 @@ const WORDS = [
 export function search(schedule, text) {
   const words = text.trim().split(/\s+/).filter(Boolean);
   if (words.length === 0) return null;
-  const tests = words.map((word) => testOf(schedule, word));
-  const found = new Uint8Array(schedule.ops.phase.length);
-  for (let op = 0; op < found.length; op++) {
-    found[op] = tests.every((test) => test(schedule.ops, op)) ? 1 : 0;
+  const tests = words.map((word) => searchTest(schedule, word));
+  const matches = new Uint8Array(schedule.ops.phase.length);
+  for (let op = 0; op < matches.length; op++) {
+    matches[op] = tests.every((test) => test(schedule.ops, op)) ? 1 : 0;
   }
-  return found;
+  return matches;
 }
 
-function testOf(schedule, word) {
+function searchTest(schedule, word) {
   for (const [form, make] of WORDS) {
     const match = form.exec(word);
     if (match) return either(make(Number(match[1]), schedule.slices), called(schedule, word));
@@ -74,7 +74,7 @@ const either = (one, other) => (ops, op) => one(ops, op) || other(ops, op);
 
 /** Whether an op, or one of a fused pair, is called as a word says. */
 function called(schedule, word) {
-  return (ops, op) => schedule.label(op).split("+").some((each) => isSame(each, word));
+  return (ops, op) => schedule.label(op).split("+").some((part) => isSame(part, word));
 }
 
 // Mouse, pen and touch on the timelines: zoom, pan, mark a range, hover, choose.
@@ -135,7 +135,7 @@ export function listen(explorer, pane, index) {
     if (!done) return;
     explorer.mark(null);
     if (done.moved && done.marks) {
-      const ends = [done.x, event.offsetX].map((x) => axisOf(pane).time(x)).sort((a, b) => a - b);
+      const ends = [done.x, event.offsetX].map((x) => paneAxis(pane).time(x)).sort((a, b) => a - b);
       explorer.view.show(...ends);
       explorer.viewChanged();
     } else if (!done.moved) {
@@ -154,8 +154,8 @@ export function listen(explorer, pane, index) {
     explorer.viewChanged();
   });
 
-  const axisOf = ({ bars }) => explorer.view.over(GUTTER, bars.width - GUTTER);
-  const timeAt = (event) => axisOf(pane).time(Math.max(GUTTER, event.offsetX));
+  const paneAxis = ({ bars }) => explorer.view.over(GUTTER, bars.width - GUTTER);
+  const timeAt = (event) => paneAxis(pane).time(Math.max(GUTTER, event.offsetX));
 }
 
 /** Listen on the axis: the bar above it scrolls. */
@@ -217,8 +217,8 @@ export function listenToKeys(explorer) {
     "0": () => explorer.fit(),
     "Home": () => explorer.fit(),
     "/": () => document.getElementById("find").focus(),
-    "n": () => explorer.go(found, 1),
-    "p": () => explorer.go(found, -1),
+    "n": () => explorer.go(nextMatch, 1),
+    "p": () => explorer.go(nextMatch, -1),
     "[": () => explorer.go(along, -1),
     "]": () => explorer.go(along, 1),
     ",": () => explorer.go(inRow, -1),

@@ -1,4 +1,4 @@
-"""Tables that a page carries to choose from, and what it needs to lower tables by itself."""
+"""Tables that a page offers, and the data with which it lowers tables."""
 
 import base64
 import re
@@ -31,15 +31,15 @@ from pipejax.schedules.cells.ops import (
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import grammar_data
 
-LEVEL = 9  # of zlib: a page is written once and read often
-APART = "\n\n"  # between the texts of tables
+LEVEL = 9  # level of zlib: a page is written once and read often
+SEPARATOR = "\n\n"  # between the texts of tables
 
 
 class PagePhases(NamedTuple):
-    """Grammars of the tables of a page, and phases under codes that no two of them share."""
+    """Grammars of the tables of a page, and their phases with distinct codes."""
 
     grammars: tuple[Grammar, ...]  # the usual one first
-    own_phases: tuple[CustomPhase, ...]  # phases of their own, which stand behind the usual ones
+    own_phases: tuple[CustomPhase, ...]  # phases of tables; their codes follow the usual ones
 
     @classmethod
     def from_tables(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
@@ -57,12 +57,12 @@ class PagePhases(NamedTuple):
 
     @property
     def by_code(self) -> dict[int, AnyPhase]:
-        """Phases by code, without idle cells."""
+        """Phases by code, without the idle cell."""
         own_phases = enumerate(self.own_phases, len(Phase))
         return {int(phase): phase for phase in KINDS} | dict(own_phases)
 
     def as_json(self, used: Iterable[AnyPhase]) -> dict[int, dict[str, str]]:
-        """Return name, lane and look of each phase by code."""
+        """Return name, lane and colours by code; colours of `used` phases are distinct."""
         looks = {**USUAL_LOOKS, **phase_looks([*used, *self.own_phases])}
         return {
             code: {
@@ -77,7 +77,7 @@ class PagePhases(NamedTuple):
         }
 
     def codes(self, grammar: Grammar) -> Int[NumpyArray, " codes"]:
-        """Code here (codes) of each phase of a grammar, by its code there."""
+        """Return the code on the page (codes) of each phase, by its code in the grammar."""
         page_codes = np.arange(len(grammar.phases))
         for phase in (*grammar.lane_sharding, *grammar.custom_phases):
             same = (k for k, other in enumerate(self.own_phases) if _is_same(phase, other))
@@ -90,13 +90,13 @@ def _is_same(phase: CustomPhase, other: CustomPhase) -> bool:
 
 
 class OfferedTimes(NamedTuple):
-    """Times that hold for a table of any size."""
+    """Times for tables of any size."""
 
-    costs: Costs  # one number each
-    by_worker: bool  # whether those of ops are what a microbatch takes on a worker, else on a stage
+    costs: Costs  # one number for each kind
+    by_worker: bool  # whether op times are of a microbatch on a worker, not on a stage
 
     def as_json(self, phases: PagePhases) -> dict[str, Any]:
-        """By code of the phase, and of messages [s]."""
+        """Return times of ops by code of the phase, and times of messages [s]."""
         ops = {code: self.costs.time(phase) for code, phase in phases.by_code.items()}
         set_times = {code: float(time) for code, time in ops.items() if time is not None}
         sent = {name: float(np.asarray(getattr(self.costs, name))) for name in MESSAGE_FIELDS}
@@ -104,19 +104,21 @@ class OfferedTimes(NamedTuple):
 
 
 def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
-    """Return meaning, rules and memory of cells, for a page that reads tables."""
+    """Return codes, rules and memory of a grammar as JSON, for a page that reads tables."""
     codes = phases.codes(grammar)
 
     def coded(phases: Iterable[AnyPhase]) -> list[int]:
+        """Return the codes of phases on the page."""
         return codes[np.array([*phases], int)].tolist()
 
     def by_code(values: Mapping[Any, Any]) -> dict[int, Any]:
+        """Replace phases that are keys by their codes."""
         return dict(zip(coded(values), values.values(), strict=True))
 
     waits, own_slots = (Phase.WAIT_O, *WAIT_SEND), grammar.unit_slots
     letters = by_code({phase: phase.name for phase in grammar.cell_phases})
     return {
-        "given": grammar_data(grammar),
+        "data": grammar_data(grammar),
         "isUsual": grammar.is_usual,
         "codes": {name: code for code, name in letters.items()},
         "letters": letters,
@@ -129,11 +131,11 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "timed": coded(grammar.timed),
         "offRow": by_code({phase: phase.kind.lane for phase in grammar.side_phases}),
         "together": coded(grammar.collectives),
-        "ofWorkers": coded(grammar.worker_phases),
+        "workerPhases": coded(grammar.worker_phases),
         "rules": [
             _rule(rule, coded) for rule in grammar.all_rules if rule.consumer not in (*HOST, *waits)
         ],
-        "ofSlices": [_rule(rule, coded) for rule in SLICE_RULES],
+        "sliceRules": [_rule(rule, coded) for rule in SLICE_RULES],
         "slices": grammar.slices,
         "forwardOnly": grammar.forward_only,
         "graph": grammar.graph,
@@ -153,7 +155,7 @@ def _rule(rule: Rule, coded: Callable[[Iterable[AnyPhase]], list[int]]) -> dict[
 
 
 def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -> dict[str, Any]:
-    """Pack tables by the name of their schedule; a page can lower all but those that offload."""
+    """Pack tables by the name of their schedule; a page cannot lower tables with offloads."""
     entries, texts = [], []
     for name, versions in tables.items():
         for table in versions:
@@ -161,23 +163,23 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -
                 continue
             microbatches = table.num_microbatches // table.grammar.slices
             sizes = {"workers": table.num_workers, "microbatches": microbatches}
-            each_worker = {"stagesPerWorker": table.stages_per_worker}
-            which = {"grammar": phases.grammars.index(table.grammar)}
-            entries.append({"name": name, **sizes, **each_worker, **which, **_unstated(table)})
-            # cells by row, without idle ones: their order is all that counts
+            grammar = phases.grammars.index(table.grammar)
+            shape = {**sizes, "stagesPerWorker": table.stages_per_worker, "grammar": grammar}
+            entries.append({"name": name, **shape, **_unstated(table)})
+            # rows without idle cells, because only their order counts
             rows = ((table.grammar.text(cell) for cell in row if cell) for row in table.rows())
             texts.append("\n".join(map(",".join, rows)))
-    packed = zlib.compress(APART.join(texts).encode(), LEVEL)
-    return {"entries": entries, "apart": APART, "data": base64.b64encode(packed).decode()}
+    packed = zlib.compress(SEPARATOR.join(texts).encode(), LEVEL)
+    return {"entries": entries, "apart": SEPARATOR, "data": base64.b64encode(packed).decode()}
 
 
 def _unstated(table: ScheduleTable) -> dict[str, Any]:
-    """Return the properties of a table that its cells do not show."""
+    """Return placement and stage shares of a table, if its cells do not imply them."""
     fields: dict[str, Any] = {}
     pipes, microbatch_pipes = placement.infer(list(table.rows()), table.grammar.compute)
-    stated = table.placement.tolist(), table.pipe_of_microbatch.tolist()
-    if stated != (pipes.tolist(), microbatch_pipes.tolist()):
-        fields |= {"placement": stated[0], "pipeOf": stated[1]}
+    placements = table.placement.tolist(), table.pipe_of_microbatch.tolist()
+    if placements != (pipes.tolist(), microbatch_pipes.tolist()):
+        fields |= {"placement": placements[0], "microbatchPipes": placements[1]}
     if set(table.stage_shares) != {1.0}:
         fields["shares"] = [float(share) for share in table.stage_shares]
     return fields

@@ -8,7 +8,7 @@
 import { writeNumber } from "./text.js";
 
 /** Ops of a table as columns, numbered row by row. */
-export function opsOf({ cells, pipeOf, placement, pipes, stages }) {
+export function tableOps({ cells, microbatchPipes, placement, pipes, stages }) {
   const size = cells.length;
   const column = () => new Int32Array(size);
   const ops = {
@@ -20,7 +20,7 @@ export function opsOf({ cells, pipeOf, placement, pipes, stages }) {
     ops.stage[op] = one.stage;
     ops.microbatch[op] = one.microbatch;
     ops.worker[op] = worker;
-    ops.pipe[op] = pipeOf[Math.max(0, one.microbatch)];
+    ops.pipe[op] = microbatchPipes[Math.max(0, one.microbatch)];
     ops.with_phase[op] = other?.phase ?? 0;
     ops.with_stage[op] = other?.stage ?? 0;
     ops.with_microbatch[op] = other?.microbatch ?? 0;
@@ -31,11 +31,11 @@ export function opsOf({ cells, pipeOf, placement, pipes, stages }) {
 }
 
 /** Where the times of each phase begin in the cost vector of a table, and how many they are. */
-export function placesOf({ stages, workers }, { timed, ofWorkers }) {
+export function costPlaces({ stages, workers }, { timed, workerPhases }) {
   const positions = new Map();
   let first = 1;
   for (const phase of timed) {
-    const count = ofWorkers.includes(phase) ? workers : stages;
+    const count = workerPhases.includes(phase) ? workers : stages;
     positions.set(phase, { first, count });
     first += count;
   }
@@ -43,13 +43,13 @@ export function placesOf({ stages, workers }, { timed, ofWorkers }) {
 }
 
 /** Positions in the cost vector of a table. */
-export function layoutOf(table, grammar) {
+export function costLayout(table, grammar) {
   const { stages, pipes, cells } = table;
   const kinds = new Map(); // fused pairs: stage of F, phase and stage of the backward
   for (const { ops } of cells) {
     if (ops.length === 2) kinds.set(`${ops[0].stage} ${ops[1].phase} ${ops[1].stage}`, ops);
   }
-  const times = placesOf(table, grammar);
+  const times = costPlaces(table, grammar);
   const op = (phase, place) => (times.of.has(phase) ? times.of.get(phase).first + place : 0);
   const pairs = [...kinds.keys()].sort();
   const places = new Map(pairs.map((key, k) => [key, k]));
@@ -73,8 +73,8 @@ export function layoutOf(table, grammar) {
 const COST_ROWS = { latency: 0, transmit: 1, message: 2 }; // of a link
 
 /** What ops wait for elsewhere: messages, by the order of those that make them, and all else. */
-export function messagesOf(table, grammar) {
-  const { microbatches, cells, pipeOf } = table;
+export function tableMessages(table, grammar) {
+  const { microbatches, cells, microbatchPipes } = table;
   const where = placed(table, grammar);
   const sent = [];
   const unsent = []; // without a message
@@ -82,23 +82,23 @@ export function messagesOf(table, grammar) {
   for (const rule of grammar.rules) {
     const producerOps = rule.producers.map((phase) => where.get(phase)).filter(Boolean);
     for (const { to, place, m } of waitingBy(rule, table, where)) {
-      for (const [source, of] of waitedFor(rule, table, grammar, cells[to].worker, place, m)) {
-        const from = producerOps.reduce((most, ops) => Math.max(most, ops[source * microbatches + of]), -1);
-        if (from < 0 && rule.isNeeded && !grammar.isUsual) missing(rule, grammar, cells[to], source, of);
+      for (const [source, microbatch] of waitedFor(rule, table, grammar, cells[to].worker, place, m)) {
+        const from = producerOps.reduce((op, ops) => Math.max(op, ops[source * microbatches + microbatch]), -1);
+        if (from < 0 && rule.isNeeded && !grammar.isUsual) missing(rule, grammar, cells[to], source, microbatch);
         if (from < 0) continue;
         const edge = {
-          from, to, pipe: pipeOf[of], microbatch: of, stage: source, toStage: place,
+          from, to, pipe: microbatchPipes[microbatch], microbatch, stage: source, toStage: place,
           ...crossing(grammar.graph, source, place),
           sender: cells[from].worker, receiver: cells[to].worker,
         };
         const isApart = edge.sender !== edge.receiver;
         const isSent = isApart && rule.sends;
-        const key = `${from} ${to} ${source} ${place} ${of} ${isSent}`;
+        const key = `${from} ${to} ${source} ${place} ${microbatch} ${isSent}`;
         if (seen.has(key)) continue;
         seen.add(key);
         (isSent ? sent : unsent).push(edge);
         const isLate = from > to || (from === to && cells[to].ops.length === 2);
-        if (!isApart && isLate && queueOf(cells[from], grammar) === queueOf(cells[to], grammar)) {
+        if (!isApart && isLate && queueKey(cells[from], grammar) === queueKey(cells[to], grammar)) {
           throw new Error(`worker ${edge.sender}: an op of microbatch ${m} stands before what it waits for`);
         }
       }
@@ -111,15 +111,15 @@ export function messagesOf(table, grammar) {
 }
 
 /** By phase: op of each place and microbatch; a place is a stage, or a worker of what has no stage. */
-function placed({ stages, workers, microbatches, cells }, { ofWorkers }) {
+function placed({ stages, workers, microbatches, cells }, { workerPhases }) {
   const where = new Map();
   cells.forEach(({ worker, ops }, op) => {
     for (const { phase, stage, microbatch } of ops) {
       if (microbatch < 0) continue;
-      const isOfWorker = ofWorkers.includes(phase);
-      const size = (isOfWorker ? workers : stages) * microbatches;
+      const isPerWorker = workerPhases.includes(phase);
+      const size = (isPerWorker ? workers : stages) * microbatches;
       if (!where.has(phase)) where.set(phase, new Int32Array(size).fill(-1));
-      where.get(phase)[(isOfWorker ? worker : stage) * microbatches + microbatch] = op;
+      where.get(phase)[(isPerWorker ? worker : stage) * microbatches + microbatch] = op;
     }
   });
   return where;
@@ -138,29 +138,29 @@ function* waitingBy({ consumer, consumerStage, consumerMicrobatch }, { stages, m
 }
 
 /** Places and microbatches that an op waits for by a rule. */
-function* waitedFor(rule, { stages, microbatches }, { graph, ofWorkers, slices }, worker, place, m) {
+function* waitedFor(rule, { stages, microbatches }, { graph, workerPhases, slices }, worker, place, m) {
   const { stageOffset: offset, producerStage, producerMicrobatch, sliceOffset } = rule;
   let places = [place + offset].filter((source) => source >= 0 && source < stages);
-  if (ofWorkers.includes(rule.producers[0])) places = [worker];
+  if (workerPhases.includes(rule.producers[0])) places = [worker];
   else if (producerStage !== null) places = [(producerStage + stages) % stages];
   else if (offset && graph.length) {
     const ends = offset < 0 ? graph : graph.map(([a, b]) => [b, a]); // producer, consumer
     places = ends.filter(([, to]) => to === place).map(([from]) => from);
   }
-  let of = [m];
-  if (rule.waitsForAll) of = [...new Array(microbatches).keys()];
-  else if (producerMicrobatch !== null) of = [producerMicrobatch];
+  let sources = [m];
+  if (rule.waitsForAll) sources = [...new Array(microbatches).keys()];
+  else if (producerMicrobatch !== null) sources = [producerMicrobatch];
   else if (sliceOffset) {
     const part = (m % slices) + sliceOffset;
-    of = part >= 0 && part < slices ? [m + sliceOffset] : [];
+    sources = part >= 0 && part < slices ? [m + sliceOffset] : [];
   }
-  for (const source of places) for (const each of of) yield [source, each];
+  for (const source of places) for (const microbatch of sources) yield [source, microbatch];
 }
 
 function missing({ producers: [phase], consumer }, grammar, { worker }, place, m) {
-  const { letters, codes, forwardOnly, ofWorkers, slices } = grammar;
+  const { letters, codes, forwardOnly, workerPhases, slices } = grammar;
   if (forwardOnly && consumer === codes.U) return;
-  const stage = ofWorkers.includes(phase) ? "" : place;
+  const stage = workerPhases.includes(phase) ? "" : place;
   const name = `${stage}${letters[phase]}${writeNumber(m, slices)}`;
   throw new Error(`missing op ${name}: ${letters[consumer]} on worker ${worker} waits for it`);
 }
@@ -174,7 +174,7 @@ function crossing(graph, from, to) {
 }
 
 /** What of its worker an op stands in line for: the row, or a lane beside it. */
-function queueOf({ worker, ops: [{ phase }] }, { offRow }) {
+function queueKey({ worker, ops: [{ phase }] }, { offRow }) {
   return `${worker} ${offRow[phase] ?? ""}`;
 }
 
@@ -198,8 +198,8 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
   const node = Int32Array.from(cells, ({ ops }) => (isRendezvous || !grammar.waits.includes(ops[0].phase) ? 1 : 0));
   let nodes = 1;
   node.forEach((runs, op) => { if (runs) node[op] = nodes++; });
-  const lasts = [0];
-  cells.forEach((cell, op) => { if (node[op]) lasts.push(layout.duration(cell)); });
+  const durations = [0];
+  cells.forEach((cell, op) => { if (node[op]) durations.push(layout.duration(cell)); });
   // what workers do together starts at a gate, which takes no time and waits for what any waits for
   const merged = mergedOps(cells, grammar);
   const gates = new Map();
@@ -207,20 +207,20 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
     if (!grammar.together.includes(cells[op].ops[0].phase)) return;
     if (!gates.has(first)) {
       gates.set(first, nodes++);
-      lasts.push(0);
+      durations.push(0);
     }
     edges.push([gates.get(first), node[op], 0]);
   });
   const head = (op) => gates.get(merged[op]) ?? node[op];
   const add = (tail, to, lag = 0) => { edges.push([tail, to, lag]); };
-  chain(cells.map((_, op) => op).filter((op) => node[op]), (op) => queueOf(cells[op], grammar))
+  chain(cells.map((_, op) => op).filter((op) => node[op]), (op) => queueKey(cells[op], grammar))
     .forEach(([one, other]) => add(node[one], head(other)));
   for (const { from, to } of unsent) {
-    const isInLine = queueOf(cells[from], grammar) === queueOf(cells[to], grammar);
+    const isInLine = queueKey(cells[from], grammar) === queueKey(cells[to], grammar);
     if (!isInLine && node[from] && node[to]) add(node[from], head(to));
   }
   const carried = occupancy ? sent.map(() => nodes++) : null;
-  if (carried) sent.forEach((message) => lasts.push(layout.link(COST_ROWS[occupancy], message)));
+  if (carried) sent.forEach((message) => durations.push(layout.link(COST_ROWS[occupancy], message)));
   sent.forEach((message, k) => { if (carried) add(node[message.from], carried[k]); });
   const turns = [...sent.keys()];
   if (isRendezvous) {
@@ -230,19 +230,19 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
     chain(turns, (k) => sent[k].sender * workers + sent[k].receiver)
       .forEach(([one, other]) => add(carried[one], carried[other]));
   }
-  const behind = sent.map((message) => (later ? layout.link(COST_ROWS[later], message) : 0));
-  sent.forEach(({ from, to }, k) => add(carried ? carried[k] : node[from], head(to), behind[k]));
+  const lags = sent.map((message) => (later ? layout.link(COST_ROWS[later], message) : 0));
+  sent.forEach(({ from, to }, k) => add(carried ? carried[k] : node[from], head(to), lags[k]));
   if (blocks) holdNext(cells, sent, grammar, (k, op) => add(carried[k], head(op)));
   if (isRendezvous) holdRows(cells, sent, grammar, (k, op) => add(carried[k], node[op]));
-  return laidOut(nodes, edges, lasts, node, carried ?? sent.map(() => 0), behind);
+  return laidOut(nodes, edges, durations, node, carried ?? sent.map(() => 0), lags);
 }
 
 /** Neighbours among entries that share a key. */
-function chain(entries, keyOf) {
+function chain(entries, getKey) {
   const last = new Map();
   const pairs = [];
   for (const entry of entries) {
-    const key = keyOf(entry);
+    const key = getKey(entry);
     if (last.has(key)) pairs.push([last.get(key), entry]);
     last.set(key, entry);
   }
@@ -305,7 +305,7 @@ function endsByCell({ transfers, cells }, sent, { letters }) {
 function unitEnds({ cells }, sent, unsent, grammar) {
   const { unit } = grammar;
   const merged = mergedOps(cells, grammar);
-  const edges = chain(cells.map((_, op) => op), (op) => queueOf(cells[op], grammar))
+  const edges = chain(cells.map((_, op) => op), (op) => queueKey(cells[op], grammar))
     .concat([...sent, ...unsent].map(({ from, to }) => [from, to]))
     .map(([tail, head]) => [merged[tail], merged[head]]);
   const order = sortedNodes(cells.length, edges);
@@ -337,7 +337,7 @@ function sortedNodes(nodes, edges) {
 }
 
 /** A program in the form of those that Python lowers. */
-function laidOut(nodes, edges, lasts, op, carrier, arrives) {
+function laidOut(nodes, edges, durations, op, carrier, arrives) {
   const order = sortedNodes(nodes, edges);
   // the source first: nothing leads to it
   const place = new Int32Array(nodes);
@@ -348,12 +348,12 @@ function laidOut(nodes, edges, lasts, op, carrier, arrives) {
   for (const [tail, head, lag] of edges) byHead[place[head]].push([place[head] - place[tail], lag]);
   byHead.forEach((headEdges, head) => { degree[head] = headEdges.length; });
   const flat = byHead.flat();
-  const numbered = (list) => Int32Array.from(list, (each) => (each > 0 ? place[each] : 0));
+  const numbered = (list) => Int32Array.from(list, (node) => (node > 0 ? place[node] : 0));
   return {
     degree,
     back: Int32Array.from(flat, ([back]) => back),
     lag: Int32Array.from(flat, ([, lag]) => lag),
-    lasts: Int32Array.from(order, (each) => lasts[each]),
+    durations: Int32Array.from(order, (node) => durations[node]),
     op: numbered(op),
     carrier: numbered(carrier),
     arrives: Int32Array.from(arrives),
@@ -361,7 +361,7 @@ function laidOut(nodes, edges, lasts, op, carrier, arrives) {
 }
 
 /** Changes of what workers hold, as Python's memory ledger lists them. */
-export function heldOf(table, grammar) {
+export function memoryChanges(table, grammar) {
   const { R } = grammar.codes;
   const { whole, checkpoint, leftByF } = grammar.parts;
   const again = new Set();
@@ -380,7 +380,7 @@ export function heldOf(table, grammar) {
     }
   });
   changes.sort((one, other) => one.moment - other.moment); // ops go worker by worker
-  const column = (name) => Int32Array.from(changes, (each) => each[name]);
+  const column = (name) => Int32Array.from(changes, (change) => change[name]);
   const size = grammar.sizes.flatMap((share) => new Array(table.stages).fill(share));
   return {
     moment: column("moment"), place: column("place"), change: column("change"),

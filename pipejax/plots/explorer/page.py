@@ -1,4 +1,4 @@
-"""The page itself: one file that holds its style sheet, its scripts and its data."""
+"""Write the page: one file with its style sheet, its scripts and its data."""
 
 import json
 import re
@@ -10,12 +10,12 @@ from pipejax.plots import palette
 from pipejax.plots.explorer.payload import NOTHING, Carried, Explored, payload
 
 HERE = Path(__file__).parent
-# each after all that it imports
+# JavaScript modules, each after the modules that it imports
 SCRIPTS = (
     *("text", "unpacking", "schedule", "tables", "lowering", "choice"),
     *("state", "palette", "residuals", "bars", "curves", "panels", "sliders", "input", "explorer"),
 )
-# of a module of JavaScript, whose files stand in the page one after the other, each in a function
+# statements of a module; the page holds each module in a function
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
@@ -29,7 +29,7 @@ def page(
     title: str = "",
     carried: Carried = NOTHING,
 ) -> str:
-    """Return a page on which runs can be looked at and priced anew."""
+    """Return the HTML of a page that shows runs and repeats them at other times."""
     scene = _scene(explored, unit, carried) | {"show": dict(show or {}), "view": view}
     scene["title"] = title or scene["title"]
     return rendered(
@@ -37,7 +37,7 @@ def page(
         title=f"{scene['title']}, {scene['subtitle']}",
         style=_read("page.css"),
         script="\n".join(map(_script, SCRIPTS)),
-        # no end of a script stands in it
+        # < is escaped, so no text ends the script
         scene=json.dumps(scene, allow_nan=False).replace("<", "\\u003c"),
     )
 
@@ -45,7 +45,7 @@ def page(
 def rendered(
     template: Path, filters: Mapping[str, Callable[[Any], str]] | None = None, **values: Any
 ) -> str:
-    """Fill a template of HTML; every value is escaped that it does not call safe."""
+    """Fill a template of HTML; values are escaped unless the template marks them as safe."""
     from jinja2 import Environment, StrictUndefined  # of the command line's extra
 
     environment = Environment(
@@ -60,7 +60,7 @@ def rendered(
 
 
 def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[str, Any]:
-    """The payload, and how the page is headed and coloured."""
+    """Return the payload of a page, with title, subtitle and colours."""
     runs = [entry.run for entry in explored]
     name = explored[0].name or runs[0].schedule
     count = len(runs) + sum(entry.recorded is not None for entry in explored)
@@ -76,7 +76,7 @@ def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[st
 
 
 def _script(name: str) -> str:
-    """Wrap a module in a function that returns its exports; a local page cannot load modules."""
+    """Wrap a module in a function, because local pages cannot load modules."""
     text = _read(f"{name}.js")
     exported = ", ".join(match[1] for match in _EXPORT.findall(text))
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = modules.\2;", text))

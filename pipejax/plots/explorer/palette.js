@@ -6,7 +6,7 @@ const NAMES = [
 ];
 
 /** How many codes phases take, from that of an idle cell on. */
-export function codesOf(phases) {
+export function numCodes(phases) {
   return 1 + Math.max(...Object.keys(phases).map(Number));
 }
 
@@ -16,16 +16,16 @@ export function readPalette(scene) {
   const isDark = brightness(rgb(style.getPropertyValue("--paper").trim())) < 128;
   const seconds = isDark ? scene.seconds.toReversed() : scene.seconds; // much stands out
   const steps = seconds.slice(1).map((deep, k) => ({ fill: seconds[k], shade: seconds[k], deep }));
-  const count = codesOf(scene.phases);
+  const count = numCodes(scene.phases);
   const phases = { ...scene.phases, ...Object.fromEntries(steps.map((step, k) => [count + k, step])) };
   const palette = {
     seconds,
     font: style.getPropertyValue("--font"),
     phases, looks: new Map(), hatches: new Map(),
     // red, green, blue of each phase, of its shade in the second pipe, and for first stages
-    channels: new Float32Array(3 * codesOf(phases)),
-    shades: new Float32Array(3 * codesOf(phases)),
-    deeps: new Float32Array(3 * codesOf(phases)),
+    channels: new Float32Array(3 * numCodes(phases)),
+    shades: new Float32Array(3 * numCodes(phases)),
+    deeps: new Float32Array(3 * numCodes(phases)),
   };
   for (const name of NAMES) {
     const variable = name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);

@@ -15,9 +15,9 @@ export function parameterValues(form, factors) {
 /** Value of every sum, and which is the largest: the first of equals. */
 export function sums(form, factors) {
   const values = parameterValues(form, factors);
-  const found = form.facets.map((facet) =>
+  const sums = form.facets.map((facet) =>
     facet.reduce((sum, count, k) => sum + count * values[k], 0));
-  return { sums: found, active: found.indexOf(Math.max(...found)) };
+  return { sums, active: sums.indexOf(Math.max(...sums)) };
 }
 
 /** Terms of a sum for people: [count, symbol] of those that count. */
@@ -36,7 +36,7 @@ export function terms(form, facet, factors, writeTime) {
 // What is said of one op: beside the pointer, and at length in the side panel.
 
 /** A few lines beside the pointer. */
-export function tipOf(schedule, op, unit) {
+export function opTip(schedule, op, unit) {
   const time = (value) => writeTime(value, unit);
   const lines = [make("div", {}, make("b", {}, schedule.label(op)), ` ${phaseName(schedule, op)}`)];
   const say = (text) => lines.push(make("div", {}, text));
@@ -64,7 +64,7 @@ function slackOrStall(schedule, op, time) {
 }
 
 /** All of it; `choose` is called with an op that is clicked. */
-export function detailsOf(schedule, op, unit, choose) {
+export function opDetails(schedule, op, unit, choose) {
   const time = (value) => writeTime(value, unit);
   const { ops } = schedule;
   const facts = [
@@ -78,13 +78,13 @@ export function detailsOf(schedule, op, unit, choose) {
     ...residualFacts(schedule, op, time),
     slackOrStall(schedule, op, time),
   ];
-  const link = (each) => each.op < 0
-    ? waitName(schedule, each, op)
-    : make("button", { type: "button", class: "plain", onclick: () => choose(each.op) },
-      waitName(schedule, each, op));
-  const waits = schedule.waits(op).map((each) =>
-    make("li", { class: each.isLast ? "last" : null }, make("span", {}, link(each)),
-      make("span", {}, time(each.at))));
+  const link = (wait) => wait.op < 0
+    ? waitName(schedule, wait, op)
+    : make("button", { type: "button", class: "plain", onclick: () => choose(wait.op) },
+      waitName(schedule, wait, op));
+  const waits = schedule.waits(op).map((wait) =>
+    make("li", { class: wait.isLast ? "last" : null }, make("span", {}, link(wait)),
+      make("span", {}, time(wait.at))));
   return [
     make("p", {}, make("span", { class: "op-name" }, schedule.label(op)), ` ${phaseName(schedule, op)}`),
     make("dl", { class: "facts" }, ...facts.flatMap(([name, value]) =>
@@ -138,8 +138,8 @@ function rounded(seconds, { makespan }) {
 export function showChosen(library, chosen, choose) {
   const select = (label, options, value, change) => make("label", {}, `${label} `,
     make("select", { "aria-label": label, onchange: (event) => change(event.target.value) },
-      ...options.map(({ text, isThere = true, said = text }) => make("option",
-        { value: text, selected: String(text) === String(value), disabled: !isThere }, String(said)))));
+      ...options.map(({ text, isThere = true, label = text }) => make("option",
+        { value: text, selected: String(text) === String(value), disabled: !isThere }, String(label)))));
   const plain = (values) => values.map((text) => ({ text }));
   const hasChoice = library.entries.length > 0;
   byId("sizes").hidden = byId("add").hidden = !hasChoice;
@@ -149,19 +149,19 @@ export function showChosen(library, chosen, choose) {
     select("microbatches", plain(library.sizes("microbatches")), chosen.microbatches, (value) =>
       choose({ ...chosen, microbatches: Number(value) })));
   const names = library.names.map((text) => ({ text, isThere: library.isThere(text, chosen) }));
-  const rows = chosen.schedules.map((each, k) => {
+  const rows = chosen.schedules.map((choice, k) => {
     const replaced = (other) => choose({ ...chosen, schedules: chosen.schedules.with(k, other) });
     const rest = { ...chosen, schedules: chosen.schedules.filter((_, place) => place !== k) };
-    const counts = library.choices(each.name);
+    const counts = library.choices(choice.name);
     return make("div", { class: "chosen" },
-      select(`schedule ${k + 1}`, names, each.name, (name) =>
+      select(`schedule ${k + 1}`, names, choice.name, (name) =>
         replaced({ name, stagesPerWorker: library.choices(name)[0] ?? 1 })),
       ...(counts.length > 1
-        ? [select(`stages per worker ${k + 1}`, counts.map((text) => ({ text, said: `V = ${text}` })), each.stagesPerWorker, (value) =>
-          replaced({ ...each, stagesPerWorker: Number(value) }))]
+        ? [select(`stages per worker ${k + 1}`, counts.map((text) => ({ text, label: `V = ${text}` })), choice.stagesPerWorker, (value) =>
+          replaced({ ...choice, stagesPerWorker: Number(value) }))]
         : []),
       ...(chosen.schedules.length > 1
-        ? [make("button", { type: "button", "aria-label": `leave out ${each.name}`, onclick: () => choose(rest) }, "\u00d7")]
+        ? [make("button", { type: "button", "aria-label": `leave out ${choice.name}`, onclick: () => choose(rest) }, "\u00d7")]
         : []));
   });
   byId("chosen").replaceChildren(...(hasChoice || library.dropped.size ? rows : []));
@@ -172,11 +172,11 @@ export function showResults(schedules, state, unit, choose) {
   const alone = schedules.length === 1;
   const chosen = schedules[state.focus];
   byId("results").replaceChildren(...(alone
-    ? resultOf(chosen, state, unit)
-    : [resultTable(schedules, state, unit, choose), ...partsOf(chosen, state, unit)]));
+    ? resultList(chosen, state, unit)
+    : [resultTable(schedules, state, unit, choose), ...stepParts(chosen, state, unit)]));
 }
 
-function resultOf(schedule, state, unit) {
+function resultList(schedule, state, unit) {
   if (schedule.error) return [make("p", { class: "quiet" }, "does not run under this link model")];
   const peak = Math.max(...schedule.peakInFlight);
   const change = state.isGiven ? "" : ` ${writeChange(schedule.makespan, schedule.givenMakespan)}`;
@@ -194,7 +194,7 @@ function resultOf(schedule, state, unit) {
 }
 
 /** Of several schedules the one that is chosen: its worker and its critical path. */
-function partsOf(schedule, state, unit) {
+function stepParts(schedule, state, unit) {
   if (schedule.error) return [];
   const facts = [...stepFacts(schedule), ...workerFacts(schedule, state.worker, unit)];
   return [make("dl", { class: "facts" }, ...facts), ...shareBar(schedule)];
@@ -247,17 +247,17 @@ function shareBar(schedule) {
 }
 
 function resultTable(schedules, state, unit, choose) {
-  const best = Math.min(...schedules.filter((each) => !each.error).map((each) => each.makespan));
-  const rows = schedules.map((each, k) => {
-    const name = make("button", { type: "button", class: "plain", onclick: () => choose(k) }, each.name);
-    const cells = each.error
+  const best = Math.min(...schedules.filter((schedule) => !schedule.error).map((schedule) => schedule.makespan));
+  const rows = schedules.map((schedule, k) => {
+    const name = make("button", { type: "button", class: "plain", onclick: () => choose(k) }, schedule.name);
+    const cells = schedule.error
       ? [make("td", { colspan: 3, class: "quiet" }, "does not run")]
       : [
-        make("td", { class: "makespan", "data-value": each.makespan }, writeTime(each.makespan, unit)),
-        make("td", {}, `${digits(100 * each.bubbleRatio, 3)} %`),
-        make("td", {}, String(Math.max(...each.peakInFlight))),
+        make("td", { class: "makespan", "data-value": schedule.makespan }, writeTime(schedule.makespan, unit)),
+        make("td", {}, `${digits(100 * schedule.bubbleRatio, 3)} %`),
+        make("td", {}, String(Math.max(...schedule.peakInFlight))),
       ];
-    const isBest = !each.error && each.makespan <= best * (1 + 1e-12);
+    const isBest = !schedule.error && schedule.makespan <= best * (1 + 1e-12);
     return make("tr", { class: isBest ? "best" : null, "aria-current": k === state.focus },
       make("td", {}, name), ...cells);
   });
@@ -283,12 +283,12 @@ export function showChoices(id, isOn, reasons = {}) {
 
 /** Link models under which no schedule runs, and why. */
 export function refusals(schedules, links) {
-  const found = {};
+  const errorByModel = {};
   for (const name of links) {
-    const errors = schedules.map((each) => each.programs[name].error);
-    if (errors.every(Boolean)) found[name] = errors[0];
+    const errors = schedules.map((schedule) => schedule.programs[name].error);
+    if (errors.every(Boolean)) errorByModel[name] = errors[0];
   }
-  return found;
+  return errorByModel;
 }
 
 /** The closed form of a schedule, with the sum that is the largest now. */
@@ -296,10 +296,10 @@ export function showForm(schedule, state, unit, isAlone) {
   // none was looked for where every op has a time of its own
   byId("form").parentElement.hidden = Boolean(schedule.residuals);
   byId("form-title").textContent = isAlone ? "Closed form" : `Closed form of ${schedule.name}`;
-  byId("form").replaceChildren(...formOf(schedule, state, unit));
+  byId("form").replaceChildren(...formList(schedule, state, unit));
 }
 
-function formOf(schedule, state, unit) {
+function formList(schedule, state, unit) {
   const form = schedule.forms[state.link];
   if (schedule.error) return [];
   if (!form) {
@@ -307,32 +307,32 @@ function formOf(schedule, state, unit) {
       "Not looked for here: pipejax formula finds it.")];
   }
   const time = (value) => writeTime(value, unit);
-  const found = sums(form, state.factors);
-  const largest = found.sums[found.active];
+  const evaluated = sums(form, state.factors);
+  const largest = evaluated.sums[evaluated.active];
   const lines = form.facets.map((facet, k) => {
     const sum = make("span", { class: "sum" });
     terms(form, facet, state.factors, time).forEach(([count, symbol], place) => {
       if (place > 0) sum.append(" + ");
       sum.append(count, make("var", {}, symbol));
     });
-    const value = k === found.active ? time(largest) : writeChange(found.sums[k], largest);
-    return make("li", { "aria-current": k === found.active }, sum, make("span", { class: "value" }, value));
+    const value = k === evaluated.active ? time(largest) : writeChange(evaluated.sums[k], largest);
+    return make("li", { "aria-current": k === evaluated.active }, sum, make("span", { class: "value" }, value));
   });
   if (!form.exact) {
     return [make("p", { class: "quiet" },
       "No few sums are exact here. pipejax formula gives bounds.")];
   }
-  const ofFactors = form.isTime.every(Boolean) ? "" : "; ×F is the factor of F";
+  const factorNote = form.isTime.every(Boolean) ? "" : "; ×F is the factor of F";
   const head = form.facets.length > 1 ? `the largest of ${form.facets.length} sums, exact` : "exact";
-  return [make("p", { class: "quiet" }, head + ofFactors), make("ul", { class: "form" }, ...lines)];
+  return [make("p", { class: "quiet" }, head + factorNote), make("ul", { class: "form" }, ...lines)];
 }
 
 /** What colours and lines mean. */
 export function showLegend(schedules, shown) {
   const used = new Map();
   let mostPipes = 1;
-  const ofPhases = schedules.filter((each) => each.colours(shown).isOfPhases);
-  for (const { ops, phases, pipes, lanes } of ofPhases) {
+  const withPhases = schedules.filter((schedule) => schedule.colours(shown).isByPhase);
+  for (const { ops, phases, pipes, lanes } of withPhases) {
     mostPipes = Math.max(mostPipes, pipes);
     for (const lane of lanes.flat()) {
       for (const op of lane) {
@@ -346,11 +346,11 @@ export function showLegend(schedules, shown) {
     const { letter, name, fill } = used.get(code);
     return entry(name === letter ? name : `${letter} ${name}`, null, `background:${fill}`);
   });
-  if (ofPhases.some(({ depth }) => depth.some(Boolean))) entries.push(entry("darker: first stages", "deep"));
+  if (withPhases.some(({ depth }) => depth.some(Boolean))) entries.push(entry("darker: first stages", "deep"));
   if (mostPipes > 1) entries.push(entry(mostPipes > 2 ? "every second pipe" : "second pipe", "second"));
   const below = [...new Set(schedules.flatMap(({ lanesBeside }) => lanesBeside))];
   if (below.length) entries.push(make("span", {}, `thin rows: ${below.join(", ")}`));
-  if (ofPhases.length < schedules.length) entries.push(entry("residual: started later than replayed", "seconds"));
+  if (withPhases.length < schedules.length) entries.push(entry("residual: started later than replayed", "seconds"));
   if (shown.critical) entries.push(entry("critical path", "frame"));
   if (shown.messages) entries.push(entry("message", "line"));
   if (shown.transfers) entries.push(entry("transfer", null, "background:var(--message)"));
@@ -358,29 +358,29 @@ export function showLegend(schedules, shown) {
 }
 
 /** Colours of residuals, from the least to the largest; a stroke stands at 0. */
-function scaleOf({ least, most }, unit) {
-  if (least === most) return make("span", { class: "quiet" }, "every op started as replayed");
-  const [low, high] = [least, most].map((time) => writeTime(Number(time.toPrecision(3)), unit));
-  const zero = `--zero:${(-100 * least) / (most - least)}%`;
-  return make("span", { class: "quiet" }, `residual ${low}`, make("i", { class: "seconds", style: zero }), high);
+function residualScale({ low, high }, unit) {
+  if (low === high) return make("span", { class: "quiet" }, "every op started as replayed");
+  const [lowText, highText] = [low, high].map((time) => writeTime(Number(time.toPrecision(3)), unit));
+  const zero = `--zero:${(-100 * low) / (high - low)}%`;
+  return make("span", { class: "quiet" }, `residual ${lowText}`, make("i", { class: "seconds", style: zero }), highText);
 }
 
 /** The heading of one of several schedules; above a recorded run what its colours mean. */
-export function headingOf(schedule, unit, best, shown) {
+export function opHeading(schedule, unit, best, shown) {
   if (schedule.error) return [make("b", {}, schedule.name)];
   const colours = schedule.colours(shown);
-  const behind = schedule.makespan > best * (1 + 1e-12) ? ` ${writeChange(schedule.makespan, best)}` : "";
+  const lag = schedule.makespan > best * (1 + 1e-12) ? ` ${writeChange(schedule.makespan, best)}` : "";
   return [
     make("b", {}, schedule.name),
-    make("span", {}, `${writeTime(schedule.makespan, unit)}${behind}`),
+    make("span", {}, `${writeTime(schedule.makespan, unit)}${lag}`),
     make("span", { class: "quiet" }, `idle ${writePercent(schedule.bubbleRatio)}`),
-    ...(schedule.starts && !colours.isOfPhases ? [scaleOf(colours, unit)] : []),
+    ...(schedule.starts && !colours.isByPhase ? [residualScale(colours, unit)] : []),
   ];
 }
 
 /** All results as one sentence each, for those who cannot see the bars. */
 export function summary(schedules, unit) {
-  return schedules.map((each) => each.error
-    ? `${each.name} does not run.`
-    : `${each.name}: ${writeTime(each.makespan, unit)}, idle ${writePercent(each.bubbleRatio)}.`).join(" ");
+  return schedules.map((schedule) => schedule.error
+    ? `${schedule.name} does not run.`
+    : `${schedule.name}: ${writeTime(schedule.makespan, unit)}, idle ${writePercent(schedule.bubbleRatio)}.`).join(" ");
 }

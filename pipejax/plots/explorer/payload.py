@@ -30,52 +30,49 @@ from pipejax.schedules.table.links import LINK_MODELS, LINKS, Links, format_pair
 from pipejax.schedules.table.table import ScheduleTable
 
 Packed = dict[str, Any]  # as from `pack`
-WHOLE = ("int8", "int16", "int32")  # whole numbers take the first of these that holds them
+WHOLE = ("int8", "int16", "int32")  # types of whole numbers; the narrowest is used
 REAL = "float64"
-LEVEL = 6  # of zlib: higher ones take long for a few percent
+LEVEL = 6  # level of zlib; higher ones take long for a few percent
 PerStage = Float[NumpyArray, "stages *microbatches"]
-Programs = Mapping[str, Program | ScheduleError]  # by link model, or why there is none
+Programs = Mapping[str, Program | ScheduleError]  # by link model; the error if none can run
 
 
 class MemoryView(NamedTuple):
-    """Data of the memory curves, besides activations in flight."""
+    """Sizes and limits of the memory curves."""
 
     unit: str  # "activations" or "bytes"
-    sizes: PerStage  # (stages) what an activation takes, or (stages, microbatches)
-    weight_share: PerStage  # share of it that W needs after I, of the same shape
-    checkpoints: PerStage  # what F leaves of it where R comes later, of the same shape
-    # (B, I and W, ..) what they recompute while they run, of the same shape.
-    at_work: Float[NumpyArray, "ops stages *microbatches"]
-    limits: Float[NumpyArray, " workers"] | None  # (workers) what activations may take, or None
-    # (workers) what lasts the whole step beside them, or None
-    static: Float[NumpyArray, " workers"] | None = None
+    # arrays (stages) or (stages, microbatches)
+    sizes: PerStage  # size of an activation
+    weight_share: PerStage  # share of it that W needs after I
+    checkpoints: PerStage  # part that F leaves if R comes later
+    at_work: Float[NumpyArray, "ops stages *microbatches"]  # held while B, I, W run
+    limits: Float[NumpyArray, " workers"] | None  # (workers) limit of activations
+    static: Float[NumpyArray, " workers"] | None = None  # (workers) memory of the whole step
 
 
 class StepView(NamedTuple):
     """Tokens and compute of a step of a model."""
 
-    tokens: float  # of the whole job
-    mfu_seconds: float  # how long it would take at the peak FLOP/s [s]
+    tokens: float  # tokens of the whole job
+    mfu_seconds: float  # step time at the peak FLOP/s [s]
 
 
 class Explored(NamedTuple):
     """A schedule of a page."""
 
-    run: Evaluation  # as it is given
-    memory: MemoryView  # what its activations take
-    step: StepView | None = None  # where a model gives its costs
-    name: str = ""  # in place of the schedule's own, if any
-    # (workers, slots) when the ops of a measured run started, of which this is the replay [s]; it
-    # stands above, as it ran, and does not follow the sliders
+    run: Evaluation
+    memory: MemoryView
+    step: StepView | None = None  # if a model gives the costs
+    name: str = ""  # replaces the schedule's name
+    # (workers, slots) starts of a measured run, whose replay is `run` [s]; sliders do not move them
     recorded: Float[NumpyArray, "workers slots"] | None = None
 
 
 class Carried(NamedTuple):
     """Tables and times that a page offers for choice."""
 
-    # of tables of any size, or None where they are those of the stages that are there
-    times: OfferedTimes | None = None
-    # by name of their schedule
+    times: OfferedTimes | None = None  # None: times of the stages of the first run
+    # by name of the schedule
     tables: Mapping[str, Sequence[ScheduleTable]] = MappingProxyType({})
 
 
@@ -85,7 +82,7 @@ NOTHING = Carried()
 def payload(
     explored: Sequence[Explored], *, unit: str, carried: Carried = NOTHING
 ) -> dict[str, Any]:
-    """Collect the data of a page for runs under one link model, as JSON."""
+    """Collect the data of a page for runs with equal links, as JSON."""
     runs = [entry.run for entry in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
@@ -96,13 +93,10 @@ def payload(
         )
     carried_tables = [table for tables in carried.tables.values() for table in tables]
     for table in carried_tables:
-        if (
-            table.grammar.lane_sharding
-        ):  # the page lowers what it carries by rules, and knows none of these
+        if table.grammar.lane_sharding:
             has = f"{table.name} has {table.grammar.unusual}"
-            raise ArgumentError(
-                "choose", table.name, f"a page that reads tables knows no lanes: {has}"
-            )
+            message = f"a page that reads tables knows no lanes: {has}"
+            raise ArgumentError("choose", table.name, message)
     also = {phase for table in carried_tables for phase in table.used_phases}
     phases = PagePhases.from_tables([*(run.table for run in runs), *carried_tables])
     used = [phase for run in runs for phase in run.table.used_phases]
@@ -111,10 +105,10 @@ def payload(
     bases = [base_costs(run, factors, mean) for run in runs]
     forms: list[dict[str, Any]] = [{} for _ in runs]
     search = FormSearch()
-    for model in sorted(LINKS, key=lambda name: name != links.model):  # those shown first
+    for model in sorted(LINKS, key=lambda name: name != links.model):  # the shown model first
         for run_forms, entry, by_model, base in zip(forms, explored, programs, bases, strict=True):
             program = by_model[model]
-            # where every op has a time of its own, as replayed ones, a form says nothing
+            # ops of a replay have distinct times, so a form would say nothing
             if isinstance(program, Program) and entry.recorded is None:
                 run_forms[model] = search.form(program, entry.run, factors, base)
     return {
@@ -137,7 +131,7 @@ def payload(
 
 
 def _scope(links: Links) -> str:
-    """Name the settings of the links that are not the defaults, besides the model."""
+    """List the settings of links that differ from the defaults, without the model."""
     settings = {
         f"one queue per {links.queues}": links.queues != "worker",
         f"posted by {links.posting}": links.posting != "early",
@@ -167,13 +161,14 @@ def _schedule(
     factors: Sequence[Factor],
     phases: PagePhases,
 ) -> dict[str, Any]:
+    """Return the data of one schedule as JSON; ops are numbered in the order of their cells."""
     run, memory, step, name, recorded = explored
     nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
-    cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # a node under some link model
+    cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # with a node under any link model
     number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
     number[cells] = np.arange(len(cells))
     extra_ops = np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
-    if recorded is not None:  # no other table takes the times of one step: what is not read can go
+    if recorded is not None:  # no other table uses the costs of a replay: drop unread ones
         base = np.where(read_by(run.program), base, 0.0)
     keys = ["", *(factor.key for factor in factors)]
     kind_numbers = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
@@ -210,7 +205,7 @@ def _schedule(
 def _recorded(
     starts: Float[NumpyArray, "workers slots"], cells: Int[NumpyArray, " ops"], num_beside: int
 ) -> dict[str, Any]:
-    """Return recorded starts of the ops; ops without a start have NaN."""
+    """Return recorded starts of the ops [s]; ops without a cell have NaN."""
     op_starts = np.append(starts.ravel()[cells], np.full(num_beside, np.nan))
     return {"name": "as it ran", "starts": pack({"start": op_starts})}
 
@@ -220,7 +215,7 @@ def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:
 
 
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
-    """Return the positions of the ops of fused pairs, and the overlap of each pair."""
+    """Return the cost positions of fused pairs, and the overlap factor of each pair."""
     program, layout = run.program, run.program.layout
     factor = 1.0 if run.costs.pair_factor is None else run.costs.pair_factor
     by_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))
@@ -228,8 +223,8 @@ def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
     return {"pair": np.asarray(program.pair_index), "overlap": overlap}
 
 
-def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "some fields"]:
-    """Return the identity of all-reduces and updates without a cell, under any link model."""
+def _key(program: Program, nodes: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, "nodes fields"]:
+    """Return (nodes, 4) phase, stage, microbatch, worker: keys under all link models."""
     fields = program.phase, program.stage, program.microbatch, program.worker
     return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
 
@@ -237,28 +232,29 @@ def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "
 def _ops(
     run: Evaluation,
     cells: Int[NumpyArray, " ops"],
-    extra_ops: Int[NumpyArray, "some fields"],
+    extra_ops: Int[NumpyArray, "extra_ops fields"],
     phases: PagePhases,
 ) -> Packed:
-    """List ops in cells, then ops without cells; an all-reduce has no worker."""
-    table, added = run.table, extra_ops.T
+    """Pack the fields of ops: first ops in cells, then ops without (all-reduces, updates)."""
+    table, extra_fields = run.table, extra_ops.T
     fields = {
-        name: np.append(getattr(table.cells, name).ravel()[cells], more)
-        for name, more in zip(("phase", "stage", "microbatch"), added[:3], strict=True)
+        name: np.append(getattr(table.cells, name).ravel()[cells], extra)
+        for name, extra in zip(("phase", "stage", "microbatch"), extra_fields[:3], strict=True)
     }
     fields["phase"] = phases.codes(table.grammar)[fields["phase"]]
-    alone = np.zeros(len(extra_ops), int)
+    no_partners = np.zeros(len(extra_ops), int)
     partners = {
-        f"with_{name}": np.append(getattr(table.partners, name).ravel()[cells], alone)
+        f"with_{name}": np.append(getattr(table.partners, name).ravel()[cells], no_partners)
         for name in ("phase", "stage", "microbatch")
     }
-    worker = np.append(cells // table.num_slots, added[3])
-    pipe = np.append(table.pipe.ravel()[cells], alone)
+    worker = np.append(cells // table.num_slots, extra_fields[3])
+    pipe = np.append(table.pipe.ravel()[cells], no_partners)
     placement = pack({"placement": table.placement})
     return pack(fields | partners | {"worker": worker, "pipe": pipe}) | {"placement": placement}
 
 
 def _messages(program: Program, number: Int[NumpyArray, " cells"]) -> Packed:
+    """Pack messages with the numbers of their producer and consumer; `number` is of each cell."""
     sent = program.messages
     cell_by_node = np.zeros(program.num_nodes, int)
     cell_by_node[program.node_of_cell.ravel()] = np.arange(program.node_of_cell.size)
@@ -275,22 +271,22 @@ def _messages(program: Program, number: Int[NumpyArray, " cells"]) -> Packed:
 
 
 def _program(
-    program: Program, cells: Int[NumpyArray, " ops"], extra_ops: Int[NumpyArray, "some fields"]
+    program: Program, cells: Int[NumpyArray, " ops"], extra_ops: Int[NumpyArray, "extra_ops fields"]
 ) -> Packed:
-    """Encode the dependencies of nodes: the distance back and the lag of each edge."""
+    """Pack edges by node: distance back to the predecessor, and position of the lag."""
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
-    waits = (preds > 0) | (lags != ZERO)  # all others are of the source, which ends at 0
-    node, place = np.nonzero(waits)
+    is_edge = (preds > 0) | (lags != ZERO)  # not from the source, which ends at 0
+    node, column = np.nonzero(is_edge)
     extra_nodes = program.beside_cells
-    order = [tuple(row) for row in _key(program, extra_nodes).tolist()]
-    node_by_key = dict(zip(order, extra_nodes.tolist(), strict=True))
+    keys = [tuple(row) for row in _key(program, extra_nodes).tolist()]
+    node_by_key = dict(zip(keys, extra_nodes.tolist(), strict=True))
     sent = program.messages
     return pack(
         {
-            "degree": waits.sum(axis=1),
-            "back": node - preds[node, place],
-            "lag": lags[node, place],
-            "lasts": np.asarray(program.duration_index),
+            "degree": is_edge.sum(axis=1),
+            "back": node - preds[node, column],
+            "lag": lags[node, column],
+            "durations": np.asarray(program.duration_index),
             "op": np.append(
                 program.node_of_cell.ravel()[cells],
                 [node_by_key[tuple(row)] for row in extra_ops.tolist()],
@@ -298,22 +294,23 @@ def _program(
             "carrier": sent.carrier,
             "arrives": sent.lag_index,
         },
-        steps=("lag", "lasts", "op", "carrier", "arrives"),
+        steps=("lag", "durations", "op", "carrier", "arrives"),
     )
 
 
 def _memory(run: Evaluation, memory: MemoryView, number: Int[NumpyArray, " cells"]) -> Packed:
-    """Encode changes of memory by worker: end of op, count and part."""
-    # A part's sizes are by stage, or by stage and microbatch; as activations in flight it counts as
-    # its share of one.
+    """Pack changes of memory: time, worker, place of the size, and count.
+
+    A time is 2 x op for its start, 2 x op + 1 for its end; `number` is the op of each cell. A place
+    is part x stages + stage, with a stage for each microbatch if sizes differ by microbatch.
+    """
     held, table = HeldOps.from_content(run.table), run.table
     cell = held.worker * table.num_slots + held.start
-    # a time that says which op it is of, and which end; on a worker they come in this order
     moments = held._replace(start=2 * number[cell], end=2 * number[cell] + 1)
     held_sizes = memory.sizes, memory.weight_share * memory.sizes, memory.checkpoints
     sizes = np.stack([*held_sizes, *memory.at_work])
     count = run.stages
-    if sizes.ndim == 3:  # each microbatch of a stage has a place of its own
+    if sizes.ndim == 3:
         ops = table.ops
         microbatch = ops.microbatch[np.isin(ops.phase, np.unique(held.phase))]
         moments = moments._replace(stage=moments.stage * run.microbatches + microbatch)
@@ -340,16 +337,16 @@ def _memory(run: Evaluation, memory: MemoryView, number: Int[NumpyArray, " cells
 
 
 def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:
-    """Pack arrays of numbers; arrays named in `steps` as differences."""
+    """Compress arrays into JSON; those in `steps` as differences of their nonzero values."""
     packed = {}
     for name, array in arrays.items():
         flat = np.ravel(array)
         if name in steps:
             flat = flat.astype(np.int64)
             step = np.diff(flat[flat != 0], prepend=0)
-            flat[flat != 0] = step + (step >= 0)
+            flat[flat != 0] = step + (step >= 0)  # 0 marks no value: 5, 5, 0, 6 -> 6, 1, 0, 2
         packed[name] = flat.astype(_smallest(flat))
-    # the widest first: each array then begins at a multiple of its own width
+    # widest numbers first, so each array begins at a multiple of its own width
     order = sorted(packed, key=lambda name: -packed[name].itemsize)
     content = b"".join(
         packed[name].astype(packed[name].dtype.newbyteorder("<")).tobytes() for name in order

@@ -1,20 +1,20 @@
 // A recorded run beside its replay: how much later than in the replay each op started.
 
-import { codesOf } from "./palette.js";
+import { numCodes } from "./palette.js";
 
 const ROUNDING = 1e-9; // of the makespan: less is none
 
 /** What a page shows of its schedules: above a replay, its ops as they were recorded. */
 export function withRecorded(schedules) {
-  return schedules.flatMap(({ recorded, ...each }) =>
-    (recorded ? [{ ...each, ...recorded, forms: {} }, each] : [each]));
+  return schedules.flatMap(({ recorded, ...schedule }) =>
+    (recorded ? [{ ...schedule, ...recorded, forms: {} }, schedule] : [schedule]));
 }
 
 export class Residuals {
   /** Find the recorded runs among schedules; each stands before its replay. */
   static join(schedules, scene) {
-    schedules.forEach((each, k) => {
-      if (each.starts) new Residuals(each, schedules[k + 1], scene);
+    schedules.forEach((schedule, k) => {
+      if (schedule.starts) new Residuals(schedule, schedules[k + 1], scene);
     });
   }
 
@@ -24,10 +24,10 @@ export class Residuals {
       runs: [ran, again],
       late: new Float64Array(ops),
       // as colours of phases: steps of the scale, which stand behind the phases, and how far in it
-      isOfPhases: false,
+      isByPhase: false,
       code: new Int16Array(ops),
       depth: new Float64Array(ops),
-      firstStep: codesOf(phases),
+      firstStep: numCodes(phases),
       steps: seconds.length - 1,
     });
     this.withCode = this.code;
@@ -45,16 +45,16 @@ export class Residuals {
     if (!this.isThere) return;
     const [ran, again] = this.runs;
     const none = ROUNDING * ran.makespan;
-    [this.least, this.most] = [0, 0];
+    [this.low, this.high] = [0, 0];
     for (let op = 0; op < this.late.length; op++) {
       const late = ran.start(op) - again.start(op); // NaN of what does not run
       this.late[op] = Math.abs(late) < none ? 0 : late;
-      if (this.late[op] < this.least) this.least = this.late[op];
-      if (this.late[op] > this.most) this.most = this.late[op];
+      if (this.late[op] < this.low) this.low = this.late[op];
+      if (this.late[op] > this.high) this.high = this.late[op];
     }
-    const scale = this.steps / (this.most - this.least || 1);
+    const scale = this.steps / (this.high - this.low || 1);
     for (let op = 0; op < this.late.length; op++) {
-      const place = (this.late[op] - this.least) * scale || 0;
+      const place = (this.late[op] - this.low) * scale || 0;
       const step = Math.min(this.steps - 1, Math.floor(place));
       this.code[op] = this.firstStep + step;
       this.depth[op] = place - step;

@@ -11,7 +11,7 @@ import { unpack } from "./unpacking.js";
 // same order as in the engine and the first of equals wins, so results are equal to the last bit.
 
 /** Lay out the edges of a program by node: those of `node` are first[node] to first[node + 1]. */
-export function layOut({ degree, back, lag, lasts, op, carrier, arrives }) {
+export function layOut({ degree, back, lag, durations, op, carrier, arrives }) {
   const nodes = degree.length;
   const first = new Int32Array(nodes + 1);
   const pred = new Int32Array(back.length);
@@ -25,7 +25,7 @@ export function layOut({ degree, back, lag, lasts, op, carrier, arrives }) {
     }
   }
   return {
-    nodes, first, pred, lag, lasts, op, carrier, arrives, isAwaited,
+    nodes, first, pred, lag, durations, op, carrier, arrives, isAwaited,
     start: new Float64Array(nodes),
     finish: new Float64Array(nodes),
     lastEdge: new Int32Array(nodes), // the edge on which the last arrival comes, -1 without any
@@ -56,7 +56,7 @@ export function costVector(costs, factors) {
 
 /** Fill in start, finish and lastEdge of a program; return the makespan. A start may be given. */
 export function runProgram(program, vector) {
-  const { nodes, first, pred, lag, lasts, start, finish, lastEdge, given } = program;
+  const { nodes, first, pred, lag, durations, start, finish, lastEdge, recordedStarts } = program;
   let makespan = 0;
   for (let node = 0, edge = 0; node < nodes; node++) {
     let latest = 0;
@@ -68,9 +68,9 @@ export function runProgram(program, vector) {
         last = edge;
       }
     }
-    start[node] = given?.[node] >= 0 ? given[node] : latest;
+    start[node] = recordedStarts?.[node] >= 0 ? recordedStarts[node] : latest;
     lastEdge[node] = last;
-    finish[node] = start[node] + vector[lasts[node]];
+    finish[node] = start[node] + vector[durations[node]];
     if (finish[node] > makespan) makespan = finish[node];
   }
   return makespan;
@@ -78,10 +78,10 @@ export function runProgram(program, vector) {
 
 /** Fill in the tails: the longest time from the end of each node to the makespan. */
 export function findTails(program, vector) {
-  const { nodes, first, pred, lag, lasts, tail } = program;
+  const { nodes, first, pred, lag, durations, tail } = program;
   tail.fill(0);
   for (let node = nodes - 1; node > 0; node--) {
-    const after = tail[node] + vector[lasts[node]];
+    const after = tail[node] + vector[durations[node]];
     for (let edge = first[node]; edge < first[node + 1]; edge++) {
       const value = after + vector[lag[edge]];
       if (value > tail[pred[edge]]) tail[pred[edge]] = value;
@@ -115,15 +115,15 @@ const COMPUTE = "compute"; // the lane of a worker's row, all others lie beside 
 
 export class Schedule {
   /** Unpack what a schedule is; programs are unpacked when their link model is first asked for. */
-  static async load(given, phases) {
+  static async load(data, phases) {
     const schedule = new Schedule();
-    Object.assign(schedule, given);
-    schedule.ops = await unpack(given.ops);
-    schedule.placement = (await unpack(given.ops.placement)).placement;
-    schedule.messages = await unpack(given.messages);
-    schedule.costs = { ...given.costs, ...(await unpack(given.costs)) };
-    schedule.held = await unpack(given.memory);
-    schedule.starts = given.starts && (await unpack(given.starts)).start; // of a recorded run
+    Object.assign(schedule, data);
+    schedule.ops = await unpack(data.ops);
+    schedule.placement = (await unpack(data.ops.placement)).placement;
+    schedule.messages = await unpack(data.messages);
+    schedule.costs = { ...data.costs, ...(await unpack(data.costs)) };
+    schedule.held = await unpack(data.memory);
+    schedule.starts = data.starts && (await unpack(data.starts)).start; // of a recorded run
     schedule.settle(phases);
     return schedule;
   }
@@ -136,14 +136,14 @@ export class Schedule {
     this.depth = depths(this.placement.subarray(0, this.stages));
     const { phase: code, with_phase: withCode, stage, with_stage } = this.ops;
     const [depth, withDepth] = [stage, with_stage].map((of) => Float64Array.from(of, (k) => this.depth[k] ?? 0));
-    this.ofPhases = { isOfPhases: true, code, withCode, depth, withDepth };
+    this.ofPhases = { isByPhase: true, code, withCode, depth, withDepth };
     this.lanes = this.layLanes();
     const ops = this.ops.phase.length;
     // of each op in the order of the rows, NaN where it does not run: read far more often than set
     this.opStart = new Float64Array(ops);
     this.opFinish = new Float64Array(ops);
     this.onCompute = Uint8Array.from({ length: ops }, (_, op) =>
-      (this.ops.worker[op] >= 0 && this.laneOf(op) === 0 ? 1 : 0));
+      (this.ops.worker[op] >= 0 && this.opLane(op) === 0 ? 1 : 0));
     this.messagesTo = byConsumer(this.messages.consumer, ops);
     this.isRead = this.findRead();
   }
@@ -193,9 +193,9 @@ export class Schedule {
     for (let op = 0; op < phase.length; op++) {
       if (!seen.includes(phase[op])) continue;
       const on = worker[op] >= 0 ? [worker[op]] : this.participants(stage[op]);
-      for (const each of on) lanes[each][this.laneOf(op)].push(op);
+      for (const worker of on) lanes[worker][this.opLane(op)].push(op);
     }
-    return lanes.map((each) => each.map((lane) => Int32Array.from(lane)));
+    return lanes.map((workerLanes) => workerLanes.map((lane) => Int32Array.from(lane)));
   }
 
   /** Workers that hold a stage, and take part in its all-reduce. */
@@ -212,7 +212,7 @@ export class Schedule {
   }
 
   /** Number of the lane of its worker on which an op runs: 0 is compute, others lie beside it. */
-  laneOf(op) {
+  opLane(op) {
     return 1 + this.lanesBeside.indexOf(this.phases[this.ops.phase[op]].lane);
   }
 
@@ -261,12 +261,12 @@ export class Schedule {
   /** Lay a program out, and say which op or message each of its nodes is. */
   async prepare(packed) {
     const program = layOut(packed.data === undefined ? packed : await unpack(packed));
-    program.opOf = new Int32Array(program.nodes).fill(-1);
-    program.messageOf = new Int32Array(program.nodes).fill(-1);
-    program.op.forEach((node, op) => { if (node > 0) program.opOf[node] = op; });
-    program.given = this.starts && Float64Array.from(program.opOf, (op) => this.starts[op] ?? NaN);
-    program.carrier.forEach((node, k) => { if (node > 0) program.messageOf[node] = k; });
-    for (const at of program.lasts) this.isRead[at] = 1;
+    program.nodeOps = new Int32Array(program.nodes).fill(-1);
+    program.nodeMessages = new Int32Array(program.nodes).fill(-1);
+    program.op.forEach((node, op) => { if (node > 0) program.nodeOps[node] = op; });
+    program.recordedStarts = this.starts && Float64Array.from(program.nodeOps, (op) => this.starts[op] ?? NaN);
+    program.carrier.forEach((node, k) => { if (node > 0) program.nodeMessages[node] = k; });
+    for (const at of program.durations) this.isRead[at] = 1;
     return program;
   }
 
@@ -280,19 +280,19 @@ export class Schedule {
       const node = program.op[op];
       opStart[op] = node > 0 ? program.start[node] : NaN;
       opFinish[op] = node > 0 ? program.finish[node] : NaN;
-      const time = node > 0 ? vector[program.lasts[node]] : 0;
+      const time = node > 0 ? vector[program.durations[node]] : 0;
       if (this.onCompute[op]) this.busy[ops.worker[op]] += time;
       if (time > this.longest) this.longest = time;
       if (time > 0 && time < this.shortest) this.shortest = time;
     }
-    const mean = this.busy.reduce((sum, each) => sum + each, 0) / this.workers;
+    const mean = this.busy.reduce((sum, seconds) => sum + seconds, 0) / this.workers;
     this.bubbleRatio = this.makespan > 0 ? (this.makespan - mean) / this.makespan : 0;
     this.path = this.starts ? [] : criticalPath(program); // nothing says why ops started when they did
     this.isCritical = new Uint8Array(program.nodes);
     this.shares = new Map();
     for (const node of this.path) {
       this.isCritical[node] = 1;
-      this.spend(program.lasts[node], costs, vector);
+      this.spend(program.durations[node], costs, vector);
       if (program.lastEdge[node] >= 0) this.spend(program.lag[program.lastEdge[node]], costs, vector);
     }
   }
@@ -307,7 +307,7 @@ export class Schedule {
   /** Whether any op or message has this kind of cost. */
   has(key) {
     const kind = this.keys.indexOf(key) + 1;
-    return this.costs.kind.some((own, k) => own === kind && this.isRead[k]);
+    return this.costs.kind.some((costKind, k) => costKind === kind && this.isRead[k]);
   }
 
   start(op) {
@@ -385,9 +385,9 @@ export class Schedule {
     const waits = [];
     for (const edge of this.edgesInto(node)) {
       const from = program.pred[edge];
-      const carried = program.messageOf[from];
+      const carried = program.nodeMessages[from];
       const isMessage = carried >= 0;
-      const producer = isMessage ? this.messages.producer[carried] : program.opOf[from];
+      const producer = isMessage ? this.messages.producer[carried] : program.nodeOps[from];
       const hasLag = program.lag[edge] > 0;
       waits.push({
         op: producer,
@@ -417,8 +417,8 @@ export class Schedule {
   }
 
   isGate(node) {
-    const { opOf, messageOf, lasts } = this.program;
-    return node > 0 && opOf[node] < 0 && messageOf[node] < 0 && lasts[node] === 0;
+    const { nodeOps, nodeMessages, durations } = this.program;
+    return node > 0 && nodeOps[node] < 0 && nodeMessages[node] < 0 && durations[node] === 0;
   }
 
   /** The first op whose last arrival comes from an op, by a message or in the row, or -1. */
@@ -428,11 +428,11 @@ export class Schedule {
     let earliest = -1;
     for (let node = 1; node < program.nodes; node++) {
       const edge = this.lastInto(node);
-      if (edge < 0 || program.opOf[node] < 0) continue;
+      if (edge < 0 || program.nodeOps[node] < 0) continue;
       const from = program.pred[edge];
-      const carried = program.messageOf[from];
+      const carried = program.nodeMessages[from];
       if (from !== opNode && (carried < 0 || this.messages.producer[carried] !== op)) continue;
-      if (earliest < 0 || program.start[node] < this.start(earliest)) earliest = program.opOf[node];
+      if (earliest < 0 || program.start[node] < this.start(earliest)) earliest = program.nodeOps[node];
     }
     return earliest;
   }
@@ -448,12 +448,12 @@ export class Schedule {
 
 /** How early each stage is among those of its worker: 1 is its first, 0 its last. */
 function depths(worker) {
-  return Float64Array.from(worker, (own, stage) => {
+  return Float64Array.from(worker, (home, stage) => {
     let before = 0;
     let others = -1;
-    worker.forEach((each, k) => {
-      if (each === own) others++;
-      if (each === own && k < stage) before++;
+    worker.forEach((other, k) => {
+      if (other === home) others++;
+      if (other === home && k < stage) before++;
     });
     return others ? 1 - before / others : 0;
   });

@@ -7,17 +7,17 @@ const STEPS = 400; // of a slider
 /** Sliders: one factor for each kind of cost; `change` is called with a kind and its factor. */
 export function makeSliders(scene, schedulesNow, change) {
   const letters = Object.values(scene.phases).map(({ letter }) => letter);
-  const rows = scene.factors.map(({ key, name, most }) => {
+  const rows = scene.factors.map(({ key, name, largest }) => {
     const id = `factor-${key}`;
     const symbol = letters.includes(key) && name !== key ? `${key}, ${name}` : name;
     const range = make("input", {
-      type: "range", id, min: 0, max: most, step: most / STEPS,
+      type: "range", id, min: 0, max: largest, step: largest / STEPS,
       oninput: (event) => change(key, Number(event.target.value)),
     });
     const exact = make("input", {
       type: "text", inputmode: "decimal", "aria-label": `factor of ${name}`, "data-factor": key,
       onchange: ({ target }) => {
-        const times = timesOf(schedulesNow(), scene, key);
+        const times = factorTimes(schedulesNow(), scene, key);
         const factor = readFactor(target.value, times);
         const isWrong = !(Number.isFinite(factor) && factor >= 0);
         target.setAttribute("aria-invalid", isWrong);
@@ -54,9 +54,9 @@ function refusal(text, times) {
 export function showSliders(scene, schedules, state) {
   for (const { key } of scene.factors) {
     const factor = state.factors.get(key);
-    const times = timesOf(schedules, scene, key);
+    const times = factorTimes(schedules, scene, key);
     // of what no schedule that is shown has there is nothing to change
-    byId(`factor-${key}`).closest(".slider").hidden = !schedules.some((each) => each.has(key));
+    byId(`factor-${key}`).closest(".slider").hidden = !schedules.some((schedule) => schedule.has(key));
     byId(`factor-${key}`).value = factor;
     byId(`factor-${key}`).setAttribute("aria-valuetext", `times ${digits(factor, 4)}`);
     const exact = document.querySelector(`[data-factor="${key}"]`);
@@ -71,16 +71,16 @@ export function showSliders(scene, schedules, state) {
 }
 
 /** The least and the largest cost of a kind that anything takes, one number if they are equal. */
-function timesOf(schedules, scene, key) {
+function factorTimes(schedules, scene, key) {
   const kind = 1 + scene.factors.findIndex((factor) => factor.key === key);
   let least = Infinity;
-  let most = 0;
+  let largest = 0;
   for (const { costs, isRead } of schedules) {
     for (let k = 0; k < costs.base.length; k++) {
       if (costs.kind[k] !== kind || !isRead[k]) continue;
       least = Math.min(least, costs.base[k]);
-      most = Math.max(most, costs.base[k]);
+      largest = Math.max(largest, costs.base[k]);
     }
   }
-  return least === most ? [most] : [least, most];
+  return least === largest ? [largest] : [least, largest];
 }

@@ -74,7 +74,7 @@ export class State {
     const { scene } = this;
     this.chosen = null; // schedules, workers and microbatches, where they are not as given
     this.link = scene.link;
-    this.factors = new Map(scene.factors.map(({ key, given }) => [key, given]));
+    this.factors = new Map(scene.factors.map(({ key, initial }) => [key, initial]));
     const memory = scene.schedules.length === 1;
     this.shown = {
       messages: false, transfers: false, memory, critical: true, residuals: true, ...scene.show,
@@ -91,7 +91,7 @@ export class State {
 
   get isGiven() {
     const { scene } = this;
-    return this.link === scene.link && scene.factors.every(({ key, given }) => this.factors.get(key) === given);
+    return this.link === scene.link && scene.factors.every(({ key, initial }) => this.factors.get(key) === initial);
   }
 
   /** What differs from how the page opens, as text. */
@@ -106,8 +106,8 @@ export class State {
       add("size", `${workers}x${microbatches}`);
     }
     if (this.link !== scene.link) add("link", this.link);
-    for (const { key, given } of scene.factors) {
-      if (this.factors.get(key) !== given) add(`x.${key}`, this.factors.get(key));
+    for (const { key, initial } of scene.factors) {
+      if (this.factors.get(key) !== initial) add(`x.${key}`, this.factors.get(key));
     }
     for (const name of FLAGS) {
       if (this.shown[name] !== plain.shown[name]) add(name, this.shown[name] ? 1 : 0);
@@ -115,40 +115,40 @@ export class State {
     for (const name of ["curve", "find", "theme", "focus", "selected", "worker"]) {
       if (this[name] !== plain[name]) add(name, this[name]);
     }
-    const range = writeRangeOf(this.range);
-    if (range !== writeRangeOf(plain.range)) add("view", range);
+    const range = rangeText(this.range);
+    if (range !== rangeText(plain.range)) add("view", range);
     return parts.join("&");
   }
 
   /** Read what `write` wrote; what no such page has is left as it is. */
   read(text) {
     this.reset();
-    const given = new URLSearchParams(text);
+    const parameters = new URLSearchParams(text);
     const { scene } = this;
-    const size = /^(\d+)x(\d+)$/.exec(given.get("size") ?? "");
-    if (size && given.get("show")) {
-      const schedules = given.get("show").split(",").map((text) => {
+    const size = /^(\d+)x(\d+)$/.exec(parameters.get("size") ?? "");
+    if (size && parameters.get("show")) {
+      const schedules = parameters.get("show").split(",").map((text) => {
         const [name, v] = text.split("*");
         return { name, stagesPerWorker: Number(v ?? 1) };
       });
       this.chosen = { schedules, workers: Number(size[1]), microbatches: Number(size[2]) };
     }
-    if (scene.links.includes(given.get("link"))) this.link = given.get("link");
+    if (scene.links.includes(parameters.get("link"))) this.link = parameters.get("link");
     for (const { key } of scene.factors) {
-      const factor = Number(given.get(`x.${key}`) ?? NaN);
+      const factor = Number(parameters.get(`x.${key}`) ?? NaN);
       if (Number.isFinite(factor) && factor >= 0) this.factors.set(key, factor);
     }
-    for (const name of FLAGS) if (given.has(name)) this.shown[name] = given.get(name) === "1";
-    if (["flight", "memory"].includes(given.get("curve"))) this.curve = given.get("curve");
-    if (["auto", "light", "dark"].includes(given.get("theme"))) this.theme = given.get("theme");
-    this.find = given.get("find") ?? "";
-    this.selected = given.get("selected") ?? "";
+    for (const name of FLAGS) if (parameters.has(name)) this.shown[name] = parameters.get(name) === "1";
+    if (["flight", "memory"].includes(parameters.get("curve"))) this.curve = parameters.get("curve");
+    if (["auto", "light", "dark"].includes(parameters.get("theme"))) this.theme = parameters.get("theme");
+    this.find = parameters.get("find") ?? "";
+    this.selected = parameters.get("selected") ?? "";
     const shown = this.chosen?.schedules.length ?? scene.schedules.length;
-    this.focus = within(given.get("focus"), 0, shown - 1, 0);
+    this.focus = within(parameters.get("focus"), 0, shown - 1, 0);
     const workers = this.chosen?.workers ?? scene.schedules[this.focus].workers;
-    this.worker = within(given.get("worker"), 0, workers - 1, -1);
-    if (given.get("view") === ALL) this.range = null;
-    const range = (given.get("view") ?? "").split("~").map(Number);
+    this.worker = within(parameters.get("worker"), 0, workers - 1, -1);
+    if (parameters.get("view") === ALL) this.range = null;
+    const range = (parameters.get("view") ?? "").split("~").map(Number);
     if (range.length === 2 && range[0] >= 0 && range[1] > range[0]) this.range = range;
   }
 
@@ -166,11 +166,11 @@ export class State {
 }
 
 /** A part of the time axis, or all of it, as text. */
-function writeRangeOf(range) {
+function rangeText(range) {
   return range ? range.map((time) => +time.toPrecision(7)).join("~") : ALL;
 }
 
-function within(text, least, most, otherwise) {
+function within(text, low, high, otherwise) {
   const number = text === null ? NaN : Number(text);
-  return Number.isInteger(number) && number >= least && number <= most ? number : otherwise;
+  return Number.isInteger(number) && number >= low && number <= high ? number : otherwise;
 }

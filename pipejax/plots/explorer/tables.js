@@ -10,33 +10,33 @@ const FORMAT = "pipejax-table";
 export function readTable(text, name, grammars) {
   const plain = text.replace(/^\ufeff/, "").replace(/\r\n?/g, "\n");
   if (plain.includes("\0") || !plain.trim()) throw new Error("it holds no text");
-  if (!plain.trimStart().startsWith("{")) return tableOf({ rows: rowsOf(plain), name }, grammars[0]);
-  const given = JSON.parse(plain);
-  if (given.format !== FORMAT) throw new Error(`it is JSON, but no "format": "${FORMAT}"`);
-  const shares = given.stage_shares?.some((share) => share !== 1) ? given.stage_shares : null;
-  const { placement, pipe_of_microbatch: pipeOf } = given;
-  const own = { rows: given.rows, name: given.name, placement, pipeOf, shares };
-  return tableOf(own, grammarOf(given, grammars));
+  if (!plain.trimStart().startsWith("{")) return makeTable({ rows: readRows(plain), name }, grammars[0]);
+  const data = JSON.parse(plain);
+  if (data.format !== FORMAT) throw new Error(`it is JSON, but no "format": "${FORMAT}"`);
+  const shares = data.stage_shares?.some((share) => share !== 1) ? data.stage_shares : null;
+  const { placement, pipe_of_microbatch: microbatchPipes } = data;
+  const shape = { rows: data.rows, name: data.name, placement, microbatchPipes, shares };
+  return makeTable(shape, findGrammar(data, grammars));
 }
 
 const OF_KINDS = ["kinds", "rules", "items"];
 const OF_SHAPE = ["slices", "forward_only", "graph"];
 
 /** The grammar that a table states: a usual one with slices or a graph, or one of this page. */
-function grammarOf(given, grammars) {
-  if (given.lanes !== undefined) throw new Error("a page does not read tables whose gathers or reductions are on lanes");
+function findGrammar(data, grammars) {
+  if (data.lanes !== undefined) throw new Error("a page does not read tables whose gathers or reductions are on lanes");
   const [usual] = grammars;
-  const stated = (keys, of) => keys.filter((key) => of[key] !== undefined);
-  if (!stated(OF_KINDS, given).length) {
-    if (!stated(OF_SHAPE, given).length) return usual;
-    const { slices = 1, forward_only: forwardOnly = false, graph = [] } = given;
-    const rules = slices > 1 ? [...usual.rules, ...usual.ofSlices] : usual.rules;
+  const stated = (keys, table) => keys.filter((key) => table[key] !== undefined);
+  if (!stated(OF_KINDS, data).length) {
+    if (!stated(OF_SHAPE, data).length) return usual;
+    const { slices = 1, forward_only: forwardOnly = false, graph = [] } = data;
+    const rules = slices > 1 ? [...usual.rules, ...usual.sliceRules] : usual.rules;
     return { ...usual, isUsual: false, slices, forwardOnly, graph, rules };
   }
-  const form = (of) => JSON.stringify([...OF_KINDS, ...OF_SHAPE].map((key) => [key, canonical(of[key], key)]));
-  const found = grammars.find((each) => form(each.given) === form(given));
-  if (found) return found;
-  const letters = (given.kinds ?? []).map((kind) => kind.letters).join(", ");
+  const form = (table) => JSON.stringify([...OF_KINDS, ...OF_SHAPE].map((key) => [key, canonical(table[key], key)]));
+  const match = grammars.find((grammar) => form(grammar.data) === form(data));
+  if (match) return match;
+  const letters = (data.kinds ?? []).map((kind) => kind.letters).join(", ");
   throw new Error(`its own kinds and rules (${letters}) are those of no table that this page was written with`);
 }
 
@@ -51,7 +51,7 @@ function canonical(value, key) {
 }
 
 /** Cells of a CSV, whose cells hold no commas of their own. */
-export function rowsOf(text) {
+export function readRows(text) {
   const rows = text.split("\n").map((line) =>
     line.split(",").map((cell) => cell.trim().replace(/^"(.*)"$/, "$1")));
   while (rows.length && rows[rows.length - 1].every((cell) => !cell)) rows.pop();
@@ -59,21 +59,21 @@ export function rowsOf(text) {
 }
 
 /** Read cells, and find out where stages live. */
-export function tableOf({ rows, name, placement, pipeOf, shares }, grammar) {
+export function makeTable({ rows, name, placement, microbatchPipes, shares }, grammar) {
   const cells = rows.flatMap((row, worker) =>
-    row.map((text, slot) => ({ worker, slot, ops: cellOf(text, grammar, worker, slot) }))
+    row.map((text, slot) => ({ worker, slot, ops: readCell(text, grammar, worker, slot) }))
       .filter(({ ops }) => ops.length > 0));
-  const found = placement ? { placement, pipeOf } : placed(cells, rows.length, grammar);
+  const position = placement ? { placement, microbatchPipes } : placed(cells, rows.length, grammar);
   const table = {
     name,
     grammar,
     workers: rows.length,
-    stages: found.placement[0].length,
-    microbatches: found.pipeOf.length,
-    pipes: found.placement.length,
-    placement: found.placement,
-    pipeOf: found.pipeOf,
-    shares: shares ?? new Array(found.placement[0].length).fill(1),
+    stages: position.placement[0].length,
+    microbatches: position.microbatchPipes.length,
+    pipes: position.placement.length,
+    placement: position.placement,
+    microbatchPipes: position.microbatchPipes,
+    shares: shares ?? new Array(position.placement[0].length).fill(1),
     cells: cells.filter(({ ops }) => !grammar.messages.includes(ops[0].phase)),
     transfers: cells.filter(({ ops }) => grammar.messages.includes(ops[0].phase)),
   };
@@ -81,11 +81,11 @@ export function tableOf({ rows, name, placement, pipeOf, shares }, grammar) {
   return table;
 }
 
-function cellOf(text, grammar, worker, slot) {
+function readCell(text, grammar, worker, slot) {
   const plain = text.trim();
   if (!plain) return [];
   const pair = PAIR.exec(plain);
-  const ops = (pair ? pair.slice(1) : [plain]).map((one) => opOf(one.trim(), grammar));
+  const ops = (pair ? pair.slice(1) : [plain]).map((one) => nodeOps(one.trim(), grammar));
   const { F, B, I } = grammar.codes;
   const isPair = ops.length === 2 && ops[0]?.phase === F && [B, I].includes(ops[1]?.phase);
   if (ops.some((op) => !op) || (pair && !isPair)) {
@@ -97,11 +97,11 @@ function cellOf(text, grammar, worker, slot) {
 
 const OP = /^(\d{0,9})([A-Za-z_]+)(?:(\d{1,9})(?:\.(\d{1,9}))?)?(?:@(\w+))?$/;
 
-function opOf(text, { codes, sharding, ofWorkers, refused, offRow, slices }) {
+function nodeOps(text, { codes, sharding, workerPhases, refused, offRow, slices }) {
   const [, stage, letters, microbatch, part, lane] = OP.exec(text) ?? [];
   const phase = codes[letters];
   if (phase === undefined || sharding.includes(phase) !== (microbatch === undefined)) return null;
-  if (ofWorkers.includes(phase) !== (stage === "")) return null;
+  if (workerPhases.includes(phase) !== (stage === "")) return null;
   if (part === undefined ? slices > 1 && microbatch !== undefined : part >= slices || slices === 1) return null;
   if (lane !== undefined && lane !== (offRow[phase] ?? "compute")) return null;
   if (refused.includes(phase)) {
@@ -131,16 +131,16 @@ function placed(cells, workers, { compute }) {
   if (!home.size) throw new Error("the table holds no op");
   if (stages * microbatches > home.size) throw new Error("ops are missing: not every stage meets every microbatch");
   const kinds = new Map();
-  const pipeOf = [];
+  const microbatchPipes = [];
   for (let m = 0; m < microbatches; m++) {
     const row = Array.from({ length: stages }, (_, stage) => home.get(`${stage} ${m}`));
     const key = row.join();
     if (!kinds.has(key)) kinds.set(key, { pipe: kinds.size, row });
-    pipeOf.push(kinds.get(key).pipe);
+    microbatchPipes.push(kinds.get(key).pipe);
   }
   const placement = [...kinds.values()].map(({ row }) => row);
   if (placement.length > 1) checkPipes(placement, workers);
-  return { placement, pipeOf };
+  return { placement, microbatchPipes };
 }
 
 /** Several pipes mirror each other, or are couples of such, shifted round the workers. */
@@ -162,17 +162,17 @@ function checkPipes(placement, workers) {
 
 /** Refuse a table in which an op is missing, stands twice, or is on a wrong worker. */
 function check(table, grammar) {
-  const { cells, placement, pipeOf, stages, microbatches } = table;
+  const { cells, placement, microbatchPipes, stages, microbatches } = table;
   const { F, B, I, W } = grammar.codes;
   const seen = new Set();
   for (const { worker, ops } of cells) {
     for (const { phase, stage, microbatch } of ops) {
-      const isOfWorker = grammar.ofWorkers.includes(phase);
-      const place = isOfWorker ? `worker ${worker} ` : stage;
+      const isPerWorker = grammar.workerPhases.includes(phase);
+      const place = isPerWorker ? `worker ${worker} ` : stage;
       const name = `${place}${grammar.letters[phase]}${microbatch < 0 ? "" : microbatch}`;
       if (stage >= stages || microbatch >= microbatches) throw new Error(`${name} is out of range`);
       if (microbatch < 0) continue; // gathering and reducing stand as often as they are needed
-      if (!isOfWorker && placement[pipeOf[microbatch]][stage] !== worker) {
+      if (!isPerWorker && placement[microbatchPipes[microbatch]][stage] !== worker) {
         throw new Error(`${name} is on worker ${worker}, and its stage is not`);
       }
       if (seen.has(name)) throw new Error(`${name} stands twice`);

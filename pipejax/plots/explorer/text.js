@@ -16,9 +16,9 @@ export function writeTime(value, unit) {
 /** The least and the most of some times, or the one that they all are. */
 export function writeRange(times, unit) {
   if (times.length === 1 || times[1] === 0) return writeTime(times[0], unit);
-  const [most, name] = writeTime(times[1], unit).split(" ");
-  const least = digits((times[0] * Number(most)) / times[1], 3);
-  return `${least} to ${digits(Number(most), 3)} ${name}`;
+  const [high, name] = writeTime(times[1], unit).split(" ");
+  const low = digits((times[0] * Number(high)) / times[1], 3);
+  return `${low} to ${digits(Number(high), 3)} ${name}`;
 }
 
 export function writePercent(ratio) {
@@ -36,8 +36,8 @@ export function writeHeld(value, unit) {
   return unit === "bytes" ? `${(value / 1e9).toFixed(2)} GB` : digits(value, 4);
 }
 
-export function digits(value, most) {
-  return String(+value.toPrecision(most));
+export function digits(value, count) {
+  return String(+value.toPrecision(count));
 }
 
 /** Times of about so many marks on an axis, one, two or five of a power of ten apart. */
@@ -45,20 +45,20 @@ export function ticks(from, to, about) {
   const rough = (to - from) / about;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * ([1, 2, 5, 10].find((k) => k * power >= rough) ?? 10);
-  const found = [];
-  for (let k = Math.ceil(from / step); k * step <= to; k++) found.push(k * step);
-  return { found, step };
+  const times = [];
+  for (let k = Math.ceil(from / step); k * step <= to; k++) times.push(k * step);
+  return { times, step };
 }
 
 /** Labels of an axis, all with one prefix and as many decimals as their distance needs. */
-export function tickLabels({ found, step }, to, unit) {
+export function tickLabels({ times, step }, to, unit) {
   const scales = unit === "s" ? [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]] : [[1, unit]];
-  const [factor, name] = scales.find(([each]) => to >= each) ?? scales[scales.length - 1];
+  const [factor, name] = scales.find(([seconds]) => to >= seconds) ?? scales[scales.length - 1];
   const decimals = Math.max(0, -Math.floor(Math.log10(step / factor) + 1e-9));
   const write = decimals < MOST_DECIMALS // tiny times are written with a power of ten
     ? (time) => (time / factor).toFixed(decimals)
     : (time) => digits(time / factor, 4);
-  return { labels: found.map(write), name };
+  return { labels: times.map(write), name };
 }
 
 /** How a microbatch is written: 12, or 12.1 for a slice of it; nothing where there is none. */

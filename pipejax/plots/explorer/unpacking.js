@@ -15,22 +15,22 @@ export async function inflate(data) {
 /** Unpack arrays by name; what was stored as steps between entries is summed up again. */
 export async function unpack(packed) {
   const content = await inflate(packed.data);
-  const found = {};
+  const unpacked = {};
   let place = 0;
   for (const [name, kind, size, isSteps] of packed.arrays) {
     const array = new KINDS[kind](content, place, size);
     place += array.byteLength;
-    found[name] = isSteps ? summed(array) : array;
+    unpacked[name] = isSteps ? summed(array) : array;
   }
-  return found;
+  return unpacked;
 }
 
 function summed(steps) {
-  const found = new Int32Array(steps.length);
+  const values = new Int32Array(steps.length);
   let sum = 0;
   for (let k = 0; k < steps.length; k++) {
     if (steps[k] === 0) continue;
-    found[k] = sum += steps[k] > 0 ? steps[k] - 1 : steps[k];
+    values[k] = sum += steps[k] > 0 ? steps[k] - 1 : steps[k];
   }
-  return found;
+  return values;
 }
