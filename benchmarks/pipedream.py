@@ -64,7 +64,7 @@ def timed_call(objective, updates, repeats):
             seeds=SEEDS,
             updates=updates,
             delta=list(DELTAS),
-            every=EVERY,
+            interval=EVERY,
         )
         jax.block_until_ready(runs.blocks)
         seconds.append(time.perf_counter() - began)

@@ -125,7 +125,7 @@ def test_the_language_model_learns_and_looks_only_back():
     make = {"width": 4, "context": 6, "num_batches": 3, "batch_size": 2, "seed": 0}
     model = language_model(S + 1, text="ab" * 100, **make)
     assert model.vocabulary == 2
-    run = pt.randomized_pipedream(model, step_size=0.3, seed=0, updates=400, every=400)
+    run = pt.randomized_pipedream(model, step_size=0.3, seed=0, updates=400, interval=400)
     assert run.gap[0] > 0.3
     assert run.gap[-1] < 0.1
 
@@ -147,7 +147,7 @@ def test_noise_spares_the_padding():
     assert held.shape == start.shape
     assert (start[~held] == 0).all()
     assert np.count_nonzero(start[held]) > 0.9 * held.sum()
-    run = pt.randomized_pipedream(model, step_size=0.1, seed=0, updates=20, every=20, noise=1.0)
+    run = pt.randomized_pipedream(model, step_size=0.1, seed=0, updates=20, interval=20, noise=1.0)
     assert (np.asarray(run.blocks)[~held] == 0).all()
     assert (np.asarray(run.blocks)[held] != start[held]).any(axis=None)
 

@@ -139,7 +139,7 @@ TRAINING = {  # and what the error says before the memory
             step_sizes=[0.5],
             seeds=range(3),
             updates=HUGE,
-            every=HUGE // 10,
+            interval=HUGE // 10,
             delta=3,
         ),
         "3 runs",

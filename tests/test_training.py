@@ -65,7 +65,7 @@ def table_of_delays(seed=0):
 )
 def test_against_plain_numpy(quadratic, arguments, delays):
     run = pt.randomized_pipedream(
-        quadratic, step_size=0.1, seed=3, updates=UPDATES, every=EVERY, norms=True, **arguments
+        quadratic, step_size=0.1, seed=3, updates=UPDATES, interval=EVERY, norms=True, **arguments
     )
     law = {"cyclic": "batches" in arguments, "noise": arguments.get("noise", 0.0)}
     gaps, blocks, largest, norms, loss = plain(quadratic, 0.1, 3, delays, **law)
@@ -123,7 +123,7 @@ def test_sweeps_are_single_runs():
     stacked = jax.tree.map(
         lambda *leaves: jnp.stack(leaves), *(OBJECTIVES["random"](seed) for seed in range(2))
     )
-    options = {"updates": UPDATES, "every": EVERY, "norms": True}
+    options = {"updates": UPDATES, "interval": EVERY, "norms": True}
     runs = pt.sweep_randomized_pipedream(
         stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=[0, 7], **options
     )
@@ -148,7 +148,7 @@ def test_sweeps_are_single_runs():
 
 def test_divergence_is_flagged_and_masked(quadratic):
     runs = pt.sweep_randomized_pipedream(
-        quadratic, step_sizes=[0.05, 4.0], seeds=[0, 1], updates=600, every=20
+        quadratic, step_sizes=[0.05, 4.0], seeds=[0, 1], updates=600, interval=20
     )
     assert runs.diverged.tolist() == [[False, False], [True, True]]
     assert runs.reported[0].count() == 2 * 31
@@ -158,7 +158,7 @@ def test_divergence_is_flagged_and_masked(quadratic):
 
 def test_a_gap_of_1000_times_the_start_is_divergence(quadratic):
     runs = pt.sweep_randomized_pipedream(
-        quadratic, step_sizes=[1.0, 1.4, 1.6, 1.8, 2.0, 2.4], seeds=[0, 1], updates=60, every=20
+        quadratic, step_sizes=[1.0, 1.4, 1.6, 1.8, 2.0, 2.4], seeds=[0, 1], updates=60, interval=20
     )
     growth = np.asarray(runs.gap.max(axis=-1) / runs.gap[..., 0])
     assert np.isfinite(growth).all()
@@ -191,7 +191,7 @@ def test_the_bound_holds(name):
         step_sizes=sizes,
         seeds=range(4),
         updates=UPDATES,
-        every=EVERY,
+        interval=EVERY,
         delta=[0, 7, 20],
         norms=True,
     )
@@ -216,7 +216,7 @@ def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, arguments, 
         step_sizes=[step_size],
         seeds=range(seeds),
         updates=40_000,
-        every=8000,
+        interval=8000,
         norms=True,
         **arguments,
     )
@@ -274,8 +274,8 @@ THEORY |= dict.fromkeys(("smoothness", "gradient_bound", "gap"), 1.0)
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"seed": 2**32}, "each of seeds must be at most 4294967295, got 4294967296"),
         ({"updates": 0}, "updates must be a whole number of at least 1, got 0"),
-        ({"every": 0}, "every must be a whole number of at least 1, got 0"),
-        ({"every": 3}, "updates must be a multiple of every 3, got 4"),
+        ({"interval": 0}, "interval must be a whole number of at least 1, got 0"),
+        ({"interval": 3}, "updates must be a multiple of interval 3, got 4"),
         ({"delta": -1}, "delta must be a whole number of at least 0, got -1"),
         ({"delta": 65536}, "delta must be at most 65535, got 65536"),
         (

@@ -14,7 +14,6 @@ LEFT = {
     "pipejax/analysis/formula/form.py": 1,
     "pipejax/analysis/formula/versus.py": 1,
     "pipejax/analysis/step/step_parts.py": 1,
-    "pipejax/training/rpd.py": 1,  # a public parameter
 }
 WORDS = (
     "found own one each given told said known wanted kept taken left some every made drawn mine "

@@ -56,7 +56,7 @@ def randomized_pipedream(
       objective: what is trained.
       step_size: gamma.
       seed: of start, stages, batches and delays.
-      **how: updates, delta, delays, every, norms, batches and noise, as for
+      **how: updates, delta, delays, interval, norms, batches and noise, as for
         `sweep_randomized_pipedream`.
 
     Returns:
@@ -66,7 +66,7 @@ def randomized_pipedream(
       >>> import pipejax as pj
       >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
       >>> run = pj.training.randomized_pipedream(
-      ...     objective, step_size=0.25, seed=0, updates=400, delta=14, every=200
+      ...     objective, step_size=0.25, seed=0, updates=400, delta=14, interval=200
       ... )
       >>> run.update.tolist(), bool(run.gap[-1] < 1e-3 * run.gap[0])
       ([0, 200, 400], True)
@@ -82,7 +82,7 @@ def sweep_randomized_pipedream(
     updates: int,
     delta: int | Sequence[int] = 0,
     delays: Table | None = None,
-    every: int = 1,
+    interval: int = 1,
     norms: bool = False,
     batches: str = "drawn",
     noise: float = 0.0,
@@ -95,13 +95,13 @@ def sweep_randomized_pipedream(
       objective: objective to train, or one per seed, stacked.
       step_sizes: (step_sizes) gamma.
       seeds: (seeds) of start, stages, batches and delays.
-      updates: number of block updates, a multiple of `every`.
+      updates: number of block updates, a multiple of `interval`.
       delta: largest delay: every block is read from a random model of the last delta updates; 0 is
         stochastic block coordinate descent. Several make a leading axis.
       delays: instead of delta, samples of delays (samples, stages), or (stages, samples, stages) by
         the updated stage, such as those of a schedule. One sample is drawn: the age of each block
         in updates, at most back to the start.
-      every: updates between two samples of the gap.
+      interval: updates between two samples of the gap.
       norms: whether to measure the full gradient before every update, which costs as much as f.
       batches: "drawn", or "cyclic" for batch k mod batches at update k.
       noise: standard deviation of the normal numbers that are added to every coordinate of every
@@ -122,15 +122,15 @@ def sweep_randomized_pipedream(
       >>> import pipejax as pj
       >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
       >>> runs = pj.training.sweep_randomized_pipedream(
-      ...     objective, step_sizes=[0.5, 0.25], seeds=range(3), updates=400, delta=14, every=100
+      ...     objective, step_sizes=[0.5, 0.25], seeds=range(3), updates=400, delta=14, interval=100
       ... )
       >>> runs.gap.shape, runs.diverged.shape
       ((2, 3, 5), (2, 3))
     """
-    whole_number(every, "every")
-    if whole_number(updates, "updates") % every:
-        raise wrong("updates", f"must be a multiple of every {every}, got {updates}")
-    chosen, checked = check_runs(objective, step_sizes, seeds, updates // every + 1, every)
+    whole_number(interval, "interval")
+    if whole_number(updates, "updates") % interval:
+        raise wrong("updates", f"must be a multiple of interval {interval}, got {updates}")
+    chosen, checked = check_runs(objective, step_sizes, seeds, updates // interval + 1, interval)
     law = _law(objective, delta, delays)
     cyclic, deviation = (
         resolve_choice(batches, RANDOM_ORDERS, "batches") == "cyclic",
@@ -141,15 +141,15 @@ def sweep_randomized_pipedream(
     how = _RandomizedSettings(
         oldest + 1,
         1 << (depth - 1).bit_length(),  # few different depths: each is compiled anew
-        updates // every,
-        every,
+        updates // interval,
+        interval,
         norms,
         cyclic,
         deviation > 0,
     )
     data = objective, chosen, checked, law, deviation
     gap, diverged, blocks, largest, mean, loss = _compiled(*data, how)
-    update = every * np.arange(updates // every + 1)
+    update = interval * np.arange(updates // interval + 1)
     minimum = np.broadcast_to(objective.minimum, diverged.shape)
     return TrainingRun(update, gap, diverged, blocks, largest, mean, None, loss, minimum)
 

@@ -45,7 +45,7 @@ class TrainingRun(NamedTuple):
       >>> import pipejax as pj
       >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
       >>> run = pj.training.randomized_pipedream(
-      ...     objective, step_size=40.0, seed=0, updates=300, every=100)
+      ...     objective, step_size=40.0, seed=0, updates=300, interval=100)
       >>> run.update.tolist(), bool(run.diverged), int(run.reported.count())
       ([0, 100, 200, 300], True, 0)
     """
@@ -96,7 +96,7 @@ class Summary:
       >>> import pipejax as pj
       >>> runs = pj.training.sweep_randomized_pipedream(
       ...     pj.training.random_quadratic(4, dimension=8, seed=0), step_sizes=[40.0, 0.25, 0.001],
-      ...     seeds=range(2), updates=400, every=200,
+      ...     seeds=range(2), updates=400, interval=200,
       ... )
       >>> result = pj.training.summarise(runs)
       >>> result.diverged.tolist(), result.best, result.final_gap.mask.tolist()

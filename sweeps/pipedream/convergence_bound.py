@@ -126,7 +126,7 @@ def _trained(
             seeds=[seed],
             updates=updates,
             delta=list(DELTAS),
-            every=updates // SAMPLES,
+            interval=updates // SAMPLES,
             norms=True,
         )
         for seed in track(seeds, name, console=Console(stderr=True))
@@ -210,7 +210,7 @@ def _late(updates: int) -> xr.Dataset:
             step_sizes=[late.step_size],
             seeds=range(late.seeds),
             updates=updates,
-            every=updates // SAMPLES,
+            interval=updates // SAMPLES,
             norms=True,
             **({"delays": constant} if late.is_constant else {"delta": late.delta}),
         )

@@ -85,7 +85,7 @@ def _randomized(objective: TrainingObjective, setting: Setting, scheme: Scheme) 
         seeds=setting.seeds,
         updates=spacing * setting.samples,
         delta=scheme.delta,
-        every=spacing,
+        interval=spacing,
         noise=setting.problem.noise,
     )
     return run._replace(time=np.linspace(0.0, setting.until, setting.samples + 1))

@@ -99,7 +99,7 @@ def test_the_bound_is_that_of_single_runs(runs):
     objective = pt.random_quadratic(S, **SIZES)
     runs_alone = [
         pt.randomized_pipedream(
-            objective, step_size=0.1, seed=seed, updates=UPDATES, delta=60, every=6, norms=True
+            objective, step_size=0.1, seed=seed, updates=UPDATES, delta=60, interval=6, norms=True
         )
         for seed in (0, 1)
     ]
