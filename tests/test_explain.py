@@ -455,7 +455,7 @@ def test_rules_of_a_ring_are_a_cause_and_more_requests_the_remedy(case):
     parts = {part.name: part for part in result.parts}
     assert parts["rules"].seconds > 0
     assert not parts["gaps"].seconds
-    assert not any("backward" in parts[name].of for name in ("start", "gaps", "end"))
+    assert not any("backward" in parts[name].meaning for name in ("start", "gaps", "end"))
 
 
 def test_rules_that_cost_nothing_are_no_cause():
@@ -474,7 +474,7 @@ def test_rules_of_a_table_with_backwards_are_a_cause():
     result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
     faults = {fault.kind: fault.seconds for fault in result.faults}
     assert (result.step_time, faults["rules"]) == (10, 1)
-    assert "backward" in next(part.of for part in result.parts if part.name == "start")
+    assert "backward" in next(part.meaning for part in result.parts if part.name == "start")
     assert not any(remedy.kind == "in flight" for remedy in result.remedies)
 
 
@@ -490,8 +490,8 @@ def test_a_prefill_is_explained_in_its_own_words():
     table = pj.schedules.build("chunked-prefill", num_workers=4, num_microbatches=1, slices=8)
     parts = {part.name: part for part in pj.explain(table, pj.Costs(forward=1.0)).parts}
     assert [parts[name].seconds for name in ("start", "gaps", "end")] == [1.5, 0.0, 1.5]
-    assert parts["start"].of == "idle before a worker's first forward, stages alike"
-    assert parts["end"].of == "idle after its last forward"
+    assert parts["start"].meaning == "idle before a worker's first forward, stages alike"
+    assert parts["end"].meaning == "idle after its last forward"
 
 
 def test_the_command_of_more_requests_writes_the_table_first(answer, tmp_path, monkeypatch):

@@ -130,7 +130,7 @@ def judge(published: Published, p: int, m: int) -> Verdict:
     if counts in facets:
         number = facets.index(counts)
         bounds = [
-            border.text if border.one == number else _turned(border.text)
+            border.text if border.facet == number else _turned(border.text)
             for border in form.borders
             if number in border[:2]
         ]

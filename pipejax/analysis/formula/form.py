@@ -45,13 +45,13 @@ class Border(NamedTuple):
     """Border between two neighbouring regimes.
 
     Attributes:
-      one: facet that is the larger on this side of the border.
-      other: facet that is the larger beyond it.
-      text: inequality that holds on the side of the first, as "2F + c_F >= 2B".
+      facet: number of the facet that is the larger on this side of the border.
+      neighbour: number of the facet that is the larger beyond it.
+      text: inequality that holds on this side, as "2F + c_F >= 2B".
     """
 
-    one: int
-    other: int
+    facet: int
+    neighbour: int
     text: str
 
 
@@ -272,7 +272,10 @@ class Formula:
                 "text": self.text,
                 "latex": self.latex,
                 "bound_by": list(self.bound_by),
-                "borders": [border._asdict() for border in self.borders],
+                "borders": [
+                    dict(zip(("one", "other", "text"), border, strict=True))
+                    for border in self.borders
+                ],
             }
         )
 

@@ -84,12 +84,12 @@ class Versus(NamedTuple):
         )
 
 
-def versus(one: Formula, other: Formula) -> Versus:
+def versus(form: Formula, rival: Formula) -> Versus:
     """Find where each of two schedules is the faster, exactly.
 
     Args:
-      one: closed form of a schedule.
-      other: that of another, with the same parameters in the same box.
+      form: closed form of a schedule.
+      rival: closed form of another schedule, with the same parameters in the same box.
 
     Returns:
       Regions, and by how much each is slower at most.
@@ -106,29 +106,29 @@ def versus(one: Formula, other: Formula) -> Versus:
       >>> pj.analysis.versus(*forms).verdict
       'one is never slower'
     """
-    check_types(one=(one, Formula), other=(other, Formula))
-    if one.parameters != other.parameters or dict(one.box) != dict(other.box):
+    check_types(form=(form, Formula), rival=(rival, Formula))
+    if form.parameters != rival.parameters or dict(form.box) != dict(rival.box):
         raise ValueError(
-            f"forms must have the same parameters and box, got {', '.join(one.parameters)} in "
-            f"{one.box or 'none'} and {', '.join(other.parameters)} in {other.box or 'none'}"
+            f"forms must have the same parameters and box, got {', '.join(form.parameters)} in "
+            f"{form.box or 'none'} and {', '.join(rival.parameters)} in {rival.box or 'none'}"
         )
-    for form in (one, other):
-        if not form.exact:
-            raise ValueError(
-                f"the form of {form.program.name} is not exact: give fewer parameters, a box or "
-                f"more than {len(form.facets)} facets"
-            )
-    slower, faster = _slowest(one, other), _slowest(other, one)
+    bounded = next((shown for shown in (form, rival) if not shown.exact), None)
+    if bounded is not None:
+        raise ValueError(
+            f"the form of {bounded.program.name} is not exact: give fewer parameters, a box or "
+            f"more than {len(bounded.facets)} facets"
+        )
+    slower, faster = _slowest(form, rival), _slowest(rival, form)
     if slower[1] <= 1:
         verdict = "equal" if faster[1] <= 1 else "one is never slower"
     else:
         verdict = "other is never slower" if faster[1] <= 1 else "it depends"
     return Versus(
-        (one.program.name, other.program.name),
-        one.parameters,
+        (form.program.name, rival.program.name),
+        form.parameters,
         verdict,
-        _at_most(one, other) if slower[1] > 1 else (_region(_domain(one), one),),
-        _at_most(other, one) if faster[1] > 1 else (_region(_domain(one), one),),
+        _at_most(form, rival) if slower[1] > 1 else (_region(_domain(form), form),),
+        _at_most(rival, form) if faster[1] > 1 else (_region(_domain(form), form),),
         (slower[0], float(slower[1])),
         (faster[0], float(faster[1])),
     )

@@ -56,7 +56,7 @@ class Part(NamedTuple):
       name: compute, start, gaps, end, uneven microbatches, imbalance, one of `WAITS`, rules of the
         table among usual ops, or a lane.
       seconds: how long the step is because of it [s].
-      of: what it is of, in words.
+      meaning: the part in words.
 
     Example:
       >>> Part("update", 0.5, "optimizer").seconds
@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
     name: str
     seconds: float
-    of: str
+    meaning: str
 
 
 MEANING: Mapping[str, str] = {

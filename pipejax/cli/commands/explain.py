@@ -138,7 +138,7 @@ def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dic
     worst = found.bottleneck
     return {
         "step_time": found.step_time,
-        "parts": [part._asdict() for part in found.parts],
+        "parts": [dict(zip(("name", "seconds", "of"), part, strict=True)) for part in found.parts],
         "bottleneck": worst._asdict(),
         "faults": [fault._asdict() for fault in found.faults],
         # JSON has no infinity: what tolerates any time has none

@@ -103,8 +103,8 @@ def form_lines(
     yield facts(rows, {form.text: form.latex})
     yield _regimes(form)
     for border in form.borders[:SHOWN]:
-        larger = f"{border.one} is the larger where {border.text}"
-        yield plain(f"{border.one} | {border.other}: {larger}")
+        larger = f"{border.facet} is the larger where {border.text}"
+        yield plain(f"{border.facet} | {border.neighbour}: {larger}")
     if form.borders[SHOWN:]:
         yield f"and {len(form.borders) - SHOWN} more borders: --json lists all"
 

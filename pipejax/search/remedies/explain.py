@@ -306,7 +306,9 @@ def _parts_with_places(begin: Setup) -> list[Part]:
         elif fault.link is not None:
             places["messages"] = "workers {} and {}".format(*fault.link)
     return [
-        part._replace(of=f"{part.of}: {places[part.name]}" if part.name in places else part.of)
+        part._replace(meaning=f"{part.meaning}: {places[part.name]}")
+        if part.name in places
+        else part
         for part in begin.step_parts
     ]
 
