@@ -80,7 +80,7 @@ class Run:
         return self._unit.end[cell]
 
     def duration(self, cell: list[Op]) -> float:
-        """Return the seconds of the ops of a cell."""
+        """Return how long a cell runs [s]: one op, or a fused pair."""
         seconds, (_, stage, microbatch) = self.seconds, cell[0]
         if len(cell) == 2 and "pair" in seconds:
             return at_microbatch(seconds["pair"][stage], microbatch)

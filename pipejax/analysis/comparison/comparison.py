@@ -43,7 +43,7 @@ _ON_THE_PATH = {  # costs that the idealised table does not have
     "formula_bubble_ratio bound_by peak_in_flight why"
 )
 class Comparison(NamedTuple):
-    """One schedule at the three levels.
+    """One schedule by published formula, idealised table and run with messages.
 
     Attributes:
       schedule: name.

@@ -30,7 +30,7 @@ from pipejax.engine.recurrence import (
 @with_short_repr("names makespan worst_slack binding target total_negative_slack")
 @dataclasses.dataclass(frozen=True)
 class Corners:
-    """A run at every corner. Times are seconds, arrays are NumPy's.
+    """A run under each of several costs. Times are seconds, arrays are NumPy's.
 
     Attributes:
       names: of the corners.

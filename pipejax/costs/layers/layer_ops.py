@@ -139,7 +139,7 @@ def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _trained(layout: Layout) -> Layout:
-    """Return the layout of a model with all its own weights trained."""
+    """Return the layout with all weights trained: none frozen, no LoRA."""
     return dataclasses.replace(layout, frozen=False, lora_rank=0)
 
 

@@ -306,7 +306,7 @@ def _host_transfer(work: StageWork, system: System) -> Numbers | None:
 
 
 def has_host_link(system: System) -> bool:
-    """Return whether the host link has a bandwidth; a traced one must have it."""
+    """Return whether the host link has a bandwidth; a traced value counts as one."""
     bandwidth = system.host_link.bandwidth
     return is_traced(bandwidth) or bool(np.all(np.asarray(bandwidth) > 0))
 

@@ -186,7 +186,8 @@ def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) 
     cells = row_order(table, table.grammar.side_phases)
     nodes = builder.add_cells(cells, duration=builder.durations(cells))
     builder.add_chains(nodes, _queues(table)[cells])
-    # an op of a usual kind also waits for the op before its cell in the row, which issues it
+    # the row issues a gather or a reduction (UNSHARD, REDUCE_GRAD) that runs on a lane: it also
+    # waits for the op before its cell
     previous_op = op_before(table, executed, cells)
     is_moved = np.isin(table.phase.ravel()[cells], table.grammar.lane_sharding)
     is_issued = is_moved & (previous_op != NOWHERE)

@@ -114,7 +114,10 @@ class ProgramBuilder:
         head: Int[NumpyArray, " new"],
         lag: int | Int[NumpyArray, " new"],
     ) -> None:
-        """Add edges; on a critical path, the edge that was added first wins a tie."""
+        """Add edges from tail to head; on a critical path the edge added first wins a tie.
+
+        An edge to a node of a collective op leads to its gate, for which all its nodes wait.
+        """
         if self._gates:
             head = np.array([self._gates.get(node, node) for node in head.tolist()], int)
         edges = [tail, head, np.broadcast_to(lag, np.shape(tail))]

@@ -282,7 +282,7 @@ class OpClock:
         stage.backward_weight_one_chunk = timed_weight
 
     def watch_schedule(self, schedule: schedules._PipelineScheduleRuntime) -> None:
-        """Wrap the loss after a forward, and the waits for messages."""
+        """Let a schedule record when the loss of a forward and each wait for messages end."""
         compute = schedule._maybe_compute_loss
 
         def computed(

@@ -94,7 +94,7 @@ def spread(table: ScheduleTable) -> ScheduleTable:
 
 
 def _spread_cells(table: ScheduleTable | _Rows) -> tuple[Cells, Cells]:
-    """Return the cells of a table and their partners, each in the column of its start."""
+    """Return the cells, and the second ops of fused pairs, in the columns of their start slots."""
     start, finish = slot_times(table)
     is_op = table.cells.phase != Phase.IDLE
     worker = np.nonzero(is_op)[0]

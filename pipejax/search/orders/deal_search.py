@@ -127,6 +127,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in step_costs]
         first_replica = map_microbatches(lambda time: time[..., :size], exact[0])
         self.program, _ = lower_and_price(table, first_replica, links)
+        # one column more than there are microbatches: `bounds` uses an artificial shortest one
         self._costs = StepCosts.stack(exact, self.program, replicas * size + 1)
         self._first = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)
         largest = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))

@@ -140,7 +140,7 @@ class SwapSearch:
         return swaps
 
     def _estimate(self, swap: Swap) -> float:
-        """Return the longest path through one of the two after a swap, all else unchanged [s]."""
+        """Return the longest path through a swapped transfer after the swap [s]."""
         # The path enters the second (`second_head`), then the first (`first_head`), and leaves them
         # by `second_tail` or `first_tail`. Comparisons in place of max() halve the time.
         first, second, queues = swap

@@ -298,7 +298,8 @@ def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
         size = plain.size[row].item()
         sizes.insert(0, {"microbatch_size": size, "microbatches": task.workload.minibatch // size})
         sizes[0] |= {"step_time": step.item(), "memory_bytes": need.item()}
-        sizes[0]["fits"] = need <= float(task.system.memory_available)  # even without a limit
+        # `fits` is about the machine; the capacity of the problem is infinite without a limit
+        sizes[0]["fits"] = need <= float(task.system.memory_available)
         if need <= joint.problem.capacity and (best is None or step <= best["step_time"]):
             best = sizes[0]
         if best is not None:

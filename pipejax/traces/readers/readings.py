@@ -152,7 +152,7 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
     turn, total = _number_turns(ops)
     lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
-    step_counts = [0]
+    step_counts = [0]  # the file numbers its steps
     if "step" in missing:  # a worker begins a step after the end of the previous one
         is_same_lane = np.diff(lane[rows]) == 0
         step_counts = [
@@ -167,6 +167,7 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
         turns_per_step, columns, step_turn = total // (steps or 1), dict(ops), turn
         if steps:
             columns["step"], step_turn = np.divmod(turn, turns_per_step)
+        # more ops than a step can have: they keep no microbatch, and are counted as left over
         is_surplus = step_turn >= turns_per_step
         step_turn = np.minimum(step_turn, turns_per_step - 1)
         for reading in _step_readings(columns, step_turn, turns_per_step, missing, sizes):
