@@ -238,7 +238,7 @@ def _explorer(options):
     ones = np.ones(options.table.num_stages)
     memory = MemoryView("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), None)
     scene = payload([Explored(options.runs[0], memory)], unit="s")
-    factors = [factor["given"] for factor in scene["factors"]]
+    factors = [factor["initial"] for factor in scene["factors"]]
     finish, *_ = run_of_page(scene["schedules"][0], factors, options.links.model)
     return [finish.max()]
 

@@ -25,7 +25,7 @@ def gradient(num_microbatches):
 
 def test_programs_are_let_go_where_maps_are_many(monkeypatch):
     monkeypatch.setattr(compiled, "MAX_MAPS", 0)
-    monkeypatch.setattr(compiled, "EVERY", 1)
+    monkeypatch.setattr(compiled, "CHECK_INTERVAL", 1)
     recurrence._makespan.clear_cache()
     result = [gradient(count) for count in SIZES]
     assert recurrence._makespan._cache_size() <= 1
@@ -36,7 +36,7 @@ def test_programs_are_let_go_where_maps_are_many(monkeypatch):
 
 def test_programs_stay_where_maps_are_few(monkeypatch):
     monkeypatch.setattr(compiled, "MAX_MAPS", sys.maxsize)
-    monkeypatch.setattr(compiled, "EVERY", 1)
+    monkeypatch.setattr(compiled, "CHECK_INTERVAL", 1)
     recurrence._makespan.clear_cache()
     for count in SIZES:
         gradient(count)

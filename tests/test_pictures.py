@@ -321,7 +321,7 @@ def test_segments():
 
 
 def test_large_pictures_are_pixels_and_not_drawn_unasked(chimera, monkeypatch):
-    monkeypatch.setattr(display, "MOST_CELLS", 10)
+    monkeypatch.setattr(display, "MAX_CELLS", 10)
     assert chimera._repr_svg_() is None
     monkeypatch.setattr("pipejax.plots.bars.MAX_SHAPES", 10)
     assert "<image" in chimera.plot()._repr_svg_()
