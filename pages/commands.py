@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 
 from pages.repository import ROOT
 from pipejax.cli.app import COMMANDS, function_of, run, split_command
-from pipejax.cli.options.given import GivenOptions
+from pipejax.cli.options.line import LineOptions
 from pipejax.cli.options.option import parser
 from pipejax.cli.parsing import parse
 
@@ -169,7 +169,7 @@ def check_pipejax(arguments: list[str]) -> None:
             raise ValueError(f"pipejax has no command {arguments[0]}")
     elif not {"--help", "-h", "--help-all"} & {*words}:
         with contextlib.suppress(FileNotFoundError):  # a file of options that a page writes
-            parse(function_of(called), words, GivenOptions(called, COMMANDS))
+            parse(function_of(called), words, LineOptions(called, COMMANDS))
 
 
 def _commands(line: str) -> Iterator[list[str]]:

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from pipejax.cli.options.catalogue import (
     flag,
     record,
 )
-from pipejax.cli.options.given import GivenOptions
+from pipejax.cli.options.line import LineOptions
 from pipejax.cli.options.option import command_options, value_kinds
 from pipejax.cli.parsing import parse
 
@@ -137,7 +138,7 @@ def test_an_example_is_a_command_line(name):
     count = len(name.split())
     assert (program, *words[:count]) == ("pipejax", *name.split())
     words = words[count:]
-    parse(function_of(name), words, GivenOptions(name, COMMANDS))
+    parse(function_of(name), words, LineOptions(name, COMMANDS))
 
 
 SPELLED = {
@@ -155,6 +156,21 @@ def test_options_are_spelled_in_several_ways(call, how):
     code, out, err = call("evaluate", *SPELLED[how], "-T", "F=1,B=2")
     assert (code, err) == (0, "")
     assert json.loads(out)["makespan"] == 33.0
+
+
+def test_none_is_a_value_like_others():
+    """The parser takes none and null for an option that is not there, where it may."""
+
+    def arguments(name, *words):
+        return parse(function_of(name), words, LineOptions(name, COMMANDS)).arguments
+
+    run = arguments("evaluate", "--recompute", "none", "--comm", "null")["run"]
+    assert (run.recompute, run.comm) == ("none", "null")
+    stored = arguments("optimize", "--memory-limit", "3", "--store", "none")["stored"]
+    assert stored.store == Path("none")
+    shown = arguments("sweep show", "none", "--where", "none", "--out", "none")
+    assert (shown["dataset"], shown["where"]) == (Path("none"), ["none"])
+    assert shown["out"].path == Path("none")
 
 
 @pytest.mark.parametrize("other", [["-s", "gpipe"], ["-sgpipe"], ["--schedule=gpipe"], ["-jj"]])

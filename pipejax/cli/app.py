@@ -13,7 +13,7 @@ from pipejax.base.progress import notices_as_lines
 from pipejax.cli.process import OutputError
 
 if TYPE_CHECKING:
-    from pipejax.cli.options.given import GivenOptions
+    from pipejax.cli.options.line import LineOptions
 
 # each the function of its name, with _ between two words, in the module of its first word
 COMMANDS = {
@@ -88,8 +88,8 @@ ABOUT = "How long does one LLM training step take under this pipeline schedule o
 
 def function_of(called: str) -> Callable[..., Any]:
     """The function of a command, as it is written."""
-    own = called.partition(" ")[0], called.replace(" ", "_")
-    module, name = PLACES.get(called, own)
+    usual_place = called.partition(" ")[0], called.replace(" ", "_")
+    module, name = PLACES.get(called, usual_place)
     function: Callable[..., Any] = getattr(
         importlib.import_module(f"pipejax.cli.commands.{module}"), name
     )
@@ -119,9 +119,9 @@ def _help(called: str | None, words: Sequence[str]) -> str | None:
     from pipejax.cli.output.help import command_help, program_help
 
     if called is None:
-        own = _commands_of(words[0]) if words else {}
+        subcommands = _commands_of(words[0]) if words else {}
         groups = {title: {n: COMMANDS[n] for n in names} for title, names in QUESTIONS.items()}
-        return program_help(ABOUT, {"Commands": own} if own else groups)
+        return program_help(ABOUT, {"Commands": subcommands} if subcommands else groups)
     if "--help-all" in words:
         return command_help(called, function_of(called), everything=True)
     if {"--help", "-h"} & {*words}:
@@ -130,7 +130,7 @@ def _help(called: str | None, words: Sequence[str]) -> str | None:
 
 
 def _run_program(words: Sequence[str]) -> None:
-    """Answer the options that stand alone."""
+    """Answer `--version` and `--completion`."""
     if words[0] == "--version":
         sys.stdout.write(f"pipejax {pj.__version__}\n")
         return
@@ -139,8 +139,8 @@ def _run_program(words: Sequence[str]) -> None:
         from pipejax.cli.output.completion import completion_script
 
         shell = words[0].partition("=")[2] or next(iter(words[1:]), "")
-        every = {called: command_options(function_of(called)) for called in COMMANDS}
-        sys.stdout.write(completion_script(shell, COMMANDS, every))
+        options = {called: command_options(function_of(called)) for called in COMMANDS}
+        sys.stdout.write(completion_script(shell, COMMANDS, options))
         return
     kind = "option" if words[0].startswith("-") else "command"
     raise ValueError(f"no such {kind}: {words[0]}{nearest(words[0], _first_words())}")
@@ -153,7 +153,7 @@ def _first_words() -> list[str]:
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return 0, 1 where a check did not hold, or 2 for a user's mistake."""
     _compute_in_float64()
-    given: GivenOptions | None = None  # when they are read
+    options: LineOptions | None = None  # once they are read
     code = 0
     try:
         called, words = split_command(arguments)
@@ -165,12 +165,12 @@ def run(arguments: Sequence[str]) -> int:
         else:
             assert called is not None
             from pipejax.cli import parsing  # cyclopts, and NumPy
-            from pipejax.cli.options.given import GivenOptions as Given
+            from pipejax.cli.options import line
 
-            given = Given(called, COMMANDS)
-            bound = parsing.parse(function_of(called), words, given)
+            options = line.LineOptions(called, COMMANDS)
+            bound = parsing.parse(function_of(called), words, options)
             with notices_as_lines():
-                code = parsing.answer(function_of(called), bound, given)
+                code = parsing.answer(function_of(called), bound, options)
         sys.stdout.flush()  # what cannot be printed is an error of the command
         return code
     except OutputError as error:
@@ -178,10 +178,10 @@ def run(arguments: Sequence[str]) -> int:
         return error.code if error.is_left else _report(str(error), code=error.code)
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return _report(given.named(OSError(text)) if given else text)
+        return _report(options.named(OSError(text)) if options else text)
     except (ValueError, OverflowError) as error:  # a ScheduleError keeps its table apart
         grid = getattr(error, "grid", "") if sys.stderr.isatty() else ""
-        return _report(given.named(error) if given else str(error), grid)
+        return _report(options.named(error) if options else str(error), grid)
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
     except (RuntimeError, AssertionError) as error:  # of JAX, among others

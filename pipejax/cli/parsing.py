@@ -1,4 +1,4 @@
-"""What a command line says to a command: its options, read by cyclopts, and the run of it."""
+"""A command line as cyclopts reads it, and the run of its command."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 from cyclopts import CoercionError, CycloptsError, MissingArgumentError
 from cyclopts.exceptions import RepeatArgumentError, UnusedCliTokensError
 
-from pipejax.cli.options.given import GivenOptions, written_as
+from pipejax.cli.options.line import LineOptions, written_as
 from pipejax.cli.options.option import COMMON, check_outputs, parser
 from pipejax.cli.output.report import printing
 
 
 def parse(
-    command: Callable[..., Any], words: Sequence[str], given: GivenOptions
+    command: Callable[..., Any], words: Sequence[str], line: LineOptions
 ) -> inspect.BoundArguments:
     """Read the options of a command, as a line and its file of options give them.
 
@@ -22,7 +22,7 @@ def parse(
         effect beside the others.
     """
     app = parser(command)
-    app.config = (given.read,)
+    app.config = (line.read,)
     try:
         _, bound, _ = app.parse_args(list(words), print_error=False, exit_on_error=False)
     except CycloptsError as error:
@@ -47,7 +47,7 @@ def _message(error: CycloptsError) -> str:
     return text[0].lower() + text[1:]
 
 
-def answer(command: Callable[..., Any], bound: inspect.BoundArguments, given: GivenOptions) -> int:
+def answer(command: Callable[..., Any], bound: inspect.BoundArguments, line: LineOptions) -> int:
     """Run a command, print its answer and return the exit code."""
     arguments, takes = bound.arguments, inspect.signature(command).parameters
     common = {name: arguments[name] for name in COMMON if name in arguments}
@@ -55,7 +55,7 @@ def answer(command: Callable[..., Any], bound: inspect.BoundArguments, given: Gi
         del arguments[name]
     outputs = check_outputs(command, arguments, force=common.get("force", False))
     format = None if "format" in takes else common.get("format")  # else that of its file
-    written = given.typed({**common, **arguments})
+    written = line.typed({**common, **arguments})
     with printing(format, json=common["json"]), written_as(written):
         result = command(*bound.args, **bound.kwargs)
         result.show()

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.options.given import command_line, written_but
+from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import Pricing, required

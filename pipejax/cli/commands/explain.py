@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text as Marked
 
 from pipejax.base.files import write_file
-from pipejax.cli.options.given import Line, written_but
+from pipejax.cli.options.line import written_but
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import required
@@ -81,7 +81,7 @@ def explain(
 
     if run.repair is not None:
         raise ValueError(f"--repair {run.repair}: write the table with `pipejax export` first")
-    memory_limit, line = run.memory_limit, Line(written_but())
+    memory_limit, line = run.memory_limit, written_but()
     is_limited = memory_limit is not None and takes_limit(run.schedule)
     # a schedule may be planned for the limit too
     settings = run.settings if is_limited else run.settings.without("memory_limit")
@@ -133,7 +133,9 @@ def _limit(text: Text, setup: "Setup") -> Any:
     return np.broadcast_to(np.array(read.values, float), workers)
 
 
-def _as_json(found: "Explanation", line: Line, files: Mapping[int, Path]) -> dict[str, Any]:
+def _as_json(
+    found: "Explanation", line: Mapping[str, Any], files: Mapping[int, Path]
+) -> dict[str, Any]:
     first = found.memory.begin
     worst = found.bottleneck
     return {

@@ -32,8 +32,9 @@ def export(
     format = resolve_choice(format, FORMATS, "--format")
     table = run.build()
     costs = or_slots(run.pricing, table)
-    given = pj.evaluate(table, costs, link=links.links()) if FORMATS[format].is_run else table
-    text = FORMATS[format].writer(given)
+    is_run = FORMATS[format].is_run
+    content = pj.evaluate(table, costs, link=links.links()) if is_run else table
+    text = FORMATS[format].writer(content)
     out.save_text(text)
     size = len(text.encode())
     result = {"format": format, **out.as_json(), "bytes": size}

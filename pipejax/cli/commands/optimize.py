@@ -13,7 +13,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.files import check_writable
-from pipejax.cli.options.given import command_line, written, written_but
+from pipejax.cli.options.line import command_line, written, written_but
 from pipejax.cli.options.memory import (
     LIMIT_OPTION,
     HeldMemory,
@@ -84,7 +84,7 @@ class OptimizedRun(SizedRunOptions):
         worker.
     """
 
-    memory_limit: str = dataclasses.field()  # it has to be given, where a schedule may do without
+    memory_limit: str = dataclasses.field()  # required here, unlike in its base
 
 
 @options
@@ -137,8 +137,8 @@ def optimize(
         slower = _under_rendezvous(outcome, task.costs)
         go_on = () if slower is None else _next_commands(out.path)
         result |= {} if slower is None else {"rendezvous_makespan": slower}
-        said = chain(_said(outcome, result), _blocked(best, slower))
-        return Answer(result, said, files, next=go_on)
+        text = chain(_said(outcome, result), _blocked(best, slower))
+        return Answer(result, text, files, next=go_on)
 
     try:
         task = _pose(run, required(run.pricing), limit)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.given import command_line, config_text, written
+from pipejax.cli.options.line import command_line, config_text, written
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import SHARED, SharedOptions, load_with, workload_fields
@@ -65,8 +65,8 @@ class LayoutChoices:
 
     def values(self) -> dict[str, tuple[Any, ...]]:
         """Read the values of each axis that is given."""
-        given = {name: text for name, text in vars(self).items() if text is not None}
-        return {name: tuple(_values(name, text)) for name, text in given.items()}
+        texts = {name: text for name, text in vars(self).items() if text is not None}
+        return {name: tuple(_values(name, text)) for name, text in texts.items()}
 
 
 def _values(name: str, text: str) -> list[Any]:

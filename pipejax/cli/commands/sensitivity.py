@@ -52,28 +52,29 @@ def sensitivity(
     factors = 1 / factor, factor
     if priced.workload is None or priced.system is None:
         return _of_places(pj.evaluate(table, priced.table_costs(table), link=link), factors, figure)
-    found = pj.sensitivity(table, priced.workload, priced.system, link=link)
+    sensitivities = pj.sensitivity(table, priced.workload, priced.system, link=link)
     model = priced.workload.model
-    every = swings(table, priced.workload, priced.system, factors=factors, link=link)
+    step_times = swings(table, priced.workload, priced.system, factors=factors, link=link)
     low, high = factors
     ends: dict[str, Ends] = {
         name: (
             times[0] if is_possible(model, name, low) else None,
             times[1] if is_possible(model, name, high) else None,
         )
-        for name, times in every.items()
+        for name, times in step_times.items()
     }
     if figure.path is not None:
-        _draw(figure, table.name, found.step_time, ends, factors)
+        _draw(figure, table.name, sensitivities.step_time, ends, factors)
     result = {
         "schedule": table.name,
-        **pick(found, "step_time bound_by share elasticity"),
+        **pick(sensitivities, "step_time bound_by share elasticity"),
         "factors": factors,
         "swings": ends,
     }
-    bound = f"{found.bound_by} ({percent(found.share[found.bound_by])} of the critical path)"
-    said = f"step time [bold]{seconds(found.step_time)}[/], bound by {bound}"
-    return Answer(result, [said, _table(found, ends, factors)], {"drawn to": figure})
+    bound_by = sensitivities.bound_by
+    bound = f"{bound_by} ({percent(sensitivities.share[bound_by])} of the critical path)"
+    headline = f"step time [bold]{seconds(sensitivities.step_time)}[/], bound by {bound}"
+    return Answer(result, [headline, _table(sensitivities, ends, factors)], {"drawn to": figure})
 
 
 def _of_places(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:

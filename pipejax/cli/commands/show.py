@@ -72,13 +72,13 @@ class PictureSettings:
         """Refuse what has no effect on a file of this suffix, or where none is written."""
         if self.caption is not None:
             resolve_choice(self.caption, PLACES, "--caption")
-        given = [name for name, value in vars(paper).items() if value is not None]
-        given += ["transfers"] * self.transfers
+        used = [name for name, value in vars(paper).items() if value is not None]
+        used += ["transfers"] * self.transfers
         if self.caption == "beside":
-            given.append("caption")
-        if given and out in (None, ".html"):
+            used.append("caption")
+        if used and out in (None, ".html"):
             where = "without --out" if out is None else f"on a page ({out})"
-            raise ValueError(f"{flag(given[0])} has no effect {where}: it goes with a drawing")
+            raise ValueError(f"{flag(used[0])} has no effect {where}: it goes with a drawing")
         if self.title is not None and out is None:
             raise ValueError(
                 "--title has no effect without --out: it goes with a drawing or a page"

@@ -45,12 +45,12 @@ def staleness(
 
     table, pricing, link = run.build(), run.pricing, links.links()
     costs = None if pricing is None else pricing.table_costs(table)
-    found = pj.staleness(table, costs, link=link)
+    staleness_result = pj.staleness(table, costs, link=link)
     result = pick(
-        found,
+        staleness_result,
         "schedule workers stages microbatches weight_versions own_lag max_delay mean_delay",
     )
-    counts = found.histogram()
+    counts = staleness_result.histogram()
     result["histogram"] = [
         {"delay": delay, "count": count, "share": count / counts.sum()}
         for delay, count in enumerate(counts)
@@ -59,11 +59,11 @@ def staleness(
         result["link"] = link.model
     if pricing is not None and pricing.workload is not None:
         version = np.asarray(stage_bytes(pricing.workload, table).version)
-        result["weight_bytes"] = found.versions @ version
+        result["weight_bytes"] = staleness_result.versions @ version
     if figure.path is not None:
-        _draw(figure, found)
+        _draw(figure, staleness_result)
     drawn = {"drawn to": figure} if figure.path is not None else {}
-    return Answer(result, _said(table, found, result), drawn)
+    return Answer(result, _said(table, staleness_result, result), drawn)
 
 
 def _said(

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.given import Line, command_line, written_but
+from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
 from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_counts
 from pipejax.cli.output.answer import Answer
@@ -154,18 +154,18 @@ def _table_name(analysis: "Analysis") -> str:
     return "table.csv" if is_csv(analysis.pipelines.table) else "table.json"
 
 
-def _line(analysis: "Analysis", folder: Path) -> Line:
+def _line(analysis: "Analysis", folder: Path) -> dict[str, Any]:
     """Options that evaluate the mean pipeline from the files that are saved."""
     links, default = analysis.replay.links, Links()
-    given = {
+    options = {
         "table": str(folder / _table_name(analysis)),
         "costs": str(folder / "costs.json"),
         "link": links.model,
     }
     for name in ("queues", "posting"):
         if getattr(links, name) != getattr(default, name):
-            given[name] = getattr(links, name)
-    return Line(given)
+            options[name] = getattr(links, name)
+    return options
 
 
 def _save(folder: Path, analysis: "Analysis") -> None:
@@ -196,19 +196,19 @@ def _of_files(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterator
         yield facts((name, what) for name, what in FILES.items() if name in there)
 
 
-def _next(line: Line, analysis: "Analysis") -> tuple[str, ...]:
+def _next(line: Mapping[str, Any], analysis: "Analysis") -> tuple[str, ...]:
     """Commands that go on from the files: of ops that scatter jitter, too."""
     from pipejax.analysis.uncertainty.distributions import SMALLEST_SPREAD
 
-    evaluated, spread = line.command("evaluate", {}, ()), analysis.op_spread
+    evaluated, spread = command_line("evaluate", line), analysis.op_spread
     if spread < SMALLEST_SPREAD:
         return (evaluated,)
-    jittered = {k: v for k, v in line.given.items() if k != "table"}
-    tables = {"tables": line.given["table"], "op": f"lognormal:{spread:.3g}"}
-    return evaluated, Line(tables | jittered).command("jitter", {}, ())
+    jittered = {k: v for k, v in line.items() if k != "table"}
+    tables = {"tables": line["table"], "op": f"lognormal:{spread:.3g}"}
+    return evaluated, command_line("jitter", tables | jittered)
 
 
-def _as_json(analysis: "Analysis", line: Line) -> dict[str, Any]:
+def _as_json(analysis: "Analysis", line: Mapping[str, Any]) -> dict[str, Any]:
     pipelines, replayed, shares = analysis.pipelines, analysis.replay, analysis.attribution
     known, forecast, advice = analysis.schedule, analysis.forecast, analysis.advice
     links = replayed.links

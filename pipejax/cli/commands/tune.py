@@ -11,7 +11,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.options.given import command_line, written_but
+from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.run import LinkOptions, PricedSettings

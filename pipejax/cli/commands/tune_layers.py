@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.cli.options.given import command_line, written_but
+from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.options.values import (

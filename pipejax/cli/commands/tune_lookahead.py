@@ -8,7 +8,7 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.commands.tune_orders import proof
-from pipejax.cli.options.given import command_line, written_but
+from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.memory import read_weights_limit
 from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import required

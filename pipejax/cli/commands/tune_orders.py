@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.options.given import command_line
+from pipejax.cli.options.line import command_line
 from pipejax.cli.options.option import options
 from pipejax.cli.options.pricing import required
 from pipejax.cli.options.run import LinkOptions, RendezvousOptions, RunOptions

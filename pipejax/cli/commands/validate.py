@@ -60,23 +60,23 @@ def validate(
     """
     allowed = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
     with waiting("predicting"):
-        own = pj.validate(files, system, stack=stack, link=link or "delay")
-    found, beside = own, None
+        of_pipejax = pj.validate(files, system, stack=stack, link=link or "delay")
+    validation, beside = of_pipejax, None
     if predictions is not None:
         from pipejax.analysis.step.validation import judge
 
-        found, beside = judge(own, predictions)
-    judged = found.time or found.memory  # each row has one of them
+        validation, beside = judge(of_pipejax, predictions)
+    judged = validation.time or validation.memory  # each row has one of them
     is_within = judged is not None and judged.mape <= allowed
     if figure.path is not None:
-        _draw(figure, found)
+        _draw(figure, validation)
     of_ours = {} if beside is None else {"pipejax": _statistics(beside)}
     result = {
-        **_statistics(found),
-        "configurations": _statistics(found.by_configuration),
-        "ranking": None if found.ranking is None else found.ranking._asdict(),
-        "worst": found.worst(SHOWN),
-        "groups": {name: _statistics(part) for name, part in found.groups.items()},
+        **_statistics(validation),
+        "configurations": _statistics(validation.by_configuration),
+        "ranking": None if validation.ranking is None else validation.ranking._asdict(),
+        "worst": validation.worst(SHOWN),
+        "groups": {name: _statistics(part) for name, part in validation.groups.items()},
         **of_ours,
         "tolerance": allowed,
     }

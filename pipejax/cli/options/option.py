@@ -35,7 +35,7 @@ def options(described: Described) -> Described:
     """Make options of the fields of a record, or of the parameters of a command."""
     details = dict(_ENTRY.findall(inspect.getdoc(described) or ""))
     is_record = isinstance(described, type)
-    command = "" if is_record else described.__name__  # type: ignore[attr-defined]
+    command = "" if is_record else getattr(described, "__name__", "")
     # a record's own annotations, not those of its bases
     kinds = vars(described).get("__annotations__", {}) if is_record else described.__annotations__
     for name in kinds.keys() & CATALOGUE.keys():
@@ -46,8 +46,9 @@ def options(described: Described) -> Described:
         kinds[name] = Annotated[kinds[name], parameter(name, kinds[name], command, detail, aliases)]
     if not is_record:
         return described
-    record_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(described)  # type: ignore[arg-type]
-    return Parameter(name="*")(record_class)
+    record_class: Any = described
+    options_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(record_class)
+    return Parameter(name="*")(options_class)
 
 
 def parameter(

@@ -362,13 +362,13 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
 
     def _read_source(self, messages: list[dict[str, float]], machine: Machine) -> Pricing | None:
         """Read what gives the costs; None if no option does."""
-        every = {name: getattr(self, name) for name in COST_OPTIONS if name not in WORKLOAD}
-        given = {k: v for k, v in every.items() if v is not None and v is not False}
-        given |= workload_fields(self, WORKLOAD)
-        ways = [name for name in _TIMES if name in given]
+        cost_options = {name: getattr(self, name) for name in COST_OPTIONS if name not in WORKLOAD}
+        used = {k: v for k, v in cost_options.items() if v is not None and v is not False}
+        used |= workload_fields(self, WORKLOAD)
+        ways = [name for name in _TIMES if name in used]
         if len(ways) > 1:
             raise ValueError(f"{flag(ways[0])} and {flag(ways[1])} both give times: choose one")
-        stray = [name for name in _WITH_MODEL if name in given]
+        stray = [name for name in _WITH_MODEL if name in used]
         if stray and self.model is None:
             raise ValueError(f"{flag(stray[0])} needs --model")
         way = ways[0] if ways else ""
@@ -382,11 +382,11 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
             )
         if self.model is not None:
             names = *stray, "weight_share", "recompute_again"
-            named = {name: given[name] for name in names if name in given}
+            named = {name: used[name] for name in names if name in used}
             return _price_model(self.model, **named, worker_places=machine.places)
         if self.costs is not None:
             return Pricing(CostsFile(self.costs, self.measured_stages))
-        return self._times(way, given[way], messages)
+        return self._times(way, used[way], messages)
 
     def _times(self, way: str, text: str, messages: list[dict[str, float]]) -> Pricing:
         """Read times of ops; what is wrong with them is said before any table."""
@@ -425,10 +425,10 @@ COST_OPTIONS = tuple(field.name for field in dataclasses.fields(CostOptions))
 
 def workload_fields(chosen: object, names: Iterable[str]) -> dict[str, Any]:
     """Return the fields of a workload that options give; those that are shares are numbers."""
-    every = {name: getattr(chosen, name) for name in names}
+    fields = {name: getattr(chosen, name) for name in names}
     return {
         name: parse_number(value, flag(name)) if WORKLOAD_FIELDS[name].kind == "share" else value
-        for name, value in every.items()
+        for name, value in fields.items()
         if value not in (None, False)
     }
 

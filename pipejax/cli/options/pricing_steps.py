@@ -278,8 +278,8 @@ Step = HostTimes | Microbatches | RecomputedAgain | OverlappedPairs | SlowWorker
 def _check_own(costs: "pj.Costs", table: pj.ScheduleTable, *, of_model: bool = False) -> None:
     """Name all kinds of a table's own that have no time."""
     used = set(table.used_phases)
-    own = [phase for phase in table.grammar.custom_phases if phase.kind.time and phase in used]
-    lacks = [phase.name for phase in own if costs.time(phase) is None]
+    custom = [phase for phase in table.grammar.custom_phases if phase.kind.time and phase in used]
+    lacks = [phase.name for phase in custom if costs.time(phase) is None]
     if lacks and of_model:
         raise ValueError(
             f"--model says nothing of kinds {', '.join(lacks)} of {table.name}: give --stage-times"
@@ -331,10 +331,10 @@ class GivenTimes(NamedTuple):
         from pipejax.costs.costs import TIME_FIELDS
 
         usual = {name: t for name, t in self.times.items() if name in TIME_FIELDS.values()}
-        own = {
+        names = {
             phase.kind.time: phase.name for table in tables for phase in table.grammar.custom_phases
         }
-        others = {field: self.times[name] for field, name in own.items() if name in self.times}
+        others = {field: self.times[name] for field, name in names.items() if name in self.times}
         return usual | {"others": others}
 
 

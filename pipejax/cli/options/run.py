@@ -38,7 +38,7 @@ from pipejax.schedules.table.table_files import REPAIRS
 
 @options
 class RendezvousOptions:
-    """What transfers share, for commands that know no other link model.
+    """Queues and host links, for commands that know no other link model.
 
     Attributes:
       queues: worker, pair or direction.
@@ -92,13 +92,6 @@ def _queues(queues: str) -> str:
 
 def _host_links(text: Text) -> tuple[tuple[int, ...], ...]:
     return () if text is None else parse_groups(text, "--host-links")
-
-
-def _activations(chosen: "SizedRunOptions | SizedCostOptions") -> ActivationOptions:
-    """Read how activations are sized."""
-    sizes = chosen.activation_sizes
-    listed = None if sizes is None else parse_list(sizes, "--activation-sizes")
-    return ActivationOptions(chosen.weight_share, listed)
 
 
 @options
@@ -162,8 +155,8 @@ class TableFields(ScheduleSettings):
 
     def _build(self, settings: TableOptions, pricing: Pricing | None) -> pj.ScheduleTable:
         name = self.name or ""
-        own = find(name).sizes or (None, None)  # a table from a file has its own
-        workers, microbatches = self.workers or own[0], self.microbatches or own[1]
+        sizes = find(name).sizes or (None, None)  # those of a table from a file
+        workers, microbatches = self.workers or sizes[0], self.microbatches or sizes[1]
         if workers is None or microbatches is None:
             missing = next(size for size in SIZES if getattr(self, size) is None)
             raise ValueError(f"--schedule needs {flag(missing)}")
@@ -175,19 +168,30 @@ SIZES = ("workers", "microbatches")
 
 @options
 class RunOptions(TableFields, CostOptions):
-    """A table and what its ops and messages take."""
+    """A table with times of its ops and messages."""
 
 
 @options
-class SizedRunOptions(RunOptions):
-    """A run whose activations have sizes.
+class SizedCostOptions(CostOptions):
+    """Times of ops and messages, and sizes of activations.
 
     Attributes:
       activation_sizes: a number or one per stage, as 1,1,2.
     """
 
     activation_sizes: Text = None
-    activations = property(_activations)
+
+    @property
+    def activations(self) -> ActivationOptions:
+        """Read the sizes of activations."""
+        sizes = self.activation_sizes
+        listed = None if sizes is None else parse_list(sizes, "--activation-sizes")
+        return ActivationOptions(self.weight_share, listed)
+
+
+@options
+class SizedRunOptions(TableFields, SizedCostOptions):
+    """A table with times of its ops and messages and sizes of its activations."""
 
     @property
     def settings(self) -> TableOptions:
@@ -196,20 +200,8 @@ class SizedRunOptions(RunOptions):
 
 
 @options
-class SizedCostOptions(CostOptions):
-    """What ops and messages take, and how large activations are.
-
-    Attributes:
-      activation_sizes: a number or one per stage, as 1,1,2.
-    """
-
-    activation_sizes: Text = None
-    activations = property(_activations)
-
-
-@options
 class ListedRunOptions(ScheduleSettings, CostOptions):
-    """Several schedules, and what their ops and messages take.
+    """Several schedules with times of their ops and messages.
 
     Attributes:
       tables: may be given several times.
@@ -224,15 +216,15 @@ class ListedRunOptions(ScheduleSettings, CostOptions):
     @property
     def listed(self) -> ScheduleList:
         """Find the schedules that are meant."""
-        found = ScheduleList(
+        several = ScheduleList(
             self.table_options(), self.schedules, self.tables, self.workers, self.repair
         )
-        return found.chosen()
+        return several.chosen()
 
 
 @options
 class PricedSettings(ScheduleSettings, CostOptions):
-    """Options of schedules, and what their ops and messages take."""
+    """Options of schedules, and times of their ops and messages."""
 
 
 def shown_tables(

@@ -193,8 +193,8 @@ class ScheduleSettings:
 
     def table_options(self, of_runs: tuple[str, ...] = ()) -> TableOptions:
         """Keep the options that are given; `of_runs` are those that say something of a run too."""
-        every = {name: getattr(self, name) for name in SCHEDULE_OPTIONS}
-        options = {name: value for name, value in every.items() if value is not None}
+        fields = {name: getattr(self, name) for name in SCHEDULE_OPTIONS}
+        options = {name: value for name, value in fields.items() if value is not None}
         recomputes = options.pop("recompute_cells")
         given = (options.pop(name, None) for name in ("sharding_lane", "lookahead", "residency"))
         sharding = ShardingChoice.read(*given)

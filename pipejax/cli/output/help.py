@@ -54,9 +54,9 @@ def program_help(about: str, groups: Mapping[str, Mapping[str, str]]) -> str:
 
 def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
     """Say what a command does and takes: in two screens, or everything."""
-    width, every = _width(), command_options(command)
-    head = _head(name, command, every, width)
-    options = {key: option for key, option in every.items() if key in CATALOGUE}
+    width, listed = _width(), command_options(command)
+    head = _head(name, command, listed, width)
+    options = {key: option for key, option in listed.items() if key in CATALOGUE}
     notes = list(_notes(command.__name__, options, width))
     if everything:
         panels = _panels(command.__name__, options, options, width, full=True)
@@ -96,7 +96,7 @@ def _head(
         for key, p in options.items()
         if key in CATALOGUE and p.default is inspect.Parameter.empty
     ]
-    arguments = {key: each.help for key, each in options.items() if key not in CATALOGUE}
+    arguments = {key: option.help for key, option in options.items() if key not in CATALOGUE}
     words = [*arguments, *needed, "[OPTIONS]"]
     usage = f"Usage: pipejax {name} {' '.join(words)}"
     lines = _wrapped(usage, width, "  ")
@@ -148,8 +148,8 @@ def _text(known: OptionRecord, parameter: Option, room: int, *, full: bool) -> s
         end = " [required]"
     elif default is not None and not isinstance(default, bool):
         end = f" [default: {default}]"
-    said = parameter.help + end
-    return said if full or len(said) <= room else begin_sentence(known.head) + end
+    text = parameter.help + end
+    return text if full or len(text) <= room else begin_sentence(known.head) + end
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.given import Line
+from pipejax.cli.options.line import changed_command
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.tables import SCHEDULE_OPTIONS
 from pipejax.cli.options.values import Text
@@ -64,16 +64,20 @@ def write_tables_of(draft: Path, found: "Explanation", files: Mapping[int, Path]
 
 
 def command_of(
-    remedy: "Remedy", first: "Setup", line: Line, table: Path | None, written: Path | None
+    remedy: "Remedy",
+    first: "Setup",
+    line: Mapping[str, Any],
+    table: Path | None,
+    written: Path | None,
 ) -> str:
     """The command that repeats a remedy, whose table is in a file if nothing else builds it."""
     setup = remedy.setup
     changes = dict(setup.options)
     called = "evaluate"
-    keeps_limit = "schedule" not in changes and takes_limit(line.given.get("schedule"))
+    keeps_limit = "schedule" not in changes and takes_limit(line.get("schedule"))
     without = tuple(name for name in OWN if name != "memory_limit" or not keeps_limit)
-    if changes.get("scale") and "scale" in line.given:
-        changes["scale"] = f"{line.given['scale']},{changes['scale']}"
+    if changes.get("scale") and "scale" in line:
+        changes["scale"] = f"{line['scale']},{changes['scale']}"
     is_measured = getattr(setup.source, "is_of_stages", False)
     if is_measured and setup.table.num_stages != first.table.num_stages:
         changes.setdefault("measured_stages", str(first.table.num_stages))
@@ -83,9 +87,9 @@ def command_of(
     searched = {name: changes.pop(name) for name in MADE_BY if name in changes}
     if "rules" in searched and table is None and written is not None:
         own = tuple(name for name in OWN if name not in CHOICE)
-        tables = line.command("explain", {"write_tables": str(written.parent)}, own)
+        tables = changed_command("explain", line, {"write_tables": str(written.parent)}, own)
         from_file = {**changes, **dict.fromkeys(OF_TABLE), "table": str(written)}
-        return f"{tables} && {line.command('evaluate', from_file, OWN)}"
+        return f"{tables} && {changed_command('evaluate', line, from_file, OWN)}"
     from_file = {**changes, **dict.fromkeys(OF_TABLE), "table": str(table or FOUND)}
     if searched and table is not None:
         changes = from_file
@@ -95,9 +99,9 @@ def command_of(
     elif "optimise" in searched:
         called = "optimize"
         changes |= {"memory_limit": searched["optimise"], "time_limit": "8s", "out": FOUND}
-    command = line.command(called, changes, without)
+    command = changed_command(called, line, changes, without)
     if called == "tune messages" and setup.links.posting != POSTINGS[0]:  # it runs early posts
-        command += f" && {line.command('evaluate', from_file, OWN)}"
+        command += f" && {changed_command('evaluate', line, from_file, OWN)}"
     return command
 
 
@@ -110,7 +114,7 @@ def launches_of(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
 
 
 def remedies_json(
-    found: "Explanation", line: Line, files: Mapping[int, Path]
+    found: "Explanation", line: Mapping[str, Any], files: Mapping[int, Path]
 ) -> list[dict[str, Any]]:
     """Remedies with their commands; tables of some are in files."""
     first, written = found.memory.begin, dict(tables_of(found, TABLES))

@@ -1,4 +1,4 @@
-"""What a command line gives, as it is written."""
+"""Options of a command line and of its file of options, and command lines to go on with."""
 
 import json
 import re
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Needs(NamedTuple):
-    """What an option needs beside it to have an effect."""
+    """Requirement of an option that has an effect only beside another."""
 
     other: str  # the option
     values: tuple[str, ...] = ()  # one of these must be its value, if there are any
@@ -39,8 +39,8 @@ class Needs(NamedTuple):
     def are_met(self, seen: Mapping[str, str]) -> bool:
         """Return whether the other options are what is needed, by their values."""
         parts = seen.get(self.within, "").lower().split(",")
-        given = {seen.get(self.other, "").lower(), *(part.partition("=")[2] for part in parts)}
-        return (self.other in seen and not self.values) or bool(given & {*self.values})
+        values = {seen.get(self.other, "").lower(), *(part.partition("=")[2] for part in parts)}
+        return (self.other in seen and not self.values) or bool(values & {*self.values})
 
 
 NEEDS: Mapping[str, Needs] = {
@@ -62,21 +62,7 @@ NEEDS: Mapping[str, Needs] = {
 BARE = ("files",)  # what stands on a line without the name of an option
 
 
-class Line(NamedTuple):
-    """What a command line gives, for commands that say what to type next."""
-
-    given: Mapping[str, Any]  # values by option, as `command_line` takes them
-
-    def command(
-        self, called: str, changes: Mapping[str, str | None], without: Collection[str]
-    ) -> str:
-        """The line of another command: with other values, None for none, and without these."""
-        options = {name: value for name, value in self.given.items() if name not in without}
-        every = {**options, **changes}
-        return command_line(called, {n: value for n, value in every.items() if value is not None})
-
-
-class GivenOptions:
+class LineOptions:
     """The options that a command line, and the file of `--config`, give to a command.
 
     Args:
@@ -116,42 +102,41 @@ class GivenOptions:
         self._check_effects()
 
     def asks_for(self, name: str) -> bool:
-        """Whether an option is given."""
-        return any(name == given for given, _ in self.values)
+        """Return whether an option has a value from the line or the file."""
+        return any(name == option for option, _ in self.values)
 
     def typed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the options that are given, as the command gets them."""
-        every: dict[str, Any] = {}
+        flat: dict[str, Any] = {}
         for name, value in arguments.items():
             if isinstance(value, Output):
-                every[name] = value.path
+                flat[name] = value.path
             elif is_record(value):
-                every |= vars(value)
+                flat |= vars(value)
             else:
-                every[name] = list(value) if isinstance(value, tuple) else value
-        given = {*dict(self.values)}
-        order = [*BARE, *CATALOGUE]  # of commands that are written, whatever that of the line
-        return {name: every[name] for name in order if name in given}
+                flat[name] = list(value) if isinstance(value, tuple) else value
+        # printed commands have the order of the help, whatever that of the line
+        return {name: flat[name] for name in (*BARE, *CATALOGUE) if self.asks_for(name)}
 
     def _check(self) -> None:
-        """Refuse what says nothing."""
+        """Refuse empty values."""
         for name, value in self.values:
             if value == "":
                 called = flag(name) if name in CATALOGUE else name.upper()
                 raise ValueError(f"{called} must not be empty")
 
     def _check_effects(self) -> None:
-        """Refuse what has no effect beside the others."""
+        """Refuse options that have no effect beside the others."""
         seen = dict(self.values)
-        for name, every in NEEDS.items():
-            needs = every.in_command(self.takes)
+        for name, requirement in NEEDS.items():
+            needs = requirement.in_command(self.takes)
             if name not in seen or needs.other not in self.takes:
                 continue
             if needs.are_met(seen):
                 continue
             if not needs.known or seen[name].lower() in needs.known:
-                wanted = f"{flag(needs.other)} {', '.join(needs.values)}".strip()
-                raise ValueError(f"{flag(name)} has no effect without {wanted}")
+                lacks = f"{flag(needs.other)} {', '.join(needs.values)}".strip()
+                raise ValueError(f"{flag(name)} has no effect without {lacks}")
 
     def named(self, error: Exception) -> str:
         """Return what an error says, with the option in place of the argument that is wrong.
@@ -182,17 +167,17 @@ class GivenOptions:
         if isinstance(error, UnknownNameError):
             return f"{flag(name)}: {text}" if alone else text
         called = name.upper() if name in BARE else flag(name)
-        found = re.sub(rf"\b{error.argument}\b", called, text, count=1)
-        if found == text and alone and self.asks_for(name):
+        message = re.sub(rf"\b{error.argument}\b", called, text, count=1)
+        if message == text and alone and self.asks_for(name):
             return f"{flag(name)} {dict(self.values)[name]}: {text}"
-        return found
+        return message
 
     def _option(self, error: ArgumentError) -> str | None:
         """Return the option of an argument: one that is given, if the command has several."""
         names = (error.argument, OF_ARGUMENTS.get(error.argument, ""), f"{error.argument}s")
-        known = [name for name in names if name in self.takes]
-        given = [name for name in known if self.asks_for(name)]
-        option = next(iter(given or known), None)
+        options = [name for name in names if name in self.takes]
+        on_line = [name for name in options if self.asks_for(name)]
+        option = next(iter(on_line or options), None)
         if option is None or not isinstance(error, UnknownNameError):
             return option
         holding = [
@@ -319,6 +304,18 @@ def command_line(command: str, options: Mapping[str, Any]) -> str:
         for each in value if isinstance(value, list) else [value]:  # of options given several times
             words += named if each is True or each == "" else [*named, str(each)]
     return shlex.join(words)
+
+
+def changed_command(
+    command: str,
+    options: Mapping[str, Any],
+    changes: Mapping[str, str | None],
+    without: Collection[str],
+) -> str:
+    """Write a command with other values for some options, None for none, and without others."""
+    remaining = {name: value for name, value in options.items() if name not in without}
+    changed = {**remaining, **changes}
+    return command_line(command, {n: value for n, value in changed.items() if value is not None})
 
 
 def config_text(options: Mapping[str, Any]) -> str:
