@@ -76,10 +76,6 @@ def _read_output(_: Any, tokens: Any) -> Output:
     return Output(Path(tokens[0].value))
 
 
-def _read_path(_: Any, tokens: Any) -> Path:
-    return Path(tokens[0].value)
-
-
 def _read_whole(_: Any, tokens: Any) -> int:
     text = tokens[0].value
     if not re.fullmatch(r"\s*[+-]?[0-9]+\s*", text):
@@ -95,8 +91,8 @@ def _read_number(_: Any, tokens: Any) -> float:
         raise ValueError(f"must be a number in digits 0 to 9, got {text!r}") from None
 
 
-# cyclopts itself takes 4.5 for 4, 0x10 for 16, and none for an option that is not given
-READERS = {int: _read_whole, float: _read_number, Path: _read_path}
+# cyclopts itself takes 4.5 for 4, 0x10 for 16, and none for a number that is not there
+READERS = {int: _read_whole, float: _read_number}
 
 
 def value_kinds(annotation: Any) -> set[Any]:
