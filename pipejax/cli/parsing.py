@@ -56,7 +56,8 @@ def answer(command: Callable[..., Any], bound: inspect.BoundArguments, line: Lin
     outputs = check_outputs(command, arguments, force=common.get("force", False))
     format = None if "format" in takes else common.get("format")  # else that of its file
     written = line.typed({**common, **arguments})
-    with printing(format, json=common["json"]), written_as(written):
+    style = printing(format, json=common["json"], details=common["details"])
+    with style, written_as(written):
         result = command(*bound.args, **bound.kwargs)
         result.show()
     for output in outputs:

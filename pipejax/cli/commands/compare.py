@@ -29,7 +29,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import above, gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import Column, grid, pick, plain, table_of, tells_lines
+from pipejax.cli.output.report import Column, grid, has_lines, pick, plain, table_of
 from pipejax.cli.output.runs import step_json
 from pipejax.schedules.cells.ops import COMMUNICATION
 
@@ -149,7 +149,7 @@ def _said(
     else:
         columns.append(Column("MFU", "mfu", percent))
         columns.append(Column("memory [GB]", lambda row: _gigabytes(row, "[red]")))
-    if tells_lines():
+    if has_lines():
         columns = [column for column in columns if not _says_nothing(column, rows)]
     else:
         columns.append(Column("fits", "fits", lambda fits: "yes" if fits else "no"))

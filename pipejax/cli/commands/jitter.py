@@ -24,7 +24,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.kinds import DATASET, DRAWING
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import Column, grid, pick, plain, table_of, tells_lines
+from pipejax.cli.output.report import Column, grid, has_lines, pick, plain, table_of
 from pipejax.cli.output.runs import op_values, values_by_phase
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def _said(
 
 
 def _said_of_missing(rows: list[dict[str, Any]]) -> Iterator[object]:
-    if rows and not tells_lines():
+    if rows and not has_lines():
         yield table_of(rows, (Column("schedule", "schedule"), Column("reason", "error", escape)))
     for row in rows:
         yield plain(f"  {row['schedule']}: not evaluated: {row['error']}")

@@ -9,7 +9,7 @@ from pipejax.base.progress import Notice
 from pipejax.cli.options.option import options
 from pipejax.cli.options.tables import written
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import Column, is_json, pick, table_of, tells_lines
+from pipejax.cli.output.report import Column, has_lines, is_json, pick, table_of
 from pipejax.schedules import Builder, find, names
 
 
@@ -74,7 +74,7 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         _, load, every = lists[asked[0]]
         found = [{"name": name, **load(name)} for name in every]
         columns = {"--models": MODELS, "--systems": SYSTEMS}.get(asked[0], (NAME, SOURCE))
-        if SOURCE not in columns and not tells_lines():
+        if SOURCE not in columns and not has_lines():
             columns = (*columns, SOURCE)
         return Answer(found, [table_of(found, columns)])
     rows = [

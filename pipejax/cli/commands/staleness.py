@@ -14,7 +14,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import gigabytes, percent
-from pipejax.cli.output.report import Column, grid, heading, pick, table_of, tells_lines
+from pipejax.cli.output.report import Column, grid, has_lines, heading, pick, table_of
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.staleness import Staleness
@@ -75,7 +75,7 @@ def _said(
     if not table.updates_within:
         yield "no cell updates weights: the table is synchronous, nothing is stale"
         return
-    if not tells_lines():
+    if not has_lines():
         yield table_of([result], NUMBERS)
         yield table_of(result["histogram"], COUNTS)
         return

@@ -19,7 +19,7 @@ from pipejax.cli.options.values import Count, Text, parse_percent
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, POINTS, SWEEPS
-from pipejax.cli.output.report import grid, plain, tells_lines
+from pipejax.cli.output.report import grid, has_lines, plain
 
 if TYPE_CHECKING:
     from pipejax.sweep.questions import DistinctPoint, Knee, Regions
@@ -189,7 +189,7 @@ def _table(
     found: "SweepResults", points: "Sequence[DistinctPoint]", title: str
 ) -> Iterator[object]:
     """Show points; axes that are the same in all of them are told once, below."""
-    is_short = tells_lines()
+    is_short = has_lines()
     shown = points[:LONGEST] if is_short else points
     rows, spread = [found.point(each.place) for each in shown], [each.same for each in shown]
     told = [n for n in found.axes if is_short and len(rows) > 1 and not any(n in e for e in spread)]
@@ -279,7 +279,7 @@ def map_lines(found: "SweepResults", shown: "Regions", across: str, up: str) -> 
         scale = display_scale(found.units, axis, values)
         heads.append(head(axis, scale))
         cells.append([cell(axis, value, scale) for value in values])
-    if not tells_lines():
+    if not has_lines():
         places = list(np.ndindex(shown.codes.shape))
         names = [*shown.names, "-"]
         rows = [(cells[0][k], cells[1][j], names[shown.codes[j, k]]) for j, k in places]

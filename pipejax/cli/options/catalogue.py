@@ -321,6 +321,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "resume": OptionRecord(FLAG, "go on with a store that is there"),
         "worst": OptionRecord(WHOLE, "waiting transfers to list"),
         "format": _often(NAME, "|".join(_FORMATS), "f", _FORMATS),
+        "details": _often(FLAG, "print every part of the report, not its first screen alone"),
         "json": _often(FLAG, "print one JSON object and nothing else", "j"),
         "config": OptionRecord(FILE, "options from a file (.toml or .json)"),
         "help": OptionRecord(FLAG, "show this", "h"),

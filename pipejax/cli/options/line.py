@@ -271,7 +271,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 # options of what this command printed and wrote, or that are written out already
-ANSWERED = ("json", "format", "config", "out", "figure", "certificate", "force")
+ANSWERED = ("json", "details", "format", "config", "out", "figure", "certificate", "force")
 
 _written: list[Mapping[str, Any]] = [{}]  # options of the command that runs: the last one counts
 

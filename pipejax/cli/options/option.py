@@ -119,6 +119,7 @@ def sentences(head: str, detail: str) -> str:
 # options of all commands: type of the value, and default
 COMMON: Mapping[str, tuple[Any, Any]] = {
     "format": (str, "text"),
+    "details": (bool, False),
     "force": (bool, False),
     "json": (bool, False),
     "config": (str | None, None),

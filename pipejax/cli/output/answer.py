@@ -1,4 +1,4 @@
-"""What a command answers: said once, and printed as one JSON object, as text or as tables."""
+"""Answers of commands, printed as one JSON object, as text or as tables."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,23 +11,24 @@ from rich.text import Text
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import is_json, plain, print_all, print_json
+from pipejax.cli.output.report import has_details, is_json, plain, print_all, print_json
 
 
 class Answer(NamedTuple):
-    """What a command answers; it is printed when the command returns it."""
+    """Answer of a command, which is printed when the command returns it."""
 
-    # what `--json` prints; a file of `written` that has no place in it stands behind it
+    # object of `--json`; files of `written` without a key in it are added
     result: dict[str, Any] | list[dict[str, Any]]
-    # what a person reads: lines with markup, texts as they are, and tables. A generator makes them
-    # only where they are printed.
-    said: Iterable[object] = ()
-    written: Mapping[str, Output] = {}  # files, each behind the words that say so
-    holds: bool = True  # whether what the command checks holds; if not, its exit code is 1
+    # first screen: a sentence that answers, then at most a dozen lines and tables; a generator
+    # makes them only if they are printed
+    view: Iterable[object] = ()
+    written: Mapping[str, Output] = {}  # files by the words that announce them
+    holds: bool = True  # False if a check of the command failed: exit code 1
     next: tuple[str, ...] = ()  # command lines to go on with
+    details: Mapping[str, Iterable[object]] = {}  # parts that `--details` adds, by their names
 
     def show(self) -> None:
-        """Print it, and raise what went wrong with the first file that could not be written."""
+        """Print the answer; raise the error of the first file that could not be written."""
         if is_json():
             result = self.result
             if isinstance(result, dict):
@@ -36,10 +37,13 @@ class Answer(NamedTuple):
                     result = result | output.as_json()
             print_json(result)
         else:
-            for part in chain(self.said, file_lines(self.written)):
-                print_all(part)
-            for line in self.next:
-                print_all(plain(f"next: {line}"))
+            print_all(*self.view)
+            if has_details():
+                print_all(*chain.from_iterable(self.details.values()))
+            print_all(*file_lines(self.written))
+            print_all(*(plain(f"next: {line}") for line in self.next))
+            if self.details and not has_details():
+                print_all(plain(f"more with --details: {', '.join(self.details)}"))
         for output in self.written.values():
             output.end(json=is_json())
 

@@ -5,16 +5,21 @@ import math
 from pipejax.base.data_files import time_unit
 
 
+def digits(value: float) -> str:
+    """Format a number with three significant digits, and all digits before the point."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
 def seconds(value: float) -> str:
     """Format a time with the prefix that suits it."""
-    rounded = float(f"{value:.5g}")
+    rounded = float(f"{value:.3g}") if abs(value) < 1e3 else value
     factor, unit = time_unit(rounded)
-    return f"{rounded / factor:.5g} {unit}"
+    return f"{digits(rounded / factor)} {unit}"
 
 
 def percent(value: float | None) -> str:
     """Format a ratio as a percentage, or a dash where there is none."""
-    return "-" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
+    return "-" if value is None or math.isnan(value) else f"{digits(100 * value)} %"
 
 
 def short_percent(ratio: float) -> str:

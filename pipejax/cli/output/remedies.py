@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # options that say something of this command alone
 CHOICE = ("memory_limit", "stage_layers", "schedules", "search")  # of remedies
-OWN = (*CHOICE, "out", "write_tables", "force", "format", "json", "config")
+OWN = (*CHOICE, "out", "write_tables", "force", "format", "json", "details", "config")
 OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
 # options that say which table it is
 OF_TABLE = ("schedule", "workers", "microbatches", *SCHEDULE_OPTIONS)

@@ -275,31 +275,44 @@ def _text(marked: str) -> str:
     return Text.from_markup(marked).plain
 
 
-JSON = "json"
-_chosen = ["text"]  # formats of what is printed: the last one counts
+class Style(NamedTuple):
+    """Style of printing: a format, and whether details are printed."""
+
+    format: str = "text"
+    json: bool = False
+    details: bool = False
+
+
+_styles = [Style()]  # the last one counts
 
 
 @contextmanager
-def printing(format: str | None, *, json: bool) -> Iterator[None]:
+def printing(format: str | None, *, json: bool, details: bool = False) -> Iterator[None]:
     """Print in a format, whoever prints in this block."""
-    _chosen.append(resolve_choice(format or "text", ("text", *FORMATS), "--format"))
+    style = Style(resolve_choice(format or "text", ("text", *FORMATS), "--format"), json, details)
+    for option, is_on in (("--details", details), (f"--format {format}", style.format != "text")):
+        if json and is_on:
+            raise ValueError(f"{option} has no effect with --json")
+    _styles.append(style)
     try:
-        if json and _chosen[-1] != "text":
-            raise ValueError(f"--format {format} has no effect with --json")
-        _chosen[-1] = JSON if json else _chosen[-1]
         yield
     finally:
-        _chosen.pop()
+        _styles.pop()
 
 
 def is_json() -> bool:
-    """Whether one JSON object is printed and nothing else."""
-    return _chosen[-1] == JSON
+    """Return whether one JSON object is printed and nothing else."""
+    return _styles[-1].json
 
 
-def tells_lines() -> bool:
-    """Whether lines are printed beside tables: if not, the tables must hold all there is to say."""
-    return _chosen[-1] != "csv"
+def has_details() -> bool:
+    """Return whether details are printed: tables in a format for documents are complete."""
+    return _styles[-1].details or _styles[-1].format != "text"
+
+
+def has_lines() -> bool:
+    """Return whether lines are printed beside tables: CSV has tables alone."""
+    return _styles[-1].format != "csv"
 
 
 def print_all(*parts: object) -> None:
@@ -317,8 +330,8 @@ def plain(text: str) -> Text:
 
 
 def _print_table(table: Table) -> None:
-    if _chosen[-1] != "text":
-        sys.stdout.write(lines_of(table, _chosen[-1]))
+    if _styles[-1].format != "text":
+        sys.stdout.write(lines_of(table, _styles[-1].format))
         return
     out = console()
     for part in fitted(table, out.width):
@@ -327,11 +340,11 @@ def _print_table(table: Table) -> None:
 
 def _print_line(text: Text) -> None:
     """Print a line beside tables: in a file of LaTeX as a comment, in one of CSV not at all."""
-    if _chosen[-1] == "text":
+    if _styles[-1].format == "text":
         out = console()
         out.print(text, soft_wrap=not out.is_terminal)
-    elif tells_lines():
-        begin, end = ("% ", "") if _chosen[-1] == "latex" else ("", "\n")
+    elif has_lines():
+        begin, end = ("% ", "") if _styles[-1].format == "latex" else ("", "\n")
         lines = text.plain.strip().splitlines()
         sys.stdout.write("".join(f"{begin}{line}\n" for line in lines) + end)
 
