@@ -1,6 +1,7 @@
 """Fixtures shared by the tests."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -67,13 +68,13 @@ def answer(call):
 
 @pytest.fixture
 def mistake(call):
-    """Run a command that must end with code 2 and one line on stderr alone; return the line."""
+    """Run a command that must end with code 2 and an error alone; return it and its hint."""
 
     def mistake(*arguments):
         code, out, err = call(*arguments)
         assert (code, out) == (2, "")
-        assert err.count("\n") == 1
+        assert re.fullmatch("error: .+\n(hint: .+\n)?", err)
         assert "no such command" not in err  # else nothing of the mistake was looked at
-        return err
+        return err.replace("\nhint: did", "; did").replace("\nhint", "")
 
     return mistake

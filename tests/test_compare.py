@@ -109,7 +109,7 @@ def test_one_ratio_for_all_that_is_compared(answer, call):
     assert looped["table_bubble_ratio"] == pytest.approx(7 / 39)
     _, printed, _ = call("compare", "--schedules", "chimera,1f1b", *options)
     assert "in slots of F = 1, B = 2, I = 1, W = 1" in printed
-    assert "26.15 %" in printed
+    assert "26.2 %" in printed
 
 
 LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-parallel", 2

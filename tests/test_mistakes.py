@@ -30,10 +30,10 @@ def folder(tmp_path_factory):
 
 
 def check_command(arguments, says, folder, capsys):
-    """Run a command line that must end with code 2 and one line that says these words."""
+    """Run a command line that must end with code 2 and one error that says these words."""
     assert run(arguments) == 2
     out, err = capsys.readouterr()
-    assert (err.count("\n"), err[:7]) == (1, "error: "), err
+    assert re.fullmatch("error: .+\n(hint: .+\n)?", err), err
     assert out == "" or json.loads(out)["status"] == "infeasible"  # which is an answer
     assert [word for word in says if word not in err] == [], err
     options = " ".join([*arguments, *LIST["files"].values()])

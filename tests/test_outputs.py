@@ -103,7 +103,7 @@ def test_two_files_of_one_name_are_refused_before_the_work(tmp_path, mistake):
 @pytest.mark.parametrize("command", OUTPUTS)
 def test_force_is_one_option_of_every_command_that_writes(command, tmp_path, call, mistake):
     arguments, option, end = OUTPUTS[command]
-    code, text, _ = call(*arguments[: 2 if arguments[0] in ("sweep", "tune") else 1], "--help")
+    code, text, _ = call(*arguments[: 2 if arguments[0] in ("sweep", "tune") else 1], "--help-all")
     assert code == 0
     assert "--force" in text
     if end != ".zarr":

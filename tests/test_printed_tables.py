@@ -91,7 +91,7 @@ def test_every_table_is_printed_in_every_format(call, name, format):
 def test_a_csv_keeps_what_lines_say_elsewhere(call):
     _, out, _ = call("compare", "-S", "gpipe,chimera", "-P", "4", "-M", "3", *TIMES, "-f", "csv")
     gpipe, chimera = csv.DictReader(out.strip().splitlines())
-    assert (gpipe["bubble: table"], chimera["bubble: table"]) == ("50.00 %", "-")
+    assert (gpipe["bubble: table"], chimera["bubble: table"]) == ("50 %", "-")
     assert chimera["reason"].startswith("not evaluated: ")
     assert "even" in chimera["reason"]
 
@@ -185,7 +185,7 @@ def test_an_answer_is_said_or_one_json_object(capsys):
     ("write", "values", "texts"),
     [
         (seconds, (0.0616, 33.0, 0.0, 0.000999999999), ("61.6 ms", "33 s", "0 s", "1 ms")),
-        (percent, (0.2727, None), ("27.27 %", "-")),
+        (percent, (0.2727, None), ("27.3 %", "-")),
         (short_percent, (0.645, 4.85e-10), ("64.5 %", "under 0.01 %")),
         (above, (0.031, 0.0, -0.0002), ("+3.1 %", "0 %", "-0.02 %")),
         (gigabytes, (2.5e9,), ("2.50 GB",)),

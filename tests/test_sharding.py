@@ -453,7 +453,9 @@ def test_gathers_beside_compute_need_times(call):
     asked = ["evaluate", "-s", "1f1b", "-P", "2", "-M", "2", "--lookahead", "1"]
     code, _, error = call(*asked, "-T", "F=1,B=2,UNSHARD=1")
     assert code == 2
-    assert "gathers and reductions beside compute take time: give REDUCE_GRAD=.., too" in error
+    assert (
+        "gathers and reductions beside compute take time\nhint: give REDUCE_GRAD=.., too" in error
+    )
     assert call(*asked, "-T", "F=1,B=2,UNSHARD=1,REDUCE_GRAD=0")[0] == 0
 
 

@@ -1,7 +1,9 @@
 """The application: commands, and how mistakes are reported."""
 
 import importlib
+import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -82,6 +84,9 @@ PLACES = {  # modules and functions of commands that have other names
     "tune layers": ("tune_layers", "layers"),
     "sweep show": ("sweep_show", "sweep_show"),
 }
+# an error that ends with what to do: "x.csv exists: give another, or --force to replace it"
+_SUGGESTION = re.compile(r"(.*)[:;] ((?:give|choose|write|did you mean) .*)")
+HELP = ("--help", "-h", "--help-all")
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # in what XLA raises
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 
@@ -97,16 +102,28 @@ def function_of(called: str) -> Callable[..., Any]:
 
 
 def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Part the name of the command, one word or two, from what is given to it."""
+    """Split off the name of the command, of one word or two; files alone are evaluated."""
     for count in (2, 1):
         called = " ".join(arguments[:count])
         if called in COMMANDS:
             return called, list(arguments[count:])
     first = arguments[0] if arguments else ""
-    asks_for_help = arguments[1:2] in (["--help"], ["-h"], ["--help-all"])
-    if _commands_of(first) and not asks_for_help:
+    if _commands_of(first) and not {*arguments[1:2]} & {*HELP}:
         raise ValueError(f"{first} is one of pipejax {', pipejax '.join(_commands_of(first))}")
+    if first.endswith((".csv", ".json")):
+        return "evaluate", _file_options(arguments)
     return None, list(arguments)
+
+
+def _file_options(arguments: Sequence[str]) -> list[str]:
+    """Name the options of a table and a file of costs that stand first on the line."""
+    files = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    if len(files) > 2:
+        raise ValueError(
+            f"expected a table and a file of costs, got {len(files)} files: {', '.join(files)}"
+        )
+    options = zip(("--table", "--costs"), files, strict=False)
+    return [*itertools.chain.from_iterable(options), *arguments[len(files) :]]
 
 
 def _commands_of(first: str) -> dict[str, str]:
@@ -116,12 +133,16 @@ def _commands_of(first: str) -> dict[str, str]:
 
 def _help(called: str | None, words: Sequence[str]) -> str | None:
     """Return help if it is asked for: of a command, or of the program."""
-    from pipejax.cli.output.help import command_help, program_help
+    from pipejax.cli.output.help import all_commands_help, command_help, program_help
 
     if called is None:
-        subcommands = _commands_of(words[0]) if words else {}
-        groups = {title: {n: COMMANDS[n] for n in names} for title, names in QUESTIONS.items()}
-        return program_help(ABOUT, {"Commands": subcommands} if subcommands else groups)
+        if subcommands := _commands_of(words[0]) if words else {}:
+            return all_commands_help({"Commands": subcommands})
+        if words != ["--help-all"]:
+            return program_help(ABOUT, len(COMMANDS))
+        return all_commands_help(
+            {title: {name: COMMANDS[name] for name in names} for title, names in QUESTIONS.items()}
+        )
     if "--help-all" in words:
         return command_help(called, function_of(called), everything=True)
     if {"--help", "-h"} & {*words}:
@@ -157,7 +178,7 @@ def run(arguments: Sequence[str]) -> int:
     code = 0
     try:
         called, words = split_command(arguments)
-        is_listed = called is None and (not words or words[0] in ("--help", "-h"))
+        is_listed = called is None and (not words or words[0] in HELP)
         if called is None and not is_listed and not _commands_of(words[0]):
             _run_program(words)
         elif text := _help(called, words):
@@ -217,7 +238,10 @@ def _compute_in_float64() -> None:
 
 
 def _report(message: str, details: str = "", code: int = 2) -> int:
-    """Write one line, and details for a person, to stderr."""
-    line = " ".join(message.split())
-    sys.stderr.write(f"error: {line}\n" + (f"{details}\n" if details else ""))
+    """Write a line of the error, one of the hint if there is one, and details to stderr."""
+    text = " ".join(message.split())
+    suggestion = _SUGGESTION.match(text)
+    error, hint = suggestion.groups() if suggestion else (text, "")
+    lines = [f"error: {error}", f"hint: {hint}" if hint else "", details]
+    sys.stderr.write("".join(f"{line}\n" for line in lines if line))
     return code

@@ -1,11 +1,10 @@
-"""What `--help` prints: options in panels, two screens at most, and `--help-all`: every option."""
+"""Texts of `--help`: one screen for a command; `--help-all` explains every option in panels."""
 
 import inspect
-import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from shutil import get_terminal_size
 from typing import Any
 
@@ -21,59 +20,89 @@ from pipejax.cli.options.catalogue import (
 )
 from pipejax.cli.options.option import Option, command_options
 
-SCREENS = 48  # lines of two screens
-NARROWEST, WIDEST = 60, 100  # columns that help is written in
-LEFT = 36  # most columns of the names of options
+SCREEN = 24  # lines
+NARROWEST, WIDEST = 60, 100  # columns of a help text
+LEFT = 36  # largest width of the column of option names
+FIRST_QUESTIONS = {  # commands that most people need
+    "evaluate": "How long does a step take under this schedule, and who waits?",
+    "explain": "Why is the step slow, and what would make it faster?",
+    "plan": "Which layout of my training job is the fastest that fits?",
+    "sweep": "How does the step time change over a grid of settings?",
+    "compare": "Which schedule is the best at these costs?",
+    "trace": "What makes my measured run slow?",
+}
 PROGRAM = {  # options without a command
     "--version": "show the version",
     "--completion SHELL": "print a script that completes command lines in bash, zsh or fish",
-    "-h, --help": "show this",
+    "-h, --help": "show six commands",
+    "--help-all": "show every command",
 }
 _EXAMPLE = re.compile(r"\n\nExample:\n((?:  .*\n?)+)")
 
 
-def program_help(about: str, groups: Mapping[str, Mapping[str, str]]) -> str:
-    """Say what commands there are, by what they answer."""
+def program_help(about: str, num_commands: int) -> str:
+    """Return the first screen of the program: a command for each question."""
     width = _width()
-    left = max(len(name) for commands in groups.values() for name in commands) + 4
-    lines = ["Usage: pipejax COMMAND [OPTIONS]", *textwrap.wrap(about, width)]
-    for title, commands in groups.items():
-        lines += ["", _bold(title), *_columns(commands.items(), left, width)]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            _bold("Options"),
-            *_columns(PROGRAM.items(), max(map(len, PROGRAM)) + 4, width),
-            "",
-            *textwrap.wrap("`pipejax COMMAND --help` shows the options of a command.", width),
-            "",
-        ]
-    )
-
-
-def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
-    """Say what a command does and takes: in two screens, or everything."""
-    width, listed = _width(), command_options(command)
-    head = _head(name, command, listed, width)
-    options = {key: option for key, option in listed.items() if key in CATALOGUE}
-    notes = list(_notes(command.__name__, options, width))
-    if everything:
-        panels = _panels(command.__name__, options, options, width, full=True)
-        return "\n".join([*head, *(line for panel in panels for line in ("", *panel)), *notes, ""])
-    foot = [*notes, "--help-all explains every option."]
-    often = {key for key, parameter in options.items() if is_frequent(key, parameter)}
-    for shown, gap in itertools.product((options, often), ([""], [])):
-        panels = _panels(command.__name__, options, shown, width, full=False)
-        lines = [*head, *(line for panel in panels for line in (*gap, *panel)), *gap, *foot]
-        if len(lines) <= SCREENS:
-            break
+    lines = ["Usage: pipejax COMMAND [OPTIONS]", *textwrap.wrap(about, width), ""]
+    lines += _columns(((f"  {name}", text) for name, text in FIRST_QUESTIONS.items()), 12, width)
+    lines += [
+        "",
+        "  $ pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms",
+        "  $ pipejax schedule.csv costs.json     evaluates a table at measured costs",
+        "",
+        f"{num_commands - len(FIRST_QUESTIONS)} more commands: pipejax --help-all",
+        "Options of a command: pipejax COMMAND --help",
+    ]
     return "\n".join([*lines, ""])
 
 
-def is_frequent(name: str, parameter: Option) -> bool:
-    """Whether an option has a line of its own where not all have one."""
-    return CATALOGUE[name].frequent or parameter.default is inspect.Parameter.empty
+def all_commands_help(groups: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a list of commands, grouped by what they answer."""
+    width = _width()
+    left = max(len(name) for commands in groups.values() for name in commands) + 4
+    lines = ["Usage: pipejax COMMAND [OPTIONS]"]
+    for title, commands in groups.items():
+        lines += ["", _bold(title), *_columns(commands.items(), left, width)]
+    lines += ["", _bold("Options"), *_columns(PROGRAM.items(), left + 2, width)]
+    return "\n".join([*lines, ""])
+
+
+def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
+    """Return what a command does and takes: on one screen, or everything."""
+    width, listed = _width(), command_options(command)
+    options = {key: option for key, option in listed.items() if key in CATALOGUE}
+    if everything:
+        lines = _head(name, command, listed, width)
+        for panel in _panels(command.__name__, options, width):
+            lines += ["", *panel]
+        return "\n".join([*lines, *_notes(command.__name__, options, width), ""])
+    lines = _head(name, command, listed, width, short=True)
+    room = SCREEN - len(lines) - 2  # below: an empty line, and one for what is not shown
+    records = {key: record(key, command.__name__) for key in CATALOGUE if key in options}
+    often = [key for key in records if is_frequent(key, options[key])]
+    left = min(max(len(_left(key, records[key])) for key in often) + 2, LEFT)
+    shown: dict[str, list[str]] = {}
+    for key in sorted(records, key=lambda key: _rank(key, options[key])):
+        row = (_left(key, records[key]), _text(records[key], options[key], width - left))
+        rows = list(_columns([row], left, width))
+        if sum(map(len, shown.values())) + len(rows) <= room:
+            shown[key] = rows
+    lines += ["", *(line for key in records for line in shown.get(key, ()))]
+    num_more = len(options) - len(shown)
+    foot = f"{num_more} more options: " if num_more else "Every option explained: "
+    return "\n".join([*lines, f"{foot}pipejax {name} --help-all", ""])
+
+
+def is_frequent(name: str, option: Option) -> bool:
+    """Return whether an option has a line where there is no room for all."""
+    return CATALOGUE[name].frequent or option.default is inspect.Parameter.empty
+
+
+def _rank(name: str, option: Option) -> int:
+    """Return how early an option gets its line; the lowest first."""
+    if option.default is inspect.Parameter.empty or name in ("details", "json"):
+        return 0
+    return 1 if is_frequent(name, option) else 2
 
 
 def _width() -> int:
@@ -85,53 +114,46 @@ def _bold(text: str) -> str:
 
 
 def _head(
-    name: str, command: Callable[..., Any], options: Mapping[str, Option], width: int
-) -> list[str]:
-    """Usage, what the command does, and an example."""
-    said = inspect.getdoc(command) or ""
-    found = _EXAMPLE.search(said)
-    about = said.partition("\n\nOptions:")[0].partition("\n\nExample:")[0]
-    needed = [
-        f"{flag(key)} {CATALOGUE[key].kind.metavar}"
-        for key, p in options.items()
-        if key in CATALOGUE and p.default is inspect.Parameter.empty
-    ]
-    arguments = {key: option.help for key, option in options.items() if key not in CATALOGUE}
-    words = [*arguments, *needed, "[OPTIONS]"]
-    usage = f"Usage: pipejax {name} {' '.join(words)}"
-    lines = _wrapped(usage, width, "  ")
-    for paragraph in about.split("\n\n"):
-        lines += textwrap.wrap(" ".join(paragraph.split()), width)
-    for argument, text in arguments.items():
-        lines += textwrap.wrap(f"{argument}: {text}", width)
-    example = "" if found is None else f"  $ {' '.join(found[1].split())}"
-    return [*lines, *_wrapped(example, width - 2, "      ")]
-
-
-def _panels(
-    command: str,
+    name: str,
+    command: Callable[..., Any],
     options: Mapping[str, Option],
-    shown: Container[str],
     width: int,
     *,
-    full: bool,
-) -> Iterator[list[str]]:
-    """Yield the lines of each panel: options that are shown, and the names of the others."""
-    known = {key: record(key, command) for key in options}
-    names = {key: _left(key, known[key]) for key in options if key in shown}
-    left = min(max(map(len, names.values())) + 2, LEFT)
-    order = [*CATALOGUE]
+    short: bool = False,
+) -> list[str]:
+    """Return lines of usage, purpose and an example; short: the first paragraph of the purpose."""
+    text = inspect.getdoc(command) or ""
+    example = _EXAMPLE.search(text)
+    about = text.partition("\n\nOptions:")[0].partition("\n\nExample:")[0].split("\n\n")
+    required = [
+        f"{flag(key)} {CATALOGUE[key].kind.metavar}"
+        for key, option in options.items()
+        if key in CATALOGUE and option.default is inspect.Parameter.empty
+    ]
+    arguments = {key: option.help for key, option in options.items() if key not in CATALOGUE}
+    usage = f"Usage: pipejax {name} {' '.join([*arguments, *required, '[OPTIONS]'])}"
+    lines = _wrapped(usage, width, "  ")
+    for paragraph in about[:1] if short else about:
+        lines += textwrap.wrap(" ".join(paragraph.split()), width)
+    for argument, argument_text in arguments.items():
+        lines += textwrap.wrap(f"{argument}: {argument_text}", width)
+    if example:
+        lines += _wrapped(f"  $ {' '.join(example[1].split())}", width - 2, "      ")
+    return lines
+
+
+def _panels(command: str, options: Mapping[str, Option], width: int) -> Iterator[list[str]]:
+    """Yield the lines of each panel, with every option explained."""
+    records = {key: record(key, command) for key in CATALOGUE if key in options}
+    left = min(max(len(_left(key, entry)) for key, entry in records.items()) + 2, LEFT)
     for title in PANELS:
-        panel = sorted((key for key in options if panel_of(key, command) == title), key=order.index)
-        if not panel:
-            continue
-        own = [key for key in panel if key in shown]
-        rest = " ".join(flag(key) for key in panel if key not in shown)
-        lines = [_bold(title)] if own else []
-        texts = [_text(known[key], options[key], width - left, full=full) for key in own]
-        lines += _columns(zip((names[key] for key in own), texts, strict=True), left, width)
-        begin, indent = ("      also ", " " * 6) if own else (f"{title}: ", "  ")
-        yield lines + (_wrapped(begin + rest, width, indent) if rest else [])
+        rows = [
+            (_left(key, entry), options[key].help + _default(options[key]))
+            for key, entry in records.items()
+            if panel_of(key, command) == title
+        ]
+        if rows:
+            yield [_bold(title), *_columns(rows, left, width)]
 
 
 def _left(name: str, option: OptionRecord) -> str:
@@ -140,16 +162,20 @@ def _left(name: str, option: OptionRecord) -> str:
     return f"  {letter}{flag(name)} {option.kind.metavar}".rstrip()
 
 
-def _text(known: OptionRecord, parameter: Option, room: int, *, full: bool) -> str:
-    """Return the help of an option: all of it, or as much as one line has room for."""
-    default = parameter.default
-    end = ""
-    if default is inspect.Parameter.empty:
-        end = " [required]"
-    elif default is not None and not isinstance(default, bool):
-        end = f" [default: {default}]"
-    text = parameter.help + end
-    return text if full or len(text) <= room else begin_sentence(known.head) + end
+def _default(option: Option) -> str:
+    """Return a note on the default of an option."""
+    if option.default is inspect.Parameter.empty:
+        return " [required]"
+    if option.default is None or isinstance(option.default, bool):
+        return ""
+    return f" [default: {option.default}]"
+
+
+def _text(entry: OptionRecord, option: Option, room: int) -> str:
+    """Return the help of an option: all of it if it has room in a line, else its first part."""
+    end = _default(option)
+    text = option.help + end
+    return text if len(text) <= room else begin_sentence(entry.head) + end
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
@@ -167,7 +193,7 @@ def _columns(rows: Iterable[tuple[str, str]], left: int, width: int) -> Iterator
 
 
 def _notes(command: str, options: Mapping[str, Option], width: int) -> Iterator[str]:
-    """Say how values are written whose metavar alone does not."""
+    """Yield notes on values whose placeholder does not say how they are written."""
     kinds = [record(key, command).kind for key in options]
     notes = {kind.note: "TIME" if kind.note == TIME.note else kind.metavar for kind in kinds}
     for note, metavar in notes.items():
