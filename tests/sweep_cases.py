@@ -1,6 +1,7 @@
 """Shared by the tests of sweeps: a declared sweep and a grid of 560 points."""
 
 import json
+import re
 
 from pipejax.cli.app import run
 
@@ -61,5 +62,5 @@ def refused(capsys, *arguments):
     assert run(["sweep", "run", *map(str, arguments), "--json"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.count("\n") == 1
+    assert re.fullmatch("error: .+\\n(hint: .+\\n)?", printed.err)
     return printed.err

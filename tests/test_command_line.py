@@ -92,7 +92,7 @@ def test_a_page_has_every_option_once():
     for name in (*DIFFERENT_DEFAULTS, *(name for _, name in EXCEPTIONS)):
         assert f"`{flag(name)}`" in exceptions
     assert "- `--minibatch` of `plan` means: sequences per step of the whole job." in exceptions
-    assert "| `--seed N` | Seed of what is drawn at random | 0 | " in page
+    assert "| `--seed N` | Seed of the random numbers | 0 | " in page
 
 
 def test_every_command_answers_a_question(call):

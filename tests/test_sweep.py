@@ -243,7 +243,7 @@ def test_wrong_files(message, declared, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
+    assert re.fullmatch("error: .+\\n(hint: .+\\n)?", printed.err)
     assert message in printed.err
     assert list(tmp_path.iterdir()) == [path]
 

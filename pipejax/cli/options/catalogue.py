@@ -79,7 +79,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     "Schedule": {
         "schedule": OptionRecord(
             NAME,
-            "schedule to build, see `pipejax schedules`",
+            "schedule to build; `pipejax schedules` lists them",
             "s",
             frequent=True,
             names="schedules",
@@ -93,73 +93,79 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
             names="schedules",
             more="names, tables (.csv, .json), folders of tables, functions as FILE.py:FUNCTION.",
         ),
-        "tables": _often(FILE_OR_FOLDER, "a table, or a folder of tables, to look at too"),
+        "tables": _often(FILE_OR_FOLDER, "table, or folder of tables, to add"),
         "table": _often(FILE, "table to read: PyTorch's CSV, or JSON", "t"),
-        "workers": _often(COUNT, "workers P", "P", argument="num_workers"),
-        "microbatches": _often(COUNT, "microbatches M", "M", argument="num_microbatches"),
-        "stages_per_worker": OptionRecord(COUNT, "stages per worker V, where interleaved", "V"),
-        "waves": OptionRecord(COUNT, "waves of hanayo"),
-        "slices": OptionRecord(COUNT, "slices K of a microbatch, of seq-1f1b and its like"),
-        "schedule_options": OptionRecord(
-            RULES, "options that have no flag of their own, as variant=1"
+        "workers": _often(COUNT, "number of workers P", "P", argument="num_workers"),
+        "microbatches": _often(COUNT, "number of microbatches M", "M", argument="num_microbatches"),
+        "stages_per_worker": OptionRecord(
+            COUNT, "stages per worker V of interleaved schedules", "V"
         ),
-        "prompt": _often(COUNT, "tokens of a prompt", argument="tokens"),
-        "num_chunks": OptionRecord(COUNT, "chunks that the prompt is cut into"),
-        "multiple": OptionRecord(COUNT, "tokens that the size of a chunk is a multiple of"),
-        "slots": OptionRecord(RULES, "slot durations the table is drawn with, as F=1,B=2"),
+        "waves": OptionRecord(COUNT, "number of waves (hanayo)"),
+        "slices": OptionRecord(COUNT, "slices K of a microbatch (seq-1f1b, terapipe, slimpipe)"),
+        "schedule_options": OptionRecord(RULES, "schedule options without a flag, as variant=1"),
+        "prompt": _often(COUNT, "length of the prompt [tokens]", argument="tokens"),
+        "num_chunks": OptionRecord(COUNT, "number of chunks of the prompt"),
+        "multiple": OptionRecord(COUNT, "chunk sizes are multiples of this [tokens]"),
+        "slots": OptionRecord(RULES, "durations of ops in the table [slots], as F=1,B=2"),
         "planned_comm": OptionRecord(
-            NUMBER, "its order is made for messages of so many slots", argument="transfer"
+            NUMBER, "message time assumed when the order is planned [slots]", argument="transfer"
         ),
         "planned_offload": OptionRecord(
-            NUMBERS, "its order is made for an O of so many slots", argument="offload"
+            NUMBERS, "time of O assumed when the order is planned [slots]", argument="offload"
         ),
         "planned_load": OptionRecord(
-            NUMBERS, "its order is made for an L of so many slots", argument="load"
+            NUMBERS, "time of L assumed when the order is planned [slots]", argument="load"
         ),
-        "offload_share": OptionRecord(NUMBER, "share of activations that pipe-offload may offload"),
-        "group_size": OptionRecord(COUNT, "microbatches of a group, interleaved or offloaded"),
-        "pipes": OptionRecord(COUNT, "pipes of chimera: 2f, f down and f up"),
+        "offload_share": OptionRecord(
+            NUMBER, "largest share of activations to offload (pipe-offload)"
+        ),
+        "group_size": OptionRecord(
+            COUNT, "microbatches of a group (interleaved-1f1b, pipe-offload)"
+        ),
+        "pipes": OptionRecord(COUNT, "number of pipes 2f of chimera: f down and f up"),
         "stage_shares": OptionRecord(NUMBERS, "layers per stage of chimera-asymmetric, as 1,1,2,2"),
         "sharding_lane": OptionRecord(NAME, "lane of UNSHARD and REDUCE_GRAD: compute or net"),
-        "lookahead": OptionRecord(NUMBERS, "gather sharded weights so many uses ahead"),
-        "residency": OptionRecord(NUMBERS, "stages of a worker gathered at once, at most"),
-        "accumulation": OptionRecord(COUNT, "microbatches of an update, of pipedream-2bw"),
+        "lookahead": OptionRecord(NUMBERS, "number of uses by which weights are gathered ahead"),
+        "residency": OptionRecord(NUMBERS, "largest number of gathered stages on a worker"),
+        "accumulation": OptionRecord(COUNT, "microbatches per weight update (pipedream-2bw)"),
         "admission": OptionRecord(
-            NAME, "what limits pipedream in flight", names=("each-stage", "first-stage")
+            NAME, "limit of microbatches in flight (pipedream)", names=("each-stage", "first-stage")
         ),
-        "runs": OptionRecord(COUNT, "models R that local-sgd trains side by side"),
-        "local_steps": OptionRecord(COUNT, "updates H of local-sgd between two averages"),
-        "repair": OptionRecord(NAME, "read a table known to be wrong", names=("torch-1f1b",)),
+        "runs": OptionRecord(COUNT, "number of models R trained side by side (local-sgd)"),
+        "local_steps": OptionRecord(COUNT, "updates H between two averages (local-sgd)"),
+        "repair": OptionRecord(
+            NAME, "read a table with a known error, and correct it", names=("torch-1f1b",)
+        ),
     },
     "Times and costs": {
-        "stage_times": _often(TIMES, "time of each op of a stage, as F=1ms,B=2ms", "T"),
+        "stage_times": _often(TIMES, "time of each op on a stage, as F=1ms,B=2ms", "T"),
         "worker_times": _often(TIMES, "time of one microbatch on one worker", "W"),
         "costs": _often(FILE, "measured costs: JSON, or CSV by stage", "C"),
-        "comm": _often(TIME, "time of a message: latency 0, this transmit", "c"),
+        "comm": _often(TIME, "transmit time of a message, without latency", "c"),
         "latency": OptionRecord(TIME, "latency of a message"),
         "transmit": OptionRecord(TIME, "transmit time of a message"),
         "offload": OptionRecord(
-            TIME_OF_STAGES, "how long O takes in the run: an activation to the host"
+            TIME_OF_STAGES, "time to offload one activation to the host (op O)"
         ),
-        "load": OptionRecord(TIME_OF_STAGES, "how long L takes in the run: it comes back"),
-        "pair_factor": OptionRecord(
-            NUMBER, "a fused F and B takes max(F, B) + k min(F, B): this k"
-        ),
+        "load": OptionRecord(TIME_OF_STAGES, "time to load one activation from the host (op L)"),
+        "pair_factor": OptionRecord(NUMBER, "k of a fused pair's time max(F, B) + k min(F, B)"),
         "stragglers": OptionRecord(RULES, "slow workers and their factors, as 3=1.2,5=2"),
         "scale": OptionRecord(RULES, "factors on times, as compute@stage3*0.8,message*2"),
-        "measured_stages": OptionRecord(COUNT, "stages that times are of, if the table has others"),
+        "measured_stages": OptionRecord(COUNT, "number of stages that the measured times cover"),
     },
     "Model and system": {
-        "model": _often(NAME_OR_FILE, "model: a name, or a JSON file", "m", "models"),
-        "system": _often(NAME_OR_FILE, "system: a name, or a JSON file", "y", "systems"),
-        "stack": OptionRecord(NAME_OR_FILE, "software: a name, or a JSON file", names="stacks"),
-        "gpus": _often(COUNT, "accelerators of the job, all of which are used"),
+        "model": _often(NAME_OR_FILE, "model: a name or a JSON file", "m", "models"),
+        "system": _often(NAME_OR_FILE, "system: a name or a JSON file", "y", "systems"),
+        "stack": OptionRecord(
+            NAME_OR_FILE, "software stack: a name or a JSON file", names="stacks"
+        ),
+        "gpus": _often(COUNT, "number of accelerators of the job; all are used"),
         "minibatch": OptionRecord(COUNT, "sequences per step of one pipeline"),
-        "microbatch_size": OptionRecord(COUNT, "sequences of a microbatch b"),
-        "sequence": OptionRecord(COUNT, "tokens of a sequence; the model's own if not given"),
+        "microbatch_size": OptionRecord(COUNT, "sequences per microbatch b"),
+        "sequence": OptionRecord(COUNT, "sequence length [tokens]; default: the model's"),
         **{name: _of_workload(field) for name, field in WORKLOAD_FIELDS.items() if field.head},
-        "workers_per_node": OptionRecord(RULES, "workers that share a node of the machine"),
-        "worker_places": OptionRecord(RULES, "place of each worker on the machine"),
+        "workers_per_node": OptionRecord(RULES, "workers per node of the machine, as 8 or 4,8"),
+        "worker_places": OptionRecord(RULES, "place of each worker on the machine, as 0,4,1,5"),
     },
     "Layouts to search": {
         "tensor": OptionRecord(COUNT, "degrees t of tensor parallelism, as 4,8"),
@@ -168,125 +174,135 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "expert_tensor": OptionRecord(COUNT, "accelerators that split each expert, as 1,4"),
         "data": OptionRecord(COUNT, "replicas d of the pipeline"),
         "pipeline": OptionRecord(COUNT, "workers p of a pipeline"),
-        "edge_units": OptionRecord(WHOLE, "layers that embedding and head each count as"),
+        "edge_units": OptionRecord(
+            WHOLE, "weight of embedding and head, in layers, when layers are split"
+        ),
         "exhaustive": OptionRecord(FLAG, "evaluate every layout exactly"),
         "runners_up": OptionRecord(WHOLE, "layouts to show after the best"),
     },
     "Microbatches that differ": {
-        "lengths": OptionRecord(FILE, "file of the tokens of each microbatch"),
-        "microbatch_scale": OptionRecord(NUMBERS, "factors on the times of each, as 1,0.5,2"),
-        "microbatch_order": OptionRecord(RULES, "their order, as 2,0,1, or a file"),
+        "lengths": OptionRecord(FILE, "file with the length of each microbatch [tokens]"),
+        "microbatch_scale": OptionRecord(
+            NUMBERS, "factor on the times of each microbatch, as 1,0.5,2"
+        ),
+        "microbatch_order": OptionRecord(RULES, "order of the microbatches: 2,0,1 or a file"),
     },
     "Links": {
         "link": _often(NAME, "|".join(_LINKS), "l", _LINKS),
-        "queues": OptionRecord(NAME, "what has a queue of its own under rendezvous", names=_QUEUES),
+        "queues": OptionRecord(
+            NAME, "unit that has one message queue (rendezvous only)", names=_QUEUES
+        ),
         "posting": OptionRecord(
             NAME,
-            "when a worker is ready for a transfer under rendezvous",
+            "time at which a worker posts a transfer (rendezvous only)",
             names=("early", "program"),
         ),
-        "eager_below": OptionRecord(TIME, "under rendezvous, shorter messages wait for nobody"),
-        "pair_links": OptionRecord(RULES, "link models between certain workers"),
-        "shared_links": OptionRecord(RULES, "links that carry one message at a time"),
+        "eager_below": OptionRecord(
+            TIME, "messages shorter than this are sent eagerly (rendezvous only)"
+        ),
+        "pair_links": OptionRecord(RULES, "link models of single pairs, as 0-1=queued"),
+        "shared_links": OptionRecord(RULES, "links that share one channel, as 0-1+1-2"),
         "host_links": OptionRecord(RULES, "workers that share a host link, as 0+1,2+3"),
     },
     "Memory": {
-        "memory_limit": OptionRecord(LIMIT, "most activations that a worker may hold"),
+        "memory_limit": OptionRecord(LIMIT, "limit of activation memory on each worker"),
         "headroom": OptionRecord(
-            SHARE, "share of a device's memory left for what tensors do not tell"
+            SHARE, "share of device memory reserved for fragmentation and buffers"
         ),
-        "no_memory_limit": OptionRecord(FLAG, "let workers need more than they have"),
-        "weights_limit": OptionRecord(RULES, "most that gathered weights take on a worker at once"),
+        "no_memory_limit": OptionRecord(FLAG, "allow layouts that do not fit in memory"),
+        "weights_limit": OptionRecord(RULES, "limit of gathered weights on each worker"),
         "weight_share": OptionRecord(
             NUMBER,
             "share of an activation that is held between I and W",
             more="from 0 to 1; if not given it follows from the layers of --model, else it is 1/3.",
         ),
         "activation_sizes": OptionRecord(
-            NUMBERS, "size of an activation, of all stages or each", argument="sizes"
+            NUMBERS, "size of an activation, one number or one per stage", argument="sizes"
         ),
         "memory": OptionRecord(FLAG, "show the activation memory of each worker over time"),
         "recompute_cells": OptionRecord(FLAG, "put R before every B or I"),
-        "recompute_again": OptionRecord(FLAG, "W recomputes once more: it lasts W + R"),
+        "recompute_again": OptionRecord(FLAG, "W recomputes again, so it takes W + R"),
     },
     "Slack and paths": {
-        "slack": OptionRecord(FLAG, "show how much longer ops could take"),
-        "target": OptionRecord(TIME, "when the step must end"),
-        "corner": OptionRecord(RULES, "other costs, as slow:transmit*2"),
-        "paths": OptionRecord(COUNT, "longest paths to show"),
-        "distinct_counts": OptionRecord(FLAG, "of paths with equal counts only one"),
+        "slack": OptionRecord(FLAG, "show the slack of every op"),
+        "target": OptionRecord(TIME, "deadline of the step, for slack [s]"),
+        "corner": OptionRecord(RULES, "second set of costs for slack, as slow:transmit*2"),
+        "paths": OptionRecord(COUNT, "number of longest paths to show"),
+        "distinct_counts": OptionRecord(FLAG, "show one path of those with equal op counts"),
     },
     "Closed form": {
-        "parameters": OptionRecord(RULES, "what it is a function of, as F,B,c_F,c_B"),
+        "parameters": OptionRecord(RULES, "parameters of the closed form, as F,B,c_F,c_B"),
         "family": OptionRecord(
-            NAME, "show how it depends on M, or on P, or M=8:80:8", names=("M", "P")
+            NAME, "fit the form as a function of M or P, as M=8:80:8", names=("M", "P")
         ),
-        "versus": OptionRecord(NAMES, "other schedules: where is which faster?", names="schedules"),
-        "per_worker": OptionRecord(FLAG, "phases take what --worker-times says"),
+        "versus": OptionRecord(
+            NAMES, "schedules to compare: the regions where each is fastest", names="schedules"
+        ),
+        "per_worker": OptionRecord(FLAG, "read op times as times of workers, not of stages"),
         "box": OptionRecord(RULES, "ranges of parameters, as F=1ms:2ms,c_F=0:1ms"),
-        "max_facets": OptionRecord(COUNT, "sums at which the search ends"),
+        "max_facets": OptionRecord(COUNT, "number of sums at which the search stops"),
     },
     "What varies": {
         "op": OptionRecord(RULES, "jitter of each op, as lognormal:0.1", argument="distribution"),
         "worker": OptionRecord(RULES, "jitter of each worker"),
         "message": OptionRecord(RULES, "jitter of each message"),
-        "straggler": OptionRecord(RULES, "a worker is slow, as 0.01:2"),
-        "op_straggler": OptionRecord(RULES, "an op is slow, as 0.01:2"),
-        "quantile": OptionRecord(NUMBER, "quantile that ranks"),
+        "straggler": OptionRecord(RULES, "slow worker, as probability 0.01 and factor 2: 0.01:2"),
+        "op_straggler": OptionRecord(RULES, "slow op, as probability 0.01 and factor 2: 0.01:2"),
+        "quantile": OptionRecord(NUMBER, "quantile that ranks the schedules"),
         "ops": OptionRecord(FLAG, "show how often ops are on the critical path"),
-        "factor": OptionRecord(NUMBER, "divide and multiply each parameter by this"),
+        "factor": OptionRecord(NUMBER, "factor by which each parameter is divided and multiplied"),
     },
     "Fit and check": {
-        "collectives": OptionRecord(FILE, "collectives and messages timed alone: a CSV file"),
-        "fit": OptionRecord(RULES, "numbers to fit to the runs"),
-        "hold_out": OptionRecord(RULES, "rows to predict without, as t=8, k-fold:5, model"),
-        "layer_times": OptionRecord(RULES, "columns whose values have a layer time each"),
-        "starts": OptionRecord(COUNT, "points to start from"),
-        "general": OptionRecord(FLAG, "take priors of machines in general"),
-        "tolerance": OptionRecord(NUMBER, "mean error that passes, in percent"),
-        "predictions": OptionRecord(FILE, "predictions of any simulator to judge: a CSV file"),
+        "collectives": OptionRecord(
+            FILE, "CSV file of collectives and messages that were timed alone"
+        ),
+        "fit": OptionRecord(RULES, "parameters to fit to the runs"),
+        "hold_out": OptionRecord(RULES, "rows to hold out and predict, as t=8, k-fold:5, model"),
+        "layer_times": OptionRecord(RULES, "columns by whose values layer times differ"),
+        "starts": OptionRecord(COUNT, "number of starting points"),
+        "general": OptionRecord(FLAG, "use the priors of all machines"),
+        "tolerance": OptionRecord(NUMBER, "largest mean error that passes [%]"),
+        "predictions": OptionRecord(FILE, "CSV file of another simulator's predictions to judge"),
     },
     "Points of a sweep": {
-        "best": _often(COUNT, "points to list"),
-        "by": _often(NAME, "what they are ranked by"),
-        "where": _often(RULES, "points to look at, as systems=h100 or step_time<3s"),
-        "pareto": _often(FLAG, "list the points that no other beats in two things"),
-        "axes": OptionRecord(NAMES, "these two things, as step_time,memory_bytes"),
-        "knee": _often(NAME, "an axis: from which value on does it not pay any more?"),
-        "within": OptionRecord(NUMBER, "how near to the best is near enough, in percent"),
-        "map": OptionRecord(NAMES, "two axes: which schedule is best where?"),
+        "best": _often(COUNT, "number of points to list"),
+        "by": _often(NAME, "output that ranks the points"),
+        "where": _often(RULES, "filter of points, as systems=h100 or step_time<3s"),
+        "pareto": _often(FLAG, "list the Pareto front"),
+        "axes": OptionRecord(NAMES, "two objectives of the front, as step_time,memory_bytes"),
+        "knee": _often(NAME, "axis whose knee is searched: the value beyond which it gains little"),
+        "within": OptionRecord(NUMBER, "distance from the best at the knee [%]"),
+        "map": OptionRecord(NAMES, "two axes of a map of the best schedule"),
     },
     "Search and samples": {
-        "method": OptionRecord(NAME, "how to tune", names=("gradient", "exhaustive")),
-        "minimize": OptionRecord(NAME, "what is to be least", names=("makespan", "span")),
-        "time_limit": _often(TIME, "longest search; Ctrl-C ends it sooner"),
-        "effort": OptionRecord(
-            NUMBER, "when the search ends by what it has done, the same on any machine"
-        ),
-        "gap": OptionRecord(SHARE, "end the search when nothing unknown saves more"),
-        "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
-        "samples": _often(COUNT, "runs of each schedule to sample"),
-        "replicas": OptionRecord(COUNT, "replicas of the pipeline, the slowest of which counts"),
-        "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
+        "method": OptionRecord(NAME, "method of tuning", names=("gradient", "exhaustive")),
+        "minimize": OptionRecord(NAME, "quantity to minimize", names=("makespan", "span")),
+        "time_limit": _often(TIME, "time limit of the search; Ctrl-C ends it sooner"),
+        "effort": OptionRecord(NUMBER, "deterministic work limit of the search"),
+        "gap": OptionRecord(SHARE, "stop when the bound proves that no more can be saved"),
+        "iterations": OptionRecord(WHOLE, "largest number of batches of orders to try"),
+        "samples": _often(COUNT, "number of sampled runs of each schedule"),
+        "replicas": OptionRecord(COUNT, "replicas of the pipeline; the slowest ends the step"),
+        "seed": OptionRecord(WHOLE, "seed of the random numbers"),
         "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin"),
         "world": OptionRecord(COUNT, "ranks of the run that was traced"),
-        "only_steps": OptionRecord(RULES, "only these steps of a trace"),
-        "against": _often(FILE_OR_FOLDER, "files of another run, to say what got slower"),
-        "stage_layers": OptionRecord(NUMBERS, "layers of the stages that were measured"),
-        "search": OptionRecord(FLAG, "run the solvers too, which take some seconds"),
+        "only_steps": OptionRecord(RULES, "steps of the trace to use, as 2:"),
+        "against": _often(FILE_OR_FOLDER, "files of an earlier run to compare with"),
+        "stage_layers": OptionRecord(NUMBERS, "layers of each measured stage"),
+        "search": OptionRecord(FLAG, "search orders and splits too (some seconds)"),
         "threads": OptionRecord(
-            COUNT, "threads of the solver; one per processor", argument="num_threads"
+            COUNT, "threads of the solver; default: one per processor", argument="num_threads"
         ),
-        "store": OptionRecord(FOLDER, "folder of solved problems"),
-        "no_store": OptionRecord(FLAG, "neither use nor keep solved problems"),
-        "scheduler": OptionRecord(RULES, "Dask scheduler whose workers evaluate"),
+        "store": OptionRecord(FOLDER, "folder that keeps solved problems"),
+        "no_store": OptionRecord(FLAG, "neither read nor keep solved problems"),
+        "scheduler": OptionRecord(RULES, "address of a Dask scheduler whose workers evaluate"),
     },
     "Runtime": {
         "runtime": _often(NAME, "|".join(_RUNTIMES), names=_RUNTIMES),
         "hidden": OptionRecord(COUNT, "width of the layers of a stage"),
         "batch_size": OptionRecord(COUNT, "examples of a microbatch"),
         "steps": OptionRecord(WHOLE, "steps to time"),
-        "trace": OptionRecord(FOLDER, "traces of the timed steps, into this new folder"),
+        "trace": OptionRecord(FOLDER, "new folder for traces of the timed steps"),
     },
     "Picture": {
         "from_": OptionRecord(TIME, "left end of the time axis", argument="start"),
@@ -297,34 +313,34 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "transfers": OptionRecord(FLAG, "show messages as bars in a lane of their workers"),
         "choose": OptionRecord(FLAG, "let schedules and sizes be chosen on the page"),
         "no_critical": OptionRecord(FLAG, "leave the critical path unmarked"),
-        "title": OptionRecord(NAME, "stands above all"),
-        "labels": OptionRecord(NAME, "names of the schedules, by comma, in their order"),
-        "caption": OptionRecord(NAME, "write the parameters under or beside", names=_PLACES),
+        "title": OptionRecord(NAME, "title of the picture"),
+        "labels": OptionRecord(NAME, "names of the schedules in their order, as A,B"),
+        "caption": OptionRecord(NAME, "position of the parameters", names=_PLACES),
         "width": OptionRecord(ValueKind("N", 20, 100_000), "columns of the terminal's timeline"),
         "size": OptionRecord(SIZE, "column, page or a width, as 8.5cm"),
-        "font": OptionRecord(NAME, "family of the texts"),
-        "font_size": OptionRecord(NUMBER, "size of the texts in points"),
+        "font": OptionRecord(NAME, "font family"),
+        "font_size": OptionRecord(NUMBER, "font size [points]"),
     },
     "Output": {
-        "save": OptionRecord(FOLDER, "files to go on with, into this new folder"),
-        "write_tables": OptionRecord(FOLDER, "write each table to this new folder"),
-        "out": _often(FILE, "write to this file", "o"),
-        "figure": OptionRecord(FILE, "draw a picture to this file"),
-        "certificate": OptionRecord(FILE, "write what is claimed to this file (.json)"),
+        "save": OptionRecord(FOLDER, "new folder for files that other commands read"),
+        "write_tables": OptionRecord(FOLDER, "new folder for the tables"),
+        "out": _often(FILE, "file to write", "o"),
+        "figure": OptionRecord(FILE, "picture to write (.png, .pdf, .svg)"),
+        "certificate": OptionRecord(FILE, "certificate to write (.json)"),
         "models": OptionRecord(FLAG, "list models and their sources"),
         "systems": OptionRecord(FLAG, "list systems and their sources"),
         "stacks": OptionRecord(FLAG, "list stacks of software and their sources"),
-        "open": OptionRecord(FLAG, "open what is written in the browser"),
-        "diff": OptionRecord(FLAG, "show what two tables do differently, and what it costs"),
-        "exchange": OptionRecord(FLAG, "run the first with one row of the second"),
-        "force": OptionRecord(FLAG, "replace files that are there"),
-        "resume": OptionRecord(FLAG, "go on with a store that is there"),
-        "worst": OptionRecord(WHOLE, "waiting transfers to list"),
+        "open": OptionRecord(FLAG, "open the written page in the browser"),
+        "diff": OptionRecord(FLAG, "show how two tables differ, and the cost of each difference"),
+        "exchange": OptionRecord(FLAG, "evaluate the first table with each row of the second"),
+        "force": OptionRecord(FLAG, "replace existing files"),
+        "resume": OptionRecord(FLAG, "continue an existing store"),
+        "worst": OptionRecord(WHOLE, "number of blocked transfers to list"),
         "format": OptionRecord(NAME, "|".join(_FORMATS), "f", names=_FORMATS),
         "details": _often(FLAG, "print the whole report, not its first screen"),
-        "json": _often(FLAG, "print one JSON object and nothing else", "j"),
+        "json": _often(FLAG, "print one JSON object", "j"),
         "config": OptionRecord(FILE, "options from a file (.toml or .json)"),
-        "help": OptionRecord(FLAG, "show this", "h"),
+        "help": OptionRecord(FLAG, "show this screen", "h"),
         "help_all": OptionRecord(FLAG, "explain every option"),
     },
 }
@@ -341,12 +357,12 @@ EXCEPTIONS = {
     ("chunks", "stage_times"): OptionRecord(
         TIMES, "times of a chunk, as a=2ms,b=5us,c=0.7ns,g=1ns", "T", frequent=True
     ),
-    ("chunks", "transmit"): OptionRecord(TIME, "transmit time of a message, by token"),
+    ("chunks", "transmit"): OptionRecord(TIME, "transmit time of a message [s per token]"),
     ("export", "format"): OptionRecord(NAME, "|".join(FORMATS), "f", True, (*FORMATS,)),
-    ("init", "from_"): OptionRecord(FILE, "what is read: a config.json, or a training log"),
-    ("init", "columns"): OptionRecord(RULES, "columns of rows that a log does not say"),
+    ("init", "from_"): OptionRecord(FILE, "file to read: a config.json or a training log"),
+    ("init", "columns"): OptionRecord(RULES, "columns that the log lacks, as model=llama3-8b"),
     ("plan", "minibatch"): OptionRecord(COUNT, "sequences per step of the whole job"),
-    ("trace", "steps"): OptionRecord(COUNT, "steps in all files, where none says it"),
+    ("trace", "steps"): OptionRecord(COUNT, "number of steps in the files"),
     ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
 }
 # options that stand in another panel

@@ -47,32 +47,38 @@ class WorkloadField(NamedTuple):
 
 # in the order in which help lists them
 WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
-    "tensor_parallel": WorkloadField("whole", "accelerators that split every product of a layer"),
+    "tensor_parallel": WorkloadField(
+        "whole", "tensor parallelism: accelerators that split each product"
+    ),
     "sequence_parallel": WorkloadField(
-        "flag", "split norms and messages over the same accelerators"
+        "flag", "sequence parallelism: split norms and messages too"
     ),
     "scatter_gather": WorkloadField(
-        "flag", "send a message in parts, one from each accelerator of a worker", in_plan=True
+        "flag", "each accelerator of a worker sends a part of the message", in_plan=True
     ),
-    "context_parallel": WorkloadField("whole", "accelerators that split every sequence"),
-    "expert_parallel": WorkloadField("whole", "accelerators that share the experts"),
+    "context_parallel": WorkloadField(
+        "whole", "context parallelism: accelerators that split a sequence"
+    ),
+    "expert_parallel": WorkloadField(
+        "whole", "expert parallelism: accelerators that share the experts"
+    ),
     "expert_tensor_parallel": WorkloadField(
         "whole",
-        "accelerators that split every expert",
+        "accelerators that split each expert",
         "As many as --tensor-parallel if not given, which is Megatron-LM's default.",
         least=0,
     ),
     "data_parallel": WorkloadField("whole", "replicas of the pipeline"),
     "zero": WorkloadField(
         "whole",
-        "what replicas split, as stages of ZeRO",
+        "ZeRO stage: tensors that the replicas split",
         "0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.",
         least=0,
         largest=3,
     ),
     "overlap": WorkloadField(
         "share",
-        "share of gradients and weights that travels beside compute",
+        "share of the exchange of gradients and weights hidden by compute",
         "0 none of what fits beside it, 1 all.",
         in_plan=True,
     ),
@@ -86,7 +92,7 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     "head_precision": WorkloadField("name", names=("", *PRECISIONS), in_plan=True),
     "recompute": WorkloadField(
         "recompute",
-        "recomputation",
+        "activations to recompute",
         f"none, selective, full, {RECOMPUTE_FORMS}, or parts of layers joined by +: "
         + ", ".join(MODULES)
         + ".",
@@ -100,27 +106,27 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     "lora_rank": WorkloadField("whole", least=0),
     "precision": WorkloadField(
         "name",
-        "number format of the products",
+        "number format of matrix products",
         "bf16, fp16, fp8, mxfp8 or nvfp4.",
         names=PRECISIONS,
         in_plan=True,
     ),
     "rank_order": WorkloadField(
         "name",
-        "which ranks are neighbours",
+        "order of ranks: the first are neighbours",
         "tp-cp-ep-dp-pp or tp-pp-dp.",
         names=RANK_ORDERS,
         in_plan=True,
     ),
     "embedding_units": WorkloadField(
-        "whole", "layers that the embedding counts as where stages share them", least=0
+        "whole", "weight of the embedding, in layers, when layers are split", least=0
     ),
     "loss_units": WorkloadField(
-        "whole", "layers that head and loss count as where stages share them", least=0
+        "whole", "weight of head and loss, in layers, when layers are split", least=0
     ),
     "pipeline_layout": WorkloadField(
         "text",
-        "what each stage holds, as E|(t|)*30ttL",
+        "layers of each stage, as E|(t|)*30ttL",
         "E is the embedding, t a layer, m one for a further token (MTP), L head and loss, | ends a "
         "stage, x*n and (..)*n repeat, as in Megatron; or lists of embedding, decoder, mtp, loss, "
         "one for each stage, or for each rank and virtual stage.",
