@@ -46,14 +46,17 @@ from pipejax.costs.measured.measured_rows import (
 from pipejax.costs.model.model import (
     MixtureOfExperts,
     Model,
-    check_recompute,
     check_shape,
     load_model,
-    parse_recompute,
 )
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
-from pipejax.costs.model.workload_fields import DISPATCHERS, WORKLOAD_FIELDS
+from pipejax.costs.model.workload_fields import (
+    DISPATCHERS,
+    WORKLOAD_FIELDS,
+    check_recompute,
+    parse_recompute,
+)
 from pipejax.schedules.table.links import LINKS
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
