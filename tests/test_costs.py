@@ -391,9 +391,9 @@ def test_where_paths_tie_the_gradient_of_a_finish_time_counts_one():
 
 GOOD = {"unit": "seconds", "F": 1.0, "B": [2.0, 2.5, 3.0, 2.0]}
 BAD = {
-    "no unit": ({"F": 1, "B": 2}, '"unit" must be one of seconds'),
-    "unit list": (GOOD | {"unit": ["seconds"]}, '"unit" must be one of seconds'),
-    "other unit": (GOOD | {"unit": "days"}, "\"unit\" must be .* got 'days'"),
+    "no unit": ({"F": 1, "B": 2}, "unit is missing: expected one of seconds"),
+    "unit list": (GOOD | {"unit": ["seconds"]}, "unit must be one of seconds"),
+    "other unit": (GOOD | {"unit": "days"}, "unit must be .* got 'days'"),
     "unknown key": (GOOD | {"G": 1}, "unknown key 'G': known are unit, F, B"),
     "unknown message key": (GOOD | {"message": {"speed": 1}}, "message: unknown key 'speed'"),
     "no forward": ({"unit": "seconds", "B": 2}, '"F" is missing'),

@@ -6,25 +6,26 @@ quantity is its name and a unit, as in "bandwidth_GB_per_s"; `UNITS` lists the u
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pipejax.base.checks import (
     MAX_COUNT,
     efficiency,
+    nearest,
     number,
     positive,
     resolve_choice,
     share,
-    unknown,
     whole_number,
 )
-from pipejax.base.data_files import UNITS, to_si
+from pipejax.base.data_files import UNITS, read_lines, to_si
 
 NEEDED: Any = object()  # default of a field that each file must give
 Record = TypeVar("Record")
 
 
-class ValueKind(NamedTuple):
+class FieldKind(NamedTuple):
     """Values that a field may have.
 
     Attributes:
@@ -37,7 +38,7 @@ class ValueKind(NamedTuple):
     read: Callable[[Any, str], Any]
     schema: Mapping[str, Any] = {}
     fields: "Mapping[str, FileField] | None" = None
-    entry: "ValueKind | None" = None
+    entry: "FieldKind | None" = None
 
 
 class FileField(NamedTuple):
@@ -50,7 +51,7 @@ class FileField(NamedTuple):
       target: name or path of the number in the record that the section makes.
     """
 
-    kind: ValueKind
+    kind: FieldKind
     default: Any = NEEDED
     dimension: str = ""
     target: str = ""
@@ -81,40 +82,40 @@ def _fraction(value: Any, where: str) -> float:
     return share(float(value) if isinstance(value, bool) else value, where)
 
 
-TEXT = ValueKind(_text, {"type": "string"})
-NAME = ValueKind(_name, {"type": "string", "minLength": 1})
-FLAG = ValueKind(_flag, {"type": "boolean"})
-SHARE = ValueKind(_fraction, {"type": "number", "minimum": 0, "maximum": 1})
-EFFICIENCY = ValueKind(efficiency, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
-POSITIVE = ValueKind(positive, {"type": "number", "exclusiveMinimum": 0})
+TEXT = FieldKind(_text, {"type": "string"})
+NAME = FieldKind(_name, {"type": "string", "minLength": 1})
+FLAG = FieldKind(_flag, {"type": "boolean"})
+SHARE = FieldKind(_fraction, {"type": "number", "minimum": 0, "maximum": 1})
+EFFICIENCY = FieldKind(efficiency, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
+POSITIVE = FieldKind(positive, {"type": "number", "exclusiveMinimum": 0})
 
 
-def at_least(minimum: float) -> ValueKind:
+def at_least(minimum: float) -> FieldKind:
     """Return the kind of finite numbers of at least a minimum."""
-    return ValueKind(partial(number, least=minimum), {"type": "number", "minimum": minimum})
+    return FieldKind(partial(number, least=minimum), {"type": "number", "minimum": minimum})
 
 
 NUMBER = at_least(0)
 
 
-def whole(minimum: int = 1, maximum: int = MAX_COUNT) -> ValueKind:
+def whole(minimum: int = 1, maximum: int = MAX_COUNT) -> FieldKind:
     """Return the kind of whole numbers in a range."""
     schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
-    return ValueKind(partial(whole_number, minimum=minimum, maximum=maximum), schema)
+    return FieldKind(partial(whole_number, minimum=minimum, maximum=maximum), schema)
 
 
-def choice(names: Collection[str]) -> ValueKind:
+def choice(names: Collection[str]) -> FieldKind:
     """Return the kind of some names; case does not matter."""
-    return ValueKind(lambda value, where: resolve_choice(value, names, where), {"enum": [*names]})
+    return FieldKind(lambda value, where: resolve_choice(value, names, where), {"enum": [*names]})
 
 
-def section(fields: Fields, make: Callable[..., Any] | None = None) -> ValueKind:
+def section(fields: Fields, make: Callable[..., Any] | None = None) -> FieldKind:
     """Return the kind of objects with some fields, which make a record, or a mapping by field."""
     read = partial(read_fields, fields) if make is None else partial(read_record, make, fields)
-    return ValueKind(read, fields=fields)
+    return FieldKind(read, fields=fields)
 
 
-def sections(entry: ValueKind) -> ValueKind:
+def sections(entry: FieldKind) -> FieldKind:
     """Return the kind of objects with free names and entries of one kind."""
 
     def read(value: Any, where: str) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def sections(entry: ValueKind) -> ValueKind:
             raise ValueError(f"{where} must be an object, got {value!r}")
         return {name: entry.read(part, f"{where}: {name}") for name, part in value.items()}
 
-    return ValueKind(read, entry=entry)
+    return FieldKind(read, entry=entry)
 
 
 def unit_factors(name: str, dimension: str) -> dict[str, float]:
@@ -143,7 +144,10 @@ def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None
             units = ", ".join(unit_factors(key, fields[key].dimension))
             raise ValueError(f"{where}: {what} {key!r} has no unit: expected {units}")
         if key not in keys:
-            raise ValueError(f"{where}: {unknown(what, key, keys)}")
+            examples = [key for key in keys if key not in fields]
+            more = f", quantities with a unit, as {examples[0]}" if examples else ""
+            listed = f"known are {', '.join(fields)}{more}{nearest(key, keys)}"
+            raise ValueError(f"{where}: unknown {what} {key!r}: {listed}")
 
 
 def read_fields(fields: Fields, data: Any, where: str, what: str = "key") -> dict[str, Any]:
@@ -160,8 +164,9 @@ def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str)
         return field.default
     if len(keys) != 1:
         state = f"has {' and '.join(keys)}" if keys else "is missing"
-        expected = f": expected one of {', '.join(factors)}" if field.dimension else ""
-        raise ValueError(f"{where}: {name} {state}{expected}")
+        expected = factors if field.dimension else field.kind.schema.get("enum")
+        more = f": expected one of {', '.join(expected)}" if expected else ""
+        raise ValueError(f"{where}: {name} {state}{more}")
     value = field.kind.read(data[keys[0]], f"{where}: {keys[0]}")
     return to_si(value, factors[keys[0]]) if field.dimension else value
 
@@ -172,14 +177,71 @@ def read_record(make: Callable[..., Record], fields: Fields, data: Any, where: s
     return make(**{field.target or name: values[name] for name, field in fields.items()})
 
 
-def read_cell(field: FileField, text: str, where: str) -> Any:
-    """Read the text of a cell of CSV as a value of a field."""
+def read_cell(kind: FieldKind, text: str, where: str) -> Any:
+    """Read the text of a cell of CSV as a value of a kind."""
+    if kind.schema.get("type") not in ("number", "integer"):
+        return kind.read(text, where)
     if text.isascii() and text.isdigit():
-        return field.kind.read(int(text), where)
+        return kind.read(int(text), where)
     try:
-        return field.kind.read(float(text), where)
+        return kind.read(float(text), where)
     except ValueError:
-        return field.kind.read(text, where)  # an error shows the text as it is written
+        return kind.read(text, where)  # an error shows the text as it is written
+
+
+def read_cells(
+    path: Path, fields: Fields, read: Callable[[int, dict[str, Any]], Record]
+) -> list[Record]:
+    """Apply `read` to each row of a CSV file: its number from 1, and its cells but empty ones.
+
+    The file has a header. Cells come as values by field, quantities in SI units. An error of a row
+    names file and row.
+    """
+    header, *rows = read_lines(path)
+    columns = check_header(path, header, fields)
+    if not rows:
+        raise ValueError(f"{path} has no rows: give a header and a row for each run")
+    records = []
+    for row_number, row in enumerate(rows, 1):
+        try:
+            if len(row) != len(header):
+                raise ValueError(f"it has {len(row)} cells, the header {len(header)}")
+            cells = {
+                name: to_si(read_cell(fields[name].kind, text, key), factor)
+                if fields[name].dimension
+                else read_cell(fields[name].kind, text, key)
+                for (key, (name, factor)), text in zip(columns.items(), row, strict=True)
+                if text
+            }
+            records.append(read(row_number, cells))
+        except ValueError as error:
+            reason = getattr(error, "reason", error)  # a ScheduleError appends its table
+            raise ValueError(f"{path}, row {row_number}: {reason}") from None
+    return records
+
+
+def check_header(
+    path: Path, header: Collection[str], fields: Fields
+) -> dict[str, tuple[str, float]]:
+    """Check the columns of a CSV file; return the field of each, and the factor of its unit."""
+    check_keys(dict.fromkeys(header), fields, str(path), "column")
+    columns: dict[str, tuple[str, float]] = {}
+    for name, field in fields.items():
+        factors = unit_factors(name, field.dimension)
+        keys = [key for key in header if key in factors]
+        if len(keys) > 1:
+            units = ", with two units" if len({*keys}) > 1 else ""
+            raise ValueError(f"{path}: column {name} stands twice{units}")
+        columns |= {key: (name, factors[key]) for key in keys}
+    return {key: columns[key] for key in header}
+
+
+def with_defaults(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete the values of a row by defaults."""
+    for name, field in fields.items():
+        if field.default is NEEDED and name not in values:
+            raise ValueError(f"{name} is missing")
+    return {name: values.get(name, field.default) for name, field in fields.items()}
 
 
 def json_schema(fields: Fields, meanings: Mapping[str, str] = {}) -> dict[str, Any]:
@@ -200,7 +262,7 @@ def json_schema(fields: Fields, meanings: Mapping[str, str] = {}) -> dict[str, A
     return schema | ({"allOf": groups} if groups else {})
 
 
-def _kind_schema(kind: ValueKind, meanings: Mapping[str, str]) -> dict[str, Any]:
+def _kind_schema(kind: FieldKind, meanings: Mapping[str, str]) -> dict[str, Any]:
     if kind.fields is not None:
         return json_schema(kind.fields, meanings)
     if kind.entry is not None:

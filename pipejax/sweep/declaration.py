@@ -19,8 +19,8 @@ from pipejax.base.file_fields import (
     NEEDED,
     NUMBER,
     TEXT,
+    FieldKind,
     FileField,
-    ValueKind,
     check_keys,
     choice,
     read_field,
@@ -333,7 +333,7 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)
 
 
-def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,)) -> ValueKind:
+def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,)) -> FieldKind:
     """Return the kind of texts that `read` understands; `form` describes them in errors."""
 
     def check(value: Any, where: str) -> Any:
@@ -344,13 +344,13 @@ def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
-    return ValueKind(check, {"type": [_JSON_TYPES[kind] for kind in types], "description": form})
+    return FieldKind(check, {"type": [_JSON_TYPES[kind] for kind in types], "description": form})
 
 
 _JSON_TYPES: Mapping[Any, str] = {str: "string", list: "array"}
 
 
-def _as_written(parse: Callable[[str], object], form: str) -> ValueKind:
+def _as_written(parse: Callable[[str], object], form: str) -> FieldKind:
     """Return the kind of texts that label their values: they stay as they are if they parse."""
 
     def check(text: str) -> str:
@@ -421,7 +421,7 @@ _PAIR_LINKS = _as_written(
 
 # each takes a value or a list; the target is the dimension of the dataset
 AXES: Mapping[str, FileField] = {
-    "schedules": FileField(ValueKind(read_schedule), target="schedule"),
+    "schedules": FileField(FieldKind(read_schedule), target="schedule"),
     "models": FileField(_MODEL, target="model"),
     "stack": FileField(_STACK, ""),
     "workers": FileField(whole()),
@@ -443,6 +443,6 @@ FILE: Mapping[str, FileField] = {
     "title": FileField(TEXT, ""),
     **AXES,
     "system": FileField(section(_SYSTEM), {}),
-    "outputs": FileField(ValueKind(_outputs, {"items": {"enum": [*OUTPUTS]}}), ("bubble_ratio",)),
+    "outputs": FileField(FieldKind(_outputs, {"items": {"enum": [*OUTPUTS]}}), ("bubble_ratio",)),
     "dtype": FileField(choice(DTYPES), "float64"),
 }

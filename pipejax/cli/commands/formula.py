@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.checks import MAX_COUNT, resolve_choice
-from pipejax.base.data_files import whole_cell
+from pipejax.base.checks import resolve_choice
+from pipejax.base.file_fields import read_cell, whole
 from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.run import LinkOptions, TableFields
@@ -343,7 +343,7 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
         return symbol, []
     words = given.split(":") if ":" in given else given.split(",")
     try:
-        numbers = [whole_cell(word.strip(), "", 1, MAX_COUNT) for word in words]
+        numbers = [read_cell(whole(), word.strip(), "") for word in words]
         if ":" in given:
             low, high, step = numbers
             numbers = list(range(low, high + 1, step))

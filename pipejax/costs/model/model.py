@@ -19,8 +19,8 @@ from pipejax.base.file_fields import (
     NEEDED,
     NUMBER,
     TEXT,
+    FieldKind,
     FileField,
-    ValueKind,
     read_record,
     section,
     whole,
@@ -500,7 +500,7 @@ _KEYS = {
     "optimizer_bytes": "optimizer_bytes_per_parameter",
     "element_bytes": "bytes_per_element",
 }
-_KINDS: Mapping[str, ValueKind] = {  # of fields that are neither texts, flags nor counts from 1
+_KINDS: Mapping[str, FieldKind] = {  # of fields that are neither texts, flags nor counts from 1
     **dict.fromkeys(("vocabulary", "shared_experts", "dense_layers"), whole(0)),
     **dict.fromkeys(("mtp_layers", "windowed_layers"), whole(0)),
     "capacity_factor": NUMBER,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, resolve_name, wrong
-from pipejax.base.file_fields import FLAG, NUMBER, SHARE, TEXT, ValueKind, choice, whole
+from pipejax.base.file_fields import FLAG, NUMBER, SHARE, TEXT, FieldKind, choice, whole
 
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
@@ -84,10 +84,10 @@ class WorkloadField(NamedTuple):
     in_plan: bool = False  # whether all layouts of a plan have it in common
 
     @property
-    def values(self) -> ValueKind:
+    def values(self) -> FieldKind:
         """Return the kind of its values in files."""
         kinds = {"flag": FLAG, "number": NUMBER, "share": SHARE, "text": TEXT}
-        kinds["recompute"] = ValueKind(_read_recompute, TEXT.schema)
+        kinds["recompute"] = FieldKind(_read_recompute, TEXT.schema)
         if self.kind == "whole":
             return whole(self.least, self.largest or MAX_COUNT)
         return choice(self.names) if self.kind == "name" else kinds[self.kind]

@@ -18,8 +18,8 @@ from pipejax.base.file_fields import (
     NUMBER,
     POSITIVE,
     SHARE,
+    FieldKind,
     FileField,
-    ValueKind,
     at_least,
     json_schema,
     read_record,
@@ -257,7 +257,7 @@ NO_KERNELS = AttentionKernels()
 NO_LINK, HALVING = Link(0.0, 0.0), Collectives()
 
 
-def _curve(dimension: str) -> ValueKind:
+def _curve(dimension: str) -> FieldKind:
     """Return the kind of a share, or of steps {"from_..": size, "share": x} by size."""
     step = section({"from": FileField(NUMBER, dimension=dimension), "share": FileField(EFFICIENCY)})
 
@@ -271,7 +271,7 @@ def _curve(dimension: str) -> ValueKind:
         return Efficiency(tuple(sizes), tuple(entry["share"] for entry in steps))
 
     steps = {"type": "array", "items": json_schema(step.fields or {})}
-    return ValueKind(read, {"anyOf": [EFFICIENCY.schema, steps]})
+    return FieldKind(read, {"anyOf": [EFFICIENCY.schema, steps]})
 
 
 def _algorithms(value: Any, where: str) -> dict[str, bool]:
@@ -333,7 +333,7 @@ SECTIONS: Mapping[str, Mapping[str, FileField]] = {
     },
     "collectives": {
         "algorithms": FileField(
-            ValueKind(_algorithms, _ALGORITHM_LIST),
+            FieldKind(_algorithms, _ALGORITHM_LIST),
             {name: name == "halving" for name in ALGORITHMS},
         ),
         "latency": FileField(NUMBER, 0.0, "s", "collectives.latency"),
@@ -345,7 +345,7 @@ SECTIONS: Mapping[str, Mapping[str, FileField]] = {
         "sharpness": FileField(at_least(1), 4.0, target="kernels.sharpness"),
         **{name: FileField(EFFICIENCY, 1.0, target=f"kernels.{name}") for name in _KERNEL_SHARES},
         "elementwise": FileField(NUMBER, 1.0, target="kernels.elementwise"),
-        "attention": FileField(ValueKind(_attention, json_schema(_ATTENTION_FIELDS)), NO_KERNELS),
+        "attention": FileField(FieldKind(_attention, json_schema(_ATTENTION_FIELDS)), NO_KERNELS),
     },
     "host": {
         **{name: FileField(NUMBER, 0.0, "s", f"host.{name}") for name in _HOST_TIMES},

@@ -23,9 +23,9 @@ from pipejax.base.file_fields import (
     POSITIVE,
     SHARE,
     TEXT,
+    FieldKind,
     Fields,
     FileField,
-    ValueKind,
     read_fields,
     section,
     sections,
@@ -142,7 +142,7 @@ def _optional_number(value: Any, where: str) -> float | None:
 _PARAMETER = {
     "value": FileField(NUMBER),
     "unit": FileField(TEXT, ""),
-    "standard_error": FileField(ValueKind(_optional_number, {"type": ["number", "null"]}), None),
+    "standard_error": FileField(FieldKind(_optional_number, {"type": ["number", "null"]}), None),
     "identified": FileField(FLAG, True),
 }
 _FACTORS = {"type": "array", "items": POSITIVE.schema, "minItems": 2, "maxItems": 2}
@@ -151,9 +151,9 @@ _CALIBRATION = {
     "source": FileField(TEXT),
     "rows": FileField(whole()),
     "parameters": FileField(sections(section(_PARAMETER)), {}),
-    "bands": FileField(sections(ValueKind(_band, _FACTORS)), {}),
+    "bands": FileField(sections(FieldKind(_band, _FACTORS)), {}),
     "stack": FileField(TEXT, ""),
-    "evidence": FileField(ValueKind(_evidence, _ROWS), ()),
+    "evidence": FileField(FieldKind(_evidence, _ROWS), ()),
     "overlap": FileField(SHARE, None),
 }
 
