@@ -116,12 +116,12 @@ def optimize(
     limit, link = MemoryLimit.read(run.memory_limit), links.links()
     if not (within := parse_seconds(time_limit, "--time-limit")):
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
-    for option, value, known in (
+    for option, value, legal in (
         ("--link", link.model, LINKS_OF_SEARCH),
         ("--minimize", minimize, OBJECTIVES),
     ):
-        if value not in known:
-            raise ValueError(f"{option} must be one of {', '.join(known)} here, got {value!r}")
+        if value not in legal:
+            raise ValueError(f"{option} must be one of {', '.join(legal)} here, got {value!r}")
     _check_solver()
     store = stored.open()
 
