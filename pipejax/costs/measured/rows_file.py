@@ -134,7 +134,7 @@ class RowReader:
         measured = [name for name in MEASURED if name in cells]
         if columns["out_of_memory"] == bool(measured):
             raise ValueError(
-                f"out_of_memory is 1, but {measured[0]} is measured"
+                f"out_of_memory is 1, but {measured[0]} is given"
                 if measured
                 else "seconds is missing, and so is memory_bytes: give one"
             )
