@@ -156,8 +156,9 @@ def read_fields(fields: Fields, data: Any, where: str, what: str = "key") -> dic
     return {name: read_field(name, field, data, where) for name, field in fields.items()}
 
 
-def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str) -> Any:
+def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str = "") -> Any:
     """Read one field of a section whose keys are checked."""
+    prefix = f"{where}: " if where else ""
     factors = unit_factors(name, field.dimension)
     keys = [key for key in factors if key in data]
     if not keys and field.default is not NEEDED:
@@ -166,8 +167,8 @@ def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str)
         state = f"has {' and '.join(keys)}" if keys else "is missing"
         expected = factors if field.dimension else field.kind.schema.get("enum")
         more = f": expected one of {', '.join(expected)}" if expected else ""
-        raise ValueError(f"{where}: {name} {state}{more}")
-    value = field.kind.read(data[keys[0]], f"{where}: {keys[0]}")
+        raise ValueError(f"{prefix}{name} {state}{more}")
+    value = field.kind.read(data[keys[0]], f"{prefix}{keys[0]}")
     return to_si(value, factors[keys[0]]) if field.dimension else value
 
 
