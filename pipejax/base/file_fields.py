@@ -126,6 +126,12 @@ def sections(entry: FieldKind) -> FieldKind:
     return FieldKind(read, entry=entry)
 
 
+def several(kind: FieldKind) -> FieldKind:
+    """Return the kind of fields with one value or a list; `read` takes each value."""
+    entries = {"type": "array", "items": kind.schema}
+    return FieldKind(kind.read, {"anyOf": [kind.schema, entries]})
+
+
 def unit_factors(name: str, dimension: str) -> dict[str, float]:
     """Return the keys that a field may have, each with the factor of its unit."""
     if not dimension:
@@ -248,7 +254,8 @@ def with_defaults(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
 def json_schema(fields: Fields, meanings: Mapping[str, str] = {}) -> dict[str, Any]:
     """Return the JSON Schema of an object with some fields; `meanings` describe their targets."""
     properties: dict[str, Any] = {}
-    groups: list[Any] = []
+    required: list[str] = []
+    choices: list[Any] = []  # of units
     for name, field in fields.items():
         keys = [*unit_factors(name, field.dimension)]
         entry = _kind_schema(field.kind, meanings)
@@ -257,10 +264,13 @@ def json_schema(fields: Fields, meanings: Mapping[str, str] = {}) -> dict[str, A
         if isinstance(field.default, str | int | float) and not field.dimension:
             entry["default"] = field.default
         properties |= dict.fromkeys(keys, entry)
-        if field.default is NEEDED:
-            groups.append({"oneOf": [{"required": [key]} for key in keys]})
+        if field.default is NEEDED and len(keys) == 1:
+            required += keys
+        elif field.default is NEEDED:
+            choices.append({"oneOf": [{"required": [key]} for key in keys]})
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return schema | ({"allOf": groups} if groups else {})
+    groups = {"required": required, "allOf": choices}
+    return schema | {name: group for name, group in groups.items() if group}
 
 
 def _kind_schema(kind: FieldKind, meanings: Mapping[str, str]) -> dict[str, Any]:

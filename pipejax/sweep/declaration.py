@@ -23,9 +23,11 @@ from pipejax.base.file_fields import (
     FileField,
     check_keys,
     choice,
+    json_schema,
     read_field,
     read_fields,
     section,
+    several,
     unit_factors,
     whole,
 )
@@ -271,12 +273,11 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
     # `{from, to, points, scale}` with the scale "linear" or "log".
     if not isinstance(section, Mapping):
         raise ValueError(f"{where} must be a table of {', '.join(SECTIONS)}, got {section!r}")
-    check_keys(section, _SYSTEM, where)
+    check_keys(section, _SYSTEM_FIELDS, where)
     axes: list[Axis] = []
     for name, entries in section.items():
         place = f"{where}: {name}"
-        fields = {key: field for key, field in SECTIONS[name].items() if key != "algorithms"}
-        check_keys(entries, fields, place)
+        check_keys(entries, _SYSTEM[name], place)
         for key, entry in entries.items():
             axes.append(_read_field(name, key, entry, place))
             if axes[-1].name in [axis.name for axis in axes[:-1]]:
@@ -438,11 +439,22 @@ AXES: Mapping[str, FileField] = {
     "eager_below": FileField(NUMBER, 0.0),
     "systems": FileField(_SYSTEM_NAME, target="system"),
 }
-_SYSTEM = {name: FileField(section(fields)) for name, fields in SECTIONS.items()}
+_SYSTEM_AXIS = FieldKind(
+    lambda value, where: value, {"anyOf": [*several(NUMBER).schema["anyOf"], json_schema(_RANGE)]}
+)
+_SYSTEM = {
+    name: {
+        key: FileField(_SYSTEM_AXIS, None, field.dimension)
+        for key, field in fields.items()
+        if key not in ("algorithms", "attention")
+    }
+    for name, fields in SECTIONS.items()
+}
+_SYSTEM_FIELDS = {name: FileField(section(fields), None) for name, fields in _SYSTEM.items()}
 FILE: Mapping[str, FileField] = {
     "title": FileField(TEXT, ""),
-    **AXES,
-    "system": FileField(section(_SYSTEM), {}),
+    **{key: field._replace(kind=several(field.kind)) for key, field in AXES.items()},
+    "system": FileField(section(_SYSTEM_FIELDS), {}),
     "outputs": FileField(FieldKind(_outputs, {"items": {"enum": [*OUTPUTS]}}), ("bubble_ratio",)),
     "dtype": FileField(choice(DTYPES), "float64"),
 }
