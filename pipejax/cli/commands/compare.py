@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import NO_FORM
@@ -29,7 +28,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import above, gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import Column, grid, has_lines, pick, plain, table_of
+from pipejax.cli.output.report import Column, Grid, grid, has_lines, pick, plain, table_of
 from pipejax.cli.output.runs import step_json
 from pipejax.schedules.cells.ops import COMMUNICATION
 
@@ -369,7 +368,7 @@ def _difference_text(
         yield _exchanges(result["exchanges"], one["makespan"], in_slots)
 
 
-def _costs(one: dict[str, Any], other: dict[str, Any], in_slots: bool) -> Table:
+def _costs(one: dict[str, Any], other: dict[str, Any], in_slots: bool) -> Grid:
     """What both cost, side by side."""
     time = (lambda value: f"{value:.6g}") if in_slots else seconds
     lines: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
@@ -430,7 +429,7 @@ def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
     return said
 
 
-def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> Table:
+def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> Grid:
     """Around the first cell that differs on each worker, both rows with the cell marked."""
     cells = []
     for row in rows:
@@ -453,7 +452,7 @@ def _marked(at: int, cells: Iterable[str]) -> str:
     return " ".join(texts)
 
 
-def _exchanges(exchanges: Sequence[dict[str, Any]], makespan: float, in_slots: bool) -> Table:
+def _exchanges(exchanges: Sequence[dict[str, Any]], makespan: float, in_slots: bool) -> Grid:
     """What the first table takes with one row of the second."""
     time = (lambda value: f"{value:.6g}") if in_slots else seconds
     ran = [each["makespan"] for each in exchanges]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.line import command_line, written_but
@@ -21,7 +20,17 @@ from pipejax.cli.output.kinds import CERTIFICATE
 from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import gigabytes, percent, seconds, short_percent
 from pipejax.cli.output.plans import evidence_line
-from pipejax.cli.output.report import Column, facts, grid, heading, pick, plain, sizes_of, table_of
+from pipejax.cli.output.report import (
+    Column,
+    Grid,
+    facts,
+    grid,
+    heading,
+    pick,
+    plain,
+    sizes_of,
+    table_of,
+)
 from pipejax.cli.output.runs import (
     memory_json,
     op_values,
@@ -316,7 +325,7 @@ def _link(evaluation: "pj.Evaluation") -> str:
 
 def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
-) -> Table:
+) -> Grid:
     memory, sizes = held.memory, held.stages
     is_forward = evaluation.table.grammar.forward_only
     held_name = "keys and values" if is_forward else "activation memory"

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import grid
+from pipejax.cli.output.report import Grid, grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.paths.longest_paths import LongPath
@@ -67,7 +66,7 @@ def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*rows, (f"worker {fullest} holds", filled)]
 
 
-def step_parts(result: Mapping[str, Any]) -> Table:
+def step_parts(result: Mapping[str, Any]) -> Grid:
     """Where the seconds of a step go; parts that take none are left out."""
     parts = {name: time for name, time in result["breakdown"].items() if time > 0}
     shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())
@@ -99,7 +98,7 @@ def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"])
     ]
 
 
-def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> Table:
+def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> Grid:
     """Show the least and the most of each phase on each worker, with the op that has it."""
     from pipejax.engine.lowering.program import NO_WORKER
 
@@ -141,7 +140,7 @@ def paths_json(paths: "Iterable[LongPath]") -> list[dict[str, Any]]:
     ]
 
 
-def paths_table(paths: "list[LongPath]") -> Table:
+def paths_table(paths: "list[LongPath]") -> Grid:
     """Show the longest paths: how far behind each is, what it counts, and the way it takes."""
     names = list(paths[0].counts) if paths else []
     behind = (path.shorter_by * (path.shorter_by > _ROUNDING * path.length) for path in paths)
