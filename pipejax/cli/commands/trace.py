@@ -280,6 +280,7 @@ def _against_json(shares: "Attribution") -> dict[str, Any]:
 
 
 def _deal_json(deal: "NewDeal") -> dict[str, Any]:
+    times = (seconds.tolist() for seconds in (deal.before, deal.after, deal.least))
     return {
         "before": float(deal.before.mean()),
         "after": float(deal.after.mean()),
@@ -287,11 +288,7 @@ def _deal_json(deal: "NewDeal") -> dict[str, Any]:
         "bound": deal.bound,
         "of_replica": deal.replica_share,
         "per_step": [
-            dict(zip(("step", "before", "after", "least"), row, strict=True))
-            for row in zip(
-                deal.steps,
-                *(x.tolist() for x in (deal.before, deal.after, deal.least)),
-                strict=True,
-            )
+            {"step": step, "before": before, "after": after, "least": least}
+            for step, before, after, least in zip(deal.steps, *times, strict=True)
         ],
     }
