@@ -57,9 +57,7 @@ def plan_lines(found: "PlanResult") -> Iterator[object]:
 def evidence_line(regime: object, known: "Evidence | None", system: str) -> object:
     """Return how far predictions of similar runs were off."""
     if known is None:
-        return plain(
-            f"evidence: no measured run like this one ({regime}) on {system}: extrapolated"
-        )
+        return plain(f"extrapolated: no measured run on {system} is like this one ({regime})")
     return plain(
         f"evidence: {known.configurations} measured configurations like this one ({regime}) were "
         f"predicted within {known.mean_error:.3g} % on average"
