@@ -561,7 +561,7 @@ def test_maps_share_their_colours():
     high = HeatMap("high", "replica", ["0", "1"], ["worker 0"], np.array([[0.004, np.nan]]))
     picture = heat_picture([low, high])
     meshes = [m for axes in picture.axes[:2] for m in axes.collections if isinstance(m, QuadMesh)]
-    assert [mesh.get_clim() for mesh in meshes] == [(-0.002, 0.004)] * 2
+    assert [mesh.get_clim() for mesh in meshes] == [(-0.004, 0.004)] * 2
     assert [text.get_text() for text in picture.axes[0].texts] == ["1.00", "-2.00"]
     assert [text.get_text() for text in picture.axes[1].texts] == ["4.00"]
     assert [label.get_text() for label in picture.axes[0].get_xticklabels()] == ["5", "7"]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NAMED = 3  # suspects on the first screen
 SHARES = 8  # shares of a kind in a table
+OUTLIER = 2.0  # times the median: a step that takes longer is not in a map
 ROWS = 50  # rows of other tables
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
 CULPRITS = ("place", "stage", "worker", "replica", "link", "step", "microbatch", "phase")
@@ -280,7 +281,7 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
             for worker in range(table.num_workers)
         ]
         rows = [f"worker {worker}" for worker in range(table.num_workers)]
-        title = "what a worker of a replica adds alone: only its ops took what they did"
+        title = "time that one slow machine adds to an ideal step"
         yield HeatMap(title, "replica", [*map(str, replicas)], rows, np.array(cells))
     elif table.num_stages > table.num_workers:  # of one stage each they would be drawn twice
         yield _by_step(shares, "worker")
@@ -291,9 +292,15 @@ def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
     from pipejax.plots.heat_maps import HeatMap
 
     order, of_kind = np.argsort(shares.steps), shares.by_name(kind)
+    # a warm-up step would take all the colours
+    is_usual = shares.recorded[order] <= OUTLIER * np.median(shares.recorded)
+    without = [f"{shares.steps[k]}" for k in order[~is_usual]]
+    order = order[is_usual]
     names = sorted(of_kind, key=int)
     return HeatMap(
-        f"what a step saves if ops of a {kind} took what they should",
+        f"cost of a slow {kind} by step"
+        + f", without the outlying step{'s' * (len(without) > 1)} {', '.join(without)}"
+        * bool(without),
         "step",
         [str(shares.steps[k]) for k in order],
         [f"{kind} {name}" for name in names],
