@@ -20,7 +20,7 @@ COLOURS = LinearSegmentedColormap.from_list("more", (palette.WHITE, palette.SKY,
 BOTH = LinearSegmentedColormap.from_list(  # for seconds below and above 0, which is white
     "both", ("#8A2B00", palette.ORANGE, palette.WHITE, palette.SKY, _DARK)
 )
-MIN_NEGATIVE = 0.05  # of the largest value: smaller numbers below 0 have no colour
+MIN_NEGATIVE = 0.25  # of the largest value: smaller numbers below 0 are white
 _ROW_INCH, _STEP_ROW_INCH, _TITLE_INCH = 0.2, 0.42, 0.62
 _MAX_ROWS_INCH = 8.5  # largest height of all rows together
 _LANE_SHARE = 0.4  # share of a row that recorded or replayed ops take

@@ -197,6 +197,7 @@ def _run(
 def _draw(runs: "dict[str, Jittered]", figure: Output) -> None:
     """Draw the step times of all samples, a violin for each schedule."""
     from pipejax.plots import draw_violins, palette, violin_entries
+    from pipejax.plots.style import legend
 
     factor, unit = time_unit(max(run.worst for run in runs.values()))
     with drawing(figure, 1, HEIGHT + ROW * len(runs)) as (picture, axes):
@@ -208,7 +209,9 @@ def _draw(runs: "dict[str, Jittered]", figure: Output) -> None:
         )
         axes.locator_params(axis="x", nbins=6)
         axes.set_xlabel(f"step time [{unit}]")
-        picture.legend(handles=violin_entries(), loc="outside lower center", ncols=2)
+        entries = violin_entries()
+        texts = [str(entry.get_label()) for entry in entries]
+        legend(picture, "lower left", (entries, texts))
 
 
 def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
