@@ -34,7 +34,7 @@ SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6)
 
 @options
 class FitOptions:
-    """How a system is fitted to runs of models, and to collectives.
+    """Options of a fit of a system to runs of models and to collectives.
 
     Attributes:
       system: to begin with.

@@ -64,22 +64,22 @@ class Plans:
             )
 
     def called(self, name: str) -> str:
-        """Name a schedule so that no more is claimed than of this order."""
+        """Return the name of a schedule, marked if its order is a plan for certain times."""
         return f"{name} as planned" if name in self.times else name
 
     def called_in_full(self, name: str) -> str:
-        """Name it with what it was planned for."""
-        behind = f" for {_times_text(self.times[name])}" if name in self.times else ""
-        return self.called(name) + behind
+        """Return the name of a schedule with the times of its plan."""
+        times = f" for {_times_text(self.times[name])}" if name in self.times else ""
+        return self.called(name) + times
 
 
 def _times_text(times: Mapping[str, Any]) -> str:
-    """Write times as `F=I=W=1, c=0`; one for each stage with / between."""
-    said = {key: "/".join(f"{t:g}" for t in _listed(time)) for key, time in times.items()}
-    ops = {key: text for key, text in said.items() if key in "FIW"}
+    """Format times as `F=I=W=1, c=0`; times of stages have / between them."""
+    texts = {key: "/".join(f"{t:g}" for t in _listed(time)) for key, time in times.items()}
+    ops = {key: text for key, text in texts.items() if key in "FIW"}
     if len(set(ops.values())) == 1:
-        said = {"=".join(ops): said["F"]} | {k: v for k, v in said.items() if k not in ops}
-    return ", ".join(f"{key}={text}" for key, text in said.items())
+        texts = {"=".join(ops): texts["F"]} | {k: v for k, v in texts.items() if k not in ops}
+    return ", ".join(f"{key}={text}" for key, text in texts.items())
 
 
 def _listed(value: Any) -> list[float]:
@@ -143,15 +143,17 @@ def versus_lines(
     versus: "pj.results.Versus", form: "pj.results.Formula", plans: Plans
 ) -> Iterator[str]:
     """Yield which of two schedules is faster, and where, in the box of the form."""
-    one, other = map(plans.called, versus.names)
+    first, second = map(plans.called, versus.names)
     verdict = {
-        "one is never slower": f"{one} is never slower",
-        "other is never slower": f"{other} is never slower",
+        "one is never slower": f"{first} is never slower",
+        "other is never slower": f"{second} is never slower",
     }.get(versus.verdict, versus.verdict)
     box = f", for {form.where}" if form.where else ""
     yield f"{' against '.join(map(plans.called_in_full, versus.names))}: {verdict}{box}"
     sides = (versus.one_at_most, versus.one_slower), (versus.other_at_most, versus.other_slower)
-    for name, rival, (regions, (at, ratio)) in zip((one, other), (other, one), sides, strict=True):
+    for name, rival, (regions, (at, ratio)) in zip(
+        (first, second), (second, first), sides, strict=True
+    ):
         for k, region in enumerate(regions[:SHOWN]):
             where = f"where {' and '.join(region.texts)}" if region.texts else "everywhere"
             yield f"  or {where}" if k else f"{name} is as fast or faster {where}"
@@ -235,7 +237,7 @@ def formula(
     if figure.path is not None and names is None:
         names = ["F", "B", "c"]
     ranges = _parse_box(box, names[0] if names else "F")
-    chosen = _Chosen(run, links.links(), names, per_worker, ranges, max_facets)
+    chosen = _FormOptions(run, links.links(), names, per_worker, ranges, max_facets)
     paper = None if figure.path is None else printed.paper("column")
     table = run.build()
     if symbol and names is None:
@@ -302,8 +304,8 @@ def _draw(
     return regimes
 
 
-class _Chosen(NamedTuple):
-    """What the options choose: a form of any table of theirs."""
+class _FormOptions(NamedTuple):
+    """Options of a closed form, for the forms of several tables."""
 
     run: TableFields
     links: pj.Links
@@ -348,15 +350,15 @@ def _messages_alike(program: "pj.Program") -> list[str]:
 
 
 def _parse_family(text: str) -> tuple[str, list[int]]:
-    """Read the symbol of a family, and the numbers that it is looked for on, if they are given."""
-    symbol, equals, given = (part.strip() for part in text.partition("="))
+    """Read the symbol of a family and the numbers to fit it to; none is an empty list."""
+    symbol, equals, numbers_text = (part.strip() for part in text.partition("="))
     symbol = resolve_choice(symbol, ("M", "P"), "--family")
     if not equals:
         return symbol, []
-    words = given.split(":") if ":" in given else given.split(",")
+    words = numbers_text.split(":") if ":" in numbers_text else numbers_text.split(",")
     try:
         numbers = [whole_cell(word.strip(), "", 1, MAX_COUNT) for word in words]
-        if ":" in given:
+        if ":" in numbers_text:
             low, high, step = numbers
             numbers = list(range(low, high + 1, step))
     except ValueError:
@@ -367,7 +369,7 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
     return symbol, numbers
 
 
-def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Family":
+def _family(chosen: _FormOptions, symbol: str, numbers: list[int]) -> "pj.results.Family":
     """Find the family that a schedule belongs to."""
     from pipejax.analysis.formula.family import NoFamilyError  # loads JAX
 
@@ -398,8 +400,8 @@ def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Famil
 
     step = workers if symbol == "M" else 2 if workers % 2 == 0 else 1
     with waiting("looking for the family"):
-        if given:
-            return find(given[:-1], given[-1:])
+        if numbers:
+            return find(numbers[:-1], numbers[-1:])
         if symbol == "P":
             return find(range(2, 2 + 7 * step, step), [18 * step])
         try:
@@ -415,21 +417,21 @@ def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Famil
 
 def _parse_box(text: str | None, first: str) -> dict[str, tuple[float, float]]:
     """Read ranges, as F=1:2,c=0:0.5, or F=1 of a parameter that is fixed."""
-    found: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
     has_unit = False
     for entry in text.split(",") if text is not None else ():
         name, _, bounds = (part.strip() for part in entry.partition("="))
         low, colon, high = bounds.partition(":")
-        if not low or name in found:
+        if not low or name in ranges:
             raise ValueError(f"--box must be as F=1:2,c=0:0.5 or F=1, each once, got {text!r}")
         where, ends = f"--box: {name}", (low, high if colon else low)
-        found[name] = parse_seconds(ends[0].strip(), where), parse_seconds(ends[1].strip(), where)
+        ranges[name] = parse_seconds(ends[0].strip(), where), parse_seconds(ends[1].strip(), where)
         has_unit |= any(math.isnan(parse_float(end.strip())) for end in ends)
-    if not found or first in found or any(low == high for low, high in found.values()):
-        return found
+    if not ranges or first in ranges or any(low == high for low, high in ranges.values()):
+        return ranges
     if has_unit:
         raise ValueError(
             f"--box {text} has a time in a unit, but ranges in times of {first}, which is 1: give "
             f"a range of {first} too, or numbers alone"
         )
-    return {first: (1.0, 1.0), **found}
+    return {first: (1.0, 1.0), **ranges}

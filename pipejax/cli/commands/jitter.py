@@ -40,7 +40,7 @@ DRAWS, MOST, LEAST = 200_000, 10_000, 500  # of all replicas; samples, where no 
 
 @options
 class SamplingOptions:
-    """What varies, and how many samples are drawn of it.
+    """Distributions of durations, and the number of samples.
 
     Attributes:
       op: NAME:SPREAD, a name of lognormal, gamma, normal, uniform and exponential.
@@ -62,11 +62,10 @@ class SamplingOptions:
     seed: Seed = 0
     replicas: CountIfGiven = None
 
-    def of(self, pricing: Pricing) -> "SamplingOptions":
-        """Say how many replicas and samples there are, where options do not."""
+    def complete(self, pricing: Pricing) -> "SamplingOptions":
+        """Fill in the numbers of replicas and samples that options leave open."""
         workload = pricing.source.workload if isinstance(pricing.source, ModelCosts) else None
-        found = 1 if workload is None else workload.data_parallel
-        replicas = self.replicas or found
+        replicas = self.replicas or (1 if workload is None else workload.data_parallel)
         usual = min(MOST, max(LEAST, DRAWS // replicas))
         return dataclasses.replace(self, replicas=replicas, samples=self.samples or usual)
 
@@ -82,14 +81,14 @@ class SamplingOptions:
         self, name: str, make: Callable[..., Any], first: Callable[[str], Any], form: str
     ) -> Any:
         text = getattr(self, name)
-        part, colon, value = (each.strip() for each in text.partition(":"))
-        given, number = first(part), parse_ratio(value)
-        if not colon or given != given:
+        head, colon, value = (part.strip() for part in text.partition(":"))
+        kind, number = first(head), parse_ratio(value)
+        if not colon or kind != kind:
             raise ValueError(f"{flag(name)} must be {form}, got {text!r}")
         if math.isnan(number):
             raise ValueError(f"{flag(name)} {text}: {value!r} is no number, as 0.05 or 5%")
         try:
-            return make(given, number)
+            return make(kind, number)
         except ValueError as error:
             raise ValueError(f"{flag(name)} {text}: {error}") from None
 
@@ -121,7 +120,7 @@ def jitter(
 
     listed, link = run.listed, links.links()
     priced = required(run.pricing)
-    factors, sampling = sampling.factors(), sampling.of(priced)
+    factors, sampling = sampling.factors(), sampling.complete(priced)
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
     listed.options.check(listed.names)

@@ -51,7 +51,9 @@ def sensitivity(
         raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
     if priced.workload is None or priced.system is None:
-        return _of_places(pj.evaluate(table, priced.table_costs(table), link=link), factors, figure)
+        return _answer_by_place(
+            pj.evaluate(table, priced.table_costs(table), link=link), factors, figure
+        )
     sensitivities = pj.sensitivity(table, priced.workload, priced.system, link=link)
     model = priced.workload.model
     step_times = swings(table, priced.workload, priced.system, factors=factors, link=link)
@@ -89,7 +91,7 @@ def sensitivity(
     )
 
 
-def _of_places(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
+def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
     """Answer for measured times: by stage, worker and boundary."""
     from pipejax.analysis.uncertainty.sensitivity import place_sensitivity
 

@@ -61,7 +61,7 @@ def staleness(
         result["weight_bytes"] = staleness_result.versions @ version
     if figure.path is not None:
         _draw(figure, staleness_result)
-    drawn = {"drawn to": figure} if figure.path is not None else {}
+    files = {"drawn to": figure} if figure.path is not None else {}
     details: dict[str, Iterable[object]] = {
         "workers": [_workers(staleness_result, result.get("weight_bytes"))]
     }
@@ -71,7 +71,7 @@ def staleness(
             rows = [table_of([result], NUMBERS), table_of(result["histogram"], COUNTS)]
         details["delays"] = rows
     view = _view(table, staleness_result, result)
-    return Answer(result, view, drawn, details=details)
+    return Answer(result, view, files, details=details)
 
 
 def _view(

@@ -60,28 +60,27 @@ def validate(
     """
     allowed = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
     with waiting("predicting"):
-        of_pipejax = pj.validate(files, system, stack=stack, link=link or "delay")
-    validation, beside = of_pipejax, None
+        ours = pj.validate(files, system, stack=stack, link=link or "delay")
+    validation, other = ours, None
     if predictions is not None:
         from pipejax.analysis.step.validation import judge
 
-        validation, beside = judge(of_pipejax, predictions)
+        validation, other = judge(ours, predictions)
     judged = validation.time or validation.memory  # each row has one of them
     is_within = judged is not None and judged.mape <= allowed
     if figure.path is not None:
         _draw(figure, validation)
-    of_ours = {} if beside is None else {"pipejax": _statistics(beside)}
     result = {
         **_statistics(validation),
         "configurations": _statistics(validation.by_configuration),
         "ranking": None if validation.ranking is None else validation.ranking._asdict(),
         "worst": validation.worst(SHOWN),
         "groups": {name: _statistics(part) for name, part in validation.groups.items()},
-        **of_ours,
+        **({} if other is None else {"pipejax": _statistics(other)}),
         "tolerance": allowed,
     }
-    drawn = {"drawn to": figure} if figure.path is not None else {}
-    return Answer(result, _view(result, judged), drawn, is_within, details=_details(result))
+    written = {"drawn to": figure} if figure.path is not None else {}
+    return Answer(result, _view(result, judged), written, is_within, details=_details(result))
 
 
 def _statistics(validation: "Validation") -> dict[str, Any]:

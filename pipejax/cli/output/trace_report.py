@@ -28,7 +28,8 @@ SHARES = 8  # shares of a kind in a table
 OUTLIER = 2.0  # times the median: a step that takes longer is not in a map
 ROWS = 50  # rows of other tables
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
-CULPRITS = ("place", "stage", "worker", "replica", "link", "step", "microbatch", "phase")
+CULPRITS = ("place", "stage", "worker", "replica", "link")  # places, from the most specific
+MEAN_RATIO = 1.05  # of the mean to the median: from here on both are named
 ALIKE = 0.9  # of the largest share: a more specific part that costs so much is named
 BAD_REPLAY = 0.1  # mean error from which a replay is of something else than the run
 
@@ -45,7 +46,9 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
             else f"{worst.kind} {worst.name}"
         )
         fault = f"{name} costs {seconds(worst.saves)} ({percent(worst.saves / step)})"
-    yield plain(f"{seconds(step)} per step; {fault}")
+    median = float(np.median(shares.recorded))
+    mean = f" (the median is {seconds(median)})" * (step > MEAN_RATIO * median)
+    yield plain(f"{seconds(step)} per step{mean}; {fault}")
     yield _heading(analysis, result)
     if worst is not None and worst.kind == "place":
         yield plain(f"first repair or replace this machine: saves {seconds(worst.saves)}")
@@ -89,12 +92,13 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
 
 
 def _culprit(shares: "Attribution") -> "Share | None":
-    """Return the part that costs most; of parts that cost about as much, the most specific."""
-    parts = [share for share in _largest(shares, 1) if share.kind in CULPRITS]
+    """Return the place that costs most; of places that cost about as much, the most specific."""
+    largest = [*_largest(shares, 1)]
+    parts = [share for share in largest if share.kind in CULPRITS] or largest[:1]
     most = max((share.saves for share in parts), default=0.0)
     return min(
         (share for share in parts if share.saves >= ALIKE * most),
-        key=lambda share: CULPRITS.index(share.kind),
+        key=lambda share: [*CULPRITS, share.kind].index(share.kind),
         default=None,
     )
 
