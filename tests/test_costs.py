@@ -471,8 +471,8 @@ BAD_CSV = {
     "unknown column 'Q_ms': known are stage, F, B": ("F_ms", "Q_ms"),
     "column F stands twice, with two units": ("B_ms", "F_us"),
     "is not JSON, and no table of costs: column 'stage' is missing": ("stage", "A_s"),
-    "row 2: stage 1 stands twice": ("0,13.1", "1,13.1"),
-    "stage 0 has no row": ("0,13.1", "5,13.1"),
+    "a row for each stage, 0 to 3, got stages [1, 1, 2, 3]": ("0,13.1", "1,13.1"),
+    "a row for each stage, 0 to 3, got stages [1, 2, 3, 5]": ("0,13.1", "5,13.1"),
     'message: give "transmit", or "bytes" and "bandwidth"': ("bytes", "transmit_s"),
 }
 

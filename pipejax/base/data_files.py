@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +85,29 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def load_json(path: Path) -> dict[str, Any]:
+def load_json(path: str | Path) -> dict[str, Any]:
     """Read a file that holds one JSON object."""
-    content = read_file(path)
-    try:
-        data = parse_json(content.decode("utf-8-sig"))
-    except ValueError as error:  # undecodable bytes are one too
-        raise ValueError(f"{path} is not JSON: {str(error).splitlines()[0]}") from None
+    data = _load(path, parse_json, "JSON")
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a JSON object")
     return data
+
+
+def load_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file."""
+    import tomllib  # few commands need it
+
+    data: dict[str, Any] = _load(path, tomllib.loads, "TOML")
+    return data
+
+
+def _load(path: str | Path, parse: Callable[[str], Any], language: str) -> Any:
+    content = read_file(path)
+    try:
+        return parse(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # undecodable bytes are a ValueError too
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not {language}: {reason}") from None
 
 
 def to_si(value: float, factor: float) -> float:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.checks import check_types
-from pipejax.base.data_files import to_si
+from pipejax.base.data_files import load_toml, to_si
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.file_fields import (
     EFFICIENCY,
@@ -31,7 +30,6 @@ from pipejax.base.file_fields import (
     unit_factors,
     whole,
 )
-from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
@@ -164,12 +162,7 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     check_types(given=(declaration, Mapping, str, Path))
     where = "sweep"
     if isinstance(declaration, str | Path):
-        where = str(declaration)
-        content = read_file(declaration)
-        try:
-            declaration = tomllib.loads(content.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{declaration} is not TOML: {str(error).splitlines()[0]}") from None
+        where, declaration = str(declaration), load_toml(declaration)
     check_keys(declaration, FILE, where)
     title, outputs, dtype = (
         read_field(name, FILE[name], declaration, where) for name in ("title", "outputs", "dtype")

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +83,7 @@ def _read_places(text: str) -> tuple[int, ...]:
 
     if not text.endswith(".json"):
         return parse_places(text, "--worker-places")
-    return check_places(load_json(Path(text)).get("places", ()), f"{text}: places")
+    return check_places(load_json(text).get("places", ()), f"{text}: places")
 
 
 BY_LINK = "system"  # as --offload: what the host link of the system takes
@@ -403,9 +402,8 @@ def _read_order(text: str) -> list[int]:
         raise ValueError(
             f"--microbatch-order must be numbers of microbatches, as 2,0,1, or a file, got {text!r}"
         )
-    from pathlib import Path
 
-    found = load_json(Path(text)).get("order")
+    found = load_json(text).get("order")
     if not isinstance(found, list):
         raise ValueError(f'{text}: "order" must be a list, got {found!r}')
     return found

@@ -9,6 +9,7 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, is_number, positive
 from pipejax.base.data_files import load_json, read_lines
+from pipejax.base.display import abbreviated
 from pipejax.base.file_fields import (
     FLAG,
     NUMBER,
@@ -22,8 +23,9 @@ from pipejax.base.file_fields import (
     read_field,
     read_fields,
     section,
-    sections,
+    several,
     whole,
+    with_defaults,
 )
 from pipejax.base.files import read_file
 from pipejax.costs.costs import (
@@ -45,8 +47,9 @@ from pipejax.schedules.table.table import ScheduleTable
 BACK = "_back"  # behind a part of messages that are gradients
 _PARTS = {**dict.fromkeys(MESSAGE_FIELDS, "s"), "bytes": "", "bandwidth": "B/s"}
 _MESSAGES = {f"{part}{way}": kind for part, kind in _PARTS.items() for way in ("", BACK)}
+_STAGE = {"stage": FileField(whole(0))}
 COLUMNS: Mapping[str, FileField] = {
-    "stage": FileField(whole(0)),
+    **_STAGE,
     **dict.fromkeys(TIME_FIELDS, FileField(NUMBER, None, "s")),
     **{name: FileField(NUMBER, None, kind) for name, kind in _MESSAGES.items()},
 }
@@ -64,21 +67,13 @@ def read_csv(path: Path) -> dict[str, Any]:
             f"each stage from 0{hint}"
         )
     keys = [key for key, _ in check_header(path, header, COLUMNS).values() if key != "stage"]
-    rows: dict[int, dict[str, float]] = {}
-
-    def read(_: int, cells: dict[str, Any]) -> None:
-        if "stage" not in cells:
-            raise ValueError("stage is missing")
-        stage = cells.pop("stage")
-        if stage in rows:
-            raise ValueError(f"stage {stage} stands twice")
-        rows[stage] = cells
-
-    read_cells(path, COLUMNS, read)
-    for stage in range(len(rows)):
-        if stage not in rows:
-            raise ValueError(f"{path}: stage {stage} has no row: stages count from 0")
-    return _content(path, keys, [rows[stage] for stage in range(len(rows))])
+    rows = read_cells(path, COLUMNS, lambda _, cells: with_defaults(_STAGE, cells) | cells)
+    rows.sort(key=lambda row: row["stage"])
+    stages = [row["stage"] for row in rows]
+    if stages != list(range(len(rows))):
+        allowed = f"a row for each stage, 0 to {len(rows) - 1}"
+        raise ValueError(f"{path}: there must be {allowed}, got stages {abbreviated(stages)}")
+    return _content(path, keys, rows)
 
 
 def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[str, Any]:
@@ -131,14 +126,17 @@ _NUMBER_OR_LISTS = {
 }
 _SERIES = FileField(FieldKind(_series, _NUMBER_OR_LISTS), None)
 _MESSAGE = section(dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), _SERIES))
+_MESSAGES_BY_LEVEL = FieldKind(
+    _messages, several(FieldKind(_messages, json_schema(_MESSAGE.fields or {}))).schema
+)
+_FACTORS = {"type": "object", "additionalProperties": POSITIVE.schema}
 _BACKWARD = ("backward", "input_grad", "weight_grad")
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
 FILE: Mapping[str, FileField] = {
     "unit": FileField(choice(UNIT_SECONDS)),
     **dict.fromkeys((*PHASE_FIELDS, "pair", "pair_factor"), _SERIES),
-    "message": FileField(FieldKind(_messages, json_schema(_MESSAGE.fields or {})), None),
-    "message_back": FileField(FieldKind(_messages, json_schema(_MESSAGE.fields or {})), None),
-    "stragglers": FileField(FieldKind(_slow_workers, sections(POSITIVE).schema), {}),
+    **dict.fromkeys(("message", "message_back"), FileField(_MESSAGES_BY_LEVEL, None)),
+    "stragglers": FileField(FieldKind(_slow_workers, _FACTORS), {}),
     "workers_per_node": FileField(FieldKind(check_sizes, {"type": ["integer", "array"]}), ()),
     "recorded": FileField(FLAG, False),
 }
@@ -147,24 +145,11 @@ FILE: Mapping[str, FileField] = {
 def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] = ()) -> Costs:
     """Read measured costs for a table.
 
-    The file is {"unit": "seconds", "F": x, "B": x, "I": x, "W": x, "message": {"latency": x,
-    "transmit": x}}, with "O" and "L" where activations go to the host and back (a missing L is O);
-    x is a number or a list with one entry per stage, or per stage boundary for messages; an entry
-    is a number, or a list of them with one for each microbatch. A missing B is I + W, missing I and
-    W are half of B each. A B that contradicts I + W by more than 1 % is refused, but where
-    "recorded" is true: all were measured in one run, and a whole backward may be faster.
-    "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
-    unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
-    forward, or "pair_factor" the k in max(F, B) + k min(F, B), which has no unit. "stragglers" are
-    factors by slow worker, as {"3": 1.2}, on what it executes.
-
-    A file that ends in .csv is a table with a row for each stage instead, with the columns "stage",
-    "F_ms", "B_ms", or "I_ms" and "W_ms", and so on, a unit in each; messages, "latency_us",
-    "transmit_us" or "bytes" and "bandwidth_GB_per_s", each also with "_back" before its unit, stand
-    in the row of the stage before their boundary.
-
-    With "workers_per_node", a number or several as `Topology` has them, "message" and
-    "message_back" are lists: inside a node, between nodes, and so on.
+    The file is {"unit": "seconds", "F": x, "B": x, "message": {"latency": x, "transmit": x}}, or a
+    CSV with a row for each stage; the page on input files has all keys. x is a number or a list
+    with one entry per stage, or per stage boundary for messages; an entry is a number, or a
+    list of them with one for each microbatch. A missing B is I + W, missing I and W are half of B
+    each. A B that contradicts I + W by more than 1 % is refused, unless "recorded" is true.
 
     Args:
       path: the file.

@@ -46,12 +46,8 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
     r"""Read measured runs from a CSV file.
 
     A row names a model, or says its sizes and is then a GPT; next to a named model, sizes change
-    those of the model. What is not given takes a default, which a warning says: degrees and sizes
-    1, a `schedule` of 1f1b (with several stages per worker interleaved-1f1b), `recompute` none,
-    `precision` bf16, `zero` 0; `sequence_parallel` is 1 where t > 1 and not all is recomputed;
-    exchanges of replicas wait (`overlap` 0), as everywhere. A row with an `op` is of a profile: its
-    seconds are those of F, B, I or W of one microbatch on a `stage` (0), and it needs no global
-    batch. Below 16 bits attention is fused and has no dropout.
+    those of the model. What is not given takes a default, which a warning says. A row with an `op`
+    is of a profile: its seconds are those of F, B, I or W of one microbatch on a `stage`.
 
     Args:
       path: the file; its columns are `COLUMNS`, in any order.
