@@ -2,13 +2,13 @@
 
 from pipejax.costs.chunks import chunk_costs as chunk_costs
 from pipejax.costs.edits import (
-    Gathering as Gathering,
     HostTimes as HostTimes,
     Microbatches as Microbatches,
     PairFactor as PairFactor,
-    Recomputation as Recomputation,
+    RecomputeCells as RecomputeCells,
     RecomputedAgain as RecomputedAgain,
     ScaledTimes as ScaledTimes,
+    ShardingCells as ShardingCells,
     SlowWorkers as SlowWorkers,
 )
 from pipejax.costs.model.launchers import (

@@ -13,6 +13,7 @@ from pipejax.costs.edits import KINDS, Edit, Microbatches, PairFactor, ScaledTim
 from pipejax.costs.planning import for_times, is_planned
 from pipejax.costs.sources import CostSource, MeasuredCosts, SlotCosts, TableFile
 from pipejax.schedules.naming import find
+from pipejax.schedules.registry import Builder
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import read_table
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pipejax.costs.system.system import System
     from pipejax.costs.topology import PlacedCosts
 
+SLOTS = SlotCosts()
 EditKind = TypeVar("EditKind", bound=Edit)
 
 
@@ -55,7 +57,7 @@ class Scenario:
     num_workers: int | None = None
     num_microbatches: int | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    costs: CostSource | Costs = SlotCosts()
+    costs: CostSource | Costs = SLOTS
     link: str | Links = "delay"
     edits: tuple[Edit, ...] = ()
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -88,8 +90,7 @@ class Scenario:
     @property
     def size(self) -> dict[str, int]:
         """Return workers and microbatches of a named schedule; a table from a file has its own."""
-        assert isinstance(self.schedule, str)
-        sizes = find(self.schedule).sizes or (None, None)
+        sizes = self._builder.sizes or (None, None)
         size = {
             "num_workers": self.num_workers or sizes[0],
             "num_microbatches": self.num_microbatches or sizes[1],
@@ -107,13 +108,20 @@ class Scenario:
     def _table(self) -> ScheduleTable:
         if isinstance(self.schedule, ScheduleTable):
             table = self.schedule
-        elif isinstance(self.schedule, TableFile):
+        elif isinstance(self.schedule, TableFile) and self.num_workers is None:
             table = read_table(self.schedule.path, repair=self.schedule.repair)
         else:
-            table = find(self.schedule).function(**self.size, **self.plan_options())
+            table = self._builder.function(**self.size, **self.plan_options())
         for edit in self.edits:
             table = edit.change_table(table)
         return table
+
+    @property
+    def _builder(self) -> Builder:
+        if isinstance(self.schedule, str):
+            return find(self.schedule)
+        assert isinstance(self.schedule, TableFile)
+        return find(self.schedule.path, repair=self.schedule.repair)
 
     def plan_options(self) -> Mapping[str, Any]:
         """Return the options of the schedule; if it is planned, with the times of its plan."""

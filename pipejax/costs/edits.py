@@ -33,8 +33,8 @@ class Edit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recomputation(Edit):
-    """Recomputation before every backward, as R cells of the table."""
+class RecomputeCells(Edit):
+    """RecomputeCells before every backward, as R cells of the table."""
 
     def change_table(self, table: ScheduleTable) -> ScheduleTable:
         """Put R cells into the table."""
@@ -42,8 +42,8 @@ class Recomputation(Edit):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gathering(Edit):
-    """Gathering of sharded weights: its lane, and the cells that are put into a table."""
+class ShardingCells(Edit):
+    """ShardingCells of sharded weights: its lane, and the cells that are put into a table."""
 
     lane: str | None = None  # default: the table's, or beside compute for cells that are put in
     # uses by which weights are gathered ahead, and stages gathered at once: of all workers, or of
@@ -224,6 +224,6 @@ class ScaledTimes(Edit):
 
 # kinds of edits in the order in which they apply
 KINDS = (
-    *(Recomputation, Gathering, HostTimes, Microbatches, RecomputedAgain, PairFactor),
+    *(RecomputeCells, ShardingCells, HostTimes, Microbatches, RecomputedAgain, PairFactor),
     *(SlowWorkers, ScaledTimes),
 )

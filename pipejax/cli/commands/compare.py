@@ -13,17 +13,9 @@ import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import NO_FORM
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.pricing_steps import TableSlots
 from pipejax.cli.options.run import LinkOptions, ListedRunOptions
-from pipejax.cli.options.tables import (
-    OF_RUNS,
-    ScheduleList,
-    SizedSchedule,
-    TableOptions,
-    naming,
-    with_labels,
-)
+from pipejax.cli.options.scenario import memory_room, required
+from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.launches import layout_json
@@ -66,25 +58,25 @@ def compare(
     counts = None if microbatches is None else parse_counts(microbatches, "--microbatches")
     listed, link = run.listed, links.links()
     if diff:
-        return difference(listed, run.pricing, link, counts, labels, exchange)
-    priced = required(run.pricing)
-    settings = listed.options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
+        return difference(run, listed, link, counts, labels, exchange)
+    settings = listed.options._replace(of_runs=OF_RUNS if run.model is not None else ())
     settings.check(listed.names)
     points = listed.sized(counts)
+    first = required(listed.scenario(run, link, points[0]))
     names = listed.names
     shown = dict(zip(names, with_labels(labels, [*map(settings.called, names)]), strict=True))
     rows: list[dict[str, Any]] = []
-    tables: list[pj.ScheduleTable] = []
+    scenarios: list[pj.Scenario] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
     with progress("evaluating", len(points)) as bar:
         for point in points:
-            rows.append(_row(point, settings, priced, link, slots, tables))
+            rows.append(_row(run, listed, link, point, slots, scenarios))
             rows[-1]["schedule"] = shown[point.name]
             slots = slots or rows[-1].get("slots")
             bar.move(advance=1)
     if slots is None:
         raise ValueError(rows[0]["error"])
-    priced.check_used(tables, map(settings.builder, listed.names))
+    listed.check_used(scenarios)
     best = _best(rows)
     for row in rows:
         if "error" not in row and row.get("fits", True) and best.get(_size(row)):
@@ -92,24 +84,24 @@ def compare(
     sizes = {point.workers for point in points}
     workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
-    return Answer(result, _said(rows, slots, priced))
+    return Answer(result, _said(rows, slots, first))
 
 
 def _row(
-    at: SizedSchedule,
-    options: TableOptions,
-    pricing: Pricing,
+    run: ListedRunOptions,
+    listed: ScheduleList,
     links: pj.Links,
+    at: SizedSchedule,
     slots: dict[str, float] | None,
-    tables: list[pj.ScheduleTable],
+    scenarios: "list[pj.Scenario]",
 ) -> dict[str, Any]:
-    """Evaluate one point and add its table; one that does not exist says why instead."""
+    """Evaluate one point and add its scenario; one that does not exist says why instead."""
     name, workers, count = at
-    own = options.of(name)
     try:
-        table = own.build(name, workers, count, pricing)
-        tables.append(table)
-        costs = pricing.table_costs(table)
+        scenario = listed.scenario(run, links, at)
+        table = scenario.table()
+        scenarios.append(scenario)
+        costs = scenario.table_costs()
         point: Comparison = pj.compare(table, costs, link=links, slots=slots)
     except MismatchError as error:
         reason = getattr(error, "reason", str(error))
@@ -117,15 +109,15 @@ def _row(
     except ValueError as error:
         raise ValueError(f"{name}, M = {count}: {error}") from error
     row = point._asdict()
-    if pricing.workload is not None and pricing.system is not None:
-        run = pj.evaluate(table, costs, link=links)
-        row |= step_json(run, pricing.workload, pricing.system)
-        row |= layout_json(pricing.workload, table)
-    return row | pricing.memory(table)
+    workload, system = scenario.workload, scenario.system
+    if workload is not None and system is not None:
+        row |= step_json(scenario.evaluate(), workload, system)
+        row |= layout_json(workload, table)
+    return row | memory_room(scenario, table)
 
 
 def _said(
-    rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing
+    rows: list[dict[str, Any]], slots: dict[str, float], scenario: "pj.Scenario"
 ) -> Iterator[object]:
     """Tell who is fastest, all rows from the fastest on, and where their three levels disagree."""
     best = _best(rows)
@@ -144,7 +136,7 @@ def _said(
         Column("in flight", "peak_microbatches", "{:.4g}".format),
         Column("copies", "weight_copies"),
     ]
-    if pricing.workload is None:
+    if scenario.workload is None:
         columns.append(Column("bound by", "bound_by"))
     else:
         columns.append(Column("MFU", "mfu", percent))
@@ -160,9 +152,9 @@ def _said(
     yield "in flight: microbatches held at once, of all layers of a worker"
     yield from map(plain, _winners(ranked, best, sizes))
     large = [row for row in ranked if not row.get("fits", True)]
-    if large and pricing.system is not None:
+    if large and scenario.system is not None:
         each = ", ".join(f"{_named(row, sizes)} ({_gigabytes(row)} GB)" for row in large)
-        have = gigabytes(float(pricing.system.memory_available))
+        have = gigabytes(float(scenario.system.memory_available))
         yield plain(f"not ranked, for the memory is {have}: {each}")
     notes: dict[str, list[str]] = {}
     for row in ranked:
@@ -262,8 +254,8 @@ AROUND = 3  # cells shown on both sides of the first that differs
 
 
 def difference(
+    run: ListedRunOptions,
     listed: ScheduleList,
-    pricing: Pricing | None,
     links: pj.Links,
     microbatches: list[int] | None,
     labels: str | None,
@@ -279,23 +271,25 @@ def difference(
             f"--diff compares two schedules at one --microbatches, got {', '.join(names)}{counts}"
         )
     options.check(names)
-    priced = pricing or Pricing(TableSlots(in_units=True))
-    tables = [options.of(point.name).build(*point, priced) for point in listed.sized(microbatches)]
-    priced.check_used(tables, map(options.builder, names))
-    runs = []
-    for table in tables:
-        with naming(table):
-            runs.append(pj.evaluate(table, priced.table_costs(table), link=links))
+    scenarios = [listed.scenario(run, links, point) for point in listed.sized(microbatches)]
+    has_times = scenarios[0].has_times
+    if not has_times:
+        scenarios = [one.replace(costs=pj.costing.SlotCosts(in_units=True)) for one in scenarios]
+    tables, runs = [scenario.table() for scenario in scenarios], []
+    listed.check_used(scenarios)
+    for scenario in scenarios:
+        with naming(scenario.table()):
+            runs.append(scenario.evaluate())
     found = table_difference(tables[0], tables[1])
     cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots
     exchanged = _exchanged(found, runs) if exchange or cells <= QUICK else []
     called = with_labels(labels, [run.schedule for run in runs])
     result = {
         "link": links.model,
-        "unit": "slots" if pricing is None else "seconds",
+        "unit": "seconds" if has_times else "slots",
         "tables": [
-            _run_json(run, priced) | {"schedule": name}
-            for run, name in zip(runs, called, strict=True)
+            _run_json(scenario) | {"schedule": name}
+            for scenario, name in zip(scenarios, called, strict=True)
         ],
         **_as_json(found, tables[0].grammar),
         "exchanges": [
@@ -321,9 +315,9 @@ def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> lis
     return made
 
 
-def _run_json(run: "pj.Evaluation", pricing: Pricing) -> dict[str, Any]:
+def _run_json(scenario: "pj.Scenario") -> dict[str, Any]:
     names = "schedule workers stages microbatches makespan bubble_ratio max_span peak_in_flight"
-    return pick(run, names) | pricing.memory(run.table)
+    return pick(scenario.evaluate(), names) | memory_room(scenario, scenario.table())
 
 
 def _as_json(found: "TableDifference", grammar: "Grammar") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -11,11 +11,10 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.run import LinkOptions, PricedSettings
-from pipejax.cli.options.tables import OF_RUNS
+from pipejax.cli.options.scenario import check_alike, command_line, parse_scenario
+from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
 from pipejax.cli.options.values import CountIfGiven, Text
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
@@ -60,26 +59,26 @@ def tune(
     Example:
       pipejax tune size -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
     """
-    parts = parts_of(over)
-    tuned = tuned_model(run.pricing, "tune")
-    schedule = named(schedule)
+    parts, schedule = parts_of(over), named(schedule)
     workers = workers or (find(schedule).sizes or (8,))[0]
     settings = run.table_options(OF_RUNS)
-    settings.check([schedule])
-    if "memory_limit" in settings.options:
+    if run.memory_limit is not None:
         raise ValueError("--memory-limit does not go with tune: --system says what fits")
-    if settings.sharding is not None:
+    point = SizedSchedule(schedule, workers, None)
+    scenario = parse_scenario(run, links.links(), settings=settings, point=point)
+    workload, _ = tuned_model(scenario, "tune")
+    if run.lookahead or run.residency or run.sharding_lane:
         raise ValueError(
             "--lookahead, --residency and --sharding-lane do not go with tune: tune lookahead "
             "searches how far ahead weights are gathered"
         )
     return tune_settings(
-        TuningRequest(schedule, workers, *tuned, links.links(), over),
+        scenario,
+        over,
         over=parts,
         method=method,
         no_memory_limit=no_memory_limit,
-        microbatch_size=_size(over, parts, tuned[0], microbatches, microbatch_size),
-        **settings.of_table(schedule),
+        microbatch_size=_size(over, parts, workload, microbatches, microbatch_size),
     )
 
 
@@ -117,43 +116,32 @@ def parts_of(what: str) -> list[str]:
     return parts
 
 
-def tuned_model(pricing: Pricing | None, command: str) -> tuple["pj.Workload", "pj.System"]:
+def tuned_model(scenario: "pj.Scenario", command: str) -> tuple["pj.Workload", "pj.System"]:
     """The model and the system that are tuned."""
-    if pricing is not None:
-        pricing.check_alike(command)
-    if pricing is None or pricing.workload is None or pricing.system is None:
-        has_times = pricing is not None and pricing.is_of_stages
+    check_alike(scenario, command)
+    workload, system = scenario.workload, scenario.system
+    if workload is None or system is None:
         of_times = "; pipejax explain --stage-layers N moves layers whose times are given"
-        raise ValueError(
-            f"{command} needs --model NAME --system NAME --minibatch N{of_times * has_times}"
-        )
-    return pricing.workload, pricing.system
+        more = of_times if scenario.source.is_per_stage else ""
+        raise ValueError(f"{command} needs --model NAME --system NAME --minibatch N{more}")
+    return workload, system
 
 
-class TuningRequest(NamedTuple):
-    """What is tuned for whom, as the library takes it, and the word for it."""
-
-    schedule: str
-    workers: int
-    workload: "pj.Workload"
-    system: "pj.System"
-    links: pj.Links
-    what: str
-
-
-def tune_settings(asked: TuningRequest, **how: Any) -> Answer:
+def tune_settings(scenario: "pj.Scenario", what: str, **how: Any) -> Answer:
     """Tune and answer; if interrupted, what was found by then."""
-    capacity, began = float(asked.system.memory_available), time.monotonic()
+    workload, system = tuned_model(scenario, "tune")
+    capacity, began = float(system.memory_available), time.monotonic()
 
     def report(found: "Found[TunedSetting]") -> Answer:
         best = found.best
         contract = pick(best, "method reason microbatch_size microbatches")
         own = pick(best, "microbatch_size microbatches memory_bytes fits")
         result = {
-            "what": asked.what,
-            **pick(asked, "schedule workers"),
-            "link": asked.links.model,
-            "minibatch": asked.workload.minibatch,
+            "what": what,
+            "schedule": scenario.schedule,
+            "workers": scenario.num_workers,
+            "link": scenario.links.model,
+            "minibatch": workload.minibatch,
             **contract,
             "relaxed" if best.method == "gradient" else "exhaustive": best.details,
             "step_time": found.value,
@@ -161,33 +149,16 @@ def tune_settings(asked: TuningRequest, **how: Any) -> Answer:
             **pick(found, FOUND),
             "seconds": time.monotonic() - began,
         }
-        told = _launches(asked, best, how) if best.over == "size" else ()
+        tuned = scenario.replace(num_microbatches=best.microbatches)
+        told = pj.costing.launches(workload, tuned.table()) if best.over == "size" else ()
         result |= {"launch": launch_json(told)} if told else {}
         said = chain(_said(found, result, capacity), launch_lines(told))
-        return Answer(result, said, next=(_shown(asked, best),) if told else ())
+        shown = [command_line(tuned, "show", out="size.html")] if told else []
+        return Answer(result, said, next=tuple(shown))
 
     with best_so_far(report) as keep:
-        found = _tuned(*asked[:4], link=asked.links, on_best=keep, **how)
+        found = _tuned(scenario, on_best=keep, **how)
     return report(found)
-
-
-def _launches(
-    asked: TuningRequest, best: "TunedSetting", how: Mapping[str, Any]
-) -> "tuple[pj.results.Launch, ...]":
-    """What launchers are told to run the microbatches that are best."""
-    options = {name: how[name] for name in find(asked.schedule).options if name in how}
-    sizes = {"num_workers": asked.workers, "num_microbatches": best.microbatches}
-    return pj.costing.launches(
-        asked.workload, pj.schedules.build(asked.schedule, **sizes, **options)
-    )
-
-
-def _shown(asked: TuningRequest, best: "TunedSetting") -> str:
-    """The command that draws the step with the microbatches that are best."""
-    sizes = {"schedule": asked.schedule, "workers": asked.workers}
-    same = written_but("over", "method", "microbatch_size", "no_memory_limit", *sizes)
-    sizes["microbatches"] = best.microbatches
-    return command_line("show", sizes | same | {"out": "size.html"})
 
 
 def _said(

@@ -1,16 +1,18 @@
 """`pipejax tune layers`: which layers each stage holds, with a proof."""
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 import pipejax as pj
-from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.scenario import build, command_line, parse_scenario
+from pipejax.cli.options.tables import SizedSchedule
 from pipejax.cli.options.values import (
     CountIfGiven,
     Text,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from pipejax.search.found import Found
     from pipejax.search.partition.partition import Partition
 
-from pipejax.cli.commands.tune import TuningRequest, tune_settings, tuned_model
+from pipejax.cli.commands.tune import tune_settings, tuned_model
 
 WIDEST = 40  # blocks that the picture of a stage has at most
 
@@ -59,9 +61,14 @@ def layers(
       pipejax tune layers -s 1f1b -P 4 -M 16 -m llama3-8b -y h100 --minibatch 16
       --tensor-parallel 2
     """
-    pricing, link = run.pricing, links.links()
-    workload, system = tuned_model(pricing, "tune layers")
-    if pricing is not None and pricing.offloads:
+    point = None  # of --method, which sizes microbatches too
+    if method is not None and run.table is None:
+        schedule = run.name or "1f1b"
+        workers = run.workers or (find(schedule).sizes or (8,))[0]
+        point = SizedSchedule(schedule, workers, None)
+    scenario = parse_scenario(run, links.links(), point=point)
+    workload, _ = tuned_model(scenario, "tune layers")
+    if run.offload is not None:
         raise ValueError(
             "--offload does not go with tune layers: what O takes follows from the split"
         )
@@ -69,12 +76,11 @@ def layers(
     if method is None:
         if microbatch_size is not None:
             raise ValueError("--microbatch-size has no effect without --method")
-        split = _Split(run.build(), workload, system, link)
-        return _search_split(split, limit, not no_memory_limit, out)
+        build(scenario)
+        return _search_split(scenario, limit, not no_memory_limit, out)
     if out.path is not None or run.table is not None:
         option = "--out" if run.table is None else "--table"
         raise ValueError(f"{option} does not go with --method: leave one of them out")
-    schedule = run.name or "1f1b"
     if run.microbatches is not None and microbatch_size is None:
         microbatch_size, rest = divmod(workload.minibatch, run.microbatches)
         if rest:
@@ -82,29 +88,20 @@ def layers(
                 f"--microbatches {run.microbatches} does not divide the minibatch of "
                 f"{workload.minibatch}"
             )
-    workers = run.workers or (find(schedule).sizes or (8,))[0]
     return tune_settings(
-        TuningRequest(schedule, workers, workload, system, link, "layers"),
+        scenario,
+        "layers",
         over=["layers"],
         method=method,
         no_memory_limit=no_memory_limit,
         microbatch_size=microbatch_size,
-        **run.settings.of_table(schedule),
     )
 
 
-class _Split(NamedTuple):
-    """What is split into the stages of which table."""
-
-    table: pj.ScheduleTable
-    workload: "pj.Workload"
-    system: "pj.System"
-    links: pj.Links
-
-
-def _search_split(asked: _Split, limit: float, memory_limit: bool, out: Output) -> Answer:
+def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out: Output) -> Answer:
     """Search the best split and answer; if interrupted, what was found by then."""
-    table, workload, system, links = asked
+    table, links = scenario.table(), scenario.links
+    workload, system = tuned_model(scenario, "tune layers")
     began = time.monotonic()
 
     def report(found: "Found[Partition]") -> Answer:
@@ -117,11 +114,17 @@ def _search_split(asked: _Split, limit: float, memory_limit: bool, out: Output) 
             out.save_text(f"{found.best.layout}\n")
         else:
             out.save_json(result)
-        said = chain(_said(asked, found, result), launch_lines(told, rest=True))
-        # units do not go with a layout
-        same = written_but("time_limit", "no_memory_limit", "embedding_units", "loss_units")
-        shown = {"pipeline_layout": str(found.best.layout), "out": "layers.html"}
-        go_on = (command_line("show", same | shown),)
+        said = chain(_said(scenario, found, result), launch_lines(told, rest=True))
+        assert scenario.source.workload is not None
+        shown = scenario.with_workload(
+            dataclasses.replace(
+                scenario.source.workload,
+                pipeline_layout=str(found.best.layout),
+                embedding_units=0,  # units do not go with a layout
+                loss_units=0,
+            )
+        )
+        go_on = (command_line(shown, "show", out="layers.html"),)
         return Answer(result, said, {"wrote the layout to": out}, next=go_on)
 
     with best_so_far(report) as keep, progress("splitting", None) as bar:
@@ -164,14 +167,16 @@ def _split_as_json(
     }
 
 
-def _said(asked: _Split, found: "Found[Partition]", result: Mapping[str, Any]) -> Iterator[object]:
+def _said(
+    scenario: "pj.Scenario", found: "Found[Partition]", result: Mapping[str, Any]
+) -> Iterator[object]:
     proof = "no split is faster"
     if found.stopped != "optimal":
         proof = f"no split saves more than {percent(found.gap)} of it"
     if found.lower_bound == 0:
         proof = "of which nothing is proven"
     yield f"{heading(result)}: [bold]{seconds(found.value)}[/], {proof}"
-    yield _stages(asked, found)
+    yield _stages(scenario, found)
     yield table_of(
         ({"name": name, **own} for name, own in result["defaults"].items()),
         (
@@ -189,13 +194,13 @@ def _said(asked: _Split, found: "Found[Partition]", result: Mapping[str, Any]) -
         yield "interrupted: this is the best so far"
 
 
-def _stages(asked: _Split, found: "Found[Partition]") -> object:
+def _stages(scenario: "pj.Scenario", found: "Found[Partition]") -> object:
     """Draw what each stage holds, with its times."""
-    table = asked.table
-    costs = pj.stage_costs(found.best.workload, asked.system, table)
+    table, (_, system) = scenario.table(), tuned_model(scenario, "tune layers")
+    costs = pj.stage_costs(found.best.workload, system, table)
     layers = found.best.layout.count("t") + found.best.layout.count("m")
     blocks = np.ceil(layers * min(1.0, WIDEST / max(layers.max(), 1))).astype(int)
-    room = float(asked.system.memory_available)
+    room = float(system.memory_available)
     holders = [sorted(set(workers)) for workers in table.placement.T.tolist()]
     needs = [found.best.memory_bytes[workers].max() for workers in holders]
     return grid(

@@ -122,9 +122,7 @@ def microbatches(run: Candidate) -> Iterator[Candidate]:
 def _resize_times(run: Candidate, size: float) -> Candidate:
     """Scale measured times with the size of microbatches."""
     fields = ["compute", "transmit", *(["O", "L"] if run.table.offloads else [])]
-    on_lanes = (
-        phase for phase in run.table.grammar.custom_phases if phase.kind.lane != COMPUTING
-    )
+    on_lanes = (phase for phase in run.table.grammar.custom_phases if phase.kind.lane != COMPUTING)
     fields += [phase.name for phase in on_lanes if phase.kind.scope in (MICROBATCH, WORKER)]
     assumption = "microbatches can be divided, and ops take as long as they are large"
     return run.scaled("", [f"{field}*{size!r}" for field in fields], assumption)
@@ -349,9 +347,7 @@ def layouts(run: Candidate) -> Iterator[Candidate]:
         return
     links = run.scenario.links
     try:
-        best = split_layers(
-            run.table, workload, system, link=links, time_limit=SOLVER_SECONDS
-        ).best
+        best = split_layers(run.table, workload, system, link=links, time_limit=SOLVER_SECONDS).best
     except ValueError:
         return
     what = f"layers over stages: {best.layout}"

@@ -184,8 +184,9 @@ def explain(
         check_types(costs=(costs, Costs, Workload))
         if isinstance(costs, Workload) != (system is not None):
             raise wrong("system", "goes with a workload in place of costs, and a workload needs it")
-        is_model = isinstance(costs, Workload) and system is not None
-        source: Any = ModelCosts(costs, system) if is_model else costs
+        source: Any = costs
+        if isinstance(costs, Workload) and system is not None:
+            source = ModelCosts(costs, system)
         scenario = named_scenario(Scenario(run, costs=source, link=link))
     begin = first_candidate(scenario, stage_layers)
     memory = Memory(begin, _limit(memory_limit, begin))
@@ -220,20 +221,20 @@ def explain(
 
 
 def named_scenario(scenario: Scenario) -> Scenario:
-    """Return a scenario of a table with the named schedule that builds it; unchanged without one."""
+    """Return a scenario of a table with the schedule that builds it, if one does."""
     table = scenario.table()
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     for options in changes.VARIANTS.get(table.name, ({},)) if table.name in REGISTRY else ():
         match = scenario.replace(schedule=table.name, options=options, **size)
         try:
-            if _is_same(match.table(), table):
+            if is_same_table(match.table(), table):
                 return match
         except ValueError:  # it does not exist for these numbers
             continue
     return scenario
 
 
-def _is_same(table: ScheduleTable, other: ScheduleTable) -> bool:
+def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:
     """Return whether two tables have the same rows, grammar and placement."""
     pairs = zip((*table.cells, *table.partners), (*other.cells, *other.partners), strict=True)
     is_same = table.grammar == other.grammar and np.array_equal(table.placement, other.placement)

@@ -37,9 +37,10 @@ def trace_scenario(replayed: Replay) -> Scenario:
     if match is None:
         return Scenario(table, costs=costs, link=replayed.links)
     name, options = match
-    size = {"num_workers": table.num_workers}
-    size["num_microbatches"] = table.num_microbatches // table.grammar.slices
-    return Scenario(name, **size, options=options, costs=costs, link=replayed.links)
+    microbatches = table.num_microbatches // table.grammar.slices
+    return Scenario(
+        name, table.num_workers, microbatches, options, costs=costs, link=replayed.links
+    )
 
 
 def advise(
