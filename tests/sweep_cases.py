@@ -63,4 +63,4 @@ def refused(capsys, *arguments):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert re.fullmatch("error: .+\\n(hint: .+\\n)?", printed.err)
-    return printed.err
+    return printed.err.replace("\nhint", "")

@@ -247,8 +247,8 @@ def test_what_an_interrupt_leaves_is_said_after_each_number_of_chunks():
 
 def test_a_person_reads_the_time_and_the_chunks(call):
     options = "--prompt", 4096, "--num-chunks", 4, "--stage-times", "a=1ms,b=10us,c=5ns"
-    code, out, _ = call(*COMMAND, *options)
+    code, out, _ = call(*COMMAND, *options, "--details")
     assert code == 0
-    assert out.startswith("4096 tokens in 4 chunks on 4 workers: 152.1 ms until the first token")
+    assert out.startswith("152 ms until the first token with 4 chunks of 723 to 1506 tokens")
     assert "equal sizes" in out
     assert "1506" in out

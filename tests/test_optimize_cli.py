@@ -53,20 +53,19 @@ def test_json(answer, store_options, tmp_path):
 
 
 def test_the_report(call, store_options, few_baselines):
-    code, out, _ = call("optimize", *THREE, *store_options)
+    code, out, _ = call("optimize", *THREE, *store_options, "--details")
     assert code == 0
     for text in (
         "optimal",
         "310 s",
         "bubble ratio",
         "lower bound",
-        "does not fit",
         "1f1b",
         "0 activations",
         "peak memory",
     ):
         assert text in out
-    assert re.search(r"found by +\S.*, after [\d.]+ \w+ of [\d.]+ \w+ *\n", out)
+    assert out.startswith("310 s per step within the memory limit")
 
 
 OFFLOADS = [
@@ -277,7 +276,7 @@ def test_what_rendezvous_costs_and_the_commands_that_follow(
     code, shown, _ = call("optimize", *options, *limits)
     first, second = re.findall(r"^next: (.*)$", shown, re.M)
     assert code == 0
-    assert "under rendezvous links, as on NCCL, this table takes" in shown
+    assert "under rendezvous links, as on NCCL: " in shown
     assert shlex.split(first)[1] == "optimize"
     assert first.endswith("--out best.csv")
     assert second == f"pipejax tune messages --table best.csv {costs} --out ordered.csv"

@@ -178,7 +178,7 @@ ARGUMENTS += ("--tensor-parallel", 8, "--stragglers", "1=1.2")
 
 def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     out, text = tmp_path / "split.json", tmp_path / "split.txt"
-    code, shown, _ = call("tune", "layers", *ARGUMENTS, "--out", out)
+    code, shown, _ = call("tune", "layers", *ARGUMENTS, "--out", out, "--details")
     assert code == 0
     result = json.loads(out.read_text())
     message = result["best"]

@@ -37,7 +37,7 @@ def test_tables_fit_80_columns_and_nothing_is_cut(call, monkeypatch, name):
     texts = []
     for width in ("80", "1000"):
         monkeypatch.setenv("COLUMNS", width)
-        code, out, err = call(*REPORTS[name])
+        code, out, err = call(*REPORTS[name], "--details")
         assert (code, err) == (0, "")
         texts.append([line for line in out.splitlines() if re.match("[┏┃┡│└]", line)])
     narrow, wide = texts
@@ -188,7 +188,7 @@ def test_an_answer_is_said_or_one_json_object(capsys):
         (percent, (0.2727, None), ("27.3 %", "-")),
         (short_percent, (0.645, 4.85e-10), ("64.5 %", "under 0.01 %")),
         (above, (0.031, 0.0, -0.0002), ("+3.1 %", "0 %", "-0.02 %")),
-        (gigabytes, (2.5e9,), ("2.50 GB",)),
+        (gigabytes, (2.5e9,), ("2.5 GB",)),
         (time_unit, (0.06, 0.0), ((0.001, "ms"), (1.0, "s"))),
         (
             short_form,

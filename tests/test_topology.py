@@ -267,7 +267,7 @@ def test_places_on_the_command_line(answer, call, tmp_path):
         there = answer("evaluate", *LOOPED, *NODES, "--worker-places", places)
         assert there["makespan"] == makespan
     assert "between nodes" in figure.read_text()
-    code, text, _ = call("tune", "places", *LOOPED, *NODES)
+    code, text, _ = call("tune", "places", *LOOPED, *NODES, "--details")
     assert (code, "3 of 7" in text, "0 1" in text) == (0, True, True)
     many = ["compare", "--schedules", "1f1b,chimera", *LOOPED[2:], *NODES]
     rows = answer(*many, "--worker-places", "0,2,1,3")

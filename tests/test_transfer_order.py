@@ -421,14 +421,14 @@ def test_command_reports_and_writes(capsys, tmp_path):
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
     assert pj.evaluate(read, costs, link="rendezvous").makespan == result["value"]
     picture = tmp_path / "both.svg"
-    assert run([*SMALL, *TIMES, "--iterations", "3", "--figure", str(picture)]) == 0
+    assert run([*SMALL, *TIMES, "--iterations", "3", "--figure", str(picture), "--details"]) == 0
     assert all(f">{when}: " in picture.read_text() for when in ("before", "after"))
     text = capsys.readouterr().out
     for part in (
         "one per direction",
         "by producer",
         "transfers wait",
-        "messages that use no resource",
+        "with messages that block nobody",
     ):
         assert part in text
 
@@ -442,7 +442,7 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
     assert result["waits_of"] == "by producer"
     assert (result["gain"], result["own_order"]) == (None, "cells")
     assert run(["tune", "messages", "--table", str(path), *TIMES]) == 0
-    assert "its own order of SEND and RECV cells deadlocks" in capsys.readouterr().out
+    assert "while the table's own order deadlocks" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -488,6 +488,6 @@ def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):
     line += ["-T", "F=1,B=2", "--comm", 1.7]
     text = answer(*line, "--gap", "5%")
     assert (text["stopped"], text["value"]) == ("gap", result_case.value)
-    assert "search ended: gap" in call(*line, "--gap", 0.2)[1]
+    assert "search ended: gap" in call(*line, "--gap", 0.2, "--details")[1]
     code, _, message = call(*line, "--gap", "120%")
     assert (code, "--gap must be a share from 0 to 1, as 0.1 or 10%" in message) == (2, True)

@@ -2,12 +2,12 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import numpy as np
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -30,7 +30,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, 
 from pipejax.cli.output.kinds import CERTIFICATE, TABLE
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, facts, grid, heading, is_json, pick, plain, print_json
+from pipejax.cli.output.report import FOUND, facts, grid, is_json, pick, print_json, savings
 from pipejax.schedules.cells.ops import format_cell
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from pipejax.search.schedule.store import SolvedProblems
 
 
-# what ended a search that had something left to find
+# ends of a search that could still improve, in words
 ENDED = {"time": "time limit", "effort": "effort", "interrupted": "interrupted"}
 
 
 @options
 class StoreOptions:
-    """Where solved problems are kept.
+    """Folder of solved problems.
 
     Attributes:
       store: $PIPEJAX_CACHE or the user's if not given.
@@ -55,7 +55,7 @@ class StoreOptions:
     no_store: bool = False
 
     def open(self) -> "SolvedProblems | None":
-        """Open the store; a folder that was named has to be one that can be written."""
+        """Open the store; raise if its folder cannot be written."""
         from pipejax.search.schedule.store import SolvedProblems
 
         folder = self.store
@@ -116,39 +116,46 @@ def optimize(
     limit, link = MemoryLimit.read(run.memory_limit), links.links()
     if not (within := parse_seconds(time_limit, "--time-limit")):
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
-    for option, value, known in (
+    for option, value, legal in (
         ("--link", link.model, LINKS_OF_SEARCH),
         ("--minimize", minimize, OBJECTIVES),
     ):
-        if value not in known:
-            raise ValueError(f"{option} must be one of {', '.join(known)} here, got {value!r}")
+        if value not in legal:
+            raise ValueError(f"{option} must be one of {', '.join(legal)} here, got {value!r}")
     _check_solver()
-    kept = stored.open()
+    store = stored.open()
 
-    def report(found: "Found[Optimum]") -> Answer:
-        save_table(found.best.table, out)
-        best = pj.evaluate(found.best.table, task.costs, link=link)
-        held, folder = task.room.stages.held(best), None if kept is None else kept.path
-        outcome = Outcome(task.table, found, best, held, task.room, minimize, folder)
-        if found.stopped != "interrupted" or certificate.path is not None:
+    def report(result: "Found[Optimum]") -> Answer:
+        save_table(result.best.table, out)
+        best = pj.evaluate(result.best.table, task.costs, link=link)
+        held, folder = task.room.stages.held(best), None if store is None else store.path
+        outcome = Outcome(task.table, result, best, held, task.room, minimize, folder)
+        if result.stopped != "interrupted" or certificate.path is not None:
             certify(as_certificate(outcome, task.may_offload), certificate)
-        files = {"wrote the table to": out, "wrote the certificate to": certificate}
-        result = as_json(outcome)
-        slower = _under_rendezvous(outcome, task.costs)
-        go_on = () if slower is None else _next_commands(out.path)
-        result |= {} if slower is None else {"rendezvous_makespan": slower}
-        text = chain(_said(outcome, result), _blocked(best, slower))
-        return Answer(result, text, files, next=go_on)
+        slower = _rendezvous_makespan(outcome, task.costs)
+        data = as_json(outcome)
+        data |= {} if slower is None else {"rendezvous_makespan": slower}
+        return Answer(
+            data,
+            _view(outcome, slower),
+            {"wrote the table to": out, "wrote the certificate to": certificate},
+            next=_next_commands(out.path, is_blocked=slower is not None),
+            details={
+                "search": [_search(outcome)],
+                "workers": [_workers(outcome)],
+                "other schedules": [savings("schedule", minimize, result.baselines, result.value)],
+            },
+        )
 
     try:
         task = _pose(run, link, limit)
-        with best_so_far(report) as keep, _shown() as show:
+        with best_so_far(report) as keep, _best_line() as show:
 
-            def tell(found: "Found[Optimum]") -> None:
-                keep(found)
-                show(found)
+            def on_best(result: "Found[Optimum]") -> None:
+                keep(result)
+                show(result)
 
-            found = pj.optimize(
+            result = pj.optimize(
                 task.table,
                 task.costs,
                 memory_limit=task.room.of_search(task.table).tolist(),
@@ -160,46 +167,37 @@ def optimize(
                 time_limit=within,
                 effort=effort,
                 num_threads=threads,
-                store=kept,
-                on_best=tell,
+                store=store,
+                on_best=on_best,
             )
     except pj.search.InfeasibleError as error:
         if is_json():
             print_json({"status": "infeasible", "makespan": None, "memory_limit": run.memory_limit})
         if error.argument and not limit.in_bytes:  # its text names the option, and the value
             raise
-        room = error.text.replace("memory_limit", "room")  # what the model leaves of the limit
-        raise pj.search.InfeasibleError(f"{LIMIT_OPTION} {run.memory_limit}: {room}") from None
-    return report(found)
+        text = error.text.replace("memory_limit", "room")  # the limit less the model's weights
+        raise pj.search.InfeasibleError(f"{LIMIT_OPTION} {run.memory_limit}: {text}") from None
+    return report(result)
 
 
-def _under_rendezvous(outcome: "Outcome", costs: "pj.Costs") -> float | None:
-    """What the schedule takes where transfers meet, as on NCCL; None if that is no longer [s]."""
+def _rendezvous_makespan(outcome: "Outcome", costs: "pj.Costs") -> float | None:
+    """Return the makespan under rendezvous links [s]; None if it is not longer."""
     run = outcome.run
-    if outcome.found.stopped == "interrupted":  # little time is left to say what was found
+    if outcome.result.stopped == "interrupted":  # too little time is left
         return None
     links = pj.Links("rendezvous", host_links=run.links.host_links)
     longer = pj.evaluate(run.table, costs, link=links).makespan
     return longer if longer > run.makespan * (1 + 1e-9) else None
 
 
-def _blocked(run: "pj.Evaluation", slower: float | None) -> Iterator[object]:
-    """Say what is lost where transfers wait for each other, and what finds a better order."""
-    if slower is not None:
-        yield plain(
-            f"under rendezvous links, as on NCCL, this table takes {seconds(slower)}, "
-            f"{percent(slower / run.makespan - 1)} more: tune messages finds a better order of its "
-            "transfers"
-        )
-
-
-def _next_commands(out: Path | None) -> tuple[str, ...]:
-    """Write the table, if that is not done, and order its messages."""
-    table = out or "best.csv"
-    costs = written(*COST_OPTIONS, "host_links")
+def _next_commands(out: Path | None, *, is_blocked: bool) -> tuple[str, ...]:
+    """Return commands that write the table, and order its messages if they block each other."""
+    if not is_blocked:
+        return ()
+    table, costs = out or "best.csv", written(*COST_OPTIONS, "host_links")
     order = command_line("tune messages", {"table": table, **costs, "out": "ordered.csv"})
-    again = command_line("optimize", written_but() | {"out": table})
-    return (order,) if out else (again, order)
+    save = command_line("optimize", written_but() | {"out": table})
+    return (order,) if out else (save, order)
 
 
 class _PosedTask(NamedTuple):
@@ -248,76 +246,76 @@ def _check_solver() -> None:
 
 
 @contextmanager
-def _shown() -> "Iterator[Callable[[Found[Optimum]], None]]":
-    """Show the best so far, and each improvement."""
+def _best_line() -> "Iterator[Callable[[Found[Optimum]], None]]":
+    """Show the best plan so far on a line, and keep a line of each improvement."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with progress("looking for a first schedule", None, *columns) as bar:
-        last: list[float] = []
+        values: list[float] = []
 
-        def show(found: "Found[Optimum]") -> None:
+        def show(result: "Found[Optimum]") -> None:
             line = (
-                f"best {seconds(found.value)}, bound {seconds(found.lower_bound)}, gap "
-                f"{percent(found.gap)}, from {found.best.source}"
+                f"best {seconds(result.value)}, bound {seconds(result.lower_bound)}, gap "
+                f"{percent(result.gap)}, from {result.best.source}"
             )
             bar.move(description=line)
-            if last != [found.value]:
-                bar.note(f"{found.best.seconds:7.1f} s  {line}")
-            last[:] = [found.value]
+            if values != [result.value]:
+                bar.note(f"{result.best.seconds:7.1f} s  {line}")
+            values[:] = [result.value]
 
         yield show
 
 
 class Outcome(NamedTuple):
-    """What was asked and found."""
+    """Problem and result of a search."""
 
-    given: pj.ScheduleTable  # the table that said where stages are
-    found: "Found[Optimum]"  # the last solution
-    run: "pj.Evaluation"  # its schedule at the real costs
+    table: pj.ScheduleTable  # its placement of stages was searched
+    result: "Found[Optimum]"
+    run: "pj.Evaluation"  # of the best schedule, at the real costs
     held: HeldMemory  # its activation memory
-    room: Room  # what activations may take
-    objective: str  # what was to be least
-    store: Path | None  # folder of solved problems, or None
+    room: Room  # of activations
+    objective: str
+    store: Path | None  # folder of solved problems
 
     @property
     def best_baseline(self) -> tuple[str, float] | None:
-        """The fastest of the schedules compared with that keep the limit."""
-        known = [(name, time) for name, time in self.found.baselines.items() if time is not None]
-        return min(known, key=lambda entry: entry[1], default=None)
+        """Return the fastest other schedule within the limit, and its value [s]."""
+        times = [(name, t) for name, t in self.result.baselines.items() if t is not None]
+        return min(times, key=lambda entry: entry[1], default=None)
 
     @property
     def idle_saved(self) -> float | None:
-        """Share of the best baseline's idle time that is gone."""
+        """Return the share of the best baseline's idle time that is saved."""
         if self.best_baseline is None:
             return None
         busy, workers = float(self.run.busy.sum()), self.run.workers
         idle = workers * self.best_baseline[1] - busy
-        return 1 - (workers * self.found.value - busy) / idle if idle > 0 else 0.0
+        return 1 - (workers * self.result.value - busy) / idle if idle > 0 else 0.0
 
 
 def as_certificate(outcome: Outcome, may_offload: bool) -> dict[str, Any]:
-    """Claim the plan, that it keeps the limits, and the bound on all others."""
+    """Return the claims: the plan, its memory and the bound on all others."""
     return pj.certificate(
         outcome.run,
         memory=outcome.held.memory,
         limits=outcome.room.limits,
         objective=outcome.objective,
         offload=may_offload,
-        lower_bounds={outcome.found.best.bound_by: outcome.found.lower_bound},
+        lower_bounds={outcome.result.best.bound_by: outcome.result.lower_bound},
     )
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """Collect what `--json` prints: results by name, times in seconds."""
-    found, run, room = outcome.found, outcome.run, outcome.room
+    """Return the object of `--json`; times in seconds."""
+    result, run, room = outcome.result, outcome.run, outcome.room
     return {
-        "schedule": outcome.given.name,
+        "schedule": outcome.table.name,
         **pick(run, "workers stages microbatches"),
         "link": run.links.model,
         **pick(outcome, "objective idle_saved store"),
-        "best": {"rows": [[*map(format_cell, row)] for row in found.best.table.rows()]},
-        **pick(found, FOUND),
-        **pick(found.best, "status bound_by rounding offloaded seconds effort found_after source"),
-        "baseline": found.baselines,
+        "best": {"rows": [[*map(format_cell, row)] for row in result.best.table.rows()]},
+        **pick(result, FOUND),
+        **pick(result.best, "status bound_by rounding offloaded seconds effort found_after source"),
+        "baseline": result.baselines,
         **pick(run, "makespan max_span bubble_ratio span_bubble_ratio peak_in_flight"),
         "peak_memory": outcome.held.memory.peak,
         "memory_limit": room.limits,
@@ -327,29 +325,50 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _said(outcome: Outcome, result: Mapping[str, Any]) -> Iterator[object]:
-    found, run, best = outcome.found, outcome.run, outcome.found.best
-    ended = f", ended by {ENDED[found.stopped]}" if found.stopped in ENDED else ""
-    bound = f"{seconds(found.lower_bound)}, gap {percent(found.gap)}, by {best.bound_by}"
-    totals = [("status", best.status + ended), ("makespan", f"[bold]{seconds(run.makespan)}[/]")]
+def _view(outcome: Outcome, slower: float | None) -> Iterator[object]:
+    """Yield the answer: the makespan, what it saves, how far it may be from the best."""
+    result, run, stages = outcome.result, outcome.run, outcome.room.stages
+    word, value = "", run.makespan
     if outcome.objective == "span":
-        totals.append(("largest span", f"{seconds(run.max_span)}, which was to be least"))
-    totals.append(("lower bound", bound))
+        word, value = " of the longest worker", run.max_span
+    saved = ""
+    if outcome.best_baseline is not None:
+        name, other = outcome.best_baseline
+        ratio = 1 - result.value / other if other else 0.0
+        saved = f": {percent(ratio)} less than {name} ({seconds(other)})"
+    yield f"[bold]{seconds(value)}[/] per step{word} within the memory limit{saved}"
+    gap = f"at most {percent(result.gap)} above the lower bound of {seconds(result.lower_bound)}"
+    ended = f"; stopped by {ENDED[result.stopped]}" if result.stopped in ENDED else ""
+    yield f"optimal: no schedule is faster{ended}" if result.gap <= 1e-12 else f"{gap}{ended}"
+    unit = "" if stages.unit == "bytes" else f" {stages.unit}"
+    worker = int(np.argmax(np.asarray(outcome.held.memory.peak) / outcome.room.limits))
+    yield (
+        f"fullest worker {worker}: {stages.text(outcome.held.memory.peak[worker])} of "
+        f"{stages.text(outcome.room.limits[worker])}{unit}; bubble ratio "
+        f"{percent(run.bubble_ratio)}; {result.best.offloaded} activations offloaded"
+    )
+    if slower is not None:
+        yield (
+            f"under rendezvous links, as on NCCL: {seconds(slower)}, "
+            f"{percent(slower / run.makespan - 1)} more, because its transfers block each other"
+        )
+
+
+def _search(outcome: Outcome) -> Table:
+    result, best = outcome.result, outcome.result.best
+    rows = [
+        ("status", best.status),
+        ("lower bound", f"{seconds(result.lower_bound)}, by {best.bound_by}"),
+    ]
     if best.rounding:
-        totals.append(("rounding", f"{seconds(best.rounding)}  times are whole units here"))
-    totals.append(("bubble ratio", percent(run.bubble_ratio) + "  idle / all"))
-    if outcome.best_baseline is not None and outcome.idle_saved is not None:
-        name, time = outcome.best_baseline
-        less = f"{percent(outcome.idle_saved)} less than {name} ({seconds(time)})"
-        totals.append(("idle", less))
-    totals.append(("offloaded", f"{best.offloaded} activations"))
-    when = f"after {seconds(best.found_after)} of {seconds(best.seconds)}"
-    totals.append(("found by", f"{best.source}, {when}"))
-    yield f"{heading(result, ' optimised')}, {run.links.model} links"
-    yield facts(totals)
-    yield _workers(outcome)
-    if found.baselines:
-        yield _baselines(outcome)
+        rows.append(("rounding", f"{seconds(best.rounding)}: the solver's times are whole units"))
+    if outcome.idle_saved is not None:
+        rows.append(("idle time saved", percent(outcome.idle_saved)))
+    # stored plans come from earlier searches, so their time is not part of this one
+    when = f" in {seconds(best.found_after)}" if best.found_after <= best.seconds else ""
+    rows.append(("source", f"{best.source}{when}"))
+    rows.append(("search", f"{result.evaluated} plans in {seconds(best.seconds)}"))
+    return facts(rows)
 
 
 def _workers(outcome: Outcome) -> Table:
@@ -364,18 +383,5 @@ def _workers(outcome: Outcome) -> Table:
     ]
     if stages.static is None:
         return grid(columns)
-    beside = "beside it: parameters, gradients and optimizer, taken off first"
-    return grid([*columns, ("beside it", map(gigabytes, stages.static))], caption=beside)
-
-
-def _baselines(outcome: Outcome) -> Table:
-    known = sorted(outcome.found.baselines.items(), key=lambda e: (e[1] is None, e[1] or 0.0))
-    value = outcome.found.value
-    longer = (None if t is None else t / value - 1 if value else 0.0 for _, t in known)
-    return grid(
-        [
-            ("other schedules", (name for name, _ in known)),
-            (outcome.objective, ("does not fit" if t is None else seconds(t) for _, t in known)),
-            ("longer by", map(percent, longer)),
-        ]
-    )
+    caption = "fixed: parameters, gradients and optimizer, outside the limit of activations"
+    return grid([*columns, ("fixed", map(gigabytes, stages.static))], caption=caption)

@@ -1,7 +1,7 @@
 """`pipejax tune WHAT`: what to set so that a step takes the least time."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
 from pipejax.cli.options.values import CountIfGiven, Text
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
-from pipejax.cli.output.numbers import gigabytes, seconds
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import FOUND, Column, grid, pick, table_of
 from pipejax.schedules.naming import find, named
@@ -59,7 +59,7 @@ def tune(
     Example:
       pipejax tune size -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
     """
-    parts, schedule = parts_of(over), named(schedule)
+    parts, schedule = tuned_parts(over), named(schedule)
     workers = workers or (find(schedule).sizes or (8,))[0]
     settings = run.table_options(OF_RUNS)
     if run.memory_limit is not None:
@@ -89,22 +89,22 @@ def _size(
     microbatches: int | None,
     microbatch_size: int | None,
 ) -> int | None:
-    """Sequences of a microbatch, where options say them or the number of microbatches."""
+    """Return the sequences of a microbatch that the options set; None if they set none."""
     if microbatches is None:
         return microbatch_size
-    said = f"--microbatches {microbatches}"
+    option = f"--microbatches {microbatches}"
     if microbatch_size is not None:
-        raise ValueError(f"{said} and --microbatch-size say the same: give one of them")
+        raise ValueError(f"{option} and --microbatch-size say the same: give one of them")
     if "size" in parts:
-        raise ValueError(f"{said} does not go with tune {over}, which finds it: leave it out")
+        raise ValueError(f"{option} does not go with tune {over}, which finds it: leave it out")
     size, rest = divmod(workload.minibatch, microbatches)
     if rest:
-        raise ValueError(f"{said} must divide --minibatch {workload.minibatch}")
+        raise ValueError(f"{option} must divide --minibatch {workload.minibatch}")
     return size
 
 
-def parts_of(what: str) -> list[str]:
-    """Names of what is tuned, each once."""
+def tuned_parts(what: str) -> list[str]:
+    """Return the names of the tuned settings, each once."""
     parts = [resolve_choice(part.strip(), (*SETTINGS, *ORDERS), "WHAT") for part in what.split(",")]
     if len({*parts}) < len(parts):
         raise ValueError(f"WHAT must name each part once, got {what!r}")
@@ -117,109 +117,120 @@ def parts_of(what: str) -> list[str]:
 
 
 def tuned_model(scenario: "pj.Scenario", command: str) -> tuple["pj.Workload", "pj.System"]:
-    """The model and the system that are tuned."""
+    """Return the model and the system that are tuned."""
     check_alike(scenario, command)
     workload, system = scenario.workload, scenario.system
     if workload is None or system is None:
-        of_times = "; pipejax explain --stage-layers N moves layers whose times are given"
-        more = of_times if scenario.source.is_per_stage else ""
+        hint = "; pipejax explain --stage-layers N moves layers whose times are given"
+        more = hint if scenario.source.is_per_stage else ""
         raise ValueError(f"{command} needs --model NAME --system NAME --minibatch N{more}")
     return workload, system
 
 
-def tune_settings(scenario: "pj.Scenario", what: str, **how: Any) -> Answer:
-    """Tune and answer; if interrupted, what was found by then."""
+def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answer:
+    """Tune and answer; if interrupted, answer with the best so far."""
     workload, system = tuned_model(scenario, "tune")
-    capacity, began = float(system.memory_available), time.monotonic()
+    capacity, start = float(system.memory_available), time.monotonic()
 
-    def report(found: "Found[TunedSetting]") -> Answer:
-        best = found.best
-        contract = pick(best, "method reason microbatch_size microbatches")
-        own = pick(best, "microbatch_size microbatches memory_bytes fits")
+    def report(tuned: "Found[TunedSetting]") -> Answer:
+        best = tuned.best
         result = {
             "what": what,
             "schedule": scenario.schedule,
             "workers": scenario.num_workers,
             "link": scenario.links.model,
             "minibatch": workload.minibatch,
-            **contract,
+            **pick(best, "method reason microbatch_size microbatches"),
             "relaxed" if best.method == "gradient" else "exhaustive": best.details,
-            "step_time": found.value,
-            "best": {**own, **best.setting},
-            **pick(found, FOUND),
-            "seconds": time.monotonic() - began,
+            "step_time": tuned.value,
+            "best": {
+                **pick(best, "microbatch_size microbatches memory_bytes fits"),
+                **best.setting,
+            },
+            **pick(tuned, FOUND),
+            "seconds": time.monotonic() - start,
         }
-        tuned = scenario.replace(num_microbatches=best.microbatches)
-        told = pj.costing.launches(workload, tuned.table()) if best.over == "size" else ()
-        result |= {"launch": launch_json(told)} if told else {}
-        said = chain(_said(found, result, capacity), launch_lines(told))
-        shown = [command_line(tuned, "show", out="size.html")] if told else []
-        return Answer(result, said, next=tuple(shown))
+        is_size = best.over == "size"
+        run = scenario.replace(num_microbatches=best.microbatches)
+        launches = pj.costing.launches(workload, run.table()) if is_size else ()
+        result |= {"launch": launch_json(launches)} if launches else {}
+        details: dict[str, Iterable[object]] = {
+            "microbatch sizes" if is_size else "stages": [
+                _sizes(tuned, capacity) if is_size else _stages(best)
+            ],
+            "method": _method(best),
+        }
+        if launches:
+            details["launchers"] = launch_lines(launches)
+        able = [launch for launch in launches if not launch.lacks]
+        view = chain(_view(tuned, result, capacity), launch_lines(able))
+        show = [command_line(run, "show", out="size.html")] if launches else []
+        return Answer(result, view, next=tuple(show), details=details)
 
     with best_so_far(report) as keep:
-        found = _tuned(scenario, on_best=keep, **how)
-    return report(found)
+        tuned = _tune(scenario, on_best=keep, **arguments)
+    return report(tuned)
 
 
-def _said(
-    found: "Found[TunedSetting]", result: Mapping[str, Any], capacity: float
+def _view(
+    tuned: "Found[TunedSetting]", result: Mapping[str, Any], capacity: float
 ) -> Iterator[object]:
-    best = found.best
+    best = tuned.best
     yield (
-        f"[bold]{result['schedule']}[/], {result['workers']} workers, minibatch "
-        f"{result['minibatch']}, {best.microbatches} microbatches of {best.microbatch_size}: "
-        f"[bold]{seconds(found.value)}[/]"
+        f"[bold]{seconds(tuned.value)}[/] per step with {best.microbatches} microbatches of "
+        f"{best.microbatch_size}: the best of {tuned.evaluated} settings of {result['schedule']} "
+        f"on {result['workers']} workers, minibatch {result['minibatch']}"
     )
-    if best.over == "size":
-        yield _sizes(found, capacity)
-    else:
-        yield _stages(best)
-    for name, step in found.baselines.items():
-        yield f"{name} as it is: {'does not fit' if step is None else seconds(step)}"
-    yield from _ways(found)
-    if found.stopped == "interrupted":
+    yield f"memory: {gigabytes(best.memory_bytes)} of {gigabytes(capacity)}"
+    for name, step in tuned.baselines.items():
+        text = "does not fit" if step is None else f"{seconds(step)}, {_longer(step, tuned.value)}"
+        yield f"{name} unchanged: {text}"
+    if tuned.stopped == "interrupted":
         yield "interrupted: this is the best so far"
 
 
-def _tuned(*given: Any, **how: Any) -> "Found[TunedSetting]":
-    """Tune; where no microbatch size fits, say so and tune without the memory limit."""
-    try:  # what needs optax is imported only where it is needed
+def _longer(step: float, best: float) -> str:
+    return f"{percent(step / best - 1)} longer" if best and step > best else "as long"
+
+
+def _tune(*request: Any, **arguments: Any) -> "Found[TunedSetting]":
+    """Tune; if no microbatch size fits, warn and tune without the memory limit."""
+    try:  # optax is an extra
         from pipejax.search.tuning.joint import NothingFitsError
 
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from None
     with progress("tuning", None) as bar:
 
-        def tell(done: float, _: float | None, text: str) -> None:
+        def move(done: float, _: float | None, text: str) -> None:
             bar.move(description=f"tuning: {done:,.0f} {text}")
 
-        how["on_progress"] = tell
+        arguments["on_progress"] = move
         try:
-            return pj.tune(*given, **how)
+            return pj.tune(*request, **arguments)
         except NothingFitsError as error:
-            if how["over"] != ["size"]:
+            if arguments["over"] != ["size"]:
                 raise
             Console(stderr=True).print(
                 f"warning: {error}: tuned without the memory limit", markup=False, soft_wrap=True
             )
-            return pj.tune(*given, **how | {"no_memory_limit": True})
+            return pj.tune(*request, **arguments | {"no_memory_limit": True})
 
 
-def _sizes(found: "Found[TunedSetting]", capacity: float) -> Table:
-    best = found.best
-    is_all = found.stopped != "interrupted"
-    title = "every legal microbatch size" if is_all else "microbatch sizes evaluated exactly"
-    sizes = best.details["sizes"]
-    chosen = [size["microbatch_size"] == best.microbatch_size for size in sizes]
+def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> Table:
+    best, sizes = tuned.best, tuned.best.details["sizes"]
+    is_complete = tuned.stopped != "interrupted"
     columns = (
         Column("b", "microbatch_size"),
         Column("M", "microbatches"),
         Column("step time", "step_time", seconds),
         Column(f"memory (of {gigabytes(capacity)})", "memory_bytes", gigabytes),
         Column("fits", "fits", lambda fits: "yes" if fits else "no"),
-        Column("chosen", "microbatch_size", lambda b: "tuned" * (b == best.microbatch_size)),
+        Column("chosen", "microbatch_size", lambda b: "yes" if b == best.microbatch_size else ""),
     )
-    styles = ["bold green" * is_chosen for is_chosen in chosen]
+    is_best = [size["microbatch_size"] == best.microbatch_size for size in sizes]
+    styles = ["bold green" if is_chosen else "" for is_chosen in is_best]
+    title = "every legal microbatch size" if is_complete else "microbatch sizes evaluated"
     return table_of(sizes, columns, styles=styles, title=title)
 
 
@@ -231,14 +242,13 @@ def _stages(best: "TunedSetting") -> Table:
     return grid([("stage", range(len(best.setting["layers"]))), *columns])
 
 
-def _ways(found: "Found[TunedSetting]") -> Iterator[str]:
-    """Say which method was taken and why, and what it found and took."""
-    best, details = found.best, found.best.details
+def _method(best: "TunedSetting") -> Iterator[str]:
+    """Yield the method, the reason for it and what it cost."""
+    details = best.details
     yield f"method: {best.method} ({best.reason})"
-    name = "by gradient" if best.method == "gradient" else "exhaustive search"
     yield (
-        f"{name}: {seconds(details['tuned_step_time'])} in {details['seconds']:.1f} s with "
-        f"{details['evaluated']} evaluations"
+        f"{seconds(details['tuned_step_time'])} after {details['evaluated']} evaluations in "
+        f"{details['seconds']:.1f} s"
     )
     if best.method == "gradient":
         yield f"relaxed: b = {details['microbatch_size']:.3g}, {seconds(details['step_time'])}"

@@ -7,14 +7,13 @@ import numpy as np
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.commands.tune_orders import proof
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions
 from pipejax.cli.options.values import Count, CountIfGiven, Seed, Text, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
-from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, grid, pick
+from pipejax.cli.output.report import FOUND, grid, pick, savings, search_end
 
 if TYPE_CHECKING:
     from pipejax.search.found import Found
@@ -58,14 +57,15 @@ def chunks(
     messages = {"--latency": latency or "0", "--transmit": transmit or "0"}
     latency_seconds, by_token = (parse_seconds(text, name) for name, text in messages.items())
 
-    def report(found: "Found[PromptChunks]") -> Answer:
-        sizes, lasts = found.best.sizes, np.asarray(found.best.costs.forward)[0]
-        best = {"sizes": sizes, "ends": np.cumsum(sizes), "seconds": lasts}
-        result = {"workers": workers, "prompt": prompt, "link": link.model, "best": best}
-        return Answer(result | pick(found, FOUND), _said(result, found))
+    def report(result: "Found[PromptChunks]") -> Answer:
+        sizes, durations = result.best.sizes, np.asarray(result.best.costs.forward)[0]
+        best = {"sizes": sizes, "ends": np.cumsum(sizes), "seconds": durations}
+        data = {"workers": workers, "prompt": prompt, "link": link.model, "best": best}
+        details = {"chunks": [_chunks(best)], "search": search_end(result, "cuts")}
+        return Answer(data | pick(result, FOUND), _view(data, result), details=details)
 
     with best_so_far(report) as keep, progress("cutting", None) as bar:
-        found = pj.search.chunks(
+        result = pj.search.chunks(
             prompt,
             workers,
             **_parse_times(stage_times),
@@ -79,7 +79,7 @@ def chunks(
             on_progress=bar.tell,
             on_best=keep,
         )
-    return report(found)
+    return report(result)
 
 
 def _parse_times(text: str) -> dict[str, Any]:
@@ -93,14 +93,16 @@ def _parse_times(text: str) -> dict[str, Any]:
     return dict.fromkeys(LETTERS.values(), 0.0) | times
 
 
-def _said(result: Mapping[str, Any], found: "Found[PromptChunks]") -> Iterator[object]:
-    best = result["best"]
-    count, until = len(best["sizes"]), f"[bold]{seconds(found.value)}[/] until the first token"
-    yield f"{result['prompt']} tokens in {count} chunks on {result['workers']} workers: {until}"
-    yield from proof(found, "other cut", "cuts")
-    times = {"found": found.value} | {name: time or 0.0 for name, time in found.baselines.items()}
-    saved = [percent(1 - found.value / (time or 1.0)) for time in times.values()]
-    shown = map(seconds, times.values())
-    yield grid([("chunks", times), ("first token", shown), ("found saves", saved)])
-    ends = ("tokens", best["sizes"]), ("ends at", best["ends"])
-    yield grid([("chunk", range(count)), *ends, ("first stage", map(seconds, best["seconds"]))])
+def _view(data: Mapping[str, Any], result: "Found[PromptChunks]") -> Iterator[object]:
+    sizes = data["best"]["sizes"]
+    yield (
+        f"[bold]{seconds(result.value)}[/] until the first token with {len(sizes)} chunks of "
+        f"{min(sizes)} to {max(sizes)} tokens on {data['workers']} workers"
+    )
+    yield savings("chunks", "first token", result.baselines, result.value)
+
+
+def _chunks(best: Mapping[str, Any]) -> object:
+    count, durations = len(best["sizes"]), map(seconds, best["seconds"])
+    columns = [("tokens", best["sizes"]), ("ends at", best["ends"]), ("first stage", durations)]
+    return grid([("chunk", range(count)), *columns])

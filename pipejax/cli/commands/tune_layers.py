@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,7 @@ from pipejax.cli.output.kinds import LAYOUT
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, Column, grid, heading, pick, sizes_of, table_of
+from pipejax.cli.output.report import FOUND, grid, pick, savings, search_end, sizes_of
 from pipejax.schedules.naming import find
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 from pipejax.cli.commands.tune import tune_settings, tuned_model
 
-WIDEST = 40  # blocks that the picture of a stage has at most
+WIDEST = 40  # blocks of the largest stage in its picture
 
 
 @options
@@ -99,36 +99,43 @@ def layers(
 
 
 def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out: Output) -> Answer:
-    """Search the best split and answer; if interrupted, what was found by then."""
-    table, links = scenario.table(), scenario.links
+    """Search the best split and answer; if interrupted, answer with the best so far."""
+    table, links, start = scenario.table(), scenario.links, time.monotonic()
     workload, system = tuned_model(scenario, "tune layers")
-    began = time.monotonic()
 
-    def report(found: "Found[Partition]") -> Answer:
-        told = pj.costing.launches(found.best.workload, table)
-        result = _split_as_json(table, links, found) | {
-            "seconds": time.monotonic() - began,
-            "launch": launch_json(told),
+    def report(result: "Found[Partition]") -> Answer:
+        best = result.best
+        launches = pj.costing.launches(best.workload, table)
+        data = _as_json(table, links, result) | {
+            "seconds": time.monotonic() - start,
+            "launch": launch_json(launches),
         }
         if out.path is not None and out.path.suffix == ".txt":
-            out.save_text(f"{found.best.layout}\n")
+            out.save_text(f"{best.layout}\n")
         else:
-            out.save_json(result)
-        said = chain(_said(scenario, found, result), launch_lines(told, rest=True))
+            out.save_json(data)
+        # units do not go with a layout
+        units: Any = {"embedding_units": 0, "loss_units": 0, "pipeline_layout": str(best.layout)}
         assert scenario.source.workload is not None
-        shown = scenario.with_workload(
-            dataclasses.replace(
-                scenario.source.workload,
-                pipeline_layout=str(found.best.layout),
-                embedding_units=0,  # units do not go with a layout
-                loss_units=0,
-            )
+        split = scenario.with_workload(dataclasses.replace(scenario.source.workload, **units))
+        times = {name: default.step_time for name, default in best.defaults.items()}
+        return Answer(
+            data,
+            chain(_view(table, system, result), launch_lines(x for x in launches if not x.lacks)),
+            {"wrote the layout to": out},
+            next=(command_line(split, "show", out="layers.html"),),
+            details={
+                "stages": [_stages(table, system, result)],
+                "other splits": [
+                    savings("split", "step time", times, result.value),
+                    *search_end(result, "splits"),
+                ],
+                "launchers": launch_lines(launches, rest=True),
+            },
         )
-        go_on = (command_line(shown, "show", out="layers.html"),)
-        return Answer(result, said, {"wrote the layout to": out}, next=go_on)
 
     with best_so_far(report) as keep, progress("splitting", None) as bar:
-        found = pj.search.layers(
+        result = pj.search.layers(
             table,
             workload,
             system,
@@ -138,13 +145,13 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
             on_progress=bar.tell,
             on_best=keep,
         )
-    return report(found)
+    return report(result)
 
 
-def _split_as_json(
-    table: pj.ScheduleTable, links: pj.Links, found: "Found[Partition]"
+def _as_json(
+    table: pj.ScheduleTable, links: pj.Links, result: "Found[Partition]"
 ) -> dict[str, Any]:
-    layout, best = found.best.layout, found.best
+    layout, best = result.best.layout, result.best
     has_mtp = layout.count("m").any()
     return {
         **sizes_of(table),
@@ -159,7 +166,7 @@ def _split_as_json(
             "memory_bytes": best.memory_bytes.tolist(),
             "fits": best.fits,
         },
-        **pick(found, FOUND),
+        **pick(result, FOUND),
         "defaults": {
             name: {**split._asdict(), "layout": str(split.layout)}
             for name, split in best.defaults.items()
@@ -167,47 +174,50 @@ def _split_as_json(
     }
 
 
-def _said(
-    scenario: "pj.Scenario", found: "Found[Partition]", result: Mapping[str, Any]
+def _view(
+    table: pj.ScheduleTable, system: "pj.System", result: "Found[Partition]"
 ) -> Iterator[object]:
-    proof = "no split is faster"
-    if found.stopped != "optimal":
-        proof = f"no split saves more than {percent(found.gap)} of it"
-    if found.lower_bound == 0:
-        proof = "of which nothing is proven"
-    yield f"{heading(result)}: [bold]{seconds(found.value)}[/], {proof}"
-    yield _stages(scenario, found)
-    yield table_of(
-        ({"name": name, **own} for name, own in result["defaults"].items()),
-        (
-            Column("other split", "name"),
-            Column("layout", "layout"),
-            Column("step time", "step_time", seconds),
-            Column("fits", "fits", lambda fits: "yes" if fits else "no"),
-            Column(
-                "found saves", "step_time", lambda time: percent(1 - found.value / (time or 1.0))
-            ),
-        ),
+    """Yield the answer, and the stages that differ from most others."""
+    best = result.best
+    yield (
+        f"[bold]{seconds(result.value)}[/] per step with {best.layout} on {table.num_workers} "
+        f"workers, {table.num_microbatches} microbatches{_saving(result)}"
     )
-    yield f"{found.evaluated} splits evaluated in {result['seconds']:.1f} s"
-    if found.stopped == "interrupted":
+    need, room = best.memory_bytes.max(), float(system.memory_available)
+    proof = f"no split saves more than {percent(result.gap)} of it"
+    if result.lower_bound == 0:
+        proof = "it is not proven to be the best"
+    elif result.stopped == "optimal":
+        proof = "no split is faster"
+    yield f"{proof}; memory: {gigabytes(need)} of {gigabytes(room)}"
+    if result.stopped == "interrupted":
         yield "interrupted: this is the best so far"
 
 
-def _stages(scenario: "pj.Scenario", found: "Found[Partition]") -> object:
-    """Draw what each stage holds, with its times."""
-    table, (_, system) = scenario.table(), tuned_model(scenario, "tune layers")
-    costs = pj.stage_costs(found.best.workload, system, table)
-    layers = found.best.layout.count("t") + found.best.layout.count("m")
+def _saving(result: "Found[Partition]") -> str:
+    """Return how much the split saves against the fastest default that fits."""
+    times = {name: split.step_time for name, split in result.best.defaults.items() if split.fits}
+    if not times:
+        return ""
+    name = min(times, key=lambda name: times[name])
+    saved = 1 - result.value / times[name] if times[name] else 0.0
+    return f": {percent(saved)} less than {name}" if saved > 1e-9 else f": as fast as {name}"
+
+
+def _stages(table: pj.ScheduleTable, system: "pj.System", result: "Found[Partition]") -> object:
+    """Draw the layers of each stage, with its times and its memory."""
+    best = result.best
+    costs = pj.stage_costs(best.workload, system, table)
+    layers = best.layout.count("t") + best.layout.count("m")
     blocks = np.ceil(layers * min(1.0, WIDEST / max(layers.max(), 1))).astype(int)
     room = float(system.memory_available)
     holders = [sorted(set(workers)) for workers in table.placement.T.tolist()]
-    needs = [found.best.memory_bytes[workers].max() for workers in holders]
+    needs = [best.memory_bytes[workers].max() for workers in holders]
     return grid(
         [
             ("stage", range(table.num_stages)),
             ("worker", [" ".join(map(str, workers)) for workers in holders]),
-            ("holds", map(_held, found.best.layout.stages)),
+            ("holds", map(_contents, best.layout.stages)),
             ("layers", ["█" * count for count in blocks]),
             ("F", map(seconds, np.asarray(costs.forward))),
             ("B", map(seconds, np.asarray(costs.backward))),
@@ -216,10 +226,9 @@ def _stages(scenario: "pj.Scenario", found: "Found[Partition]") -> object:
     )
 
 
-def _held(stage: str) -> str:
+def _contents(stage: str) -> str:
+    """Return what a stage of a layout holds, in words: "Ett" is "embedding, 2 layers"."""
     words = {"E": "embedding", "t": "layers", "m": "MTP", "L": "head"}
-    found = []
-    for letter, word in words.items():
-        if count := stage.count(letter):
-            found.append(word if letter in "EL" else f"{count} {word}")
-    return ", ".join(found) or "nothing"
+    counts = {letter: stage.count(letter) for letter in words if letter in stage}
+    texts = (words[a] if a in "EL" else f"{count} {words[a]}" for a, count in counts.items())
+    return ", ".join(texts) or "nothing"

@@ -1,13 +1,13 @@
 """`pipejax tune lookahead`: how far ahead of their use workers gather sharded weights."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from rich.markup import escape
+from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.commands.tune_orders import proof
 from pipejax.cli.options.memory import read_weights_limit
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
@@ -16,8 +16,8 @@ from pipejax.cli.options.values import Text, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs, save_table
 from pipejax.cli.output.kinds import DRAWING, TABLE
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import FOUND, grid, pick, sizes_of
+from pipejax.cli.output.numbers import gigabytes, seconds
+from pipejax.cli.output.report import FOUND, grid, pick, savings, search_end, sizes_of
 
 if TYPE_CHECKING:
     from pipejax.search.found import Found
@@ -68,9 +68,9 @@ def lookahead(
     lane = asked.lane or "net"
     search = LookaheadSearch(table, costs, link, limits, sizes, lane)
 
-    def report(found: "Found[Gathering]") -> Callable[[], Answer]:
-        best = found.best
-        result = {
+    def report(result: "Found[Gathering]") -> Callable[[], Answer]:
+        best = result.best
+        data = {
             **sizes_of(table),
             "link": link.model,
             "lane": lane,
@@ -78,45 +78,47 @@ def lookahead(
                 **pick(best, "lookahead residency peak"),
                 "unit": "bytes" if in_bytes else "stages",
             },
-            **pick(found, FOUND),
+            **pick(result, FOUND),
         }
-        shown = scenario.with_edit(
-            ShardingCells(asked.lane, tuple(best.lookahead), tuple(best.residency))
-        )
+        cells = ShardingCells(asked.lane, tuple(best.lookahead), tuple(best.residency))
 
         def answer() -> Answer:
             save_table(best.table, out)
-            runs = {"no lookahead": search.plain, "found": best.table}
-            draw_runs(
-                {name: pj.evaluate(each, costs, link=link) for name, each in runs.items()}, figure
+            tables = {"no lookahead": search.plain, "best": best.table}
+            runs = {name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}
+            draw_runs(runs, figure)
+            return Answer(
+                data | figure.as_json(),
+                _view(data, result),
+                {"wrote the table to": out, "drawn to": figure},
+                next=(command_line(scenario.with_edit(cells), "show"),),
+                details={
+                    "workers": [_workers(data["best"])],
+                    "search": search_end(result, "tables"),
+                },
             )
-            written = {"wrote the table to": out, "drawn to": figure}
-            go_on = command_line(shown, "show")
-            return Answer(result | figure.as_json(), _said(result, found), written, next=(go_on,))
 
         return answer
 
     return searched(search, iterations, limit, report)
 
 
-def _said(result: Mapping[str, Any], found: "Found[Gathering]") -> Iterator[object]:
-    """Say how it compares with others, and what each worker does."""
+def _view(data: Mapping[str, Any], result: "Found[Gathering]") -> Iterator[object]:
+    ahead, count = data["best"]["lookahead"], data["best"]["residency"]
     yield (
-        f"[bold]{escape(result['schedule'])}[/], {result['workers']} workers, "
-        f"{result['microbatches']} microbatches, {result['link']} links: {seconds(found.value)} "
-        "with the lookahead found"
+        f"[bold]{seconds(result.value)}[/] with weights gathered {_range(ahead)} uses ahead, "
+        f"at most {_range(count)} stages of a worker at once ({escape(data['schedule'])}, "
+        f"{data['workers']} workers)"
     )
-    yield from proof(found, "other choice", "tables")
-    times = {"found": found.value, **found.baselines}
-    saved = ["-" if t is None else percent(1 - found.value / (t or 1.0)) for t in times.values()]
-    shown = ["over the limit" if t is None else seconds(t) for t in times.values()]
-    yield grid([("lookahead", times), ("makespan", shown), ("found saves", saved)])
-    best = found.best
-    held = map(gigabytes if result["best"]["unit"] == "bytes" else "{:g}".format, best.peak)
-    columns: list[tuple[str, Any]] = [
-        ("worker", range(result["workers"])),
-        ("uses ahead", best.lookahead),
-        ("stages at once, at most", best.residency),
-        ("gathered at once", held),
-    ]
-    yield grid(columns)
+    yield savings("lookahead", "makespan", result.baselines, result.value)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, largest = min(numbers), max(numbers)
+    return f"{least}" if least == largest else f"{least} to {largest}"
+
+
+def _workers(best: Mapping[str, Any]) -> Table:
+    peaks = map(gigabytes if best["unit"] == "bytes" else "{:g}".format, best["peak"])
+    columns = [("uses ahead", best["lookahead"]), ("stages at once", best["residency"])]
+    return grid([("worker", range(len(best["peak"]))), *columns, ("peak gathered", peaks)])

@@ -1,4 +1,4 @@
-"""`pipejax tune messages|microbatches|places`: what stands in which order, by local search."""
+"""`pipejax tune messages|microbatches|places`: local searches for the best order."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -17,7 +17,16 @@ from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, draw_runs, save_table
 from pipejax.cli.output.kinds import CERTIFICATE, DRAWING, ORDER, TABLE
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import FOUND, Column, grid, pick, sizes_of, table_of
+from pipejax.cli.output.report import (
+    FOUND,
+    Column,
+    grid,
+    pick,
+    savings,
+    search_end,
+    sizes_of,
+    table_of,
+)
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.found import gap as gap_of
 
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
     from pipejax.search.orders.transfers import TransferOrder
 
 
-BETTER = "found"  # the order found, among others
+BEST = "found"  # JSON key of the best order, beside other orders
 WAITS = (
     Column("transfer", "send"),
     Column("workers", lambda row: f"{row['sender']} to {row['receiver']}"),
@@ -75,41 +84,51 @@ def messages(
     table, costs = build(scenario), required(scenario).table_costs()
     rendezvous = scenario.links
 
-    def report(found: "Found[TransferOrder]") -> Callable[[], Answer]:
-        """Work out what is said; return what writes the files and answers."""
+    def report(result: "Found[TransferOrder]") -> Callable[[], Answer]:
+        """Evaluate the best order; return a function that writes the files and answers."""
         tables = {"own": table, "by producer": pj.links.insert_transfers(table, link=rendezvous)}
         makespans = {
-            name: queue_makespans(each, costs, link=rendezvous)
-            for name, each in {**tables, BETTER: found.best.table}.items()
+            name: queue_makespans(ordered, costs, link=rendezvous)
+            for name, ordered in {**tables, BEST: result.best.table}.items()
         }
-        # where the table's own order deadlocks, nothing waits: the next best thing is looked at
-        shown = "by producer" if found.baselines["own"] is None else "own"
+        # a table that deadlocks in its own order has no waits: compare with the next best order
+        before = "by producer" if result.baselines["own"] is None else "own"
         runs = [
-            pj.evaluate(each, costs, link=rendezvous) for each in (tables[shown], found.best.table)
+            pj.evaluate(ordered, costs, link=rendezvous)
+            for ordered in (tables[before], result.best.table)
         ]
-        waits, after = map(pj.links.transfer_waits, runs)
+        waits, best_waits = map(pj.links.transfer_waits, runs)
 
         def answer() -> Answer:
-            save_table(found.best.table, out)
+            save_table(result.best.table, out)
             draw_runs({"before": runs[0], "after": runs[1]}, figure, messages=True)
-            if found.stopped != "interrupted" or certificate.path is not None:
-                bounds = {"path": found.best.free_bound, "queue": found.lower_bound}
+            if result.stopped != "interrupted" or certificate.path is not None:
+                bounds = {"path": result.best.free_bound, "queue": result.lower_bound}
                 certify(pj.certificate(runs[1], lower_bounds=bounds), certificate)
-            result = _messages_as_json(table, found, waits) | {
+            data = _messages_as_json(table, result, waits) | {
                 "makespans": makespans,
-                "waits_of": shown,
+                "waits_of": before,
                 **out.as_json(),
-                "wait": {shown: _total(waits), BETTER: _total(after)},
+                "wait": {before: _total(waits), BEST: _total(best_waits)},
             }
-            written = {
+            files = {
                 "wrote the better table to": out,
                 "wrote the certificate to": certificate,
                 "drawn to": figure,
             }
-            # what PyTorch needs beside SEND and RECV, export puts in
+            # `export` adds what PyTorch needs beside SEND and RECV
             torch = {"table": str(out.path), "format": "torch-csv", "out": "torch.csv"}
-            go_on = () if out.path is None else (command_line("export", torch),)
-            return Answer(result, _said_of_messages(result, found, worst), written, next=go_on)
+            return Answer(
+                data,
+                _messages_view(data, result),
+                files,
+                next=() if out.path is None else (command_line("export", torch),),
+                details={
+                    "waiting transfers": _waiting(data, worst),
+                    "makespans by queue": [_makespans(makespans)],
+                    "search": search_end(result, "orders"),
+                },
+            )
 
         return answer
 
@@ -118,22 +137,22 @@ def messages(
 
 
 def _messages_as_json(
-    table: pj.ScheduleTable, found: "Found[TransferOrder]", waits: "TransferWaits"
+    table: pj.ScheduleTable, result: "Found[TransferOrder]", waits: "TransferWaits"
 ) -> dict[str, Any]:
     return {
         **sizes_of(table),
-        "queues": found.best.links.queues,
+        "queues": result.best.links.queues,
         "own_order": "cells" if table.has_communication else "default",
-        "best": {"order": found.best.order.tolist()},
-        **pick(found, FOUND),
-        "gain": _gain(found),
-        "free_bound": found.best.free_bound,
-        "free_gap": gap_of(found.value, found.best.free_bound),
+        "best": {"order": result.best.order.tolist()},
+        **pick(result, FOUND),
+        "gain": _gain(result),
+        "free_bound": result.best.free_bound,
+        "free_gap": gap_of(result.value, result.best.free_bound),
         "waits": [
-            pick(w, "sender receiver ready start wait blocked worker")
-            | {name: str(cell) for name, cell in pick(w, "send cell front").items()}
-            for w in waits.transfers
-            if w.wait > 0
+            pick(wait, "sender receiver ready start wait blocked worker")
+            | {name: str(cell) for name, cell in pick(wait, "send cell front").items()}
+            for wait in waits.transfers
+            if wait.wait > 0
         ],
         "waits_by_front": [
             {"worker": worker, "front": str(front), "wait": wait}
@@ -143,125 +162,112 @@ def _messages_as_json(
     }
 
 
-def _said_of_messages(
-    result: Mapping[str, Any], found: "Found[TransferOrder]", worst: int
-) -> Iterator[object]:
-    producer = found.baselines["by producer"] or 0.0
-    less = 1 - found.value / producer if producer else 0.0
+def _messages_view(data: Mapping[str, Any], result: "Found[TransferOrder]") -> Iterator[object]:
+    order = "the default order" if data["own_order"] == "default" else "the table's own order"
+    times = {
+        order: result.baselines["own"],
+        "producer by producer": result.baselines["by producer"],
+    }
+    gain = f"while {order} deadlocks"
+    if data["gain"] is not None:
+        gain = f"{percent(data['gain'])} less than in {order}"
     yield (
-        f"[bold]{escape(result['schedule'])}[/] on {result['workers']} workers, one queue per "
-        f"{result['queues']}: {seconds(found.value)} in the order found"
+        f"[bold]{seconds(result.value)}[/] in the best order of messages, {gain} "
+        f"({escape(data['schedule'])}, {data['workers']} workers, one queue per {data['queues']})"
     )
-    yield f"  {_against_own(result, found.baselines['own'])}"
-    yield f"  {_who_waits(result)}"
-    yield f"  {percent(less)} less than producer by producer ({seconds(producer)})"
+    yield savings("order of messages", "makespan", times, result.value)
+    yield from _longest_wait(data)
     yield (
-        f"  messages that use no resource would save {percent(result['free_gap'])} of it "
-        f"({seconds(result['free_bound'])})"
+        f"with messages that block nobody: {seconds(data['free_bound'])}, "
+        f"{percent(data['free_gap'])} less"
     )
-    yield from proof(found, "order", "orders")
-    yield _makespans(result["makespans"])
+
+
+def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
     yield table_of(
-        result["waits"][:worst],
+        data["waits"][:count],
         WAITS,
-        title=f"{len(result['waits'])} transfers wait, order: {result['waits_of']}",
-        caption="blocked: while the one in front had not started either",
+        title=f"{len(data['waits'])} transfers wait, order: {data['waits_of']}",
+        caption="blocked: time before the transfer in front had started",
     )
-    yield "wait by worker: " + ", ".join(map(seconds, result["waits_by_worker"]))
+    yield "wait by worker: " + ", ".join(map(seconds, data["waits_by_worker"]))
 
 
-def proof(found: "Found[Any]", one: str, every: str) -> Iterator[str]:
-    """Say how much better another might be, and how the search went."""
-    yield f"  no {one} saves more than {percent(found.gap)} of it ({seconds(found.lower_bound)})"
-    yield f"  {found.evaluated} {every} evaluated; search ended: {found.stopped}\n"
-
-
-def _against_own(result: Mapping[str, Any], own: float | None) -> str:
-    """Say what the order gains over that of the table, or over the one that it runs in."""
-    order = "its own order of SEND and RECV cells"
-    if own is None:
-        return f"{order} deadlocks"
-    if result["own_order"] == "default":
-        order = "the default order of transfers"
-    return f"{percent(result['gain'])} less than in {order} ({seconds(own)})"
-
-
-def _gain(found: "Found[TransferOrder]") -> float | None:
-    """What the order saves of the makespan of the table's own; None where that deadlocks."""
-    own = found.baselines["own"]
-    if own is None:
+def _gain(result: "Found[TransferOrder]") -> float | None:
+    """Return the share saved against the table's own order; None if that deadlocks."""
+    before = result.baselines["own"]
+    if before is None:
         return None
-    return 1 - found.value / own if own else 0.0
+    return 1 - result.value / before if before else 0.0
 
 
 def _total(waits: "TransferWaits") -> float:
     return float(waits.by_worker.sum())
 
 
-def _who_waits(result: Mapping[str, Any]) -> str:
-    """Say in a sentence what waits longest for what, and how much all wait before and after."""
-    order = "that order" if result["waits_of"] == "own" else "the order producer by producer"
-    if not result["waits"]:
-        return f"no transfer waits in {order}"
-    worst, (before, after) = result["waits"][0], result["wait"].values()
-    return (
-        f"on worker {worst['worker']}, {worst['cell']} waits longest: {seconds(worst['wait'])} "
-        f"behind {worst['front']}\n"
-        f"  all transfers wait {seconds(before)} in {order}, {seconds(after)} in the one found"
+def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the transfer that waits longest, and the sum of all waits before and after."""
+    if not data["waits"]:
+        yield "before: no transfer waits"
+        return
+    longest, (before, after) = data["waits"][0], data["wait"].values()
+    yield (
+        f"before: {longest['cell']} waits {seconds(longest['wait'])} behind {longest['front']} on "
+        f"worker {longest['worker']}; all waits {seconds(before)}, now {seconds(after)}"
     )
 
 
 def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> Table:
-    queues = makespans[BETTER]
+    queues = makespans[BEST]
     columns = {
-        order: ["deadlock" if each[name] is None else seconds(each[name] or 0.0) for name in queues]
-        for order, each in makespans.items()
+        order: [
+            "deadlock" if times[name] is None else seconds(times[name] or 0.0) for name in queues
+        ]
+        for order, times in makespans.items()
     }
     labels = [f"one per {name}" if name in QUEUES else name for name in queues]
     title = "makespan by order of the transfers"
     return grid([("queues", labels), *columns.items()], title=title)
 
 
-SAVED = ("order", "lengths", "places")  # of the best permutation, in the file of it
+SAVED = ("order", "lengths", "places")  # keys of `_Permutation.best` that its file holds
 
 
-class _Permuted(NamedTuple):
-    """The best permutation that a search found."""
+class _Permutation(NamedTuple):
+    """Best permutation of a search."""
 
-    table: pj.ScheduleTable  # what is permuted
-    links: pj.Links  # what it runs under
-    found: "Found[Any]"  # the result of the search
-    best: Mapping[str, Any]  # what `--json` says of the permutation
-    words: tuple[str, str, str]  # what it is, what was found, and of what none saves more
+    table: pj.ScheduleTable  # its microbatches or workers are permuted
+    links: pj.Links
+    search: "Found[Any]"
+    best: Mapping[str, Any]  # value of `best` in `--json`
+    noun: str  # of one permutation
+    plural: str
 
     @property
     def result(self) -> dict[str, Any]:
-        """What `--json` says."""
+        """Return the object of `--json`."""
         sizes = sizes_of(self.table) | {"link": self.links.model}
-        return sizes | {"best": self.best, **pick(self.found, FOUND)}
+        return sizes | {"best": self.best, **pick(self.search, FOUND)}
 
     def save(self, out: Output) -> None:
-        """Write the file that other commands read: the permutation, and what it is one of."""
+        """Write the permutation and its sizes to a file that other commands read."""
         sizes = {k: v for k, v in sizes_of(self.table).items() if k != "stages"}
         saved = {name: self.best[name] for name in SAVED if name in self.best}
-        out.save_json({**sizes, **saved, "makespan": self.found.value})
+        out.save_json({**sizes, **saved, "makespan": self.search.value})
 
-    def said(self, *lines: object) -> Iterator[object]:
-        """Say how it compares with others; these lines follow."""
-        found, (one, those, every) = self.found, self.words
-        others = {name: time or 0.0 for name, time in found.baselines.items()}
-        times = {"found": found.value, **others}
-        saved = (percent(1 - found.value / (time or 1.0)) for time in times.values())
+    def view(self, values: str) -> Iterator[object]:
+        """Yield the answer and its comparison with other permutations."""
+        times = self.search.baselines
+        before = times["given"] or 0.0
+        saved = 1 - self.search.value / before if before else 0.0
         yield (
-            f"[bold]{escape(self.table.name)}[/], {self.table.num_workers} workers, "
-            f"{self.table.num_microbatches} microbatches, {self.links.model} links: "
-            f"{seconds(found.value)} in the {those} found"
+            f"[bold]{seconds(self.search.value)}[/] with the best {self.noun}, {percent(saved)} "
+            f"less than as given ({escape(self.table.name)}, {self.table.num_workers} workers, "
+            f"{self.table.num_microbatches} microbatches, {self.links.model} links)"
         )
-        yield from proof(found, one, every)
-        yield grid(
-            [(one, times), ("makespan", map(seconds, times.values())), ("found saves", saved)]
-        )
-        yield from lines
+        yield f"{self.noun}: {values}"
+        yield savings(self.noun, "makespan", times, self.search.value)
+        yield from search_end(self.search, self.plural)
 
 
 @options
@@ -296,16 +302,16 @@ def microbatches(
     search = MicrobatchSearch(table, scenario.table_costs(), link, seed)
     lengths = scenario.microbatches.lengths
 
-    def report(found: "Found[MicrobatchOrder]") -> Callable[[], Answer]:
-        order = found.best.order.tolist()
-        own = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
-        words = "order", "order", "orders"
-        best = _Permuted(table, link, found, {"order": order, **own}, words)
+    def report(result: "Found[MicrobatchOrder]") -> Callable[[], Answer]:
+        order = result.best.order.tolist()
+        sorted_lengths = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
+        data = {"order": order, **sorted_lengths}
+        best = _Permutation(table, link, result, data, "order", "orders")
 
         def answer() -> Answer:
             best.save(out)
-            said = best.said(f"order: {' '.join(map(str, order))}")
-            return Answer(best.result, said, {"wrote the order to": out})
+            view = best.view(" ".join(map(str, order)))
+            return Answer(best.result, view, {"wrote the order to": out})
 
         return answer
 
@@ -347,54 +353,54 @@ def places(
             "microbatches alike"
         )
     placed = scenario.placed(table)
-    given = places_on(table, scenario.source.worker_places, "--worker-places")
-    search = PlacementSearch(placed, given, link, seed)
+    places = places_on(table, scenario.source.worker_places, "--worker-places")
+    search = PlacementSearch(placed, places, link, seed)
 
-    def report(found: "Found[WorkerPlaces]") -> Callable[[], Answer]:
-        seats = found.best.places
-        own = {
+    def report(result: "Found[WorkerPlaces]") -> Callable[[], Answer]:
+        seats = result.best.places
+        data = {
             "places": seats.tolist(),
             "nodes": [workers.tolist() for workers in placed.seated(seats)],
             "boundaries": placed.crossed(seats).tolist(),
         }
-        words = "placement", "places", "different placements"
-        best = _Permuted(table, link, found, own, words)
+        best = _Permutation(table, link, result, data, "placement", "different placements")
 
         def answer() -> Answer:
             best.save(out)
-            _draw_seats(placed, found, figure)
-            said = best.said(_seats(placed, seats), f"places: {' '.join(map(str, own['places']))}")
-            written = {"wrote the places to": out, "drawn to": figure}
-            return Answer(best.result | figure.as_json(), said, written)
+            _draw_seats(placed, result, figure)
+            view = best.view(",".join(map(str, data["places"])))
+            files = {"wrote the places to": out, "drawn to": figure}
+            details = {"nodes": [_nodes(placed, seats)]}
+            return Answer(best.result | figure.as_json(), view, files, details=details)
 
         return answer
 
     return searched(search, iterations, limit, report)
 
 
-def _seats(placed: "PlacedCosts", found: Any) -> Table:
-    """Who sits on which node, in order and as found, and which boundaries leave it."""
-    in_order = np.arange(placed.table.num_workers)
-    both = {"in order": in_order, "found": found}
+def _nodes(placed: "PlacedCosts", best: Any) -> Table:
+    """Make a table of the workers on each node, in order and in the best placement."""
+    placements = {"in order": np.arange(placed.table.num_workers), "best": best}
     nodes = range(int(placed.nodes.max()) + 1)
     columns: list[tuple[str, list[str]]] = [("node", [*map(str, nodes), "between nodes"])]
-    for name, places in both.items():
+    for name, places in placements.items():
         seats = [" ".join(map(str, workers)) for workers in placed.seated(places)]
         crossed = placed.crossed(places)
         columns.append((f"workers {name}", [*seats, f"{crossed[1:].sum()} of {crossed.sum()}"]))
     return grid(columns, caption="between nodes: stage boundaries whose messages leave a node")
 
 
-def _draw_seats(placed: "PlacedCosts", found: "Found[Any]", figure: Output) -> None:
+def _draw_seats(placed: "PlacedCosts", result: "Found[Any]", figure: Output) -> None:
     if figure.path is None:
         return
     from pipejax.plots.charts import machine_picture  # matplotlib is an extra, slow to import
     from pipejax.plots.timeline import save
 
-    in_order = np.arange(placed.table.num_workers)
-    shown = {
-        f"in order: {seconds(found.baselines['in order'] or 0.0)}": in_order,
-        f"found: {seconds(found.value)}": found.best.places,
+    placements = {
+        f"in order: {seconds(result.baselines['in order'] or 0.0)}": np.arange(
+            placed.table.num_workers
+        ),
+        f"best: {seconds(result.value)}": result.best.places,
     }
-    picture = machine_picture(placed, shown)
+    picture = machine_picture(placed, placements)
     figure.save(lambda draft: save(picture, draft))

@@ -1,4 +1,4 @@
-"""What launchers are told, as it is printed."""
+"""Options of launchers, as they are printed."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,12 +10,12 @@ from pipejax.cli.output.report import pick, plain
 
 
 def launch_json(launches: "Iterable[pj.results.Launch]") -> dict[str, Any]:
-    """What `--json` says of each launcher, by its name."""
-    return {each.launcher: pick(each, "options lacks program") for each in launches}
+    """Return the options of each launcher for `--json`, by its name."""
+    return {launch.launcher: pick(launch, "options lacks program") for launch in launches}
 
 
 def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict[str, Any]:
-    """Report the layers of each stage, and what launchers do otherwise unless an option says it."""
+    """Return the layers of each stage, and notes where launchers differ by default."""
     if workload is None:
         return {}
     from pipejax.costs.model.workload import assign_layers
@@ -39,8 +39,8 @@ def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict
 
 
 def launch_lines(launches: "Iterable[pj.results.Launch]", *, rest: bool = False) -> Iterator[Text]:
-    """Say what each launcher is told, and of those that cannot run a layout what they lack."""
-    for each in launches:
-        lacks = f"lacks {'; '.join(each.lacks)}" if each.lacks else ""
-        told = each.text if rest or not lacks else ""
-        yield plain(f"{each.launcher}: {'; the rest: '.join(filter(None, (lacks, told)))}")
+    """Yield the options of each launcher; of one that cannot run the layout, what it lacks."""
+    for launch in launches:
+        lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
+        options = launch.text if rest or not lacks else ""
+        yield plain(f"{launch.launcher}: {'; the rest: '.join(filter(None, (lacks, options)))}")

@@ -35,4 +35,4 @@ def above(ratio: float) -> str:
 
 def gigabytes(value: float) -> str:
     """Format bytes."""
-    return f"{value / 1e9:.2f} GB"
+    return f"{digits(value / 1e9)} GB"

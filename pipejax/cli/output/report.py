@@ -19,6 +19,7 @@ from rich.text import Text
 
 from pipejax.base.checks import resolve_choice
 from pipejax.base.data_files import WRITTEN, time_unit
+from pipejax.cli.output.numbers import percent, seconds
 
 NARROWEST = 40  # columns: in fewer, tables lose their text
 
@@ -370,9 +371,41 @@ def heading(sizes: Mapping[str, Any], found: str = "") -> str:
     )
 
 
-FOUND = "value lower_bound gap baselines evaluated stopped"  # what every search answers
+FOUND = "value lower_bound gap baselines evaluated stopped"  # fields of every search result
 
 
-def pick(found: Any, names: str) -> dict[str, Any]:
-    """Take attributes, named with spaces between them, for `--json`."""
-    return {name: getattr(found, name) for name in names.split()}
+def savings(head: str, value: str, times: Mapping[str, float | None], best: float) -> KeyedTable:
+    """Make a table of the best of a search beside others; None is one that is not allowed."""
+    rows = {"best": best, **times}
+    return grid(
+        [
+            (head, rows),
+            (value, ("-" if time is None else seconds(time) for time in rows.values())),
+            (
+                "best saves",
+                (
+                    "-" if time is None else percent(1 - best / time if time else 0.0)
+                    for time in rows.values()
+                ),
+            ),
+        ]
+    )
+
+
+def search_end(result: Any, others: str) -> Iterator[str]:
+    """Yield how much shorter another could be, and how the search ended."""
+    if result.stopped == "interrupted":
+        yield "interrupted: this is the best so far"
+    if not result.lower_bound:
+        yield "bound: none is known, so a much better one may exist"
+    elif result.gap <= 1e-12:
+        yield "optimal: no other is shorter"
+    else:
+        bound = f"none is below {seconds(result.lower_bound)}"
+        yield f"bound: another could save at most {percent(result.gap)} ({bound})"
+    yield f"{result.evaluated} {others} evaluated; search ended: {result.stopped}"
+
+
+def pick(record: Any, names: str) -> dict[str, Any]:
+    """Return attributes by name; `names` has spaces between them."""
+    return {name: getattr(record, name) for name in names.split()}
