@@ -3,25 +3,23 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.edits import KINDS, Edit, Microbatches, PairFactor, ScaledTimes, SlowWorkers
+from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import for_times, is_planned
 from pipejax.costs.sources import CostSource, MeasuredCosts, SlotCosts, TableFile
+from pipejax.costs.system.system import System
+from pipejax.costs.topology import PlacedCosts, places_on
 from pipejax.schedules.naming import find
 from pipejax.schedules.registry import Builder
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import read_table
-
-if TYPE_CHECKING:
-    from pipejax.costs.model.workload import Workload
-    from pipejax.costs.system.system import System
-    from pipejax.costs.topology import PlacedCosts
 
 SLOTS = SlotCosts()
 EditKind = TypeVar("EditKind", bound=Edit)
@@ -140,8 +138,6 @@ class Scenario:
         """Return the costs of any table, edits included [s]."""
         if not self.source.sizes:
             return self._levels(table)[0]
-        from pipejax.costs.topology import places_on
-
         places = places_on(table, self.source.worker_places, "worker_places")
         return self._place(table).at(places)
 
@@ -182,7 +178,7 @@ class Scenario:
             schedule=table, num_workers=None, num_microbatches=None, options={}, edits=edits
         )
 
-    def with_workload(self, workload: "Workload") -> "Scenario":
+    def with_workload(self, workload: Workload) -> "Scenario":
         """Return the scenario of a model with another workload."""
         return self.replace(costs=dataclasses.replace(self.source, workload=workload))
 
@@ -194,17 +190,17 @@ class Scenario:
         return edit if lengths is None else dataclasses.replace(edit, lengths=tuple(lengths))
 
     @property
-    def system(self) -> "System | None":
+    def system(self) -> System | None:
         """Return the machine of a model."""
         return self.source.system
 
     @property
-    def model_workload(self) -> "Workload | None":
+    def model_workload(self) -> Workload | None:
         """Return the workload of a model with equal microbatches."""
         return self.source.workload if self.microbatches == Microbatches() else None
 
     @property
-    def workload(self) -> "Workload | None":
+    def workload(self) -> Workload | None:
         """Return the workload of a model whose times are as the model has them, for reports."""
         workload = self.model_workload
         if workload is None or self.find_edit(ScaledTimes):
@@ -216,7 +212,7 @@ class Scenario:
         return dataclasses.replace(workload, **changes) if changes else workload
 
     @property
-    def placed(self) -> "Callable[[ScheduleTable], PlacedCosts] | None":
+    def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
         """Return the function from a table to its costs by place; None for links that are alike."""
         return self._place if self.source.sizes or self.workload is not None else None
 
@@ -227,9 +223,7 @@ class Scenario:
             levels = [edit.apply(costs, table) for costs in levels]
         return levels
 
-    def _place(self, table: ScheduleTable) -> "PlacedCosts":
-        from pipejax.costs.topology import PlacedCosts
-
+    def _place(self, table: ScheduleTable) -> PlacedCosts:
         workload, system = self.workload, self.system
         if workload is None or system is None:
             return PlacedCosts.from_levels(self._levels(table), table, self.source.sizes)

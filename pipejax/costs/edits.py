@@ -2,23 +2,23 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import ArgumentError, MismatchError, wrong
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
+from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import check_workers, scaled_costs
 from pipejax.costs.sources import check_count
 from pipejax.schedules.cells.ops import COMPUTING, NETWORK, SHARDING, Phase
 from pipejax.schedules.table.table import ScheduleTable
 
-if TYPE_CHECKING:
-    from pipejax.costs.model.workload import Workload
 
-
-@dataclasses.dataclass(frozen=True)
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False)
 class Edit:
     """A change of a run, by default none."""
 
@@ -32,7 +32,7 @@ class Edit:
         return table
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RecomputeCells(Edit):
     """RecomputeCells before every backward, as R cells of the table."""
 
@@ -41,7 +41,7 @@ class RecomputeCells(Edit):
         return table.with_recomputation()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ShardingCells(Edit):
     """ShardingCells of sharded weights: its lane, and the cells that are put into a table."""
 
@@ -65,28 +65,31 @@ class ShardingCells(Edit):
             return on_lane(table, self.lane or COMPUTING)
         return insert_sharding(
             table,
-            lookahead=_of_workers(self.lookahead or (1,)),
-            residency=_of_workers(self.residency) if self.residency else None,
+            lookahead=_worker_numbers(self.lookahead or (1,)),
+            residency=_worker_numbers(self.residency) if self.residency else None,
             lane=self.lane or NETWORK,
         )
 
 
-def _of_workers(numbers: tuple[int, ...]) -> int | list[int]:
+def _worker_numbers(numbers: tuple[int, ...]) -> int | list[int]:
     """Return one number for all workers, or a list."""
     return [*numbers] if len(numbers) > 1 else numbers[0]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class HostTimes(Edit):
     """Times of O and L [s]: one for all stages, or one for each."""
 
     offload: tuple[float, ...] | None  # None for that of the system's host link
     load: tuple[float, ...] | None = None  # default: as O
+    replaces: bool = False  # whether they stand in for times that a model has
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
         """Set the times."""
         if self.offload is None and costs.offload is None:
             raise wrong("offload", "system needs a model, and a system with a host_link")
+        if self.offload is not None and not self.replaces and has_host_times(costs):
+            raise wrong("offload", "and the times of O or L given besides: choose one")
         times = {"offload": self.offload, "load": self.load}
         fields = {
             name: _for_stages(values, table.num_stages, name)
@@ -110,7 +113,7 @@ def has_host_times(costs: Costs) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Microbatches(Edit):
     """Microbatches of different lengths, and their order."""
 
@@ -140,7 +143,7 @@ class Microbatches(Edit):
         current = range(len(order)) if self.order is None else self.order
         return dataclasses.replace(self, order=tuple(current[k] for k in order))
 
-    def ledger_sizes(self, workload: "Workload", table: ScheduleTable) -> dict[str, NumpyArray]:
+    def ledger_sizes(self, workload: Workload, table: ScheduleTable) -> dict[str, NumpyArray]:
         """Return a model's sizes for `activation_memory`, (stages, microbatches) each."""
         from pipejax.costs.stage.microbatches import length_bytes
         from pipejax.costs.stage.stage_work import stage_bytes
@@ -158,7 +161,7 @@ class Microbatches(Edit):
         return {n: s if self.order is None else s[..., [*self.order]] for n, s in sizes.items()}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RecomputedAgain(Edit):
     """One more recomputation by each weight gradient, directly before it."""
 
@@ -175,7 +178,7 @@ class RecomputedAgain(Edit):
         return dataclasses.replace(costs, weight_grad=weight + again)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class PairFactor(Edit):
     """Overlap of fused pairs: 0 is perfect, 1 none."""
 
@@ -191,7 +194,7 @@ class PairFactor(Edit):
         return dataclasses.replace(costs, pair_factor=self.factor)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SlowWorkers(Edit):
     """Factors on all that some workers execute."""
 
@@ -203,7 +206,7 @@ class SlowWorkers(Edit):
         return scaled_costs(costs, table, workers=self.factors)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ScaledTimes(Edit):
     """Scaled times by rules such as compute@stage2*0.5 (`scaled_costs`)."""
 

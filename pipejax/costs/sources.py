@@ -2,29 +2,29 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pipejax.base.checks import ArgumentError, MismatchError, wrong
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import TIME_FIELDS, Costs, needed_by
 from pipejax.costs.measured.costs_file import read_halved, read_levels, read_sizes, slot_costs
+from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import restaged_costs
+from pipejax.costs.system.system import System
 from pipejax.schedules.table.table import ScheduleTable
-
-if TYPE_CHECKING:  # most runs have no model, and start without it
-    from pipejax.costs.model.workload import Workload
-    from pipejax.costs.system.system import System
 
 Places = tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@short_repr
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class CostSource:
     """Costs of any table."""
 
     stages: int | None = None  # number of measured stages; default: as many as the table has
     places: Places = ()  # place of each worker on a machine of nodes; in order if empty
-    workload: "Workload | None" = None  # of a model
-    system: "System | None" = None  # machine of the model
+    workload: Workload | None = None  # of a model
+    system: System | None = None  # machine of the model
     stack: str = ""  # software of the machine; empty for the one that its file takes for granted
     lengths: Sequence[Any] | None = None  # tokens of each microbatch of the model
 
@@ -66,7 +66,7 @@ class CostSource:
         return ""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MeasuredCosts(CostSource):
     """Costs that were measured on the stages of one table."""
 
@@ -82,7 +82,7 @@ class MeasuredCosts(CostSource):
         return [restaged_costs(self.costs, self.stages or table.num_stages, table)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class GivenTimes(CostSource):
     """Times of ops by field, equal for all stages or workers, and of messages by level [s]."""
 
@@ -141,7 +141,7 @@ class GivenTimes(CostSource):
         return usual | {"others": others}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class CostsFile(CostSource):
     """A file of measured costs."""
 
@@ -168,16 +168,16 @@ class CostsFile(CostSource):
         return f'I and W are taken as half of B each: give "I" and "W" in {self.path} if known'
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ModelCosts(CostSource):
     """A model on a system."""
 
-    workload: "Workload" = dataclasses.field(kw_only=False)
-    system: "System" = dataclasses.field(kw_only=False)
+    workload: Workload = dataclasses.field(kw_only=False)
+    system: System = dataclasses.field(kw_only=False)
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Price a table; the system knows its links, so there is one level."""
-        from pipejax.costs.stage.stage_costs import stage_costs
+        from pipejax.costs.stage.stage_costs import stage_costs  # most runs start without it
 
         if self.lengths is not None:
             check_count("lengths", self.lengths, table.num_microbatches)
@@ -185,8 +185,8 @@ class ModelCosts(CostSource):
             raise ArgumentError(
                 "zero",
                 self.workload.zero,
-                "gathers and reductions beside compute belong to split weights: zero must be 3, or "
-                f"2 for gradients alone, got {self.workload.zero}",
+                "gathers and reductions beside compute need split weights: give zero 3, or 2 for "
+                f"gradients alone, got {self.workload.zero}",
             )
         costs = stage_costs(self.workload, self.system, table, lengths=self.lengths)
         if lacks := _kinds_without_time(costs, table):
@@ -195,7 +195,7 @@ class ModelCosts(CostSource):
         return [costs]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SlotCosts(CostSource):
     """Slots in place of seconds: the table's, or the same units for all tables."""
 
@@ -220,6 +220,7 @@ def _kinds_without_time(costs: Costs, table: ScheduleTable) -> list[str]:
     return [phase.name for phase in custom if costs.time(phase) is None]
 
 
+@short_repr
 class TableFile(NamedTuple):
     """A table in a file."""
 

@@ -526,7 +526,7 @@ def _parse_host_times(run: Any, source: "CostSource") -> "HostTimes":
         for name, text in texts.items()
         if text is not None
     }
-    return HostTimes(times["offload"], times.get("load"))
+    return HostTimes(times["offload"], times.get("load"), source.workload is not None)
 
 
 BY_LINK = "system"  # as --offload: the time of the system's host link

@@ -26,6 +26,7 @@ from pipejax.search.schedule.problem import build_problem
 Needs = Float[NumpyArray, " workers"]
 
 
+@short_repr
 class TableSearch(NamedTuple):
     """Search that found the table of a candidate, to repeat it."""
 
