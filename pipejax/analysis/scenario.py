@@ -11,7 +11,7 @@ from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.edits import KINDS, Edit, Microbatches, PairFactor, ScaledTimes, SlowWorkers
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.planning import for_times, is_planned
+from pipejax.costs.planning import for_times
 from pipejax.costs.sources import CostSource, MeasuredCosts, SlotCosts, TableFile
 from pipejax.costs.system.system import System
 from pipejax.costs.topology import PlacedCosts, places_on
@@ -125,10 +125,11 @@ class Scenario:
         """Return the options of the schedule; if it is planned, with the times of its plan."""
         if not isinstance(self.schedule, str) or not self.has_times:
             return self.options
-        builder = find(self.schedule)
-        if not is_planned(builder, self.options):
-            return self.options
-        return for_times(builder, self.size, self.options, self.price)
+        builder, options, workload = find(self.schedule), dict(self.options), self.source.workload
+        share = None if workload is None else workload.weight_share
+        if share is not None and "weight_share" in builder.takes:
+            options.setdefault("weight_share", share)
+        return for_times(builder, self.size, options, self.price)
 
     def pinned(self) -> "Scenario":
         """Return the scenario with a fixed plan, so that further edits keep its table."""

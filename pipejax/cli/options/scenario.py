@@ -80,6 +80,8 @@ def parse_scenario(
         if "memory_limit" in options:
             workload = costs.costs.workload
             options["memory_limit"] = _parse_room(fields, options, workload)
+        if costs.costs.workload is not None:  # it has the weight share, for any schedule
+            options.pop("weight_share", None)
         fields["options"] = options
     return pj.Scenario(
         **fields,
