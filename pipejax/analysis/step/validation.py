@@ -14,7 +14,7 @@ from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, with_short_repr
 from pipejax.costs.measured.measured_rows import (
     CONFIGURATION,
-    OF_MODEL,
+    SIZES,
     MeasuredRows,
     joined,
 )
@@ -225,7 +225,7 @@ class Validation:
         is_finite = np.isfinite(once.errors)
         rows, times = once.measured.take(is_finite), once.predicted.seconds[is_finite]
         columns = (
-            *OF_MODEL,
+            *SIZES,
             "model",
             "accelerators",
             "global_batch",
