@@ -20,6 +20,7 @@ from pipejax.base.checks import (
     whole_number,
 )
 from pipejax.base.data_files import UNITS, read_lines, to_si
+from pipejax.base.display import abbreviated
 
 NEEDED: Any = object()  # default of a field that each file must give
 Record = TypeVar("Record")
@@ -60,31 +61,33 @@ class FileField(NamedTuple):
 Fields = Mapping[str, FileField]
 
 
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{where} must be a text, got {value!r}")
-    return value
+def form_kind(has_form: Callable[[Any], Any], form: str, json_type: str) -> FieldKind:
+    """Return the kind of values with a form, which errors describe."""
+
+    def read(value: Any, where: str) -> Any:
+        if not has_form(value):
+            raise ValueError(f"{where} must be {form}, got {abbreviated(value)}")
+        return value
+
+    is_plain = json_type in ("string", "boolean")
+    return FieldKind(read, {"type": json_type} | ({} if is_plain else {"description": form}))
 
 
-def _name(value: Any, where: str) -> str:
-    if value == "":
-        raise ValueError(f"{where} must be a text, got {value!r}")
-    return _text(value, where)
-
-
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{where} must be true or false, got {value!r}")
-    return value
+def optional(kind: FieldKind) -> FieldKind:
+    """Return the kind of values that may also be null."""
+    schema = {"anyOf": [kind.schema, {"type": "null"}]}
+    return FieldKind(
+        lambda value, where: None if value is None else kind.read(value, where), schema
+    )
 
 
 def _fraction(value: Any, where: str) -> float:
     return share(float(value) if isinstance(value, bool) else value, where)
 
 
-TEXT = FieldKind(_text, {"type": "string"})
-NAME = FieldKind(_name, {"type": "string", "minLength": 1})
-FLAG = FieldKind(_flag, {"type": "boolean"})
+TEXT = form_kind(lambda value: isinstance(value, str), "a text", "string")
+NAME = form_kind(lambda value: isinstance(value, str) and value, "a text", "string")
+FLAG = form_kind(lambda value: isinstance(value, bool), "true or false", "boolean")
 SHARE = FieldKind(_fraction, {"type": "number", "minimum": 0, "maximum": 1})
 EFFICIENCY = FieldKind(efficiency, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
 POSITIVE = FieldKind(positive, {"type": "number", "exclusiveMinimum": 0})

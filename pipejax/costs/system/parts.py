@@ -22,7 +22,6 @@ from pipejax.base.file_fields import (
     FileField,
     at_least,
     json_schema,
-    read_record,
     section,
     unit_factors,
     whole,
@@ -281,12 +280,6 @@ def _algorithms(value: Any, where: str) -> dict[str, bool]:
     return {name: name in names for name in ALGORITHMS}
 
 
-def _attention(value: Any, where: str) -> AttentionKernels:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be an object of shares by kernel, got {value!r}")
-    return read_record(AttentionKernels, _ATTENTION_FIELDS, value, where)
-
-
 _ATTENTION_FIELDS = {
     name: FileField(EFFICIENCY, 0.0, target=name.replace("-", "_")) for name in ATTENTION
 }
@@ -345,7 +338,7 @@ SECTIONS: Mapping[str, Mapping[str, FileField]] = {
         "sharpness": FileField(at_least(1), 4.0, target="kernels.sharpness"),
         **{name: FileField(EFFICIENCY, 1.0, target=f"kernels.{name}") for name in _KERNEL_SHARES},
         "elementwise": FileField(NUMBER, 1.0, target="kernels.elementwise"),
-        "attention": FileField(FieldKind(_attention, json_schema(_ATTENTION_FIELDS)), NO_KERNELS),
+        "attention": FileField(section(_ATTENTION_FIELDS, AttentionKernels), NO_KERNELS),
     },
     "host": {
         **{name: FileField(NUMBER, 0.0, "s", f"host.{name}") for name in _HOST_TIMES},

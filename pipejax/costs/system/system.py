@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.checks import check_types, is_number, number, resolve_name
+from pipejax.base.checks import check_types, is_number, resolve_name
 from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.file_fields import (
@@ -26,6 +26,7 @@ from pipejax.base.file_fields import (
     FieldKind,
     Fields,
     FileField,
+    optional,
     read_fields,
     section,
     sections,
@@ -135,14 +136,10 @@ def _band(ends: Any, where: str) -> Band:
     return Band(float(percent), float(ends[0]), float(ends[1]))
 
 
-def _optional_number(value: Any, where: str) -> float | None:
-    return None if value is None else number(value, where)
-
-
 _PARAMETER = {
     "value": FileField(NUMBER),
     "unit": FileField(TEXT, ""),
-    "standard_error": FileField(FieldKind(_optional_number, {"type": ["number", "null"]}), None),
+    "standard_error": FileField(optional(NUMBER), None),
     "identified": FileField(FLAG, True),
 }
 _FACTORS = {"type": "array", "items": POSITIVE.schema, "minItems": 2, "maxItems": 2}

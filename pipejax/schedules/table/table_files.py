@@ -10,13 +10,12 @@ import csv
 import io
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipejax.base.checks import check_types, resolve_choice
 from pipejax.base.data_files import parse_json
-from pipejax.base.display import abbreviated
 from pipejax.base.file_fields import (
     FLAG,
     NUMBER,
@@ -25,6 +24,8 @@ from pipejax.base.file_fields import (
     Fields,
     FileField,
     choice,
+    form_kind,
+    optional,
     read_fields,
     section,
     whole,
@@ -49,22 +50,11 @@ from pipejax.schedules.table import pasted_rows
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
 
-def _with_form(has_form: Callable[[Any], bool], form: str, json_type: str) -> FieldKind:
-    """Return the kind of values with a form, which errors describe."""
-
-    def check(value: Any, where: str) -> Any:
-        if not has_form(value):
-            raise ValueError(f"{where} must be {form}, got {abbreviated(value)}")
-        return value
-
-    return FieldKind(check, {"type": json_type, "description": form})
-
-
 def _list_kind(form: str, *types: type) -> FieldKind:
-    return _with_form(lambda value: _is_list(value, *types), form, "array")
+    return form_kind(lambda value: _is_list(value, *types), form, "array")
 
 
-_OBJECT = _with_form(lambda value: isinstance(value, dict), "an object", "object")
+_OBJECT = form_kind(lambda value: isinstance(value, dict), "an object", "object")
 _KIND: Fields = {  # of a kind of op; name and time default to the letters
     "letters": FileField(TEXT, None),
     "name": FileField(TEXT, None),
@@ -84,7 +74,7 @@ GRAMMAR: Fields = {
     "slices": FileField(whole(), 1),
     "forward_only": FileField(FLAG, False),
     "graph": FileField(
-        _with_form(
+        form_kind(
             lambda value: _is_list(value, list) and all(len(edge) == 2 for edge in value),
             "a list of pairs of stages",
             "array",
@@ -372,25 +362,24 @@ def _are_lists(value: Any, kind: type) -> bool:
     return _is_list(value, list) and all(_is_list(row, kind) for row in value)
 
 
-_NAME = _with_form(
+_NAME = form_kind(
     lambda value: isinstance(value, str) and len(value) <= MAX_NAME_LENGTH,
     f"a text of at most {MAX_NAME_LENGTH} characters",
     "string",
 )
-_ROWS = _with_form(lambda value: _are_lists(value, str), "lists of texts", "array")
-_PLACEMENT = _with_form(
+_ROWS = form_kind(lambda value: _are_lists(value, str), "lists of texts", "array")
+_PLACEMENT = form_kind(
     lambda value: _are_lists(value, int) and len({len(row) for row in value}) <= 1,
     "lists of whole numbers of one length",
     "array",
 )
-_NUMBERS = _with_form(
+_NUMBERS = form_kind(
     lambda value: isinstance(value, dict) and _is_list([*value.values()], int, float),
     "numbers by phase letter",
     "object",
 )
-_LAG = FieldKind(lambda value, where: None if value is None else whole(0).read(value, where))
 _WEIGHTS: Fields = {
-    "behind": FileField(_LAG, None, target="lag"),
+    "behind": FileField(optional(whole(0)), None, target="lag"),
     "runs": FileField(whole(), 1),
     "local_steps": FileField(whole(), 1),
 }
