@@ -328,7 +328,7 @@ def test_products_are_in_16_bits_unless_a_precision_is_said(name):
         assert (narrow < plain).any()
     with pytest.raises(ValueError, match="no peak is known for precision 'fp8'"):
         phases(system=pj.load_system("a100"), **{name: "fp8"})
-    with pytest.raises(ValueError, match=f"unknown {name} 'int8': known are '', bf16, fp16, fp8"):
+    with pytest.raises(ValueError, match=f"{name} must be one of '', bf16, fp16, fp8"):
         phases(**{name: "int8"})
 
 

@@ -303,8 +303,8 @@ def test_a_table_is_written_and_read_with_its_rule(tmp_path):
     text = json.loads((tmp_path / "table.json").read_text())
     for rule, message in (
         ({"behind": -1}, "behind must be a whole number of at least 0, got -1"),
-        ({"lag": 1}, "weights: expected an object with behind, runs"),
-        (3, "weights: expected an object"),
+        ({"lag": 1}, "weights: unknown key 'lag': known are behind, runs"),
+        (3, "weights must be an object with the keys behind"),
         ({"runs": 0}, "runs must be a whole number"),
     ):
         (tmp_path / "wrong.json").write_text(json.dumps(text | {"weights": rule}))

@@ -75,7 +75,7 @@ BAD_SYSTEMS = {  # message: section, its changes, and keys that are removed
     "efficiency must be a number above 0 and at most 1, got 0": ("network", {"efficiency": 0}),
     "efficiency must be a number above 0 .* got 7": ("network", {"efficiency": 7}),
     "at most 1, got 1.5": ("compute", {"efficiency": [{"from_GFLOP": 0, "share": 1.5}]}),
-    "unknown key 'latency_GB': known are .*latency_us": ("network", {"latency_GB": 1}),
+    "unknown key 'latency_GB': expected latency_ns, latency_us": ("network", {"latency_GB": 1}),
     "unknown key 'efficiency_s'": ("compute", {"efficiency_s": 1}),
     "ascend": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}),
     "source must be a text": (None, {"source": None}),

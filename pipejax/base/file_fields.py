@@ -149,14 +149,18 @@ def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be an object with the keys {', '.join(keys)}")
     for key in data:
-        if key in fields and fields[key].dimension:
-            units = ", ".join(unit_factors(key, fields[key].dimension))
-            raise ValueError(f"{where}: {what} {key!r} has no unit: expected {units}")
-        if key not in keys:
-            examples = [key for key in keys if key not in fields]
-            more = f", quantities with a unit, as {examples[0]}" if examples else ""
-            listed = f"known are {', '.join(fields)}{more}{nearest(key, keys)}"
-            raise ValueError(f"{where}: unknown {what} {key!r}: {listed}")
+        if key in keys:
+            continue
+        quantities = [name for name in fields if fields[name].dimension]
+        matches = [name for name in quantities if f"{key}_".startswith(f"{name}_")]
+        if matches:
+            name = max(matches, key=len)
+            units = ", ".join(unit_factors(name, fields[name].dimension))
+            state = f"{what} {key!r} has no unit" if key == name else f"unknown {what} {key!r}"
+            raise ValueError(f"{where}: {state}: expected {units}")
+        more = f", quantities with a unit, as {quantities[0]}_.." if quantities else ""
+        listed = f"known are {', '.join(fields)}{more}{nearest(key, keys)}"
+        raise ValueError(f"{where}: unknown {what} {key!r}: {listed}")
 
 
 def read_fields(fields: Fields, data: Any, where: str, what: str = "key") -> dict[str, Any]:

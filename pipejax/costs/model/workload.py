@@ -147,9 +147,11 @@ class Workload:
         count = whole_number(self.minibatch, "minibatch", maximum=MAX_COUNT)
         object.__setattr__(self, "minibatch", count)
         for name, field in WORKLOAD_FIELDS.items():
-            if field.kind != "text":
-                value = field.values.read(getattr(self, name), name)
-                object.__setattr__(self, name, value)
+            value = getattr(self, name)
+            if field.kind == "flag":
+                check_types(**{name: (value, bool)})
+            elif field.kind != "text":
+                object.__setattr__(self, name, field.values.read(value, name))
         if self.recompute == "full" and self.recompute_layers:
             object.__setattr__(self, "recompute", f"block:{self.recompute_layers}")
             object.__setattr__(self, "recompute_layers", 0)
