@@ -217,9 +217,7 @@ class Formula:
         spans = [span[~is_origin[span]] for span in spans]
         middle = np.array([shares[span].mean(axis=0) for span in spans])
         scale = np.array([scales[span].mean(axis=0) for span in spans])
-        middle = middle / np.where(
-            scale > 0, scale, 1.0
-        )  # into the box
+        middle = middle / np.where(scale > 0, scale, 1.0)  # into the box
         fixed = fixed_in(self.parameters, self.box)
         if fixed is not None:  # not rounded
             middle[:, self.parameters.index(fixed)] = self.box[fixed][0]
