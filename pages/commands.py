@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 
 from pages.repository import ROOT
-from pipejax.cli.app import COMMANDS, function_of, run, split_command
+from pipejax.cli.app import COMMANDS, command_function, run, split_command
 from pipejax.cli.options.line import LineOptions
 from pipejax.cli.options.option import parser
 from pipejax.cli.parsing import parse
@@ -156,7 +156,7 @@ def check_mention(text: str) -> None:
 @functools.cache
 def option_flags(called: str) -> frozenset[str]:
     """The options of a command, as they are written."""
-    arguments = parser(function_of(called)).assemble_argument_collection()
+    arguments = parser(command_function(called)).assemble_argument_collection()
     helps = ("--help", "-h", "--help-all")
     return frozenset((*helps, *(flag for argument in arguments for flag in argument.names)))
 
@@ -169,7 +169,7 @@ def check_pipejax(arguments: list[str]) -> None:
             raise ValueError(f"pipejax has no command {arguments[0]}")
     elif not {"--help", "-h", "--help-all"} & {*words}:
         with contextlib.suppress(FileNotFoundError):  # a file of options that a page writes
-            parse(function_of(called), words, LineOptions(called, COMMANDS))
+            parse(command_function(called), words, LineOptions(called, COMMANDS))
 
 
 def _commands(line: str) -> Iterator[list[str]]:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 
-from pipejax.cli.app import COMMANDS, function_of
+from pipejax.cli.app import COMMANDS, command_function
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
     DIFFERENT_DEFAULTS,
@@ -23,7 +23,7 @@ def option_defaults() -> dict[str, dict[str, str]]:
     """Return defaults by option and command; that of one that must be given is a word."""
     defaults: dict[str, dict[str, str]] = {}
     for command in COMMANDS:
-        for name, option in command_options(function_of(command)).items():
+        for name, option in command_options(command_function(command)).items():
             if name not in CATALOGUE:  # an argument
                 continue
             default = option.default

@@ -658,8 +658,8 @@ def test_a_solved_problem_is_in_units(answer, call, tmp_path):
     message = answer("verify", path)
     assert (message["unit"], message["makespan"]) == ("units", 2 * best["makespan"])
     _, out, _ = call("verify", path)
-    assert f"makespan       {message['makespan']:g} units" in out
-    assert f"lower bound    {message['makespan']:g} units by solver" in out
+    assert f"all claims hold: makespan {message['makespan']:g} units" in out
+    assert f"lower bound {message['makespan']:g} units by solver" in out
 
 
 def test_a_result_that_does_not_hold_is_an_internal_error(call, monkeypatch):

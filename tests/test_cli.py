@@ -11,7 +11,7 @@ from daily import daily
 from legal_sizes import SLICED, at_least
 
 import pipejax as pj
-from pipejax.cli.app import COMMANDS, function_of
+from pipejax.cli.app import COMMANDS, command_function
 from pipejax.cli.options.option import command_options, parser
 from pipejax.schedules import REGISTRY
 
@@ -172,16 +172,18 @@ def test_what_is_no_file_of_text_is_named(mistake, name, message, tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_says_what_it_is(command):
-    for name, option in command_options(function_of(command)).items():
+    for name, option in command_options(command_function(command)).items():
         assert option.help, name
         assert not option.help.startswith("as `"), name  # what is said elsewhere is said here too
-    arguments = parser(function_of(command)).assemble_argument_collection()
+    arguments = parser(command_function(command)).assemble_argument_collection()
     assert not [argument.name for argument in arguments if argument.negatives]  # no --no-...
 
 
 def test_the_list_of_commands_says_what_they_say():
     for name, about in COMMANDS.items():
-        assert " ".join(inspect.getdoc(function_of(name)).partition("\n\n")[0].split()) == about
+        assert (
+            " ".join(inspect.getdoc(command_function(name)).partition("\n\n")[0].split()) == about
+        )
 
 
 def test_version(call):

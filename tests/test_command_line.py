@@ -12,7 +12,7 @@ import pytest
 
 from pages.options import option_defaults, options_page
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.app import COMMANDS, QUESTIONS, function_of
+from pipejax.cli.app import COMMANDS, QUESTIONS, command_function
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
     DIFFERENT_DEFAULTS,
@@ -32,7 +32,7 @@ TIMES = ["-T", "F=1,B=2"]
 
 def options(name):
     """Options of a command: types of the value, default and help."""
-    all_options = command_options(function_of(name))
+    all_options = command_options(command_function(name))
     return {key: option for key, option in all_options.items() if key in CATALOGUE}
 
 
@@ -138,12 +138,12 @@ def test_help_all_explains_every_option(name, call, monkeypatch):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_is_a_command_line(name):
-    result = re.search(r"Example:\n((?:  .*\n?)+)", inspect.getdoc(function_of(name)))
+    result = re.search(r"Example:\n((?:  .*\n?)+)", inspect.getdoc(command_function(name)))
     program, *words = shlex.split(result[1])
     count = len(name.split())
     assert (program, *words[:count]) == ("pipejax", *name.split())
     words = words[count:]
-    parse(function_of(name), words, LineOptions(name, COMMANDS))
+    parse(command_function(name), words, LineOptions(name, COMMANDS))
 
 
 SPELLED = {
@@ -167,7 +167,7 @@ def test_none_is_a_value_like_others():
     """The parser takes none and null for an option that is not there, where it may."""
 
     def arguments(name, *words):
-        return parse(function_of(name), words, LineOptions(name, COMMANDS)).arguments
+        return parse(command_function(name), words, LineOptions(name, COMMANDS)).arguments
 
     run = arguments("evaluate", "--recompute", "none", "--comm", "null")["run"]
     assert (run.recompute, run.comm) == ("none", "null")

@@ -11,7 +11,7 @@ import pytest
 import pipejax as pj
 from pipejax.base.checks import MismatchError, resolve_choice, resolve_name, unknown, wrong
 from pipejax.base.progress import Notice, notices_as_lines
-from pipejax.cli.app import COMMANDS, function_of
+from pipejax.cli.app import COMMANDS, command_function
 from pipejax.cli.options.line import LineOptions
 from pipejax.cli.parsing import parse
 from pipejax.costs.system.system import data_file
@@ -209,7 +209,7 @@ def within(place, error):
 def test_an_error_names_the_option_of_its_file_or_of_its_argument():
     options = LineOptions("evaluate", COMMANDS)
     words = ["--memory-limit", "2", "--table", "x.csv", "--slack"]
-    parse(function_of("evaluate"), words, options)
+    parse(command_function("evaluate"), words, options)
     limit = wrong("memory_limit", "must be 3", 2)
     first = "the memory limit of worker 0 is 2"
     for error, message in (

@@ -330,7 +330,7 @@ def test_tables_of_remedies_are_written(answer, call, tmp_path, monkeypatch):
     code, _, error = call("explain", *line, "--write-tables", "tables")
     assert (code, error) == (
         2,
-        "error: --write-tables tables exists: give a folder that does not\n",
+        "error: --write-tables tables exists\nhint: give a folder that does not\n",
     )
 
 

@@ -37,7 +37,7 @@ def test_tables_fit_80_columns_and_nothing_is_cut(call, monkeypatch, name):
     texts = []
     for width in ("80", "1000"):
         monkeypatch.setenv("COLUMNS", width)
-        code, out, err = call(*REPORTS[name])
+        code, out, err = call(*REPORTS[name], "--details")
         assert (code, err) == (0, "")
         texts.append([line for line in out.splitlines() if re.match("[┏┃┡│└]", line)])
     narrow, wide = texts

@@ -203,14 +203,16 @@ def test_the_command_says_what_it_found_and_what_it_left_out(call, tmp_path):
     assert set(result["left_out"]) == {"SEND_F", "RECV_F", "SEND_B", "RECV_B"}
 
 
-@pytest.mark.parametrize(("error", "code", "says"), [(1e-9, 0, " equal"), (np.nan, 1, "not equal")])
+@pytest.mark.parametrize(
+    ("error", "code", "says"), [(1e-9, 0, "gradients equal"), (np.nan, 1, "gradients differ")]
+)
 def test_a_person_reads_whether_gradients_are_equal(error, code, says, call, monkeypatch):
     run = runtime_run.RuntimeRun(
         "jax", "1.0", error, 1.5, 0.0, {"U": "why"}, [1.0, 3.0, 2.0], 2.2, {"F": [0.1, 0.2]}
     )
     monkeypatch.setattr(runtime_run, "run_table", lambda name, job: run)
     command = ("run", "--schedule", "1f1b", "--workers", "2", "--microbatches", "2")
-    ended, out, _ = call(*command)
+    ended, out, _ = call(*command, "--details")
     assert (ended, says in out) == (code, True)
     for text in ("2 s measured", "2.2 s, 10 % off", "U cells", "200 ms"):
         assert text in out
@@ -230,7 +232,7 @@ def test_the_step_size_of_updates_is_said(name, step_size, call, monkeypatch):
     monkeypatch.setattr("pipejax.runtimes.spmd.runtime.call_together", ends)
     command = ("run", "--schedule", name, "--workers", "2", "--microbatches", "2")
     _, out, _ = call(*command)
-    message = "step size 0: all versions of the weights are those of the start"
+    message = "step size 0: all weight versions equal the first"
     assert (message in " ".join(out.split())) == (step_size is not None)
     assert json.loads(call(*command, "--json")[1])["step_size"] == step_size
 

@@ -23,12 +23,13 @@ def is_banned(name):
 
 def names(node):
     """Names that a node of the syntax tree gives to something."""
-    match node:
-        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-            return [name]
-        case ast.FunctionDef(name=name) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
-            return [name]
-    return []
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        return [name] if isinstance(node.ctx, ast.Store) else []
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    is_named = isinstance(node, ast.FunctionDef | ast.ExceptHandler)
+    return [node.name] if is_named and node.name else []
 
 
 def is_text(node):

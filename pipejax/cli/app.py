@@ -91,8 +91,8 @@ NO_MEMORY = "RESOURCE_EXHAUSTED"  # in what XLA raises
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 
 
-def function_of(called: str) -> Callable[..., Any]:
-    """The function of a command, as it is written."""
+def command_function(called: str) -> Callable[..., Any]:
+    """Return the function of a command."""
     usual_place = called.partition(" ")[0], called.replace(" ", "_")
     module, name = PLACES.get(called, usual_place)
     function: Callable[..., Any] = getattr(
@@ -108,8 +108,8 @@ def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         if called in COMMANDS:
             return called, list(arguments[count:])
     first = arguments[0] if arguments else ""
-    if _commands_of(first) and not {*arguments[1:2]} & {*HELP}:
-        raise ValueError(f"{first} is one of pipejax {', pipejax '.join(_commands_of(first))}")
+    if _subcommands(first) and not {*arguments[1:2]} & {*HELP}:
+        raise ValueError(f"{first} is one of pipejax {', pipejax '.join(_subcommands(first))}")
     if first.endswith((".csv", ".json")):
         return "evaluate", _file_options(arguments)
     return None, list(arguments)
@@ -126,8 +126,8 @@ def _file_options(arguments: Sequence[str]) -> list[str]:
     return [*itertools.chain.from_iterable(options), *arguments[len(files) :]]
 
 
-def _commands_of(first: str) -> dict[str, str]:
-    """Commands of two words that begin with one."""
+def _subcommands(first: str) -> dict[str, str]:
+    """Return the commands of two words that begin with a word."""
     return {name: about for name, about in COMMANDS.items() if name.startswith(f"{first} ")}
 
 
@@ -136,7 +136,7 @@ def _help(called: str | None, words: Sequence[str]) -> str | None:
     from pipejax.cli.output.help import all_commands_help, command_help, program_help
 
     if called is None:
-        if subcommands := _commands_of(words[0]) if words else {}:
+        if subcommands := _subcommands(words[0]) if words else {}:
             return all_commands_help({"Commands": subcommands})
         if words != ["--help-all"]:
             return program_help(ABOUT, len(COMMANDS))
@@ -144,9 +144,9 @@ def _help(called: str | None, words: Sequence[str]) -> str | None:
             {title: {name: COMMANDS[name] for name in names} for title, names in QUESTIONS.items()}
         )
     if "--help-all" in words:
-        return command_help(called, function_of(called), everything=True)
+        return command_help(called, command_function(called), everything=True)
     if {"--help", "-h"} & {*words}:
-        return command_help(called, function_of(called), everything=False)
+        return command_help(called, command_function(called), everything=False)
     return None
 
 
@@ -160,7 +160,7 @@ def _run_program(words: Sequence[str]) -> None:
         from pipejax.cli.output.completion import completion_script
 
         shell = words[0].partition("=")[2] or next(iter(words[1:]), "")
-        options = {called: command_options(function_of(called)) for called in COMMANDS}
+        options = {called: command_options(command_function(called)) for called in COMMANDS}
         sys.stdout.write(completion_script(shell, COMMANDS, options))
         return
     kind = "option" if words[0].startswith("-") else "command"
@@ -179,7 +179,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         called, words = split_command(arguments)
         is_listed = called is None and (not words or words[0] in HELP)
-        if called is None and not is_listed and not _commands_of(words[0]):
+        if called is None and not is_listed and not _subcommands(words[0]):
             _run_program(words)
         elif text := _help(called, words):
             sys.stdout.write(text)
@@ -189,9 +189,9 @@ def run(arguments: Sequence[str]) -> int:
             from pipejax.cli.options import line
 
             options = line.LineOptions(called, COMMANDS)
-            bound = parsing.parse(function_of(called), words, options)
+            bound = parsing.parse(command_function(called), words, options)
             with notices_as_lines():
-                code = parsing.answer(function_of(called), bound, options)
+                code = parsing.answer(command_function(called), bound, options)
         sys.stdout.flush()  # what cannot be printed is an error of the command
         return code
     except OutputError as error:
@@ -230,7 +230,7 @@ def _no_backend() -> str | None:
 
 
 def _compute_in_float64() -> None:
-    """What a person reads is float64; JAX is not imported for that, a mistake needs none of it."""
+    """Let JAX compute in float64, without importing it: an error may need none of it."""
     if is_loaded():
         jax.config.update("jax_enable_x64", True)
     else:

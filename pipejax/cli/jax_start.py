@@ -1,7 +1,7 @@
-"""How the process of the command line starts JAX: late, and with what it compiled kept.
+"""Start of JAX in the process of the command line: late, and with a cache of compiled programs.
 
-Programs that took longest to compile lie in a folder of the user's cache. Processes take turns at
-it, by JAX's own lock: one that reads while another writes would get half a program.
+The cache is a folder of the user. JAX locks it, so that no process reads a program while another
+one writes it.
 """
 
 import os

@@ -58,15 +58,15 @@ def open_streams() -> None:
     sys.stderr = _text(2, sys.stderr, "backslashreplace")
 
 
-def _text(number: int, given: TextIO | None, errors: str) -> TextIO:
+def _text(number: int, stream: TextIO | None, errors: str) -> TextIO:
     raw = _Stream(number, "w", closefd=False)
     by_line = number == 2 or raw.isatty()
-    encoding = "utf-8" if given is None else given.encoding
+    encoding = "utf-8" if stream is None else stream.encoding
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=by_line)
 
 
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "interrupted by SIGTERM"}
-PATIENCE = 1.3  # seconds to report what an interrupted command has found so far
+PATIENCE = 1.3  # seconds to report the best result of an interrupted command
 STOP = 0.2  # seconds in which the main thread stops, unless it is in a call that takes longer
 
 _has_stopped = threading.Event()
@@ -74,13 +74,13 @@ _has_stopped = threading.Event()
 
 def watch_signals() -> None:
     """End this process by itself from now on; a signal that is ignored stays so (nohup, `&`)."""
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
-    threading.Thread(target=_attend, args=(heard, told), daemon=True).start()
+    threading.Thread(target=_attend, args=(read_end, write_end), daemon=True).start()
 
 
 def _stop(number: int, frame: Any) -> NoReturn:
@@ -90,28 +90,28 @@ def _stop(number: int, frame: Any) -> NoReturn:
         time.sleep(PATIENCE)
 
 
-def _attend(heard: int, told: int) -> None:
+def _attend(read_end: int, write_end: int) -> None:
     """Wait for a signal, and end: when all is said, at a second signal, or when time is up."""
-    number = signal.Signals(os.read(heard, 1)[0])
-    said: list[str] = []
+    number = signal.Signals(os.read(read_end, 1)[0])
+    texts: list[str] = []
 
     def speak() -> None:
         _has_stopped.wait(STOP)
         try:
-            said.append(act() or "")
+            texts.append(act() or "")
             sys.stdout.flush()
         except Exception as error:
-            said[:] = [f"not all that was found could be reported: {error}"]
-        os.write(told, b"\0")
+            texts[:] = [f"not all that was found could be reported: {error}"]
+        os.write(write_end, b"\0")
 
     threading.Thread(target=speak, daemon=True).start()
-    select.select([heard], [], [], PATIENCE)
-    end_interrupted(number, *said)
+    select.select([read_end], [], [], PATIENCE)
+    end_interrupted(number, *texts)
 
 
-def end_interrupted(number: signal.Signals = signal.SIGINT, said: str = "") -> NoReturn:
+def end_interrupted(number: signal.Signals = signal.SIGINT, text: str = "") -> NoReturn:
     """Write the line, and end without ado: threads of XLA and of solvers go on until then."""
-    line = ": ".join(filter(None, ("error", SIGNALS[number], " ".join(said.split()))))
+    line = ": ".join(filter(None, ("error", SIGNALS[number], " ".join(text.split()))))
     try:  # not through sys.stderr: the main thread may have stopped while it held it
         os.write(2, f"{line}\n".encode(errors="replace"))
     finally:

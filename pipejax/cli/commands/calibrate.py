@@ -14,6 +14,7 @@ from pipejax.cli.options.values import Count, FileIfGiven, Seed, Text
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import SYSTEM
+from pipejax.cli.output.numbers import digits, seconds
 from pipejax.cli.output.progress import waiting
 from pipejax.cli.output.report import Column, pick, plain, table_of
 
@@ -27,14 +28,14 @@ AS_IT_IS = (
     "the system as it is predicts runs that a fit does not see no worse than any fit: nothing is "
     "written (name numbers with --fit to fit them all the same)"
 )
-SHOWN = 10  # outliers that a person reads
+SHOWN = 10  # folds that the report lists
 # how a number is shown: its unit by what it is in, and by how much that is larger
 SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6), "B": ("GB", 1e9)}
 
 
 @options
 class FitOptions:
-    """How a system is fitted to runs of models, and to collectives.
+    """Options of a fit of a system to runs of models and to collectives.
 
     Attributes:
       system: to begin with.
@@ -91,35 +92,42 @@ def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answe
     out.check(SYSTEM)
     machine, base = pj.load_system(system), read_named("hardware", system, "system")[0]
     links = None if collectives is None else _fit_links(collectives, machine)
-    decided: set[str] = set()
+    identified: set[str] = set()
     if links is not None:
         machine = links.system
-        decided = {each.name for each in links.parameters if each.identified}
+        identified = {number.name for number in links.parameters if number.identified}
     names = None if fit is None else fit.split(",")
-    if names is None and decided:
-        names = [name for name in FITTED if name not in decided]
-    found = None
+    if names is None and identified:
+        names = [name for name in FITTED if name not in identified]
+    runs = None
     if files:
-        how = pick(fitting, "hold_out starts layer_times seed general")
-        found = _fit_runs(files, machine, fitting.stack, fit=names, **how)
-    if links is None and found is not None and not found.parameters:
-        told = _as_json(found)
-        return Answer({**told, **NOTHING}, [*_said(found, told), AS_IT_IS], {})
-    parts = [each.system.calibration for each in (links, found) if each is not None]
-    numbers = {} if found is None else found.stack_numbers
-    content = calibrated_file(base, [each for each in parts if each], out.path.stem, numbers)
+        arguments = pick(fitting, "hold_out starts layer_times seed general")
+        runs = _fit_runs(files, machine, fitting.stack, fit=names, **arguments)
+    if links is None and runs is not None and not runs.parameters:
+        data = _as_json(runs)
+        return Answer({**data, **NOTHING}, [*_view(runs), AS_IT_IS], details=_details(runs, data))
+    parts = [result.system.calibration for result in (links, runs) if result is not None]
+    numbers = {} if runs is None else runs.stack_numbers
+    content = calibrated_file(base, [part for part in parts if part], out.path.stem, numbers)
     out.save_json(content)
-    result = {name: content["calibration"][name] for name in ("parameters", "bands")}
-    said: list[object] = []
-    if found is not None:
-        result |= _as_json(found) | {"starts": fitting.starts}
+    data = {name: content["calibration"][name] for name in ("parameters", "bands")}
+    view: list[object] = []
+    details: dict[str, Iterable[object]] = {}
+    if runs is not None:
+        data |= _as_json(runs) | {"starts": fitting.starts}
+        view += _view(runs)
+        details |= _details(runs, data)
     if links is not None:
-        result["collectives"] = links.fit._asdict()
-        said.append(_numbers(links.parameters, f"{links.fit.rows} collectives and messages"))
-        said.append(_errors({"fitted": result["collectives"]}, "errors of their times"))
-    if found is not None:
-        said += _said(found, result)
-    return Answer(result, said, {"written to": out})
+        data["collectives"] = links.fit._asdict()
+        view.append(
+            f"links fitted to {links.fit.rows} collectives and messages: "
+            f"{digits(links.fit.mape)} % off in the mean"
+        )
+        details["links"] = [
+            _numbers(links.parameters, f"{links.fit.rows} collectives and messages"),
+            _errors({"fitted": data["collectives"]}, "errors of their times"),
+        ]
+    return Answer(data, view, {"written to": out}, details=details)
 
 
 def _fit_links(path: str, machine: pj.System) -> "LinkCalibration":
@@ -138,63 +146,80 @@ def _fit_runs(
         return pj.calibrate(rows, machine, **options)
 
 
-def _as_json(found: "Calibration") -> dict[str, Any]:
+def _as_json(fit: "Calibration") -> dict[str, Any]:
     return {
-        "as_is": found.as_is._asdict(),
-        "left_out": None if found.left_out is None else found.left_out._asdict(),
-        "fit": found.fit._asdict(),
-        "held_out": None if found.held_out is None else found.held_out._asdict(),
-        "outliers": [each._asdict() for each in found.outliers],
-        "remarks": list(found.remarks),
-        "folds": {name: errors._asdict() for name, errors in found.folds.items()},
-        "coverage": {str(percent): share for percent, share in found.coverage.items()},
-        **pick(found, "layer_factors noise starts_differ seconds"),
+        "as_is": fit.as_is._asdict(),
+        "left_out": None if fit.left_out is None else fit.left_out._asdict(),
+        "fit": fit.fit._asdict(),
+        "held_out": None if fit.held_out is None else fit.held_out._asdict(),
+        "outliers": [row._asdict() for row in fit.outliers],
+        "remarks": list(fit.remarks),
+        "folds": {name: errors._asdict() for name, errors in fit.folds.items()},
+        "coverage": {str(percent): share for percent, share in fit.coverage.items()},
+        **pick(fit, "layer_factors noise starts_differ seconds"),
     }
 
 
 def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> Table:
     rows = []
-    for each in numbers:
-        unit, scale = SHOWN_IN.get(each.unit, (each.unit, 1.0))
-        error = 0.0 if each.standard_error is None else each.standard_error
+    for number in numbers:
+        unit, scale = SHOWN_IN.get(number.unit, (number.unit, 1.0))
+        error = 0.0 if number.standard_error is None else number.standard_error
         rows.append(
             {
-                "number": each.name,
-                "value": f"{each.value / scale:.4g} {unit}".strip(),
+                "number": number.name,
+                "value": f"{number.value / scale:.3g} {unit}".strip(),
                 "standard error": f"{error / scale:.2g}",
-                "by": "rows" if each.identified else "prior",
+                "by": "rows" if number.identified else "prior",
             }
         )
     columns = [Column(name, name) for name in ("number", "value", "standard error", "by")]
     return table_of(rows, columns, title=f"fitted to {fitted_to}")
 
 
-def _said(found: "Calibration", result: Mapping[str, Any]) -> Iterator[object]:
-    if found.parameters:
-        fitted_to = f"{found.fit.rows} runs in {found.seconds:.1f} s"
-        yield _numbers(found.parameters.values(), fitted_to)
+def _view(fit: "Calibration") -> Iterator[object]:
+    """Yield the errors before and after the fit, and how far to trust it."""
+    before, after = digits(fit.as_is.mape), digits(fit.fit.mape)
+    yield (
+        f"[bold]{after} %[/] off in the mean after the fit to {fit.fit.rows} runs ({before} % as "
+        f"it was), {len(fit.parameters)} numbers fitted"
+    )
+    held_out = fit.held_out or fit.left_out
+    if held_out is not None:
+        yield f"{digits(held_out.mape)} % off on rows that were held out"
+    for percent, share in fit.coverage.items():
+        yield f"{digits(share)} % of the rows held out lie in their {percent} % band"
+    yield from map(plain, fit.remarks)
+
+
+def _details(fit: "Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
     parts = {
-        "as it is": result["as_is"],
-        "each run left out": result["left_out"],
-        "fitted": result["fit"],
-        "held out": result["held_out"],
+        "as it was": data["as_is"],
+        "without its own row": data["left_out"],
+        "fitted": data["fit"],
+        "held out": data["held_out"],
     }
-    yield _errors({name: part for name, part in parts.items() if part}, "errors of step times")
-    if len(found.folds) > 1:
-        worst = sorted(result["folds"].items(), key=lambda item: -item[1]["mape"])[:SHOWN]
-        yield _errors(dict(worst), "held out, the worst")
-    for percent, share in found.coverage.items():
-        yield f"{share:.1f} % of the rows held out lie in their {percent} % band"
-    if result.get("starts", 1) > 1:
-        yield f"{result['starts']} starts agree to {100 * found.starts_differ:.2g} %"
-    yield from map(plain, found.remarks)
-    for each in found.outliers[:SHOWN]:
-        yield plain(
-            f"outlier: {each.file}, row {each.row}: measured {each.measured:.4g} s, predicted "
-            f"{each.predicted:.4g} s ({each.error:+.1f} %)"
-        )
-    if found.outliers[SHOWN:]:
-        yield f"and {len(found.outliers) - SHOWN} more outliers"
+    errors = _errors({name: part for name, part in parts.items() if part}, "errors of step times")
+    details: dict[str, Iterable[object]] = {"errors": [errors]}
+    if fit.parameters:
+        fitted_to = f"{fit.fit.rows} runs in {fit.seconds:.1f} s"
+        details["numbers"] = [_numbers(fit.parameters.values(), fitted_to)]
+    if len(fit.folds) > 1:
+        worst = sorted(data["folds"].items(), key=lambda item: -item[1]["mape"])[:SHOWN]
+        details["worst folds"] = [_errors(dict(worst), "folds with the largest errors")]
+    if data.get("starts", 1) > 1:
+        agreement = f"{data['starts']} starts agree to {100 * fit.starts_differ:.2g} %"
+        details["starts"] = [agreement]
+    if fit.outliers:
+        details["outliers"] = map(_outlier, fit.outliers)
+    return details
+
+
+def _outlier(row: Any) -> object:
+    return plain(
+        f"outlier: {row.file}, row {row.row}: measured {seconds(row.measured)}, predicted "
+        f"{seconds(row.predicted)} ({row.error:+.3g} %)"
+    )
 
 
 def _errors(parts: Mapping[str, Mapping[str, Any]], title: str) -> Table:

@@ -3,7 +3,7 @@
 import dataclasses
 import json as json_text
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.markup import escape
@@ -65,96 +65,110 @@ class Plans:
             )
 
     def called(self, name: str) -> str:
-        """Name a schedule so that no more is claimed than of this order."""
+        """Return the name of a schedule, marked if its order is a plan for certain times."""
         return f"{name} as planned" if name in self.times else name
 
     def called_in_full(self, name: str) -> str:
-        """Name it with what it was planned for."""
-        behind = f" for {_times_text(self.times[name])}" if name in self.times else ""
-        return self.called(name) + behind
+        """Return the name of a schedule with the times of its plan."""
+        times = f" for {_times_text(self.times[name])}" if name in self.times else ""
+        return self.called(name) + times
 
 
 def _times_text(times: Mapping[str, Any]) -> str:
-    """Write times as `F=I=W=1, c=0`; one for each stage with / between."""
-    said = {key: "/".join(f"{t:g}" for t in _listed(time)) for key, time in times.items()}
-    ops = {key: text for key, text in said.items() if key in "FIW"}
+    """Format times as `F=I=W=1, c=0`; times of stages have / between them."""
+    texts = {key: "/".join(f"{t:g}" for t in _listed(time)) for key, time in times.items()}
+    ops = {key: text for key, text in texts.items() if key in "FIW"}
     if len(set(ops.values())) == 1:
-        said = {"=".join(ops): said["F"]} | {k: v for k, v in said.items() if k not in ops}
-    return ", ".join(f"{key}={text}" for key, text in said.items())
+        texts = {"=".join(ops): texts["F"]} | {k: v for k, v in texts.items() if k not in ops}
+    return ", ".join(f"{key}={text}" for key, text in texts.items())
 
 
 def _listed(value: Any) -> list[float]:
     return [*value] if hasattr(value, "__iter__") else [value]
 
 
-def form_lines(
+def form_view(
     table: pj.ScheduleTable, form: "pj.results.Formula", plans: Plans
 ) -> Iterator[object]:
-    """Say what the makespan is, and which sum bounds it where."""
-    shown = len(form.facets) <= SHOWN
-    quality = "exact" if form.exact else f"at most {percent(form.gap)} too small"
-    rows = [
-        ("makespan", escape(form.text) if shown else f"the largest of {len(form.facets)} sums"),
-        ("is", escape(f"{quality} for {form.where}" if form.where else quality)),
-        ("found with", f"{form.evaluations} evaluations"),
-    ]
+    """Yield the makespan as a formula, and where it is exact."""
+    text = f"the largest of {len(form.facets)} sums"
+    if len(form.facets) <= SHOWN:
+        text = escape(form.text)
+    yield f"makespan = {text}, {escape(_quality(form))}"
     yield f"{heading(sizes_of(table))}, {form.program.links.model} links"
     yield from map(plain, plans.lines())
-    yield facts(rows, {form.text: form.latex})
-    yield _regimes(form)
-    for border in form.borders[:SHOWN]:
-        larger = f"{border.facet} is the larger where {border.text}"
-        yield plain(f"{border.facet} | {border.neighbour}: {larger}")
-    if form.borders[SHOWN:]:
-        yield f"and {len(form.borders) - SHOWN} more borders: --json lists all"
+
+
+def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
+    """Return the regimes of a form, the borders between them and how it was derived."""
+    borders = (
+        plain(f"{border.facet} | {border.neighbour}: {border.facet} is larger where {border.text}")
+        for border in form.borders
+    )
+    rows = [
+        ("makespan", escape(form.text)),
+        ("exactness", escape(_quality(form))),
+        ("derived from", f"{form.evaluations} evaluations"),
+    ]
+    return {
+        "regimes": [_regimes(form)],
+        **({"borders": borders} if form.borders else {}),
+        "derivation": [facts(rows, {form.text: form.latex})],
+    }
+
+
+def _quality(form: "pj.results.Formula") -> str:
+    quality = "exact" if form.exact else f"at most {percent(form.gap)} too small"
+    return f"{quality} for {form.where}" if form.where else quality
 
 
 def _regimes(form: "pj.results.Formula") -> Table:
-    """The first facets, each with what bounds the step in the middle of where it is the largest."""
-    count = min(SHOWN, len(form.facets))
-    columns: list[tuple[str, Any]] = [("regime", range(count))]
-    columns += [
-        (name, [facet[k] for facet in form.facets[:count]])
-        for k, name in enumerate(form.parameters)
-    ]
-    told = "bound by: in the middle of the regime"
-    return grid([*columns, ("bound by", form.bound_by[:count])], caption=told)
+    """List the sums of a form, each with what bounds the step in the middle of its regime."""
+    columns: list[tuple[str, Any]] = [("regime", range(len(form.facets)))]
+    columns += [(name, [sums[k] for sums in form.facets]) for k, name in enumerate(form.parameters)]
+    caption = "bound by: in the middle of the regime"
+    return grid([*columns, ("bound by", form.bound_by)], caption=caption)
 
 
-def family_lines(found: "pj.results.Family") -> Iterator[str]:
-    """Say what a family is, and on what it was found."""
-    yield from ("", str(found))
-    last = f", checked on {', '.join(map(str, found.verified_on))}" * bool(found.verified_on)
-    yield f"found on {found.symbol} = {found.found_on[0]} to {found.found_on[-1]}{last}"
+def family_lines(family: "pj.results.Family") -> Iterator[str]:
+    """Yield a family of forms and the numbers that it was fitted to and checked on."""
+    yield str(family)
+    checked = ", ".join(map(str, family.verified_on))
+    yield (
+        f"fitted to {family.symbol} = {family.found_on[0]} to {family.found_on[-1]}"
+        + (f", checked on {checked}" if checked else "")
+    )
 
 
 def versus_lines(
-    found: "pj.results.Versus", form: "pj.results.Formula", plans: Plans
+    versus: "pj.results.Versus", form: "pj.results.Formula", plans: Plans
 ) -> Iterator[str]:
-    """Say which of two is faster where, in the box of the form if it has one."""
-    one, other = map(plans.called, found.names)
+    """Yield which of two schedules is faster, and where, in the box of the form."""
+    first, second = map(plans.called, versus.names)
     verdict = {
-        "one is never slower": f"{one} is never slower",
-        "other is never slower": f"{other} is never slower",
-    }.get(found.verdict, found.verdict)
+        "one is never slower": f"{first} is never slower",
+        "other is never slower": f"{second} is never slower",
+    }.get(versus.verdict, versus.verdict)
     box = f", for {form.where}" if form.where else ""
-    yield from ("", f"{' against '.join(map(plans.called_in_full, found.names))}: {verdict}{box}")
-    sides = (found.one_at_most, found.one_slower), (found.other_at_most, found.other_slower)
-    for name, rival, (regions, (at, ratio)) in zip((one, other), (other, one), sides, strict=True):
+    yield f"{' against '.join(map(plans.called_in_full, versus.names))}: {verdict}{box}"
+    sides = (versus.one_at_most, versus.one_slower), (versus.other_at_most, versus.other_slower)
+    for name, rival, (regions, (at, ratio)) in zip(
+        (first, second), (second, first), sides, strict=True
+    ):
         for k, region in enumerate(regions[:SHOWN]):
             where = f"where {' and '.join(region.texts)}" if region.texts else "everywhere"
             yield f"  or {where}" if k else f"{name} is as fast or faster {where}"
         if regions[SHOWN:]:
             yield f"  or in {len(regions) - SHOWN} more regions: --json lists all"
         yield (
-            f"{name} takes up to {ratio:.4g} times as long as {rival}, {_place(at, form)}"
+            f"{name} takes up to {ratio:.3g} times as long as {rival}, {_place(at, form)}"
             if ratio > 1
             else f"{name} never takes longer than {rival}"
         )
 
 
 def _place(at: Mapping[str, float], form: "pj.results.Formula") -> str:
-    """Say where a ratio is reached; forms double where all parameters do."""
+    """Return where a ratio is reached; forms double where all parameters do."""
     values = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
     if not form.box:
         return f"at {values}, or any times as much"
@@ -163,12 +177,12 @@ def _place(at: Mapping[str, float], form: "pj.results.Formula") -> str:
     return f"at {values}" if inside else f"towards many times {values}"
 
 
-def map_line(shown: "RegimeMap") -> str:
-    """Say who is fastest on how much of a map, and where that is."""
+def map_line(regime_map: "RegimeMap") -> str:
+    """Return the share of a map on which each schedule is the fastest."""
     from pipejax.checker.form import box_text
 
-    areas = ", ".join(f"{name} {share:.0%}" for name, share in shown.shares.items())
-    return f"fastest on the map, {box_text(shown.parameters, shown.box)}: {areas}"
+    areas = ", ".join(f"{name} {share:.0%}" for name, share in regime_map.shares.items())
+    return f"fastest on the map, {box_text(regime_map.parameters, regime_map.box)}: {areas}"
 
 
 HEIGHT = 3.4  # inches, the legend above included
@@ -224,74 +238,75 @@ def formula(
     if figure.path is not None and names is None:
         names = ["F", "B", "c"]
     ranges = _parse_box(box, names[0] if names else "F")
-    chosen = _Chosen(run, links.links(), names, per_worker, ranges, max_facets)
+    chosen = _FormOptions(run, links.links(), names, per_worker, ranges, max_facets)
     paper = None if figure.path is None else printed.paper("column")
     table = run.build()
     if symbol and names is None:
         chosen = chosen._replace(names=_messages_alike(chosen.program(table)))
-    found = None if symbol is None else _family(chosen, symbol, numbers)
+    form_family = None if symbol is None else _family(chosen, symbol, numbers)
     rivals = [] if versus is None else [chosen.rival(name.strip()) for name in versus.split(",")]
-    called = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
+    names_shown = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
     form, plans = chosen.form(table), Plans()
-    plans.add(table.name, called[0], run.planned_for(table))
+    plans.add(table.name, names_shown[0], run.planned_for(table))
     tables, others, against = [table], [], []
-    for rival, label in zip(rivals, called[1:], strict=True):
+    for rival, label in zip(rivals, names_shown[1:], strict=True):
         with waiting(f"building {rival.schedule}"):
             tables.append(rival.build(rival.settings.of(rival.name or "")))
         plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
         others.append(chosen.form(tables[-1]))
         with waiting(f"comparing with {rival.schedule}"):
             against.append(pj.analysis.versus(form, others[-1]))
-    shown = None
+    regimes = None
     if paper is not None:
-        forms = dict(zip(called, [form, *others], strict=True))
-        shown = _drawn(forms, plans.caption, paper, figure)
+        forms = dict(zip(names_shown, [form, *others], strict=True))
+        regimes = _draw(forms, plans.caption, paper, figure)
     result = form.as_json() | {"planned_for": plans.times, "certificate": form.certificate(table)}
-    if found is not None:
-        result["family"] = {"text": str(found)} | pick(found, "first period found_on verified_on")
+    if form_family is not None:
+        fitted = pick(form_family, "first period found_on verified_on")
+        result["family"] = {"text": str(form_family)} | fitted
     if against:
-        every = [each.as_json() for each in against]
-        result["versus"] = every if every[1:] else every[0]
-    if shown is not None:
-        result["map"] = pick(shown, "parameters box shares")
+        comparisons = [versus.as_json() for versus in against]
+        result["versus"] = comparisons if comparisons[1:] else comparisons[0]
+    if regimes is not None:
+        result["map"] = pick(regimes, "parameters box shares")
     out.save_text(json_text.dumps(result, allow_nan=False))
     written = {"wrote the form and its certificate to": out} if out.path is not None else {}
 
-    def said() -> Iterator[object]:
-        yield from form_lines(table, form, plans)
-        if found is not None:
-            yield from map(plain, family_lines(found))
-        for each in against:
-            yield from map(plain, versus_lines(each, form, plans))
-        if not per_worker and len({each.stages_per_worker for each in tables}) > 1:
+    def view() -> Iterator[object]:
+        for versus in against:
+            yield from map(plain, versus_lines(versus, form, plans))
+        if not per_worker and len({table.stages_per_worker for table in tables}) > 1:
             yield "stages per worker differ: with --per-worker all do the same work"
-        if shown is not None:
-            yield plain(f"\n{map_line(shown)}")
+        if regimes is not None:
+            yield plain(map_line(regimes))
+        if form_family is not None:
+            yield from map(plain, family_lines(form_family))
+        yield from form_view(table, form, plans)
 
-    return Answer(result, said(), {**written, "drawn to": figure})
+    return Answer(result, view(), {**written, "drawn to": figure}, details=form_details(form))
 
 
-def _drawn(
+def _draw(
     forms: "Mapping[str, pj.results.Formula]", caption: str, paper: "Paper", figure: Output
 ) -> "RegimeMap":
-    """Draw who is fastest where two parameters vary in times of the first."""
+    """Draw the fastest schedule over two parameters, in times of the first."""
     from pipejax.analysis.formula.versus import regime_map
     from pipejax.plots.regions import Side, draw_regions
 
-    shown = regime_map(forms)
-    unit, *others = shown.parameters
+    regimes = regime_map(forms)
+    unit, *others = regimes.parameters
     sides = [
         Side(f"{name} / {unit}", values)
-        for name, values in zip(others, (shown.across, shown.up), strict=True)
+        for name, values in zip(others, (regimes.across, regimes.up), strict=True)
     ]
     with drawing(figure, 1, HEIGHT, paper) as (picture, axes):
-        draw_regions(axes, sides[0], sides[1], shown.codes, shown.names)
+        draw_regions(axes, sides[0], sides[1], regimes.codes, regimes.names)
         picture.supxlabel("\n".join(paper.wrapped(caption)), fontsize=paper.small, parse_math=False)
-    return shown
+    return regimes
 
 
-class _Chosen(NamedTuple):
-    """What the options choose: a form of any table of theirs."""
+class _FormOptions(NamedTuple):
+    """Options of a closed form, for the forms of several tables."""
 
     run: TableFields
     links: pj.Links
@@ -336,15 +351,15 @@ def _messages_alike(program: "pj.Program") -> list[str]:
 
 
 def _parse_family(text: str) -> tuple[str, list[int]]:
-    """Read the symbol of a family, and the numbers that it is looked for on, if they are given."""
-    symbol, equals, given = (part.strip() for part in text.partition("="))
+    """Read the symbol of a family and the numbers to fit it to; none is an empty list."""
+    symbol, equals, numbers_text = (part.strip() for part in text.partition("="))
     symbol = resolve_choice(symbol, ("M", "P"), "--family")
     if not equals:
         return symbol, []
-    words = given.split(":") if ":" in given else given.split(",")
+    words = numbers_text.split(":") if ":" in numbers_text else numbers_text.split(",")
     try:
         numbers = [whole_cell(word.strip(), "", 1, MAX_COUNT) for word in words]
-        if ":" in given:
+        if ":" in numbers_text:
             low, high, step = numbers
             numbers = list(range(low, high + 1, step))
     except ValueError:
@@ -355,7 +370,7 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
     return symbol, numbers
 
 
-def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Family":
+def _family(chosen: _FormOptions, symbol: str, numbers: list[int]) -> "pj.results.Family":
     """Find the family that a schedule belongs to."""
     from pipejax.analysis.formula.family import NoFamilyError  # loads JAX
 
@@ -386,8 +401,8 @@ def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Famil
 
     step = workers if symbol == "M" else 2 if workers % 2 == 0 else 1
     with waiting("looking for the family"):
-        if given:
-            return find(given[:-1], given[-1:])
+        if numbers:
+            return find(numbers[:-1], numbers[-1:])
         if symbol == "P":
             return find(range(2, 2 + 7 * step, step), [18 * step])
         try:
@@ -403,21 +418,21 @@ def _family(chosen: _Chosen, symbol: str, given: list[int]) -> "pj.results.Famil
 
 def _parse_box(text: str | None, first: str) -> dict[str, tuple[float, float]]:
     """Read ranges, as F=1:2,c=0:0.5, or F=1 of a parameter that is fixed."""
-    found: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
     has_unit = False
     for entry in text.split(",") if text is not None else ():
         name, _, bounds = (part.strip() for part in entry.partition("="))
         low, colon, high = bounds.partition(":")
-        if not low or name in found:
+        if not low or name in ranges:
             raise ValueError(f"--box must be as F=1:2,c=0:0.5 or F=1, each once, got {text!r}")
         where, ends = f"--box: {name}", (low, high if colon else low)
-        found[name] = parse_seconds(ends[0].strip(), where), parse_seconds(ends[1].strip(), where)
+        ranges[name] = parse_seconds(ends[0].strip(), where), parse_seconds(ends[1].strip(), where)
         has_unit |= any(math.isnan(parse_float(end.strip())) for end in ends)
-    if not found or first in found or any(low == high for low, high in found.values()):
-        return found
+    if not ranges or first in ranges or any(low == high for low, high in ranges.values()):
+        return ranges
     if has_unit:
         raise ValueError(
             f"--box {text} has a time in a unit, but ranges in times of {first}, which is 1: give "
             f"a range of {first} too, or numbers alone"
         )
-    return {first: (1.0, 1.0), **found}
+    return {first: (1.0, 1.0), **ranges}

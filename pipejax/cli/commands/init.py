@@ -63,15 +63,15 @@ def init(
     is_read = from_ is not None
     if kind == "rows" and not is_read:
         raise ValueError("init rows needs --from: a log, or several as a.log,b.log")
-    for name, given, is_taken in (
+    for name, value, is_taken in (
         ("model", model, kind == "rows" or (kind == "model" and not is_read)),
         ("system", system, kind == "system"),
         ("from", from_, kind in ("model", "rows")),
         ("columns", columns, kind == "rows"),
     ):
-        if given is not None and not is_taken:
+        if value is not None and not is_taken:
             what = f"{kind} --from" if is_read and name != "from" else kind
-            raise ValueError(f"--{name} {given} does not go with {what}")
+            raise ValueError(f"--{name} {value} does not go with {what}")
     suffix = ".csv" if kind == "rows" else ".json"
     if out.path is None:
         out.path = Path(f"{kind}{suffix}")
@@ -85,14 +85,14 @@ def init(
         text, notes = _rows_from(from_.split(","), model, columns or "", out.path)
     out.save_text(text)
     command = USED_BY[kind].replace("FILE", str(out.path))
-    said = [
+    view = [
         *([] if out.written is None else [plain(f"wrote {out.written}")]),
         *(plain(f"  {note}") for note in notes),
         "The documentation explains its keys. Try:",
         plain(f"  {command}"),
     ]
     result = {"kind": kind, **out.as_json(), "used_by": command}
-    return Answer(result | ({"notes": notes} if is_read else {}), said)
+    return Answer(result | ({"notes": notes} if is_read else {}), view)
 
 
 def _copy(kind: str, copied: str, name: str) -> str:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
+from rich.table import Table
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
@@ -40,7 +41,7 @@ DRAWS, MOST, LEAST = 200_000, 10_000, 500  # of all replicas; samples, where no 
 
 @options
 class SamplingOptions:
-    """What varies, and how many samples are drawn of it.
+    """Distributions of durations, and the number of samples.
 
     Attributes:
       op: NAME:SPREAD, a name of lognormal, gamma, normal, uniform and exponential.
@@ -62,11 +63,10 @@ class SamplingOptions:
     seed: Seed = 0
     replicas: CountIfGiven = None
 
-    def of(self, pricing: Pricing) -> "SamplingOptions":
-        """Say how many replicas and samples there are, where options do not."""
+    def complete(self, pricing: Pricing) -> "SamplingOptions":
+        """Fill in the numbers of replicas and samples that options leave open."""
         workload = pricing.source.workload if isinstance(pricing.source, ModelCosts) else None
-        found = 1 if workload is None else workload.data_parallel
-        replicas = self.replicas or found
+        replicas = self.replicas or (1 if workload is None else workload.data_parallel)
         usual = min(MOST, max(LEAST, DRAWS // replicas))
         return dataclasses.replace(self, replicas=replicas, samples=self.samples or usual)
 
@@ -82,14 +82,14 @@ class SamplingOptions:
         self, name: str, make: Callable[..., Any], first: Callable[[str], Any], form: str
     ) -> Any:
         text = getattr(self, name)
-        part, colon, value = (each.strip() for each in text.partition(":"))
-        given, number = first(part), parse_ratio(value)
-        if not colon or given != given:
+        head, colon, value = (part.strip() for part in text.partition(":"))
+        kind, number = first(head), parse_ratio(value)
+        if not colon or kind != kind:
             raise ValueError(f"{flag(name)} must be {form}, got {text!r}")
         if math.isnan(number):
             raise ValueError(f"{flag(name)} {text}: {value!r} is no number, as 0.05 or 5%")
         try:
-            return make(given, number)
+            return make(kind, number)
         except ValueError as error:
             raise ValueError(f"{flag(name)} {text}: {error}") from None
 
@@ -121,7 +121,7 @@ def jitter(
 
     listed, link = run.listed, links.links()
     priced = required(run.pricing)
-    factors, sampling = sampling.factors(), sampling.of(priced)
+    factors, sampling = sampling.factors(), sampling.complete(priced)
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
     listed.options.check(listed.names)
@@ -146,7 +146,7 @@ def jitter(
         _row(run, rank, ops) | need
         for run, rank, need in zip(runs.values(), ranked, needs, strict=True)
     ]
-    left_out = [{"schedule": name, "error": why} for name, why in missing.items()]
+    failed = [{"schedule": name, "error": why} for name, why in missing.items()]
     result = {
         "workers": workers,
         "microbatches": microbatches,
@@ -156,11 +156,20 @@ def jitter(
         **pick(sampling, "samples seed replicas"),
         "quantile": quantile,
         **out.as_json(),
-        "rows": rows + left_out,
+        "rows": rows + failed,
     }
-    said = _said(rows, runs, ranked, quantile, ops)
-    said = chain(said, _said_of_missing(left_out))
-    return Answer(result, said, {"samples in": out, "drawn to": figure})
+    files = {"samples in": out, "drawn to": figure}
+    details: dict[str, Iterable[object]] = {
+        "quantiles": [_quantiles(rows, runs)],
+    }
+    if ops:
+        details["critical ops"] = _critical_ops(runs)
+    if failed and not has_lines():
+        columns = Column("schedule", "schedule"), Column("reason", "error", escape)
+        details["failures"] = [table_of(failed, columns)]
+    failures = (plain(f"{row['schedule']}: not evaluated: {row['error']}") for row in failed)
+    view = chain(_view(runs, ranked, quantile), failures)
+    return Answer(result, view, files, details=details)
 
 
 def _run(
@@ -170,16 +179,18 @@ def _run(
     factors: "pj.analysis.Jitter",
     sampling: SamplingOptions,
 ) -> "dict[str, Jittered]":
-    """Run every table, with progress on stderr where a person sees it."""
-    drawn = pick(sampling, "samples seed replicas") | {"link": links}
-    samples = drawn["samples"]
+    """Sample every table, with progress on a terminal's stderr."""
+    arguments = pick(sampling, "samples seed replicas") | {"link": links}
+    samples = arguments["samples"]
     with progress("sampling", samples * len(tables)) as bar:
         sampled = {}
         for place, (name, table) in enumerate(tables.items()):
-            told = bar.after(place * samples)
+            on_progress = bar.after(place * samples)
             with naming(table):
                 costs = pricing.table_costs(table)
-                sampled[name] = pj.jitter(table, costs, factors, on_progress=told, **drawn)
+                sampled[name] = pj.jitter(
+                    table, costs, factors, on_progress=on_progress, **arguments
+                )
         return sampled
 
 
@@ -201,7 +212,7 @@ def _draw(runs: "dict[str, Jittered]", figure: Output) -> None:
 
 
 def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
-    """Collect what `--json` prints of a schedule; times in seconds."""
+    """Return the row of a schedule in `--json`; times in seconds."""
     from pipejax.analysis.uncertainty.jitter import QUANTILES
 
     row = {
@@ -220,50 +231,55 @@ def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
     return row
 
 
-def _best(rank: "Robustness") -> str:
-    return "[bold green]" * (rank.makespan_rank == 1 and rank.fits)
-
-
 def _percentile(level: float) -> str:
     return f"p{100 * level:g}"
 
 
-def _said(
-    rows: list[dict[str, Any]],
-    runs: "dict[str, Jittered]",
-    ranked: "list[Robustness]",
-    quantile: float,
-    ops: bool,
+def _view(
+    runs: "dict[str, Jittered]", ranked: "list[Robustness]", quantile: float
 ) -> Iterator[object]:
-    first, level = next(iter(runs.values())), _percentile(quantile)
-    times = [
+    """Yield the schedule that is best under jitter, and the ranks of all."""
+    level = _percentile(quantile)
+    allowed = [rank for rank in ranked if rank.fits] or ranked
+    best = min(allowed, key=lambda rank: rank.makespan_rank)
+    run = next(iter(runs.values()))
+    replicas = f", each the slowest of {run.replicas} replicas" if run.replicas > 1 else ""
+    yield (
+        f"[bold]{best.schedule}[/] is the fastest under jitter: {level} {seconds(best.makespan)}, "
+        f"{percent(best.slowdown - 1)} above its time without jitter"
+    )
+    yield f"{len(run.makespans)} samples of each schedule{replicas}, seed {run.seed}"
+    columns = [
+        ("schedule", runs),
+        (f"{level} time", (_mark(rank) + seconds(rank.makespan) for rank in ranked)),
+        ("rank by time", (rank.makespan_rank for rank in ranked)),
+        (f"{level} slowdown", (f"{rank.slowdown:.3f}" for rank in ranked)),
+        ("rank by slowdown", (rank.slowdown_rank for rank in ranked)),
+        ("fastest in", (percent(rank.fastest_share) for rank in ranked)),
+    ]
+    if not all(rank.fits for rank in ranked):
+        columns.append(("fits", ("yes" if rank.fits else "[red]no" for rank in ranked)))
+    yield grid(columns)
+
+
+def _mark(rank: "Robustness") -> str:
+    return "[bold green]" if rank.makespan_rank == 1 and rank.fits else ""
+
+
+def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, Jittered]") -> Table:
+    columns = [
         Column("schedule", "schedule"),
         Column("no jitter", "deterministic", seconds),
         Column("mean", "mean", seconds),
         *(Column(name, name, seconds) for name in rows[0]["quantiles"]),
         Column("worst", "worst", seconds),
     ]
-    ranks = [
-        ("schedule", runs),
-        (f"{level} time", (_best(rank) + seconds(rank.makespan) for rank in ranked)),
-        ("rank by time", (rank.makespan_rank for rank in ranked)),
-        (f"{level} slowdown", (f"{rank.slowdown:.4f}" for rank in ranked)),
-        ("rank by slowdown", (rank.slowdown_rank for rank in ranked)),
-        ("fastest in", (percent(rank.fastest_share) for rank in ranked)),
-    ]
-    if not all(rank.fits for rank in ranked):
-        ranks.append(("fits", ("yes" if rank.fits else "[red]no" for rank in ranked)))
-    of_all = f", each the slowest of {first.replicas} replicas" * (first.replicas > 1)
-    title = f"step time over {len(first.makespans)} samples{of_all}, seed {first.seed}"
-    yield table_of([row | row["quantiles"] for row in rows], times, title=title)
-    yield grid(ranks, title="who is fastest, and whom jitter slows least")
-    for name, run in runs.items() if ops else ():
+    count = len(next(iter(runs.values())).makespans)
+    title = f"step time over {count} samples"
+    return table_of([row | row["quantiles"] for row in rows], columns, title=title)
+
+
+def _critical_ops(runs: "dict[str, Jittered]") -> Iterator[object]:
+    for name, run in runs.items():
         yield f"{name}: share of samples in which ops are on the critical path"
         yield values_by_phase(op_values(run.evaluation, run.node_share), "often", percent)
-
-
-def _said_of_missing(rows: list[dict[str, Any]]) -> Iterator[object]:
-    if rows and not has_lines():
-        yield table_of(rows, (Column("schedule", "schedule"), Column("reason", "error", escape)))
-    for row in rows:
-        yield plain(f"  {row['schedule']}: not evaluated: {row['error']}")

@@ -111,18 +111,10 @@ def optimize(
     Example:
       pipejax optimize -s 1f1b -P 4 -M 8 -T F=1,I=1,W=1 --memory-limit 3 --time-limit 30s
     """
-    from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES
-
     limit, link = MemoryLimit.read(run.memory_limit), links.links()
     if not (within := parse_seconds(time_limit, "--time-limit")):
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
-    for option, value, known in (
-        ("--link", link.model, LINKS_OF_SEARCH),
-        ("--minimize", minimize, OBJECTIVES),
-    ):
-        if value not in known:
-            raise ValueError(f"{option} must be one of {', '.join(known)} here, got {value!r}")
-    _check_solver()
+    _check_problem(link, minimize)
     store = stored.open()
 
     def report(result: "Found[Optimum]") -> Answer:
@@ -140,11 +132,7 @@ def optimize(
             _view(outcome, slower),
             {"wrote the table to": out, "wrote the certificate to": certificate},
             next=_next_commands(out.path, is_blocked=slower is not None),
-            details={
-                "search": [_search(outcome)],
-                "workers": [_workers(outcome)],
-                "other schedules": [savings("schedule", minimize, result.baselines, result.value)],
-            },
+            details=_details(outcome),
         )
 
     try:
@@ -234,9 +222,19 @@ def _pose(
     return _PosedTask(table, costs, room, pricing.offloads or is_said)
 
 
-def _check_solver() -> None:
+def _check_problem(link: pj.Links, minimize: str) -> None:
+    """Refuse what the search does not support, and a machine without a solver."""
     from pipejax.search.schedule.optimize import NO_SOLVER
+    from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES
 
+    if link.model not in LINKS_OF_SEARCH:
+        others = ", ".join(LINKS_OF_SEARCH)
+        raise ValueError(
+            f"--link must be one of {others} here, got {link.model!r}: choose delay; the report "
+            "also gives the time under rendezvous, and tune messages improves it"
+        )
+    if minimize not in OBJECTIVES:
+        raise ValueError(f"--minimize must be one of {', '.join(OBJECTIVES)}, got {minimize!r}")
     try:
         importlib.import_module("ortools")
     except ModuleNotFoundError:
@@ -350,6 +348,16 @@ def _view(outcome: Outcome, slower: float | None) -> Iterator[object]:
             f"under rendezvous links, as on NCCL: {seconds(slower)}, "
             f"{percent(slower / run.makespan - 1)} more, because its transfers block each other"
         )
+
+
+def _details(outcome: Outcome) -> dict[str, Iterable[object]]:
+    result = outcome.result
+    others = savings("schedule", outcome.objective, result.baselines, result.value)
+    return {
+        "search": [_search(outcome)],
+        "workers": [_workers(outcome)],
+        "other schedules": [others],
+    }
 
 
 def _search(outcome: Outcome) -> Table:

@@ -19,7 +19,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import TABLES
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import facts, grid, heading, pick, sizes_of
+from pipejax.cli.output.report import grid, pick, sizes_of
 
 if TYPE_CHECKING:
     from pipejax.runtimes.runtime_run import RuntimeRun
@@ -53,7 +53,7 @@ def run(
     from pipejax.runtimes.runtime_run import RUNTIMES, RuntimeJob, run_table
 
     name = resolve_choice(runtime, RUNTIMES, "--runtime")
-    most = positive(tolerance, "--tolerance")
+    largest_error = positive(tolerance, "--tolerance")
     if trace.path is not None and (name != "torch" or steps == 0):
         raise ValueError("--trace needs --runtime torch, and --steps of which there is a trace")
     table, pricing = timed.build(), timed.pricing
@@ -70,49 +70,55 @@ def run(
         if trace.path is not None:
             job = job._replace(trace=Path(folder, "trace"))
         with waiting(f"running {table.name} in {name}"):
-            found = run_table(name, job)
+            outcome = run_table(name, job)
         trace.save(lambda draft: shutil.copytree(Path(folder, "trace"), draft))
-    ok = found.error <= most
-    result = _summary(table, found, ok)
-    go_on = () if trace.written is None else (f"pipejax trace {trace.written}",)
-    written = {"wrote a trace of each worker to": trace}
-    return Answer(result, _said(result, found), written, holds=ok, next=go_on)
+    ok = outcome.error <= largest_error
+    result = _as_json(table, outcome, ok)
+    return Answer(
+        result,
+        _view(result, outcome),
+        {"wrote a trace of each worker to": trace},
+        holds=ok,
+        next=() if trace.written is None else (f"pipejax trace {trace.written}",),
+        details={"op times": [_profile(result["stages"], outcome)]} if outcome.profile else {},
+    )
 
 
-def _summary(table: pj.ScheduleTable, found: "RuntimeRun", ok: bool) -> dict[str, Any]:
-    """Collect what `--json` prints; an error that is no number is null."""
-    errors = {"gradient_error": found.gradient_error, "loss_error": found.loss_error}
+def _as_json(table: pj.ScheduleTable, run: "RuntimeRun", ok: bool) -> dict[str, Any]:
+    """Return the object of `--json`; a number that is not finite is null."""
+    errors = pick(run, "gradient_error loss_error loss")
     return {
         **sizes_of(table),
-        **pick(found, "runtime version"),
+        **pick(run, "runtime version"),
         "ok": ok,
         **{name: value if math.isfinite(value) else None for name, value in errors.items()},
-        "loss": found.loss if math.isfinite(found.loss) else None,
-        **pick(found, "left_out step_times"),
-        "step_time": float(np.median(found.step_times)) if len(found.step_times) else None,
-        **pick(found, "predicted profile message step_size"),
+        **pick(run, "left_out step_times"),
+        "step_time": float(np.median(run.step_times)) if len(run.step_times) else None,
+        **pick(run, "predicted profile message step_size"),
     }
 
 
-def _said(result: Mapping[str, Any], found: "RuntimeRun") -> Iterator[object]:
-    verdict = "equal" if result["ok"] else "[red]not equal[/]"
-    rows = [
-        ("gradients", f"{verdict}, largest relative difference {found.gradient_error:.3g}"),
-        ("loss", f"{found.loss:.6g}, relative difference {found.loss_error:.3g}"),
-    ]
-    if found.step_size is not None:
-        alike = ": all versions of the weights are those of the start" * (found.step_size == 0)
-        rows.append(("U cells", f"step size {found.step_size:g}{alike}"))
-    measured = result["step_time"]
+def _view(data: Mapping[str, Any], run: "RuntimeRun") -> Iterator[object]:
+    verdict = "equal those" if data["ok"] else "[red]differ from those[/]"
+    yield (
+        f"gradients {verdict} of the model without a pipeline: largest relative difference "
+        f"{run.gradient_error:.3g} ({data['schedule']}, {run.runtime} {run.version})"
+    )
+    yield f"loss {run.loss:.6g}, relative difference {run.loss_error:.3g}"
+    measured = data["step_time"]
     if measured is not None:
-        rows.append(("step time", f"[bold]{seconds(measured)}[/] measured"))
-    if measured is not None and found.predicted is not None:
-        error = percent(found.predicted / measured - 1)
-        rows.append(("predicted", f"{seconds(found.predicted)}, {error} off"))
-    rows += [(f"{phase} cells", f"left out: {why}") for phase, why in found.left_out.items()]
-    yield f"{heading(result)}, {found.runtime} {found.version}"
-    yield facts(rows)
-    if found.profile:
-        stages = range(result["stages"])
-        columns = [(letter, map(seconds, times)) for letter, times in found.profile.items()]
-        yield grid([("stage", stages), *columns])
+        predicted = ""
+        if run.predicted is not None:
+            error = percent(run.predicted / measured - 1)
+            predicted = f", predicted {seconds(run.predicted)}, {error} off"
+        yield f"step time [bold]{seconds(measured)}[/] measured{predicted}"
+    if run.step_size is not None:
+        note = ": all weight versions equal the first" if run.step_size == 0 else ""
+        yield f"U cells: step size {run.step_size:g}{note}"
+    for phase, reason in run.left_out.items():
+        yield f"{phase} cells are skipped: {reason}"
+
+
+def _profile(stages: int, run: "RuntimeRun") -> object:
+    columns = [(letter, map(seconds, times)) for letter, times in run.profile.items()]
+    return grid([("stage", range(stages)), *columns])

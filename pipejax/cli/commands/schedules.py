@@ -71,12 +71,12 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
     if asked[1:]:
         raise ValueError(f"{asked[0]} and {asked[1]}: choose one")
     if asked:
-        _, load, every = lists[asked[0]]
-        found = [{"name": name, **load(name)} for name in every]
+        _, load, listed = lists[asked[0]]
+        rows = [{"name": name, **load(name)} for name in listed]
         columns = {"--models": MODELS, "--systems": SYSTEMS}.get(asked[0], (NAME, SOURCE))
         if SOURCE not in columns and not has_lines():
             columns = (*columns, SOURCE)
-        return Answer(found, [table_of(found, columns)])
+        return Answer(rows, [table_of(rows, columns)])
     rows = [
         {
             "name": name,
@@ -87,33 +87,33 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         }
         for name, builder in _builders().items()
     ]
-    said = (f"{kind[2:]}: {', '.join(every)}" for kind, (*_, every) in lists.items())
-    return Answer(rows, [table_of(rows, COLUMNS), *said])
+    others = (f"{kind[2:]}: {', '.join(listed)}" for kind, (*_, listed) in lists.items())
+    return Answer(rows, [table_of(rows, COLUMNS), *others])
 
 
 def _model(model: "pj.Model") -> dict[str, Any]:
-    """Sizes of a model: parameters, and those that one token meets."""
+    """Return the sizes of a model: parameters, and those active for a token."""
     experts = 0 if model.moe is None else model.moe.experts
     sizes = pick(model, "source parameters active_parameters layers hidden sequence")
     return sizes | {"experts": experts}
 
 
 def _system(system: "pj.System") -> dict[str, Any]:
-    """Rates of a system in SI units, of one accelerator."""
+    """Return the rates of a system in SI units, per accelerator."""
     rates = pick(system, "source peak_flops memory_capacity memory_bandwidth gpus_per_node")
     links = {"node_bandwidth": system.node.bandwidth, "network_bandwidth": system.network.bandwidth}
     return rates | links
 
 
 def _builders() -> dict[str, Builder]:
-    """All builders by name; what is installed and cannot be loaded is said."""
-    found = {}
+    """Return all builders by name; warn of those that cannot be loaded."""
+    builders = {}
     for name in names():
         try:
-            found[name] = find(name)
+            builders[name] = find(name)
         except ValueError as error:
             warnings.warn(f"not loaded: {error}", Notice, stacklevel=2)
-    return found
+    return builders
 
 
 def _phases(builder: Builder) -> list[str] | None:

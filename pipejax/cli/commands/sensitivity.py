@@ -1,6 +1,6 @@
 """`pipejax sensitivity`: what the step time depends on, and how strongly."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Table
@@ -13,7 +13,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import grid, pick
+from pipejax.cli.output.report import grid, has_details, pick
 
 if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.sensitivity import Sensitivity
@@ -23,6 +23,8 @@ Ends = tuple[float | None, float | None]  # step times at both factors; none whe
 BAR = 8  # columns of the longest bar
 LEAST = 5e-5  # of an elasticity: smaller ones are written as 0
 LARGEST_FACTOR = 1e6  # beyond it no number of a machine means anything
+
+SHOWN = 5  # rows on the first screen
 
 
 @options
@@ -51,7 +53,9 @@ def sensitivity(
         raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
     if priced.workload is None or priced.system is None:
-        return _of_places(pj.evaluate(table, priced.table_costs(table), link=link), factors, figure)
+        return _answer_by_place(
+            pj.evaluate(table, priced.table_costs(table), link=link), factors, figure
+        )
     sensitivities = pj.sensitivity(table, priced.workload, priced.system, link=link)
     model = priced.workload.model
     step_times = swings(table, priced.workload, priced.system, factors=factors, link=link)
@@ -72,18 +76,31 @@ def sensitivity(
         "swings": ends,
     }
     bound_by = sensitivities.bound_by
-    bound = f"{bound_by} ({percent(sensitivities.share[bound_by])} of the critical path)"
-    headline = f"step time [bold]{seconds(sensitivities.step_time)}[/], bound by {bound}"
-    return Answer(result, [headline, _table(sensitivities, ends, factors)], {"drawn to": figure})
+    strongest = max(sensitivities.elasticity, key=lambda name: abs(sensitivities.elasticity[name]))
+    view = [
+        f"[bold]{seconds(sensitivities.step_time)}[/] per step, bound by {bound_by} "
+        f"({percent(sensitivities.share[bound_by])} of the critical path)",
+        f"1 % more of {strongest} changes the step by {sensitivities.elasticity[strongest]:+.3g} %",
+    ]
+    rows = _ranked(sensitivities)
+    first_rows = _table(sensitivities, rows[:SHOWN], ends, factors)
+    details = {"all parameters": [_table(sensitivities, rows, ends, factors)]}
+    return Answer(
+        result,
+        [*view, *([] if has_details() else [first_rows])],
+        {"drawn to": figure},
+        details=details if len(rows) > SHOWN or has_details() else {},
+    )
 
 
-def _of_places(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
-    """Where times are given: by stage, worker and boundary."""
+def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
+    """Answer for measured times: by stage, worker and boundary."""
     from pipejax.analysis.uncertainty.sensitivity import place_sensitivity
 
-    found = place_sensitivity(run, factors)
+    places = place_sensitivity(run, factors)
     ends: dict[str, Ends] = {
-        f"{each.what} {each.place}": (each.step_times[0], each.step_times[1]) for each in found
+        f"{place.what} {place.place}": (place.step_times[0], place.step_times[1])
+        for place in places
     }
     if figure.path is not None:
         _draw(figure, run.schedule, run.step_time, ends, factors)
@@ -91,54 +108,72 @@ def _of_places(run: "pj.Evaluation", factors: tuple[float, float], figure: Outpu
         "schedule": run.schedule,
         "step_time": run.step_time,
         "factors": factors,
-        "places": [each._asdict() for each in found],
+        "places": [place._asdict() for place in places],
     }
-    first = found[0]
-    said = (
-        f"step time [bold]{seconds(run.step_time)}[/], {percent(first.share)} of it on "
-        f"{first.place}; what costs most at x {factors[1]:g} first"
+    ranked = sorted(places, key=lambda place: -place.step_times[-1])
+    first = ranked[0]
+    view = [
+        f"[bold]{seconds(run.step_time)}[/] per step; {first.what} of {first.place} matters most: "
+        f"{factors[1]:g} times as long makes it {seconds(first.step_times[-1])}",
+        f"{first.place} is {percent(first.share)} of the critical path",
+    ]
+
+    def table(count: int) -> Table:
+        rows = ranked[:count]
+        return grid(
+            [
+                ("place", [place.place for place in rows]),
+                ("what", [place.what for place in rows]),
+                ("share of path", [percent(place.share) for place in rows]),
+                *(
+                    (
+                        f"step time at x {factor:g}",
+                        [seconds(place.step_times[k]) for place in rows],
+                    )
+                    for k, factor in enumerate(factors)
+                ),
+            ]
+        )
+
+    is_long = len(ranked) > SHOWN
+    return Answer(
+        result,
+        [*view, *([] if has_details() else [table(SHOWN)])],
+        {"drawn to": figure},
+        details={"all places": [table(len(ranked))]} if is_long or has_details() else {},
     )
-    dearest = sorted(found, key=lambda each: -each.step_times[-1])
-    table = grid(
-        [
-            ("place", [each.place for each in dearest]),
-            ("what", [each.what for each in dearest]),
-            ("share of path", [percent(each.share) for each in dearest]),
-            *(
-                (f"step time at x {each:g}", [seconds(one.step_times[k]) for one in dearest])
-                for k, each in enumerate(factors)
-            ),
-        ],
-        caption="share of path: % of step time per % of what is there; the rest are exact runs",
-    )
-    return Answer(result, [said, table], {"drawn to": figure})
 
 
-def _table(found: "Sensitivity", ends: Mapping[str, Ends], factors: tuple[float, float]) -> Table:
-    """One row per parameter that changes anything, the strongest first."""
-    strongest = max(map(abs, found.elasticity.values())) or 1.0
-    ranked = sorted(found.elasticity.items(), key=lambda item: -abs(item[1]))
-    ranked = [(name, value) for name, value in ranked if abs(value) >= LEAST] or ranked[:1]
-    left = len(found.elasticity) - len(ranked)
+def _ranked(sensitivities: "Sensitivity") -> list[tuple[str, float]]:
+    """Return the parameters that change the step, the strongest first, with elasticities."""
+    ranked = sorted(sensitivities.elasticity.items(), key=lambda item: -abs(item[1]))
+    return [(name, value) for name, value in ranked if abs(value) >= LEAST] or ranked[:1]
+
+
+def _table(
+    sensitivities: "Sensitivity",
+    rows: Sequence[tuple[str, float]],
+    ends: Mapping[str, Ends],
+    factors: tuple[float, float],
+) -> Table:
+    """Make a row for each parameter: elasticity, and step times at the two factors."""
+    strongest = max(map(abs, sensitivities.elasticity.values())) or 1.0
+    others = len(sensitivities.elasticity) - len(rows)
     bars = [
         f"[{'green' if value < 0 else 'red'}]{'█' * round(BAR * abs(value) / strongest)}[/]"
-        for _, value in ranked
+        for _, value in rows
     ]
     return grid(
         [
-            ("parameter", (name for name, _ in ranked)),
-            ("elasticity", (f"{value:+.4f}" for _, value in ranked)),
+            ("parameter", (name for name, _ in rows)),
+            ("elasticity", (f"{value:+.3g}" for _, value in rows)),
             ("", bars),
             *(
-                (
-                    f"x {factor:g}",
-                    [_step(ends.get(name, (None, None))[end]) for name, _ in ranked],
-                )
+                (f"step at x {factor:g}", [_step(ends.get(n, (None, None))[end]) for n, _ in rows])
                 for end, factor in enumerate(factors)
             ),
         ],
-        caption=f"elasticity: % of step time per % of the parameter; x: the step time with so "
-        f"many times of it, where there is such a model; {left} parameters change nothing",
+        caption=f"elasticity: % of step time per % of the parameter; {others} others change less",
     )
 
 

@@ -62,42 +62,48 @@ def staleness(
         result["weight_bytes"] = staleness_result.versions @ version
     if figure.path is not None:
         _draw(figure, staleness_result)
-    drawn = {"drawn to": figure} if figure.path is not None else {}
-    return Answer(result, _said(table, staleness_result, result), drawn)
+    files = {"drawn to": figure} if figure.path is not None else {}
+    details: dict[str, Iterable[object]] = {
+        "workers": [_workers(staleness_result, result.get("weight_bytes"))]
+    }
+    if table.updates_within:
+        rows = [_histogram([row["share"] for row in result["histogram"]])]
+        if not has_lines():
+            rows = [table_of([result], NUMBERS), table_of(result["histogram"], COUNTS)]
+        details["delays"] = rows
+    view = _view(table, staleness_result, result)
+    return Answer(result, view, files, details=details)
 
 
-def _said(
-    table: pj.ScheduleTable, found: "Staleness", result: Mapping[str, Any]
+def _view(
+    table: pj.ScheduleTable, staleness: "Staleness", data: Mapping[str, Any]
 ) -> Iterator[object]:
-    links = f"{result['link']} links" if "link" in result else "unit slots"
-    yield f"{heading(result)}, {links}"
-    yield _workers(found, result.get("weight_bytes"))
-    if not table.updates_within:
-        yield "no cell updates weights: the table is synchronous, nothing is stale"
-        return
-    if not has_lines():
-        yield table_of([result], NUMBERS)
-        yield table_of(result["histogram"], COUNTS)
-        return
-    yield (
-        f"delay of an update in steady state: mean [bold]{found.mean_delay:.4g}[/], "
-        f"largest [bold]{found.max_delay}[/] block updates"
-    )
-    yield _histogram([row["share"] for row in result["histogram"]])
+    links = f"{data['link']} links" if "link" in data else "unit slots"
+    if table.updates_within:
+        yield (
+            f"gradients are [bold]{staleness.mean_delay:.3g}[/] block updates old in the mean, at "
+            f"most [bold]{staleness.max_delay}[/], in steady state"
+        )
+        versions = int(np.max(staleness.weight_versions))
+        worker = int(np.argmax(staleness.weight_versions))
+        yield f"worker {worker} holds the most weight versions: {versions}"
+    else:
+        yield "gradients are never stale: no cell updates weights before the end of the step"
+    yield f"{heading(data)}, {links}"
 
 
-def _workers(found: "Staleness", held: Float[NumpyArray, " workers"] | None) -> Table:
+def _workers(staleness: "Staleness", memory: Float[NumpyArray, " workers"] | None) -> Table:
     columns: list[tuple[str, Iterable[object]]] = [
-        ("worker", range(found.workers)),
-        ("stages", (" ".join(map(str, np.flatnonzero(own))) for own in found.versions)),
-        ("weight versions", found.weight_versions),
-        ("own lag", found.own_lag),
+        ("worker", range(staleness.workers)),
+        ("stages", (" ".join(map(str, np.flatnonzero(row))) for row in staleness.versions)),
+        ("weight versions", staleness.weight_versions),
+        ("lag of its weights", staleness.own_lag),
     ]
-    return grid(columns if held is None else [*columns, ("weights", map(gigabytes, held))])
+    return grid(columns if memory is None else [*columns, ("weights", map(gigabytes, memory))])
 
 
 def _histogram(shares: Sequence[float]) -> Table:
-    """Share of the delays, in at most `ROWS` rows of equal width."""
+    """Draw the shares of the delays, in at most `ROWS` rows of equal width."""
     width = -(-len(shares) // ROWS)
     share = np.add.reduceat(shares, np.arange(0, len(shares), width))
     first = range(0, len(shares), width)
@@ -107,9 +113,9 @@ def _histogram(shares: Sequence[float]) -> Table:
     return grid([("delay", labels), ("", bars), ("share", map(percent, share))], box=None)
 
 
-def _draw(figure: Output, found: "Staleness") -> None:
+def _draw(figure: Output, staleness: "Staleness") -> None:
     from pipejax.plots.charts import draw_delays  # matplotlib is an extra, slow to import
 
     with drawing(figure, 1, 2.4) as (_, axes):
-        draw_delays(axes, found.histogram(), found.mean_delay)
-        axes.set_title(f"{found.schedule}, {found.stages} stages", loc="left")
+        draw_delays(axes, staleness.histogram(), staleness.mean_delay)
+        axes.set_title(f"{staleness.schedule}, {staleness.stages} stages", loc="left")

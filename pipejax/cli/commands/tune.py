@@ -60,7 +60,7 @@ def tune(
     Example:
       pipejax tune size -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
     """
-    parts = parts_of(over)
+    parts = tuned_parts(over)
     tuned = tuned_model(run.pricing, "tune")
     schedule = named(schedule)
     workers = workers or (find(schedule).sizes or (8,))[0]
@@ -104,7 +104,7 @@ def _size(
     return size
 
 
-def parts_of(what: str) -> list[str]:
+def tuned_parts(what: str) -> list[str]:
     """Return the names of the tuned settings, each once."""
     parts = [resolve_choice(part.strip(), (*SETTINGS, *ORDERS), "WHAT") for part in what.split(",")]
     if len({*parts}) < len(parts):
@@ -123,9 +123,9 @@ def tuned_model(pricing: Pricing | None, command: str) -> tuple["pj.Workload", "
         pricing.check_alike(command)
     if pricing is None or pricing.workload is None or pricing.system is None:
         has_times = pricing is not None and pricing.is_of_stages
-        of_times = "; pipejax explain --stage-layers N moves layers whose times are given"
+        hint = "; pipejax explain --stage-layers N moves layers whose times are given"
         raise ValueError(
-            f"{command} needs --model NAME --system NAME --minibatch N{of_times * has_times}"
+            f"{command} needs --model NAME --system NAME --minibatch N{hint if has_times else ''}"
         )
     return pricing.workload, pricing.system
 

@@ -348,8 +348,8 @@ def places(
             "microbatches alike"
         )
     placed = priced.placed(table)
-    given = places_on(table, priced.places, "--worker-places")
-    search = PlacementSearch(placed, given, link, seed)
+    places = places_on(table, priced.places, "--worker-places")
+    search = PlacementSearch(placed, places, link, seed)
 
     def report(result: "Found[WorkerPlaces]") -> Callable[[], Answer]:
         seats = result.best.places

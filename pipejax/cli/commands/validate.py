@@ -1,6 +1,6 @@
 """`pipejax validate`: predictions held against measured step times."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +15,9 @@ from pipejax.cli.options.values import FileIfGiven, Text, parse_float
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
-from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.numbers import digits, seconds
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Column, pick, table_of
+from pipejax.cli.output.report import Column, pick, plain, table_of
 
 if TYPE_CHECKING:
     from pipejax.analysis.step.validation import Validation
@@ -60,50 +60,83 @@ def validate(
     """
     allowed = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
     with waiting("predicting"):
-        of_pipejax = pj.validate(files, system, stack=stack, link=link or "delay")
-    validation, beside = of_pipejax, None
+        ours = pj.validate(files, system, stack=stack, link=link or "delay")
+    validation, other = ours, None
     if predictions is not None:
         from pipejax.analysis.step.validation import judge
 
-        validation, beside = judge(of_pipejax, predictions)
+        validation, other = judge(ours, predictions)
     judged = validation.time or validation.memory  # each row has one of them
     is_within = judged is not None and judged.mape <= allowed
     if figure.path is not None:
         _draw(figure, validation)
-    of_ours = {} if beside is None else {"pipejax": _statistics(beside)}
     result = {
         **_statistics(validation),
         "configurations": _statistics(validation.by_configuration),
         "ranking": None if validation.ranking is None else validation.ranking._asdict(),
         "worst": validation.worst(SHOWN),
         "groups": {name: _statistics(part) for name, part in validation.groups.items()},
-        **of_ours,
+        **({} if other is None else {"pipejax": _statistics(other)}),
         "tolerance": allowed,
     }
-    word = "within" if is_within else "[red]beyond[/]"
-    error = "-" if judged is None else _percent(judged.mape)
-    said = (*_tables(result), f"mean error [bold]{error}[/], {word} {allowed:g} %")
-    return Answer(result, said, {"drawn to": figure} if figure.path is not None else {}, is_within)
+    written = {"drawn to": figure} if figure.path is not None else {}
+    return Answer(result, _view(result, judged), written, is_within, details=_details(result))
 
 
-def _statistics(found: "Validation") -> dict[str, Any]:
-    time, memory = found.time, found.memory
-    result: dict[str, Any] = {"rows": len(found.measured)}
+def _statistics(validation: "Validation") -> dict[str, Any]:
+    time, memory = validation.time, validation.memory
+    result: dict[str, Any] = {"rows": len(validation.measured)}
     result |= dict.fromkeys(TITLES) if time is None else pick(time, " ".join(TITLES))
-    result["coverage_90"] = found.coverage_90
-    verdicts = found.out_of_memory
+    result["coverage_90"] = validation.coverage_90
+    verdicts = validation.out_of_memory
     result |= {} if verdicts is None else {"out_of_memory": verdicts._asdict()}
     return result | ({} if memory is None else {"memory": memory._asdict()})
 
 
-def _tables(result: Mapping[str, Any]) -> Iterator[object]:
-    groups = result["groups"] if len(result["groups"]) > 1 else {}
-    whole = {"all": result}
-    if result["configurations"]["rows"] < result["rows"]:
-        whole["all, by configuration"] = result["configurations"]
-    if "pipejax" in result:
-        whole = {"predictions": result, "pipejax": result["pipejax"]}
-    rows = [{"group": name, **part} for name, part in {**groups, **whole}.items()]
+def _view(data: Mapping[str, Any], judged: Any) -> Iterator[object]:
+    """Yield the mean error, the worst row, and how well layouts are ranked."""
+    if judged is None:
+        yield "no row can be judged: none has a time or a memory"
+    else:
+        allowed = data["tolerance"]
+        word = "within" if judged.mape <= allowed else "[red]above[/]"
+        yield (
+            f"predictions are [bold]{_percent(judged.mape)}[/] off in the mean of {data['rows']} "
+            f"rows, {word} the tolerance of {allowed:g} %"
+        )
+        sign = "long" if judged.bias > 0 else "short"
+        yield f"bias: {_percent(abs(judged.bias))} too {sign}"
+    if data["worst"]:
+        worst = data["worst"][0]
+        yield plain(
+            f"worst: row {worst['row']} of {Path(worst['file']).name}, measured "
+            f"{seconds(worst['measured'])}, predicted {seconds(worst['predicted'])} "
+            f"({worst['error']:+.3g} %)"
+        )
+    if data["ranking"] is not None:
+        ranking = data["ranking"]
+        yield (
+            f"ranking of {ranking['layouts']} layouts of {ranking['jobs']} jobs: the predicted "
+            f"best is the best of {ranking['best_found']:.0f} % of the jobs, and takes "
+            f"{ranking['regret']:.3g} % longer in the mean, {ranking['worst_regret']:.3g} % at "
+            f"most (Kendall's tau {ranking['kendall']:.2f})"
+        )
+    if "out_of_memory" in data:
+        verdicts = data["out_of_memory"]
+        yield (
+            f"out of memory: {verdicts['recall']:.3g} % of the {verdicts['rows']} runs that ran "
+            f"out are predicted to, and {verdicts['precision']:.3g} % of the predicted ones did"
+        )
+
+
+def _details(data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
+    groups = data["groups"] if len(data["groups"]) > 1 else {}
+    totals = {"all": data}
+    if data["configurations"]["rows"] < data["rows"]:
+        totals["all, by configuration"] = data["configurations"]
+    if "pipejax" in data:
+        totals = {"predictions": data, "pipejax": data["pipejax"]}
+    rows = [{"group": name, **part} for name, part in {**groups, **totals}.items()]
     columns = [
         Column("group", "group", escape),
         Column("rows", "rows"),
@@ -115,26 +148,12 @@ def _tables(result: Mapping[str, Any]) -> Iterator[object]:
             Column("memory: mean", "memory", lambda errors: _percent(errors["mape"])),
             Column("bias", "memory", lambda errors: _percent(errors["bias"])),
         ]
-    yield table_of(rows, columns)
-    if result["ranking"] is not None:
-        of = result["ranking"]
-        yield (
-            f"{of['layouts']} layouts of {of['jobs']} jobs: Kendall's tau {of['kendall']:.2f}; the "
-            f"predicted best is the best in {of['best_found']:.0f} % of the jobs, and takes "
-            f"{of['regret']:.2f} % longer in the mean, at most {of['worst_regret']:.1f} %"
-        )
-    if "out_of_memory" in result:
-        verdicts = result["out_of_memory"]
-        yield (
-            f"{verdicts['rows']} runs ended for lack of memory: {verdicts['recall']:.1f} % of them "
-            f"are predicted to, and {verdicts['precision']:.1f} % of those predicted to did"
-        )
-    yield "the rows that are predicted worst:"
-    yield table_of(result["worst"], WORST)
+    worst = table_of(data["worst"], WORST, title="rows with the largest errors")
+    return {"errors by group": [table_of(rows, columns)], "worst rows": [worst]}
 
 
 def _percent(value: float) -> str:
-    return f"{value:.2f} %"
+    return f"{digits(value)} %"
 
 
 WORST = (
@@ -146,13 +165,13 @@ WORST = (
 )
 
 
-def _draw(figure: Output, found: "Validation") -> None:
+def _draw(figure: Output, validation: "Validation") -> None:
     from pipejax.plots.charts import draw_predictions  # matplotlib is an extra, slow to import
 
-    known = found.take(np.isfinite(found.measured.seconds))
-    names = known.parts.tolist()
+    timed = validation.take(np.isfinite(validation.measured.seconds))
+    names = timed.parts.tolist()
     with drawing(figure, 1, 3.2) as (_, axes):
-        draw_predictions(axes, known.measured.seconds, known.predicted.seconds, names)
+        draw_predictions(axes, timed.measured.seconds, timed.predicted.seconds, names)
         axes.set_title(f"{len(names)} rows, grey: within 10 %", loc="left")
         if 1 < len(set(names)) <= MOST_NAMED:
             axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.16))

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions
@@ -14,12 +13,12 @@ from pipejax.cli.options.pricing import required
 from pipejax.cli.options.run import LinkOptions, SizedCostOptions
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.numbers import seconds
-from pipejax.cli.output.report import facts, pick, plain
+from pipejax.cli.output.report import pick, plain
 
 if TYPE_CHECKING:
     from pipejax.checker.verify import Verdict
 
-SHOWN = 10  # problems that a person reads
+SHOWN = 10  # problems that the report lists
 
 
 @options
@@ -51,20 +50,19 @@ def verify(
     bounds = [bound._asdict() for bound in verdict.bounds]
     result = pick(verdict, "makespan unit ok") | {"problems": problems, "bounds": bounds}
     result |= {"form": verdict.form} if verdict.form else {}
-    return Answer(result, _said(verdict, problems), holds=verdict.ok)
+    return Answer(result, _view(verdict, problems), holds=verdict.ok)
 
 
-def _said(verdict: "Verdict", problems: list[str]) -> Iterator[object]:
+def _view(verdict: "Verdict", problems: list[str]) -> Iterator[object]:
     time = seconds if verdict.unit == "seconds" else lambda value: f"{value:g} {verdict.unit}"
-    rows = [("all claims", "hold" if verdict.ok else f"[red]do not hold: {len(problems)}[/]")]
+    claims = "all claims hold" if verdict.ok else f"[red]{len(problems)} claims do not hold[/]"
+    makespan = "" if verdict.makespan is None else f": makespan {time(verdict.makespan)}"
+    yield f"{claims}{makespan}"
     if verdict.form:
-        rows.append(("the form is", escape(verdict.form)))
-    if verdict.makespan is not None:
-        rows.append(("makespan", time(verdict.makespan)))
+        yield plain(f"the form is {verdict.form}")
     for bound in verdict.bounds:
-        word = "derived again" if bound.checked else "not checked: who says so is trusted"
-        rows.append(("lower bound", f"{time(bound.value)} by {escape(bound.by)}, {word}"))
-    yield facts(rows)
+        word = "derived again" if bound.checked else "not checked: it rests on the solver's word"
+        yield plain(f"lower bound {time(bound.value)} by {bound.by}, {word}")
     yield from map(plain, problems[:SHOWN])
     if problems[SHOWN:]:
         yield f"and {len(problems) - SHOWN} more"

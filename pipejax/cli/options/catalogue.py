@@ -1,4 +1,4 @@
-"""What every option is: kind of value, one line of help, short letter, and its panel."""
+"""Every option: kind of value, line of help, short letter, and its panel."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ class ValueKind(NamedTuple):
 
     metavar: str  # stands for the value in help
     least: int | None = None  # smallest number, if there is one
-    most: int | None = None  # largest number, likewise
+    largest: int | None = None  # largest number
     note: str = ""  # how a value is written, where the metavar alone does not say it
 
 
@@ -37,7 +37,7 @@ LIMIT = ValueKind("LIMIT", note="activations (3), or bytes of a device with a mo
 
 
 class OptionRecord(NamedTuple):
-    """What is known of an option wherever it stands."""
+    """An option, with the same meaning in every command."""
 
     kind: ValueKind  # of its value
     head: str  # its help in one line
@@ -59,7 +59,7 @@ def _often(
     return OptionRecord(kind, head, short, True, names, argument=argument)
 
 
-def _of_workload(field: WorkloadField) -> OptionRecord:
+def _workload_option(field: WorkloadField) -> OptionRecord:
     kinds = {
         **{"whole": ValueKind("N", field.least, field.largest), "flag": FLAG, "name": NAME},
         "share": NUMBER,
@@ -163,7 +163,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "minibatch": OptionRecord(COUNT, "sequences per step of one pipeline"),
         "microbatch_size": OptionRecord(COUNT, "sequences per microbatch b"),
         "sequence": OptionRecord(COUNT, "sequence length [tokens]; default: the model's"),
-        **{name: _of_workload(field) for name, field in WORKLOAD_FIELDS.items() if field.head},
+        **{name: _workload_option(field) for name, field in WORKLOAD_FIELDS.items() if field.head},
         "workers_per_node": OptionRecord(RULES, "workers per node of the machine, as 8 or 4,8"),
         "worker_places": OptionRecord(RULES, "place of each worker on the machine, as 0,4,1,5"),
     },
@@ -407,6 +407,6 @@ def record(name: str, command: str = "") -> OptionRecord:
         raise LookupError(f"option {name!r} has no record in {__name__}") from None
 
 
-def panel_of(name: str, command: str) -> str:
+def option_panel(name: str, command: str) -> str:
     """Return the panel of help that an option of a command stands in."""
     return PLACES.get((command, name)) or _PANELS[name]

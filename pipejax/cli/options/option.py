@@ -17,7 +17,7 @@ from pipejax.cli.options.catalogue import (
     PANELS,
     begin_sentence,
     flag,
-    panel_of,
+    option_panel,
     record,
 )
 from pipejax.cli.options.values import is_plain
@@ -63,11 +63,11 @@ def parameter(
         name=flag(name),
         alias=[*([f"-{entry.short}"] if entry.short else []), *aliases],
         help=sentences(entry.head, " ".join(filter(None, (entry.more, detail)))),
-        group=GROUPS[panel_of(name, command)],
+        group=GROUPS[option_panel(name, command)],
         metavar=entry.kind.metavar,
         converter=_read_output if is_output else next(iter(readers), None),
         accepts_keys=False if is_output else None,
-        validator=Number(gte=entry.kind.least, lte=entry.kind.most) if is_number else None,
+        validator=Number(gte=entry.kind.least, lte=entry.kind.largest) if is_number else None,
         allow_repeating=any(get_origin(value) is list for value in kinds),
     )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @options
 class PaperSettings:
-    """What a drawing is made for.
+    """Size and font of a drawing.
 
     Attributes:
       size: of a drawing; 5in, 84mm and 240pt are widths too.

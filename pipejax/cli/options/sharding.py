@@ -10,7 +10,7 @@ from pipejax.schedules.cells.ops import COMPUTING, HOST_LINK, NETWORK, SHARDING
 
 
 class ShardingChoice(NamedTuple):
-    """What is put into a table, and where it runs."""
+    """Sharding cells to insert into a table, and their lane."""
 
     # of UNSHARD and REDUCE_GRAD; as the table has it, or beside compute where cells are put in, if
     # None
@@ -22,18 +22,18 @@ class ShardingChoice(NamedTuple):
 
     @classmethod
     def read(cls, lane: Text, lookahead: Text, residency: Text) -> "ShardingChoice | None":
-        """Read the options, before there is a table."""
+        """Read the options; return None if there are none."""
         if lane == HOST_LINK or lane == "":
             raise ValueError(
                 f"--sharding-lane must be compute, net or a name of your own, got {lane!r}"
             )
         ahead = None if lookahead is None else _whole(lookahead, "--lookahead", 0)
         held = None if residency is None else _whole(residency, "--residency", 1)
-        is_given = any(each is not None for each in (lane, ahead, held))
+        is_given = any(value is not None for value in (lane, ahead, held))
         return cls(lane, ahead, held) if is_given else None
 
     def apply(self, table: pj.ScheduleTable) -> pj.ScheduleTable:
-        """Return the table with what is asked for."""
+        """Return the table with these cells and this lane."""
         from pipejax.schedules.table.sharding import insert_sharding, on_lane
 
         if self.lookahead is None and self.residency is None:

@@ -119,5 +119,5 @@ def parse_float(text: str) -> float:
 
 
 def is_plain(text: str) -> bool:
-    """Whether no digit is written otherwise than 0 to 9: Python reads 1_0 and those of Arabic."""
+    """Return whether all digits are 0 to 9: Python also reads 1_0 and Arabic digits."""
     return text.isascii() and "_" not in text

@@ -57,17 +57,17 @@ def file_lines(written: Mapping[str, Output]) -> Iterator[Text]:
 
 @contextmanager
 def best_so_far(answer: Callable[[Any], Answer]) -> Iterator[Callable[[Any], object]]:
-    """Show, if the command is interrupted in this block, what was last kept in it."""
-    kept: deque[Any] = deque(maxlen=1)
+    """Show the last result that the block keeps if the command is interrupted in it."""
+    best: deque[Any] = deque(maxlen=1)
 
     def say() -> str | None:
-        if not kept:
+        if not best:
             return None
-        answer(kept[0]).show()
+        answer(best[0]).show()
         return "this is the best so far"
 
     with if_interrupted(say):
-        yield kept.append
+        yield best.append
 
 
 def searched(

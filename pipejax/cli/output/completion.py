@@ -1,4 +1,4 @@
-"""Scripts that complete a command line in bash, zsh and fish: words of the catalogue."""
+"""Scripts that complete a command line in bash, zsh and fish."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import system_names
 from pipejax.schedules import names
 
-FILES = "FILE"  # in the metavar of what is a file
+FILES = "FILE"  # part of the placeholder of every file
 BASH = """\
 _pipejax() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
@@ -69,74 +69,73 @@ bashcompinit
 
 
 class Completable(NamedTuple):
-    """What is completed."""
+    """Words that a script completes."""
 
-    commands: Mapping[str, str]  # what each does, by name
-    options: Mapping[str, Mapping[str, OptionRecord]]  # of each command, by name
-    # words that complete what stands beside options, by command
-    arguments: Mapping[str, Iterable[str]]
-    names: Mapping[str, Iterable[str]]  # words that complete a value, by the name of their list
+    commands: Mapping[str, str]  # help by command
+    options: Mapping[str, Mapping[str, OptionRecord]]  # options by command and name
+    arguments: Mapping[str, Iterable[str]]  # words beside options, by command
+    names: Mapping[str, Iterable[str]]  # values of options, by the name of their list
 
     @property
     def first_words(self) -> dict[str, str]:
-        """What completes the first word, with what the command of that word does."""
+        """Return the completions of the first word, with their help."""
         firsts: dict[str, str] = {}
         for command, about in self.commands.items():
             firsts.setdefault(command.partition(" ")[0], about)
         return firsts
 
     def words(self, option: OptionRecord) -> str:
-        """Words that complete the value of an option."""
-        known = option.names
-        return " ".join(self.names[known] if isinstance(known, str) else known)
+        """Return the completions of an option's value."""
+        names = option.names
+        return " ".join(self.names[names] if isinstance(names, str) else names)
 
 
 def _written(name: str, option: OptionRecord) -> list[str]:
     return [flag(name), *([f"-{option.short}"] if option.short else [])]
 
 
-def _bash(known: Completable) -> str:
+def _bash(completable: Completable) -> str:
     values = [f'"--completion --completion") words="{" ".join(SHELLS)}" ;;']
-    for command, own in known.options.items():
-        for name, option in own.items():
+    for command, listed in completable.options.items():
+        for name, option in listed.items():
             if option.names:
-                where = " | ".join(f'"{command} {each}"' for each in _written(name, option))
-                values.append(f'{where}) words="{known.words(option)}" ;;')
-    pairs = " | ".join(f'"{command}"' for command in known.commands if " " in command)
+                where = " | ".join(f'"{command} {spelling}"' for spelling in _written(name, option))
+                values.append(f'{where}) words="{completable.words(option)}" ;;')
+    pairs = " | ".join(f'"{command}"' for command in completable.commands if " " in command)
     options = [
-        f'"{command}") words="{" ".join(map(flag, own))}" ;;'
-        for command, own in known.options.items()
+        f'"{command}") words="{" ".join(map(flag, listed))}" ;;'
+        for command, listed in completable.options.items()
     ]
     return BASH.format(
-        commands=" ".join(known.first_words),
+        commands=" ".join(completable.first_words),
         pairs=f'      {pairs}) command="$command ${{COMP_WORDS[2]}}" ;;',
         arguments="\n".join(
             f'      {command}) words="{" ".join(words)}" ;;'
-            for command, words in known.arguments.items()
+            for command, words in completable.arguments.items()
         ),
         values="\n".join(f"      {line}" for line in values),
         options="\n".join(f"      {line}" for line in options),
     )
 
 
-def _fish(known: Completable) -> str:
+def _fish(completable: Completable) -> str:
     lines = ["complete -c pipejax -f"]
-    for command, words in known.arguments.items():
+    for command, words in completable.arguments.items():
         where = f"-n '__fish_seen_subcommand_from {command}'"
         lines.append(f"complete -c pipejax {where} -a {_quoted(' '.join(words))}")
     lines += [
         f"complete -c pipejax -n __fish_use_subcommand -a {name} -d {_quoted(about)}"
-        for name, about in known.first_words.items()
+        for name, about in completable.first_words.items()
     ]
-    of: dict[tuple[str, OptionRecord], list[str]] = {}
-    for command, options in known.options.items():
+    commands_by_option: dict[tuple[str, OptionRecord], list[str]] = {}
+    for command, options in completable.options.items():
         for name, option in options.items():
-            of.setdefault((name, option), []).append(command)
-    for (name, option), commands in of.items():
+            commands_by_option.setdefault((name, option), []).append(command)
+    for (name, option), commands in commands_by_option.items():
         firsts = dict.fromkeys(command.partition(" ")[0] for command in commands)
         parts = [f"-n '__fish_seen_subcommand_from {' '.join(firsts)}'", f"-l {flag(name)[2:]}"]
         parts += [f"-s {option.short}"] if option.short else []
-        words = known.words(option) if option.names else ""
+        words = completable.words(option) if option.names else ""
         if option.kind == NAMES:
             words = f"(__fish_append , {words})"
         if option.kind != FLAG:
@@ -154,18 +153,20 @@ def _quoted(text: str) -> str:
 
 SHELLS: Mapping[str, Callable[[Completable], str]] = {
     "bash": _bash,
-    "zsh": lambda known: ZSH + _bash(known),
+    "zsh": lambda completable: ZSH + _bash(completable),
     "fish": _fish,
 }
 
 
 def completion_script(
-    shell: str, commands: Mapping[str, str], options_of: Mapping[str, Iterable[str]]
+    shell: str, commands: Mapping[str, str], command_options: Mapping[str, Iterable[str]]
 ) -> str:
     """Return the script that completes commands, options and names of schedules in a shell."""
     shell = resolve_choice(shell, SHELLS, "--completion SHELL")
     options = {
-        called: {name: record(name, called) for name in options_of[called] if name in CATALOGUE}
+        called: {
+            name: record(name, called) for name in command_options[called] if name in CATALOGUE
+        }
         for called in commands
     }
     lists = {

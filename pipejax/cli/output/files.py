@@ -44,10 +44,10 @@ class Output:
         if kind.other is not None and self.path.suffix in kind.other.suffixes:
             return self.check(kind.other)
         if kind.suffixes and self.path.suffix not in kind.suffixes:
-            every = kind.suffixes + (kind.other.suffixes if kind.other else ())
-            known = f"one of {', '.join(every)}" if every[1:] else every[0]
+            suffixes = kind.suffixes + (kind.other.suffixes if kind.other else ())
+            legal = f"one of {', '.join(suffixes)}" if suffixes[1:] else suffixes[0]
             hint = self._hint(kind)
-            raise ValueError(f"{self.option} must end in {known}, got {str(self.path)!r}{hint}")
+            raise ValueError(f"{self.option} must end in {legal}, got {str(self.path)!r}{hint}")
         if kind.resumes and os.path.isdir(self.path):  # the store's first step says what is wrong
             return self
         try:
@@ -106,13 +106,13 @@ class Output:
 
     @property
     def written(self) -> Path | None:
-        """The file, if it has been written."""
+        """Return the file if it was written."""
         return None if self._error else self.path
 
     def as_json(self) -> dict[str, Any]:
-        """What `--json` says of it: its name, or null and what could not be written."""
-        found: dict[str, Any] = {self.option.removeprefix("--"): self.written}
-        return found | ({"unwritten": self._unwritten} if self._unwritten else {})
+        """Return its name for `--json`, or null and the content that could not be written."""
+        result: dict[str, Any] = {self.option.removeprefix("--"): self.written}
+        return result | ({"unwritten": self._unwritten} if self._unwritten else {})
 
     def end(self, *, json: bool) -> None:
         """Raise what went wrong, when the report is out; the content follows it as text."""
@@ -178,10 +178,10 @@ def certify(claimed: dict[str, Any], out: Output) -> None:
     out.save(lambda draft: write_file(draft, json.dumps(claimed, allow_nan=False)))
     verdict = pj.verify(claimed)
     if not verdict.ok:
-        kept = f"; the certificate is in {out.written}" if out.written else ""
+        place = f"; the certificate is in {out.written}" if out.written else ""
         raise AssertionError(
             f"{len(verdict.problems)} claims of the result do not hold, first {verdict.problems[0]}"
-            f"{kept}: please report it"
+            f"{place}: please report it"
         )
 
 

@@ -15,7 +15,7 @@ from pipejax.cli.options.catalogue import (
     OptionRecord,
     begin_sentence,
     flag,
-    panel_of,
+    option_panel,
     record,
 )
 from pipejax.cli.options.option import Option, command_options
@@ -59,11 +59,11 @@ def program_help(about: str, num_commands: int) -> str:
 def all_commands_help(groups: Mapping[str, Mapping[str, str]]) -> str:
     """Return a list of commands, grouped by what they answer."""
     width = _width()
-    left = max(len(name) for commands in groups.values() for name in commands) + 4
+    column = max(len(name) for commands in groups.values() for name in commands) + 4
     lines = ["Usage: pipejax COMMAND [OPTIONS]"]
     for title, commands in groups.items():
-        lines += ["", _bold(title), *_columns(commands.items(), left, width)]
-    lines += ["", _bold("Options"), *_columns(PROGRAM.items(), left + 2, width)]
+        lines += ["", _bold(title), *_columns(commands.items(), column, width)]
+    lines += ["", _bold("Options"), *_columns(PROGRAM.items(), column + 2, width)]
     return "\n".join([*lines, ""])
 
 
@@ -80,11 +80,11 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     room = SCREEN - len(lines) - 2  # below: an empty line, and one for what is not shown
     records = {key: record(key, command.__name__) for key in CATALOGUE if key in options}
     often = [key for key in records if is_frequent(key, options[key])]
-    left = min(max(len(_left(key, records[key])) for key in often) + 2, LEFT)
+    column = min(max(len(_option_text(key, records[key])) for key in often) + 2, LEFT)
     shown: dict[str, list[str]] = {}
     for key in sorted(records, key=lambda key: _rank(key, options[key])):
-        row = (_left(key, records[key]), _text(records[key], options[key], width - left))
-        rows = list(_columns([row], left, width))
+        row = (_option_text(key, records[key]), _text(records[key], options[key], width - column))
+        rows = list(_columns([row], column, width))
         if sum(map(len, shown.values())) + len(rows) <= room:
             shown[key] = rows
     lines += ["", *(line for key in records for line in shown.get(key, ()))]
@@ -145,18 +145,18 @@ def _head(
 def _panels(command: str, options: Mapping[str, Option], width: int) -> Iterator[list[str]]:
     """Yield the lines of each panel, with every option explained."""
     records = {key: record(key, command) for key in CATALOGUE if key in options}
-    left = min(max(len(_left(key, entry)) for key, entry in records.items()) + 2, LEFT)
+    column = min(max(len(_option_text(key, entry)) for key, entry in records.items()) + 2, LEFT)
     for title in PANELS:
         rows = [
-            (_left(key, entry), options[key].help + _default(options[key]))
+            (_option_text(key, entry), options[key].help + _default(options[key]))
             for key, entry in records.items()
-            if panel_of(key, command) == title
+            if option_panel(key, command) == title
         ]
         if rows:
-            yield [_bold(title), *_columns(rows, left, width)]
+            yield [_bold(title), *_columns(rows, column, width)]
 
 
-def _left(name: str, option: OptionRecord) -> str:
+def _option_text(name: str, option: OptionRecord) -> str:
     """Return how an option is written: letter, name and value."""
     letter = f"-{option.short}, " if option.short else "    "
     return f"  {letter}{flag(name)} {option.kind.metavar}".rstrip()
@@ -182,14 +182,14 @@ def _wrapped(text: str, width: int, indent: str) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _columns(rows: Iterable[tuple[str, str]], left: int, width: int) -> Iterator[str]:
+def _columns(rows: Iterable[tuple[str, str]], column: int, width: int) -> Iterator[str]:
     for name, text in rows:
-        lines = textwrap.wrap(text, width - left, break_on_hyphens=False) or [""]
-        if len(name) > left - 2:
+        lines = textwrap.wrap(text, width - column, break_on_hyphens=False) or [""]
+        if len(name) > column - 2:
             yield name
             name = ""
-        yield f"{name:<{left}}{lines[0]}".rstrip()
-        yield from (" " * left + line for line in lines[1:])
+        yield f"{name:<{column}}{lines[0]}".rstrip()
+        yield from (" " * column + line for line in lines[1:])
 
 
 def _notes(command: str, options: Mapping[str, Option], width: int) -> Iterator[str]:
