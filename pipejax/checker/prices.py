@@ -36,7 +36,7 @@ Prices = dict[str, Any]
 
 
 def read_links(record: Any, table: Table, where: str) -> Prices:
-    """Return the links, with the models of pairs by pair and whether any is rendezvous."""
+    """Return checked links, with `pairs` (model by pair of workers) and `has_rendezvous`."""
     check_keys(record, NO_LINKS.keys(), where)
     check_word(record["model"], MODELS, f"{where}: model")
     check_word(record["queues"], QUEUES, f"{where}: queues")
@@ -114,7 +114,7 @@ def _check_values(
 def read_seconds(
     seconds: Any, table: Table, where: str, *, is_in_units: bool, has_bounds: bool
 ) -> Prices:
-    """Return the times, of which there is one of every op."""
+    """Return checked times [s]; every op has one."""
     require(isinstance(seconds, dict), where, "an object of times", seconds)
     if {"pair", "pair_factor"} <= set(seconds):
         raise MalformedError(f"{where}: pair and pair_factor both price a fused pair")
