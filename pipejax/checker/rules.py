@@ -128,7 +128,7 @@ class TableRules:
         self.kinds[str(letters)] = full
 
     def _read_rule(self, text: str) -> TableRule:
-        """Read a rule as "F@+1 <- G [message]": F of the next stage waits for a message from G."""
+        """Read a rule as "F <- G@-1 [message]": F waits for a message from the last stage's G."""
         match = _RULE.fullmatch(text.strip())
         if match is None:
             raise MalformedError(f"{text!r} is not a rule as 'consumer <- producer'")
@@ -138,14 +138,15 @@ class TableRules:
         rule = TableRule(text, *ends, is_all, offset, fields[12] is not None)
         consumer, producer = ends
         scopes = [self.scope(end.letters) for end in ends]
-        is_read = "stage" not in scopes and not consumer.offset
+        is_legal = "stage" not in scopes and not consumer.offset
         for end, scope in zip(ends, scopes, strict=True):
-            is_read &= scope != "worker" or (end.stage is None and not end.offset)
-        is_read &= scopes[0] != "worker" or scopes[1] == "worker" or producer.stage is not None
-        is_read &= not rule.has_message or "worker" not in scopes
-        is_read &= producer.microbatch is None or not (is_all or offset)
-        is_read &= not self.graph or abs(producer.offset) < 2
-        if not is_read:
+            is_legal &= scope != "worker" or (end.stage is None and not end.offset)
+        # an op of a worker has no stage, from which the producer's could follow
+        is_legal &= scopes[0] != "worker" or scopes[1] == "worker" or producer.stage is not None
+        is_legal &= not rule.has_message or "worker" not in scopes
+        is_legal &= producer.microbatch is None or not (is_all or offset)
+        is_legal &= not self.graph or abs(producer.offset) < 2
+        if not is_legal:
             raise MalformedError(f"rule {text!r} leads from no op or to none")
         return rule
 

@@ -286,10 +286,10 @@ def _tensor_exchanges(
 
 def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
     """List the exchanges of adapters beside `count` pairs of products, as Megatron-Bridge."""
-    # Beside the first product of a pair A x is gathered, beside the second it is summed; both of
-    # their gradients are. Tensor parallelism splits what the second adapter puts out: it is
-    # gathered, and under sequence parallelism so is its gradient. Without, the first adapter's I
-    # sums the gradient of its input.
+    # A x is gathered beside the first product of a pair, and summed beside the second; both
+    # gradients are summed. Tensor parallelism splits the output of the second adapter, which is
+    # gathered. Under sequence parallelism its gradient is gathered too; without, the I of the first
+    # adapter sums the gradient of its input.
     # source: Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()

@@ -261,8 +261,8 @@ def _messages(
 ) -> Iterator[dict[str, NumpyArray]]:
     """Yield latency and transmit time (2, 1, boundaries, microbatches) [s] of each level."""
     levels = len(read_sizes(path)) + 1
-    both = "message", "message_back" if "message_back" in data else "message"
-    for key in both if levels > 1 else ():
+    keys = "message", "message_back" if "message_back" in data else "message"
+    for key in keys if levels > 1 else ():
         by_level = data.get(key)
         if not isinstance(by_level, list) or len(by_level) != levels:
             raise ValueError(
@@ -270,13 +270,13 @@ def _messages(
                 f"on, got {by_level!r}"
             )
     for level in range(levels):
-        sections = [data.get(key, {}) for key in both]
-        there, back = (
-            _message(section[level] if levels > 1 else section, table, f"{path}: {key}", scale)
-            for key, section in zip(both, sections, strict=True)
-        )
+        ways = []  # forth and back
+        for key in keys:
+            section = data.get(key, {})
+            section = section[level] if levels > 1 else section
+            ways.append(_message(section, table, f"{path}: {key}", scale))
         yield {
-            name: np.stack(np.broadcast_arrays(there[name], back[name]))[:, None]
+            name: np.stack(np.broadcast_arrays(*(way[name] for way in ways)))[:, None]
             for name in MESSAGE_FIELDS
         }
 
