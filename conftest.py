@@ -80,6 +80,17 @@ def pytest_collection_modifyitems(config, items):
     items[:] = filter(is_quick, items)
 
 
+# The collector of cycles walks all objects that live, most of which are modules and tests that
+# stay: it rests until they are collected, and does not look at them later.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    gc.enable()
+
+
 def resident():
     """Bytes of this process that are in memory; 0 where the system does not say."""
     try:
