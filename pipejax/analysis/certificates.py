@@ -116,9 +116,6 @@ def certificate(
       offload: whether a search of the schedule might offload activations: then memory chains fail.
       lower_bounds: lower bounds [s] by their reason (`CheckedBound`), as {"memory chain": 12.0}.
 
-    Returns:
-      A dictionary for `json.dumps`.
-
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=3)

@@ -290,9 +290,6 @@ class Formula:
         Args:
           table: the schedule that was lowered.
 
-        Returns:
-          What JSON can hold.
-
         Raises:
           ValueError: if the table is not the one whose makespan it is.
 

@@ -55,9 +55,6 @@ class ActivationMemory(NamedTuple):
     ) -> tuple[Float[NumpyArray, " moments"], Float[NumpyArray, " moments"]]:
         """Return the memory of one worker as a step function.
 
-        Args:
-          worker: row of the table.
-
         Returns:
           (moments) times [s], and what is held from each of them on; nothing before the first.
         """
@@ -88,9 +85,6 @@ def activation_memory(
         at most 1, or more by what I recomputes.
       checkpoints: memory between F and R, of the same shapes; as sizes if None.
       at_work: memory that B, I and W recompute by themselves, three entries of the same shapes.
-
-    Returns:
-      The steps and peaks.
 
     Raises:
       ValueError: if a size is no finite number of at least 0, there are not as many as stages and
@@ -163,9 +157,6 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
     Args:
       evaluation: a run.
       sizes: size of the weights of a stage, a number or (stages), in any unit.
-
-    Returns:
-      The steps and peaks.
 
     Raises:
       ValueError: if a size is no finite number of at least 0, or there are not as many as stages.
