@@ -81,7 +81,10 @@ def cached_method(name, program, costs):
 WAYS = {  # how it is done, and which constants of the engine are other ones
     "interpreted": (interpreted, {}),
     "in parts": (lambda _, p, c: pj.makespans(p, c, unroll=False, max_bytes=40_000), {}),
-    "in threads": (interpreted, {"interpreter.MIN_WORK_OF_THREAD": 1, "interpreter.os.cpu_count": lambda: 3}),
+    "in threads": (
+        interpreted,
+        {"interpreter.MIN_WORK_OF_THREAD": 1, "interpreter.os.cpu_count": lambda: 3},
+    ),
     "counted": (with_counts, {}),
     "cached_method": (cached_method, {}),
 }

@@ -228,7 +228,7 @@ class CountedRuns:
 
         @functools.cache  # few counts differ
         def value(counts: tuple[int, ...]) -> int:
-            """Return the time of counts of parameters at the point."""
+            """Return the value of a sum of parameters, given by its counts."""
             return _dot(counts, point)
 
         end: dict[Event, int] = {}

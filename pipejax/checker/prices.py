@@ -132,7 +132,7 @@ def read_seconds(
 
 
 def read_memory(memory: Any, table: Table, where: str) -> Prices:
-    """Return the sizes of activations."""
+    """Return the checked sizes of activations, and of the memory of B, I and W at work if given."""
     has_work = isinstance(memory, dict) and AT_WORK in memory
     check_keys(memory, (*SIZES, AT_WORK) if has_work else SIZES, where)
     for key in SIZES:

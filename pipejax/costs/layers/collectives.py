@@ -154,6 +154,7 @@ def collective_time(
     copying = passes / 2 * lib.copies / system.memory_bandwidth * spread.volume
 
     def route_time(route: Route, far_rate: Number) -> Number:
+        """Return the seconds of hops and bytes on a route, by the faster protocol."""
         near, far = route.near_bytes / near_rate, route.far_bytes / far_rate
         moving = (near + far if route.in_turn else xp.maximum(near, far)) + copying
         hops = route.near_hops * near_hop + route.far_hops * far_hop
