@@ -57,12 +57,7 @@ def read_links(record: Any, table: Table, where: str) -> Prices:
     workers_text = f"workers are 0 to {workers - 1}"
     pair_links = record["pair_links"]
     is_valid = is_list(pair_links, is_model_of_pair)
-    require(
-        is_valid,
-        f"{where}: pair_links",
-        f"pairs with models; {workers_text}",
-        pair_links,
-    )
+    require(is_valid, f"{where}: pair_links", f"pairs with models; {workers_text}", pair_links)
     pairs = {tuple(pair): model for pair, model in pair_links}
     is_valid = len(pairs) >= len(pair_links)
     require(is_valid, f"{where}: pair_links", "pairs of which none stands twice", pair_links)

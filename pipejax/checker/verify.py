@@ -7,13 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipejax.checker.bounds import DERIVED, Question, derive_bounds
-from pipejax.checker.claims import (
-    Discrepancy,
-    derive,
-    derive_optimum,
-    differences,
-    tolerance,
-)
+from pipejax.checker.claims import Discrepancy, derive, derive_optimum, differences, tolerance
 from pipejax.checker.form import check_form, form_text, read_form
 from pipejax.checker.prices import Prices, read_links, read_memory, read_seconds
 from pipejax.checker.run import DeadlockError, Run

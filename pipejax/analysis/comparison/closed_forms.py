@@ -97,9 +97,7 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
         holds=lambda n: n.m % n.p == 0,
     ),
     "circular": ClosedForm(
-        "AI-Hypercomputer/maxtext, base.yml",
-        _LOOPED,
-        ("MV", lambda n, r: n.m * n.v),
+        "AI-Hypercomputer/maxtext, base.yml", _LOOPED, ("MV", lambda n, r: n.m * n.v)
     ),
     "looped-bfs": ClosedForm(
         "arXiv:2407.21783, section 3.3.2",
@@ -183,10 +181,7 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
     "slimpipe": ClosedForm(
         "arXiv:2504.14519: interleaved 1F1B of KM units, a microbatch and its warm-up in flight",
         ("(P-1)/(KVM+P-1)", lambda n: (n.p - 1) / (n.k * n.v * n.m + n.p - 1)),
-        (
-            "min(KV+2(P-r-1), KVM)",
-            lambda n, r: min(n.k * n.v + 2 * (n.p - r - 1), n.k * n.v * n.m),
-        ),
+        ("min(KV+2(P-r-1), KVM)", lambda n, r: min(n.k * n.v + 2 * (n.p - r - 1), n.k * n.v * n.m)),
         "equal stages and slices",
     ),
 }

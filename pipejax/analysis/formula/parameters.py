@@ -57,9 +57,7 @@ def default_parameters(program: Program) -> tuple[str, ...]:
 
 
 def named_parameters(
-    program: Program,
-    names: Sequence[str],
-    stage_shares: Float[NumpyArray, " stages"] | None = None,
+    program: Program, names: Sequence[str], stage_shares: Float[NumpyArray, " stages"] | None = None
 ) -> dict[str, Costs]:
     """Return by name the costs for which a parameter is 1 and the others are 0.
 

@@ -215,11 +215,7 @@ class StepTimes:
         )
 
     def _batch(
-        self,
-        rows: Rows,
-        leaves: Sequence[Sequence[NumpyArray]],
-        form: Any,
-        shapes: Shapes,
+        self, rows: Rows, leaves: Sequence[Sequence[NumpyArray]], form: Any, shapes: Shapes
     ) -> RowBatch:
         """Return rows whose leaves have one structure and one list of shapes as a batch."""
         read = [self.read[k] for k in rows]

@@ -12,12 +12,7 @@ from pipejax.analysis.step.step_time import StepTimes, row_workloads
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, with_short_repr
-from pipejax.costs.measured.measured_rows import (
-    CONFIGURATION,
-    OF_MODEL,
-    MeasuredRows,
-    joined,
-)
+from pipejax.costs.measured.measured_rows import CONFIGURATION, OF_MODEL, MeasuredRows, joined
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.stage.stage_costs import check_machine

@@ -87,11 +87,7 @@ class Sensitivity(NamedTuple):
 
 
 def sensitivity(
-    table: ScheduleTable,
-    workload: Workload,
-    system: System,
-    *,
-    link: str | Links = "delay",
+    table: ScheduleTable, workload: Workload, system: System, *, link: str | Links = "delay"
 ) -> Sensitivity:
     """Find the elasticity of the step time to every parameter of model and system.
 

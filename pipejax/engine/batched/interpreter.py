@@ -72,10 +72,7 @@ def interpreted_makespans(
 
 
 def side_by_side(
-    run: Callable[[Pieces], Any],
-    pieces: Pieces,
-    threads: int,
-    take: Callable[[int, Any], Taken],
+    run: Callable[[Pieces], Any], pieces: Pieces, threads: int, take: Callable[[int, Any], Taken]
 ) -> list[Taken]:
     """Run parts of a batch in threads; return `take(first configuration, result)` of each."""
     # On a CPU, loops of one computation do not run in parallel, but two computations do.

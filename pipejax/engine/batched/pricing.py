@@ -100,13 +100,7 @@ def priced(
 
 
 def pulled(
-    price_one: PriceOne,
-    shared: Tree,
-    at: Tree,
-    rows: Tree,
-    counts: Tree,
-    *,
-    quickly: bool = False,
+    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, quickly: bool = False
 ) -> tuple[Tree, Tree]:
     """Return the prices, and the derivatives by `at` of their sum weighted by counts."""
     result: tuple[Tree, Tree] = _compiled(_pulled, quickly)(price_one, shared, at, rows, counts)
