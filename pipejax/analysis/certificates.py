@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipejax.base.data_files import load_json
 from pipejax.base.display import ResultDict, with_short_repr
 from pipejax.base.files import checksum
 from pipejax.checker.claims import Discrepancy
+from pipejax.checker.run import by_worker
 from pipejax.checker.verify import CheckedBound, Verdict, check
 from pipejax.costs.costs import MESSAGE_FIELDS
 from pipejax.engine.lowering.program import NO_WORKER
@@ -115,6 +116,9 @@ def certificate(
       objective: quantity that a search made small: "makespan" or "span".
       offload: whether a search of the schedule might offload activations: then memory chains fail.
       lower_bounds: lower bounds [s] by their reason (`CheckedBound`), as {"memory chain": 12.0}.
+
+    Returns:
+      A dictionary for `json.dumps`.
 
     Example:
       >>> import pipejax as pj
@@ -236,8 +240,3 @@ def _op_text(table: ScheduleTable, cell: int, stage: int, microbatch: int | None
     return table.grammar.text(
         next((op,) for op in ops if op.stage == stage and microbatch in (None, op.microbatch))
     )
-
-
-def by_worker(values: Iterable[Any]) -> dict[str, Any]:
-    """Name the workers of a certificate."""
-    return {f"worker {worker}": value for worker, value in enumerate(values)}

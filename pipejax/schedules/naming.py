@@ -375,6 +375,9 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
         offload_share, group_size, slices, pipes, in_flight, host_links, slots; of a function of
         your own, what it takes.
 
+    Returns:
+      The table.
+
     Raises:
       ValueError: if the name is unknown, or the schedule does not exist for these numbers; the
         message says which are legal. Sizes whose table cannot fit into the memory of this machine

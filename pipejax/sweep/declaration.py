@@ -159,6 +159,9 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
         pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over
         fields of the systems. Further: title, outputs, dtype.
 
+    Returns:
+      The sweep.
+
     Raises:
       ValueError: if a key is unknown or missing, or a value is wrong; the message names it. If the
         dataset cannot fit into memory.

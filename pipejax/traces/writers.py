@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 def dataset(analysis: Analysis) -> "xr.Dataset":
     """Return times of ops, pipelines and steps as an xarray dataset.
 
+    Args:
+      analysis: analysis of a trace.
+
     Returns:
       start, duration and residual by step, replica, phase, stage and microbatch [s] (NaN without
       such an op, or if its pipeline is left out), span and error by step and replica, recorded and
@@ -102,6 +105,9 @@ def costs_text(replayed: Replay) -> str:
     """Return the mean times of a trace as the text of a costs file, which `--costs` reads.
 
     Phases that were not recorded are missing: the reader of the file takes half of B for I and W.
+
+    Args:
+      replayed: a replayed trace.
 
     Returns:
       Text of a .json file: times of ops by stage, of messages by stage boundary and direction.

@@ -60,6 +60,9 @@ def random_quadratic(
       batch_size: examples of a batch.
       seed: of X and w*, which do not depend on the machine.
 
+    Returns:
+      The objective.
+
     Source:
       The random quadratic of the experiments of arXiv 2606.03498.
 
@@ -95,6 +98,9 @@ def spectral_quadratic(
       num_batches: number of batches.
       batch_size: examples of a batch; all together as many as eigenvalues at least.
       seed: of Q, V and w*.
+
+    Returns:
+      The objective.
 
     Example:
       >>> import pipejax as pj
@@ -150,6 +156,9 @@ def nesterov_quadratic(
       num_batches: number of batches.
       batch_size: examples of a batch; all together as many as coordinates at least.
       seed: of Q and a normal minimiser.
+
+    Returns:
+      The objective.
 
     Source:
       Nesterov, Introductory Lectures on Convex Optimization (2004), section 2.1.4.
@@ -287,6 +296,9 @@ def random_logistic(
       signal: standard deviation of x . w*, above 0: w* is normal with |w*| near it. None is
         sqrt(dimension), for a standard normal w*: then labels can hardly be wrong.
       seed: of X, w* and labels, which do not depend on the machine.
+
+    Returns:
+      The objective.
 
     Raises:
       RuntimeError: if the minimum is not found.

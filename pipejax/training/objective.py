@@ -230,6 +230,9 @@ def smoothness(objective: TrainingObjective) -> float:
     Args:
       objective: a quadratic or a logistic regression, not stacked.
 
+    Returns:
+      L.
+
     Raises:
       ValueError: if the objective is of another kind, or stacked.
 

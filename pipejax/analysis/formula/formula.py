@@ -58,6 +58,9 @@ def formula(
       on_progress: called with how many runs were evaluated, None and "runs"; a bar in notebooks if
         None.
 
+    Returns:
+      The form.
+
     Raises:
       ValueError: if a parameter is unknown, a phase of the program has no cost, a weight is no
         fraction of small whole numbers, a range is empty, two parameters are fixed or one is at 0,
@@ -156,6 +159,9 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
 
     Args:
       source: file of `pipejax formula --out`, or a certificate of a form, or its content.
+
+    Returns:
+      The form.
 
     Raises:
       ValueError: if it is no closed form.

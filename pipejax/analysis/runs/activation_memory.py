@@ -86,6 +86,9 @@ def activation_memory(
       checkpoints: memory between F and R, of the same shapes; as sizes if None.
       at_work: memory that B, I and W recompute by themselves, three entries of the same shapes.
 
+    Returns:
+      The steps and peaks.
+
     Raises:
       ValueError: if a size is no finite number of at least 0, there are not as many as stages and
         microbatches, or W needs more than there is when I ends.
@@ -157,6 +160,9 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
     Args:
       evaluation: a run.
       sizes: size of the weights of a stage, a number or (stages), in any unit.
+
+    Returns:
+      The steps and peaks.
 
     Raises:
       ValueError: if a size is no finite number of at least 0, or there are not as many as stages.

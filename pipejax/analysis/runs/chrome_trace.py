@@ -67,6 +67,9 @@ class _Slice:
 def chrome_trace(evaluation: Evaluation) -> str:
     """Return a run as a trace, for Perfetto or chrome://tracing.
 
+    Args:
+      evaluation: a run.
+
     Returns:
       JSON text in the Trace Event Format. Process `w` is worker `w`, with tracks for its compute,
       collectives, lanes beside compute and messages; the durations of its slices of category

@@ -244,6 +244,9 @@ class LaneTimes(NamedTuple):
 def lane_times(evaluation: Evaluation) -> list[LaneTimes]:
     """Return the busy and exposed times of the lanes beside compute in a table's cells.
 
+    Args:
+      evaluation: a run.
+
     Returns:
       Lanes in the order of their first kind of op; none where all ops compute.
 

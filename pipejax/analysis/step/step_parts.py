@@ -101,6 +101,9 @@ def _waits(table: ScheduleTable) -> Mapping[str, tuple[str, ...]]:
 def step_parts(evaluation: Evaluation) -> list[Part]:
     """Break a run down into parts that sum to its makespan.
 
+    Args:
+      evaluation: a run.
+
     Returns:
       All parts in the order in which they are added, also those of 0 s.
 

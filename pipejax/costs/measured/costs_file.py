@@ -164,6 +164,9 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
       table: the schedule that the costs are for.
       places: place of each worker on a machine of nodes; in order if not given.
 
+    Returns:
+      The costs [s].
+
     Raises:
       ValueError: if the file is not of that form; the message names the key and its value.
       OSError: if the file cannot be read.

@@ -207,6 +207,12 @@ def read_collectives(path: str | Path) -> CollectiveRows:
     from one accelerator to another); `ranks_per_node` (all of them if not given); `n` repetitions
     and their `spread`, a standard deviation [s]; `source`.
 
+    Args:
+      path: the file.
+
+    Returns:
+      The rows.
+
     Raises:
       ValueError: if the file has a column that is unknown, or a cell that cannot be; the message
         names row, column, value and what is allowed.

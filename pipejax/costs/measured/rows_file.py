@@ -106,6 +106,9 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
       stack: name or file of the software that all rows ran on; the one that each row names if
         None. What it says of exchanges holds where a row has no cell of its own.
 
+    Returns:
+      The rows.
+
     Raises:
       ValueError: if the file has a column that is unknown, or a cell or a row that cannot be; the
         message names the row, the column, the value and what is allowed.

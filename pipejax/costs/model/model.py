@@ -468,6 +468,9 @@ def load_model(name: str | Path) -> Model:
     Args:
       name: one of `model_names()`, or the path of a file that ends in .json.
 
+    Returns:
+      The model.
+
     Raises:
       ValueError: if the name is unknown, or the file lacks a key or holds a wrong value.
       OSError: if the file cannot be read.

@@ -103,6 +103,9 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
     sequences that are packed into it. JSON is a list of those, or an object with such a list under
     "lengths", as `pipejax tune microbatches` writes it.
 
+    Args:
+      path: the file.
+
     Returns:
       Of each microbatch its tokens, or the lengths of its sequences.
 

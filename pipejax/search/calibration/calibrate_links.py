@@ -64,6 +64,9 @@ def calibrate_links(
       fit: names of the numbers; if None those of all links that the rows use, and of the library
         where rows are collectives.
 
+    Returns:
+      The fitted system with standard errors.
+
     Raises:
       ValueError: if a name is unknown, or the prior of a number excludes what the system says.
 

@@ -166,6 +166,9 @@ def explain(
         layers over stages.
       on_progress: called with the kinds of remedies done, all kinds, and a text.
 
+    Returns:
+      Parts, causes and remedies.
+
     Raises:
       ValueError: if the table is asynchronous or does not run at these costs, a workload has no
         system, stage_layers do not match the stages, or the limit is not above 0.

@@ -95,6 +95,9 @@ class Pipelines:
 def find_pipelines(trace: Trace) -> Pipelines:
     """Find the pipelines of a trace that follow the rules of a table.
 
+    Args:
+      trace: a measured run.
+
     Returns:
       The valid pipelines, and the reasons why others are dropped.
 
