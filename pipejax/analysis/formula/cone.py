@@ -1,14 +1,10 @@
-"""Polyhedral cones in whole numbers: by inequalities and by extreme rays, both at once.
+"""Polyhedral cones in whole numbers, by inequalities and by extreme rays.
 
 The double description method (Motzkin, Raiffa, Thompson and Thrall 1953; Fukuda and Prodon 1996):
-an inequality that is added cuts off some rays, and makes a new one on each edge that it crosses.
-Numbers are whole, so that nothing is ever rounded.
+an additional inequality cuts off some rays, and makes a new one on each edge that it crosses.
 
-On the region of the domain where a facet is the largest, the form is linear. Each region is a cone;
-it is cut into simplices, as many rays as dimensions, on which a convex function that is right at
-the rays is nowhere too small: the proof is checked on them. Faces that two regions share are cut
-alike: always from the first of their rays (a pulling triangulation), so that cells meet wall to
-wall.
+The region of a domain where one facet is the largest is a cone. It is cut into simplices, always
+from the first ray of a face (a pulling triangulation), so that neighbours share whole walls.
 """
 
 import functools

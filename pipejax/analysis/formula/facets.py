@@ -10,10 +10,8 @@ All numbers are whole. T runs beside a ray, at 2^s theta + d with small random d
 longest path is nearly always unique, so that its counts are a facet and no lower-dimensional face.
 T(theta) follows: T(theta) <= T(theta + d / 2^s) < T(theta) + 1.
 
-Batches that vary few costs use a closed form instead of a recurrence for each configuration. In a
-sweep over networks, say, op times are constant and all messages change alike. The makespan is then
-a largest sum of a few terms, exact for the floats given: one parameter stands for all constant
-costs, and one for each kind that varies.
+Batches that vary few costs, as sweeps over networks, use a closed form too: one parameter stands
+for all constant costs, and one for each kind that varies.
 """
 
 import functools

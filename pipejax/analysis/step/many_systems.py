@@ -1,13 +1,11 @@
 """The work of one schedule on many systems: costs, and shares of the critical path by resource.
 
-A sweep prices thousands of systems for each of a few schedules, once. So what is compiled serves
-all schedules, and where few systems are priced in all, quick compilation counts more than quick
-code.
+A sweep prices thousands of systems for each of a few schedules, once. So compiled functions serve
+all schedules, and for few systems quick compilation counts more than quick code.
 
 Stages that cost the same are priced as one. A pipeline has a first stage, a last one, and between
-them a few kinds that differ in their layers or in where their copies lie. With only these, work has
-the same shape for nearly all schedules: prices compile once, and not for each number of stages
-anew, which takes longer than all else.
+them a few kinds that differ in their layers or in the places of their copies. So the work of nearly
+all schedules has one shape, and prices compile once.
 """
 
 import dataclasses

@@ -1,11 +1,10 @@
 """Step times of measured rows, and their exact gradients by numbers of the system.
 
-The work of every row is counted on the host, once: no number of a system changes it. Rows whose
-work differs in numbers alone are priced by one compiled function, with stages filled up to the most
-that a row has: their numbers are one matrix, for XLA compiles it in a fraction of the time that it
-takes for the counting. Each program then solves the costs of all its rows, under all values of the
-numbers, as one batch. Its counts of the costs on the critical path turn the step time into a plain
-sum of costs, so that one reverse pass gives the gradient by all numbers.
+The work of every row is counted on the host, once, for no number of a system changes it. Rows whose
+work differs in numbers alone are priced by one compiled function of a matrix, with stages padded.
+Each program then solves the costs of all its rows, under all values of the numbers, as one batch.
+With the counts of costs on the critical path the step time is a sum of costs, so that one reverse
+pass gives the gradient by all numbers.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Random factors on durations: distributions by name, all of mean 1.
 
-A distribution is a table: the factor at each of many standard normal scores. One compiled sampler
-then serves every distribution and spread, and equal scores give comparable factors, so runs with
-one seed can be held against each other. Where the spread is 0 every factor is exactly 1.
+A distribution is a table: the factor at each of many standard normal scores. So one compiled
+sampler serves all, and runs with one seed compare. With spread 0 every factor is exactly 1.
 """
 
 import dataclasses

@@ -328,11 +328,7 @@ def _expert_exchanges(model: Model, layout: Layout, again: bool = False) -> tupl
     n = layout.expert_gather
     gathers, sums = 1.0 * (n > 1), 1.0 * (layout.expert_tensor > n)
     exchanges = [dispatch]
-    for kind, count in (
-        ("all_gather", gathers),
-        ("reduce_scatter", gathers),
-        ("all_reduce", sums),
-    ):
+    for kind, count in (("all_gather", gathers), ("reduce_scatter", gathers), ("all_reduce", sums)):
         counts = Phases(count, (2.0 if again else 1.0) * count, 0.0 * count)
         volume = _same(token_bytes * n)
         exchanges.append(Collective(kind, "expert_tensor", volume, counts, "layer"))

@@ -1,7 +1,6 @@
 """Batched costs as rows: one row of the batch for every different cost that a program reads.
 
-A batch of costs has a leading axis of N configurations on every leaf; a scalar is the same for
-all. Uniform costs make a handful of rows, costs per stage one for each phase and stage.
+A batch of costs has a leading axis of N configurations on every leaf; a scalar is the same for all.
 
 The engine reads sums of two costs. The time of a fused pair that overlaps, max(F, B) + k min(F, B),
 is none: a JAX function computes it first for each kind of pair, and a program runs that reads one

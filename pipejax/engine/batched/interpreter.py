@@ -1,10 +1,7 @@
 """The recurrence op by op over blocks of the batch, in loops whose program is data.
 
-A block's state stays in cache: it has one row for each live op, not for each op.
-
-A batch of NumPy arrays goes to all devices of this process, if there are several. A batch of
-JAX arrays stays where it is; laid out over the devices of several processes, it is solved by all
-of them, each its own part.
+A block's state stays in cache: it has one row for each live op. A batch of NumPy arrays goes to all
+devices of this process. A batch of JAX arrays stays on its devices, each of which solves its part.
 """
 
 import functools

@@ -1,18 +1,14 @@
 """The loops of the interpreter: a forward pass over all ops of a program, and a backward pass.
 
 A tile is a row of configurations. Its state is a matrix, one row for each buffer slot of the
-program; an op reads two rows, adds rows of costs and writes one row. The program is data: the rows
-an op reads stand in `code`, so one compilation serves all programs of a bucket of sizes.
+program; an op reads two rows, adds rows of costs and writes one row. The program is data (`code`),
+so one compilation serves all programs of a bucket of sizes.
 
-By default XLA runs every instruction of a loop body as a task of its own, about a microsecond
-each, which is far more than adding two rows takes. It has a form for loops whose data are small,
-in which the whole loop is one function; an attribute asks for it (`as_single_xla_call`). What such
-a loop may hold is limited to elementwise operations on slices.
-
-How the loops are written decides how fast they are. XLA updates a carried buffer in place only if
-nothing reads the old buffer after the write; where it cannot tell, it copies all of it, every time.
-So a tile's buffers are carried from tile to tile instead of made anew, every write is one row, and
-where reads and writes of one buffer meet, a made-up dependence puts them in order (see `_run`).
+By default XLA runs every instruction of a loop body as a task of a microsecond, far more than
+adding two rows takes. An attribute (`as_single_xla_call`) makes the loop one function, which may
+hold elementwise operations on slices only. XLA updates a carried buffer in place only if nothing
+reads the old one after the write, and else copies it every time. So buffers are carried from tile
+to tile, every write is one row, and an artificial dependence orders reads and writes (`_run`).
 """
 
 import functools
@@ -207,13 +203,9 @@ def _maximum(first: Array, second: Array, temperature: Array | float | None) -> 
     return jnp.maximum(first, second) + smooth, jax.nn.sigmoid(gap / temperature)
 
 
-# The backward pass. For exact maxima the critical path is a bit per configuration, eight to a byte;
-# for smooth ones the path is spread, and a weight takes the place of the bit. The steps are those
-# of reverse mode:
-#
-# 1. the last op is on the path;
-# 2. from the last op to the first, "on the path" goes to the operands that the choices say;
-# 3. a cost counts for every op on the path that uses it.
+# The backward pass. For exact maxima the critical path is a bit per configuration, eight to a byte,
+# for smooth ones a weight. The last op is on the path; from there to the first op, "on the path"
+# goes to the operands that the choices name; a cost counts for every op on the path that uses it.
 #
 # Example: op 2 = max(op 0, op 1 + lag) waited for op 1 in configurations 1 and 3 of eight.
 #

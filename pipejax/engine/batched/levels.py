@@ -1,15 +1,13 @@
 """The interpreter's values level by level, between two buffers: no operand is copied.
 
-XLA updates a buffer in place only where nothing else of the same computation reads it. An op whose
-operands and result are rows of one buffer therefore has its operands copied first, which takes
-longer than the op. Here an op of an even level writes a row of one buffer and reads rows of the
-other alone, and an op of an odd level the other way round: its level is the length of the longest
-chain of ops before it. Along most edges of a pipeline's program the level rises by one. A value
-that is read where it rises by an even number is first copied to the other buffer, by an op like
-any other.
+XLA copies the operands of an op if its result is a row of the same buffer, which takes longer than
+the op. Here an op of an even level writes a row of one buffer and reads rows of the other alone,
+and an op of an odd level the other way round: its level is the length of the longest chain of ops
+before it. Along most edges of a pipeline's program the level rises by one. If it rises by an even
+number, an additional op first copies the value to the other buffer.
 
-Levels are as long as the program says, and padded to whole strides of a few ops that stand in one
-iteration. The program is data, as in `interpreter_loops`.
+Levels are padded to whole strides, the ops of one iteration. The program is data, as in
+`interpreter_loops`.
 """
 
 import dataclasses

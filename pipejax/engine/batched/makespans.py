@@ -6,9 +6,8 @@ ones, and `interpreter_loops.py` for everything else. All follow the first-prede
 `recurrence.py`, so a batch gives what `makespan` gives one by one.
 
 For JAX's transformations the makespans are one function with a derivative rule, `_values`:
-d makespan = sum of counts times d cost. That is linear in d cost, so forward and reverse mode both
-follow. The counts come from what solves the batch (`_solve`): costs that are numbers go to threads,
-parts and devices, tracers to the interpreter's loops, inside of the caller's trace.
+d makespan = sum of counts times d cost. `_solve` returns the counts: numbers go to threads, parts
+and devices, tracers to the interpreter's loops, inside of the caller's trace.
 """
 
 import functools

@@ -210,11 +210,8 @@ def programs_of_batch(
         yield program, None if len(first) == 1 else np.flatnonzero(kind.ravel() == number)
 
 
-# A program in which every op and every message has a cost of its own.
-#
-# Where durations vary from op to op, a cost per phase and stage is not enough. Here the batched
-# engine reads a column for each op and each message, sorted by phase, stage and microbatch, so that
-# schedules of the same ops have the same columns.
+# A program in which every op and every message has its own column of costs, sorted by phase, stage
+# and microbatch, so that schedules of the same ops have the same columns.
 
 MIN_COLUMNS = 64
 
