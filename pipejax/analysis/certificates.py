@@ -48,7 +48,7 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
       certificate: certificate of a run, a closed form or a solved problem, or its file.
 
     Returns:
-      The derived makespan, the claims that do not hold, and the reasons of lower bounds.
+      The derived makespan, claims that do not hold, and the reasons of lower bounds.
 
     Raises:
       ValueError: if it is no certificate: another version, a missing or unknown key, costs that do

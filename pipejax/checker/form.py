@@ -1,9 +1,9 @@
 """Closed forms: a claim of all runs of a table, and its proof in whole numbers.
 
 A makespan T is the largest of many linear functions of the parameters, so it is convex. Let E be
-the largest facet. The cells, simplices of rays, cover the domain. On each cell one facet is the
-largest at all rays, so E is linear there, and (1 - gap) T <= E at the rays holds in between. Each
-facet is the count of a path, so E <= T everywhere.
+the largest facet. Cells, simplices of rays, cover the domain. On each cell one facet is the largest
+at all rays: E is linear there, and (1 - gap) T <= E at the rays holds in between. Each facet is the
+count of a path, so E <= T everywhere.
 """
 
 import functools

@@ -1,8 +1,7 @@
-"""Two schedules against each other: exact regions of the parameters where each is the faster.
+"""Exact regions of the parameters where one schedule is at least as fast as another.
 
-Both makespans are largest sums. One is at most the other where all sums of the first are at most
-some sum of the other: for each sum of the other, a cone. And the first, which is convex, is at most
-the other everywhere if it is on the rays of the regions on which the other is linear.
+Both makespans are largest sums. For each sum of the second, the parameters at which all sums of the
+first are at most this one are a cone; the region is the union of these cones.
 """
 
 from collections.abc import Mapping

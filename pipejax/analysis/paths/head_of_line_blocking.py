@@ -1,8 +1,7 @@
-"""Head-of-line blocking: which transfer waits behind which, and for how long.
+"""Waits of transfers behind others in a queue.
 
-A transfer whose producer has ended is ready, but still waits for the transfers in front of it in
-both queues. For part of that wait the one in front is under way; for the rest it merely holds the
-queue because it cannot start itself: that is head-of-line blocking.
+A transfer is ready when its producer has ended, but waits for those in front of it in both queues.
+While the transfer in front cannot start itself, the wait is head-of-line blocking.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Causes of a slow step, each with the time that the step would save without it.
 
-A cause is undone and the run repeated. Stages, workers and links are held against the median of
-the others, for a pipeline is as fast as its slowest worker; start and end are held against those
-of 2 P microbatches, from which on they take less than a third of the step.
+A run without the cause gives the saving. Stages, workers and links compare with the median of the
+others; start and end with those of 2 P microbatches, where they are below a third of the step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,9 +5,8 @@
 A node with more predecessors becomes a chain of such ops, the last end a chain of maxima. An op's
 slot is free after its last reader, so the state of a configuration is as large as the live ops.
 
-As data, for loops that serve every program of the same bucket of sizes, ops are rows of integers:
-compilation time does not depend on their number, and a comparison of many schedules compiles a
-handful of times.
+As data, ops are rows of integers, for loops that serve every program of one bucket of sizes: a
+comparison of many schedules compiles a handful of times.
 """
 
 import dataclasses
