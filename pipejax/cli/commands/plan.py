@@ -19,11 +19,11 @@ from pipejax.cli.options.values import (
     Text,
     parse_share,
 )
-from pipejax.cli.output.answer import Answer, file_lines
+from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, PLAN, SWEEPS
 from pipejax.cli.output.launches import launch_json, launch_lines, layout_json
-from pipejax.cli.output.plans import plan_lines
+from pipejax.cli.output.plans import plan_details, plan_view
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import pick, plain
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
@@ -164,18 +164,16 @@ def plan(
         "reversals": [one._asdict() for one in found.break_even_factors],
         **pick(found, "enumerated fitting evaluated programs seconds"),
         "launch": launch_json(told),
-        **({} if out.path is None else out.as_json()),
     }
-    files = file_lines({_kept(is_config): out, "picture in": figure})
+    kept = "the best as options for --config in" if is_config else "all layouts in"
     go_on = tuple(
         command_line(command, options | more)
         for command, more in {"evaluate": {}, "show": {"out": "plan.html"}}.items()
     )
-    return Answer(result, chain(plan_lines(found), notes, launch_lines(told), files), next=go_on)
-
-
-def _kept(is_config: bool) -> str:
-    return "the best as options for --config in" if is_config else "all layouts in"
+    details = {"launcher options": [*launch_lines(told)]} | plan_details(found)
+    outputs = {kept: out, "picture in": figure}
+    files = {words: output for words, output in outputs.items() if output.path is not None}
+    return Answer(result, chain(plan_view(found), notes), files, next=go_on, details=details)
 
 
 def _read_limit(text: str) -> float:

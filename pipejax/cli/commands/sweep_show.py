@@ -18,7 +18,7 @@ from pipejax.cli.options.values import Count, Text, parse_percent
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, POINTS, SWEEPS
-from pipejax.cli.output.report import grid, has_details, has_lines, plain
+from pipejax.cli.output.report import folded, grid, has_details, has_lines, plain
 
 if TYPE_CHECKING:
     from pipejax.sweep.questions import DistinctPoint, Knee, Regions
@@ -197,31 +197,23 @@ def _table(
     found: "SweepResults", points: "Sequence[DistinctPoint]", longest: int = LONGEST
 ) -> Iterator[object]:
     """Show points; axes that are the same in all of them stand once, below."""
-    is_short = has_lines()
-    shown = points[:longest] if is_short else points
-    rows, spread = [found.point(each.place) for each in shown], [each.same for each in shown]
-    names = [
-        n for n in found.axes if is_short and len(rows) > 1 and not any(n in e for e in spread)
-    ]
-    alike = {n: rows[0][n] for n in names if len({row[n] for row in rows}) == 1}
+    shown = points[:longest] if has_lines() else points
+    rows = [found.point(point.place) for point in shown]
     columns: list[tuple[str, list[str]]] = []
-    for name in rows[0]:
-        if name != "fits" and name not in alike:
-            scale = display_scale(found.units, name, [row[name] for row in rows])
-            cells = [
-                span(name, own[name], scale, len(found.axes[name]))
-                if name in own
-                else cell(name, row[name], scale)
-                for row, own in zip(rows, spread, strict=False)
-            ]
-            columns.append((escape(head(name, scale)), cells))
-    if not is_short or not all(row["fits"] for row in rows):
+    for name in [name for name in rows[0] if name != "fits"]:
+        scale = display_scale(found.units, name, [row[name] for row in rows])
+        cells = [
+            span(name, point.same[name], scale, len(found.axes[name]))
+            if name in point.same
+            else cell(name, row[name], scale)
+            for row, point in zip(rows, shown, strict=True)
+        ]
+        columns.append((escape(head(name, scale)), cells))
+    if not has_lines() or not all(row["fits"] for row in rows):
         columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
-    yield grid(columns)
+    yield folded(grid(columns))
     if len(points) > len(shown):
         yield f"and {len(points) - len(shown):,} more"
-    if alike:
-        yield plain("all: " + ", ".join(named(found.units, n, v) for n, v in alike.items()))
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of names in a map of text

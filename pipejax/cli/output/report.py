@@ -92,6 +92,18 @@ def grid(columns: Iterable[tuple[str, Iterable[object]]], keys: int = 1, **style
     return Grid(headers, [[*map(str, column)] for column in cells], keys=keys, **style)
 
 
+def folded(table: Grid) -> Grid:
+    """Write what is the same in all rows once, below the table, except in CSV."""
+    names, columns = table.plain()
+    is_same = [len(cells) > 1 and len({*cells}) == 1 and has_lines() for cells in columns]
+    same = [f"{names[k]} {cells[0]}" for k, cells in enumerate(columns) if is_same[k] and cells[0]]
+    is_kept = [not fixed for fixed in is_same]
+    headers, cells = [*compress(table.headers, is_kept)], [*compress(table.columns, is_kept)]
+    if not same or not headers:
+        return table
+    return table._replace(headers=headers, columns=cells, caption=f"all: {', '.join(same)}")
+
+
 class Column(NamedTuple):
     """A column of a table whose rows are those that `--json` prints."""
 
