@@ -101,10 +101,10 @@ def _scale(
 ) -> tuple[ScalarMappable, tuple[float, str]]:
     """Return a colour scale in which 0 is white, and its unit (s, name)."""
     low, high = float(np.nanmin(seconds, initial=0.0)), float(np.nanmax(seconds, initial=0.0))
-    most = max(high, -low) or 1e-9
-    is_signed = -low > MIN_NEGATIVE * most
-    norm = Normalize(-most if is_signed else 0.0, most)
-    unit_scale = (1e-3, unit) if unit == "ms" else time_unit(most)
+    largest = max(high, -low) or 1e-9
+    is_signed = -low > MIN_NEGATIVE * largest
+    norm = Normalize(-largest if is_signed else 0.0, largest)
+    unit_scale = (1e-3, unit) if unit == "ms" else time_unit(largest)
     return ScalarMappable(norm, BOTH if is_signed else COLOURS), unit_scale
 
 

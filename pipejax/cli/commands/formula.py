@@ -20,7 +20,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import CERTIFICATE, DRAWING
 from pipejax.cli.output.numbers import percent
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Grid, facts, grid, heading, pick, plain, sizes_of
+from pipejax.cli.output.report import TextTable, facts, grid, heading, pick, plain, sizes_of
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.naming import named
 
@@ -121,7 +121,7 @@ def _quality(form: "pj.results.Formula") -> str:
     return f"{quality} for {form.where}" if form.where else quality
 
 
-def _regimes(form: "pj.results.Formula") -> Grid:
+def _regimes(form: "pj.results.Formula") -> TextTable:
     """List the sums of a form, each with what bounds the step in the middle of its regime."""
     columns: list[tuple[str, Any]] = [("regime", range(len(form.facets)))]
     columns += [(name, [sums[k] for sums in form.facets]) for k, name in enumerate(form.parameters)]

@@ -117,8 +117,6 @@ def plan(
     if resume and (out.path is None or out.path.suffix != ".zarr" or out.force):
         raise ValueError("--resume goes on with --out STORE.zarr, without --force")
     check_modules("plan needs", SWEEPS, "sweeps")
-    limit = None if memory_limit is None else _read_limit(memory_limit)
-    kept_free = None if headroom is None else parse_share(headroom, "--headroom")
 
     def say() -> str | None:
         if out.path is None or out.path.suffix != ".zarr":
@@ -136,8 +134,8 @@ def plan(
             choices=choices.values(),
             link=links.links(),
             **workload_fields(shared, SHARED),
-            memory_limit=limit,
-            headroom=kept_free,
+            memory_limit=None if memory_limit is None else _read_limit(memory_limit),
+            headroom=None if headroom is None else parse_share(headroom, "--headroom"),
             runners_up=runners_up,
             exhaustive=exhaustive,
             front=figure.path is not None,

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,7 +65,7 @@ def sweep_show(
       pipejax sweep show results.zarr --best 5 --where systems=h100 --knee network.bandwidth
     """
     check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
-    from pipejax.sweep.questions import distinct_best, distinct_front, knees, regions
+    from pipejax.sweep.questions import Knee, distinct_best, distinct_front, knees, regions
     from pipejax.sweep.results import check_measure, read_results, selectable
 
     found = read_results(dataset)
@@ -88,11 +87,7 @@ def sweep_show(
     if knee is not None:
         axis = resolve_choice(knee, [n for n in found.numbers() if n in found.axes], "--knee")
         bends = [*knees(found, among, rank, axis, percent / 100)]
-        asked["knee"] = {
-            "axis": axis,
-            "within": percent / 100,
-            "rows": [bend._asdict() for bend in bends],
-        }
+        asked["knee"] = {"axis": axis, "within": percent / 100, "rows": [*map(Knee._asdict, bends)]}
         view += knee_lines(found, rank, axis, bends[:1], percent)
         details["knee by axis"] = knee_table(found, rank, axis, bends)
     if map is not None:
@@ -119,24 +114,51 @@ def sweep_show(
         **({"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}),
         "reasons": dict(Counter(str(text) for text in found.reasons if text).most_common()),
     }
-    if fronts:
-        head = f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points"
-        view += [head, *([] if has_details() else _table(found, fronts, SHORT))]
-        details["whole front"] = _table(found, fronts)
-    if first:
-        text = f"best of {int(among.sum()):,} points by {words(rank)}: {_point(found, first[0])}"
-        alone = not view and not has_details()
-        view += [text, *(_table(found, first, SHORT) if alone else ())]
-        details[f"best {len(first)} points"] = _table(found, first)
-    view = [*(lacking or []), *view, *_counts(result, found.counts(), is_filtered=bool(where))]
-    if result["reasons"]:
-        details["reasons of illegal points"] = _reasons(result["reasons"])
+    lists = _point_lists(found, rank, among, first, sides, fronts)
+    _add_points(view, details, found, lists)
+    view = [*lacking, *view, *_counts(result, found.counts(), is_filtered=bool(where))]
+    details |= _reasons(result["reasons"])
     return Answer(
         result,
         (plain(part) if isinstance(part, str) else part for part in view),
         {"wrote points to": out, "drawn to": figure},
         details=details,
     )
+
+
+WHOLE_FRONT = "whole front"
+
+
+def _point_lists(
+    found: "SweepResults",
+    rank: str,
+    among: Any,
+    first: "Sequence[DistinctPoint]",
+    sides: list[str],
+    fronts: "Sequence[DistinctPoint]",
+) -> "dict[str, tuple[str, Sequence[DistinctPoint]]]":
+    """Return the front and the best points, each with a sentence, if there are any."""
+    lists: dict[str, tuple[str, Sequence[DistinctPoint]]] = {}
+    if fronts:
+        head = f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points"
+        lists[WHOLE_FRONT] = head, fronts
+    if first:
+        text = f"best of {int(among.sum()):,} points by {words(rank)}: {_point(found, first[0])}"
+        lists[f"best {len(first)} points"] = text, first
+    return lists
+
+
+def _add_points(
+    view: list[object],
+    details: dict[str, Iterable[object]],
+    found: "SweepResults",
+    lists: "Mapping[str, tuple[str, Sequence[DistinctPoint]]]",
+) -> None:
+    """Add lists of points: sentences to the view, with a short table of the first one."""
+    for name, (text, points) in lists.items():
+        is_short = not has_details() and (name == WHOLE_FRONT or not view)
+        view += [text, *(_table(found, points, SHORT) if is_short else ())]
+        details[name] = _table(found, points)
 
 
 def _point(found: "SweepResults", point: "DistinctPoint") -> str:
@@ -188,9 +210,11 @@ def _counts(
         yield "the sweep is not complete: go on with it by pipejax sweep run --resume"
 
 
-def _reasons(reasons: Mapping[str, int]) -> Iterator[object]:
-    for reason, count in islice(reasons.items(), LONGEST):
-        yield plain(f"illegal, {count:,} points: {reason}")
+def _reasons(reasons: Mapping[str, int]) -> dict[str, list[object]]:
+    texts: list[object] = [
+        plain(f"illegal, {n:,} points: {reason}") for reason, n in reasons.items()
+    ]
+    return {"reasons of illegal points": texts[:LONGEST]} if texts else {}
 
 
 def _table(
