@@ -65,7 +65,7 @@ def sweep_show(
       pipejax sweep show results.zarr --best 5 --where systems=h100 --knee network.bandwidth
     """
     check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
-    from pipejax.sweep.questions import Knee, distinct_best, distinct_front, knees, regions
+    from pipejax.sweep.questions import distinct_best, distinct_front, knees, regions
     from pipejax.sweep.results import check_measure, read_results, selectable
 
     found = read_results(dataset)
@@ -87,7 +87,11 @@ def sweep_show(
     if knee is not None:
         axis = resolve_choice(knee, [n for n in found.numbers() if n in found.axes], "--knee")
         bends = [*knees(found, among, rank, axis, percent / 100)]
-        asked["knee"] = {"axis": axis, "within": percent / 100, "rows": [*map(Knee._asdict, bends)]}
+        asked["knee"] = {
+            "axis": axis,
+            "within": percent / 100,
+            "rows": [b._asdict() for b in bends],
+        }
         view += knee_lines(found, rank, axis, bends[:1], percent)
         details["knee by axis"] = knee_table(found, rank, axis, bends)
     if map is not None:
