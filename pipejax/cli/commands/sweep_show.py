@@ -249,6 +249,12 @@ HEIGHT = 3.4  # inches, the legend above included
 LONG = {"memory_bytes": "most memory of an accelerator"}  # what a picture calls a measure
 
 
+def knee_json(axis: str, percent: float, bends: "Sequence[Knee]") -> dict[str, Any]:
+    """Return the knees of an axis for `--json`."""
+    rows = [bend._asdict() for bend in bends]
+    return {"axis": axis, "within": percent / 100, "rows": rows}
+
+
 def knee_lines(
     found: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]", within: float
 ) -> Iterator[str]:
