@@ -106,18 +106,10 @@ def sweep_show(
     elif figure.path is not None:
         draw_front(found, among, sides, front, fronts, first[0].place, figure)
     out.save(lambda draft: found.frame(np.flatnonzero(kept)).to_parquet(draft, index=False))
-    result = {
-        "store": dataset,
-        "points": len(found.status),
-        **{name.replace(" ", "_"): count for name, count in found.counts().items()},
-        "selected": int(kept.sum()),
-        "by": rank,
-        "best": _rows(found, first),
-        **({"axes": sides, "pareto": _rows(found, fronts)} if pareto else {}),
-        **asked,
-        **({"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}),
-        "reasons": dict(Counter(str(text) for text in found.reasons if text).most_common()),
-    }
+    front_json = {"axes": sides, "pareto": _rows(found, fronts)} if pareto else {}
+    nearest = {"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}
+    answers = {"best": _rows(found, first), **front_json, **asked, **nearest}
+    result = _as_json(dataset, found, kept, rank, answers)
     lists = _point_lists(found, rank, among, first, sides, fronts)
     _add_points(view, details, found, lists)
     view = [*lacking, *view, *_counts(result, found.counts(), is_filtered=bool(where))]
@@ -128,6 +120,20 @@ def sweep_show(
         {"wrote points to": out, "drawn to": figure},
         details=details,
     )
+
+
+def _as_json(
+    dataset: Path, found: "SweepResults", kept: Any, rank: str, answers: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "store": dataset,
+        "points": len(found.status),
+        **{name.replace(" ", "_"): count for name, count in found.counts().items()},
+        "selected": int(kept.sum()),
+        "by": rank,
+        **answers,
+        "reasons": dict(Counter(str(text) for text in found.reasons if text).most_common()),
+    }
 
 
 WHOLE_FRONT = "whole front"
