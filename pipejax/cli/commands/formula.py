@@ -237,7 +237,7 @@ def formula(
     ranges = _parse_box(box, names[0] if names else "F")
     chosen = _FormOptions(run, links.links(), names, per_worker, ranges, max_facets)
     paper = None if figure.path is None else printed.paper("column")
-    table = run.build()
+    table = run.scenario().table()
     if symbol and names is None:
         chosen = chosen._replace(names=_messages_alike(chosen.program(table)))
     form_family = None if symbol is None else _family(chosen, symbol, numbers)
@@ -247,7 +247,7 @@ def formula(
     plans.add(table.name, names_shown[0], run.planned_for(table))
     for rival, label in zip(rivals, names_shown[1:], strict=True):
         with waiting(f"building {rival.schedule}"):
-            tables.append(rival.build(rival.settings.of(rival.name or "")))
+            tables.append(rival.scenario(settings=rival.settings.of(rival.name or "")).table())
         plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
     if rivals and names is None and len({Phase.W in table.used_phases for table in tables}) > 1:
         chosen = chosen._replace(names=["F", "I", "W", "c"])  # times that all of them have
@@ -383,9 +383,10 @@ def _family(chosen: _FormOptions, symbol: str, numbers: list[int]) -> "pj.result
 
     def table(number: int) -> pj.ScheduleTable:
         if symbol == "M":
-            return dataclasses.replace(chosen.run, microbatches=number).build()
+            return dataclasses.replace(chosen.run, microbatches=number).scenario().table()
         size = number * (microbatches // workers)
-        return dataclasses.replace(chosen.run, workers=number, microbatches=size).build()
+        run = dataclasses.replace(chosen.run, workers=number, microbatches=size)
+        return run.scenario().table()
 
     def find(numbers: Sequence[int], later: Sequence[int]) -> "pj.results.Family":
         return pj.analysis.formula_family(
