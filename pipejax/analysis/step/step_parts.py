@@ -70,12 +70,12 @@ class Part(NamedTuple):
 
 MEANING: Mapping[str, str] = {
     "compute": "ops of the mean worker",
-    "start": "idle before a worker's first backward, stages alike",
-    "gaps": "idle from there to its last forward",
-    "end": "idle from there on",
-    "uneven microbatches": "microbatches differ",
-    "imbalance": "stages or workers differ",
-    "messages": "messages that are waited for",
+    "start": "warm-up bubble, with equal stages",
+    "gaps": "idle between warm-up and cool-down",
+    "end": "cool-down bubble",
+    "uneven microbatches": "unequal microbatches",
+    "imbalance": "unequal stages or workers",
+    "messages": "waits for messages",
     "blocking": "messages that block others, or a worker",
     "offloads": "activations to the host and back",
     "sharding": "weights gathered, gradients reduced",
@@ -84,7 +84,7 @@ MEANING: Mapping[str, str] = {
     RULES: "ops that wait by rules of the table",
 }
 FORWARD_MEANING: Mapping[str, str] = {  # of a table without backwards
-    "start": "idle before a worker's first forward, stages alike",
+    "start": "warm-up bubble, with equal stages",
     "gaps": "idle between its forwards",
     "end": "idle after its last forward",
 }
