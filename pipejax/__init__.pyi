@@ -18,6 +18,7 @@ from pipejax.analysis.comparison.comparison import compare as compare
 from pipejax.analysis.formula.formula import formula as formula
 from pipejax.analysis.runs.evaluate import Evaluation as Evaluation, evaluate as evaluate
 from pipejax.analysis.runs.staleness import staleness as staleness
+from pipejax.analysis.scenario import Scenario as Scenario
 from pipejax.analysis.step.step_report import step_report as step_report
 from pipejax.analysis.step.validation import validate as validate
 from pipejax.analysis.uncertainty.jitter import jitter as jitter

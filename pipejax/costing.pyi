@@ -1,6 +1,16 @@
 """Makers of costs, and what they are made of."""
 
 from pipejax.costs.chunks import chunk_costs as chunk_costs
+from pipejax.costs.edits import (
+    HostTimes as HostTimes,
+    Microbatches as Microbatches,
+    PairFactor as PairFactor,
+    RecomputeCells as RecomputeCells,
+    RecomputedAgain as RecomputedAgain,
+    ScaledTimes as ScaledTimes,
+    ShardingCells as ShardingCells,
+    SlowWorkers as SlowWorkers,
+)
 from pipejax.costs.model.launchers import (
     launches as launches,
     pipeline_launches as pipeline_launches,
@@ -11,6 +21,14 @@ from pipejax.costs.model.model import (
 )
 from pipejax.costs.model.pipeline_layout import PipelineLayout as PipelineLayout
 from pipejax.costs.scaling import restaged_costs as restaged_costs, scaled_costs as scaled_costs
+from pipejax.costs.sources import (
+    CostsFile as CostsFile,
+    GivenTimes as GivenTimes,
+    MeasuredCosts as MeasuredCosts,
+    ModelCosts as ModelCosts,
+    SlotCosts as SlotCosts,
+    TableFile as TableFile,
+)
 from pipejax.costs.stage.stage_costs import work_costs as work_costs
 from pipejax.costs.stage.stage_work import (
     StageWork as StageWork,

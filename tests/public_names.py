@@ -26,6 +26,25 @@ PARTS = {
     "analysis.swings",
     "costing.NodeCosts",
     "costing.Efficiency",
+    *(
+        f"costing.{name}"  # of scenarios: records without checks
+        for name in [
+            "CostsFile",
+            "GivenTimes",
+            "HostTimes",
+            "MeasuredCosts",
+            "Microbatches",
+            "ModelCosts",
+            "PairFactor",
+            "RecomputeCells",
+            "RecomputedAgain",
+            "ScaledTimes",
+            "ShardingCells",
+            "SlotCosts",
+            "SlowWorkers",
+            "TableFile",
+        ]
+    ),
     "costing.StageWork",
     "costing.cost_vector",
     "costing.stage_bytes",

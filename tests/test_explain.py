@@ -188,7 +188,7 @@ def test_a_planted_fault_is_the_first_one(fault, schedule):
     parts = sum(part.seconds for part in result.parts)
     assert parts == pytest.approx(result.step_time, rel=1e-9)
     for remedy in result.remedies:
-        again = pj.evaluate(remedy.setup.table, remedy.setup.costs, link=remedy.setup.links)
+        again = remedy.scenario.replace().evaluate()
         assert again.step_time == remedy.step_time == result.step_time - remedy.saves
         assert remedy.bound <= remedy.step_time * (1 + 1e-9)
     saves = [remedy.saves for remedy in result.remedies]
@@ -348,7 +348,7 @@ def test_microbatches_that_differ_are_named():
     assert result.bottleneck.kind == "uneven microbatches"
     assert "microbatch 15 takes 4.57 times the mean" in result.bottleneck.why
     (order,) = (remedy for remedy in result.remedies if remedy.kind == "order")
-    again = pj.evaluate(table, order.setup.costs)
+    again = order.scenario.replace().evaluate()
     assert again.makespan == order.step_time < result.step_time
 
 

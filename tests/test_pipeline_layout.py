@@ -277,7 +277,7 @@ def test_units_and_a_layout_do_not_go_together():
         pj.Workload(DENSE, minibatch=8, pipeline_layout="E|L", embedding_units=1)
     workload = pj.Workload(DENSE, minibatch=8, pipeline_layout="E|t*24|t*24|L")
     with pytest.raises(ValueError, match="pipeline_layout says the layers"):
-        pj.tune("1f1b", 4, workload, H100, over="layers")
+        pj.tune(pj.Scenario("1f1b", 4, costs=pj.costing.ModelCosts(workload, H100)), "layers")
 
 
 @pytest.mark.parametrize(("model", "layers"), [(DENSE, [12] * 4), (SPARSE, [15, 16, 15, 15])])

@@ -247,8 +247,9 @@ def test_a_host_that_is_not_known_takes_no_offload(name):
         pj.plan(LLAMA, system, gpus=8, minibatch=8, optimizer_offload=0.1)
     with pytest.raises(ValueError, match=says):
         pj.sensitivity(TABLE, pj.Workload(LLAMA, 1, optimizer_offload=0.1), system)
+    costs = pj.costing.ModelCosts(pj.Workload(LLAMA, 4, optimizer_offload=0.1), system)
     with pytest.raises(ValueError, match=says):
-        pj.tune("1f1b", 2, pj.Workload(LLAMA, 4, optimizer_offload=0.1), system)
+        pj.tune(pj.Scenario("1f1b", 2, costs=costs))
 
 
 def test_an_offloaded_step_depends_on_link_and_host_by_the_time_that_they_take():

@@ -44,6 +44,10 @@ SMALL = dataclasses.replace(pj.load_model("gpt-22b"), layers=16)
 WORKLOAD = pj.Workload(SMALL, minibatch=64, tensor_parallel=8)
 
 
+def scenario(workload=WORKLOAD, system=SYSTEM, **fields):
+    return pj.Scenario("1f1b", 4, costs=pj.costing.ModelCosts(workload, system), **fields)
+
+
 def with_memory(gigabytes):
     return dataclasses.replace(SYSTEM, memory_capacity=gigabytes * 1e9)
 
@@ -78,7 +82,8 @@ def test_a_relaxation_takes_only_numbers_of_microbatches_that_exist(schedule, co
 
 
 def test_an_exact_evaluation_is_that_of_evaluate():
-    result = pj.tune("1f1b", 4, WORKLOAD, SYSTEM, link="queued", slots={"F": 1, "B": 1})
+    options = {"slots": {"F": 1, "B": 1}}
+    result = pj.tune(scenario(options=options, link="queued"))
     sizes = result.best.details["sizes"]
     assert [size["microbatch_size"] for size in sizes] == [1, 2, 4, 8, 16, 32, 64]
     for size in sizes:
@@ -371,11 +376,11 @@ def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, met
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
     jitted = (pricing._compiled(pricing._priced, False), step_time_objective._move)
-    first = pj.tune("1f1b", 4, workload, SYSTEM, method="gradient")
+    first = pj.tune(scenario(workload), method="gradient")
     compiled = [answer._cache_size() for answer in jitted]
     seen = []
     system = pj.load_system("b200")
-    again = pj.tune("1f1b", 4, workload, system, method="gradient", on_best=seen.append)
+    again = pj.tune(scenario(workload, system), method="gradient", on_best=seen.append)
     times = [function.value for function in seen]
     assert len(times) > 1
     assert times == sorted(times, reverse=True)
@@ -422,10 +427,10 @@ def test_a_command_where_nothing_fits_says_so(capsys):
 
 
 def test_memory_is_no_limit_where_that_is_said():
-    options = "1f1b", 4, WORKLOAD, dataclasses.replace(SYSTEM, memory_capacity=1e9)
+    small = scenario(system=dataclasses.replace(SYSTEM, memory_capacity=1e9))
     with pytest.raises(ValueError, match="fits"):
-        pj.tune(*options)
-    free = pj.tune(*options, no_memory_limit=True)
+        pj.tune(small)
+    free = pj.tune(small, no_memory_limit=True)
     assert not free.best.fits
 
 

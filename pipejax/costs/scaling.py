@@ -210,7 +210,7 @@ def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> N
     for worker in workers:
         if whole_number(worker, f"{where}: a worker", minimum=0) >= table.num_workers:
             raise MismatchError(
-                f"{where}: there is no worker {worker}, the table has {table.num_workers}"
+                f"{where}: there is no worker {worker}, the table has {table.num_workers}", where
             )
 
 

@@ -12,7 +12,7 @@ from pipejax.analysis.step.step_time import StepTimes, row_workloads
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, with_short_repr
-from pipejax.costs.measured.measured_rows import CONFIGURATION, OF_MODEL, MeasuredRows, joined
+from pipejax.costs.measured.measured_rows import CONFIGURATION, SIZES, MeasuredRows, joined
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.stage.stage_costs import check_machine
@@ -218,7 +218,7 @@ class Validation:
         is_finite = np.isfinite(once.errors)
         rows, times = once.measured.take(is_finite), once.predicted.seconds[is_finite]
         names = "model", "accelerators", "global_batch", "precision", "system", "stack"
-        columns = [rows.column(name).astype(str).tolist() for name in (*OF_MODEL, *names)]
+        columns = [rows.column(name).astype(str).tolist() for name in (*SIZES, *names)]
         rows_by_job: dict[tuple[str, ...], list[int]] = {}
         for k, job in enumerate(zip(*columns, strict=True)):
             rows_by_job.setdefault(job, []).append(k)

@@ -41,10 +41,10 @@ from pipejax.schedules.table.table import ScheduleTable
 # the power in which the time that a resource takes depends on its parameter
 POWERS: Mapping[str, int] = {"s": 1, "FLOP/s": -1, "B/s": -1}
 POWER: Mapping[str, int] = {
-    f"{section}.{name}": POWERS[dimension]
-    for section, quantities in SECTIONS.items()
-    for name, dimension in quantities.items()
-    if dimension in POWERS
+    f"{section}.{name}": POWERS[field.dimension]
+    for section, fields in SECTIONS.items()
+    for name, field in fields.items()
+    if field.dimension in POWERS
 }
 RESOURCES = tuple(POWER)
 EFFICIENCIES = tuple(name for name in FIELDS if name.endswith("efficiency"))

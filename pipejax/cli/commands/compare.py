@@ -12,17 +12,9 @@ import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import NO_FORM
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.pricing_steps import GivenTimes, TableSlots
 from pipejax.cli.options.run import LinkOptions, ListedRunOptions
-from pipejax.cli.options.tables import (
-    OF_RUNS,
-    ScheduleList,
-    SizedSchedule,
-    TableOptions,
-    naming,
-    with_labels,
-)
+from pipejax.cli.options.scenario import memory_room, required
+from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.launches import layout_json
@@ -77,26 +69,27 @@ def compare(
     counts = None if microbatches is None else parse_counts(microbatches, "--microbatches")
     listed, link = run.listed, links.links()
     if diff:
-        return difference(listed, run.pricing, link, counts, labels, exchange)
-    priced = required(run.pricing)
-    settings = listed.options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
+        return difference(run, listed, link, counts, labels, exchange)
+    settings = listed.options._replace(of_runs=OF_RUNS if run.model is not None else ())
     settings.check(listed.names)
     points = listed.sized(counts)
+    first = required(listed.scenario(run, link, points[0]))
     names = listed.names
     shown = dict(zip(names, with_labels(labels, [*map(settings.called, names)]), strict=True))
     rows: list[dict[str, Any]] = []
-    tables: list[pj.ScheduleTable] = []
+    scenarios: list[pj.Scenario] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
     with progress("evaluating", len(points)) as bar:
         for point in points:
-            rows.append(_row(point, settings, priced, link, slots, tables))
+            rows.append(_row(run, listed, link, point, slots, scenarios))
             rows[-1]["schedule"] = shown[point.name]
             slots = slots or rows[-1].get("slots")
             bar.move(advance=1)
     if slots is None:
         raise ValueError(rows[0]["error"])
-    priced.check_used(tables, map(settings.builder, listed.names))
+    listed.check_used(scenarios)
     best = _best(rows)
+    tables = [scenario.table() for scenario in scenarios]
     stages = {table.num_stages // table.num_workers for table in tables}
     for row in rows:
         if "error" not in row and row.get("fits", True) and best.get(_size(row)):
@@ -104,25 +97,25 @@ def compare(
     sizes = {point.workers for point in points}
     workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
-    view = _view(rows, best, link.model, stages, priced)
+    view = _view(rows, best, link.model, stages, first)
     return Answer(result, view, details={"why the levels differ": _reasons(rows, slots)})
 
 
 def _row(
-    at: SizedSchedule,
-    options: TableOptions,
-    pricing: Pricing,
+    run: ListedRunOptions,
+    listed: ScheduleList,
     links: pj.Links,
+    at: SizedSchedule,
     slots: dict[str, float] | None,
-    tables: list[pj.ScheduleTable],
+    scenarios: "list[pj.Scenario]",
 ) -> dict[str, Any]:
-    """Evaluate one point and add its table; one that does not exist says why instead."""
+    """Evaluate one point and add its scenario; one that does not exist says why instead."""
     name, workers, count = at
-    own = options.of(name)
     try:
-        table = own.build(name, workers, count, pricing)
-        tables.append(table)
-        costs = pricing.table_costs(table)
+        scenario = listed.scenario(run, links, at)
+        table = scenario.table()
+        scenarios.append(scenario)
+        costs = scenario.table_costs()
         point: Comparison = pj.compare(table, costs, link=links, slots=slots)
     except MismatchError as error:
         reason = getattr(error, "reason", str(error))
@@ -130,15 +123,15 @@ def _row(
     except ValueError as error:
         raise ValueError(f"{name}, M = {count}: {error}") from error
     row = point._asdict()
-    if pricing.workload is not None and pricing.system is not None:
-        run = pj.evaluate(table, costs, link=links)
-        row |= step_json(run, pricing.workload, pricing.system)
-        row |= layout_json(pricing.workload, table)
-    return row | pricing.memory(table)
+    workload, system = scenario.workload, scenario.system
+    if workload is not None and system is not None:
+        row |= step_json(scenario.evaluate(), workload, system)
+        row |= layout_json(workload, table)
+    return row | memory_room(scenario, table)
 
 
 def _view(
-    rows: list[dict[str, Any]], best: Best, link: str, stages: set[int], pricing: Pricing
+    rows: list[dict[str, Any]], best: Best, link: str, stages: set[int], scenario: "pj.Scenario"
 ) -> Iterator[object]:
     """Yield who is fastest, all rows from the fastest on, and who does not fit."""
     sizes = _varying_sizes(rows)
@@ -146,7 +139,9 @@ def _view(
     yield from _winners(ranked, best, sizes)
     same = [f"{rows[0][name]} {name}" for name in WORDS if name not in sizes]
     yield plain(", ".join([*same, f"{link} links"]))
-    if len(stages) > 1 and isinstance(pricing.source, GivenTimes) and not pricing.source.per_worker:
+    source = scenario.source
+    is_per_stage = isinstance(source, pj.costing.GivenTimes) and not source.per_worker
+    if len(stages) > 1 and is_per_stage:
         yield (
             "schedules with more stages per worker do more work here: times are of a stage; "
             "--worker-times compares equal work"
@@ -163,7 +158,7 @@ def _view(
         Column("bubble: run" if has_details() else "bubble", "bubble_ratio", percent),
         Column("in flight", "peak_microbatches", "{:.3g}".format),
     ]
-    if pricing.workload is not None:
+    if scenario.workload is not None:
         columns.append(Column("MFU", "mfu", percent))
         columns.append(Column("memory [GB]", lambda row: _gigabytes(row, "[red]")))
     if not has_lines():
@@ -171,9 +166,9 @@ def _view(
         columns.append(Column("reason", lambda row: escape(_reason(row))))
     yield table_of(ranked, columns, keys=keys)
     large = [row for row in ranked if not row.get("fits", True)]
-    if large and pricing.system is not None:
+    if large and scenario.system is not None:
         names = ", ".join(f"{_named(row, sizes)} ({_gigabytes(row)} GB)" for row in large)
-        room = gigabytes(float(pricing.system.memory_available))
+        room = gigabytes(float(scenario.system.memory_available))
         yield plain(f"not ranked, need more than {room}: {names}")
     yield from _by_text(((row["error"], row) for row in ranked if "error" in row), sizes)
     yield from _by_text(((note, row) for row in ranked for note in row.get("notes", ())), sizes)
@@ -287,8 +282,8 @@ AROUND = 3  # cells shown on both sides of the first that differs
 
 
 def difference(
+    run: ListedRunOptions,
     listed: ScheduleList,
-    pricing: Pricing | None,
     links: pj.Links,
     microbatches: list[int] | None,
     labels: str | None,
@@ -304,23 +299,25 @@ def difference(
             f"--diff compares two schedules at one --microbatches, got {', '.join(names)}{counts}"
         )
     options.check(names)
-    priced = pricing or Pricing(TableSlots(in_units=True))
-    tables = [options.of(point.name).build(*point, priced) for point in listed.sized(microbatches)]
-    priced.check_used(tables, map(options.builder, names))
-    runs = []
-    for table in tables:
-        with naming(table):
-            runs.append(pj.evaluate(table, priced.table_costs(table), link=links))
+    scenarios = [listed.scenario(run, links, point) for point in listed.sized(microbatches)]
+    has_times = scenarios[0].has_times
+    if not has_times:
+        scenarios = [one.replace(costs=pj.costing.SlotCosts(in_units=True)) for one in scenarios]
+    tables, runs = [scenario.table() for scenario in scenarios], []
+    listed.check_used(scenarios)
+    for scenario in scenarios:
+        with naming(scenario.table()):
+            runs.append(scenario.evaluate())
     found = table_difference(tables[0], tables[1])
     cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots
     exchanged = _exchanged(found, runs) if exchange or cells <= QUICK else []
     called = with_labels(labels, [run.schedule for run in runs])
     result = {
         "link": links.model,
-        "unit": "slots" if pricing is None else "seconds",
+        "unit": "seconds" if has_times else "slots",
         "tables": [
-            _run_json(run, priced) | {"schedule": name}
-            for run, name in zip(runs, called, strict=True)
+            _run_json(scenario) | {"schedule": name}
+            for scenario, name in zip(scenarios, called, strict=True)
         ],
         **_as_json(found, tables[0].grammar),
         "exchanges": [
@@ -347,9 +344,9 @@ def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> lis
     return made
 
 
-def _run_json(run: "pj.Evaluation", pricing: Pricing) -> dict[str, Any]:
+def _run_json(scenario: "pj.Scenario") -> dict[str, Any]:
     names = "schedule workers stages microbatches makespan bubble_ratio max_span peak_in_flight"
-    return pick(run, names) | pricing.memory(run.table)
+    return pick(scenario.evaluate(), names) | memory_room(scenario, scenario.table())
 
 
 def _as_json(found: "TableDifference", grammar: "Grammar") -> dict[str, Any]:

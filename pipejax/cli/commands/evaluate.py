@@ -11,8 +11,8 @@ import pipejax as pj
 from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.run import LinkOptions, SizedRunOptions
+from pipejax.cli.options.scenario import build, required, step_tokens
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
@@ -172,27 +172,26 @@ def evaluate(
     Example:
       pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms
     """
-    table, priced = run.build(), required(run.pricing)
-    costs = priced.table_costs(table)
-    evaluation = pj.evaluate(table, costs, link=links.links())
+    scenario = run.scenario(links.links())
+    table, evaluation = build(scenario), required(scenario).evaluate()
     _check_pairs(evaluation)
-    held = run.activations.of(table, priced.workload, priced.microbatches).held(evaluation)
-    result = summary(evaluation, priced, held)
-    if assumed := priced.assumed(table):
+    held = run.activations.of_scenario(scenario).held(evaluation)
+    result = summary(evaluation, scenario, held)
+    if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
     timing_parts = [*timing.add_to(result, evaluation)]
-    change = _fitting(table, priced, result)
+    change = _fitting(table, scenario, result)
     go_on = (command_line("evaluate", written_but() | change),) if change else ()
     files = {}
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)
         result |= certificate.as_json()
         files["wrote the certificate to"] = certificate
-    view = chain(_view(evaluation, result, priced), timing_parts)
+    view = chain(_view(evaluation, result, scenario), timing_parts)
     if not change:
         explained = command_line("explain", written_but(*OF_THIS_COMMAND))
         view = chain(view, [plain(f"next: {explained}")])
-    details = _details(evaluation, result, priced, held)
+    details = _details(evaluation, result, scenario, held)
     return Answer(result, view, files, next=go_on, details=details)
 
 
@@ -200,7 +199,7 @@ OF_THIS_COMMAND = ("slack", "target", "corner", "paths", "distinct_counts", "act
 
 
 def _view(
-    evaluation: "pj.Evaluation", result: dict[str, Any], pricing: Pricing
+    evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario"
 ) -> Iterator[object]:
     makespan, busy = evaluation.makespan or 1.0, result["busy"]
     busiest = int(busy.argmax())
@@ -214,16 +213,16 @@ def _view(
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {short_percent(share)}" for name, share in path)
     yield f"bubble {percent(result['bubble_ratio'])} of all time; critical path: {shares}"
-    if pricing.workload is not None and pricing.system is not None:
+    if scenario.workload is not None and scenario.system is not None:
         yield plain(f"{tokens_text(result)}; {mfu_text(result)}")
         yield plain(memory_text(result))
-        size = pricing.workload.minibatch / result["microbatches"]
+        size = scenario.workload.minibatch / result["microbatches"]
         if result.get("fits") is False and size >= LARGE:
             yield plain(
                 f"a microbatch has {size:g} sequences: --minibatch counts those of one pipeline, "
                 "not of the whole job"
             )
-        yield _evidence(pricing.workload, pricing.system, pricing.stack)
+        yield _evidence(scenario.workload, scenario.system, scenario.source.stack)
     else:
         peak = result["peak_in_flight"]
         yield f"at most {peak.max()} microbatches in flight, on worker {peak.argmax()}"
@@ -235,7 +234,7 @@ def _view(
 
 
 def _details(
-    evaluation: "pj.Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
+    evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> dict[str, list[object]]:
     rows = [
         ("bubble overhead", f"{percent(result['bubble_overhead'])} over perfectly packed workers"),
@@ -243,11 +242,11 @@ def _details(
         ("idle in the largest span", percent(result["span_bubble_ratio"])),
     ]
     parts: dict[str, list[object]] = {}
-    if pricing.workload is not None:
+    if scenario.workload is not None:
         rows += step_facts(result)
         parts = {"parts of the step": [step_parts(result)]}
     return {
-        "workers": [_workers(evaluation, result, pricing, held)],
+        "workers": [_workers(evaluation, result, scenario, held)],
         "totals": [facts(rows)],
         **parts,
     }
@@ -261,17 +260,19 @@ def _evidence(workload: "pj.Workload", system: "pj.System", stack: str) -> objec
     return evidence_line(regime, evidence_for(regime, known_evidence(system, stack)), system.name)
 
 
-def _fitting(table: pj.ScheduleTable, pricing: Pricing, result: dict[str, Any]) -> dict[str, Any]:
+def _fitting(
+    table: pj.ScheduleTable, scenario: "pj.Scenario", result: dict[str, Any]
+) -> dict[str, Any]:
     """Say whether a model's step fits, and if not with which options it would."""
-    if pricing.workload is None or pricing.system is None:
+    if scenario.workload is None or scenario.system is None:
         return {}
-    room = float(pricing.system.memory_available)
+    room = float(scenario.system.memory_available)
     result |= {"memory_room": room, "fits": bool(result["memory_bytes"].max() <= room)}
     if result["fits"]:
         return {}
     from pipejax.analysis.step.fitting import fitting_change
 
-    result["fits_with"] = fitting_change(pricing.workload, table, room)
+    result["fits_with"] = fitting_change(scenario.workload, table, room)
     return result["fits_with"] or {}
 
 
@@ -297,7 +298,9 @@ def _check_pairs(evaluation: "pj.Evaluation") -> None:
             )
 
 
-def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> dict[str, Any]:
+def summary(
+    evaluation: "pj.Evaluation", scenario: "pj.Scenario", held: HeldMemory
+) -> dict[str, Any]:
     """Collect what `--json` prints."""
     links = evaluation.links
     result = sizes_of(evaluation.table) | {"link": links.model}
@@ -322,12 +325,12 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
     if "UNSHARD" in evaluation.table.grammar.lanes:
         result["gathered_weights"] = pick(pj.analysis.gathered_weights(evaluation), "peak peak_at")
     result["critical_path"] = dict(evaluation.path_share)
-    if pricing.microbatches.lengths is not None:
-        result["tokens_per_second"] = pricing.microbatches.tokens / (evaluation.makespan or np.inf)
-    if pricing.workload is not None and pricing.system is not None:
-        result |= step_json(evaluation, pricing.workload, pricing.system)
-        result |= memory_json(evaluation.table, pricing.workload, pricing.system, held)
-        result |= layout_json(pricing.workload, evaluation.table)
+    if scenario.microbatches.lengths is not None:
+        result["tokens_per_second"] = step_tokens(scenario) / (evaluation.makespan or np.inf)
+    if scenario.workload is not None and scenario.system is not None:
+        result |= step_json(evaluation, scenario.workload, scenario.system)
+        result |= memory_json(evaluation.table, scenario.workload, scenario.system, held)
+        result |= layout_json(scenario.workload, evaluation.table)
     return result | {"activation_memory": held.as_json()}
 
 
@@ -348,7 +351,7 @@ def _link(evaluation: "pj.Evaluation") -> str:
 
 
 def _workers(
-    evaluation: "pj.Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
+    evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> Grid:
     memory, sizes = held.memory, held.stages
     is_forward = evaluation.table.grammar.forward_only
@@ -375,8 +378,8 @@ def _workers(
             (f"{sizes.text(peak)} at {seconds(at)}" for peak, at in peaks),
         ),
     ]
-    if "memory_bytes" in result and pricing.system is not None:
-        room = float(pricing.system.memory_available)
+    if "memory_bytes" in result and scenario.system is not None:
+        room = float(scenario.system.memory_available)
         needs = (
             gigabytes(need) + "  [red]too much[/]" * (need > room)
             for need in result["memory_bytes"].tolist()

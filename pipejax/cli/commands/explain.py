@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.line import written_but
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import required
 from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.scenario import build, required
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -34,7 +34,6 @@ from pipejax.cli.output.report_pages import report_page
 
 if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation
-    from pipejax.search.remedies.setup import Setup
 
 
 @options
@@ -75,32 +74,30 @@ def explain(
       pipejax explain -s 1f1b -P 4 -M 16 --stage-times F=10ms,B=20ms --comm 2ms
       --stragglers 2=1.4
     """
-    from pipejax.search.remedies.explain import explain_setup
-    from pipejax.search.remedies.setup import Schedule, begin_setup
-
     if run.repair is not None:
         raise ValueError(f"--repair {run.repair}: write the table with `pipejax export` first")
-    memory_limit, line = run.memory_limit, written_but()
-    is_limited = memory_limit is not None and takes_limit(run.schedule)
+    is_planned_for_limit = run.memory_limit is not None and takes_limit(run.schedule)
     # a schedule may be planned for the limit too
-    settings = run.settings if is_limited else run.settings.without("memory_limit")
-    table = run.build(settings)
-    priced, link = required(run.pricing), links.links()
-    schedule = None  # as a table where it is planned for a limit: that of other sizes is another
-    if run.name is not None and not is_limited:
-        schedule = Schedule(run.name, settings.of_table(run.name))
+    settings = run.settings if is_planned_for_limit else run.settings.without("memory_limit")
+    scenario = run.scenario(links.links(), settings)
+    table = build(scenario)
     layers = None if stage_layers is None else _stage_layers(stage_layers, table.num_stages)
-    setup = begin_setup(table, link, priced.of_stages(table.num_stages), schedule, layers)
-    limit = _limit(memory_limit, setup)
     names = None if schedules is None else [name.strip() for name in schedules.split(",")]
     with progress("explaining", None) as bar:
-        found = explain_setup(setup, limit, schedules=names, search=search, on_progress=bar.tell)
+        found = pj.explain(
+            required(scenario),
+            memory_limit=_limit(run.memory_limit, scenario),
+            stage_layers=layers,
+            schedules=names,
+            search=search,
+            on_progress=bar.tell,
+        )
     files = dict(tables_of(found, write_tables.path))
     result = (
         sizes_of(table)
-        | {"link": link.model}
-        | _as_json(found, line, files)
-        | layout_json(setup.source.workload, table)
+        | {"link": scenario.links.model}
+        | _as_json(found, files)
+        | layout_json(scenario.model_workload, table)
         | write_tables.as_json()
     )
     write_tables.save(lambda draft: write_tables_of(draft, found, files))
@@ -118,24 +115,20 @@ def _stage_layers(text: str, stages: int) -> list[int]:
     return counts * stages if len(counts) == 1 else counts
 
 
-def _limit(text: Text, setup: "Setup") -> Any:
+def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:
     """What each worker may hold, in the unit in which needs are counted."""
     if text is None:
-        system = setup.source.system
-        return None if system is None else float(system.memory_available)
-    read = MemoryLimit.read(text)
-    if read.in_bytes != (setup.source.workload is not None):
+        return None
+    read, workers = MemoryLimit.read(text), scenario.table().num_workers
+    if read.in_bytes != (scenario.model_workload is not None):
         wanted = "activations" if read.in_bytes else "bytes, as 80GB"
         raise ValueError(f"--memory-limit {text}: memory is counted in {wanted} here")
-    workers = setup.table.num_workers
     if len(read.values) not in (1, workers):
         raise ValueError(f"--memory-limit must have one entry or {workers}, got {text!r}")
-    return np.broadcast_to(np.array(read.values, float), workers)
+    return read.values * (workers // len(read.values))
 
 
-def _as_json(
-    found: "Explanation", line: Mapping[str, Any], files: Mapping[int, Path]
-) -> dict[str, Any]:
+def _as_json(found: "Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
     first = found.memory.begin
     worst = found.bottleneck
     return {
@@ -151,7 +144,7 @@ def _as_json(
             "limit": found.memory.limit,
             "fits": found.memory.fits(first),
         },
-        "remedies": remedies_json(found, line, files),
+        "remedies": remedies_json(found, files),
     }
 
 

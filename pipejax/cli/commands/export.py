@@ -2,11 +2,10 @@
 
 from typing import Annotated
 
-import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import or_slots
 from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.kinds import ANY
@@ -30,11 +29,9 @@ def export(
       pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv
     """
     format = resolve_choice(format, FORMATS, "--format")
-    table = run.build()
-    costs = or_slots(run.pricing, table)
-    is_run = FORMATS[format].is_run
-    content = pj.evaluate(table, costs, link=links.links()) if is_run else table
-    text = FORMATS[format].writer(content)
+    scenario = run.scenario(links.links())
+    table = build(scenario)
+    text = FORMATS[format].writer(scenario.evaluate() if FORMATS[format].is_run else table)
     out.save_text(text)
     size = len(text.encode())
     result = {"format": format, **out.as_json(), "bytes": size}

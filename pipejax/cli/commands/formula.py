@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.base.checks import MAX_COUNT, resolve_choice
-from pipejax.base.data_files import whole_cell
+from pipejax.base.checks import resolve_choice
+from pipejax.base.file_fields import read_cell, whole
 from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.run import LinkOptions, TableFields
@@ -239,7 +239,7 @@ def formula(
     ranges = _parse_box(box, names[0] if names else "F")
     chosen = _FormOptions(run, links.links(), names, per_worker, ranges, max_facets)
     paper = None if figure.path is None else printed.paper("column")
-    table = run.build()
+    table = run.scenario().table()
     if symbol and names is None:
         chosen = chosen._replace(names=_messages_alike(chosen.program(table)))
     form_family = None if symbol is None else _family(chosen, symbol, numbers)
@@ -250,7 +250,7 @@ def formula(
     tables, others, against = [table], [], []
     for rival, label in zip(rivals, names_shown[1:], strict=True):
         with waiting(f"building {rival.schedule}"):
-            tables.append(rival.build(rival.settings.of(rival.name or "")))
+            tables.append(rival.scenario(settings=rival.settings.of(rival.name or "")).table())
         plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
         others.append(chosen.form(tables[-1]))
         with waiting(f"comparing with {rival.schedule}"):
@@ -357,7 +357,7 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
         return symbol, []
     words = numbers_text.split(":") if ":" in numbers_text else numbers_text.split(",")
     try:
-        numbers = [whole_cell(word.strip(), "", 1, MAX_COUNT) for word in words]
+        numbers = [read_cell(whole(), word.strip(), "") for word in words]
         if ":" in numbers_text:
             low, high, step = numbers
             numbers = list(range(low, high + 1, step))
@@ -384,9 +384,10 @@ def _family(chosen: _FormOptions, symbol: str, numbers: list[int]) -> "pj.result
 
     def table(number: int) -> pj.ScheduleTable:
         if symbol == "M":
-            return dataclasses.replace(chosen.run, microbatches=number).build()
+            return dataclasses.replace(chosen.run, microbatches=number).scenario().table()
         size = number * (microbatches // workers)
-        return dataclasses.replace(chosen.run, workers=number, microbatches=size).build()
+        run = dataclasses.replace(chosen.run, workers=number, microbatches=size)
+        return run.scenario().table()
 
     def find(numbers: Sequence[int], later: Sequence[int]) -> "pj.results.Family":
         return pj.analysis.formula_family(

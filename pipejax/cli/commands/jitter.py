@@ -14,10 +14,9 @@ from pipejax.base.checks import is_number
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.pricing_steps import ModelCosts
 from pipejax.cli.options.run import LinkOptions, ListedRunOptions
-from pipejax.cli.options.tables import built, naming
+from pipejax.cli.options.scenario import memory_room, required
+from pipejax.cli.options.tables import naming
 from pipejax.cli.options.values import CountIfGiven, Seed, parse_ratio
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
@@ -62,9 +61,9 @@ class SamplingOptions:
     seed: Seed = 0
     replicas: CountIfGiven = None
 
-    def complete(self, pricing: Pricing) -> "SamplingOptions":
+    def complete(self, scenario: "pj.Scenario") -> "SamplingOptions":
         """Fill in the numbers of replicas and samples that options leave open."""
-        workload = pricing.source.workload if isinstance(pricing.source, ModelCosts) else None
+        workload = scenario.source.workload
         replicas = self.replicas or (1 if workload is None else workload.data_parallel)
         usual = min(MOST, max(LEAST, DRAWS // replicas))
         return dataclasses.replace(self, replicas=replicas, samples=self.samples or usual)
@@ -119,8 +118,7 @@ def jitter(
     from pipejax.analysis.uncertainty.jitter import jitter_dataset
 
     listed, link = run.listed, links.links()
-    priced = required(run.pricing)
-    factors, sampling = sampling.factors(), sampling.complete(priced)
+    factors = sampling.factors()
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
     listed.options.check(listed.names)
@@ -129,12 +127,13 @@ def jitter(
     if len(sizes) > 1:
         raise ValueError("--tables and --schedules differ in size: jitter ranks those of one size")
     ((workers, microbatches),) = sizes
-    tables, missing = built(points, listed.options, priced)
-    if not tables:
+    scenarios, missing = listed.build(run, link, points)
+    if not scenarios:
         raise ValueError(next(iter(missing.values())))
-    priced.check_used(tables.values(), map(listed.options.builder, listed.names))
-    runs = _run(tables, priced, link, factors, sampling)
-    needs = [priced.memory(table) for table in tables.values()]
+    sampling = sampling.complete(required(next(iter(scenarios.values()))))
+    listed.check_used(scenarios.values())
+    runs = _run(scenarios, factors, sampling)
+    needs = [memory_room(scenario, scenario.table()) for scenario in scenarios.values()]
     fits = [need.get("fits", True) for need in needs]
     ranked = pj.analysis.robustness(list(runs.values()), quantile=quantile, fits=fits)
     if out.path is not None:
@@ -172,21 +171,19 @@ def jitter(
 
 
 def _run(
-    tables: dict[str, pj.ScheduleTable],
-    pricing: Pricing,
-    links: pj.Links,
+    scenarios: "dict[str, pj.Scenario]",
     factors: "pj.analysis.Jitter",
     sampling: SamplingOptions,
 ) -> "dict[str, Jittered]":
     """Sample every table, with progress on a terminal's stderr."""
-    arguments = pick(sampling, "samples seed replicas") | {"link": links}
+    arguments = pick(sampling, "samples seed replicas")
     samples = arguments["samples"]
-    with progress("sampling", samples * len(tables)) as bar:
+    with progress("sampling", samples * len(scenarios)) as bar:
         sampled = {}
-        for place, (name, table) in enumerate(tables.items()):
-            on_progress = bar.after(place * samples)
+        for place, (name, scenario) in enumerate(scenarios.items()):
+            on_progress, table = bar.after(place * samples), scenario.table()
             with naming(table):
-                costs = pricing.table_costs(table)
+                arguments["link"], costs = scenario.links, scenario.table_costs()
                 sampled[name] = pj.jitter(
                     table, costs, factors, on_progress=on_progress, **arguments
                 )

@@ -12,6 +12,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import pipejax as pj
 from pipejax.base.files import check_writable
+from pipejax.cli.options.costs import COST_OPTIONS
 from pipejax.cli.options.line import command_line, written, written_but
 from pipejax.cli.options.memory import (
     LIMIT_OPTION,
@@ -20,9 +21,8 @@ from pipejax.cli.options.memory import (
     Room,
 )
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import COST_OPTIONS, Pricing, required
-from pipejax.cli.options.pricing_steps import takes_host_time
 from pipejax.cli.options.run import LinkOptions, SizedRunOptions
+from pipejax.cli.options.scenario import parse_scenario, required
 from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, save_table
@@ -135,7 +135,7 @@ def optimize(
         )
 
     try:
-        task = _pose(run, required(run.pricing), limit)
+        task = _pose(run, link, limit)
         with best_so_far(report) as keep, _best_line() as show:
 
             def on_best(result: "Found[Optimum]") -> None:
@@ -196,29 +196,31 @@ class _PosedTask(NamedTuple):
 
 def _pose(
     run: OptimizedRun,
-    pricing: Pricing,
+    links: pj.Links,
     limit: MemoryLimit,
 ) -> _PosedTask:
     """Build the table, which may itself be planned for the limit, and its costs."""
+    from pipejax.costs.edits import HostTimes, has_host_times
+
     settings, activations = run.settings.without("memory_limit"), run.activations
     builder = None if run.name is None else pj.schedules.find(run.name)
     if builder is not None and "memory_limit" in builder.options and run.workers is not None:
         like = pj.schedules.build(
             "1f1b", num_workers=run.workers, num_microbatches=run.microbatches or 1
         )
-        room = limit.room(like, activations, pricing.workload)
+        room = limit.room(like, activations, run.cost_fields.costs.workload)
         options = settings.options | {
             "memory_limit": MemoryLimit([room.activations], in_bytes=False),
             "weight_share": float(room.stages.weight_share.max()),
         }
         settings = settings._replace(options=options)
-    # the search may offload where the table does not
-    table = run.build(settings, pricing._replace(rare={}))
-    costs = pricing.table_costs(table)
-    room = limit.room(table, activations, pricing.workload)
+    scenario = required(parse_scenario(run, links, settings=settings))
+    # times of O and L may be used even if the table has none: the search may offload
+    table, costs = scenario.table(), scenario.table_costs()
+    room = limit.room(table, activations, scenario.workload)
     # a model's times of O and L stand there whether or not activations are to go to the host
-    is_said = takes_host_time(costs) if pricing.workload is None else table.offloads
-    return _PosedTask(table, costs, room, pricing.offloads or is_said)
+    is_said = has_host_times(costs) if scenario.workload is None else table.offloads
+    return _PosedTask(table, costs, room, scenario.find_edit(HostTimes) is not None or is_said)
 
 
 def _check_problem(link: pj.Links, minimize: str) -> None:

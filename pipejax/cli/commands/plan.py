@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.costs import SHARED, SharedOptions
 from pipejax.cli.options.line import command_line, config_text, written
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import SHARED, SharedOptions, load_with, workload_fields
 from pipejax.cli.options.run import LinkOptions
+from pipejax.cli.options.scenario import load_with, workload_fields
 from pipejax.cli.options.values import (
     Count,
     CountIfGiven,

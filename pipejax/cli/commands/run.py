@@ -13,6 +13,7 @@ import pipejax as pj
 from pipejax.base.checks import positive, resolve_choice, whole_number
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.scenario import build
 from pipejax.cli.options.values import Count, Seed
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -56,11 +57,12 @@ def run(
     largest_error = positive(tolerance, "--tolerance")
     if trace.path is not None and (name != "torch" or steps == 0):
         raise ValueError("--trace needs --runtime torch, and --steps of which there is a trace")
-    table, pricing = timed.build(), timed.pricing
+    scenario = timed.scenario(links.links())
+    table = build(scenario)
     job = RuntimeJob(
         table,
-        links.links(),
-        None if pricing is None else pricing.table_costs(table),
+        scenario.links,
+        scenario.table_costs() if scenario.has_times else None,
         whole_number(hidden, "--hidden"),
         whole_number(batch_size, "--batch-size"),
         whole_number(steps, "--steps", minimum=0),

@@ -7,7 +7,7 @@ from typing import Any
 import pipejax as pj
 from pipejax.base.progress import Notice
 from pipejax.cli.options.option import options
-from pipejax.cli.options.tables import written
+from pipejax.cli.options.scenario import written
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import Column, has_lines, is_json, pick, table_of
 from pipejax.schedules import Builder, find, names

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import pipejax as pj
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import required
 from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.scenario import build, check_alike, required
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
@@ -44,19 +44,19 @@ def sensitivity(
     """
     from pipejax.analysis.uncertainty.sensitivity import is_possible, swings
 
-    table, priced, link = run.build(), required(run.pricing), links.links()
-    priced.check_alike("sensitivity")
+    scenario = run.scenario(links.links())
+    table, link = build(scenario), scenario.links
+    check_alike(required(scenario), "sensitivity")
     if not 1 < factor <= LARGEST_FACTOR:
         limits = "above 1" if factor <= 1 else f"above 1 and at most {LARGEST_FACTOR:g}"
         raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
-    if priced.workload is None or priced.system is None:
-        return _answer_by_place(
-            pj.evaluate(table, priced.table_costs(table), link=link), factors, figure
-        )
-    sensitivities = pj.sensitivity(table, priced.workload, priced.system, link=link)
-    model = priced.workload.model
-    step_times = swings(table, priced.workload, priced.system, factors=factors, link=link)
+    workload, system = scenario.workload, scenario.system
+    if workload is None or system is None:
+        return _answer_by_place(scenario.evaluate(), factors, figure)
+    sensitivities = pj.sensitivity(table, workload, system, link=link)
+    model = workload.model
+    step_times = swings(table, workload, system, factors=factors, link=link)
     low, high = factors
     ends: dict[str, Ends] = {
         name: (

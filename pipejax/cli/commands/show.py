@@ -8,13 +8,12 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.commands.show_page import NO_TIMES, carried, save_page
+from pipejax.cli.commands.show_page import carried, save_page
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
 from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
-from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.run import LinkOptions, SizedRunOptions, shown_tables
+from pipejax.cli.options.run import LinkOptions, SizedRunOptions, shown_scenarios
 from pipejax.cli.options.tables import OF_RUNS, naming
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines
@@ -110,12 +109,12 @@ class PictureSettings:
         return choose_unit(runs, resolve_choice(self.unit, TIME_UNITS, "--unit"))
 
 
-def setting_of(pricing: Pricing | None) -> str:
+def setting_of(scenario: "pj.Scenario") -> str:
     """Say where times come from, if that is a model on a system."""
-    if pricing is None or pricing.workload is None or pricing.system is None:
+    work, system = scenario.workload, scenario.system
+    if work is None or system is None:
         return ""
-    work = pricing.workload
-    return f"{work.model.name} on {pricing.system.name}, minibatch {work.minibatch}"
+    return f"{work.model.name} on {system.name}, minibatch {work.minibatch}"
 
 
 def caption_file(label: str, caption: str) -> str:
@@ -164,7 +163,7 @@ def show(
     Example:
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
     """
-    pricing, activations = run.pricing, run.activations
+    activations = run.activations
     suffix = None if out.path is None else out.path.suffix
     picture.check(suffix, printed)
     if open and suffix != ".html":
@@ -175,12 +174,12 @@ def show(
     beside = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
     settings = run.table_options((*OF_RUNS, "memory_limit") if with_curves else OF_RUNS)
-    tables, missing = shown_tables(run, settings, schedules)
+    scenarios, missing = shown_scenarios(run, links.links(), settings, schedules)
     limit = settings.options.get("memory_limit") if with_curves else None
-    scene = _scene(tables, pricing, links.links(), activations, picture, messages, memory, limit)
+    scene = _scene(scenarios, activations, picture, messages, memory, limit)
     if suffix == ".html":
-        choices = carried(settings, pricing, tables, choose)
-        save_page(scene, pricing, activations, limit, memory, choices, out)
+        choices = carried(run, settings, scenarios, choose)
+        save_page(scene, scenarios[0], activations, limit, memory, choices, out)
     elif paper is not None:
         _draw(scene, paper, out, beside)
     if open and out.written is not None:
@@ -197,9 +196,7 @@ def _caption_output(picture: PictureSettings, out: Output) -> Output:
 
 
 def _scene(
-    tables: Sequence[pj.ScheduleTable],
-    pricing: Pricing | None,
-    links: pj.Links,
+    scenarios: "Sequence[pj.Scenario]",
     activations: ActivationOptions,
     picture: PictureSettings,
     messages: bool,
@@ -210,19 +207,19 @@ def _scene(
     from pipejax.plots.caption import caption_of_runs
 
     evaluated, sized, held = [], [], []
-    priced = pricing or NO_TIMES
-    for table in tables:
+    for scenario in scenarios:
+        table = scenario.table()
         with naming(table):
-            run = pj.evaluate(table, priced.table_costs(table), link=links)
-        sizes = activations.of(table, priced.workload, priced.microbatches)
+            run = scenario.evaluate()
+        sizes = activations.of_scenario(scenario)
         evaluated.append(run)
         sized.append(sizes)
-        limits = limit and limit.levels(table, sizes, activations, priced.workload)
+        limits = limit and limit.levels(table, sizes, activations, scenario.workload)
         held.append(sizes.held(run)._replace(limits=limits) if memory else None)
     runs = picture.named(evaluated)
-    unit = picture.time_unit(evaluated, in_slots=pricing is None)
+    unit = picture.time_unit(evaluated, in_slots=not scenarios[0].has_times)
     window = picture.window(evaluated)
-    caption = caption_of_runs(runs, unit, setting=setting_of(pricing), window=window)
+    caption = caption_of_runs(runs, unit, setting=setting_of(scenarios[0]), window=window)
     return Scene(runs, sized, held, unit, window, messages, picture, caption)
 
 

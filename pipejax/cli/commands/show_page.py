@@ -10,9 +10,9 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.base.files import write_file
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit, StageSizes
-from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.pricing_steps import GivenTimes, TableSlots
-from pipejax.cli.options.tables import TableOptions
+from pipejax.cli.options.run import SizedRunOptions
+from pipejax.cli.options.scenario import parse_scenario
+from pipejax.cli.options.tables import SizedSchedule, TableOptions
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.progress import waiting
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pipejax.plots.explorer.payload import Carried, StepView
 
 
-NO_TIMES = Pricing(TableSlots())
 # what a page carries to choose from
 WORKERS = (2, 4, 8, 16)
 MICROBATCHES = (4, 8, 16, 32)
@@ -30,7 +29,7 @@ STAGES_PER_WORKER = (2, 4)
 
 def save_page(
     scene: "Scene",
-    pricing: Pricing | None,
+    scenario: "pj.Scenario",
     activations: ActivationOptions,
     limit: MemoryLimit | None,
     memory: bool,
@@ -41,16 +40,15 @@ def save_page(
     from pipejax.plots.explorer.page import page
     from pipejax.plots.explorer.payload import Explored, MemoryView
 
-    given = pricing or NO_TIMES
     explored = []
     for (name, run), sizes in zip(scene.runs.items(), scene.sizes, strict=True):
-        limits = _limits(run.table, sizes, given, activations, limit)
+        limits = _limits(run.table, sizes, scenario, activations, limit)
         held = MemoryView(*sizes[:5], limits, sizes.static)
-        explored.append(Explored(run, held, _step(run, given), name))
+        explored.append(Explored(run, held, _step(run, scenario), name))
     wanted = {"messages": scene.messages, "memory": memory}
     show = {name: True for name, is_wanted in wanted.items() if is_wanted}
     show |= {"critical": False} if scene.picture.no_critical else {}
-    unit = "slots" if pricing is None else "s"
+    unit = "s" if scenario.has_times else "slots"
     with waiting("looking for closed forms"):
         title = scene.picture.title or ""
         text = page(explored, unit=unit, show=show, view=scene.window, title=title, carried=choice)
@@ -58,18 +56,20 @@ def save_page(
 
 
 def carried(
+    run: SizedRunOptions,
     options: TableOptions,
-    pricing: Pricing | None,
-    tables: Sequence[pj.ScheduleTable],
+    scenarios: "Sequence[pj.Scenario]",
     choose: bool,
 ) -> "Carried":
     """What a page can show beside the tables that it is written with."""
+    from pipejax.costs.sources import GivenTimes
     from pipejax.plots.explorer.library import OfferedTimes
     from pipejax.plots.explorer.payload import NOTHING, Carried
 
-    source = None if pricing is None or pricing.steps else pricing.source
+    source, costs_edits = scenarios[0].source, run.cost_fields.edits
     if (
-        not isinstance(source, GivenTimes)
+        costs_edits
+        or not isinstance(source, GivenTimes)
         or len(source.messages) > 1
         or "pair" in source.times  # a page prices the pairs of other tables by their two ops
     ):
@@ -79,12 +79,13 @@ def carried(
                 "--stage-times without pair=, and nothing that changes them"
             )
         return NOTHING
-    times = OfferedTimes(source.of_any(tables), source.per_worker)
-    return Carried(times, _every_table(options, Pricing(source)) if choose else {})
+    tables = [scenario.table() for scenario in scenarios]
+    times = OfferedTimes(source.for_tables(tables), source.per_worker)
+    return Carried(times, _every_table(run, options) if choose else {})
 
 
 def _every_table(
-    options: TableOptions, pricing: Pricing
+    run: SizedRunOptions, options: TableOptions
 ) -> "Mapping[str, Sequence[pj.ScheduleTable]]":
     """Build what is built in for all sizes of a page; what does not exist for some is left out."""
     from pipejax.schedules import REGISTRY
@@ -100,31 +101,32 @@ def _every_table(
                 if count:
                     own = own._replace(options={**own.options, "stages_per_worker": count})
                 with contextlib.suppress(MismatchError):
-                    table = own.build(name, workers, microbatches, pricing)
-                    found.setdefault(name, []).append(table)
+                    point = SizedSchedule(name, workers, microbatches)
+                    scenario = parse_scenario(run, pj.Links(), settings=own, point=point)
+                    found.setdefault(name, []).append(scenario.table())
     return found
 
 
-def _step(run: "pj.Evaluation", pricing: Pricing) -> "StepView | None":
+def _step(run: "pj.Evaluation", scenario: "pj.Scenario") -> "StepView | None":
     """What a step is worth, where a model gives its costs."""
     from pipejax.plots.explorer.payload import StepView
 
-    if pricing.workload is None or pricing.system is None:
+    if scenario.workload is None or scenario.system is None:
         return None
-    report = pj.step_report(run, pricing.workload, pricing.system)
+    report = pj.step_report(run, scenario.workload, scenario.system)
     return StepView(report.tokens_per_second * run.step_time, report.mfu * run.step_time)
 
 
 def _limits(
     table: pj.ScheduleTable,
     sized: StageSizes,
-    pricing: Pricing,
+    scenario: "pj.Scenario",
     activations: ActivationOptions,
     limit: MemoryLimit | None,
 ) -> Float[NumpyArray, " workers"] | None:
     """What the activations of each worker may take: what is asked, or what the system has left."""
     if limit is not None:
-        return limit.levels(table, sized, activations, pricing.workload)
-    if sized.static is None or pricing.system is None:
+        return limit.levels(table, sized, activations, scenario.workload)
+    if sized.static is None or scenario.system is None:
         return None
-    return (float(pricing.system.memory_available) - sized.static).clip(min=0.0)
+    return (float(scenario.system.memory_available) - sized.static).clip(min=0.0)

@@ -9,6 +9,7 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
@@ -42,8 +43,9 @@ def staleness(
     """
     from pipejax.costs.stage.stage_work import stage_bytes
 
-    table, pricing, link = run.build(), run.pricing, links.links()
-    costs = None if pricing is None else pricing.table_costs(table)
+    scenario = run.scenario(links.links())
+    table, link, workload = build(scenario), scenario.links, scenario.workload
+    costs = scenario.table_costs() if scenario.has_times else None
     staleness_result = pj.staleness(table, costs, link=link)
     result = pick(
         staleness_result,
@@ -54,10 +56,10 @@ def staleness(
         {"delay": delay, "count": count, "share": count / counts.sum()}
         for delay, count in enumerate(counts)
     ]
-    if pricing is not None:
+    if scenario.has_times:
         result["link"] = link.model
-    if pricing is not None and pricing.workload is not None:
-        version = np.asarray(stage_bytes(pricing.workload, table).version)
+    if workload is not None:
+        version = np.asarray(stage_bytes(workload, table).version)
         result["weight_bytes"] = staleness_result.versions @ version
     if figure.path is not None:
         _draw(figure, staleness_result)

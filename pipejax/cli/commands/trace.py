@@ -15,6 +15,7 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
+from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
 from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
@@ -23,7 +24,6 @@ from pipejax.cli.output.progress import progress
 from pipejax.cli.output.remedies import remedies_json
 from pipejax.cli.output.report import facts, pick, plain
 from pipejax.cli.output.trace_report import draw_shares, trace_details, trace_page, trace_view
-from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def trace(
             on_progress=bar.tell,
         )
     folder = save.path or _new_folder(SAVED)
-    line = _line(analysis, folder)
-    result = _as_json(analysis, line)
+    saved = _saved(analysis, folder)
+    result = _as_json(analysis, saved)
     save.save(lambda draft: _save(draft, analysis))
     if figure.path is not None:
         draw_shares(analysis, figure)
@@ -118,7 +118,7 @@ def trace(
         out.save(lambda draft: write_file(draft, text))
     written = {"wrote these to": save, "wrote the report to": out, "drawn to": figure}
     again = command_line("trace", written_but("save") | {"save": folder})
-    go_on = (again,) if save.path is None else _next(line, analysis)
+    go_on = (again,) if save.path is None else _next(saved, analysis)
     view = chain(trace_view(analysis, result), _file_uses(save, folder, result))
     details = trace_details(analysis, result)
     return Answer(result, view, written, next=go_on, details=details)
@@ -154,18 +154,11 @@ def _table_name(analysis: "Analysis") -> str:
     return "table.csv" if is_csv(analysis.pipelines.table) else "table.json"
 
 
-def _line(analysis: "Analysis", folder: Path) -> dict[str, Any]:
-    """Options that evaluate the mean pipeline from the files that are saved."""
-    links, default = analysis.replay.links, Links()
-    options = {
-        "table": str(folder / _table_name(analysis)),
-        "costs": str(folder / "costs.json"),
-        "link": links.model,
-    }
-    for name in ("queues", "posting"):
-        if getattr(links, name) != getattr(default, name):
-            options[name] = getattr(links, name)
-    return options
+def _saved(analysis: "Analysis", folder: Path) -> "pj.Scenario":
+    """The mean pipeline as the files that are saved have it."""
+    table = pj.costing.TableFile(str(folder / _table_name(analysis)))
+    costs = pj.costing.CostsFile(str(folder / "costs.json"))
+    return pj.Scenario(table, costs=costs, link=analysis.replay.links)
 
 
 def _save(folder: Path, analysis: "Analysis") -> None:
@@ -196,19 +189,19 @@ def _file_uses(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterato
         yield facts((name, what) for name, what in FILES.items() if name in there)
 
 
-def _next(line: Mapping[str, Any], analysis: "Analysis") -> tuple[str, ...]:
+def _next(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...]:
     """Commands that go on from the files: of ops that scatter jitter, too."""
     from pipejax.analysis.uncertainty.distributions import SMALLEST_SPREAD
 
-    evaluated, spread = command_line("evaluate", line), analysis.op_spread
+    evaluated, spread = command_of_scenario(saved), analysis.op_spread
     if spread < SMALLEST_SPREAD:
         return (evaluated,)
-    jittered = {k: v for k, v in line.items() if k != "table"}
-    tables = {"tables": line["table"], "op": f"lognormal:{spread:.3g}"}
-    return evaluated, command_line("jitter", tables | jittered)
+    options = scenario_options(saved)
+    tables = {"tables": options.pop("table"), "op": f"lognormal:{spread:.3g}"}
+    return evaluated, command_line("jitter", tables | options)
 
 
-def _as_json(analysis: "Analysis", line: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
     pipelines, replayed, shares = analysis.pipelines, analysis.replay, analysis.attribution
     known, forecast, advice = analysis.schedule, analysis.forecast, analysis.advice
     links = replayed.links
@@ -258,7 +251,7 @@ def _as_json(analysis: "Analysis", line: Mapping[str, Any]) -> dict[str, Any]:
         "deal": None if analysis.deal is None else _deal_json(analysis.deal),
         "pipeline_time": advice.step_time,
         "bottleneck": advice.bottleneck._asdict(),
-        "remedies": remedies_json(advice, line, {}),
+        "remedies": remedies_json(advice, {}, saved),
     }
 
 

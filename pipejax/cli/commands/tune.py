@@ -3,18 +3,17 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.run import LinkOptions, PricedSettings
-from pipejax.cli.options.tables import OF_RUNS
+from pipejax.cli.options.scenario import check_alike, command_line, parse_scenario
+from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
 from pipejax.cli.options.values import CountIfGiven, Text
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
@@ -59,26 +58,26 @@ def tune(
     Example:
       pipejax tune size -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
     """
-    parts = tuned_parts(over)
-    tuned = tuned_model(run.pricing, "tune")
-    schedule = named(schedule)
+    parts, schedule = tuned_parts(over), named(schedule)
     workers = workers or (find(schedule).sizes or (8,))[0]
     settings = run.table_options(OF_RUNS)
-    settings.check([schedule])
-    if "memory_limit" in settings.options:
+    if run.memory_limit is not None:
         raise ValueError("--memory-limit does not go with tune: --system says what fits")
-    if settings.sharding is not None:
+    point = SizedSchedule(schedule, workers, None)
+    scenario = parse_scenario(run, links.links(), settings=settings, point=point)
+    workload, _ = tuned_model(scenario, "tune")
+    if run.lookahead or run.residency or run.sharding_lane:
         raise ValueError(
             "--lookahead, --residency and --sharding-lane do not go with tune: tune lookahead "
             "searches how far ahead weights are gathered"
         )
     return tune_settings(
-        TuningRequest(schedule, workers, *tuned, links.links(), over),
+        scenario,
+        over,
         over=parts,
         method=method,
         no_memory_limit=no_memory_limit,
-        microbatch_size=_size(over, parts, tuned[0], microbatches, microbatch_size),
-        **settings.of_table(schedule),
+        microbatch_size=_size(over, parts, workload, microbatches, microbatch_size),
     )
 
 
@@ -116,41 +115,30 @@ def tuned_parts(what: str) -> list[str]:
     return parts
 
 
-def tuned_model(pricing: Pricing | None, command: str) -> tuple["pj.Workload", "pj.System"]:
+def tuned_model(scenario: "pj.Scenario", command: str) -> tuple["pj.Workload", "pj.System"]:
     """Return the model and the system that are tuned."""
-    if pricing is not None:
-        pricing.check_alike(command)
-    if pricing is None or pricing.workload is None or pricing.system is None:
-        has_times = pricing is not None and pricing.is_of_stages
+    check_alike(scenario, command)
+    workload, system = scenario.workload, scenario.system
+    if workload is None or system is None:
         hint = "; pipejax explain --stage-layers N moves layers whose times are given"
-        raise ValueError(
-            f"{command} needs --model NAME --system NAME --minibatch N{hint if has_times else ''}"
-        )
-    return pricing.workload, pricing.system
+        more = hint if scenario.source.is_per_stage else ""
+        raise ValueError(f"{command} needs --model NAME --system NAME --minibatch N{more}")
+    return workload, system
 
 
-class TuningRequest(NamedTuple):
-    """Problem of `pj.tune`, and the word that names it on the command line."""
-
-    schedule: str
-    workers: int
-    workload: "pj.Workload"
-    system: "pj.System"
-    links: pj.Links
-    what: str
-
-
-def tune_settings(request: TuningRequest, **arguments: Any) -> Answer:
+def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answer:
     """Tune and answer; if interrupted, answer with the best so far."""
-    capacity, start = float(request.system.memory_available), time.monotonic()
+    workload, system = tuned_model(scenario, "tune")
+    capacity, start = float(system.memory_available), time.monotonic()
 
     def report(tuned: "Found[TunedSetting]") -> Answer:
         best = tuned.best
         result = {
-            "what": request.what,
-            **pick(request, "schedule workers"),
-            "link": request.links.model,
-            "minibatch": request.workload.minibatch,
+            "what": what,
+            "schedule": scenario.schedule,
+            "workers": scenario.num_workers,
+            "link": scenario.links.model,
+            "minibatch": workload.minibatch,
             **pick(best, "method reason microbatch_size microbatches"),
             "relaxed" if best.method == "gradient" else "exhaustive": best.details,
             "step_time": tuned.value,
@@ -162,7 +150,8 @@ def tune_settings(request: TuningRequest, **arguments: Any) -> Answer:
             "seconds": time.monotonic() - start,
         }
         is_size = best.over == "size"
-        launches = _launches(request, best, arguments) if is_size else ()
+        run = scenario.replace(num_microbatches=best.microbatches)
+        launches = pj.costing.launches(workload, run.table()) if is_size else ()
         result |= {"launch": launch_json(launches)} if launches else {}
         details: dict[str, Iterable[object]] = {
             "microbatch sizes" if is_size else "stages": [
@@ -174,30 +163,12 @@ def tune_settings(request: TuningRequest, **arguments: Any) -> Answer:
             details["launchers"] = launch_lines(launches)
         able = [launch for launch in launches if not launch.lacks]
         view = chain(_view(tuned, result, capacity), launch_lines(able))
-        next_commands = (_show_command(request, best),) if launches else ()
-        return Answer(result, view, next=next_commands, details=details)
+        show = [command_line(run, "show", out="size.html")] if launches else []
+        return Answer(result, view, next=tuple(show), details=details)
 
     with best_so_far(report) as keep:
-        tuned = _tune(*request[:4], link=request.links, on_best=keep, **arguments)
+        tuned = _tune(scenario, on_best=keep, **arguments)
     return report(tuned)
-
-
-def _launches(
-    request: TuningRequest, best: "TunedSetting", arguments: Mapping[str, Any]
-) -> "tuple[pj.results.Launch, ...]":
-    """Return the launcher options that run the best microbatches."""
-    options = {n: arguments[n] for n in find(request.schedule).options if n in arguments}
-    sizes = {"num_workers": request.workers, "num_microbatches": best.microbatches}
-    table = pj.schedules.build(request.schedule, **sizes, **options)
-    return pj.costing.launches(request.workload, table)
-
-
-def _show_command(request: TuningRequest, best: "TunedSetting") -> str:
-    """Return the command that draws the step with the best microbatches."""
-    sizes = {"schedule": request.schedule, "workers": request.workers}
-    options = written_but("over", "method", "microbatch_size", "no_memory_limit", *sizes)
-    sizes["microbatches"] = best.microbatches
-    return command_line("show", sizes | options | {"out": "size.html"})
 
 
 def _view(

@@ -1,16 +1,18 @@
 """`pipejax tune layers`: which layers each stage holds, with a proof."""
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 import pipejax as pj
-from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.scenario import build, command_line, parse_scenario
+from pipejax.cli.options.tables import SizedSchedule
 from pipejax.cli.options.values import (
     CountIfGiven,
     Text,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from pipejax.search.found import Found
     from pipejax.search.partition.partition import Partition
 
-from pipejax.cli.commands.tune import TuningRequest, tune_settings, tuned_model
+from pipejax.cli.commands.tune import tune_settings, tuned_model
 
 WIDEST = 40  # blocks of the largest stage in its picture
 
@@ -59,9 +61,14 @@ def layers(
       pipejax tune layers -s 1f1b -P 4 -M 16 -m llama3-8b -y h100 --minibatch 16
       --tensor-parallel 2
     """
-    pricing, link = run.pricing, links.links()
-    workload, system = tuned_model(pricing, "tune layers")
-    if pricing is not None and pricing.offloads:
+    point = None  # of --method, which sizes microbatches too
+    if method is not None and run.table is None:
+        schedule = run.name or "1f1b"
+        workers = run.workers or (find(schedule).sizes or (8,))[0]
+        point = SizedSchedule(schedule, workers, None)
+    scenario = parse_scenario(run, links.links(), point=point)
+    workload, _ = tuned_model(scenario, "tune layers")
+    if run.offload is not None:
         raise ValueError(
             "--offload does not go with tune layers: what O takes follows from the split"
         )
@@ -69,12 +76,11 @@ def layers(
     if method is None:
         if microbatch_size is not None:
             raise ValueError("--microbatch-size has no effect without --method")
-        split = _Split(run.build(), workload, system, link)
-        return _search_split(split, limit, not no_memory_limit, out)
+        build(scenario)
+        return _search_split(scenario, limit, not no_memory_limit, out)
     if out.path is not None or run.table is not None:
         option = "--out" if run.table is None else "--table"
         raise ValueError(f"{option} does not go with --method: leave one of them out")
-    schedule = run.name or "1f1b"
     if run.microbatches is not None and microbatch_size is None:
         microbatch_size, rest = divmod(workload.minibatch, run.microbatches)
         if rest:
@@ -82,30 +88,20 @@ def layers(
                 f"--microbatches {run.microbatches} does not divide the minibatch of "
                 f"{workload.minibatch}"
             )
-    workers = run.workers or (find(schedule).sizes or (8,))[0]
     return tune_settings(
-        TuningRequest(schedule, workers, workload, system, link, "layers"),
+        scenario,
+        "layers",
         over=["layers"],
         method=method,
         no_memory_limit=no_memory_limit,
         microbatch_size=microbatch_size,
-        **run.settings.of_table(schedule),
     )
 
 
-class _Split(NamedTuple):
-    """Split of a model into the stages of a table, to be found."""
-
-    table: pj.ScheduleTable
-    workload: "pj.Workload"
-    system: "pj.System"
-    links: pj.Links
-
-
-def _search_split(split: _Split, limit: float, memory_limit: bool, out: Output) -> Answer:
+def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out: Output) -> Answer:
     """Search the best split and answer; if interrupted, answer with the best so far."""
-    table, workload, system, links = split
-    start = time.monotonic()
+    table, links, start = scenario.table(), scenario.links, time.monotonic()
+    workload, system = tuned_model(scenario, "tune layers")
 
     def report(result: "Found[Partition]") -> Answer:
         best = result.best
@@ -119,16 +115,17 @@ def _search_split(split: _Split, limit: float, memory_limit: bool, out: Output) 
         else:
             out.save_json(data)
         # units do not go with a layout
-        options = written_but("time_limit", "no_memory_limit", "embedding_units", "loss_units")
-        layout = {"pipeline_layout": str(best.layout), "out": "layers.html"}
+        units: Any = {"embedding_units": 0, "loss_units": 0, "pipeline_layout": str(best.layout)}
+        assert scenario.source.workload is not None
+        split = scenario.with_workload(dataclasses.replace(scenario.source.workload, **units))
         times = {name: default.step_time for name, default in best.defaults.items()}
         return Answer(
             data,
-            chain(_view(split, result), launch_lines(x for x in launches if not x.lacks)),
+            chain(_view(table, system, result), launch_lines(x for x in launches if not x.lacks)),
             {"wrote the layout to": out},
-            next=(command_line("show", options | layout),),
+            next=(command_line(split, "show", out="layers.html"),),
             details={
-                "stages": [_stages(split, result)],
+                "stages": [_stages(table, system, result)],
                 "other splits": [
                     savings("split", "step time", times, result.value),
                     *search_end(result, "splits"),
@@ -177,14 +174,16 @@ def _as_json(
     }
 
 
-def _view(split: _Split, result: "Found[Partition]") -> Iterator[object]:
+def _view(
+    table: pj.ScheduleTable, system: "pj.System", result: "Found[Partition]"
+) -> Iterator[object]:
     """Yield the answer, and the stages that differ from most others."""
-    best, table = result.best, split.table
+    best = result.best
     yield (
         f"[bold]{seconds(result.value)}[/] per step with {best.layout} on {table.num_workers} "
         f"workers, {table.num_microbatches} microbatches{_saving(result)}"
     )
-    need, room = best.memory_bytes.max(), float(split.system.memory_available)
+    need, room = best.memory_bytes.max(), float(system.memory_available)
     proof = f"no split saves more than {percent(result.gap)} of it"
     if result.lower_bound == 0:
         proof = "it is not proven to be the best"
@@ -205,13 +204,13 @@ def _saving(result: "Found[Partition]") -> str:
     return f": {percent(saved)} less than {name}" if saved > 1e-9 else f": as fast as {name}"
 
 
-def _stages(split: _Split, result: "Found[Partition]") -> object:
+def _stages(table: pj.ScheduleTable, system: "pj.System", result: "Found[Partition]") -> object:
     """Draw the layers of each stage, with its times and its memory."""
-    table, best = split.table, result.best
-    costs = pj.stage_costs(best.workload, split.system, table)
+    best = result.best
+    costs = pj.stage_costs(best.workload, system, table)
     layers = best.layout.count("t") + best.layout.count("m")
     blocks = np.ceil(layers * min(1.0, WIDEST / max(layers.max(), 1))).astype(int)
-    room = float(split.system.memory_available)
+    room = float(system.memory_available)
     holders = [sorted(set(workers)) for workers in table.placement.T.tolist()]
     needs = [best.memory_bytes[workers].max() for workers in holders]
     return grid(

@@ -7,12 +7,10 @@ import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.memory import read_weights_limit
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import required
 from pipejax.cli.options.run import LinkOptions, RunOptions
-from pipejax.cli.options.sharding import ShardingChoice
+from pipejax.cli.options.scenario import build, command_line, required
 from pipejax.cli.options.values import Text, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs, save_table
@@ -48,28 +46,29 @@ def lookahead(
       pipejax tune lookahead -s interleaved-1f1b -P 4 -M 8 -V 3 -T F=1,B=2,UNSHARD=1,REDUCE_GRAD=1
       --weights-limit 2
     """
+    from pipejax.costs.edits import ShardingCells
     from pipejax.search.tuning.lookahead import LookaheadSearch
 
-    limit, priced = parse_seconds(time_limit, "--time-limit"), required(run.pricing)
-    settings, link = run.settings, links.links()
-    asked = settings.sharding or ShardingChoice(None, None, None)
+    limit = parse_seconds(time_limit, "--time-limit")
+    scenario, link = required(run.scenario(links.links())), links.links()
+    asked = scenario.find_edit(ShardingCells) or ShardingCells()
     for option, value in (("--lookahead", asked.lookahead), ("--residency", asked.residency)):
-        if value is not None:
+        if value:
             raise ValueError(f"{option} does not go with tune lookahead, which finds it")
-    plain = ShardingChoice(asked.lane, [0], None)
-    table = run.build(settings._replace(sharding=plain))
-    costs, sizes = priced.table_costs(table), np.ones(table.num_stages)
-    if priced.workload is not None:
+    scenario = scenario.with_edit(ShardingCells(asked.lane, (0,)))
+    table, workload, costs = build(scenario), scenario.workload, scenario.table_costs()
+    sizes = np.ones(table.num_stages)
+    if workload is not None:
         from pipejax.costs.stage.stage_work import gathered_sizes
 
-        sizes = gathered_sizes(priced.workload, table)
-    limits, in_bytes = read_weights_limit(weights_limit, table, priced.workload)
+        sizes = gathered_sizes(workload, table)
+    limits, in_bytes = read_weights_limit(weights_limit, table, workload)
     sizes = sizes if in_bytes else np.ones(table.num_stages)
     lane = asked.lane or "net"
     search = LookaheadSearch(table, costs, link, limits, sizes, lane)
 
     def report(result: "Found[Gathering]") -> Callable[[], Answer]:
-        best, options = result.best, written_but("weights_limit", "iterations", "time_limit")
+        best = result.best
         data = {
             **sizes_of(table),
             "link": link.model,
@@ -80,7 +79,7 @@ def lookahead(
             },
             **pick(result, FOUND),
         }
-        choice = {name: ",".join(map(str, getattr(best, name))) for name in best._fields[1:3]}
+        cells = ShardingCells(asked.lane, tuple(best.lookahead), tuple(best.residency))
 
         def answer() -> Answer:
             save_table(best.table, out)
@@ -91,7 +90,7 @@ def lookahead(
                 data | figure.as_json(),
                 _view(data, result),
                 {"wrote the table to": out, "drawn to": figure},
-                next=(command_line("show", options | choice),),
+                next=(command_line(scenario.with_edit(cells), "show"),),
                 details={
                     "workers": [_workers(data["best"])],
                     "search": search_end(result, "tables"),

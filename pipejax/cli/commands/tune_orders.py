@@ -9,8 +9,8 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.options.line import command_line
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import required
 from pipejax.cli.options.run import LinkOptions, RendezvousOptions, RunOptions
+from pipejax.cli.options.scenario import build, required
 from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds, parse_share
 from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, draw_runs, save_table
@@ -80,8 +80,9 @@ def messages(
     from pipejax.search.orders.transfers import TransferSearch
 
     limit, enough = parse_seconds(time_limit, "--time-limit"), parse_share(gap, "--gap")
-    table, rendezvous = run.build(), shared.links()
-    costs = required(run.pricing).table_costs(table)
+    scenario = run.scenario(shared.links())
+    table, costs = build(scenario), required(scenario).table_costs()
+    rendezvous = scenario.links
 
     def report(result: "Found[TransferOrder]") -> Callable[[], Answer]:
         """Evaluate the best order; return a function that writes the files and answers."""
@@ -290,14 +291,16 @@ def microbatches(
     from pipejax.search.orders.microbatches import MicrobatchSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    table, priced, link = run.build(), required(run.pricing), links.links()
-    if priced.stragglers and table.num_pipes > 1:
+    scenario = run.scenario(links.links())
+    table, link = build(scenario), scenario.links
+    required(scenario)
+    if run.stragglers is not None and table.num_pipes > 1:
         raise ValueError(
             "--stragglers: a microbatch of another pipe meets a stage on another worker, so slow "
             "workers do not go with a new order: leave it out"
         )
-    search = MicrobatchSearch(table, priced.table_costs(table), link, seed)
-    lengths = priced.microbatches.lengths
+    search = MicrobatchSearch(table, scenario.table_costs(), link, seed)
+    lengths = scenario.microbatches.lengths
 
     def report(result: "Found[MicrobatchOrder]") -> Callable[[], Answer]:
         order = result.best.order.tolist()
@@ -340,15 +343,17 @@ def places(
     from pipejax.search.orders.places import PlacementSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    table, priced, link = run.build(), required(run.pricing), links.links()
-    if priced.placed is None:
+    scenario = run.scenario(links.links())
+    table, link = build(scenario), scenario.links
+    required(scenario)
+    if scenario.placed is None:
         raise ValueError(
             "tune places needs a machine of nodes: give --workers-per-node N and --comm with a "
             "time for each level, --costs with a file that says so, or --model with "
             "microbatches alike"
         )
-    placed = priced.placed(table)
-    places = places_on(table, priced.places, "--worker-places")
+    placed = scenario.placed(table)
+    places = places_on(table, scenario.source.worker_places, "--worker-places")
     search = PlacementSearch(placed, places, link, seed)
 
     def report(result: "Found[WorkerPlaces]") -> Callable[[], Answer]:

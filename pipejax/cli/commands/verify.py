@@ -9,8 +9,8 @@ from cyclopts import Parameter
 import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import required
 from pipejax.cli.options.run import LinkOptions, SizedCostOptions
+from pipejax.cli.options.scenario import build, required
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.report import pick, plain
@@ -36,15 +36,17 @@ def verify(
     Example:
       pipejax verify best.json
     """
-    pricing, link, activations = run.pricing, links.links(), run.activations
+    from pipejax.costs.sources import TableFile
+
+    (costs, edits, files), link, activations = run.cost_fields, links.links(), run.activations
+    scenario = pj.Scenario(TableFile(str(file)), costs=costs, link=link, edits=edits, files=files)
     is_alone = link == pj.Links() and activations == ActivationOptions(None, None)
-    if pricing is None and is_alone and file.suffix != ".csv":
+    if not scenario.has_times and is_alone and file.suffix != ".csv":
         verdict = pj.verify(file)
     else:
-        priced, table = required(pricing), pj.read_table(file)
-        priced.check_used([table])
-        evaluation = pj.evaluate(table, priced.table_costs(table), link=link)
-        held = activations.of(table, priced.workload, priced.microbatches).held(evaluation)
+        build(required(scenario))
+        evaluation = scenario.evaluate()
+        held = activations.of_scenario(scenario).held(evaluation)
         verdict = pj.verify(pj.certificate(evaluation, memory=held.memory))
     problems = [*map(str, verdict.problems)]
     bounds = [bound._asdict() for bound in verdict.bounds]

@@ -8,7 +8,6 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.options.pricing_steps import Microbatches
 from pipejax.cli.options.values import Text, for_each, parse_list
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.memory_ledger import LEDGER_SIZES, WEIGHT_SHARE
@@ -18,8 +17,6 @@ from pipejax.schedules.table.held_activations import static_bytes
 if TYPE_CHECKING:
     from pipejax.analysis.runs.activation_memory import ActivationMemory
 
-
-ALIKE = Microbatches()  # nothing is said of them
 _ROUNDING = 1e-9  # relative, of sums of sizes
 
 
@@ -87,22 +84,27 @@ class ActivationOptions(NamedTuple):
     weight_share: float | None
     sizes: list[float] | None
 
-    def of(
-        self,
-        table: pj.ScheduleTable,
-        workload: "pj.Workload | None",
-        microbatches: Microbatches = ALIKE,
-    ) -> StageSizes:
+    def of_scenario(self, scenario: "pj.Scenario") -> StageSizes:
+        """Size the activations of a scenario's table."""
+        model, table = scenario.source.workload, scenario.table()
+        if model is None or scenario.model_workload is not None:
+            return self.of(table, scenario.workload)
+        self._check_sizes()
+        sizes = scenario.microbatches.ledger_sizes(model, table)
+        return StageSizes("bytes", **sizes, static=None)
+
+    def _check_sizes(self) -> None:
+        if self.sizes is not None:
+            raise ValueError("--activation-sizes does not go with --model, which has its own")
+
+    def of(self, table: pj.ScheduleTable, workload: "pj.Workload | None") -> StageSizes:
         """Size the activations of a table: in bytes where a model says how many."""
-        if workload is None and microbatches.workload is None:
+        if workload is None:
             sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
             share = WEIGHT_SHARE if self.weight_share is None else self.weight_share
             shares, none = np.full(len(sizes), share), np.zeros((len(AT_WORK), len(sizes)))
             return StageSizes("activations", sizes, shares, sizes, none, None)
-        if self.sizes is not None:
-            raise ValueError("--activation-sizes does not go with --model, which has its own")
-        if workload is None:
-            return StageSizes("bytes", **microbatches.bytes_of(table), static=None)
+        self._check_sizes()
         from pipejax.costs.stage.stage_work import gathered_bytes, stage_bytes
 
         memory = stage_bytes(workload, table)

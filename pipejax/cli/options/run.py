@@ -5,17 +5,15 @@ from typing import Any
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.costs import CostOptions
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import CostOptions, Pricing
+from pipejax.cli.options.scenario import build, parse_scenario
 from pipejax.cli.options.tables import (
     OF_RUNS,
     ScheduleList,
     ScheduleSettings,
     TableOptions,
-    built,
-    told,
 )
 from pipejax.cli.options.values import (
     CountIfGiven,
@@ -24,7 +22,7 @@ from pipejax.cli.options.values import (
     parse_list,
     parse_seconds,
 )
-from pipejax.schedules.naming import find, named
+from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import (
     LINKS,
     POSTINGS,
@@ -33,7 +31,6 @@ from pipejax.schedules.table.links import (
     parse_pair_links,
     parse_pairs,
 )
-from pipejax.schedules.table.table_files import REPAIRS
 
 
 @options
@@ -94,6 +91,9 @@ def _host_links(text: Text) -> tuple[tuple[int, ...], ...]:
     return () if text is None else parse_groups(text, "--host-links")
 
 
+NO_LINKS = pj.Links()
+
+
 @options
 class TableFields(ScheduleSettings):
     """A schedule and its size, or a table.
@@ -118,52 +118,19 @@ class TableFields(ScheduleSettings):
         """The schedule that is meant."""
         return None if self.schedule is None else named(self.schedule)
 
-    def build(
-        self,
-        settings: TableOptions | None = None,
-        pricing: Pricing | None = None,
-    ) -> pj.ScheduleTable:
-        """Build or read the table, with other options or for other costs where these are given.
+    def scenario(
+        self, links: pj.Links = NO_LINKS, settings: TableOptions | None = None
+    ) -> "pj.Scenario":
+        """Read the scenario, over links and with other options if these are given.
 
         Raises:
           ValueError: if the options do not name one table.
         """
-        if (self.schedule is None) == (self.table is None):
-            raise ValueError(
-                "give either --schedule with --workers and --microbatches, or --table FILE"
-            )
-        settings = settings or self.settings
-        pricing = pricing or getattr(self, "pricing", None)  # a closed form has no costs
-        table = self._read(settings) if self.name is None else self._build(settings, pricing)
-        if pricing is not None:
-            builders = [] if self.name is None else [settings.builder(self.name)]
-            pricing.check_used([table], builders)
-        return table
+        return parse_scenario(self, links, settings=settings)
 
     def planned_for(self, table: pj.ScheduleTable) -> dict[str, Any]:
         """Times that the order of the table, which this built, was planned for, by letter."""
         return self.settings.planned_for(self.name, table) if self.name else {}
-
-    def _read(self, settings: TableOptions) -> pj.ScheduleTable:
-        extra = [flag(name) for name in SIZES if getattr(self, name) is not None]
-        extra += [told(name) for name in settings.options if name not in settings.of_runs]
-        if extra:
-            raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
-        repair = self.repair
-        repair = None if repair is None else resolve_choice(repair, REPAIRS, "--repair")
-        return settings.finished(pj.read_table(self.table or "", repair=repair))
-
-    def _build(self, settings: TableOptions, pricing: Pricing | None) -> pj.ScheduleTable:
-        name = self.name or ""
-        sizes = find(name).sizes or (None, None)  # those of a table from a file
-        workers, microbatches = self.workers or sizes[0], self.microbatches or sizes[1]
-        if workers is None or microbatches is None:
-            missing = next(size for size in SIZES if getattr(self, size) is None)
-            raise ValueError(f"--schedule needs {flag(missing)}")
-        return settings.build(name, workers, microbatches, pricing)
-
-
-SIZES = ("workers", "microbatches")
 
 
 @options
@@ -227,19 +194,20 @@ class PricedSettings(ScheduleSettings, CostOptions):
     """Options of schedules, and times of their ops and messages."""
 
 
-def shown_tables(
-    run: SizedRunOptions, settings: TableOptions, schedules: Text
-) -> tuple[list[pj.ScheduleTable], dict[str, str]]:
+def shown_scenarios(
+    run: SizedRunOptions, links: pj.Links, settings: TableOptions, schedules: Text
+) -> "tuple[list[pj.Scenario], dict[str, str]]":
     """Build or read the tables; of several that are named, some may not exist: these say why."""
     if schedules is None:
-        return [run.build(settings)], {}
+        scenario = run.scenario(links, settings)
+        build(scenario)
+        return [scenario], {}
     if run.schedule is not None or run.table is not None:
         raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
     several = ScheduleList(settings, schedules, workers=run.workers).chosen()
     counts = None if run.microbatches is None else [run.microbatches]
-    tables, missing = built(several.sized(counts), settings, run.pricing)
-    if not tables:
+    scenarios, missing = several.build(run, links, several.sized(counts))
+    if not scenarios:
         raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
-    if run.pricing is not None:
-        run.pricing.check_used(tables.values(), map(settings.builder, several.names))
-    return list(tables.values()), missing
+    several.check_used(scenarios.values())
+    return list(scenarios.values()), missing

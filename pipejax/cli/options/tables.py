@@ -3,17 +3,24 @@
 import dataclasses
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pipejax as pj
 from pipejax.base.checks import MismatchError, nearest, resolve_choice, share
-from pipejax.cli.options.catalogue import OF_ARGUMENTS, flag
-from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
+from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
-from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.sharding import ShardingChoice
+from pipejax.cli.options.scenario import (
+    PLANNED,
+    check_used,
+    is_flag,
+    option_text,
+    parse_gathering,
+    parse_scenario,
+    written,
+)
 from pipejax.cli.options.values import (
     CountIfGiven,
     Text,
@@ -25,88 +32,48 @@ from pipejax.schedules import Builder, find, listed
 from pipejax.schedules.naming import options_text
 from pipejax.schedules.table.table_files import REPAIRS
 
-# options of builders that the command line calls otherwise: runs have these names too
-PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
 PLANNED_LETTERS = {"c": "transfer", "O": "offload", "L": "load"}
 # where a limit does go, behind the error that a schedule takes none
 MEMORY_LIMITS = "; pipejax optimize searches one that keeps it, show --memory draws it"
-OF_BUILDERS = ("host_links",)  # options of links that schedules are planned for, too
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 
 class TableOptions(NamedTuple):
-    """Options of schedules that build tables for given workers and microbatches."""
+    """Options of schedules, and edits of their tables."""
 
-    options: dict[str, Any]  # those that are given
+    options: dict[str, Any]  # of the line, by argument of builders
     of_runs: tuple[str, ...] = ()  # those that the command reads too, under any schedule
-    repair: str | None = None  # what is known to be wrong with tables, see `read_table`
-    recomputes: bool = False  # whether every backward recomputes its forward first
-    sharding: ShardingChoice | None = None  # how weights are gathered, if that is said
+    repair: str | None = None  # known fault of tables, see `read_table`
+    edits: tuple[Any, ...] = ()  # of the tables
 
     def builder(self, schedule: str) -> Builder:
-        """Return what builds a schedule."""
+        """Return the builder of a schedule."""
         return find(schedule, repair=self.repair)
 
-    def build(
-        self,
-        schedule: str,
-        workers: int,
-        microbatches: int,
-        pricing: Pricing | None = None,
-    ) -> pj.ScheduleTable:
-        """Build a table; options that the schedule does not have are an error.
-
-        A schedule that is planned for times is planned for those of the run, if they are known
-        and no slots are given.
-
-        Raises:
-          ValueError: if the schedule does not exist for these numbers.
-        """
-        self.check([schedule])
-        size = {"num_workers": workers, "num_microbatches": microbatches}
-        builder = self.builder(schedule)
-        given = self.of_table(schedule)
-        # needs JAX, and a table in its own slots does not
-        from pipejax.costs.planning import build_for_run, similar_table
-
-        if "memory_limit" in given:
-            sized = ActivationOptions(given.get("weight_share"), None)
-            workload = None if pricing is None else pricing.workload
-            room = given["memory_limit"].room(similar_table(builder, size, given), sized, workload)
-            given["memory_limit"] = room.activations
-        if pricing:
-            return self.finished(build_for_run(builder, size, given, pricing.table_costs))
-        return self.finished(builder.function(**size, **given))
-
-    def finished(self, table: pj.ScheduleTable) -> pj.ScheduleTable:
-        """Put into a table what options put into any."""
-        table = table.with_recomputation() if self.recomputes else table
-        return table if self.sharding is None else self.sharding.apply(table)
-
-    def of_table(self, schedule: str) -> dict[str, Any]:
-        """Leave out what says something of the run alone: the schedule does not have it."""
+    def for_schedule(self, schedule: str) -> dict[str, Any]:
+        """Return the options of a schedule, without those that only say something of the run."""
         takes = self.builder(schedule).takes
         return {k: v for k, v in self.options.items() if k in takes or k not in self.of_runs}
 
     def check(self, schedules: Sequence[str]) -> None:
         """Refuse an option that none of the schedules has."""
         builders = {name: self.builder(name) for name in schedules}
+        takes = dict.fromkeys(name for builder in builders.values() for name in builder.takes)
         for option in self.options:
-            if option in self.of_runs or any(option in own.takes for own in builders.values()):
+            if option in self.of_runs or option in takes:
                 continue
             words = option.replace("_", " ")
-            more = MEMORY_LIMITS * (option == "memory_limit")
-            own = dict.fromkeys(name for each in builders.values() for name in each.takes)
-            suggestion = (
-                "" if is_flag(option) else nearest(option, [n for n in own if not is_flag(n)])
-            )
+            more = MEMORY_LIMITS if option == "memory_limit" else ""
+            custom = [name for name in takes if not is_flag(name)]
+            suggestion = "" if is_flag(option) else nearest(option, custom)
+            text = option_text(option)
             if len(builders) > 1:
                 raise ValueError(
-                    f"{told(option)}: none of {', '.join(builders)} has this option{suggestion}"
+                    f"{text}: none of {', '.join(builders)} has this option{suggestion}"
                 )
             ((name, builder),) = builders.items()
             raise ValueError(
-                f"{told(option)}: {name} takes no {words}: {options_text(builder, written)}"
+                f"{text}: {name} takes no {words}: {options_text(builder, written)}"
                 f"{more}{suggestion}"
             )
 
@@ -116,22 +83,21 @@ class TableOptions(NamedTuple):
         if not builder.planned:
             return {}
         takes = inspect.signature(inspect.unwrap(builder.function)).parameters
-        given = {k: p.default for k, p in takes.items()} | self.of_table(schedule)
-        found = {letter: table.slots[letter] for letter in "FIW"}
-        more = {letter: given.get(name) for letter, name in PLANNED_LETTERS.items()}
-        return found | {letter: time for letter, time in more.items() if time is not None}
+        values = {k: p.default for k, p in takes.items()} | self.for_schedule(schedule)
+        times = {letter: table.slots[letter] for letter in "FIW"}
+        more = {letter: values.get(name) for letter, name in PLANNED_LETTERS.items()}
+        return times | {letter: time for letter, time in more.items() if time is not None}
 
     def called(self, schedule: str) -> str:
-        """Name a schedule with those of the options that are not as they are if left out."""
-        builder = self.builder(schedule)
-        usual = inspect.signature(builder.function).parameters
-        own = {
+        """Name a schedule with those of its options that are not as by default."""
+        usual = inspect.signature(self.builder(schedule).function).parameters
+        other = {
             name: value
             for name, value in self.of(schedule).options.items()
             if isinstance(value, int | float | str)
             and (name not in usual or usual[name].default != value)
         }
-        return " ".join([schedule, *(f"{name}={value}" for name, value in own.items())])
+        return " ".join([schedule, *(f"{name}={value}" for name, value in other.items())])
 
     def without(self, name: str) -> "TableOptions":
         """Leave out an option that is not for building the table."""
@@ -195,9 +161,9 @@ class ScheduleSettings:
         """Keep the options that are given; `of_runs` are those that say something of a run too."""
         fields = {name: getattr(self, name) for name in SCHEDULE_OPTIONS}
         options = {name: value for name, value in fields.items() if value is not None}
-        recomputes = options.pop("recompute_cells")
-        given = (options.pop(name, None) for name in ("sharding_lane", "lookahead", "residency"))
-        sharding = ShardingChoice.read(*given)
+        for name in ("recompute_cells", "sharding_lane", "lookahead", "residency"):
+            options.pop(name, None)
+        gathering = parse_gathering(self.sharding_lane, self.lookahead, self.residency)
         if self.schedule_options is not None:
             own = _parse_options(options.pop("schedule_options"))
             for name in own:
@@ -219,7 +185,10 @@ class ScheduleSettings:
             options["memory_limit"] = MemoryLimit.read(self.memory_limit)
         if self.slots is not None:
             options["slots"] = _parse_slots(self.slots)
-        return TableOptions(options, of_runs, recomputes=recomputes, sharding=sharding)
+        from pipejax.costs.edits import RecomputeCells
+
+        edits = (*([RecomputeCells()] if self.recompute_cells else []), gathering)
+        return TableOptions(options, of_runs, edits=tuple(filter(None, edits)))
 
 
 SCHEDULE_OPTIONS = tuple(field.name for field in dataclasses.fields(ScheduleSettings))
@@ -237,21 +206,6 @@ def _parse_options(text: str) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
-
-
-def is_flag(option: str) -> bool:
-    """Whether an option of builders is one of the command line too; of own functions few are."""
-    return option in OF_BUILDERS or PLANNED.get(option, option) in SCHEDULE_OPTIONS
-
-
-def written(option: str) -> str:
-    """Return how an option of builders is written on the command line: of own functions bare."""
-    return flag(PLANNED.get(option, option)) if is_flag(option) else option
-
-
-def told(option: str) -> str:
-    """Return how an option of builders is given on the command line."""
-    return written(option) if is_flag(option) else f"--schedule-options {option}"
 
 
 def _parse_slots(text: str) -> dict[str, float]:
@@ -288,7 +242,7 @@ class SizedSchedule(NamedTuple):
 
     name: str  # for `schedules.find`.
     workers: int  # P
-    microbatches: int  # M
+    microbatches: int | None  # M, if known
 
 
 class ScheduleList(NamedTuple):
@@ -360,6 +314,31 @@ class ScheduleList(NamedTuple):
             for name, (workers, counts) in every.items()
         ]
 
+    def build(
+        self, run: Any, links: pj.Links, points: Iterable[SizedSchedule]
+    ) -> "tuple[dict[str, pj.Scenario], dict[str, str]]":
+        """Build every schedule; one that does not exist for these numbers says why instead."""
+        scenarios: dict[str, pj.Scenario] = {}
+        missing: dict[str, str] = {}
+        for point in points:
+            try:
+                scenario = self.scenario(run, links, point)
+                scenario.table()
+                scenarios[point.name] = scenario
+            except MismatchError as error:
+                missing[point.name] = getattr(error, "reason", str(error))
+        return scenarios, missing
+
+    def scenario(self, run: Any, links: pj.Links, point: SizedSchedule) -> "pj.Scenario":
+        """Read the scenario of a schedule, with the options that it has."""
+        return parse_scenario(run, links, settings=self.options.of(point.name), point=point)
+
+    def check_used(self, scenarios: "Iterable[pj.Scenario]") -> None:
+        """Refuse a time of ops that no table has, and that none is planned for."""
+        every = list(scenarios)
+        builders = map(self.options.builder, self.names)
+        check_used(every[0], [scenario.table() for scenario in every], builders)
+
 
 @contextmanager
 def naming(table: pj.ScheduleTable) -> Iterator[None]:
@@ -368,17 +347,3 @@ def naming(table: pj.ScheduleTable) -> Iterator[None]:
         yield
     except pj.ScheduleError as error:
         raise pj.ScheduleError(f"{table.name}: {error.reason}", error.grid) from error
-
-
-def built(
-    points: Sequence[SizedSchedule], options: TableOptions, pricing: Pricing | None
-) -> tuple[dict[str, pj.ScheduleTable], dict[str, str]]:
-    """Build every schedule; one that does not exist for these numbers says why instead."""
-    tables, missing = {}, {}
-    for point in points:
-        own = options.of(point.name)
-        try:
-            tables[point.name] = own.build(*point, pricing)
-        except MismatchError as error:
-            missing[point.name] = getattr(error, "reason", str(error))
-    return tables, missing

@@ -54,6 +54,27 @@ def parse_counts(text: str, where: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def parse_whole(text: str, option: str, least: int) -> list[int]:
+    """Read whole numbers of at least `least`, such as "0,1"."""
+    numbers = parse_list(text, option)
+    if any(number != int(number) or number < least for number in numbers):
+        raise ValueError(f"{option} must be whole numbers of at least {least}, got {text!r}")
+    return [int(number) for number in numbers]
+
+
+def number_text(number: float) -> str:
+    """Write a number so that it is read as the same one: 1, 0.25, 1.1609066379844362."""
+    text = f"{number:g}"
+    return text if float(text) == number else repr(number)
+
+
+def seconds_text(seconds: float) -> str:
+    """Write a time so that it is read as the same one, in the unit that takes fewest letters."""
+    texts = [number_text(seconds)]
+    texts += [f"{number_text(seconds / 10.0**-k)}{unit}" for k, unit in ((3, "ms"), (6, "us"))]
+    return min((text for text in texts if parse_seconds(text, "") == seconds), key=len)
+
+
 def for_each(
     values: list[float], count: int, option: str, what: str
 ) -> Float[NumpyArray, " entries"]:

@@ -1,5 +1,6 @@
 """Remedies as commands, as JSON and as a table, and the files of the tables that they have."""
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,8 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.line import changed_command
-from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.tables import SCHEDULE_OPTIONS
+from pipejax.cli.options.line import written
+from pipejax.cli.options.scenario import command_line
 from pipejax.cli.options.values import Text
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import percent, seconds
@@ -23,18 +23,11 @@ from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation, Remedy
-    from pipejax.search.remedies.setup import Setup
 
 
-# options that say something of this command alone
-CHOICE = ("memory_limit", "stage_layers", "schedules", "search")  # of remedies
-OWN = (*CHOICE, "out", "write_tables", "force", "format", "json", "details", "config")
-OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
-# options that say which table it is
-OF_TABLE = ("schedule", "workers", "microbatches", *SCHEDULE_OPTIONS)
-MADE_BY = ("order", "optimise", "rules")  # ways to a table that no option of `evaluate` gives
 TABLES = Path("tables")  # of remedies, unless they are written
 FOUND = "better.csv"  # of what a search finds, unless tables are written
+STEPS = 10  # of a search of an order of messages
 LONGEST = 40  # letters of what a file's name says of its table
 # causes that another schedule is held against: nothing is undone
 OF_SCHEDULES = ("schedule", "memory")
@@ -50,8 +43,8 @@ def takes_limit(schedule: Text) -> bool:
 def tables_of(found: "Explanation", folder: Path | None) -> Iterator[tuple[int, Path]]:
     """The file of each remedy's table, by its number, where it is another than now."""
     for number, remedy in enumerate(found.remedies if folder else (), 1):
-        table = remedy.setup.table
-        if table is not found.memory.begin.table:
+        if has_other_table(remedy, found.memory.begin.scenario):
+            table = remedy.scenario.table()
             what = re.sub("[^a-z0-9]+", "-", remedy.what.lower()).strip("-")[:LONGEST]
             suffix = ".csv" if is_csv(table) else ".json"
             yield number, (folder or Path()) / f"{number}-{what}{suffix}"
@@ -61,69 +54,87 @@ def write_tables_of(draft: Path, found: "Explanation", files: Mapping[int, Path]
     """Write the tables of remedies into a new folder."""
     draft.mkdir()
     for number, path in files.items():
-        text = text_for(found.remedies[number - 1].setup.table, path)
+        text = text_for(found.remedies[number - 1].scenario.table(), path)
         write_file(draft / path.name, text)
+
+
+def has_other_table(remedy: "Remedy", begin: "pj.Scenario") -> bool:
+    """Whether the remedy runs another table than now."""
+    from pipejax.search.remedies.explain import is_same_table
+
+    return not is_same_table(remedy.scenario.table(), begin.table())
+
+
+# options of tune messages say nothing of links but their queues
+OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
+OF_REMEDIES = ("memory_limit", "stage_layers", "schedules", "search")  # options that choose them
 
 
 def command_of(
     remedy: "Remedy",
-    first: "Setup",
-    line: Mapping[str, Any],
     table: Path | None,
-    written: Path | None,
+    default: Path | None,
+    begin: "pj.Scenario",
+    saved: "pj.Scenario | None",
 ) -> str:
-    """The command that repeats a remedy, whose table is in a file if nothing else builds it."""
-    setup = remedy.setup
-    changes = dict(setup.options)
-    called = "evaluate"
-    keeps_limit = "schedule" not in changes and takes_limit(line.get("schedule"))
-    without = tuple(name for name in OWN if name != "memory_limit" or not keeps_limit)
-    if changes.get("scale") and "scale" in line:
-        changes["scale"] = f"{line['scale']},{changes['scale']}"
-    is_measured = getattr(setup.source, "is_of_stages", False)
-    if is_measured and setup.table.num_stages != first.table.num_stages:
-        changes.setdefault("measured_stages", str(first.table.num_stages))
-    given = setup.source.microbatches.order if isinstance(setup.source, Pricing) else None
-    if given is not None and setup.order:  # the order found is one of the order given
-        changes["microbatch_order"] = ",".join(str(given[k]) for k in setup.order)
-    searched = {name: changes.pop(name) for name in MADE_BY if name in changes}
-    if "rules" in searched and table is None and written is not None:
-        own = tuple(name for name in OWN if name not in CHOICE)
-        tables = changed_command("explain", line, {"write_tables": str(written.parent)}, own)
-        from_file = {**changes, **dict.fromkeys(OF_TABLE), "table": str(written)}
-        return f"{tables} && {changed_command('evaluate', line, from_file, OWN)}"
-    from_file = {**changes, **dict.fromkeys(OF_TABLE), "table": str(table or FOUND)}
-    if searched and table is not None:
-        changes = from_file
-    elif "order" in searched:
-        called, without = "tune messages", (*without, *OF_LINKS)
-        changes |= {"iterations": searched["order"], "time_limit": "1000s", "out": FOUND}
-    elif "optimise" in searched:
-        called = "optimize"
-        changes |= {"memory_limit": searched["optimise"], "time_limit": "8s", "out": FOUND}
-    command = changed_command(called, line, changes, without)
-    if called == "tune messages" and setup.links.posting != POSTINGS[0]:  # it runs early posts
-        command += f" && {changed_command('evaluate', line, from_file, OWN)}"
+    """The command that repeats a remedy; its table is in a file, or will be in the default one."""
+    scenario, search = _with_files(remedy.scenario, begin, saved), remedy.search
+    if search is None:
+        return command_line(scenario)
+    if table is not None:
+        return command_line(scenario.replace(schedule=pj.costing.TableFile(str(table))))
+    before = _with_files(search.scenario, begin, saved)
+    if search.kind == "ring" and default is not None:
+        options = {**written(*OF_REMEDIES), "write_tables": str(default.parent)}
+        found = scenario.replace(schedule=pj.costing.TableFile(str(default)))
+        return f"{command_line(begin, 'explain', **options)} && {command_line(found)}"
+    if search.kind == "optimize":
+        limit = ",".join(f"{limit:g}" for limit in search.limits)
+        more = {"memory_limit": limit, "time_limit": "8s", "out": FOUND}
+        return command_line(before, "optimize", **more)
+    more = {"iterations": str(STEPS), "time_limit": "1000s", "out": FOUND}
+    command = command_line(before, "tune messages", OF_LINKS, **more)
+    if scenario.links.posting != POSTINGS[0]:  # it runs early posts
+        found = scenario.replace(schedule=pj.costing.TableFile(FOUND))
+        command += f" && {command_line(found)}"
     return command
+
+
+def _with_files(
+    scenario: "pj.Scenario", begin: "pj.Scenario", saved: "pj.Scenario | None"
+) -> "pj.Scenario":
+    """Name files of table and costs, if they are saved, and drop a number of stages that is so."""
+    source = scenario.source
+    if source.stages == scenario.table().num_stages and not written("measured_stages"):
+        source = dataclasses.replace(source, stages=None)
+    scenario = scenario.replace(costs=source)
+    if saved is None:
+        return scenario
+    files = dataclasses.replace(saved.source, stages=source.stages, places=source.places)
+    scenario = scenario.replace(costs=files)
+    names = "schedule", "num_workers", "num_microbatches", "options"
+    if any(getattr(scenario, name) != getattr(begin, name) for name in names):
+        return scenario
+    return scenario.replace(**{name: getattr(saved, name) for name in names})
 
 
 def launches_of(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
     """What launchers are told to run a remedy; of measured times, of the pipeline alone."""
-    setup = remedy.setup
-    if setup.source.workload is not None:
-        return pj.costing.launches(setup.source.workload, setup.table)
-    return pj.costing.pipeline_launches(setup.table, setup.layers or None)
+    scenario = remedy.scenario
+    if scenario.source.workload is not None:
+        return pj.costing.launches(scenario.source.workload, scenario.table())
+    return pj.costing.pipeline_launches(scenario.table(), remedy.layers or None)
 
 
 def remedies_json(
-    found: "Explanation", line: Mapping[str, Any], files: Mapping[int, Path]
+    found: "Explanation", files: Mapping[int, Path], saved: "pj.Scenario | None" = None
 ) -> list[dict[str, Any]]:
     """Remedies with their commands; tables of some are in files."""
-    first, written = found.memory.begin, dict(tables_of(found, TABLES))
+    defaults, begin = dict(tables_of(found, TABLES)), found.memory.begin.scenario
     return [
         {
             "what": remedy.what,
-            "command": command_of(remedy, first, line, files.get(number), written.get(number)),
+            "command": command_of(remedy, files.get(number), defaults.get(number), begin, saved),
             "saves": remedy.saves,
             "step_time": remedy.step_time,
             "assumes": "; ".join(remedy.assumes),
@@ -162,7 +173,7 @@ def advice_view(found: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iter
         yield plain(f"  assumes: {rows[0]['assumes']}")
     for remedy, row in zip(found.remedies, rows, strict=True):
         names = [name for name, launch in row["launch"].items() if not launch["lacks"]]
-        if names and not remedy.setup.rules:
+        if names and remedy.scenario.find_edit(pj.costing.ScaledTimes) is None:
             if row is not rows[0]:
                 yield plain(
                     f"best with options of {' and '.join(names)} {_remedy_text(row, found)}"
@@ -203,12 +214,12 @@ def advice_details(
         if row["assumes"]:
             commands.append(plain(f"{row['number']}. assumes: {row['assumes']}"))
         commands.append(plain(f"{row['number']}. {row['command']}"))
-    scaled = found.remedies[0].setup.rules
+    is_scaled = found.remedies[0].scenario.find_edit(pj.costing.ScaledTimes) is not None
     unchanged = ["launchers cannot change the times of ops that remedy 1 changes"]
     return details | {
         "remedies": [table, *commands],
         "launcher options of remedy 1": [
-            *unchanged[: bool(scaled)],
+            *unchanged[:is_scaled],
             *launch_lines(launches_of(found.remedies[0])),
         ],
     }

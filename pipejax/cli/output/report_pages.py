@@ -64,10 +64,10 @@ def report_page(
     from pipejax.plots.explorer.page import page, rendered
     from pipejax.plots.explorer.payload import Explored
 
-    setups = [found.memory.begin, *(remedy.setup for remedy in found.remedies[:1])]
+    runs = [found.run, *(remedy.scenario.evaluate() for remedy in found.remedies[:1])]
     explored = [
-        Explored(setup.run, _memory(setup.table), name=called)
-        for called, setup in zip((name, "first remedy"), setups, strict=False)
+        Explored(run, _memory(run.table), name=called)
+        for called, run in zip((name, "first remedy"), runs, strict=False)
     ]
     names = [name, *(remedy.what for remedy in found.remedies[:1])]
     if ran is not None:

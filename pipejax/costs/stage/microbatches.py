@@ -147,10 +147,8 @@ def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[N
     """Check that an order names each of `count` microbatches once."""
     places = whole_numbers(order, where)
     if sorted(places.tolist()) != list(range(count)):
-        raise ValueError(
-            f"{where} must name each of {count} microbatches once, 0 to {count - 1}, got "
-            f"{abbreviated(order)}"
-        )
+        text = f"must name each of {count} microbatches once, 0 to {count - 1}, got "
+        raise wrong(where, text + abbreviated(order))
     return places
 
 

@@ -1,4 +1,4 @@
-"""Changes that may shorten a step: functions from a setup to titles and changed setups."""
+"""Changes that may shorten a step: functions from a candidate to changed candidates."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
@@ -8,11 +8,12 @@ import numpy as np
 
 from pipejax.analysis.runs.activation_memory import activation_memory
 from pipejax.analysis.runs.evaluate import evaluate
-from pipejax.analysis.step.faults import ENOUGH, slowest_place
+from pipejax.analysis.step.faults import ENOUGH, ComputeTimes, slowest_place
 from pipejax.analysis.step.step_parts import SHARDING, without_rules
-from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.costs.edits import Microbatches, ScaledTimes
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.topology import places_on
@@ -24,10 +25,11 @@ from pipejax.search.orders.microbatches import MicrobatchSearch
 from pipejax.search.orders.places import PlacementSearch
 from pipejax.search.orders.transfers import messages
 from pipejax.search.partition.partition import layers as split_layers
-from pipejax.search.remedies.setup import Schedule, Setup
+from pipejax.search.remedies.candidates import Candidate, TableSearch
 from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
+Stages = Float[NumpyArray, " stages"]
 MIN_GAIN = 1e-3  # of the step: smaller savings are not reported
 VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "interleaved-1f1b": ({"stages_per_worker": 2}, {"stages_per_worker": 4}),
@@ -44,122 +46,122 @@ MAX_OPS_PLANNED = 128  # microbatches times workers up to which slow builders ar
 MAX_OPS = 1 << 14  # stages times microbatches of tables that are tried
 
 
-def schedules(setup: Setup, names: Collection[str] | None = None) -> Iterator[tuple[str, Setup]]:
+def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[Candidate]:
     """Yield all other synchronous schedules with the same workers and microbatches."""
     # Default names: the registry, without schedules that would take long to plan.
-    if not setup.table.grammar.is_usual:
+    table, scenario = run.table, run.scenario
+    if not table.grammar.is_usual:
         return  # no other schedule has the same ops
-    ops = setup.table.num_workers * setup.table.num_microbatches
+    ops = table.num_workers * table.num_microbatches
     if names is None:
         names = [name for name in REGISTRY if ops <= MAX_OPS_PLANNED or name not in SLOWLY_PLANNED]
-    has_host = setup.costs.offload is not None
+    has_host = scenario.table_costs().offload is not None
+    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     for name in names:
         takes = find(name).options
         if "slices" in takes or ("offload" in takes and not has_host):
             continue  # ops of slices take other times
         for options in VARIANTS.get(name, ({},)):
-            schedule = Schedule(name, options)
-            if setup.schedule is not None and schedule[:2] == setup.schedule[:2]:
+            if (name, options) == (scenario.schedule, scenario.options):
                 continue
+            option_text = "".join(f", {k.replace('_', ' ')} {v}" for k, v in options.items())
             try:
-                rebuilt = setup.rebuilt(schedule, setup.table.num_microbatches)
-                rebuilt.run  # noqa: B018 - evaluated here for its errors
+                other = run.rebuilt(
+                    f"schedule {name}{option_text}", schedule=name, options=options, **size
+                )
+                other.run  # noqa: B018 - evaluated here for its errors
             except ValueError:  # it does not exist for these numbers, or deadlocks over these links
                 continue
-            if not rebuilt.table.updates_within:
-                option_text = "".join(f", {k.replace('_', ' ')} {v}" for k, v in options.items())
-                yield f"schedule {name}{option_text}", _with_assumptions(setup, rebuilt)
+            if not other.table.updates_within:
+                yield other.changed(other.what, other.scenario, *_assumptions(run, other))
 
 
-def _with_assumptions(old: Setup, new: Setup) -> Setup:
-    """Add the assumptions of a change of schedule to the new setup."""
-    assumes = list(new.assumes)
-    is_measured = new.source.workload is None
+def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
+    """Yield the assumptions of a change of schedule."""
+    is_measured = new.scenario.source.workload is None
     if is_measured and new.table.num_stages != old.table.num_stages:
-        assumes.append("a stage's time lies evenly in its layers and goes with them")
+        yield "a stage's time lies evenly in its layers and goes with them"
     if new.table.num_pipes > old.table.num_pipes:
-        assumes.append("weights twice on every worker, and a runtime with two pipes")
+        yield "weights twice on every worker, and a runtime with two pipes"
     if is_measured and _has_split_backwards(new) and not _has_split_backwards(old):
-        assumes.append("I and W as given, or half of B each")
-    return dataclasses.replace(new, assumes=tuple(dict.fromkeys(assumes)))
+        yield "I and W as given, or half of B each"
 
 
-def _has_split_backwards(setup: Setup) -> bool:
-    return bool(np.isin(setup.table.phase, (Phase.I, Phase.W)).any())
+def _has_split_backwards(run: Candidate) -> bool:
+    return bool(np.isin(run.table.phase, (Phase.I, Phase.W)).any())
 
 
-def microbatches(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield setups with more, smaller microbatches of the minibatch, or fewer, larger ones."""
-    count = setup.table.num_microbatches
-    if setup.schedule is None or setup.costs.per_microbatch():
+def microbatches(run: Candidate) -> Iterator[Candidate]:
+    """Yield candidates with more, smaller microbatches of the minibatch, or fewer, larger ones."""
+    scenario, table = run.scenario, run.table
+    is_named = isinstance(scenario.schedule, str) and find(scenario.schedule).sizes is None
+    # a schedule that is planned for a memory limit would be another one at another size
+    if not is_named or "memory_limit" in scenario.options or run.table_costs.per_microbatch():
         return
-    has_few = 2 * count < ENOUGH * setup.table.num_workers
+    count = scenario.size["num_microbatches"]
+    has_few = 2 * count < ENOUGH * table.num_workers
+    workload = scenario.source.workload
     for factor in (2, 0.5, *([4] if has_few else [])):
         new_count = int(count * factor)
-        if new_count / factor != count or new_count * setup.table.num_stages > MAX_OPS:
+        if new_count / factor != count or new_count * table.num_stages > MAX_OPS:
             continue
-        if setup.source.workload is not None and setup.source.workload.minibatch % new_count:
+        if workload is not None and workload.minibatch % new_count:
             continue
+        what = f"{new_count} microbatches of {1 / factor:g} times the size"
         try:
-            resized = _resize_microbatches(setup, setup.schedule, new_count)
+            # a model prices microbatches of any size, measured times scale with it
+            begin = run if workload is not None else _resize_times(run, 1 / factor)
+            options = scenario.options  # planned for the new times
+            resized = begin.rebuilt(what, num_microbatches=new_count, options=options)
             resized.run  # noqa: B018 - evaluated here for its errors
         except ValueError:
             continue
-        yield f"{new_count} microbatches of {1 / factor:g} times the size", resized
+        yield resized
 
 
-def _resize_microbatches(setup: Setup, schedule: Schedule, count: int) -> Setup:
-    """Divide the same minibatch into `count` microbatches; measured times scale with the size."""
-    size = setup.table.num_microbatches / count
-    if setup.source.workload is not None:  # a model prices microbatches of any size
-        return setup.rebuilt(schedule, count)
-    fields = ["compute", "transmit", *(["O", "L"] if setup.table.offloads else [])]
-    on_lanes = (
-        phase for phase in setup.table.grammar.custom_phases if phase.kind.lane != COMPUTING
-    )
+def _resize_times(run: Candidate, size: float) -> Candidate:
+    """Scale measured times with the size of microbatches."""
+    fields = ["compute", "transmit", *(["O", "L"] if run.table.offloads else [])]
+    on_lanes = (phase for phase in run.table.grammar.custom_phases if phase.kind.lane != COMPUTING)
     fields += [phase.name for phase in on_lanes if phase.kind.scope in (MICROBATCH, WORKER)]
-    scaled = setup.scaled(
-        *(f"{field}*{size!r}" for field in fields),
-        assumes=("microbatches can be divided, and ops take as long as they are large",),
-    )
-    return dataclasses.replace(scaled.rebuilt(schedule, count), size=setup.size * size)
+    assumption = "microbatches can be divided, and ops take as long as they are large"
+    return run.scaled("", [f"{field}*{size!r}" for field in fields], assumption)
 
 
-def repairs(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield setups in which a slow stage, worker or link is as fast as the others."""
-    for fault in setup.faults:
+def repairs(run: Candidate) -> Iterator[Candidate]:
+    """Yield candidates in which a slow stage, worker or link is as fast as the others."""
+    for fault in run.faults:
         if fault.rules and fault.kind == "link" and fault.link is not None:
             what = f"messages between workers {fault.link[0]} and {fault.link[1]} like the others"
-            yield what, setup.scaled(fault.rules, assumes=("the link can be mended",))
-    slow = slowest_place(setup.run)
+            yield run.scaled(what, [fault.rules], "the link can be mended")
+    slow = slowest_place(run.run)
     if slow is not None:
         place = f"worker {slow.worker}" if "worker" in slow.rules else f"stage {slow.stage}"
         assumption = f"what makes {place} slow can be mended, or its work moved away"
-        yield f"{place} like the others", setup.scaled(slow.rules, assumes=(assumption,))
+        yield run.scaled(f"{place} like the others", [slow.rules], assumption)
 
 
-def balance(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield setups with layers moved between stages; if layers are unknown, with even stages."""
-    if setup.layers:
-        yield from _move_layers(setup)
+def balance(run: Candidate) -> Iterator[Candidate]:
+    """Yield candidates with moved layers; if layers are unknown, with even stages."""
+    times = ComputeTimes.from_run(run.run)
+    if run.layers:
+        yield from _move_layers(run, times.stages)
         return
-    times = setup.times
     for what, rules in (("stages", times.even), ("workers", times.even_workers)):
         if rules:
-            yield (
-                f"layers over stages: all {what} take the mean",
-                setup.scaled(rules, assumes=("work can be moved in any amount",)),
-            )
+            title = f"layers over stages: all {what} take the mean"
+            yield run.scaled(title, [rules], "work can be moved in any amount")
 
 
-def _move_layers(setup: Setup) -> Iterator[tuple[str, Setup]]:
+def _move_layers(run: Candidate, measured: Stages) -> Iterator[Candidate]:
     """Move one layer after the other from the worker with most compute to that with least."""
     # The time of a layer is the median over stages. Other time of a stage, such as its head, stays.
-    measured, old_layers = setup.times.stages, np.array(setup.layers)
+    old_layers = np.array(run.layers)
     layer_seconds = float(np.median(measured / old_layers))
-    layers, workers = old_layers.copy(), np.arange(setup.table.num_workers)
+    layers, workers = old_layers.copy(), np.arange(run.table.num_workers)
     # (workers, stages): share of the pipes that hold the stage on the worker
-    held = (setup.table.placement == workers[:, None, None]).mean(axis=1)
+    held = (run.table.placement == workers[:, None, None]).mean(axis=1)
+    assumption = "a layer takes as long anywhere, its median now; activations go with layers"
     while True:
         seconds = measured + layer_seconds * (layers - old_layers)
         load = held @ seconds
@@ -170,24 +172,15 @@ def _move_layers(setup: Setup) -> Iterator[tuple[str, Setup]]:
             return
         layers[sources[seconds[sources].argmax()]] -= 1
         layers[targets[seconds[targets].argmin()]] += 1
-        yield _with_layers(setup, layers, layer_seconds)
-
-
-def _with_layers(
-    setup: Setup, layers: Int[NumpyArray, " stages"], layer_seconds: float
-) -> tuple[str, Setup]:
-    """Return title and setup with these layers on each stage, at the time of a layer [s]."""
-    measured, old_layers = setup.times.stages, np.array(setup.layers)
-    factors = 1 + layer_seconds * (layers - old_layers) / measured
-    rules = [
-        f"compute@stage{stage}*{factor!r}"
-        for stage, factor in enumerate(factors.tolist())
-        if factor != 1
-    ]
-    assumption = "a layer takes as long anywhere, its median now; activations go with layers"
-    scaled = setup.scaled(*rules, assumes=(assumption,))
-    title = f"layers over stages: {','.join(map(str, layers))}"
-    return title, dataclasses.replace(scaled, layers=tuple(layers))
+        factors = 1 + layer_seconds * (layers - old_layers) / measured
+        rules = [
+            f"compute@stage{stage}*{factor!r}"
+            for stage, factor in enumerate(factors.tolist())
+            if factor != 1
+        ]
+        counts = tuple(layers.tolist())
+        moved = run.scaled(f"layers over stages: {','.join(map(str, counts))}", rules, assumption)
+        yield dataclasses.replace(moved, layers=counts)
 
 
 FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # title and cost fields, by part of a step
@@ -199,98 +192,87 @@ FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # title and cost fields, 
 }
 
 
-def hardware(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield setups with links or exchanges twice as fast, if the step waits for them."""
-    parts = {**setup.parts, "messages": setup.parts["messages"] + setup.parts["blocking"]}
+def hardware(run: Candidate) -> Iterator[Candidate]:
+    """Yield candidates with links or exchanges twice as fast, if the step waits for them."""
+    parts = {**run.parts, "messages": run.parts["messages"] + run.parts["blocking"]}
     for part, (what, fields) in FASTER.items():
-        if parts[part] > MIN_GAIN * setup.step_time:
-            costs = vars(setup.costs)
+        if parts[part] > MIN_GAIN * run.step_time:
+            costs = vars(run.table_costs)
             rules = [
                 f"{field}*0.5"
                 for field in fields
                 if field in GROUPS or np.any(np.asarray(costs[PHASE_FIELDS.get(field, field)]) > 0)
             ]
-            yield what, setup.scaled(*rules, assumes=("faster hardware, or less to send",))
+            yield run.scaled(what, rules, "faster hardware, or less to send")
 
 
-def places(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield setups with other places of the workers, if the step waits for messages."""
-    waits = sum(setup.parts[part] for part in ("messages", "blocking", "exchange"))
+def places(run: Candidate) -> Iterator[Candidate]:
+    """Yield a candidate with other places of the workers, if the step waits for messages."""
+    scenario, table = run.scenario, run.table
+    waits = sum(run.parts[part] for part in ("messages", "blocking", "exchange"))
     # scaling rules of stages or workers do not apply to other places
-    if setup.source.placed is None or setup.rules or waits <= MIN_GAIN * setup.step_time:
+    is_scaled = scenario.find_edit(ScaledTimes) is not None
+    if scenario.placed is None or is_scaled or waits <= MIN_GAIN * run.step_time:
         return
-    placed = setup.source.placed(setup.table)
+    placed = scenario.placed(table)
     if placed.nodes.max() in (0, len(placed.nodes) - 1):  # one node, or one for each worker
         return
-    current_places = places_on(setup.table, setup.source.places)
+    current_places = places_on(table, scenario.source.worker_places)
     try:
-        result = PlacementSearch(placed, current_places, setup.links, seed=0).run(SEARCH_STEPS)
+        result = PlacementSearch(placed, current_places, scenario.links, seed=0).run(SEARCH_STEPS)
     except ValueError:  # links under which places are not searched
         return
     seats = tuple(result.best.places.tolist())
-    yield (
-        "places of workers",
-        dataclasses.replace(
-            setup,
-            source=setup.source.with_places(seats),
-            options={**setup.options, "worker_places": ",".join(map(str, seats))},
-            assumes=(*setup.assumes, "workers can be put on other nodes"),
-        ),
-    )
+    moved = scenario.replace(costs=scenario.source.with_places(seats))
+    yield run.changed("places of workers", moved, "workers can be put on other nodes")
 
 
-def microbatch_orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
+def microbatch_orders(run: Candidate) -> Iterator[Candidate]:
     """Yield another order of unequal microbatches."""
+    scenario, table = run.scenario, run.table
     # in another pipe, a microbatch would run on other workers, at unknown costs
-    has_known_costs = setup.table.num_pipes == 1 and setup.table.grammar.is_usual
-    if setup.order or not has_known_costs or not setup.costs.per_microbatch():
+    has_known_costs = table.num_pipes == 1 and table.grammar.is_usual
+    scaled = scenario.find_edit(ScaledTimes)  # rules of microbatches apply after their order
+    is_scaled = scaled is not None and "@microbatch" in scaled.rules
+    if is_scaled or not has_known_costs or not run.table_costs.per_microbatch():
         return
-    result = MicrobatchSearch(setup.table, setup.costs, setup.links, seed=0).run(SEARCH_STEPS)
-    order = tuple(result.best.order.tolist())
-    yield (
-        "order of microbatches",
-        dataclasses.replace(
-            setup,
-            order=order,
-            options={**setup.options, "microbatch_order": ",".join(map(str, order))},
-            assumes=(*setup.assumes, "which of the data comes first is free"),
-        ),
-    )
+    search = MicrobatchSearch(table, run.table_costs, scenario.links, seed=0)
+    order = search.run(SEARCH_STEPS).best.order.tolist()
+    edit = (scenario.find_edit(Microbatches) or Microbatches()).reordered(order)
+    assumption = "which of the data comes first is free"
+    yield run.changed("order of microbatches", scenario.with_edit(edit), assumption)
 
 
-def orders(setup: Setup) -> Iterator[tuple[str, Setup]]:
+def orders(run: Candidate) -> Iterator[Candidate]:
     """Yield a better order of sends and receives, if these block each other."""
-    if not setup.links.is_rendezvous or setup.parts["blocking"] <= MIN_GAIN * setup.step_time:
+    scenario, links = run.scenario, run.scenario.links
+    if not links.is_rendezvous or run.parts["blocking"] <= MIN_GAIN * run.step_time:
         return
     # the search requires early posting; a run with another posting takes its best order
-    links = dataclasses.replace(setup.links, posting=POSTINGS[0])
+    early = dataclasses.replace(links, posting=POSTINGS[0])
     try:
-        result = messages(
-            setup.table, setup.costs, link=links, iterations=SEARCH_STEPS, time_limit=None
-        )
+        best = messages(
+            run.table, run.table_costs, link=early, iterations=SEARCH_STEPS, time_limit=None
+        ).best
     except (ValueError, ScheduleError):  # links whose orders are not searched
         return
-    yield (
-        "order of messages",
-        dataclasses.replace(
-            setup,
-            table=result.best.table,
-            links=result.best.links if setup.links == links else setup.links,
-            schedule=None,
-            options={**setup.options, "order": str(SEARCH_STEPS)},
-        ),
-    )
+    search = TableSearch("messages", scenario)
+    ordered = run.with_table("order of messages", best.table, search)
+    if links == early:
+        ordered = ordered.changed(ordered.what, ordered.scenario.replace(link=best.links))
+    yield ordered
 
 
-def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield setups of a ring with more requests in flight."""
+def in_flight(run: Candidate) -> Iterator[Candidate]:
+    """Yield candidates of a ring with more requests in flight."""
     # With one more request, each rule of the ring names one microbatch earlier: 0F4 <- 3F0 in place
     # of 0F3 <- 3F0 means 4 requests in flight in place of 3.
-    table, table_without_ring = setup.table, without_rules(setup.table)
+    table, table_without_ring = run.table, without_rules(run.table)
     if not table.grammar.forward_only or table_without_ring is None or table.grammar.slices > 1:
         return
     other_rules = table_without_ring.grammar.rules
-    shortest = evaluate(table_without_ring, setup.costs, link=setup.links).makespan
+    links = run.scenario.links
+    shortest = evaluate(table_without_ring, run.table_costs, link=links).makespan
     ring_rules = [rule for rule in table.grammar.rules if rule not in other_rules]
     current = min((r.consumer_microbatch or 0) - (r.producer_microbatch or 0) for r in ring_rules)
     assumption = "there are more requests, and room for their keys and values"
@@ -305,30 +287,27 @@ def in_flight(setup: Setup) -> Iterator[tuple[str, Setup]]:
             new_table = dataclasses.replace(table, grammar=grammar)
         except ScheduleError:  # rules and order of the rows form a cycle
             return
-        options, assumes = {**setup.options, "rules": ""}, (*setup.assumes, assumption)
-        changed = dataclasses.replace(setup, table=new_table, options=options, assumes=assumes)
-        yield f"{current + extra} requests in flight in place of {current}", changed
+        what = f"{current + extra} requests in flight in place of {current}"
+        search = TableSearch("ring", run.scenario)
+        changed = run.with_table(what, new_table, search, assumption)
+        yield changed
         if changed.step_time <= shortest:
             return
 
 
-def settings(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Yield setups with another recomputation, sequence parallelism, overlap or head weight."""
-    workload = setup.source.workload
+def settings(run: Candidate) -> Iterator[Candidate]:
+    """Yield candidates with other recomputation, sequence parallelism, overlap or head weight."""
+    workload = run.scenario.source.workload
     if workload is None:
         return
-    for title, changes in _other_settings(workload):
+    for what, fields in _other_settings(workload):
         try:
-            source = setup.source.with_workload(dataclasses.replace(workload, **changes))
-            options: dict[str, str | None] = {
-                name: None if value is False else "" if value is True else str(value)
-                for name, value in changes.items()
-            }
-            other = dataclasses.replace(setup, source=source, options={**setup.options, **options})
+            scenario = run.scenario.with_workload(dataclasses.replace(workload, **fields))
+            other = run.changed(what, scenario)
             other.run  # noqa: B018 - evaluated here for its errors
         except (ValueError, MismatchError):
             continue
-        yield title, other
+        yield other
 
 
 def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -344,46 +323,32 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "head counts as a layer", {"embedding_units": 1, "loss_units": 1}
 
 
-def optimised(setup: Setup) -> Iterator[tuple[str, Setup]]:
+def optimised(run: Candidate) -> Iterator[Candidate]:
     """Yield the fastest schedule of these stages within the memory peak of the run."""
-    if setup.links.model not in LINKS_OF_SEARCH:
+    links = run.scenario.links
+    if links.model not in LINKS_OF_SEARCH:
         return
-    peak = activation_memory(setup.run).peak
+    peak = activation_memory(run.run).peak
+    limit = np.maximum(peak, 1.0)
     try:
         optimum = optimize(
-            setup.table,
-            setup.costs,
-            memory_limit=np.maximum(peak, 1.0),
-            link=setup.links,
-            time_limit=SOLVER_SECONDS,
+            run.table, run.table_costs, memory_limit=limit, link=links, time_limit=SOLVER_SECONDS
         )
     except (ValueError, ModuleNotFoundError):  # an unsupported problem, or no solver
         return
-    yield (
-        "order of ops, in the memory of now",
-        dataclasses.replace(
-            setup,
-            table=optimum.best.table,
-            schedule=None,
-            options={**setup.options, "optimise": ",".join(f"{limit:g}" for limit in peak)},
-        ),
-    )
+    search = TableSearch("optimize", run.scenario, tuple(peak.tolist()))
+    yield run.with_table("order of ops, in the memory of now", optimum.best.table, search)
 
 
-def layouts(setup: Setup) -> Iterator[tuple[str, Setup]]:
+def layouts(run: Candidate) -> Iterator[Candidate]:
     """Yield the fastest split of the model's layers over the stages."""
-    workload, system = setup.source.workload, setup.source.system
+    workload, system = run.scenario.model_workload, run.scenario.system
     if workload is None or system is None or workload.pipeline_layout:
         return
+    links = run.scenario.links
     try:
-        result = split_layers(
-            setup.table, workload, system, link=setup.links, time_limit=SOLVER_SECONDS
-        )
+        best = split_layers(run.table, workload, system, link=links, time_limit=SOLVER_SECONDS).best
     except ValueError:
         return
-    layout = str(result.best.layout)
-    source = setup.source.with_workload(result.best.workload)
-    ends = dict.fromkeys(("embedding_units", "loss_units"))
-    options = {**setup.options, **ends, "pipeline_layout": layout}
-    what = f"layers over stages: {layout}"
-    yield what, dataclasses.replace(setup, source=source, options=options)
+    what = f"layers over stages: {best.layout}"
+    yield run.changed(what, run.scenario.with_workload(best.workload))

@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.faults import NEGLIGIBLE, Fault
 from pipejax.analysis.step.step_parts import Part
 from pipejax.base.array_types import Float, NumpyArray
@@ -17,6 +18,7 @@ from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
+from pipejax.costs.sources import ModelCosts
 from pipejax.costs.system.system import System
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
@@ -25,18 +27,9 @@ from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
-from pipejax.search.remedies.setup import (
-    MeasuredTimes,
-    Memory,
-    ModelTimes,
-    Schedule,
-    Setup,
-    Source,
-    begin_setup,
-    plan_schedule,
-)
+from pipejax.search.remedies.candidates import Candidate, Memory, TableSearch, first_candidate
 
-Changes = Callable[[Setup], Iterator[tuple[str, Setup]]]
+Changes = Callable[[Candidate], Iterator[Candidate]]
 # kinds of remedies, in the order in which they combine: those that replace the table come first,
 # because scaling rules of single stages hold for one table only
 KINDS: Mapping[str, Changes] = {
@@ -74,7 +67,9 @@ class Remedy(NamedTuple):
       bound: lower bound on the step time of any schedule of the same stages and workers [s].
       memory: need of the fullest worker over that of the unchanged run.
       fits: whether it stays within the limit; without a limit, within the present peak.
-      setup: table, costs and links, and the options that set them on the command line.
+      scenario: the changed run.
+      layers: layers of each stage, if known.
+      search: the search that found its table, if one did.
 
     Example:
       >>> import pipejax as pj
@@ -93,7 +88,9 @@ class Remedy(NamedTuple):
     bound: float
     memory: float
     fits: bool
-    setup: Setup
+    scenario: Scenario
+    layers: tuple[int, ...] = ()
+    search: TableSearch | None = None
 
 
 @short_repr
@@ -137,8 +134,8 @@ class Explanation:
 
 
 def explain(
-    table: ScheduleTable,
-    costs: Costs | Workload,
+    run: Scenario | ScheduleTable,
+    costs: Costs | Workload | None = None,
     *,
     system: System | None = None,
     link: str | Links = "delay",
@@ -154,7 +151,7 @@ def explain(
     costs.
 
     Args:
-      table: a synchronous schedule.
+      run: a scenario of a synchronous schedule; or its table, with the next three arguments.
       costs: measured costs [s], unbatched; or a workload, on a system.
       system: machine of a workload.
       link: link model, or `Links`.
@@ -180,85 +177,38 @@ def explain(
       >>> result.bottleneck.kind, result.bottleneck.seconds
       ('microbatches', 4.5)
     """
-    check_types(table=(table, ScheduleTable), costs=(costs, Costs, Workload))
-    check_types(system=(system, System, type(None)))
-    if isinstance(costs, Workload) != (system is not None):
-        raise wrong("system", "goes with a workload in place of costs, and a workload needs it")
-    source: Source
-    if isinstance(costs, Workload) and system is not None:
-        source = ModelTimes(costs, system)
+    check_types(system=(system, System, type(None)), run=(run, Scenario, ScheduleTable))
+    if isinstance(run, Scenario):
+        scenario = run
     else:
-        assert isinstance(costs, Costs)
-        source = MeasuredTimes(costs, table.num_stages)
-    schedule = _recognized_schedule(table, source)
-    begin = begin_setup(table, Links.resolve(link), source, schedule, stage_layers)
-    return explain_setup(
-        begin,
-        _limit(memory_limit, begin),
-        schedules=schedules,
-        search=search,
-        on_progress=on_progress,
-    )
-
-
-def _recognized_schedule(table: ScheduleTable, source: Source) -> Schedule | None:
-    """Return the named schedule, planned for these times, that equals a table; None without one."""
-    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    for options in changes.VARIANTS.get(table.name, ({},)) if table.name in REGISTRY else ():
-        try:
-            schedule = plan_schedule(Schedule(table.name, options), size, source.table_costs)
-            if _is_same(schedule.build(size), table):
-                return schedule
-        except ValueError:  # it does not exist for these numbers
-            continue
-    return None
-
-
-def _is_same(table: ScheduleTable, other: ScheduleTable) -> bool:
-    """Return whether two tables have the same rows, grammar and placement."""
-    pairs = zip((*table.cells, *table.partners), (*other.cells, *other.partners), strict=True)
-    is_same = table.grammar == other.grammar and np.array_equal(table.placement, other.placement)
-    return is_same and all(np.array_equal(array, other_array) for array, other_array in pairs)
-
-
-def _limit(
-    memory_limit: float | Sequence[float] | None, begin: Setup
-) -> Float[NumpyArray, " workers"] | float | None:
-    """Check a memory limit; default: the memory of the system, if there is one."""
-    if memory_limit is None:
-        system = begin.source.system
-        return None if system is None else float(system.memory_available)
-    limit = np.asarray(memory_limit, float)
-    if limit.shape not in ((), (begin.table.num_workers,)) or not (limit > 0).all():
-        raise wrong("memory_limit", f"must be above 0, or so for each worker, got {memory_limit!r}")
-    return limit
-
-
-def explain_setup(
-    begin: Setup,
-    limit: Float[NumpyArray, " workers"] | float | None,
-    *,
-    schedules: Sequence[str] | None = None,
-    search: bool = False,
-    on_progress: OnProgress | None = None,
-) -> Explanation:
-    """Explain an unchanged setup, as `explain` does for a table at costs."""
-    memory = Memory(begin, limit)
+        check_types(costs=(costs, Costs, Workload))
+        if isinstance(costs, Workload) != (system is not None):
+            raise wrong("system", "goes with a workload in place of costs, and a workload needs it")
+        source: Any = costs
+        if isinstance(costs, Workload) and system is not None:
+            source = ModelCosts(costs, system)
+        scenario = named_scenario(Scenario(run, costs=source, link=link))
+    begin = first_candidate(scenario, stage_layers)
+    memory = Memory(begin, _limit(memory_limit, begin))
     kinds = {**KINDS, **(SEARCHES if search else {})}
     if schedules is not None or search:
         names = [named(name) for name in schedules] if schedules is not None else [*REGISTRY]
         kinds["schedule"] = functools.partial(changes.schedules, names=names)
     remedies: list[Remedy] = []
-    candidates: dict[str, list[Remedy]] = {}
+    candidates: dict[str, list[Candidate]] = {}
     with telling("explain", on_progress) as report:
         for done, (kind, change) in enumerate(kinds.items()):
             report(done, len(kinds) + 1, kind)
-            candidates[kind] = _apply(kind, change, begin, begin, memory)
-            remedies += _select(kind, candidates[kind], begin, memory)
+            candidates[kind] = list(change(begin))
+            useful = _select(kind, candidates[kind], memory)
+            remedies += [_remedy(kind, candidate, memory) for candidate in useful]
         report(len(kinds), len(kinds) + 1, "combined")
-        remedies += _combine(kinds, candidates, remedies, begin, memory)
+        combined = _combine(kinds, candidates, memory)
+        best_single = max((remedy.saves for remedy in remedies), default=0.0)
+        if combined and combined.saves > best_single * (1 + 1e-9):
+            remedies.append(combined)
     remedies.sort(key=lambda remedy: -remedy.saves)
-    faults = _faults_with_memory(begin, memory, candidates["schedule"])
+    faults = _faults_with_memory(memory, candidates["schedule"])
     return Explanation(
         run=begin.run,
         parts=_parts_with_places(begin),
@@ -270,14 +220,49 @@ def explain_setup(
     )
 
 
+def named_scenario(scenario: Scenario) -> Scenario:
+    """Return a scenario of a table with the schedule that builds it, if one does."""
+    table = scenario.table()
+    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
+    for options in changes.VARIANTS.get(table.name, ({},)) if table.name in REGISTRY else ():
+        match = scenario.replace(schedule=table.name, options=options, **size)
+        try:
+            if is_same_table(match.table(), table):
+                return match
+        except ValueError:  # it does not exist for these numbers
+            continue
+    return scenario
+
+
+def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:
+    """Return whether two tables have the same rows, grammar and placement."""
+    pairs = zip((*table.cells, *table.partners), (*other.cells, *other.partners), strict=True)
+    is_same = table.grammar == other.grammar and np.array_equal(table.placement, other.placement)
+    return is_same and all(np.array_equal(array, other_array) for array, other_array in pairs)
+
+
+def _limit(
+    memory_limit: float | Sequence[float] | None, begin: Candidate
+) -> Float[NumpyArray, " workers"] | float | None:
+    """Check a memory limit; default: the memory of the system, if there is one."""
+    if memory_limit is None:
+        has_bytes = begin.scenario.model_workload is not None
+        system = begin.scenario.system if has_bytes else None
+        return None if system is None else float(system.memory_available)
+    limit = np.asarray(memory_limit, float)
+    if limit.shape not in ((), (begin.table.num_workers,)) or not (limit > 0).all():
+        raise wrong("memory_limit", f"must be above 0, or so for each worker, got {memory_limit!r}")
+    return limit
+
+
 TOLERANCE = 0.01  # share of the step that slower messages may cost
 MAX_FACTOR = 1e6  # tolerated factors above this count as infinite
 
 
-def _tolerated_factor(begin: Setup) -> float | None:
+def _tolerated_factor(begin: Candidate) -> float | None:
     """Return the factor on message times that lengthens the step by the tolerance."""
     # None if messages take no time, infinite if the step does not depend on them.
-    program, vector = lower_and_price(begin.table, begin.costs, begin.links)
+    program, vector = lower_and_price(begin.table, begin.table_costs, begin.scenario.links)
     first_link = program.layout.first_link
     if not vector[first_link:].any():
         return None
@@ -296,7 +281,7 @@ def _tolerated_factor(begin: Setup) -> float | None:
     return low
 
 
-def _parts_with_places(begin: Setup) -> list[Part]:
+def _parts_with_places(begin: Candidate) -> list[Part]:
     """Return the parts of a step, with the worker or link of each."""
     places: dict[str, str] = {}
     for fault in reversed(begin.faults):
@@ -313,87 +298,82 @@ def _parts_with_places(begin: Setup) -> list[Part]:
     ]
 
 
-def _remedy(kind: str, what: str, setup: Setup, begin: Setup, memory: Memory) -> Remedy:
-    """Compare a changed setup with the unchanged one."""
+def _remedy(kind: str, candidate: Candidate, memory: Memory) -> Remedy:
+    """Compare a candidate with the unchanged run."""
     return Remedy(
         kind,
-        what,
-        saves=begin.step_time - setup.step_time,
-        step_time=setup.step_time,
-        assumes=setup.assumes,
-        bound=setup.bound,
-        memory=memory.ratio(setup),
-        fits=memory.fits(setup),
-        setup=setup,
+        candidate.what,
+        saves=memory.begin.step_time - candidate.step_time,
+        step_time=candidate.step_time,
+        assumes=candidate.assumes,
+        bound=candidate.bound,
+        memory=memory.ratio(candidate),
+        fits=memory.fits(candidate),
+        scenario=candidate.scenario,
+        layers=candidate.layers,
+        search=candidate.search,
     )
 
 
-def _apply(kind: str, change: Changes, setup: Setup, begin: Setup, memory: Memory) -> list[Remedy]:
-    """Apply every change of a kind to a setup; savings count against the unchanged `begin`."""
-    return [_remedy(kind, what, changed, begin, memory) for what, changed in change(setup)]
-
-
-def _select(kind: str, remedies: Sequence[Remedy], begin: Setup, memory: Memory) -> list[Remedy]:
+def _select(kind: str, candidates: Sequence[Candidate], memory: Memory) -> list[Candidate]:
     """Keep remedies that shorten the step or make it fit in memory; of alternatives, the best."""
     # Also keep the best without more pipes than now, which most runtimes do not support.
+    begin = memory.begin
     min_gain = changes.MIN_GAIN * begin.step_time if memory.fits(begin) else -math.inf
-    useful = [remedy for remedy in remedies if remedy.fits and remedy.saves > min_gain]
+    useful = [
+        candidate
+        for candidate in candidates
+        if memory.fits(candidate) and begin.step_time - candidate.step_time > min_gain
+    ]
     if kind not in BEST_ONLY or not useful:
         return useful
     pipes = begin.table.num_pipes
-    no_new_pipe = [remedy for remedy in useful if remedy.setup.table.num_pipes <= pipes]
-    best = [max(group, key=lambda remedy: remedy.saves) for group in (useful, no_new_pipe) if group]
+    no_new_pipe = [candidate for candidate in useful if candidate.table.num_pipes <= pipes]
+    best = [min(group, key=_step_time) for group in (useful, no_new_pipe) if group]
     return best if best[0] is not best[-1] else best[:1]
 
 
+def _step_time(candidate: Candidate) -> float:
+    return candidate.step_time
+
+
 def _combine(
-    kinds: Mapping[str, Changes],
-    candidates: Mapping[str, Sequence[Remedy]],
-    remedies: Sequence[Remedy],
-    begin: Setup,
-    memory: Memory,
-) -> list[Remedy]:
-    """Combine candidates of several kinds; return the best combination if it beats all remedies."""
+    kinds: Mapping[str, Changes], candidates: Mapping[str, Sequence[Candidate]], memory: Memory
+) -> Remedy | None:
+    """Combine candidates of several kinds; return the best combination, if two kinds help."""
     # If memory rules out a good schedule, a second order starts with smaller microbatches.
     orders: list[tuple[str, ...]] = [COMBINED]
-    min_gain = changes.MIN_GAIN * begin.step_time
-    if any(not remedy.fits and remedy.saves > min_gain for remedy in candidates["schedule"]):
+    max_time = (1 - changes.MIN_GAIN) * memory.begin.step_time
+    if any(c.step_time < max_time and not memory.fits(c) for c in candidates["schedule"]):
         orders.append(SMALLER_FIRST)
     combinations = [
-        _apply_in_turn({kind: kinds[kind] for kind in order}, candidates, begin, memory)
+        _apply_in_turn({kind: kinds[kind] for kind in order}, candidates, memory)
         for order in orders
     ]
-    best = max(filter(None, combinations), key=lambda remedy: remedy.saves, default=None)
-    best_single = max((remedy.saves for remedy in remedies), default=0.0)
-    return [best] if best is not None and best.saves > best_single * (1 + 1e-9) else []
+    best = min(filter(None, combinations), key=_step_time, default=None)
+    return None if best is None else _remedy("combined", best, memory)
 
 
 def _apply_in_turn(
-    kinds: Mapping[str, Changes],
-    candidates: Mapping[str, Sequence[Remedy]],
-    begin: Setup,
-    memory: Memory,
-) -> Remedy | None:
-    """Apply the best remedy of each kind in this order; None if fewer than two help."""
-    # `candidates` are the remedies of each kind on the unchanged setup.
-    setup, titles = begin, list[str]()
+    kinds: Mapping[str, Changes], candidates: Mapping[str, Sequence[Candidate]], memory: Memory
+) -> Candidate | None:
+    """Apply the best change of each kind in this order; None if fewer than two help."""
+    # `candidates` are the changes of each kind to the unchanged run.
+    begin = best = memory.begin
+    titles = []
     for kind, change in kinds.items():
-        remedies = candidates[kind]
-        if setup is not begin:
-            remedies = _apply(kind, change, setup, begin, memory)
-        max_time = setup.step_time - changes.MIN_GAIN * begin.step_time
-        better = [remedy for remedy in remedies if remedy.fits and remedy.step_time < max_time]
+        max_time = best.step_time - changes.MIN_GAIN * begin.step_time
+        options = candidates[kind] if best is begin else change(best)
+        better = [c for c in options if c.step_time < max_time and memory.fits(c)]
         if better:
-            best = min(better, key=lambda remedy: remedy.step_time)
-            setup = best.setup
+            best = min(better, key=_step_time)
             titles.append(best.what)
-    if len(titles) < 2:
-        return None
-    return _remedy("combined", "; ".join(titles), setup, begin, memory)
+    return best.changed("; ".join(titles), best.scenario) if len(titles) > 1 else None
 
 
-def _faults_with_memory(begin: Setup, memory: Memory, schedules: Sequence[Remedy]) -> list[Fault]:
-    """List the faults, with memory if the setup does not fit or it rules out a better schedule."""
+def _faults_with_memory(memory: Memory, schedules: Sequence[Candidate]) -> list[Fault]:
+    """List the faults, with memory if the run does not fit or it rules out a better schedule."""
+    begin = memory.begin
     faults = list(begin.faults)
     if memory.limit is not None and not memory.fits(begin):
         needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, begin.run.workers)
@@ -404,21 +384,23 @@ def _faults_with_memory(begin: Setup, memory: Memory, schedules: Sequence[Remedy
         )
         return [Fault("memory", 0.0, why, worker), *faults]
     if memory.limit is not None and schedules:
-        best = max(schedules, key=lambda remedy: remedy.saves)
-        best_fitting = max((remedy.saves for remedy in schedules if remedy.fits), default=0.0)
-        gain = best.saves - max(best_fitting, 0.0)
+        best = min(schedules, key=_step_time)
+        fitting = [candidate.step_time for candidate in schedules if memory.fits(candidate)]
+        gain = min([begin.step_time, *fitting]) - best.step_time
         if gain > NEGLIGIBLE * begin.step_time:
-            percent, gain_percent = (100 * x / begin.step_time for x in (best.saves, gain))
+            saves = begin.step_time - best.step_time
+            percent, gain_percent = (100 * x / begin.step_time for x in (saves, gain))
             why = (
-                f"memory rules out {best.what}, which needs {best.memory:.3g} times as much and "
-                f"would save {percent:.3g} % of the step, {gain_percent:.3g} % more than what fits"
+                f"memory rules out {best.what}, which needs {memory.ratio(best):.3g} times as much "
+                f"and would save {percent:.3g} % of the step, {gain_percent:.3g} % more than what "
+                "fits"
             )
             faults.append(Fault("memory", gain, why))
     return sorted(faults, key=lambda fault: -fault.seconds)
 
 
-def _schedule_fault(begin: Setup) -> Fault:
-    """Return start and end of the pipeline as the fault of a setup without any other."""
+def _schedule_fault(begin: Candidate) -> Fault:
+    """Return start and end of the pipeline as the fault of a run without any other."""
     parts = begin.parts
     ends = parts["start"] + parts["gaps"] + parts["end"]
     share = 100 * ends / (begin.step_time or 1.0)

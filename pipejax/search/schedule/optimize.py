@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from pipejax.analysis.scenario import Scenario
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.display import abbreviated
 from pipejax.base.progress import OnProgress, telling
@@ -20,8 +21,8 @@ from pipejax.search.schedule.store import SolvedProblems
 
 
 def optimize(
-    table: ScheduleTable,
-    costs: Costs,
+    run: Scenario | ScheduleTable,
+    costs: Costs | None = None,
     *,
     memory_limit: PerEntry,
     sizes: PerEntry = 1.0,
@@ -39,7 +40,8 @@ def optimize(
     """Search for the fastest schedule under a memory limit, with a bound on all others.
 
     Args:
-      table: placement of stages and pipes of microbatches; its order is a start if it fits.
+      run: a scenario; or its table, with costs and link. The table places stages and pipes of
+        microbatches; its order is a start if it fits.
       costs: unbatched costs [s].
       memory_limit: memory of a worker, or one entry per worker, in the unit of `sizes`.
       sizes: size of an activation, or one entry per stage; 1 counts activations.
@@ -76,8 +78,13 @@ def optimize(
       >>> result.value, result.best.status
       (310.0, 'optimal')
     """
-    check_types(table=(table, ScheduleTable), costs=(costs, Costs), offload=(offload, bool))
-    links = Links.resolve(link)
+    check_types(run=(run, Scenario, ScheduleTable), offload=(offload, bool))
+    if isinstance(run, Scenario):
+        table, costs, links = run.table(), run.table_costs(), run.links
+    else:
+        table, links = run, Links.resolve(link)
+    check_types(costs=(costs, Costs))
+    assert costs is not None
     host_link_ids(links, table.num_workers)
     memory = memory_limit, sizes, weight_share
     problem = build_problem(table, costs, *memory, offload, links, objective)

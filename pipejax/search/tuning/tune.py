@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pipejax.analysis.scenario import Scenario
 from pipejax.base.checks import ArgumentError, check_types, resolve_choice, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
+from pipejax.costs.edits import PairFactor, SlowWorkers
 from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
-from pipejax.schedules.table.links import Links
 from pipejax.search.found import Found
 from pipejax.search.tuning.joint import (
     PARTS,
@@ -103,19 +104,14 @@ class TunedSetting:
 
 
 def tune(
-    schedule: str,
-    num_workers: int,
-    workload: Workload,
-    system: System,
-    *,
+    scenario: Scenario,
     over: str | Sequence[str] = "size",
+    *,
     method: str | None = None,
-    link: str | Links = "delay",
     no_memory_limit: bool = False,
     microbatch_size: int | None = None,
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
-    **schedule_options: Any,
 ) -> Found[TunedSetting]:
     """Tune settings of a workload for the shortest step: by default the microbatch size.
 
@@ -124,22 +120,18 @@ def tune(
     evaluates every legal candidate. The step time of the answer is exact in both cases.
 
     Args:
-      schedule: name of the schedule, as for `pj.schedules.build`.
-      num_workers: P.
-      workload: model, minibatch and parallelism.
-      system: the machine.
+      scenario: a named schedule with the costs of a model on a system; its number of microbatches
+        is not used.
       over: part to tune: "size" of a microbatch, "layers" of each stage, or "recompute", the number
         of recomputed layers of each stage. Several are tuned together: a sequence, or names with
         commas.
       method: "gradient" or "exhaustive"; default: exhaustive up to 200,000 settings of one part
         or 1,000,000 of several, else gradient.
-      link: link model, or `Links`.
       no_memory_limit: whether workers may need more memory than their accelerators have.
       microbatch_size: size if it is not tuned [sequences]; default: the best one by itself.
       on_progress: called with the number of evaluated settings, None, and the best step time so far
         as a text; default: a bar in notebooks.
       on_best: called with the best result so far after each exact evaluation.
-      **schedule_options: other options of the schedule, such as stages_per_worker.
 
     Returns:
       The best setting, its exact step time and memory. If all candidates were evaluated, the bound
@@ -147,20 +139,27 @@ def tune(
       fit.
 
     Raises:
-      ValueError: if a name is unknown, the links have `eager_below`, an argument does not match the
-        tuned parts, the microbatch size does not divide the minibatch, no setting fits
-        (`NothingFitsError` for the microbatch size), or an exhaustive search is too large.
+      ValueError: if the scenario has no schedule or model, a name is unknown, the links have
+        `eager_below`, an argument does not match the tuned parts, the microbatch size does not
+        divide the minibatch, no setting fits (`NothingFitsError` for the microbatch size), or an
+        exhaustive search is too large.
 
     Example:
       >>> import pipejax as pj
       >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
-      >>> result = pj.tune("1f1b", 4, workload, pj.load_system("h100"))
+      >>> costs = pj.costing.ModelCosts(workload, pj.load_system("h100"))
+      >>> result = pj.tune(pj.Scenario("1f1b", num_workers=4, costs=costs))
       >>> result.best.microbatch_size, result.best.microbatches, result.best.method
       (2, 16, 'exhaustive')
     """
-    check_types(workload=(workload, Workload), system=(system, System))
-    check_types(no_memory_limit=(no_memory_limit, bool))
-    num_workers = whole_number(num_workers, "num_workers")
+    check_types(scenario=(scenario, Scenario), no_memory_limit=(no_memory_limit, bool))
+    schedule, workload, system = scenario.schedule, scenario.workload, scenario.system
+    if workload is None or system is None or not isinstance(schedule, str):
+        raise wrong("scenario", "must be a named schedule with the costs of a model on a system")
+    for edit in scenario.edits:
+        if not isinstance(edit, PairFactor | SlowWorkers):
+            raise wrong("scenario", f"has an edit that tune does not know: {edit!r}")
+    num_workers = whole_number(scenario.num_workers, "num_workers")
     if microbatch_size is not None:
         microbatch_size = whole_number(microbatch_size, "microbatch_size")
     parts = _parts(over)
@@ -170,7 +169,7 @@ def tune(
         raise wrong("microbatch_size", f"does not go with tuning {over}")
     if workload.pipeline_layout and "layers" in parts:
         raise wrong("pipeline_layout", "says the layers of each stage, which are to be tuned")
-    if (eager_below := Links.resolve(link).eager_below) > 0:
+    if (eager_below := scenario.links.eager_below) > 0:
         raise ArgumentError(
             "eager_below",
             eager_below,
@@ -178,7 +177,11 @@ def tune(
             "are buffered",
         )
     family = ScheduleFamily(
-        schedule, num_workers, schedule_options, link, functools.partial(price, workload, system)
+        schedule,
+        num_workers,
+        scenario.options,
+        scenario.links,
+        functools.partial(price, workload, system),
     )
     if family.is_planned and over not in ("size", "recompute"):
         raise wrong(

@@ -22,8 +22,9 @@ from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import Model, parse_recompute
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Stages, Workload, assign_layers, build_stages
+from pipejax.costs.model.workload_fields import parse_recompute
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
 from pipejax.costs.system.system import System

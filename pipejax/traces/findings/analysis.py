@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.analysis.scenario import Scenario
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.schedules.table.links import Links
-from pipejax.search.remedies.explain import Explanation, explain_setup
-from pipejax.search.remedies.setup import MeasuredTimes, Schedule, Setup, begin_setup
+from pipejax.search.remedies.explain import Explanation, explain
 from pipejax.traces.clocks import Offset, aligned
 from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.new_deal import (
@@ -30,14 +30,17 @@ from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipe
 from pipejax.traces.replaying.replay import Replay, replay
 
 
-def trace_setup(replayed: Replay, stage_layers: Sequence[int] | None = None) -> Setup:
-    """Return a setup of the most frequent table, at mean recorded times and its link model."""
-    table, match = replayed.pipelines.table, registered(replayed.pipelines.table)
-    schedule = None if match is None else Schedule(*match)
-    if schedule is not None:
-        table = dataclasses.replace(table, name=schedule.name)
-    source = MeasuredTimes(measured_costs(replayed), table.num_stages)
-    return begin_setup(table, replayed.links, source, schedule, stage_layers)
+def trace_scenario(replayed: Replay) -> Scenario:
+    """Return the most frequent table at mean recorded times, over the links of the replay."""
+    table, costs = replayed.pipelines.table, measured_costs(replayed)
+    match = registered(table)
+    if match is None:
+        return Scenario(table, costs=costs, link=replayed.links)
+    name, options = match
+    microbatches = table.num_microbatches // table.grammar.slices
+    return Scenario(
+        name, table.num_workers, microbatches, options, costs=costs, link=replayed.links
+    )
 
 
 def advise(
@@ -75,9 +78,9 @@ def advise(
       'schedule zb-h1; 16 microbatches of 0.5 times the size'
     """
     check_types(replayed=(replayed, Replay))
-    return explain_setup(
-        trace_setup(replayed, stage_layers),
-        None,
+    return explain(
+        trace_scenario(replayed),
+        stage_layers=stage_layers,
         schedules=schedules,
         search=search,
         on_progress=on_progress,

@@ -1,0 +1,234 @@
+"""Scenarios: a schedule at costs over links, with edits. Every question about a run has one."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pipejax.analysis.runs.evaluate import Evaluation, evaluate
+from pipejax.base.checks import check_types, wrong
+from pipejax.base.display import with_short_repr
+from pipejax.costs.costs import Costs
+from pipejax.costs.edits import KINDS, Edit, Microbatches, PairFactor, ScaledTimes, SlowWorkers
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.planning import for_times
+from pipejax.costs.sources import CostSource, MeasuredCosts, SlotCosts, TableFile
+from pipejax.costs.system.system import System
+from pipejax.costs.topology import PlacedCosts, places_on
+from pipejax.schedules.naming import find
+from pipejax.schedules.registry import Builder
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table_files import read_table
+
+SLOTS = SlotCosts()
+EditKind = TypeVar("EditKind", bound=Edit)
+
+
+@with_short_repr("schedule num_workers num_microbatches costs link edits")
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A schedule at costs over links, with edits.
+
+    A schedule that is planned for times is planned for those of the run.
+
+    Args:
+      schedule: name of a schedule, as for `pj.schedules.build`, or a table.
+      num_workers: P of a named schedule.
+      num_microbatches: M of a named schedule.
+      options: further options of a named schedule, as for `pj.schedules.build`.
+      costs: measured `Costs`; `pj.costing.ModelCosts(workload, system)`; or another source of
+        `pj.costing`. Default: the slots of the table.
+      link: link model, or `Links`.
+      edits: changes of table and costs, from `pj.costing`, in the order in which they apply.
+      files: names or files of model, system, stack and lengths, for command lines.
+
+    Example:
+      >>> import pipejax as pj
+      >>> costs = pj.Costs(forward=1.0, backward=2.0)
+      >>> run = pj.Scenario("1f1b", num_workers=4, num_microbatches=8, costs=costs)
+      >>> run.evaluate().makespan, run.replace(num_microbatches=16).evaluate().makespan
+      (33.0, 57.0)
+    """
+
+    schedule: str | TableFile | ScheduleTable
+    num_workers: int | None = None
+    num_microbatches: int | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    costs: CostSource | Costs = SLOTS
+    link: str | Links = "delay"
+    edits: tuple[Edit, ...] = ()
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_types(
+            schedule=(self.schedule, str, TableFile, ScheduleTable),
+            costs=(self.costs, Costs, CostSource),
+        )
+        if isinstance(self.costs, Costs):
+            object.__setattr__(self, "costs", MeasuredCosts(costs=self.costs))
+        object.__setattr__(self, "link", Links.resolve(self.link))
+
+    @property
+    def source(self) -> CostSource:
+        """Return the source of the costs."""
+        assert isinstance(self.costs, CostSource)
+        return self.costs
+
+    @property
+    def links(self) -> Links:
+        """Return the record of the links."""
+        return Links.resolve(self.link)
+
+    @property
+    def has_times(self) -> bool:
+        """Return whether the costs are seconds, not slots."""
+        return not isinstance(self.costs, SlotCosts)
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Return workers and microbatches of a named schedule; a table from a file has its own."""
+        sizes = self._builder.sizes or (None, None)
+        size = {
+            "num_workers": self.num_workers or sizes[0],
+            "num_microbatches": self.num_microbatches or sizes[1],
+        }
+        for name, value in size.items():
+            if value is None:
+                raise wrong(name, f"is missing: {self.schedule} is of any size")
+        return {name: count for name, count in size.items() if count is not None}
+
+    def table(self) -> ScheduleTable:
+        """Return the table, built at first use."""
+        return self._table
+
+    @functools.cached_property
+    def _table(self) -> ScheduleTable:
+        if isinstance(self.schedule, ScheduleTable):
+            table = self.schedule
+        elif isinstance(self.schedule, TableFile) and self.num_workers is None:
+            table = read_table(self.schedule.path, repair=self.schedule.repair)
+        else:
+            table = self._builder.function(**self.size, **self.plan_options())
+        for edit in self.edits:
+            table = edit.change_table(table)
+        return table
+
+    @property
+    def _builder(self) -> Builder:
+        if isinstance(self.schedule, str):
+            return find(self.schedule)
+        assert isinstance(self.schedule, TableFile)
+        return find(self.schedule.path, repair=self.schedule.repair)
+
+    def plan_options(self) -> Mapping[str, Any]:
+        """Return the options of the schedule; if it is planned, with the times of its plan."""
+        if not isinstance(self.schedule, str) or not self.has_times:
+            return self.options
+        builder, options, workload = find(self.schedule), dict(self.options), self.source.workload
+        share = None if workload is None else workload.weight_share
+        if share is not None and "weight_share" in builder.takes:
+            options.setdefault("weight_share", share)
+        return for_times(builder, self.size, options, self.price)
+
+    def pinned(self) -> "Scenario":
+        """Return the scenario with a fixed plan, so that further edits keep its table."""
+        return self.replace(options=self.plan_options())
+
+    def price(self, table: ScheduleTable) -> Costs:
+        """Return the costs of any table, edits included [s]."""
+        if not self.source.sizes:
+            return self._levels(table)[0]
+        places = places_on(table, self.source.worker_places, "worker_places")
+        return self._place(table).at(places)
+
+    def table_costs(self) -> Costs:
+        """Return the costs of the table [s], priced at first use."""
+        return self._table_costs
+
+    @functools.cached_property
+    def _table_costs(self) -> Costs:
+        return self.price(self.table())
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the table at its costs, at first use."""
+        return self._evaluation
+
+    @functools.cached_property
+    def _evaluation(self) -> Evaluation:
+        return evaluate(self.table(), self.table_costs(), link=self.links)
+
+    def replace(self, **changes: Any) -> "Scenario":
+        """Return the scenario with other fields."""
+        return dataclasses.replace(self, **changes)
+
+    def find_edit(self, kind: type[EditKind]) -> EditKind | None:
+        """Return the edit of a kind; None without one."""
+        return next((edit for edit in self.edits if isinstance(edit, kind)), None)
+
+    def with_edit(self, edit: Edit) -> "Scenario":
+        """Return the scenario with an edit in place of that of its kind."""
+        others = (other for other in self.edits if type(other) is not type(edit))
+        order = sorted((*others, edit), key=lambda edit: KINDS.index(type(edit)))
+        return self.replace(edits=tuple(order))
+
+    def with_table(self, table: ScheduleTable) -> "Scenario":
+        """Return the scenario with a table in place of the schedule and all changes of it."""
+        edits = tuple(e for e in self.edits if type(e).change_table is Edit.change_table)
+        return self.replace(
+            schedule=table, num_workers=None, num_microbatches=None, options={}, edits=edits
+        )
+
+    def with_workload(self, workload: Workload) -> "Scenario":
+        """Return the scenario of a model with another workload."""
+        return self.replace(costs=dataclasses.replace(self.source, workload=workload))
+
+    @property
+    def microbatches(self) -> Microbatches:
+        """Return lengths, scale and order of the microbatches."""
+        edit = self.find_edit(Microbatches) or Microbatches()
+        lengths = self.source.lengths
+        return edit if lengths is None else dataclasses.replace(edit, lengths=tuple(lengths))
+
+    @property
+    def system(self) -> System | None:
+        """Return the machine of a model."""
+        return self.source.system
+
+    @property
+    def model_workload(self) -> Workload | None:
+        """Return the workload of a model with equal microbatches."""
+        return self.source.workload if self.microbatches == Microbatches() else None
+
+    @property
+    def workload(self) -> Workload | None:
+        """Return the workload of a model whose times are as the model has them, for reports."""
+        workload = self.model_workload
+        if workload is None or self.find_edit(ScaledTimes):
+            return None
+        pairs, slow = self.find_edit(PairFactor), self.find_edit(SlowWorkers)
+        changes: dict[str, Any] = {} if pairs is None else {"pair_factor": pairs.factor}
+        if slow is not None:
+            changes["stragglers"] = slow.factors
+        return dataclasses.replace(workload, **changes) if changes else workload
+
+    @property
+    def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
+        """Return the function from a table to its costs by place; None for links that are alike."""
+        return self._place if self.source.sizes or self.workload is not None else None
+
+    def _levels(self, table: ScheduleTable) -> list[Costs]:
+        """Return the costs of a table if all messages went over links of a level, by level."""
+        levels = self.source.levels(table)
+        for edit in self.edits:
+            levels = [edit.apply(costs, table) for costs in levels]
+        return levels
+
+    def _place(self, table: ScheduleTable) -> PlacedCosts:
+        workload, system = self.workload, self.system
+        if workload is None or system is None:
+            return PlacedCosts.from_levels(self._levels(table), table, self.source.sizes)
+        from pipejax.costs.stage.model_topology import model_placements
+
+        by_place = model_placements(workload, system, table)
+        return by_place._replace(base=self._levels(table)[0])

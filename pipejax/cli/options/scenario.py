@@ -1,0 +1,760 @@
+"""Scenarios as options: `parse_scenario` reads them, `command_line` writes them, its inverse.
+
+Each part has its two functions side by side. Nothing below this folder knows names of options.
+"""
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pipejax as pj
+from pipejax.base.checks import resolve_choice
+from pipejax.base.data_files import load_json
+from pipejax.cli.options import line
+from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
+from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
+from pipejax.cli.options.values import (
+    is_plain,
+    number_text,
+    parse_list,
+    parse_number,
+    parse_times,
+    parse_whole,
+    seconds_text,
+)
+from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
+from pipejax.schedules.cells.ops import HOST_LINK, SPLIT, STEP_END, TIMED
+from pipejax.schedules.naming import find
+from pipejax.schedules.registry import Builder
+from pipejax.schedules.table.links import format_pair_links, format_pairs
+from pipejax.schedules.table.table_files import REPAIRS
+
+if TYPE_CHECKING:
+    from pipejax.cli.options.tables import SizedSchedule, TableOptions
+    from pipejax.costs.edits import Edit, HostTimes, Microbatches, ShardingCells
+    from pipejax.costs.sources import CostSource
+
+Options = dict[str, Any]
+# fields of a workload that are options of models
+WORKLOAD = tuple(name for name, field in WORKLOAD_FIELDS.items() if field.head)
+NO_EFFECT_ALONE = ("sequence_parallel", "scatter_gather")  # without tensor parallelism
+
+
+class CostFields(NamedTuple):
+    """The part of a scenario that any table may have."""
+
+    costs: "CostSource"
+    edits: "tuple[Edit, ...]"
+    files: Mapping[str, str]
+
+
+def parse_scenario(
+    run: Any,
+    links: pj.Links,
+    *,
+    settings: "TableOptions | None" = None,
+    point: "SizedSchedule | None" = None,
+) -> "pj.Scenario":
+    """Read a scenario from options of tables and costs, or those of one of several schedules."""
+    settings = settings or run.settings
+    costs = getattr(run, "cost_fields", None)  # a closed form has no costs
+    if costs is None:
+        from pipejax.costs.sources import SlotCosts
+
+        costs = CostFields(SlotCosts(), (), {})
+    if point is None:
+        fields = _parse_table(run, settings)
+    else:
+        fields = {"schedule": point.name, "num_workers": point.workers}
+        fields["num_microbatches"] = point.microbatches
+        if settings.repair is not None and settings.builder(point.name).sizes is not None:
+            from pipejax.costs.sources import TableFile
+
+            fields["schedule"] = TableFile(point.name, settings.repair)
+    if isinstance(fields["schedule"], str):
+        settings.check([fields["schedule"]])
+        options = settings.for_schedule(fields["schedule"])
+        if "memory_limit" in options:
+            workload = costs.costs.workload
+            options["memory_limit"] = _parse_room(fields, options, workload)
+        if costs.costs.workload is not None:  # it has the weight share, for any schedule
+            options.pop("weight_share", None)
+        fields["options"] = options
+    return pj.Scenario(
+        **fields,
+        costs=costs.costs,
+        link=links,
+        edits=(*settings.edits, *costs.edits),
+        files=costs.files,
+    )
+
+
+def scenario_options(scenario: "pj.Scenario") -> Options:
+    """Return the options that `parse_scenario` reads as a scenario, in the order of the help.
+
+    Raises:
+      ValueError: if no option sets a part of it, or it comes from no file.
+    """
+    options = _table_options(scenario)
+    options |= _source_options(scenario)
+    options |= _edit_options(scenario)
+    options |= _link_options(scenario.links)
+    return {name: options[name] for name in CATALOGUE if name in options}
+
+
+def command_line(
+    scenario: "pj.Scenario",
+    command: str = "evaluate",
+    without: Iterable[str] = (),
+    **more: Any,
+) -> str:
+    """Write a command on a scenario, with further options, as it is typed."""
+    options = scenario_options(scenario)
+    options = {name: value for name, value in options.items() if name not in without} | more
+    return line.command_line(command, options)
+
+
+# tables
+
+SIZES = ("workers", "microbatches")
+
+
+def _parse_table(run: Any, settings: "TableOptions") -> Options:
+    if (run.schedule is None) == (run.table is None):
+        raise ValueError(
+            "give either --schedule with --workers and --microbatches, or --table FILE"
+        )
+    if run.name is not None:
+        # a table from a file has sizes of its own
+        sizes = dict(zip(SIZES, find(run.name).sizes or (None, None), strict=True))
+        for size in SIZES:
+            if getattr(run, size) is None and sizes[size] is None:
+                raise ValueError(f"--schedule needs {flag(size)}")
+        numbers = {f"num_{size}": getattr(run, size) for size in SIZES}
+        return {"schedule": run.name, **numbers}
+    extra = [flag(name) for name in SIZES if getattr(run, name) is not None]
+    extra += [option_text(name) for name in settings.options if name not in settings.of_runs]
+    if extra:
+        raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
+    from pipejax.costs.sources import TableFile
+
+    repair = run.repair
+    repair = None if repair is None else resolve_choice(repair, REPAIRS, "--repair")
+    return {"schedule": TableFile(run.table, repair)}
+
+
+def _table_options(scenario: "pj.Scenario") -> Options:
+    schedule = scenario.schedule
+    if isinstance(schedule, pj.ScheduleTable):
+        raise ValueError(f"table {schedule.name} is in no file: write it and give its path")
+    if not isinstance(schedule, str):
+        repair = {} if schedule.repair is None else {"repair": schedule.repair}
+        return {"table": schedule.path, **repair}
+    sizes = {"workers": scenario.num_workers, "microbatches": scenario.num_microbatches}
+    options: Options = {"schedule": schedule}
+    options |= {name: size for name, size in sizes.items() if size is not None}
+    others = []
+    for name, value in scenario.options.items():
+        option = PLANNED.get(name, name)
+        if name == "slots":
+            options[option] = ",".join(f"{k}={number_text(t)}" for k, t in value.items())
+        elif option in CATALOGUE:
+            options[option] = list_text(value) if isinstance(value, float | list) else value
+        else:
+            others.append(f"{name}={_json_text(value)}")
+    return options | ({"schedule_options": ",".join(others)} if others else {})
+
+
+def _json_text(value: Any) -> str:
+    try:
+        is_text = isinstance(value, str) and json.loads(value) is None
+    except ValueError:
+        is_text = True  # bare words need no quotes
+    text = value if is_text else json.dumps(value)
+    if "," in text:
+        raise ValueError(f"no option has a value with commas, got {value!r}")
+    return str(text)
+
+
+# options of builders that the command line calls otherwise: runs have these names too
+PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
+
+
+def list_text(values: float | Sequence[float]) -> str:
+    """Write a number, or several with commas."""
+    numbers = values if isinstance(values, list | tuple) else [values]
+    return ",".join(map(number_text, numbers))
+
+
+def option_text(name: str) -> str:
+    """Return how an option of builders is given on the command line."""
+    return written(name) if is_flag(name) else f"--schedule-options {name}"
+
+
+def is_flag(name: str) -> bool:
+    """Return whether an option of builders is one of the command line; few custom ones are."""
+    return PLANNED.get(name, name) in CATALOGUE
+
+
+def written(name: str) -> str:
+    """Return how an option of builders is written on the command line: bare if it is custom."""
+    return flag(PLANNED.get(name, name)) if is_flag(name) else name
+
+
+def _parse_room(fields: Options, options: Options, workload: "pj.Workload | None") -> float:
+    """Return the activations that a memory limit leaves, for schedules that count them."""
+    from pipejax.costs.planning import similar_table
+
+    builder = find(fields["schedule"])
+    size = {name: fields[name] for name in ("num_workers", "num_microbatches")}
+    activations = ActivationOptions(options.get("weight_share"), None)
+    limit: MemoryLimit = options["memory_limit"]
+    return limit.room(similar_table(builder, size, options), activations, workload).activations
+
+
+# sources of costs
+
+_TIMES = ("stage_times", "worker_times", "costs", "model")  # one of them gives the times of ops
+_WITH_MODEL = ("system", "minibatch", "stack", "sequence", *WORKLOAD)
+_EDITS = (  # options that change costs, and need some
+    *("offload", "lengths", "microbatch_scale", "microbatch_order", "recompute_again"),
+    *("pair_factor", "stragglers", "scale"),
+)
+_NO_MESSAGES = {  # why message times do not go with the source of op times
+    "model": "--comm, --latency and --transmit do not go with --model: the system's links give "
+    "message times",
+    "costs": "--comm, --latency and --transmit do not go with --costs: its file gives message "
+    "times",
+    "": "--comm, --latency and --transmit need op times: give --stage-times or --worker-times",
+}
+
+
+def parse_costs(run: Any) -> CostFields:
+    """Read costs and their edits from options; the slots of the table if no option gives times."""
+    from pipejax.costs.sources import SlotCosts
+
+    nodes, places = _parse_machine(run)
+    microbatches = _parse_microbatches(run)
+    messages = _parse_messages(run, nodes)
+    source = _parse_source(run, messages, nodes, places, microbatches)
+    if run.load is not None and run.offload is None:
+        raise ValueError(f"--load {run.load} needs --offload")
+    if source is None:
+        for name in _EDITS:
+            if getattr(run, name) not in (None, False):
+                raise ValueError(
+                    f"{flag(name)} needs op times: give --stage-times, --costs or --model"
+                )
+        if nodes or places:
+            raise ValueError("--workers-per-node needs op times: give --stage-times")
+        return CostFields(SlotCosts(), (), {})
+    names = "model", "system", "stack", "lengths"
+    files = {name: getattr(run, name) for name in names if getattr(run, name) is not None}
+    return CostFields(source, tuple(_parse_edits(run, source, microbatches)), files)
+
+
+def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Read the sizes of nodes, and the place of each worker."""
+    per_node = run.workers_per_node
+    if per_node is not None and (run.costs is not None or run.model is not None):
+        other = "--costs: its file" if run.costs is not None else "--model: the system"
+        raise ValueError(f"--workers-per-node does not go with {other} says what a node is")
+    nodes: tuple[int, ...] = ()
+    if per_node is not None:
+        from pipejax.costs.topology import check_sizes
+
+        words = [word.strip() for word in per_node.split(",")]
+        if not all(word.isdigit() and is_plain(word) for word in words):
+            raise ValueError(
+                f"--workers-per-node must be a number, or several as 4,8, got {per_node!r}"
+            )
+        nodes = check_sizes([int(word) for word in words], "--workers-per-node")
+    if run.worker_places is None:
+        return nodes, ()
+    from pipejax.costs.measured.costs_file import read_sizes
+    from pipejax.costs.topology import check_places, parse_places
+
+    sizes = nodes if run.costs is None else read_sizes(run.costs)
+    if run.model is None and not sizes:
+        raise ValueError(
+            "--worker-places needs a machine of nodes: give --workers-per-node, --costs with a "
+            "file that says so, or --model"
+        )
+    text = run.worker_places
+    if not text.endswith(".json"):
+        return nodes, parse_places(text, "--worker-places")
+    return nodes, check_places(load_json(text).get("places", ()), f"{text}: places")
+
+
+def _parse_messages(run: Any, nodes: tuple[int, ...]) -> tuple[dict[str, float], ...]:
+    """Read the times of a message [s] by level of the machine."""
+    texts = {"latency": run.latency, "transmit": run.transmit}
+    if run.comm is not None:
+        if texts != {"latency": None, "transmit": None}:
+            raise ValueError(
+                "--comm is latency 0 and a transmit time: give it, or --latency and --transmit"
+            )
+        texts = {"comm": run.comm}
+    levels = len(nodes) + 1
+    messages: tuple[dict[str, float], ...] = tuple({} for _ in range(levels))
+    for name, text in texts.items():
+        if text is None:
+            continue
+        times = parse_list(text, flag(name), seconds=True)
+        if len(times) not in (1, levels):
+            allowed = (
+                f"one time, or {levels}: inside a node, between nodes, and so on"
+                if nodes
+                else "one time, or with --workers-per-node one for each level of the machine"
+            )
+            raise ValueError(f"{flag(name)} must be {allowed}, got {text!r}")
+        for level, message in enumerate(messages):
+            message["transmit" if name == "comm" else name] = times[level % len(times)]
+    return messages
+
+
+def _parse_source(
+    run: Any,
+    messages: tuple[dict[str, float], ...],
+    nodes: tuple[int, ...],
+    places: tuple[int, ...],
+    microbatches: "Microbatches",
+) -> "CostSource | None":
+    """Read the source of the costs; None without one."""
+    ways = [name for name in _TIMES if getattr(run, name) is not None]
+    if len(ways) > 1:
+        raise ValueError(f"{flag(ways[0])} and {flag(ways[1])} both give times: choose one")
+    stray = [name for name in _WITH_MODEL if getattr(run, name) not in (None, False)]
+    if stray and run.model is None:
+        raise ValueError(f"{flag(stray[0])} needs --model")
+    way = ways[0] if ways else ""
+    if any(messages) and way in _NO_MESSAGES:
+        raise ValueError(_NO_MESSAGES[way])
+    if way == "":
+        return None
+    stages = run.measured_stages
+    if stages is not None and way not in ("costs", "stage_times"):
+        raise ValueError(f"--measured-stages {stages} goes with --costs or --stage-times")
+    from pipejax.costs.sources import CostsFile, GivenTimes
+
+    if way == "model":
+        return _parse_model(run, places, microbatches)
+    if way == "costs":
+        return CostsFile(run.costs, stages=stages, places=places)
+    text = getattr(run, way)
+    times = _parse_times(text, way, messages)
+    is_per_worker = way == "worker_times"
+    return GivenTimes(times, messages, is_per_worker, nodes, stages=stages, places=places)
+
+
+def _parse_times(text: str, way: str, messages: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Read times of ops, and check them before any table is built."""
+    from pipejax.costs.costs import TIME_FIELDS, check_backward
+
+    times = parse_times(text, flag(way))
+    try:
+        check_backward(times)
+        usual = {name: time for name, time in times.items() if name in TIME_FIELDS.values()}
+        for message in messages:
+            pj.Costs(**usual, **message)
+    except ValueError as error:
+        raise ValueError(f"{flag(way)} {text}: {error}") from None
+    return times
+
+
+def _parse_model(run: Any, places: tuple[int, ...], microbatches: "Microbatches") -> "CostSource":
+    if run.system is None or run.minibatch is None:
+        raise ValueError(f"--model needs {'--system' if run.system is None else '--minibatch'}")
+    fields = workload_fields(run, WORKLOAD)
+    for name, value in fields.items():
+        if names := WORKLOAD_FIELDS[name].names:
+            fields[name] = resolve_choice(value, names, flag(name))
+    if run.weight_share is not None:
+        fields["weight_share"] = run.weight_share
+    if run.recompute_again:
+        fields["recompute_again"] = True
+    from pipejax.costs.model.stack import machine_software
+    from pipejax.costs.sources import ModelCosts
+    from pipejax.costs.stage.stage_costs import check_machine
+
+    bare = pj.load_system(run.system)
+    software = machine_software(bare, run.stack)
+    model, machine = load_with(run.model, run.sequence), software.on(bare)
+    fields = {**software.workload, **fields}
+    for name in ("expert_parallel", "expert_tensor_parallel"):
+        if fields.get(name, 1) > 1 and model.moe is None:
+            raise ValueError(f"{flag(name)} {fields[name]}: {model.name} has no experts")
+    workload = pj.Workload(model, run.minibatch, **fields, worker_places=places)
+    check_machine(workload, machine)
+    return ModelCosts(workload, machine, stack=software.name, lengths=microbatches.lengths)
+
+
+def workload_fields(run: object, names: Iterable[str]) -> Options:
+    """Return the fields of a workload that options give; shares as numbers."""
+    fields = {name: getattr(run, name) for name in names}
+    return {
+        name: parse_number(value, flag(name)) if WORKLOAD_FIELDS[name].kind == "share" else value
+        for name, value in fields.items()
+        if value not in (None, False)
+    }
+
+
+def load_with(model: str, sequence: int | None) -> "pj.Model":
+    """Load a model, with sequences of another length if one is given."""
+    loaded = pj.load_model(model)
+    return loaded if sequence is None else dataclasses.replace(loaded, sequence=sequence)
+
+
+def _source_options(scenario: "pj.Scenario") -> Options:
+    from pipejax.costs.sources import CostsFile, GivenTimes, SlotCosts
+
+    source = scenario.source
+    if source.workload is not None:
+        return _model_options(scenario)
+    options: Options = {} if source.stages is None else {"measured_stages": source.stages}
+    if source.places:
+        options["worker_places"] = list_text(source.places)
+    if isinstance(source, CostsFile):
+        return options | {"costs": source.path}
+    if isinstance(source, GivenTimes):
+        return options | _times_options(source)
+    if source != SlotCosts():
+        raise ValueError("costs are in no file: write them, and give `CostsFile` of its path")
+    return options
+
+
+def _times_options(source: Any) -> Options:
+    from pipejax.costs.costs import TIME_FIELDS
+
+    letters = {field: letter for letter, field in TIME_FIELDS.items()}
+    way = "worker_times" if source.per_worker else "stage_times"
+    entries = (f"{letters.get(k, k)}={seconds_text(t)}" for k, t in source.times.items())
+    options: Options = {way: ",".join(entries)}
+    if source.nodes:
+        options["workers_per_node"] = list_text(source.nodes)
+    names = [name for name in ("latency", "transmit") if name in source.messages[0]]
+    for name in names:
+        option = "comm" if names == ["transmit"] else name
+        options[option] = ",".join(seconds_text(message[name]) for message in source.messages)
+    return options
+
+
+def _model_options(scenario: "pj.Scenario") -> Options:
+    """Return the options of a model: those that differ from the defaults of its software."""
+    from pipejax.costs.model.stack import machine_software
+
+    workload, system, files = scenario.source.workload, scenario.source.system, scenario.files
+    assert workload is not None
+    assert system is not None
+    names = {"model": workload.model.name, "system": system.name, **files}
+    options: Options = {
+        name: text for name, text in names.items() if name in ("model", "system", "stack")
+    }
+    bare, model = pj.load_system(names["system"]), pj.load_model(names["model"])
+    with warnings.catch_warnings():  # the run has said what it is used with
+        warnings.simplefilter("ignore")
+        software = machine_software(bare, names.get("stack"))
+    if model.sequence != workload.model.sequence:
+        options["sequence"] = workload.model.sequence
+        model = dataclasses.replace(model, sequence=workload.model.sequence)
+    for name, loaded, value in (
+        ("model", model, workload.model),
+        ("system", software.on(bare), system),
+    ):
+        if loaded != value:
+            raise ValueError(f"{name} {names[name]} is not as in its file: write it and name it")
+    options["minibatch"] = workload.minibatch
+    usual = pj.Workload(model, workload.minibatch, **software.workload)
+    for field in dataclasses.fields(workload):
+        name, value = field.name, getattr(workload, field.name)
+        if value == getattr(usual, name) or (
+            name in NO_EFFECT_ALONE and workload.tensor_parallel == 1
+        ):
+            continue
+        if name in ("worker_places", "stragglers", "pair_factor"):
+            options[name] = _WRITERS[name](value)
+        elif value is False or name not in (*WORKLOAD, "weight_share", "recompute_again"):
+            raise ValueError(f"no option sets {name} of a workload to {value!r}")
+        else:
+            options[name] = number_text(value) if isinstance(value, float) else value
+    return options
+
+
+# edits
+
+
+def _parse_microbatches(run: Any) -> "Microbatches":
+    from pipejax.costs.edits import Microbatches
+
+    if run.lengths is not None and run.microbatch_scale is not None:
+        raise ValueError("--lengths and --microbatch-scale both say how long they are: give one")
+    lengths = None if run.lengths is None else pj.files.read_lengths(run.lengths)
+    scale, order = run.microbatch_scale, run.microbatch_order
+    return Microbatches(
+        None if lengths is None else tuple(lengths),
+        None if scale is None else tuple(parse_list(scale, "--microbatch-scale")),
+        None if order is None else tuple(_parse_order(order)),
+    )
+
+
+def _parse_order(text: str) -> list[int]:
+    """Read an order such as 2,0,1, or the file that `pipejax tune microbatches` wrote."""
+    words = [word.strip() for word in text.split(",")]
+    if all(word.isdigit() and is_plain(word) for word in words):
+        return [int(word) for word in words]
+    if len(words) > 1:
+        raise ValueError(
+            f"--microbatch-order must be numbers of microbatches, as 2,0,1, or a file, got {text!r}"
+        )
+    order = load_json(text).get("order")
+    if not isinstance(order, list):
+        raise ValueError(f'{text}: "order" must be a list, got {order!r}')
+    return order
+
+
+def _parse_host_times(run: Any, source: "CostSource") -> "HostTimes":
+    from pipejax.costs.edits import HostTimes
+
+    if run.offload == BY_LINK:
+        if source.workload is None:
+            raise ValueError("--offload system needs --model, and a --system with a host_link")
+        return HostTimes(None)
+    texts = {"offload": run.offload, "load": run.load}
+    times = {
+        name: tuple(parse_list(text, flag(name), seconds=True))
+        for name, text in texts.items()
+        if text is not None
+    }
+    return HostTimes(times["offload"], times.get("load"), source.workload is not None)
+
+
+BY_LINK = "system"  # as --offload: the time of the system's host link
+
+
+def _parse_edits(run: Any, source: "CostSource", microbatches: "Microbatches") -> "Iterable[Edit]":
+    """Yield the edits of the costs, in the order in which they apply."""
+    from pipejax.costs.edits import (
+        Microbatches,
+        PairFactor,
+        RecomputedAgain,
+        ScaledTimes,
+        SlowWorkers,
+    )
+
+    if run.offload is not None:
+        host_times = _parse_host_times(run, source)
+        if source.lengths is None:  # a model prices O and L of each length
+            yield host_times
+    if source.lengths is not None:
+        microbatches = dataclasses.replace(microbatches, lengths=None)
+    if microbatches != Microbatches():
+        yield microbatches
+    if run.recompute_again and source.workload is None:
+        yield RecomputedAgain()
+    if run.pair_factor is not None:
+        yield PairFactor(parse_number(run.pair_factor, "--pair-factor"))
+    if run.stragglers is not None:
+        from pipejax.costs.scaling import parse_stragglers
+
+        yield SlowWorkers(parse_stragglers(run.stragglers, "--stragglers"))
+    if run.scale is not None:
+        yield ScaledTimes(run.scale)
+
+
+def parse_gathering(lane: str | None, lookahead: str | None, residency: str | None) -> Any:
+    """Read how sharded weights are gathered; None if no option says so."""
+    from pipejax.costs.edits import ShardingCells
+
+    if lane == HOST_LINK or lane == "":
+        raise ValueError(
+            f"--sharding-lane must be compute, net or a name of your own, got {lane!r}"
+        )
+    ahead = () if lookahead is None else parse_whole(lookahead, "--lookahead", 0)
+    held = () if residency is None else parse_whole(residency, "--residency", 1)
+    gathering = ShardingCells(lane, tuple(ahead), tuple(held))
+    return None if gathering == ShardingCells() else gathering
+
+
+def _write_gathering(edit: "ShardingCells") -> Options:
+    numbers = {"lookahead": edit.lookahead, "residency": edit.residency}
+    options: Options = {name: list_text(value) for name, value in numbers.items() if value}
+    return options if edit.lane is None else {"sharding_lane": edit.lane, **options}
+
+
+def _write_host_times(edit: "HostTimes") -> Options:
+    if edit.offload is None:
+        return {"offload": BY_LINK}
+    times = {"offload": edit.offload, "load": edit.load}
+    return {name: ",".join(map(seconds_text, t)) for name, t in times.items() if t is not None}
+
+
+def _write_microbatches(edit: "Microbatches") -> Options:
+    numbers = {"microbatch_scale": edit.scale, "microbatch_order": edit.order}
+    return {name: list_text(value) for name, value in numbers.items() if value is not None}
+
+
+_WRITERS: Mapping[str, Callable[[Any], str]] = {
+    "worker_places": list_text,
+    "stragglers": lambda factors: ",".join(
+        f"{worker}={number_text(factor)}" for worker, factor in dict(factors).items()
+    ),
+    "pair_factor": number_text,
+}
+
+
+def _edit_options(scenario: "pj.Scenario") -> Options:
+    from pipejax.costs import edits
+
+    writers: Mapping[type, Callable[[Any], Options]] = {
+        edits.RecomputeCells: lambda _: {"recompute_cells": True},
+        edits.ShardingCells: _write_gathering,
+        edits.HostTimes: _write_host_times,
+        edits.Microbatches: _write_microbatches,
+        edits.RecomputedAgain: lambda _: {"recompute_again": True},
+        edits.PairFactor: lambda edit: {"pair_factor": _WRITERS["pair_factor"](edit.factor)},
+        edits.SlowWorkers: lambda edit: {"stragglers": _WRITERS["stragglers"](edit.factors)},
+        edits.ScaledTimes: lambda edit: {"scale": edit.rules},
+    }
+    options: Options = {}
+    for edit in scenario.edits:
+        options |= writers[type(edit)](edit)
+    if scenario.microbatches.lengths is not None:
+        if "lengths" not in scenario.files:
+            raise ValueError("lengths are in no file: write them, and name it in files")
+        options["lengths"] = scenario.files["lengths"]
+    return options
+
+
+# links
+
+
+def _link_options(links: pj.Links) -> Options:
+    """Return the options of links that differ from the defaults."""
+    usual = pj.Links()
+    texts = {
+        "link": links.model,
+        "queues": links.queues,
+        "host_links": ",".join("+".join(map(str, group)) for group in links.host_links),
+        "posting": links.posting,
+        "shared_links": format_pairs(links.shared_links),
+        "pair_links": format_pair_links(links.named_pairs),
+        "eager_below": seconds_text(links.eager_below),
+    }
+    fields = {"model" if name == "link" else name: name for name in texts}
+    return {
+        name: texts[name]
+        for field, name in fields.items()
+        if getattr(links, field) != getattr(usual, field)
+    }
+
+
+# what commands ask of a scenario
+
+
+def required(scenario: "pj.Scenario") -> "pj.Scenario":
+    """Return a scenario with times, or say which options give them."""
+    if not scenario.has_times:
+        raise ValueError(
+            "times are missing: give --stage-times F=1,B=2, --worker-times F=1,B=2, --costs FILE "
+            "or --model NAME --system NAME --minibatch N"
+        )
+    return scenario
+
+
+def build(scenario: "pj.Scenario") -> pj.ScheduleTable:
+    """Build the table of a scenario, and refuse times that it does not use."""
+    table, schedule = scenario.table(), scenario.schedule
+    check_used(scenario, [table], [find(schedule)] if isinstance(schedule, str) else [])
+    return table
+
+
+def check_used(
+    scenario: "pj.Scenario",
+    tables: Iterable[pj.ScheduleTable],
+    builders: Iterable[Builder] = (),
+) -> None:
+    """Refuse a time of ops that no table has, and that none is planned for."""
+    tables, rare = list(tables), _rare_times(scenario)
+    if (pairs := rare.pop("pair", "")) and not any(table.is_fused.any() for table in tables):
+        names = ", ".join(dict.fromkeys(table.name for table in tables))
+        raise ValueError(f"{pairs} has no effect: no fused pair in {names}")
+    if not rare:
+        return
+    from pipejax.costs.costs import PHASE_FIELDS
+
+    used = {table.name: {phase.name for phase in table.used_phases} for table in tables}
+    planned = {option for builder in builders for option in builder.takes}
+    letters = (letter for table in tables for letter in table.grammar.letters)
+    valid_letters = tuple(dict.fromkeys((*PHASE_FIELDS, *letters)))
+    for letter, text in rare.items():
+        if letter not in valid_letters:
+            raise ValueError(f"{text} is not LETTER=TIME: letters are {', '.join(valid_letters)}")
+        is_planned = PHASE_FIELDS.get(letter) in planned
+        if not is_planned and not any(letter in phases for phases in used.values()):
+            raise ValueError(f"{text} has no effect: no {letter} in {', '.join(used)}")
+
+
+# times without effect on a table that lacks these ops; without cells, the step ends with A and U
+_RARE = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, *STEP_END)]
+
+
+def _rare_times(scenario: "pj.Scenario") -> dict[str, str]:
+    """Return letters of ops that most tables lack, and the option that gives the time of each."""
+    from pipejax.costs import edits
+    from pipejax.costs.costs import PHASE_FIELDS, TIME_FIELDS
+    from pipejax.costs.sources import GivenTimes
+
+    source, rare = scenario.source, {}
+    if isinstance(source, GivenTimes):
+        way, times = flag("worker_times" if source.per_worker else "stage_times"), source.times
+        rare = {k: f"{way}: {k}" for k in _RARE if PHASE_FIELDS[k] in times}
+        custom = times.keys() - TIME_FIELDS.values()
+        rare |= {k: f"{way}: '{k}={times[k]:g}'" for k in times if k in custom}
+        rare |= {"pair": f"{way}: pair={times['pair']:g}"} if "pair" in times else {}
+    if (host := scenario.find_edit(edits.HostTimes)) is not None:
+        texts = _write_host_times(host)
+        rare |= {PHASES[name]: f"{flag(name)} {text}" for name, text in texts.items()}
+    workload = source.workload
+    is_again = workload is not None and workload.recompute_again
+    if is_again or scenario.find_edit(edits.RecomputedAgain):
+        rare["W"] = "--recompute-again"
+        if workload is None or not workload.recomputation.layers:
+            rare["R"] = "--recompute-again"
+    if (pairs := scenario.find_edit(edits.PairFactor)) is not None:
+        rare["pair"] = f"--pair-factor {number_text(pairs.factor)}"
+    return rare
+
+
+PHASES = {"offload": "O", "load": "L"}
+
+
+def check_alike(scenario: "pj.Scenario", command: str) -> None:
+    """Refuse microbatches of different lengths."""
+    from pipejax.costs.edits import Microbatches
+
+    if scenario.microbatches != Microbatches():
+        raise ValueError(
+            f"{command} takes microbatches as alike: leave out --lengths, --microbatch-scale "
+            "and --microbatch-order"
+        )
+
+
+def step_tokens(scenario: "pj.Scenario") -> float:
+    """Count the tokens of a step whose microbatches have lengths, of all replicas."""
+    from pipejax.costs.stage.microbatches import Packed
+
+    workload = scenario.source.workload
+    replicas = 1 if workload is None else workload.data_parallel
+    tokens = Packed.from_lengths(scenario.microbatches.lengths or []).tokens
+    return replicas * float(tokens.sum())
+
+
+def memory_room(scenario: "pj.Scenario", table: pj.ScheduleTable) -> Options:
+    """Return the memory that workers need, and whether the system has it; empty without a model."""
+    workload, system = scenario.workload, scenario.system
+    if workload is None or system is None:
+        return {}
+    need = pj.memory_bytes(workload, table)
+    return {"memory_bytes": need, "fits": bool(need.max() <= float(system.memory_available))}

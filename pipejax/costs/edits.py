@@ -1,0 +1,232 @@
+"""Edits of a run: changes of its costs or its table, in the order in which a scenario has them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipejax.base.array_types import NumpyArray
+from pipejax.base.checks import ArgumentError, MismatchError, wrong
+from pipejax.base.display import short_repr
+from pipejax.costs.costs import Costs
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.scaling import check_workers, scaled_costs
+from pipejax.costs.sources import check_count
+from pipejax.schedules.cells.ops import COMPUTING, NETWORK, SHARDING, Phase
+from pipejax.schedules.table.table import ScheduleTable
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False)
+class Edit:
+    """A change of a run, by default none."""
+
+    def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
+        """Return the changed costs of a table."""
+        del table
+        return costs
+
+    def change_table(self, table: ScheduleTable) -> ScheduleTable:
+        """Return the changed table."""
+        return table
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RecomputeCells(Edit):
+    """RecomputeCells before every backward, as R cells of the table."""
+
+    def change_table(self, table: ScheduleTable) -> ScheduleTable:
+        """Put R cells into the table."""
+        return table.with_recomputation()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ShardingCells(Edit):
+    """ShardingCells of sharded weights: its lane, and the cells that are put into a table."""
+
+    lane: str | None = None  # default: the table's, or beside compute for cells that are put in
+    # uses by which weights are gathered ahead, and stages gathered at once: of all workers, or of
+    # each; no cells are put in if both are empty
+    lookahead: tuple[int, ...] = ()
+    residency: tuple[int, ...] = ()
+
+    def change_table(self, table: ScheduleTable) -> ScheduleTable:
+        """Put the cells into the table, or move those that it has to the lane."""
+        from pipejax.schedules.table.sharding import insert_sharding, on_lane
+
+        if not self.lookahead and not self.residency:
+            if not np.isin(table.phase, SHARDING).any():
+                raise wrong(
+                    "sharding_lane",
+                    f"{self.lane}: {table.name} has no UNSHARD or REDUCE_GRAD cells: --lookahead N "
+                    "puts them in",
+                )
+            return on_lane(table, self.lane or COMPUTING)
+        return insert_sharding(
+            table,
+            lookahead=_worker_numbers(self.lookahead or (1,)),
+            residency=_worker_numbers(self.residency) if self.residency else None,
+            lane=self.lane or NETWORK,
+        )
+
+
+def _worker_numbers(numbers: tuple[int, ...]) -> int | list[int]:
+    """Return one number for all workers, or a list."""
+    return [*numbers] if len(numbers) > 1 else numbers[0]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class HostTimes(Edit):
+    """Times of O and L [s]: one for all stages, or one for each."""
+
+    offload: tuple[float, ...] | None  # None for that of the system's host link
+    load: tuple[float, ...] | None = None  # default: as O
+    replaces: bool = False  # whether they stand in for times that a model has
+
+    def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
+        """Set the times."""
+        if self.offload is None and costs.offload is None:
+            raise wrong("offload", "system needs a model, and a system with a host_link")
+        if self.offload is not None and not self.replaces and has_host_times(costs):
+            raise wrong("offload", "and the times of O or L given besides: choose one")
+        times = {"offload": self.offload, "load": self.load}
+        fields = {
+            name: _for_stages(values, table.num_stages, name)
+            for name, values in times.items()
+            if values is not None
+        }
+        return dataclasses.replace(costs, **fields)
+
+
+def _for_stages(values: Sequence[float], count: int, name: str) -> NumpyArray:
+    if len(values) not in (1, count):
+        text = f"must be a number or one for each of {count} stages, got {len(values)}"
+        raise wrong(name, text)
+    return np.broadcast_to(np.array(values, float), (count,)).copy()
+
+
+def has_host_times(costs: Costs) -> bool:
+    """Return whether an offload or a load takes time."""
+    return any(
+        np.any(np.asarray(time) > 0) for time in (costs.offload, costs.load) if time is not None
+    )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Microbatches(Edit):
+    """Microbatches of different lengths, and their order."""
+
+    lengths: tuple[Any, ...] | None = None  # tokens or sequences of each
+    scale: tuple[float, ...] | None = None  # factor on the times of each
+    order: tuple[int, ...] | None = None  # which of them is microbatch k of the table
+
+    def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
+        """Scale the times of each microbatch, and put them in order."""
+        from pipejax.costs.stage.microbatches import Packed, check_order, in_order
+
+        count = table.num_microbatches
+        if self.lengths is not None:
+            check_count("lengths", self.lengths, count)
+            tokens = Packed.from_lengths(self.lengths).tokens
+            costs = scaled_costs(costs, table, microbatches=tokens / tokens.mean())
+        elif self.scale is not None:
+            check_count("microbatch_scale", self.scale, count)
+            costs = scaled_costs(costs, table, microbatches=np.array(self.scale))
+        if self.order is None:
+            return costs
+        costs.check_shapes(table.num_stages, table.num_pipes, count)
+        return in_order(costs, check_order(self.order, count, "microbatch_order"))
+
+    def reordered(self, order: Sequence[int]) -> "Microbatches":
+        """Return the microbatches in another order: number k is number order[k] of this one."""
+        current = range(len(order)) if self.order is None else self.order
+        return dataclasses.replace(self, order=tuple(current[k] for k in order))
+
+    def ledger_sizes(self, workload: Workload, table: ScheduleTable) -> dict[str, NumpyArray]:
+        """Return a model's sizes for `activation_memory`, (stages, microbatches) each."""
+        from pipejax.costs.stage.microbatches import length_bytes
+        from pipejax.costs.stage.stage_work import stage_bytes
+
+        if self.lengths is not None:
+            sizes = length_bytes(workload, table, self.lengths)
+        else:
+            count, sizes = table.num_microbatches, {}
+            scale = np.ones(count) if self.scale is None else np.array(self.scale)
+            for name, size in stage_bytes(workload, table).ledger_sizes.items():
+                # slices have an axis of their own
+                axes = size.shape[: 1 + (name == "at_work")]
+                factor = np.ones(count) if name == "weight_share" else scale
+                sizes[name] = size.reshape(*axes, -1) * factor
+        return {n: s if self.order is None else s[..., [*self.order]] for n, s in sizes.items()}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RecomputedAgain(Edit):
+    """One more recomputation by each weight gradient, directly before it."""
+
+    def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
+        """Add the time of R to that of W; a model counts it already."""
+        del table
+        costs.check_known((Phase.W, Phase.R))
+        weight, again = np.asarray(costs.weight_grad), np.asarray(costs.recompute)
+        if 1 in (weight.ndim, again.ndim):  # beside it one that differs by microbatch
+            weight, again = (
+                x[:, None] if x.ndim == 1 < other.ndim else x
+                for x, other in ((weight, again), (again, weight))
+            )
+        return dataclasses.replace(costs, weight_grad=weight + again)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PairFactor(Edit):
+    """Overlap of fused pairs: 0 is perfect, 1 none."""
+
+    factor: float
+
+    def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
+        """Set the factor."""
+        del table
+        if costs.pair is not None or costs.pair_factor is not None:
+            raise wrong(
+                "pair_factor:", "pair= or the file of --costs says already what a fused pair takes"
+            )
+        return dataclasses.replace(costs, pair_factor=self.factor)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class SlowWorkers(Edit):
+    """Factors on all that some workers execute."""
+
+    factors: Mapping[int, float]
+
+    def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
+        """Slow them down."""
+        check_workers(self.factors, table, "stragglers")
+        return scaled_costs(costs, table, workers=self.factors)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ScaledTimes(Edit):
+    """Scaled times by rules such as compute@stage2*0.5 (`scaled_costs`)."""
+
+    rules: str
+    stages: int | None = None  # number of stages that rules with a stage or boundary are for
+
+    def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
+        """Scale them."""
+        has_places = "@stage" in self.rules or "@boundary" in self.rules
+        if has_places and self.stages not in (None, table.num_stages):
+            text = f"scale names places of {self.stages} stages, the table has {table.num_stages}"
+            raise MismatchError(text, "scale")
+        try:
+            return scaled_costs(costs, table, self.rules)
+        except ValueError as error:
+            raise ArgumentError("scale", None, f"scale {self.rules}: {error}") from None
+
+
+# kinds of edits in the order in which they apply
+KINDS = (
+    *(RecomputeCells, ShardingCells, HostTimes, Microbatches, RecomputedAgain, PairFactor),
+    *(SlowWorkers, ScaledTimes),
+)

@@ -1,0 +1,228 @@
+"""Sources of costs: each prices any table, and `Scenario` holds one."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipejax.base.checks import ArgumentError, MismatchError, wrong
+from pipejax.base.display import short_repr
+from pipejax.costs.costs import TIME_FIELDS, Costs, needed_by
+from pipejax.costs.measured.costs_file import read_halved, read_levels, read_sizes, slot_costs
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.scaling import restaged_costs
+from pipejax.costs.system.system import System
+from pipejax.schedules.table.table import ScheduleTable
+
+Places = tuple[int, ...]
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class CostSource:
+    """Costs of any table."""
+
+    stages: int | None = None  # number of measured stages; default: as many as the table has
+    places: Places = ()  # place of each worker on a machine of nodes; in order if empty
+    workload: Workload | None = None  # of a model
+    system: System | None = None  # machine of the model
+    stack: str = ""  # software of the machine; empty for the one that its file takes for granted
+    lengths: Sequence[Any] | None = None  # tokens of each microbatch of the model
+
+    @property
+    def sizes(self) -> Places:
+        """Return the places of a node, of a rack of nodes and so on; none if links are alike."""
+        return ()
+
+    @property
+    def is_per_stage(self) -> bool:
+        """Return whether the times belong to the stages of one table."""
+        return False
+
+    @property
+    def worker_places(self) -> Places:
+        """Return the place of each worker on the machine; in order if empty."""
+        return self.places if self.workload is None else tuple(self.workload.worker_places)
+
+    def with_places(self, places: Places) -> "CostSource":
+        """Return the source with other places of the workers."""
+        if self.workload is None:
+            return dataclasses.replace(self, places=places)
+        workload = dataclasses.replace(self.workload, worker_places=places)
+        return dataclasses.replace(self, workload=workload)
+
+    def with_stages(self, count: int) -> "CostSource":
+        """Return the source as one of so many stages, unless it says how many or has none."""
+        if self.stages is not None or not self.is_per_stage:
+            return self
+        return dataclasses.replace(self, stages=count)
+
+    def levels(self, table: ScheduleTable) -> list[Costs]:
+        """Return the costs of a table if all messages went over links of a level, by level."""
+        raise NotImplementedError
+
+    def assumption(self, table: ScheduleTable) -> str:
+        """Say what is assumed for times that the table needs and the source lacks."""
+        del table
+        return ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MeasuredCosts(CostSource):
+    """Costs that were measured on the stages of one table."""
+
+    costs: Costs
+
+    @property
+    def is_per_stage(self) -> bool:
+        """Return True."""
+        return True
+
+    def levels(self, table: ScheduleTable) -> list[Costs]:
+        """Merge or divide the stages to match a table."""
+        return [restaged_costs(self.costs, self.stages or table.num_stages, table)]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class GivenTimes(CostSource):
+    """Times of ops by field, equal for all stages or workers, and of messages by level [s]."""
+
+    times: Mapping[str, float]
+    messages: tuple[Mapping[str, float], ...] = ({},)
+    per_worker: bool = False  # whether a microbatch takes so long on a worker, not on a stage
+    nodes: Places = ()  # places of a node, of a rack of nodes, and so on
+
+    @property
+    def sizes(self) -> Places:
+        """Return the places of a node, of a rack of nodes and so on."""
+        return self.nodes
+
+    @property
+    def is_per_stage(self) -> bool:
+        """Return whether the times are those of stages."""
+        return not self.per_worker
+
+    def levels(self, table: ScheduleTable) -> list[Costs]:
+        """Return the costs of a table by level."""
+        lane_phases = [phase for phase in table.grammar.lane_sharding if phase in table.used_phases]
+        try:
+            if lacks := [f"{p.name}=.." for p in lane_phases if p.kind.time not in self.times]:
+                what = "gathers and reductions beside compute take time"
+                raise ValueError(f"{what}: give {', '.join(lacks)}, too")
+            levels = [self._level(table, message) for message in self.messages]
+        except ValueError as error:
+            argument = "worker_times" if self.per_worker else "stage_times"
+            raise ArgumentError(argument, None, str(error)) from None
+        if self.stages is None:
+            return levels
+        return [restaged_costs(costs, self.stages, table) for costs in levels]
+
+    def _level(self, table: ScheduleTable, message: Mapping[str, float]) -> Costs:
+        if self.per_worker:
+            costs = Costs.per_worker(table, **self._fields(table), **message)
+        else:
+            costs = Costs(**self._fields(table), **message)
+            costs.check_known(needed_by(table))
+        if lacks := _kinds_without_time(costs, table):
+            more = ", ".join(f"{letters}=.." for letters in lacks)
+            raise ValueError(f"{table.name} has kinds of ops of its own: give {more}, too")
+        return costs
+
+    def for_tables(self, tables: Sequence[ScheduleTable]) -> Costs:
+        """Return costs that hold for stages of any table, and for the custom kinds of these."""
+        return Costs(**self._fields(*tables), **self.messages[0])
+
+    def _fields(self, *tables: ScheduleTable) -> dict[str, Any]:
+        """Return times by field; custom kinds of the tables stand under `others`."""
+        usual = {name: t for name, t in self.times.items() if name in TIME_FIELDS.values()}
+        names = {
+            phase.kind.time: phase.name for table in tables for phase in table.grammar.custom_phases
+        }
+        others = {field: self.times[name] for field, name in names.items() if name in self.times}
+        return usual | {"others": others}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CostsFile(CostSource):
+    """A file of measured costs."""
+
+    path: str
+
+    @property
+    def sizes(self) -> Places:
+        """Return the places of a node, of a rack of nodes and so on."""
+        return read_sizes(self.path)
+
+    @property
+    def is_per_stage(self) -> bool:
+        """Return True."""
+        return True
+
+    def levels(self, table: ScheduleTable) -> list[Costs]:
+        """Read the costs of a table by level."""
+        return read_levels(self.path, table, self.stages)
+
+    def assumption(self, table: ScheduleTable) -> str:
+        """Say that I and W are half of B, if the file lacks them and the table has them."""
+        if not read_halved(self.path, table):
+            return ""
+        return f'I and W are taken as half of B each: give "I" and "W" in {self.path} if known'
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ModelCosts(CostSource):
+    """A model on a system."""
+
+    workload: Workload = dataclasses.field(kw_only=False)
+    system: System = dataclasses.field(kw_only=False)
+
+    def levels(self, table: ScheduleTable) -> list[Costs]:
+        """Price a table; the system knows its links, so there is one level."""
+        from pipejax.costs.stage.stage_costs import stage_costs  # most runs start without it
+
+        if self.lengths is not None:
+            check_count("lengths", self.lengths, table.num_microbatches)
+        if table.grammar.lane_sharding and self.workload.zero < 2:
+            raise ArgumentError(
+                "zero",
+                self.workload.zero,
+                "gathers and reductions beside compute need split weights: give zero 3, or 2 for "
+                f"gradients alone, got {self.workload.zero}",
+            )
+        costs = stage_costs(self.workload, self.system, table, lengths=self.lengths)
+        if lacks := _kinds_without_time(costs, table):
+            text = f"says nothing of kinds {', '.join(lacks)} of {table.name}: give their times"
+            raise wrong("model", text)
+        return [costs]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class SlotCosts(CostSource):
+    """Slots in place of seconds: the table's, or the same units for all tables."""
+
+    in_units: bool = False
+
+    def levels(self, table: ScheduleTable) -> list[Costs]:
+        """Return slots in place of seconds."""
+        return [slot_costs(table, table.grammar.unit_slots if self.in_units else table.slots)]
+
+
+def check_count(name: str, values: Sequence[Any], count: int) -> None:
+    """Refuse another number of entries than microbatches."""
+    if len(values) != count:
+        text = f"{name} has {len(values)} entries, the table has {count} microbatches"
+        raise MismatchError(text, name)
+
+
+def _kinds_without_time(costs: Costs, table: ScheduleTable) -> list[str]:
+    """List the custom kinds of a table that take time and have none."""
+    used = set(table.used_phases)
+    custom = [phase for phase in table.grammar.custom_phases if phase.kind.time and phase in used]
+    return [phase.name for phase in custom if costs.time(phase) is None]
+
+
+@short_repr
+class TableFile(NamedTuple):
+    """A table in a file."""
+
+    path: str
+    repair: str | None = None  # known fault of the file that `read_table` repairs

@@ -1,0 +1,208 @@
+"""Candidates: scenarios that may be faster than a run, with their needs of memory."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.runs.activation_memory import activation_memory
+from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.scenario import Scenario
+from pipejax.analysis.step.faults import Fault, find_faults
+from pipejax.analysis.step.step_parts import Part, step_parts
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import MismatchError, whole_number, wrong
+from pipejax.base.display import short_repr, with_short_repr
+from pipejax.costs.costs import Costs
+from pipejax.costs.edits import ScaledTimes
+from pipejax.costs.scaling import stage_overlaps
+from pipejax.costs.stage.stage_work import memory_bytes
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.bounds import lower_bound
+from pipejax.search.schedule.problem import build_problem
+
+Needs = Float[NumpyArray, " workers"]
+
+
+@short_repr
+class TableSearch(NamedTuple):
+    """Search that found the table of a candidate, to repeat it."""
+
+    kind: str  # "messages", "optimize" or "ring"
+    scenario: Scenario  # the run whose table it replaced
+    limits: tuple[float, ...] = ()  # activations of each worker
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A scenario that may be faster than a run."""
+
+    scenario: Scenario
+    what: str = ""  # the change, in words
+    assumes: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()  # of each measured stage, if known
+    search: TableSearch | None = None
+
+    @property
+    def table(self) -> ScheduleTable:
+        """Return the table."""
+        return self.scenario.table()
+
+    @property
+    def table_costs(self) -> Costs:
+        """Return the costs of the table [s]."""
+        return self.scenario.table_costs()
+
+    @property
+    def run(self) -> Evaluation:
+        """Return the evaluation."""
+        return self.scenario.evaluate()
+
+    @property
+    def step_time(self) -> float:
+        """Return the step time [s]."""
+        return self.run.step_time
+
+    @functools.cached_property
+    def step_parts(self) -> list[Part]:
+        """List the parts of the step time."""
+        return step_parts(self.run)
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """Return the parts of the step time by name [s]."""
+        return {part.name: part.seconds for part in self.step_parts}
+
+    @functools.cached_property
+    def faults(self) -> list[Fault]:
+        """List the faults that make the run slow."""
+        return find_faults(self.run, self.step_parts)
+
+    @functools.cached_property
+    def bound(self) -> float:
+        """Bound the step time of any schedule of these stages and workers from below [s]."""
+        # If `optimize` does not support the problem, it is the work of the busiest worker.
+        busy = float(self.run.busy.max())
+        try:
+            no_limit = float(self.table.num_stages * self.table.num_microbatches)
+            problem = build_problem(self.table, self.table_costs, no_limit)
+        except (ValueError, MismatchError):
+            return busy
+        return max(busy, min(lower_bound(problem).value * problem.unit, self.step_time))
+
+    def changed(self, what: str, scenario: Scenario, *assumes: str, **fields: Any) -> "Candidate":
+        """Return the candidate with a changed scenario and further assumptions."""
+        assumptions = tuple(dict.fromkeys((*self.assumes, *assumes)))
+        return dataclasses.replace(
+            self, what=what, scenario=scenario, assumes=assumptions, **fields
+        )
+
+    def scaled(self, what: str, rules: Sequence[str], assumption: str) -> "Candidate":
+        """Return the candidate with scaled costs at the same table."""
+        edit = self.scenario.find_edit(ScaledTimes)
+        old_rules = () if edit is None else (edit.rules,)
+        edit = ScaledTimes(",".join((*old_rules, *rules)), self.table.num_stages)
+        return self.changed(what, self.scenario.pinned().with_edit(edit), assumption)
+
+    def rebuilt(self, what: str, *assumes: str, **schedule: Any) -> "Candidate":
+        """Return the candidate with another schedule, or number of microbatches."""
+        other = self.changed(what, self.scenario.replace(**schedule), *assumes)
+        layers = _restage_layers(self.layers, other.table.num_stages)
+        return dataclasses.replace(other, layers=layers)
+
+    def with_table(
+        self, what: str, table: ScheduleTable, search: TableSearch, *assumes: str
+    ) -> "Candidate":
+        """Return the candidate with a table that a search found."""
+        return self.changed(what, self.scenario.with_table(table), *assumes, search=search)
+
+
+def _restage_layers(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
+    """Merge or divide stages, and return the layers of each; empty if a layer would be divided."""
+    if not layers:
+        return ()
+    layers_per_stage = stage_overlaps(len(layers), stages) @ np.array(layers)
+    rounded = tuple(round(layer_count) for layer_count in layers_per_stage.tolist())
+    return rounded if np.allclose(layers_per_stage, rounded, rtol=0, atol=1e-9) else ()
+
+
+def first_candidate(scenario: Scenario, layers: Sequence[int] | None = None) -> Candidate:
+    """Return the unchanged run as a candidate; refuse an asynchronous one."""
+    table = scenario.table()
+    edits = tuple(
+        dataclasses.replace(edit, stages=table.num_stages)
+        if isinstance(edit, ScaledTimes)
+        else edit
+        for edit in scenario.edits
+    )
+    costs = scenario.source.with_stages(table.num_stages)
+    if table.updates_within:
+        raise ValueError(
+            f"{table.name} updates weights before its end: an asynchronous schedule has no step to "
+            "explain; pipejax sensitivity says what bounds it"
+        )
+    fixed = scenario.replace(edits=edits, costs=costs)
+    return Candidate(fixed, layers=_check_layers(layers, scenario))
+
+
+def _check_layers(layers: Sequence[int] | None, scenario: Scenario) -> tuple[int, ...]:
+    """Check the layers of measured stages, and return them; empty if unknown."""
+    if layers is None:
+        return ()
+    if scenario.source.workload is not None:
+        raise wrong("stage_layers", "go with measured times: a model has its own layers")
+    counts, stages = [whole_number(c, "stage_layers") for c in layers], scenario.table().num_stages
+    if len(counts) != stages:
+        raise MismatchError(
+            f"stage_layers has {len(counts)} entries, the table has {stages} stages",
+            "stage_layers",
+        )
+    return tuple(counts)
+
+
+@with_short_repr("begin limit")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Memory:
+    """Memory needs and limits of the workers."""
+
+    begin: Candidate  # the unchanged run
+    limit: Needs | float | None = None  # of a worker, in the unit of the needs; None if unknown
+
+    @property
+    def unit(self) -> str:
+        """Return "bytes" if a model gives them, else "activations" of the unchanged table."""
+        return "activations" if self.begin.scenario.model_workload is None else "bytes"
+
+    def text(self, amount: float) -> str:
+        """Format a need with its unit."""
+        return f"{amount / 1e9:.1f} GB" if self.unit == "bytes" else f"{amount:.4g} activations"
+
+    def needs(self, candidate: Candidate) -> Needs:
+        """Return the peak need of each worker (workers)."""
+        workload, table = candidate.scenario.model_workload, candidate.table
+        if workload is not None:
+            return np.asarray(memory_bytes(workload, table), float)
+        # activations count relative to the largest share of the layers on a worker, and to the
+        # size of a microbatch: all candidates divide the same minibatch
+        first = self.begin.table
+        size = first.num_microbatches / table.num_microbatches
+        sizes = size * table.worker_parts / first.worker_parts.max()
+        return activation_memory(candidate.run, sizes=sizes).peak
+
+    @functools.cached_property
+    def begin_needs(self) -> Needs:
+        """Return the peak need of each worker in the unchanged run (workers)."""
+        return self.needs(self.begin)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Return whether a candidate keeps the limit; default: the unchanged run's peak."""
+        limit = self.begin_needs.max() if self.limit is None else self.limit
+        return bool((self.needs(candidate) <= np.asarray(limit) * (1 + 1e-9)).all())
+
+    def ratio(self, candidate: Candidate) -> float:
+        """Return the need of the fullest worker over that of the unchanged run; 1 if both are 0."""
+        need, begin_need = self.needs(candidate).max(), self.begin_needs.max()
+        return 1.0 if need == begin_need else float(need / begin_need)

@@ -1,0 +1,274 @@
+"""A scenario as a command line is read back as itself, and parts of one are what its record says."""
+
+import dataclasses
+import json
+import random
+import shlex
+
+import pytest
+
+import pipejax as pj
+from pipejax.cli.options.catalogue import CATALOGUE, flag
+from pipejax.cli.options.option import value_kinds
+from pipejax.cli.options.run import LinkOptions, SizedRunOptions
+from pipejax.cli.options.scenario import command_line, scenario_options
+from pipejax.costing import (
+    CostsFile,
+    GivenTimes,
+    HostTimes,
+    Microbatches,
+    ModelCosts,
+    PairFactor,
+    RecomputeCells,
+    RecomputedAgain,
+    ScaledTimes,
+    ShardingCells,
+    SlotCosts,
+    SlowWorkers,
+    TableFile,
+)
+
+NAMES = {flag(name): name for name in CATALOGUE}
+FIELDS = {
+    field.name: field
+    for record in (SizedRunOptions, LinkOptions)
+    for field in dataclasses.fields(record)
+}
+
+
+def read(line):
+    """Read a command line into a scenario, as the program does, without its checks of effects."""
+    words, values = shlex.split(line)[2:], {}
+    while words:
+        name = NAMES[words.pop(0)]
+        kinds = value_kinds(FIELDS[name].type)
+        convert = int if int in kinds else float if float in kinds else str
+        values[name] = True if bool in kinds else convert(words.pop(0))
+    records = [
+        record(
+            **{k: v for k, v in values.items() if k in {f.name for f in dataclasses.fields(record)}}
+        )
+        for record in (SizedRunOptions, LinkOptions)
+    ]
+    run, links = records
+    return run.scenario(links.links())
+
+
+class Draw:
+    """Random parts of scenarios."""
+
+    def __init__(self, seed, folder):
+        self.rng = random.Random(seed)
+        self.folder = folder
+
+    def maybe(self, value, share=0.5):
+        return value if self.rng.random() < share else None
+
+    def number(self, low=0.0, high=2.0):
+        return self.rng.choice([round(self.rng.uniform(low, high), 2), self.rng.uniform(low, high)])
+
+    def seconds(self):
+        return self.rng.choice([0.5, 1.0, 2e-3, 4e-5, 1 / 3, self.rng.uniform(0, 3)])
+
+    def numbers(self, count=3):
+        return tuple(self.number(0.1) for _ in range(self.rng.choice([1, count])))
+
+    def places(self, count):
+        return tuple(self.rng.sample(range(count), count))
+
+    def links(self):
+        pick = self.rng.choice
+        model = pick(["delay", "queued", "blocking", "rendezvous"])
+        fields = {"host_links": pick([(), ((0, 1), (2, 3))])}
+        fields["pair_links"] = pick([(), {(0, 1): "queued", (1, 0): "delay"}])
+        if model != "delay":
+            fields["shared_links"] = pick([(), "pairs", (((0, 1), (1, 0)), ((2, 3),))])
+        if model == "rendezvous":
+            fields["queues"] = pick(["worker", "pair", "direction"])
+            fields["posting"] = pick(["early", "program"])
+            fields["eager_below"] = pick([0.0, self.seconds()])
+        return pj.Links(model, **fields)
+
+    def schedule(self):
+        if self.rng.random() < 0.2:
+            repair = self.maybe("torch-1f1b", 0.2)
+            return {"schedule": TableFile(str(self.folder / "a table.csv"), repair)}
+        name = self.rng.choice(
+            ["1f1b", "gpipe", "interleaved-1f1b", "hanayo", "zb-v", "ada-offload"]
+        )
+        size = {"num_workers": self.rng.randint(1, 9), "num_microbatches": self.rng.randint(1, 99)}
+        options = {}
+        if name == "interleaved-1f1b":
+            options["stages_per_worker"] = self.rng.randint(1, 4)
+        if name == "hanayo":
+            options["waves"] = self.rng.randint(1, 3)
+        if name == "zb-v" and self.rng.random() < 0.5:
+            times = {"F": self.number(0.1), "I": self.number(0.1), "W": self.number(0.1)}
+            options["slots"] = times | {"B": self.number(0.1)}
+            options["transfer"] = self.number()
+        if name == "ada-offload":
+            options["memory_limit"] = float(self.rng.randint(1, 9))
+            options["offload"] = self.rng.choice([self.number(), [self.number(), 1.0]])
+        return {"schedule": name, **size, "options": options}
+
+    def given_times(self):
+        times = {"forward": self.seconds(), "backward": self.seconds()}
+        if self.rng.random() < 0.5:
+            times = {"forward": 1.0, "input_grad": self.seconds(), "weight_grad": self.seconds()}
+        times |= {"update": self.seconds()} if self.rng.random() < 0.3 else {}
+        times |= {"Xy": self.seconds()} if self.rng.random() < 0.1 else {}
+        nodes = self.rng.choice([(), (2,), (2, 4)])
+        names = self.rng.choice([(), ("transmit",), ("latency",), ("latency", "transmit")])
+        messages = tuple({name: self.seconds() for name in names} for _ in range(len(nodes) + 1))
+        per_worker = self.rng.random() < 0.3
+        stages = None if per_worker else self.maybe(self.rng.randint(1, 9), 0.3)
+        places = self.places(4) if nodes and self.rng.random() < 0.5 else ()
+        return GivenTimes(times, messages, per_worker, nodes, stages=stages, places=places)
+
+    def model_costs(self, lengths):
+        pick = self.rng.choice
+        fields = {
+            "tensor_parallel": pick([1, 2, 4]),
+            "data_parallel": pick([1, 2]),
+            "zero": pick([0, 1, 3]),
+            "overlap": pick([0.0, 0.25, 1.0, self.number(0, 1)]),
+            "recompute": pick(["none", "selective", "full", "block:2", "layernorm+mlp"]),
+            "precision": pick(["bf16", "fp8"]),
+            "embedding_units": pick([0, 1]),
+            "weight_share": self.maybe(self.number(0, 1), 0.3),
+            "worker_places": pick([(), self.places(4)]),
+        }
+        if fields["tensor_parallel"] > 1:
+            fields["sequence_parallel"] = pick([False, True])
+        if fields["recompute"] == "full":
+            fields["recompute_again"] = pick([False, True])
+        if not fields["embedding_units"] and self.rng.random() < 0.2:
+            fields["pipeline_layout"] = "E|t*32|L"
+        files = {"model": "llama3-8b", "system": "h100"}
+        model = pj.load_model("llama3-8b")
+        if self.rng.random() < 0.3:
+            model = dataclasses.replace(model, sequence=self.rng.choice([512, 4096]))
+        workload = pj.Workload(model, self.rng.randint(1, 64), **fields)
+        return ModelCosts(workload, pj.load_system("h100"), lengths=lengths), files
+
+    def scenario(self):
+        pick, edits = self.rng.choice, []
+        fields = self.schedule() | {"link": self.links()}
+        if self.rng.random() < 0.1:
+            edits = [RecomputeCells()] if self.rng.random() < 0.5 else []
+            return pj.Scenario(**fields, costs=SlotCosts(), edits=tuple(edits))
+        lengths = self.maybe((3.0, 1.0, 2.0), 0.2)
+        way = pick(["times", "file", "model"])
+        files = {}
+        if way == "times":
+            costs = self.given_times()
+        elif way == "file":
+            costs = CostsFile(str(self.folder / "costs.json"), stages=self.maybe(4))
+        else:
+            costs, files = self.model_costs(lengths)
+        files |= {"lengths": str(self.folder / "lengths.json")} if lengths else {}
+        is_model = way == "model"
+        lookahead = pick([(), (1,), (0, 2)])
+        sharding = ShardingCells(pick([None, "net"]), lookahead, pick([(), (2,)]))
+        host = HostTimes(self.numbers(), self.maybe(self.numbers()), is_model)
+        host = HostTimes(None) if is_model and self.rng.random() < 0.5 else host
+        microbatches = Microbatches(
+            None if is_model else lengths,
+            None if lengths else self.maybe(self.numbers(), 0.3),
+            self.maybe(self.places(3), 0.3),
+        )
+        choices = [
+            self.maybe(RecomputeCells(), 0.2),
+            None if sharding == ShardingCells() else sharding,
+            None if is_model and lengths else self.maybe(host, 0.3),
+            None if microbatches == Microbatches() else microbatches,
+            None if is_model else self.maybe(RecomputedAgain(), 0.2),
+            self.maybe(PairFactor(self.number(0, 1)), 0.2),
+            self.maybe(
+                SlowWorkers({k: self.number(0.5) for k in {self.rng.randint(0, 3), 2}}), 0.3
+            ),
+            self.maybe(ScaledTimes(pick(["F*2", "compute@stage2*0.61,transmit*0.5"])), 0.3),
+        ]
+        edits = tuple(filter(None, choices))
+        return pj.Scenario(**fields, costs=costs, edits=edits, files=files)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    pj.write_table(table, tmp_path / "a table.csv")
+    (tmp_path / "lengths.json").write_text("[3, 1, 2]")
+    (tmp_path / "costs.json").write_text(json.dumps({"unit": "seconds", "F": 1, "B": 2}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_scenario_is_read_from_its_command_line(seed, folder):
+    draw = Draw(seed, folder)
+    for _ in range(500):
+        scenario = draw.scenario()
+        line = command_line(scenario)
+        assert read(line) == scenario, line
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule": pj.ScheduleTable.from_rows([["0F0", "0B0"]])}, "is in no file"),
+        ({"costs": pj.Costs(forward=1.0, backward=2.0)}, "costs are in no file"),
+        ({"edits": (Microbatches(lengths=(1.0, 2.0)),)}, "lengths are in no file"),
+        ({"options": {"depth": [1, 2]}}, "no option has a value with commas"),
+    ],
+)
+def test_what_comes_from_no_file_has_no_command(changes, message):
+    scenario = pj.Scenario("1f1b", 4, 8, costs=GivenTimes({"forward": 1.0, "backward": 2.0}))
+    with pytest.raises(ValueError, match=message):
+        command_line(scenario.replace(**changes))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dispatcher": "per-node"}, "no option sets dispatcher of a workload to 'per-node'"),
+        ({"frozen": True}, "no option sets frozen of a workload to True"),
+    ],
+)
+def test_a_workload_that_no_option_sets_has_no_command(fields, message):
+    model, system = pj.load_model("llama3-8b"), pj.load_system("h100")
+    costs = ModelCosts(pj.Workload(model, 8, **fields), system)
+    with pytest.raises(ValueError, match=message):
+        command_line(pj.Scenario("1f1b", 4, 8, costs=costs))
+    larger = dataclasses.replace(model, hidden=2 * model.hidden)
+    scenario = pj.Scenario("1f1b", 4, 8, costs=ModelCosts(pj.Workload(larger, 8), system))
+    with pytest.raises(ValueError, match="model llama3-8b is not as in its file"):
+        command_line(scenario)
+
+
+def test_a_schedule_is_planned_for_its_scenario():
+    costs = pj.Costs(forward=1.0, input_grad=1.2, weight_grad=0.3, transmit=0.2)
+    scenario = pj.Scenario("zb-v", 4, 8, costs=costs)
+    other = scenario.replace(num_microbatches=16)
+    assert other.table().num_microbatches == 16
+    pinned = scenario.pinned().with_edit(ScaledTimes("W*9"))
+    assert pinned.table() is not scenario.table()
+    assert pinned.plan_options() == scenario.plan_options()
+    assert pinned.evaluate().makespan > scenario.evaluate().makespan
+    assert scenario.evaluate() is scenario.evaluate()
+
+
+def test_edits_apply_in_one_order():
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    edits = ScaledTimes("F@microbatch0*3"), Microbatches(scale=(1.0, 2.0), order=(1, 0))
+    scenario = pj.Scenario("1f1b", 2, 2, costs=costs)
+    for edit in edits:
+        scenario = scenario.with_edit(edit)
+    assert scenario.edits == edits[::-1]
+    assert scenario.table_costs().forward.tolist() == [[6.0, 1.0]]
+    assert scenario_options(scenario.replace(costs=SlotCosts())) == {
+        "schedule": "1f1b",
+        "workers": 2,
+        "microbatches": 2,
+        "microbatch_scale": "1,2",
+        "microbatch_order": "1,0",
+        "scale": "F@microbatch0*3",
+    }
