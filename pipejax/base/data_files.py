@@ -50,10 +50,7 @@ WRITTEN: Mapping[str, Mapping[str, float]] = {
     },
     "B": _BYTES,
     "B/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()},
-    "FLOP/s": {
-        "FLOP/s": 1,
-        **{f"{prefix}FLOP/s": 1e3**k for k, prefix in enumerate("kMGTP", 1)},
-    },
+    "FLOP/s": {"FLOP/s": 1, **{f"{prefix}FLOP/s": 1e3**k for k, prefix in enumerate("kMGTP", 1)}},
 }
 _BITS = re.compile("([kMGTP]?)(?:b|bit|bits)(?:/s|ps)")
 _UNIT = re.compile(r"(?<![A-Za-z])[^\W\d_]+(/[^\W\d_]+)?$")

@@ -22,7 +22,7 @@ from pipejax.cli.output.numbers import above, digits, gigabytes, percent, second
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import (
     Column,
-    Grid,
+    TextTable,
     grid,
     has_details,
     has_lines,
@@ -414,7 +414,7 @@ def _time(result: dict[str, Any]) -> Callable[[float], str]:
     return digits if result["unit"] == "slots" else seconds
 
 
-def _costs(one: dict[str, Any], other: dict[str, Any], time: Callable[[float], str]) -> Grid:
+def _costs(one: dict[str, Any], other: dict[str, Any], time: Callable[[float], str]) -> TextTable:
     """Show the costs of both side by side."""
     lines: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
         ("makespan", "makespan", time, _ratio),
@@ -469,7 +469,7 @@ def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
     return said
 
 
-def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> Grid:
+def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> TextTable:
     """Around the first cell that differs on each worker, both rows with the cell marked."""
     cells = []
     for row in rows:

@@ -241,9 +241,9 @@ def _message_times(
 ) -> Iterator[dict[str, NumpyArray]]:
     """Yield latency and transmit time (2, 1, boundaries, microbatches) [s] of each level."""
     levels = len(data["workers_per_node"]) + 1
-    both = "message", "message" if data["message_back"] is None else "message_back"
+    keys = "message", "message" if data["message_back"] is None else "message_back"
     sections = []
-    for key in both:
+    for key in keys:
         by_level = data[key] if levels > 1 else [data[key] or _MESSAGE.read({}, path)]
         if not isinstance(by_level, list) or len(by_level) != levels:
             raise ValueError(
@@ -254,7 +254,7 @@ def _message_times(
     for level in range(levels):
         there, back = (
             _message(section[level], sizes, f"{path}: {key}", scale)
-            for key, section in zip(both, sections, strict=True)
+            for key, section in zip(keys, sections, strict=True)
         )
         yield {
             name: np.stack(np.broadcast_arrays(there[name], back[name]))[:, None]

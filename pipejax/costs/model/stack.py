@@ -66,9 +66,6 @@ class Stack:
     def on(self, system: System) -> System:
         """Return the system as this software uses it.
 
-        Args:
-          system: the machine.
-
         Returns:
           The machine with the stack's numbers; as it is if it was calibrated on runs of the stack,
           or if the stack has no name.

@@ -276,9 +276,6 @@ class System(FloatFields):
         Args:
           precision: "bf16", "fp16", or a field of `NarrowPeaks`.
 
-        Returns:
-          The peak.
-
         Raises:
           ValueError: if the precision is unknown, or the system has no peak for it.
 
