@@ -7,7 +7,7 @@ made from it.
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, resolve_name, wrong
 from pipejax.base.file_fields import FLAG, NUMBER, SHARE, TEXT, FieldKind, choice, whole
@@ -87,14 +87,10 @@ class WorkloadField(NamedTuple):
     def values(self) -> FieldKind:
         """Return the kind of its values in files."""
         kinds = {"flag": FLAG, "number": NUMBER, "share": SHARE, "text": TEXT}
-        kinds["recompute"] = FieldKind(_read_recompute, TEXT.schema)
+        kinds["recompute"] = FieldKind(lambda value, _: check_recompute(value), TEXT.schema)
         if self.kind == "whole":
             return whole(self.least, self.largest or MAX_COUNT)
         return choice(self.names) if self.kind == "name" else kinds[self.kind]
-
-
-def _read_recompute(value: Any, _: str) -> str:
-    return check_recompute(value)
 
 
 # in the order in which help lists them
