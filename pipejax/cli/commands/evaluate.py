@@ -1,5 +1,6 @@
 """`pipejax evaluate`: one schedule, one set of costs."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -9,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.options.line import command_line, written_but
+from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, SizedRunOptions
-from pipejax.cli.options.scenario import build, required, step_tokens
+from pipejax.cli.options.scenario import build, command_line, required, step_tokens
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
@@ -179,7 +180,10 @@ def evaluate(
         result["assumes"] = assumed
     beside = timing.of(evaluation)
     change = _fitting(table, scenario, result)
-    go_on = (command_line("evaluate", written_but() | change),) if change else ()
+    go_on: tuple[str, ...] = ()
+    if change and scenario.source.workload is not None:
+        fitting = dataclasses.replace(scenario.source.workload, **change)
+        go_on = (command_line(scenario.with_workload(fitting)),)
     files = {}
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)
@@ -249,7 +253,7 @@ def _does_not_fit(result: dict[str, Any]) -> str:
     lacks = f"worker {fullest} needs {result['memory_bytes'][fullest] / 1e9:.1f} of {room:.1f} GB"
     if result["fits_with"] is None:
         return f"does not fit: {lacks}; no --sequence-parallel, --zero or --recompute makes it fit"
-    options = command_line("", result["fits_with"]).removeprefix("pipejax ")
+    options = line.command_line("", result["fits_with"]).removeprefix("pipejax ")
     return f"does not fit: {lacks}; with {options} it would"
 
 

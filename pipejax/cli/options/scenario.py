@@ -80,7 +80,8 @@ def parse_scenario(
         if "memory_limit" in options:
             workload = costs.costs.workload
             options["memory_limit"] = _parse_room(fields, options, workload)
-        if costs.costs.workload is not None:  # it has the weight share, for any schedule
+        workload = costs.costs.workload  # its weight share holds for any schedule
+        if workload is not None and options.get("weight_share") == workload.weight_share:
             options.pop("weight_share", None)
         fields["options"] = options
     return pj.Scenario(
