@@ -139,7 +139,7 @@ def test_evaluate_prints_the_peak_and_when(answer, call):
     given_sizes = ["--weight-share", "1", "--activation-sizes", "2,1,1,1"]
     held = answer("evaluate", *ONE, *TIMES, *given_sizes)
     assert held["activation_memory"]["peak"][0] == 2 * held["peak_in_flight"][0]
-    _, out, _ = call("evaluate", *ONE, *TIMES)
+    _, out, _ = call("evaluate", *ONE, *TIMES, "--details")
     assert f"4 at {memory.peak_at[0]:g} s" in out
 
 

@@ -100,7 +100,7 @@ def test_the_command(answer, call, tmp_path):
     assert (result["equal"], result["split"], result["unit"]) == (False, [0, 32], "seconds")
     assert result["rows"][0]["cells"] == ["0B0", "0I0"]
     assert [row["worker"] for row in result["exchanges"]] == [0, 1, 2, 3]
-    code, out, _ = call(*options)
+    code, out, _ = call(*options, "--details")
     assert code == 0
     assert ">0B0<" in out
     assert "backwards that B alone splits into I and W: 32" in out

@@ -113,13 +113,16 @@ def test_runs_of_dense_models_tell_nothing_of_experts():
 def test_evaluate_says_what_its_step_time_rests_on(call):
     line = ("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, "--minibatch", 4, "--tensor-parallel", 8)
     for model, message in (
-        ("llama3-8b", "its regime (16 bits, ZeRO 0 to 2, no experts): 16 measured configurations"),
-        ("mixtral-8x7b", "its regime (16 bits, ZeRO 0 to 2, experts within nodes)"),
+        (
+            "llama3-8b",
+            "16 measured configurations like this one (16 bits, ZeRO 0 to 2, no experts)",
+        ),
+        ("mixtral-8x7b", "(16 bits, ZeRO 0 to 2, experts within nodes)"),
     ):
         code, text, _ = call(*line, "--model", model, "--system", "h100")
         assert (code, message in text) == (0, True)
     text = call(*line, "--model", "llama3-8b", "--system", "h200")[1]
-    assert "no run of its regime (16 bits, ZeRO 0 to 2, no experts) on h200 is known" in text
+    assert "no measured run on h200 is like this one (16 bits, ZeRO 0 to 2, no experts)" in text
 
 
 def test_a_plan_has_the_band_of_evaluate(layouts):

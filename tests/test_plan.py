@@ -17,6 +17,7 @@ from pipejax.analysis.step.validation import StepTimes
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.cli.options.line import command_line, config_text
+from pipejax.cli.options.scenario import scenario_options
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.system.parts import system_number

@@ -52,7 +52,7 @@ def test_tables_fit_80_columns_and_nothing_is_cut(call, monkeypatch, name):
 
 def test_a_table_too_wide_continues_below_with_its_first_column(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    _, out, _ = call(*WIDE)
+    _, out, _ = call(*WIDE, "--details")
     heads = [line for line in out.splitlines() if "schedule" in line and "┃" in line]
     assert len(heads) == 2
     assert sum("chimera" in line for line in out.splitlines() if "│" in line) == 4  # in two parts
@@ -104,7 +104,7 @@ def test_tables_of_several_sizes_go_on_below_with_their_names(call, tmp_path, mo
         path = f"mine/{name}.csv"
         built = ["export", "-s", "1f1b", "-P", workers, "-M", count, "--format", "torch-csv"]
         assert call(*built, "--out", path)[0] == 0
-    _, out, _ = call("compare", "--tables", "mine", *TIMES)
+    _, out, _ = call("compare", "--tables", "mine", *TIMES, "--details")
     heads = [line for line in out.splitlines() if line.startswith("┃") and " P " in line]
     assert len(heads) > 1
     assert all(" M " in head and "schedule" in head for head in heads)

@@ -1,5 +1,6 @@
 """Draw points in two measures with their Pareto front: layouts of a plan, points of a sweep."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.plots import palette, style
 
 # Plans: step time against memory of all layouts.
@@ -105,9 +106,11 @@ def _label(columns: Mapping[str, Any], layout: int) -> str:
 
 MAX_FRONT_RATIO = 2.5  # largest drawn value, relative to the worst of the front
 LOG_RATIO = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
-SMALL_MARKS_FROM = 5000  # number of points from which marks are small
+MAX_MARKS = 3000  # number of points up to which each is drawn by its group
+CELLS = 120  # of a picture across and up: of more points one in each cell is drawn
 MAX_NAMED_POINTS = 8  # points of a front with a name
-LABEL_DISTANCE = 0.03  # least distance of two named points, as a share of the picture
+LABEL_DISTANCE = 0.08  # least distance of two named points, as a share of the picture
+MAX_KNEE_RATIO = 2.0  # largest drawn cost of a knee, relative to the best
 
 
 class Shown(NamedTuple):
@@ -140,18 +143,26 @@ def draw_results(
     """
     x, y = (side.values for side in sides)
     is_grouped = np.logical_or.reduce([*groups.values()])
-    size = 3 if len(x) <= SMALL_MARKS_FROM else 1
-    plain: dict[str, Any] = {"linestyle": "", "markersize": size, "rasterized": True, "zorder": 2}
+    is_many = is_grouped.sum() > MAX_MARKS
+    plain: dict[str, Any] = {"linestyle": "", "markersize": 3, "rasterized": True, "zorder": 2}
     plain |= {"markerfacecolor": "none", "markeredgewidth": 0.6}  # points behind others are visible
     if len(groups) > len(COLOURS):
         groups = {"points": is_grouped}
     looks = [(palette.GREY, "o")] if len(groups) == 1 else zip(COLOURS, MARKERS, strict=True)
     for (name, is_member), (colour, marker) in zip(groups.items(), looks, strict=False):
-        axes.plot(x[is_member], y[is_member], marker=marker, color=colour, label=name, **plain)
+        if is_many:  # of each group its front
+            points = _front(sides, np.flatnonzero(is_member))
+            axes.step(x[points], y[points], where="post", color=colour, label=name, linewidth=1.2)
+        else:
+            axes.plot(x[is_member], y[is_member], marker=marker, color=colour, label=name, **plain)
     if len(best):
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
         axes.plot(x[best], y[best], "o", markersize=7, label="best", zorder=3, **ring)
     _scale(axes, sides, is_grouped, front)
+    if is_many:
+        points = _thin_out(axes, sides, np.flatnonzero(is_grouped))
+        dots: dict[str, Any] = {"markersize": 1.5, "markeredgewidth": 0, "rasterized": True}
+        axes.plot(x[points], y[points], "s", color=palette.SILVER, zorder=1, **dots)
     if len(front):
         _draw_front(axes, sides, front)
         out = is_grouped & ~(sides[0].near(front) & sides[1].near(front))
@@ -165,6 +176,60 @@ def draw_results(
     style.legend(figure, "upper left", axes.get_legend_handles_labels())  # wherever points lie
     if front_names[0]:
         _name_front(axes, sides, front, *front_names)
+
+
+def _front(sides: Sequence[Shown], points: Int[NumpyArray, " some"]) -> NumpyArray:
+    """Return which of some points no other one beats, the best in the first measure first."""
+    x, y = (side.values[points] * (-1 if side.more_is_better else 1) for side in sides)
+    order = np.lexsort([y, x])
+    # 3 4 1 in this order: 4 is beaten by 3
+    least_before = np.minimum.accumulate(np.concatenate([[np.inf], y[order]]))[:-1]
+    beaten: NumpyArray = points[order[y[order] < least_before]]
+    return beaten
+
+
+def _thin_out(axes: Axes, sides: Sequence[Shown], points: Int[NumpyArray, " some"]) -> NumpyArray:
+    """Return one of the points in each cell of the picture."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    places = to_axes.transform(np.column_stack([side.values[points] for side in sides]))
+    inside = np.all((places >= 0) & (places <= 1), axis=1)
+    cells = np.floor(places[inside] * CELLS).astype(int)
+    _, first = np.unique(cells[:, 0] * (CELLS + 1) + cells[:, 1], return_index=True)
+    thinned: NumpyArray = points[inside][first]
+    return thinned
+
+
+def draw_knee(
+    axes: Axes,
+    along: Shown,
+    cost_label: str,
+    curves: Mapping[str, Float[NumpyArray, " values"]],
+    near: tuple[float, float],
+    near_text: str,
+) -> None:
+    """Draw the least cost along an axis by group, and shade the values that are near the best."""
+    best = min(float(np.nanmin(curve)) for curve in curves.values())
+    axes.axvspan(*near, color=palette.SILVER, alpha=0.5, linewidth=0, label=near_text)
+    looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
+    for (name, curve), (colour, marker) in zip(curves.items(), looks, strict=False):
+        marks: dict[str, Any] = {"marker": marker, "markersize": 2.5, "linewidth": 0.9}
+        axes.plot(
+            along.values,
+            np.where(np.isfinite(curve), curve, np.nan),
+            color=colour,
+            label=name,
+            **marks,
+        )
+    values = along.values
+    if values.min() > 0 and values.max() > LOG_RATIO * values.min():
+        axes.set_xscale("log")
+        style.name_ticks(axes.xaxis)
+    if best > 0:
+        axes.set_ylim(0.95 * best, min(axes.get_ylim()[1], MAX_KNEE_RATIO * best))
+    axes.set_xlabel(along.label)
+    axes.set_ylabel(cost_label)
+    figure: Any = axes.figure
+    style.legend(figure, "upper left", axes.get_legend_handles_labels())
 
 
 def _scale(
@@ -223,7 +288,7 @@ def _name_front(
     points = to_axes.transform(np.column_stack([x, y]))  # as shares of the picture
     named = [0]
     for k in range(1, len(points)):
-        if np.hypot(*(points[k] - points[named[-1]])) > LABEL_DISTANCE:
+        if np.hypot(*(points[k] - points[named]).T).min() > LABEL_DISTANCE:
             named.append(k)
     if len(named) > MAX_NAMED_POINTS:  # evenly chosen
         positions = np.linspace(0, len(named) - 1, MAX_NAMED_POINTS).round().astype(int)

@@ -15,7 +15,12 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.data_files import time_unit
 from pipejax.plots import palette, style
 
-COLOURS = LinearSegmentedColormap.from_list("seconds", palette.SECONDS)  # dark is much
+_DARK = palette.SECONDS[-1]
+COLOURS = LinearSegmentedColormap.from_list("more", (palette.WHITE, palette.SKY, _DARK))
+BOTH = LinearSegmentedColormap.from_list(  # for seconds below and above 0, which is white
+    "both", ("#8A2B00", palette.ORANGE, palette.WHITE, palette.SKY, _DARK)
+)
+MIN_NEGATIVE = 0.25  # of the largest value: smaller numbers below 0 are white
 _ROW_INCH, _STEP_ROW_INCH, _TITLE_INCH = 0.2, 0.42, 0.62
 _MAX_ROWS_INCH = 8.5  # largest height of all rows together
 _LANE_SHARE = 0.4  # share of a row that recorded or replayed ops take
@@ -94,11 +99,13 @@ def _add_scale(
 def _scale(
     seconds: Float[NumpyArray, " some"], unit: str = ""
 ) -> tuple[ScalarMappable, tuple[float, str]]:
-    """Return a colour scale from the least value, or 0, to the largest, and its unit (s, name)."""
-    low, high = np.nanmin(seconds, initial=0.0), np.nanmax(seconds, initial=0.0)
-    norm = Normalize(float(low), float(high) or 1e-9)
-    unit_scale = (1e-3, unit) if unit == "ms" else time_unit(float(max(high, -low)))
-    return ScalarMappable(norm, COLOURS), unit_scale
+    """Return a colour scale in which 0 is white, and its unit (s, name)."""
+    low, high = float(np.nanmin(seconds, initial=0.0)), float(np.nanmax(seconds, initial=0.0))
+    largest = max(high, -low) or 1e-9
+    is_signed = -low > MIN_NEGATIVE * largest
+    norm = Normalize(-largest if is_signed else 0.0, largest)
+    unit_scale = (1e-3, unit) if unit == "ms" else time_unit(largest)
+    return ScalarMappable(norm, BOTH if is_signed else COLOURS), unit_scale
 
 
 def _add_bar(
@@ -120,7 +127,7 @@ def _draw_map(axes: Axes, cells: HeatMap, scale: ScalarMappable, unit: float) ->
         np.arange(rows + 1) - 0.5,
         cells.seconds,
         norm=Normalize(*scale.get_clim()),
-        cmap=COLOURS,
+        cmap=scale.cmap,
         edgecolors="face",  # without it viewers show gaps between the cells
         linewidth=0.2,
         rasterized=cells.seconds.size > _MAX_CELLS,
@@ -176,7 +183,11 @@ def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
         ends = start + step.durations
         bottom = top + _LANE_SHARE
         corners = np.stack([start, top, ends, top, ends, bottom, start, bottom], axis=-1)
-        look: dict[str, Any] = {"facecolors": colours, "edgecolors": "white", "linewidths": widths}
+        look: dict[str, Any] = {
+            "facecolors": colours,
+            "edgecolors": palette.GREY,
+            "linewidths": widths,
+        }
         axes.add_collection(PolyCollection([*corners.reshape(-1, 4, 2)], **look))
         has_room = step.durations * points_per_second > _text_widths(step.label)
         for k in np.flatnonzero(has_room).tolist():

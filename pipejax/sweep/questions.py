@@ -106,16 +106,9 @@ def knees(
     """Yield the knees of an axis: with other axes at their best, then for each of their values."""
     # a value is near if it costs at most a share `within` more than the best
     values = results.axes[axis]
-    costs = np.moveaxis(_costs(results, among, name), [*results.axes].index(axis), -1)
-    others = [axis_name for axis_name in results.axes if axis_name != axis]
-    reported_axes = [axis_name for axis_name in others if len(results.axes[axis_name]) > 1]
+    reported_axes = [a for a, labels in results.axes.items() if a != axis and len(labels) > 1]
     for other in (None, *reported_axes):
-        curves = costs.reshape(1, -1, len(values))
-        if other is not None:
-            curves = np.moveaxis(costs, others.index(other), 0)
-            curves = curves.reshape(len(curves), -1, len(values))
-        labels = [None] if other is None else results.axes[other].tolist()
-        for label, curve in zip(labels, curves.min(axis=1), strict=True):
+        for label, curve in least_along(results, among, name, axis, other).items():
             best = int(np.argmin(curve))
             if not math.isfinite(curve[best]):
                 continue
@@ -132,6 +125,19 @@ def knees(
                 best=float(curve[best]),
                 best_at=float(values[best]),
             )
+
+
+def least_along(
+    results: SweepResults, among: Among, name: str, axis: str, other: str | None
+) -> dict[Any, NumpyArray]:
+    """Return the least costs (values) along an axis for each value of another one, or for None."""
+    costs = np.moveaxis(_costs(results, among, name), [*results.axes].index(axis), -1)
+    others = [axis_name for axis_name in results.axes if axis_name != axis]
+    labels = [None] if other is None else results.axes[other].tolist()
+    if other is not None:
+        costs = np.moveaxis(costs, others.index(other), 0)
+    curves = costs.reshape(len(labels), -1, costs.shape[-1]).min(axis=1)
+    return dict(zip(labels, curves, strict=True))
 
 
 class Regions(NamedTuple):

@@ -171,9 +171,11 @@ def _compare(
         if sign not in ("=", "!="):
             raise ValueError(f"where {condition}: names are compared by = or !=")
         names = [str(value) for value in values]
-        label = resolve_name(text, dict.fromkeys(names), "value")
-        is_match: NumpyArray = _COMPARED[sign](np.array(names), label)
-        return is_match
+        valid_names = dict.fromkeys(names)
+        parts = [text] if text in valid_names else text.split(",")
+        labels = [resolve_name(part.strip(), valid_names, "value") for part in parts]
+        is_listed: NumpyArray = np.isin(names, labels)
+        return is_listed if sign == "=" else ~is_listed
     try:
         number = float(text)
     except ValueError:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.option import options
@@ -16,7 +15,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import SYSTEM
 from pipejax.cli.output.numbers import digits, seconds
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Column, pick, plain, table_of
+from pipejax.cli.output.report import Column, Grid, pick, plain, table_of
 
 if TYPE_CHECKING:
     from pipejax.costs.system.system import FittedParameter
@@ -160,7 +159,7 @@ def _as_json(fit: "Calibration") -> dict[str, Any]:
     }
 
 
-def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> Table:
+def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> Grid:
     rows = []
     for number in numbers:
         unit, scale = SHOWN_IN.get(number.unit, (number.unit, 1.0))
@@ -222,7 +221,7 @@ def _outlier(row: Any) -> object:
     )
 
 
-def _errors(parts: Mapping[str, Mapping[str, Any]], title: str) -> Table:
+def _errors(parts: Mapping[str, Mapping[str, Any]], title: str) -> Grid:
     rows = ({"part": name, **errors} for name, errors in parts.items())
     percents = ("mape", "median", "p90", "bias", "largest")
     columns = (

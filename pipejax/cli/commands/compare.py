@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import NO_FORM
@@ -19,9 +18,18 @@ from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, nam
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.launches import layout_json
-from pipejax.cli.output.numbers import above, gigabytes, percent, seconds
+from pipejax.cli.output.numbers import above, digits, gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import Column, grid, has_lines, pick, plain, table_of
+from pipejax.cli.output.report import (
+    Column,
+    Grid,
+    grid,
+    has_details,
+    has_lines,
+    pick,
+    plain,
+    table_of,
+)
 from pipejax.cli.output.runs import step_json
 from pipejax.schedules.cells.ops import COMMUNICATION
 
@@ -32,6 +40,9 @@ if TYPE_CHECKING:
         TableDifference,
     )
     from pipejax.schedules.cells.grammar import Grammar
+
+
+Best = dict[tuple[int, int], float]  # least makespan by workers and microbatches
 
 
 @options
@@ -78,13 +89,16 @@ def compare(
         raise ValueError(rows[0]["error"])
     listed.check_used(scenarios)
     best = _best(rows)
+    tables = [scenario.table() for scenario in scenarios]
+    stages = {table.num_stages // table.num_workers for table in tables}
     for row in rows:
         if "error" not in row and row.get("fits", True) and best.get(_size(row)):
             row["above_best"] = row["makespan"] / best[_size(row)] - 1
     sizes = {point.workers for point in points}
     workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
-    return Answer(result, _said(rows, slots, first))
+    view = _view(rows, best, link.model, stages, first)
+    return Answer(result, view, details={"why the levels differ": _reasons(rows, slots)})
 
 
 def _row(
@@ -116,111 +130,124 @@ def _row(
     return row | memory_room(scenario, table)
 
 
-def _said(
-    rows: list[dict[str, Any]], slots: dict[str, float], scenario: "pj.Scenario"
+def _view(
+    rows: list[dict[str, Any]], best: Best, link: str, stages: set[int], scenario: "pj.Scenario"
 ) -> Iterator[object]:
-    """Tell who is fastest, all rows from the fastest on, and where their three levels disagree."""
-    best = _best(rows)
-    ranked = sorted(rows, key=lambda row: (*_size(row), row.get("makespan", math.inf)))
-    sizes = [name for name in ("workers", "microbatches") if len({row[name] for row in rows}) > 1]
-    alike = ", ".join(f"{rows[0][name]} {name}" for name in WORDS if name not in sizes)
-    yield plain(f"{alike}{': ' * bool(alike)}sorted by makespan")
+    """Yield who is fastest, all rows from the fastest on, and who does not fit."""
+    sizes = _varying_sizes(rows)
+    ranked = _ranked(rows)
+    yield from _winners(ranked, best, sizes)
+    same = [f"{rows[0][name]} {name}" for name in WORDS if name not in sizes]
+    yield plain(", ".join([*same, f"{link} links"]))
+    source = scenario.source
+    if len(stages) > 1 and isinstance(source, pj.costing.GivenTimes) and source.is_per_stage:
+        yield (
+            "schedules with more stages per worker do more work here: times are of a stage; "
+            "--worker-times compares equal work"
+        )
     columns = [*(Column(WORDS[name], name) for name in sizes), Column("schedule", "schedule")]
     keys = len(columns)
     columns += [
         Column("makespan", partial(_makespan, best)),
         Column("above best", "above_best", above),
-        Column("bubble: formula", "formula_bubble_ratio", percent),
-        Column("bubble: table", "table_bubble_ratio", percent),
-        Column("bubble: run", "bubble_ratio", percent),
-        Column("in flight", "peak_microbatches", "{:.4g}".format),
-        Column("copies", "weight_copies"),
     ]
-    if scenario.workload is None:
-        columns.append(Column("bound by", "bound_by"))
-    else:
+    if has_details():
+        columns += LEVELS
+    columns += [
+        Column("bubble: run" if has_details() else "bubble", "bubble_ratio", percent),
+        Column("in flight", "peak_microbatches", "{:.3g}".format),
+    ]
+    if scenario.workload is not None:
         columns.append(Column("MFU", "mfu", percent))
         columns.append(Column("memory [GB]", lambda row: _gigabytes(row, "[red]")))
-    if has_lines():
-        columns = [column for column in columns if not _says_nothing(column, rows)]
-    else:
+    if not has_lines():
         columns.append(Column("fits", "fits", lambda fits: "yes" if fits else "no"))
         columns.append(Column("reason", lambda row: escape(_reason(row))))
-    ratio = ", ".join(f"{letter} = {time:.4g}" for letter, time in slots.items())
-    title = f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
-    yield table_of(ranked, columns, keys=keys, title=title)
-    yield "in flight: microbatches held at once, of all layers of a worker"
-    yield from map(plain, _winners(ranked, best, sizes))
+    yield table_of(ranked, columns, keys=keys)
     large = [row for row in ranked if not row.get("fits", True)]
     if large and scenario.system is not None:
-        each = ", ".join(f"{_named(row, sizes)} ({_gigabytes(row)} GB)" for row in large)
-        have = gigabytes(float(scenario.system.memory_available))
-        yield plain(f"not ranked, for the memory is {have}: {each}")
-    notes: dict[str, list[str]] = {}
-    for row in ranked:
-        for note in row.get("notes", ()):
-            notes.setdefault(note, []).append(_named(row, sizes))
-    yield from (plain(f"{', '.join(names)}: {note}") for note, names in notes.items())
-    yield "where the levels disagree, and why:"
-    yield from map(plain, _reasons(ranked, sizes))
+        names = ", ".join(f"{_named(row, sizes)} ({_gigabytes(row)} GB)" for row in large)
+        room = gigabytes(float(scenario.system.memory_available))
+        yield plain(f"not ranked, need more than {room}: {names}")
+    yield from _by_text(((row["error"], row) for row in ranked if "error" in row), sizes)
+    yield from _by_text(((note, row) for row in ranked for note in row.get("notes", ())), sizes)
+
+
+def _reasons(rows: list[dict[str, Any]], slots: dict[str, float]) -> Iterator[object]:
+    """Yield the three levels, and why they disagree."""
+    ratio = ", ".join(f"{letter} = {time:.4g}" for letter, time in slots.items())
+    yield f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
+    # the lack of a formula is a reason beside others, and the same for many
+    reasons = (
+        (reason, row)
+        for row in _ranked(rows)
+        if "why" in row
+        for reason in row["why"].replace(f"{UNPUBLISHED}; ", f"{UNPUBLISHED}\n").split("\n")
+    )
+    yield from _by_text(reasons, _varying_sizes(rows))
+
+
+def _by_text(texts: Iterable[tuple[str, dict[str, Any]]], sizes: list[str]) -> Iterator[object]:
+    """Yield each text once, behind all rows that have it."""
+    names: dict[str, list[str]] = {}
+    for text, row in texts:
+        names.setdefault(text, []).append(_named(row, sizes))
+    return (plain(f"{', '.join(rows)}: {text}") for text, rows in names.items())
 
 
 WORDS = {"workers": "P", "microbatches": "M"}  # sizes of a row, and their columns
-NOTHING = {"formula_bubble_ratio": None, "weight_copies": 1}  # values that say nothing if all agree
+LEVELS = (
+    Column("bubble: formula", "formula_bubble_ratio", percent),
+    Column("bubble: table", "table_bubble_ratio", percent),
+    Column("copies", "weight_copies"),
+    Column("bound by", "bound_by"),
+)
 
 
-def _says_nothing(column: Column, rows: list[dict[str, Any]]) -> bool:
-    """Whether a column holds in all rows what most readers take for granted."""
-    name = str(column.value)
-    return name in NOTHING and all(row.get(name, NOTHING[name]) == NOTHING[name] for row in rows)
+def _varying_sizes(rows: list[dict[str, Any]]) -> list[str]:
+    return [name for name in WORDS if len({row[name] for row in rows}) > 1]
 
 
-TIE = 1e-9  # by which makespans differ that are told as equal
+def _ranked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (*_size(row), row.get("makespan", math.inf)))
 
 
-def _best(rows: list[dict[str, Any]]) -> dict[tuple[int, int], float]:
-    """The least makespan of those that fit, by numbers of workers and microbatches."""
-    best: dict[tuple[int, int], float] = {}
+TIE = 1e-9  # relative difference of makespans that count as equal
+
+
+def _best(rows: list[dict[str, Any]]) -> Best:
+    """Return the least makespan of those that fit, by numbers of workers and microbatches."""
+    best: Best = {}
     for row in rows:
         if "error" not in row and row.get("fits", True):
             best[_size(row)] = min(row["makespan"], best.get(_size(row), math.inf))
     return best
 
 
-def _winners(
-    ranked: list[dict[str, Any]], best: dict[tuple[int, int], float], sizes: list[str]
-) -> Iterator[str]:
-    """Say who is fastest at each size, and how far ahead of the next."""
+def _winners(ranked: list[dict[str, Any]], best: Best, sizes: list[str]) -> Iterator[object]:
+    """Yield who is fastest at each size, and how far ahead of the next."""
+    if not best:
+        yield "none fits the memory"
     for size, least in best.items():
-        fitting = [row for row in ranked if _size(row) == size and row.get("fits", True)]
-        times = {row["schedule"]: row["makespan"] for row in fitting if "error" not in row}
-        first = [name for name, time in times.items() if _is_least(time, least)]
-        rest = {name: time for name, time in times.items() if name not in first}
+        rows = [row for row in ranked if _size(row) == size and "above_best" in row]
+        first = [row["schedule"] for row in rows if _is_least(row["makespan"], least)]
         ahead = "".join(
-            f"; next {name}, {above(t / least - 1)}" for name, t in list(rest.items())[:1]
+            f"; next is {row['schedule']}, {above(row['above_best'])}"
+            for row in rows[len(first) : len(first) + 1]
         )
         at = dict(zip(WORDS, size, strict=True))
-        where = "".join(f", {WORDS[name]} = {at[name]}" for name in sizes)
-        yield f"fastest{where}: {' and '.join(first)}, {seconds(least)}{ahead}"
-
-
-def _reasons(rows: list[dict[str, Any]], sizes: list[str]) -> Iterator[str]:
-    """Say each reason once, behind all rows that have it."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        # the lack of a formula is a reason beside others, and the same for many
-        for reason in _reason(row).replace(f"{UNPUBLISHED}; ", f"{UNPUBLISHED}\n").split("\n"):
-            found.setdefault(reason, []).append(_named(row, sizes))
-    return (f"  {', '.join(names)}: {reason}" for reason, names in found.items())
+        where = "".join(f" at {WORDS[name]} = {at[name]}" for name in sizes)
+        verb = "are" if len(first) > 1 else "is"
+        yield plain(f"{' and '.join(first)} {verb} fastest{where}: {seconds(least)}{ahead}")
 
 
 def _named(row: dict[str, Any], sizes: list[str]) -> str:
-    """A row by its schedule, and by the sizes that differ."""
+    """Return the schedule of a row with the sizes that differ."""
     return row["schedule"] + "".join(f" {WORDS[name]} = {row[name]}" for name in sizes)
 
 
 def _gigabytes(row: dict[str, Any], mark: str = "") -> str:
-    """What the fullest worker needs, marked where there is less."""
+    """Return the memory of the fullest worker, marked if there is less."""
     if "memory_bytes" not in row:
         return "-"
     return mark * (not row["fits"]) + f"{max(row['memory_bytes']) / 1e9:.1f}"
@@ -297,7 +324,8 @@ def difference(
             for row, makespan in zip(found.rows, exchanged, strict=bool(exchanged))
         ],
     }
-    return Answer(result, _difference_text(found, result, tables[0].grammar))
+    parts = found, result, tables[0].grammar
+    return Answer(result, _difference_view(*parts), details=_difference_details(*parts))
 
 
 def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> list[float | None]:
@@ -344,41 +372,62 @@ def _as_json(found: "TableDifference", grammar: "Grammar") -> dict[str, Any]:
     }
 
 
-def _difference_text(
+def _difference_view(
     found: "TableDifference", result: dict[str, Any], grammar: "Grammar"
 ) -> Iterator[object]:
     one, other = result["tables"]
-    names = [escape(each["schedule"]) for each in (one, other)]
-    in_slots = result["unit"] == "slots"
-    told = {True: "  in units of F = I = W = 1, B = 2: no times are given"}.get(in_slots, "")
-    yield f"[bold]A[/] {names[0]}   [bold]B[/] {names[1]}   {result['link']} links{told}"
-    yield _costs(one, other, in_slots)
-    if found.is_none:
-        yield "the tables have the same cells in the same order"
-        return
-    yield from (plain(f"  {line}") for line in _sentences(found, grammar))
+    names = [escape(table["schedule"]) for table in (one, other)]
+    time = _time(result)
+    change = _ratio(one["makespan"], other["makespan"])
+    verdict = f"takes {time(other['makespan'])}, {change} against {names[0]}"
+    if change == "=":
+        verdict = f"is as fast as {names[0]}: {time(one['makespan'])}"
+    same = "; the tables have the same cells in the same order" * found.is_none
+    yield f"{names[1]} {verdict}{same}"
+    unit = ", in units of F = I = W = 1, B = 2: no times are given" * (result["unit"] == "slots")
+    yield f"A is {names[0]}, B is {names[1]}, {result['link']} links{unit}"
+    yield _costs(one, other, time)
+    yield from map(plain, _sentences(found, grammar))
+
+
+def _difference_details(
+    found: "TableDifference", result: dict[str, Any], grammar: "Grammar"
+) -> dict[str, list[object]]:
+    details: dict[str, list[object]] = {}
     if found.rows:
-        yield _first_differences(found.rows, grammar)
-    if result["exchanges"]:
-        yield _exchanges(result["exchanges"], one["makespan"], in_slots)
+        details["first differences"] = [_first_differences(found.rows, grammar)]
+    rows = [row for row in result["exchanges"] if row["makespan"] is not None]
+    if rows:
+        before, time = result["tables"][0]["makespan"], _time(result)
+        columns = (
+            Column("worker with the row of B", "worker"),
+            Column("makespan", "makespan", time),
+            Column("against A", "makespan", partial(_ratio, before)),
+        )
+        details["exchanges of one row"] = [table_of(rows, columns)]
+    return details
 
 
-def _costs(one: dict[str, Any], other: dict[str, Any], in_slots: bool) -> Table:
-    """What both cost, side by side."""
-    time = (lambda value: f"{value:.6g}") if in_slots else seconds
+def _time(result: dict[str, Any]) -> Callable[[float], str]:
+    """Return what formats times, in slots or seconds."""
+    return digits if result["unit"] == "slots" else seconds
+
+
+def _costs(one: dict[str, Any], other: dict[str, Any], time: Callable[[float], str]) -> Grid:
+    """Show the costs of both side by side."""
     lines: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
         ("makespan", "makespan", time, _ratio),
         ("bubble ratio", "bubble_ratio", percent, _points),
         ("largest span", "max_span", time, _ratio),
-        ("most in flight", "peak_in_flight", lambda peak: f"{peak:.0f}", _count),
+        ("most in flight", "peak_in_flight", digits, lambda a, b: f"{b - a:+.0f}"),
     ]
     if "memory_bytes" in one:
         lines.append(("most memory", "memory_bytes", gigabytes, _ratio))
     rows = []
     for title, key, form, against in lines:
         values = [float(np.max(run[key])) for run in (one, other)]  # of the worker with the most
-        told = "=" if values[0] == values[1] else against(values[0], values[1])
-        rows.append((title, *map(form, values), told))
+        change = "=" if values[0] == values[1] else against(values[0], values[1])
+        rows.append((title, *map(form, values), change))
     return grid(zip(("measure", "A", "B", "B against A"), zip(*rows, strict=True), strict=True))
 
 
@@ -390,10 +439,6 @@ def _ratio(before: float, after: float) -> str:
 
 def _points(before: float, after: float) -> str:
     return f"{100 * (after - before):+.2f} points"
-
-
-def _count(before: float, after: float) -> str:
-    return f"{after - before:+.0f}"
 
 
 def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
@@ -418,13 +463,12 @@ def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
         said.append(f"ops on another worker: {len(found.moved)}, as {where}")
     if found.rows:
         order = sum(row.reordered for row in found.rows)
-        said.append(
-            f"rows that differ: {len(found.rows)}; ops in another order there: at least {order}"
-        )
+        moved = f"; at least {order} of their ops run in another order" * (order > 0)
+        said.append(f"rows that differ: {len(found.rows)}{moved}")
     return said
 
 
-def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> Table:
+def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> Grid:
     """Around the first cell that differs on each worker, both rows with the cell marked."""
     cells = []
     for row in rows:
@@ -445,17 +489,3 @@ def _marked(at: int, cells: Iterable[str]) -> str:
     else:
         texts.append("[bold]>end<[/]")
     return " ".join(texts)
-
-
-def _exchanges(exchanges: Sequence[dict[str, Any]], makespan: float, in_slots: bool) -> Table:
-    """What the first table takes with one row of the second."""
-    time = (lambda value: f"{value:.6g}") if in_slots else seconds
-    ran = [each["makespan"] for each in exchanges]
-    return grid(
-        [
-            ("worker", [each["worker"] for each in exchanges]),
-            ("makespan", ["cannot run" if each is None else time(each) for each in ran]),
-            ("against A", ["-" if each is None else _ratio(makespan, each) for each in ran]),
-        ],
-        title="A with the row of B on one worker",
-    )

@@ -3,11 +3,10 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options import line
@@ -20,17 +19,30 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
 from pipejax.cli.output.kinds import CERTIFICATE
 from pipejax.cli.output.launches import layout_json
-from pipejax.cli.output.numbers import gigabytes, percent, seconds, short_percent
+from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds, short_percent
 from pipejax.cli.output.plans import evidence_line
-from pipejax.cli.output.report import Column, facts, grid, heading, pick, plain, sizes_of, table_of
+from pipejax.cli.output.report import (
+    Column,
+    Grid,
+    facts,
+    grid,
+    heading,
+    pick,
+    plain,
+    sizes_of,
+    table_of,
+)
 from pipejax.cli.output.runs import (
     memory_json,
+    memory_text,
+    mfu_text,
     op_values,
     paths_json,
     paths_table,
     step_facts,
     step_json,
     step_parts,
+    tokens_text,
     values_by_phase,
 )
 from pipejax.schedules.table.links import format_pair_links, format_pairs
@@ -41,6 +53,8 @@ if TYPE_CHECKING:
 
 NOMINAL = "nominal"  # the corner of the costs that are given
 
+LARGE = 8  # sequences of a microbatch that few jobs have
+UNEVEN = 1.01  # times the mean: from here on the busiest worker is the bottleneck
 ROUNDING = 1e-12  # of the makespan: below it a slack is what sums in double precision leave
 
 
@@ -70,24 +84,24 @@ class TimingSettings:
     paths: CountIfGiven = None
     distinct_counts: bool = False
 
-    def of(self, evaluation: "pj.Evaluation") -> "TimingReport":
-        """Find it for a run."""
-        report = TimingReport({}, [])
+    def add_to(self, result: dict[str, Any], evaluation: "pj.Evaluation") -> Iterator[object]:
+        """Add what is asked for to the object of `--json`, and yield it as tables."""
         target = None if self.target is None else parse_seconds(self.target, "--target")
         if self.slack or self.corner or target is not None:
-            found = pj.analysis.corners(evaluation.program, self._costs(evaluation), target=target)
+            corners = pj.analysis.corners(
+                evaluation.program, self._costs(evaluation), target=target
+            )
             if target is not None:
-                report.add_target(found)
+                yield _add_target(result, corners)
             if self.corner:
-                report.add_corners(found, evaluation)
+                yield _add_corners(result, corners, evaluation)
             if self.slack:
-                report.add_slack(found, evaluation)
+                yield _add_slack(result, corners, evaluation)
         if self.paths is not None:
             distinct = self.distinct_counts
             paths = pj.analysis.longest_paths(evaluation, self.paths, distinct_counts=distinct)
-            report.json["paths"] = paths_json(paths)
-            report.tables.append(paths_table(paths))
-        return report
+            result["paths"] = paths_json(paths)
+            yield paths_table(result["paths"])
 
     def _costs(self, evaluation: "pj.Evaluation") -> "dict[str, pj.Costs]":
         costs = {NOMINAL: evaluation.costs}
@@ -104,55 +118,43 @@ class TimingSettings:
         return costs
 
 
-class TimingReport(NamedTuple):
-    """What was found."""
+def _add_target(result: dict[str, Any], corners: "Corners") -> object:
+    """Say whether the run at the nominal costs ends in time."""
+    late, spare = float(corners.total_negative_slack[0]), float(corners.slack[0].min())
+    result |= {"target": corners.target, "worst_slack": spare, "total_negative_slack": late}
+    return plain(
+        f"target {seconds(corners.target or 0.0)}: worst slack {seconds(spare)}; total negative "
+        f"slack of the workers {seconds(late)}"
+    )
 
-    json: dict[str, Any]  # for `--json`, by key
-    tables: list[object]  # for people
 
-    def add_target(self, found: "Corners") -> None:
-        """Say whether the run at the given costs ends in time."""
-        late, spare = float(found.total_negative_slack[0]), float(found.slack[0].min())
-        self.json.update(
-            {"target": found.target, "worst_slack": spare, "total_negative_slack": late}
-        )
-        rows = [
-            ("target", seconds(found.target or 0.0)),
-            ("worst slack", seconds(spare)),
-            ("total negative slack", f"{seconds(late)}  over the workers' last ends"),
-        ]
-        self.tables.append(facts(rows))
+def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
+    """Compare corners: makespan, lateness, and how many ops have their least slack there."""
+    binding = [op.value for op in op_values(evaluation, corners.binding.astype(float))]
+    values: dict[str, Iterable[Any]] = {
+        "name": corners.names,
+        "makespan": corners.makespan.tolist(),
+        "worst_slack": corners.slack.min(axis=1).tolist(),
+        "total_negative_slack": corners.total_negative_slack.tolist(),
+        "binding_ops": map(binding.count, range(len(corners.names))),
+    }
+    if corners.target is None:  # each corner against its own makespan: none is late
+        del values["worst_slack"], values["total_negative_slack"]
+    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    result["corners"] = rows
+    return table_of(rows, (column for column in CORNERS if column.value in values))
 
-    def add_corners(self, found: "Corners", evaluation: "pj.Evaluation") -> None:
-        """Compare corners: makespan, lateness, and how many ops have their least slack there."""
-        binding = [op.value for op in op_values(evaluation, found.binding.astype(float))]
-        values: dict[str, Iterable[Any]] = {
-            "name": found.names,
-            "makespan": found.makespan.tolist(),
-            "worst_slack": found.slack.min(axis=1).tolist(),
-            "total_negative_slack": found.total_negative_slack.tolist(),
-            "binding_ops": map(binding.count, range(len(found.names))),
-        }
-        if found.target is None:  # each against its own makespan: none is late
-            del values["worst_slack"], values["total_negative_slack"]
-        rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-        self.json["corners"] = rows
-        self.tables.append(table_of(rows, (each for each in CORNERS if each.value in values)))
 
-    def add_slack(self, found: "Corners", evaluation: "pj.Evaluation") -> None:
-        """List the slack of every op, of all corners the worst."""
-        ops = op_values(evaluation, found.worst_slack)
-        self.json["slack"] = [{"op": v.op, "worker": v.worker, "slack": v.value} for v in ops]
-        if len(found.names) > 1:
-            binding = op_values(evaluation, found.binding.astype(float))
-            for entry, binds in zip(self.json["slack"], binding, strict=True):
-                entry["corner"] = found.names[int(binds.value)]
-        rounding = ROUNDING * evaluation.makespan
-
-        def shown(slack: float) -> str:
-            return seconds(slack if abs(slack) > rounding else 0.0)
-
-        self.tables.append(values_by_phase(ops, "slack", shown))
+def _add_slack(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
+    """List the slack of every op, the least of all corners."""
+    ops = op_values(evaluation, corners.worst_slack)
+    result["slack"] = [{"op": v.op, "worker": v.worker, "slack": v.value} for v in ops]
+    if len(corners.names) > 1:
+        binding = op_values(evaluation, corners.binding.astype(float))
+        for entry, binds in zip(result["slack"], binding, strict=True):
+            entry["corner"] = corners.names[int(binds.value)]
+    rounding = ROUNDING * evaluation.makespan
+    return values_by_phase(ops, "slack", lambda v: seconds(v if abs(v) > rounding else 0.0))
 
 
 @options
@@ -178,49 +180,75 @@ def evaluate(
     result = summary(evaluation, scenario, held)
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
-    beside = timing.of(evaluation)
-    change = _fitting(table, scenario, result)
-    go_on: tuple[str, ...] = ()
+    timing_parts = [*timing.add_to(result, evaluation)]
+    change, go_on = _fitting(table, scenario, result), list[str]()
     if change and scenario.source.workload is not None:
         fitting = dataclasses.replace(scenario.source.workload, **change)
-        go_on = (command_line(scenario.with_workload(fitting)),)
+        go_on.append(command_line(scenario.with_workload(fitting)))
     files = {}
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)
         result |= certificate.as_json()
         files["wrote the certificate to"] = certificate
-    said = chain(_said(evaluation, result, scenario, held), beside.tables)
-    return Answer(result | beside.json, said, files, next=go_on)
+    view = chain(_view(evaluation, result, scenario), timing_parts)
+    if not change:
+        view = chain(view, [plain(f"next: {command_line(scenario, 'explain')}")])
+    details = _details(evaluation, result, scenario, held)
+    return Answer(result, view, files, next=tuple(go_on), details=details)
 
 
-def _said(
-    evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
+def _view(
+    evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario"
 ) -> Iterator[object]:
-    path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
-    idle = percent(result["span_bubble_ratio"])
-    totals = [
-        ("makespan", f"[bold]{seconds(result['makespan'])}[/]"),
-        ("bubble ratio", percent(result["bubble_ratio"]) + "  idle / all"),
-        ("bubble overhead", percent(result["bubble_overhead"]) + "  lost / ideal"),
-        ("largest span", f"{seconds(result['max_span'])}, of which idle {idle}"),
-        ("critical path", ", ".join(f"{name} {short_percent(share)}" for name, share in path)),
-    ]
-    if scenario.workload is not None:
-        totals += step_facts(result)
-    elif "tokens_per_second" in result:
-        totals.append(("tokens", f"{result['tokens_per_second']:.4g} per second"))
-    yield f"{heading(result)}, {_link(evaluation)} links"
+    makespan, busy = evaluation.makespan or 1.0, result["busy"]
+    busiest = int(busy.argmax())
+    verdict = f"worker {busiest} is the bottleneck: busy {percent(busy[busiest] / makespan)}"
+    if busy[busiest] <= UNEVEN * busy.mean():
+        verdict = f"all workers are busy {percent(busy.mean() / makespan)} of it"
     if result.get("fits") is False:
-        yield f"[bold red]{_does_not_fit(result)}[/]"
-    yield facts(totals)
+        verdict = f"[bold red]{_does_not_fit(result)}[/]"
+    yield f"{seconds(result['makespan'])} per step; {verdict}"
+    yield f"{heading(result)}, {_link(evaluation)} links"
+    path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} {short_percent(share)}" for name, share in path)
+    yield f"bubble {percent(result['bubble_ratio'])} of all time; critical path: {shares}"
+    if scenario.workload is not None and scenario.system is not None:
+        yield plain(f"{tokens_text(result)}; {mfu_text(result)}")
+        yield plain(memory_text(result))
+        size = scenario.workload.minibatch / result["microbatches"]
+        if result.get("fits") is False and size >= LARGE:
+            yield plain(
+                f"a microbatch has {size:g} sequences: --minibatch counts those of one pipeline, "
+                "not of the whole job"
+            )
+        yield _evidence(scenario.workload, scenario.system, scenario.source.stack)
+    else:
+        peak = result["peak_in_flight"]
+        yield f"at most {peak.max()} microbatches in flight, on worker {peak.argmax()}"
+        if "tokens_per_second" in result:
+            yield f"{digits(result['tokens_per_second'])} tokens per second"
     yield from map(plain, result.get("notes", ()))
     if "assumes" in result:
         yield plain(result["assumes"])
-    if scenario.workload is not None and scenario.system is not None:
-        yield _evidence(scenario.workload, scenario.system, scenario.source.stack)
-    yield _workers(evaluation, result, scenario, held)
+
+
+def _details(
+    evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
+) -> dict[str, list[object]]:
+    rows = [
+        ("bubble overhead", f"{percent(result['bubble_overhead'])} over perfectly packed workers"),
+        ("largest span", f"{seconds(result['max_span'])} of a worker from first to last op"),
+        ("idle in the largest span", percent(result["span_bubble_ratio"])),
+    ]
+    parts: dict[str, list[object]] = {}
     if scenario.workload is not None:
-        yield step_parts(result)
+        rows += step_facts(result)
+        parts = {"parts of the step": [step_parts(result)]}
+    return {
+        "workers": [_workers(evaluation, result, scenario, held)],
+        "totals": [facts(rows)],
+        **parts,
+    }
 
 
 def _evidence(workload: "pj.Workload", system: "pj.System", stack: str) -> object:
@@ -248,13 +276,13 @@ def _fitting(
 
 
 def _does_not_fit(result: dict[str, Any]) -> str:
-    """Say who needs how much, and what would do."""
+    """Return who needs how much memory, and the options that would fit."""
     fullest, room = int(result["memory_bytes"].argmax()), result["memory_room"] / 1e9
-    lacks = f"worker {fullest} needs {result['memory_bytes'][fullest] / 1e9:.1f} of {room:.1f} GB"
+    needs = f"worker {fullest} needs {result['memory_bytes'][fullest] / 1e9:.1f} of {room:.1f} GB"
     if result["fits_with"] is None:
-        return f"does not fit: {lacks}; no --sequence-parallel, --zero or --recompute makes it fit"
+        return f"does not fit: {needs}; no --sequence-parallel, --zero or --recompute makes it fit"
     options = line.command_line("", result["fits_with"]).removeprefix("pipejax ")
-    return f"does not fit: {lacks}; with {options} it would"
+    return f"does not fit: {needs}; with {options} it would"
 
 
 def _check_pairs(evaluation: "pj.Evaluation") -> None:
@@ -323,7 +351,7 @@ def _link(evaluation: "pj.Evaluation") -> str:
 
 def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
-) -> Table:
+) -> Grid:
     memory, sizes = held.memory, held.stages
     is_forward = evaluation.table.grammar.forward_only
     held_name = "keys and values" if is_forward else "activation memory"

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from rich.markup import escape
-from rich.text import Text as Marked
 
 import pipejax as pj
 from pipejax.base.files import write_file
@@ -20,18 +18,19 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import PAGE, TABLES
 from pipejax.cli.output.launches import layout_json
-from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.remedies import (
-    diagnosis,
+    advice_details,
+    advice_view,
+    first_fault,
     remedies_json,
-    remedies_said,
     tables_of,
     takes_limit,
     write_tables_of,
 )
-from pipejax.cli.output.report import Column, heading, plain, sizes_of, table_of
-from pipejax.cli.output.report_pages import ROUNDING, report_page
+from pipejax.cli.output.report import heading, plain, sizes_of
+from pipejax.cli.output.report_pages import report_page
 
 if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation
@@ -102,12 +101,13 @@ def explain(
         | write_tables.as_json()
     )
     write_tables.save(lambda draft: write_tables_of(draft, found, files))
+    details = advice_details(found, result["remedies"]) | {"limits": [*_limits(found, result)]}
     if out.path is not None:
-        text = _page(found, result)
+        title = f"{table.name}: why a step takes {seconds(found.step_time)}"
+        text = report_page(found, title, _view(found, result), details)
         out.save(lambda draft: write_file(draft, text))
-    return Answer(
-        result, _said(found, result), {"wrote the report to": out, "wrote tables to": write_tables}
-    )
+    files_by_words = {"wrote the report to": out, "wrote tables to": write_tables}
+    return Answer(result, _view(found, result), files_by_words, details=details)
 
 
 def _stage_layers(text: str, stages: int) -> list[int]:
@@ -148,53 +148,25 @@ def _as_json(found: "Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
     }
 
 
-def _page(found: "Explanation", result: Mapping[str, Any]) -> str:
-    """The report, with the run as it is and with the first remedy."""
-    title = Marked.from_markup(f"{heading(result)}: {seconds(found.step_time)}").plain
-    lines = [*diagnosis(found), *filter(None, (_slower(found), _room(found)))]
-    return report_page(found, result["remedies"], title, lines)
+def _view(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
+    yield plain(f"{seconds(found.step_time)} per step; {first_fault(found)}")
+    yield f"{heading(result)}, {result['link']} links"
+    yield from advice_view(found, result["remedies"])
 
 
-def _slower(found: "Explanation") -> str:
-    """How much slower messages may be."""
-    if found.tolerated is None:
-        return ""
-    if math.isinf(found.tolerated):
-        return "messages may take any time: none is waited for"
-    return f"messages may take {found.tolerated:.3g} times as long before the step is 1 % longer"
-
-
-def _room(found: "Explanation") -> str:
-    """What remedies may need, where the system says it and no option."""
+def _limits(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
+    """Yield notes on layers, how much slower messages may be, and what remedies may need."""
     from pipejax.costs.system.parts import HEADROOM
 
-    memory = found.memory
-    if memory.limit is None or np.ndim(memory.limit):
-        return ""
-    whole = float(np.asarray(memory.limit))
-    left = f"--memory-limit {(1 - HEADROOM) * whole / 1e9:.1f}GB"
-    return (
-        f"remedies may need {memory.text(whole)}, all that tensors can have; plan leaves "
-        f"{100 * HEADROOM:g} % of it free: {left}"
-    )
-
-
-def _said(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
-    yield f"{heading(result)}: [bold]{seconds(found.step_time)}[/]"
-    first, *others = diagnosis(found)
-    yield f"  [bold]{escape(first)}[/]"
-    yield from (f"  {escape(line)}" for line in others)
-    least = ROUNDING * found.step_time
-    parts = [part for part in result["parts"] if abs(part["seconds"]) > least]
-    yield table_of(
-        parts,
-        (
-            Column("part", "name"),
-            Column("time", "seconds", seconds),
-            Column("of the step", lambda row: percent(row["seconds"] / found.step_time)),
-            Column("what it is", "of"),
-        ),
-    )
     yield from map(plain, result.get("notes", ()))
-    yield from map(plain, filter(None, (_slower(found), _room(found))))
-    yield from remedies_said(found, result["remedies"])
+    if found.tolerated is not None and math.isinf(found.tolerated):
+        yield "messages: no op waits for them"
+    elif found.tolerated is not None:
+        yield f"messages: {found.tolerated:.3g} times as long makes the step 1 % longer"
+    memory = found.memory
+    if memory.limit is not None and not np.ndim(memory.limit):
+        whole = float(np.asarray(memory.limit))
+        yield plain(
+            f"remedies may need {memory.text(whole)}, all that tensors can have; plan leaves "
+            f"{100 * HEADROOM:g} % of it free: --memory-limit {(1 - HEADROOM) * whole / 1e9:.1f}GB"
+        )

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import MAX_COUNT, resolve_choice
@@ -21,7 +20,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import CERTIFICATE, DRAWING
 from pipejax.cli.output.numbers import percent
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import facts, grid, heading, pick, plain, sizes_of
+from pipejax.cli.output.report import Grid, facts, grid, heading, pick, plain, sizes_of
 from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.naming import named
 
@@ -122,7 +121,7 @@ def _quality(form: "pj.results.Formula") -> str:
     return f"{quality} for {form.where}" if form.where else quality
 
 
-def _regimes(form: "pj.results.Formula") -> Table:
+def _regimes(form: "pj.results.Formula") -> Grid:
     """List the sums of a form, each with what bounds the step in the middle of its regime."""
     columns: list[tuple[str, Any]] = [("regime", range(len(form.facets)))]
     columns += [(name, [sums[k] for sums in form.facets]) for k, name in enumerate(form.parameters)]

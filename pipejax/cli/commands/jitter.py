@@ -7,7 +7,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
@@ -24,7 +23,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.kinds import DATASET, DRAWING
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import Column, grid, has_lines, pick, plain, table_of
+from pipejax.cli.output.report import Column, Grid, grid, has_lines, pick, plain, table_of
 from pipejax.cli.output.runs import op_values, values_by_phase
 
 if TYPE_CHECKING:
@@ -194,6 +193,7 @@ def _run(
 def _draw(runs: "dict[str, Jittered]", figure: Output) -> None:
     """Draw the step times of all samples, a violin for each schedule."""
     from pipejax.plots import draw_violins, palette, violin_entries
+    from pipejax.plots.style import legend
 
     factor, unit = time_unit(max(run.worst for run in runs.values()))
     with drawing(figure, 1, HEIGHT + ROW * len(runs)) as (picture, axes):
@@ -205,7 +205,9 @@ def _draw(runs: "dict[str, Jittered]", figure: Output) -> None:
         )
         axes.locator_params(axis="x", nbins=6)
         axes.set_xlabel(f"step time [{unit}]")
-        picture.legend(handles=violin_entries(), loc="outside lower center", ncols=2)
+        entries = violin_entries()
+        texts = [str(entry.get_label()) for entry in entries]
+        legend(picture, "lower left", (entries, texts))
 
 
 def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
@@ -263,7 +265,7 @@ def _mark(rank: "Robustness") -> str:
     return "[bold green]" if rank.makespan_rank == 1 and rank.fits else ""
 
 
-def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, Jittered]") -> Table:
+def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, Jittered]") -> Grid:
     columns = [
         Column("schedule", "schedule"),
         Column("no jitter", "deterministic", seconds),

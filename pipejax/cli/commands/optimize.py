@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.files import check_writable
@@ -29,7 +28,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, 
 from pipejax.cli.output.kinds import CERTIFICATE, TABLE
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, facts, grid, is_json, pick, print_json, savings
+from pipejax.cli.output.report import FOUND, Grid, facts, grid, is_json, pick, print_json, savings
 from pipejax.schedules.cells.ops import format_cell
 
 if TYPE_CHECKING:
@@ -362,7 +361,7 @@ def _details(outcome: Outcome) -> dict[str, Iterable[object]]:
     }
 
 
-def _search(outcome: Outcome) -> Table:
+def _search(outcome: Outcome) -> Grid:
     result, best = outcome.result, outcome.result.best
     rows = [
         ("status", best.status),
@@ -379,7 +378,7 @@ def _search(outcome: Outcome) -> Table:
     return facts(rows)
 
 
-def _workers(outcome: Outcome) -> Table:
+def _workers(outcome: Outcome) -> Grid:
     run, stages = outcome.run, outcome.room.stages
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(run.workers)),

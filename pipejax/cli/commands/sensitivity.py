@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
-
 import pipejax as pj
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
@@ -13,7 +11,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import grid, has_details, pick
+from pipejax.cli.output.report import Grid, grid, has_details, pick
 
 if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.sensitivity import Sensitivity
@@ -118,7 +116,7 @@ def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure:
         f"{first.place} is {percent(first.share)} of the critical path",
     ]
 
-    def table(count: int) -> Table:
+    def table(count: int) -> Grid:
         rows = ranked[:count]
         return grid(
             [
@@ -155,7 +153,7 @@ def _table(
     rows: Sequence[tuple[str, float]],
     ends: Mapping[str, Ends],
     factors: tuple[float, float],
-) -> Table:
+) -> Grid:
     """Make a row for each parameter: elasticity, and step times at the two factors."""
     strongest = max(map(abs, sensitivities.elasticity.values())) or 1.0
     others = len(sensitivities.elasticity) - len(rows)

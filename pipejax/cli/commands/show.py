@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
@@ -21,7 +20,7 @@ from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import ANY, TIMELINE
 from pipejax.cli.output.numbers import percent
-from pipejax.cli.output.report import console, grid, pick, plain, print_all, sizes_of
+from pipejax.cli.output.report import Grid, console, grid, pick, plain, print_all, sizes_of
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,
@@ -295,7 +294,7 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
     }
 
 
-def _summary(scene: Scene) -> Table:
+def _summary(scene: Scene) -> Grid:
     """What a page shows, in short: it is looked at elsewhere."""
     runs = scene.runs.values()
     return grid(

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
@@ -15,7 +14,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import gigabytes, percent
-from pipejax.cli.output.report import Column, grid, has_lines, heading, pick, table_of
+from pipejax.cli.output.report import Column, Grid, grid, has_lines, heading, pick, table_of
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.staleness import Staleness
@@ -94,7 +93,7 @@ def _view(
     yield f"{heading(data)}, {links}"
 
 
-def _workers(staleness: "Staleness", memory: Float[NumpyArray, " workers"] | None) -> Table:
+def _workers(staleness: "Staleness", memory: Float[NumpyArray, " workers"] | None) -> Grid:
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(staleness.workers)),
         ("stages", (" ".join(map(str, np.flatnonzero(row))) for row in staleness.versions)),
@@ -104,7 +103,7 @@ def _workers(staleness: "Staleness", memory: Float[NumpyArray, " workers"] | Non
     return grid(columns if memory is None else [*columns, ("weights", map(gigabytes, memory))])
 
 
-def _histogram(shares: Sequence[float]) -> Table:
+def _histogram(shares: Sequence[float]) -> Grid:
     """Draw the shares of the delays, in at most `ROWS` rows of equal width."""
     width = -(-len(shares) // ROWS)
     share = np.add.reduceat(shares, np.arange(0, len(shares), width))
@@ -112,7 +111,7 @@ def _histogram(shares: Sequence[float]) -> Table:
     ends = [(start, min(start + width, len(shares)) - 1) for start in first]
     labels = [f"{a}" if a == b else f"{a}-{b}" for a, b in ends]
     bars = [f"[cyan]{'█' * round(BAR * part / share.max())}[/]" for part in share]
-    return grid([("delay", labels), ("", bars), ("share", map(percent, share))], box=None)
+    return grid([("delay", labels), ("", bars), ("share", map(percent, share))])
 
 
 def _draw(figure: Output, staleness: "Staleness") -> None:

@@ -1,10 +1,10 @@
 """`pipejax sweep show`: the best points of a sweep, its front, and what else is asked of it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
@@ -13,19 +13,18 @@ from rich.markup import escape
 from pipejax.base.checks import resolve_choice
 from pipejax.base.printed import cell, display_scale, head, named, span, words
 from pipejax.base.ties import TIE
-from pipejax.cli.commands.sweep import REASONS
 from pipejax.cli.options.option import options
 from pipejax.cli.options.values import Count, Text, parse_percent
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, POINTS, SWEEPS
-from pipejax.cli.output.report import grid, has_lines, plain
+from pipejax.cli.output.report import grid, has_details, has_lines, plain
 
 if TYPE_CHECKING:
     from pipejax.sweep.questions import DistinctPoint, Knee, Regions
     from pipejax.sweep.results import Points, SweepResults
 
-LONGEST = 50  # rows of a table
+LONGEST, SHORT = 50, 5  # rows of a table, and on the first screen
 AXES = "step_time,memory_bytes"
 
 
@@ -83,22 +82,30 @@ def sweep_show(
     lacking = [*_lacking(found, kept, near, is_filtered=bool(where))] if not first else []
     if lacking and figure.path is not None:
         raise ValueError(f"{figure.option} {figure.path}: {'; '.join(lacking)}")
-    asked = _Asked({}, [])
+    asked: dict[str, Any] = {}
+    view: list[object] = []
+    details: dict[str, Iterable[object]] = {}
     if knee is not None:
         axis = resolve_choice(knee, [n for n in found.numbers() if n in found.axes], "--knee")
         bends = [*knees(found, among, rank, axis, percent / 100)]
-        rows = {"axis": axis, "within": percent / 100, "rows": [e._asdict() for e in bends]}
-        asked.add("knee", rows, *knee_table(found, rank, axis, bends, percent))
+        asked["knee"] = {
+            "axis": axis,
+            "within": percent / 100,
+            "rows": [bend._asdict() for bend in bends],
+        }
+        view += knee_lines(found, rank, axis, bends[:1], percent)
+        details["knee by axis"] = knee_table(found, rank, axis, bends)
     if map is not None:
         across, up = _pair(map, found.axes, "--map", "network.bandwidth,microbatch_size")
         shown = regions(found, among, rank, across, up)
-        asked.add("map", map_json(found, shown, across, up), *map_lines(found, shown, across, up))
+        asked["map"] = map_json(found, shown, across, up)
+        view += map_lines(found, shown, across, up)
     if figure.path is not None and map is not None:
         draw_map(found, rank, shown, across, up, figure)
-    elif figure.path is not None:  # what an axis buys is the front of it and the measure
-        drawn = [rank, knee] if knee is not None and axes == AXES else sides
-        points = front if drawn is sides else found.front(among, drawn)
-        draw_front(found, among, drawn, points, fronts, first[0].place, figure)
+    elif figure.path is not None and knee is not None:
+        draw_bends(found, among, rank, bends, axis, percent, figure)
+    elif figure.path is not None:
+        draw_front(found, among, sides, front, fronts, first[0].place, figure)
     out.save(lambda draft: found.frame(np.flatnonzero(kept)).to_parquet(draft, index=False))
     result = {
         "store": dataset,
@@ -108,35 +115,36 @@ def sweep_show(
         "by": rank,
         "best": _rows(found, first),
         **({"axes": sides, "pareto": _rows(found, fronts)} if pareto else {}),
-        **asked.result,
+        **asked,
         **({"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}),
         "reasons": dict(Counter(str(text) for text in found.reasons if text).most_common()),
     }
+    if fronts:
+        head = f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points"
+        view += [head, *([] if has_details() else _table(found, fronts, SHORT))]
+        details["whole front"] = _table(found, fronts)
+    if first:
+        text = f"best of {int(among.sum()):,} points by {words(rank)}: {_point(found, first[0])}"
+        alone = not view and not has_details()
+        view += [text, *(_table(found, first, SHORT) if alone else ())]
+        details[f"best {len(first)} points"] = _table(found, first)
+    view = [*(lacking or []), *view, *_counts(result, found.counts(), is_filtered=bool(where))]
+    if result["reasons"]:
+        details["reasons of illegal points"] = _reasons(result["reasons"])
+    return Answer(
+        result,
+        (plain(part) if isinstance(part, str) else part for part in view),
+        {"wrote points to": out, "drawn to": figure},
+        details=details,
+    )
 
-    def said() -> Iterator[object]:
-        counts = _counts(result, found.counts(), is_filtered=bool(where))
-        yield from (plain(line) for line in (*counts, *(f"  {line}" for line in lacking)))
-        if first:
-            yield from _table(found, first, f"best {len(first)} by {words(rank)}")
-        if fronts:
-            yield from _table(
-                found, fronts, f"front of {words(sides[0])} against {words(sides[1])}"
-            )
-        yield from asked.said
 
-    return Answer(result, said(), {"wrote points to": out, "drawn to": figure})
-
-
-class _Asked(NamedTuple):
-    """Answers to further questions: for `--json`, and as a person reads them."""
-
-    result: dict[str, Any]
-    said: list[object]
-
-    def add(self, name: str, answer: dict[str, Any], *said: object) -> None:
-        """Add one."""
-        self.result[name] = answer
-        self.said.extend(said)
+def _point(found: "SweepResults", point: "DistinctPoint") -> str:
+    """Return a point in words: its measure first, then the axes that matter."""
+    row = {name: value for name, value in found.point(point.place).items() if name != "fits"}
+    names = [n for n in row if n not in found.axes and n != "bubble_ratio"]
+    names += [n for n, labels in found.axes.items() if len(labels) > 1 and n not in point.same]
+    return ", ".join(named(found.units, name, row[name]) for name in names)
 
 
 def _lacking(
@@ -173,27 +181,29 @@ def _pair(text: str, known: Any, option: str, example: str) -> list[str]:
 def _counts(
     result: Mapping[str, Any], counts: Mapping[str, int], *, is_filtered: bool
 ) -> Iterator[str]:
-    told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     chosen = f"; {result['selected']:,} keep the conditions" if is_filtered else ""
-    yield f"{result['store']}: {result['points']:,} points: {told}{chosen}"
+    yield f"{result['store']}: {result['points']:,} points: {parts}{chosen}"
     if counts["not evaluated"]:
-        yield "  the sweep is not complete: go on with it by pipejax sweep run --resume"
-    reasons = result["reasons"]
-    for reason, count in islice(reasons.items(), REASONS):
-        yield f"  illegal, {count:,} points: {reason}"
-    if len(reasons) > REASONS:
-        yield f"  and {len(reasons) - REASONS} further reasons: --json lists all"
+        yield "the sweep is not complete: go on with it by pipejax sweep run --resume"
+
+
+def _reasons(reasons: Mapping[str, int]) -> Iterator[object]:
+    for reason, count in islice(reasons.items(), LONGEST):
+        yield plain(f"illegal, {count:,} points: {reason}")
 
 
 def _table(
-    found: "SweepResults", points: "Sequence[DistinctPoint]", title: str
+    found: "SweepResults", points: "Sequence[DistinctPoint]", longest: int = LONGEST
 ) -> Iterator[object]:
-    """Show points; axes that are the same in all of them are told once, below."""
+    """Show points; axes that are the same in all of them stand once, below."""
     is_short = has_lines()
-    shown = points[:LONGEST] if is_short else points
+    shown = points[:longest] if is_short else points
     rows, spread = [found.point(each.place) for each in shown], [each.same for each in shown]
-    told = [n for n in found.axes if is_short and len(rows) > 1 and not any(n in e for e in spread)]
-    alike = {n: rows[0][n] for n in told if len({row[n] for row in rows}) == 1}
+    names = [
+        n for n in found.axes if is_short and len(rows) > 1 and not any(n in e for e in spread)
+    ]
+    alike = {n: rows[0][n] for n in names if len({row[n] for row in rows}) == 1}
     columns: list[tuple[str, list[str]]] = []
     for name in rows[0]:
         if name != "fits" and name not in alike:
@@ -207,9 +217,9 @@ def _table(
             columns.append((escape(head(name, scale)), cells))
     if not is_short or not all(row["fits"] for row in rows):
         columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
-    yield grid(columns, title=title)
-    if len(points) > LONGEST:
-        yield f"and {len(points) - LONGEST:,} more: --json lists all"
+    yield grid(columns)
+    if len(points) > len(shown):
+        yield f"and {len(points) - len(shown):,} more"
     if alike:
         yield plain("all: " + ", ".join(named(found.units, n, v) for n, v in alike.items()))
 
@@ -219,41 +229,51 @@ HEIGHT = 3.4  # inches, the legend above included
 LONG = {"memory_bytes": "most memory of an accelerator"}  # what a picture calls a measure
 
 
-def knee_table(
+def knee_lines(
     found: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]", within: float
-) -> Iterator[object]:
-    """Say between which values of an axis the cost is near its best."""
-    if not bends:
-        return
-    values = found.axes[axis].astype(float).tolist()
-    scale, cost = (
-        display_scale(found.units, axis, values),
-        display_scale(found.units, rank, [abs(e.best) for e in bends]),
-    )
-
-    def between(each: "Knee") -> str:
-        low, high = (cell(axis, float(end), scale) for end in (each.low, each.high))
-        ends = each.low == min(values), each.high == max(values)
-        return {(True, True): "any", (False, True): f">= {low}", (True, False): f"<= {high}"}.get(
-            ends, f"{low} to {high}"
+) -> Iterator[str]:
+    """Yield between which values of an axis the cost is near its best."""
+    for bend in bends:
+        scale = display_scale(found.units, axis, found.axes[axis].tolist())
+        measure = display_scale(found.units, rank, [abs(bend.best)])
+        cost, best = (cell(rank, abs(value), measure) for value in (bend.cost, bend.best))
+        yield (
+            f"{words(axis)} {_between(found, axis, bend, scale)} {scale[1]}".rstrip()
+            + f" keeps {words(rank)} within {within:g} % of its best: {cost} {measure[1]} instead "
+            f"of {best} {measure[1]}"
         )
 
-    columns = [
-        (
-            "with",
-            [
-                "all others at their best"
-                if e.axis is None
-                else named(found.units, e.axis, e.label)
-                for e in bends
-            ],
-        ),
-        (escape(head(axis, scale)), [between(each) for each in bends]),
-        (escape(head(f"{rank} at most", cost)), [cell(rank, abs(e.cost), cost) for e in bends]),
-        ("at best", [cell(rank, abs(each.best), cost) for each in bends]),
-    ]
+
+def _between(found: "SweepResults", axis: str, bend: "Knee", scale: tuple[float, str]) -> str:
+    low, high = (cell(axis, float(end), scale) for end in (bend.low, bend.high))
+    values = found.axes[axis].astype(float)
+    ends = bend.low == values.min(), bend.high == values.max()
+    texts = {(True, True): "any", (False, True): f">= {low}", (True, False): f"<= {high}"}
+    return texts.get(ends, f"{low} to {high}")
+
+
+def knee_table(
+    found: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]"
+) -> Iterator[object]:
+    """Yield the near values with other axes at their best, and for each of their values."""
+    if not bends:
+        return
+    scale = display_scale(found.units, axis, found.axes[axis].astype(float).tolist())
+    cost = display_scale(found.units, rank, [abs(bend.best) for bend in bends])
+    labels = (
+        "all others at their best" if b.axis is None else named(found.units, b.axis, b.label)
+        for b in bends
+    )
     yield grid(
-        columns, title=f"where {words(rank)} is within {within:g} % of its best along {axis}"
+        [
+            ("with", labels),
+            (escape(head(axis, scale)), [_between(found, axis, b, scale) for b in bends]),
+            (
+                escape(head(f"{rank} at the knee", cost)),
+                [cell(rank, abs(b.cost), cost) for b in bends],
+            ),
+            ("at best", [cell(rank, abs(b.best), cost) for b in bends]),
+        ]
     )
 
 
@@ -285,16 +305,17 @@ def map_lines(found: "SweepResults", shown: "Regions", across: str, up: str) -> 
         rows = [(cells[0][k], cells[1][j], names[shown.codes[j, k]]) for j, k in places]
         yield grid(zip((*map(escape, heads), "schedule"), zip(*rows, strict=True), strict=True))
         return
-    ends = f"from {cells[0][0]} to {cells[0][-1]}"
-    yield plain(f"best schedule: {heads[0]} across, {ends}; {heads[1]} up")
     letters = LETTERS[: len(shown.names)].ljust(len(shown.names), "?") + "."
+    shares = (
+        f"{name} on {np.mean(shown.codes == code):.0%} of the map ({letters[code]})"
+        for code, name in enumerate(shown.names)
+    )
+    nowhere = "; no point can be chosen at the dots" * bool((shown.codes < 0).any())
+    yield plain(f"best schedule: {', '.join(shares)}{nowhere}")
+    yield plain(f"{heads[0]} across, from {cells[0][0]} to {cells[0][-1]}; {heads[1]} up")
     wide = max(map(len, cells[1]))
     for label, row in zip(reversed(cells[1]), reversed(shown.codes.tolist()), strict=True):
         yield plain(f"  {label:>{wide}}  {''.join(letters[code] for code in row)}")
-    for code, name in enumerate(shown.names):
-        yield plain(f"  {letters[code]} {name}, {np.mean(shown.codes == code):.0%}")
-    if (shown.codes < 0).any():
-        yield "  . no point can be chosen"
 
 
 def draw_map(
@@ -314,6 +335,35 @@ def draw_map(
     height = Height(head(rank, cost), np.abs(shown.costs) / cost[0])
     with drawing(figure, 1, HEIGHT) as (_, axes):
         draw_regions(axes, sides[0], sides[1], shown.codes, shown.names, height)
+
+
+def draw_bends(
+    found: "SweepResults",
+    among: Any,
+    rank: str,
+    bends: "Sequence[Knee]",
+    axis: str,
+    within: float,
+    figure: Output,
+) -> None:
+    """Draw the least cost along an axis for each schedule, all other axes at their best."""
+    from pipejax.plots.fronts import Shown, draw_knee
+    from pipejax.sweep.questions import least_along
+
+    is_several = len(found.axes.get("schedule", ())) > 1
+    curves = least_along(found, among, rank, axis, "schedule" if is_several else None)
+    scale = display_scale(found.units, axis, found.axes[axis].tolist())
+    cost = display_scale(found.units, rank, [abs(bends[0].best)])
+    named_curves = {
+        str(name or "best"): np.abs(curve) / cost[0]
+        for name, curve in curves.items()
+        if np.isfinite(curve).any()
+    }
+    along = Shown(head(axis, scale), found.axes[axis] / scale[0])
+    near = bends[0].low / scale[0], bends[0].high / scale[0]
+    with drawing(figure, 1, HEIGHT) as (_, axes):
+        text = f"within {within:g} % of the best"
+        draw_knee(axes, along, head(rank, cost), named_curves, near, text)
 
 
 def draw_front(

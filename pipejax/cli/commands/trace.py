@@ -22,8 +22,8 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
 from pipejax.cli.output.kinds import DRAWING, PAGE, SWEEPS, TABLES
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.remedies import remedies_json
-from pipejax.cli.output.report import facts, plain
-from pipejax.cli.output.trace_report import said
+from pipejax.cli.output.report import facts, pick, plain
+from pipejax.cli.output.trace_report import draw_shares, trace_details, trace_page, trace_view
 from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
@@ -111,17 +111,17 @@ def trace(
     saved = _saved(analysis, folder)
     result = _as_json(analysis, saved)
     save.save(lambda draft: _save(draft, analysis))
-    if out.path is not None or figure.path is not None:
-        _draw(analysis, result, out, figure)
-    written = {
-        "wrote these to": save,
-        "wrote the report to": out,
-        "drawn to": figure,
-    }
+    if figure.path is not None:
+        draw_shares(analysis, figure)
+    if out.path is not None:
+        text = trace_page(analysis, result)
+        out.save(lambda draft: write_file(draft, text))
+    written = {"wrote these to": save, "wrote the report to": out, "drawn to": figure}
     again = command_line("trace", written_but("save") | {"save": folder})
     go_on = (again,) if save.path is None else _next(saved, analysis)
-    lines = chain(said(analysis, result), _of_files(save, folder, result))
-    return Answer(result, lines, written, next=go_on)
+    view = chain(trace_view(analysis, result), _file_uses(save, folder, result))
+    details = trace_details(analysis, result)
+    return Answer(result, view, written, next=go_on, details=details)
 
 
 def _steps(text: str, found: "pj.traces.Trace") -> Any:
@@ -180,10 +180,10 @@ def _new_folder(name: str) -> Path:
     return next(path for path in map(Path, names) if not os.path.lexists(path))
 
 
-def _of_files(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterator[object]:
-    """What each file that was written is for; where none is, that commands above read them."""
+def _file_uses(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterator[object]:
+    """Yield what each file is for, or that the printed commands read a folder to be written."""
     if save.path is None and result["remedies"]:
-        yield plain(f"the commands above read {folder}, which the next one writes:")
+        yield plain(f"these commands read {folder}, which the next command writes:")
     elif save.written is not None:
         there = {path.name for path in save.written.iterdir()}
         yield facts((name, what) for name, what in FILES.items() if name in there)
@@ -206,8 +206,8 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
     known, forecast, advice = analysis.schedule, analysis.forecast, analysis.advice
     links = replayed.links
     return {
-        "steps": len({one.step for one in pipelines.pipelines}),
-        "replicas": len({one.replica for one in pipelines.pipelines}),
+        "steps": len({pipeline.step for pipeline in pipelines.pipelines}),
+        "replicas": len({pipeline.replica for pipeline in pipelines.pipelines}),
         "workers": pipelines.table.num_workers,
         "stages": pipelines.table.num_stages,
         "microbatches": pipelines.table.num_microbatches,
@@ -215,7 +215,7 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
         "orders": len(pipelines.tables),
         "odd_steps": pipelines.odd_steps,
         "inferred": list(pipelines.trace.inferred),
-        "left_out": [vars(each) for each in analysis.left_out],
+        "left_out": [vars(part) for part in analysis.left_out],
         "replay": {
             "mean_error": 100 * replayed.mean_error,
             "worst_error": 100 * replayed.worst_error,
@@ -225,7 +225,7 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
         },
         "offsets": [offset._asdict() for offset in analysis.offsets],
         "stalls": [stall._asdict() for stall in analysis.stalls],
-        "suspects": [one._asdict() for one in analysis.suspects],
+        "suspects": [suspect._asdict() for suspect in analysis.suspects],
         "step_time": float(shares.recorded.mean()),
         "slowdown": shares.slowdown,
         "replayed_slowdown": shares.replayed_slowdown,
@@ -246,15 +246,8 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
         "op_times": [row._asdict() for row in analysis.op_times],
         "forecast": None
         if forecast is None
-        else {
-            "predicted": forecast.predicted,
-            "low": forecast.low,
-            "high": forecast.high,
-            "confidence": forecast.confidence,
-            "median_error": 100 * forecast.median_error,
-            "inside": forecast.inside,
-            "left_out": list(forecast.left_out),
-        },
+        else pick(forecast, "predicted low high confidence median_error inside left_out")
+        | {"median_error": 100 * forecast.median_error},
         "deal": None if analysis.deal is None else _deal_json(analysis.deal),
         "pipeline_time": advice.step_time,
         "bottleneck": advice.bottleneck._asdict(),
@@ -263,11 +256,10 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
 
 
 def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    kinds: dict[str, list[dict[str, Any]]] = {}
     for share in shares.shares:
-        own = {"name": share.name, "saves": share.saves, "adds": share.adds}
-        found.setdefault(share.kind, []).append(own)
-    return found
+        kinds.setdefault(share.kind, []).append(pick(share, "name saves adds"))
+    return kinds
 
 
 def _against_json(shares: "Attribution") -> dict[str, Any]:
@@ -281,6 +273,7 @@ def _against_json(shares: "Attribution") -> dict[str, Any]:
 
 
 def _deal_json(deal: "NewDeal") -> dict[str, Any]:
+    times = (seconds.tolist() for seconds in (deal.before, deal.after, deal.least))
     return {
         "before": float(deal.before.mean()),
         "after": float(deal.after.mean()),
@@ -289,23 +282,6 @@ def _deal_json(deal: "NewDeal") -> dict[str, Any]:
         "of_replica": deal.replica_share,
         "per_step": [
             {"step": step, "before": before, "after": after, "least": least}
-            for step, before, after, least in zip(
-                deal.steps,
-                deal.before.tolist(),
-                deal.after.tolist(),
-                deal.least.tolist(),
-                strict=True,
-            )
+            for step, before, after, least in zip(deal.steps, *times, strict=True)
         ],
     }
-
-
-def _draw(analysis: "Analysis", result: Mapping[str, Any], out: Output, figure: Output) -> None:
-    """The heat maps, and the page of the report."""
-    from pipejax.cli.output.trace_report import draw_shares, trace_page
-
-    if figure.path is not None:
-        draw_shares(analysis, figure)
-    if out.path is not None:
-        text = trace_page(analysis, result)
-        out.save(lambda draft: write_file(draft, text))

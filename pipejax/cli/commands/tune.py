@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
@@ -20,7 +19,7 @@ from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, Column, grid, pick, table_of
+from pipejax.cli.output.report import FOUND, Column, Grid, grid, pick, table_of
 from pipejax.schedules.naming import find, named
 
 if TYPE_CHECKING:
@@ -217,7 +216,7 @@ def _tune(*request: Any, **arguments: Any) -> "Found[TunedSetting]":
             return pj.tune(*request, **arguments | {"no_memory_limit": True})
 
 
-def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> Table:
+def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> Grid:
     best, sizes = tuned.best, tuned.best.details["sizes"]
     is_complete = tuned.stopped != "interrupted"
     columns = (
@@ -234,7 +233,7 @@ def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> Table:
     return table_of(sizes, columns, styles=styles, title=title)
 
 
-def _stages(best: "TunedSetting") -> Table:
+def _stages(best: "TunedSetting") -> Grid:
     names = ("layers", "recomputed")
     columns = [(name, best.setting[name]) for name in names]
     if best.method == "gradient":

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.line import command_line
@@ -20,6 +19,7 @@ from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.report import (
     FOUND,
     Column,
+    Grid,
     grid,
     pick,
     savings,
@@ -217,7 +217,7 @@ def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> Table:
+def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> Grid:
     queues = makespans[BEST]
     columns = {
         order: [
@@ -378,7 +378,7 @@ def places(
     return searched(search, iterations, limit, report)
 
 
-def _nodes(placed: "PlacedCosts", best: Any) -> Table:
+def _nodes(placed: "PlacedCosts", best: Any) -> Grid:
     """Make a table of the workers on each node, in order and in the best placement."""
     placements = {"in order": np.arange(placed.table.num_workers), "best": best}
     nodes = range(int(placed.nodes.max()) + 1)

@@ -8,6 +8,8 @@ from rich.text import Text
 import pipejax as pj
 from pipejax.cli.output.report import pick, plain
 
+LONGEST = 2000  # characters of the options of a launcher that are printed
+
 
 def launch_json(launches: "Iterable[pj.results.Launch]") -> dict[str, Any]:
     """Return the options of each launcher for `--json`, by its name."""
@@ -43,4 +45,6 @@ def launch_lines(launches: "Iterable[pj.results.Launch]", *, rest: bool = False)
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
         options = launch.text if rest or not lacks else ""
+        if len(options) > LONGEST:
+            options = f"{len(options)} characters of options, which --json prints"
         yield plain(f"{launch.launcher}: {'; the rest: '.join(filter(None, (lacks, options)))}")

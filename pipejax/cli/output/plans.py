@@ -55,12 +55,12 @@ def plan_lines(found: "PlanResult") -> Iterator[object]:
 
 
 def evidence_line(regime: object, known: "Evidence | None", system: str) -> object:
-    """Say what a step time rests on."""
+    """Return how far predictions of similar runs were off."""
     if known is None:
-        return plain(f"no run of its regime ({regime}) on {system} is known: extrapolated")
+        return plain(f"extrapolated: no measured run on {system} is like this one ({regime})")
     return plain(
-        f"its regime ({regime}): {known.configurations} measured configurations, predicted to "
-        f"{known.mean_error:.1f} % in the mean"
+        f"evidence: {known.configurations} measured configurations like this one ({regime}) were "
+        f"predicted within {known.mean_error:.3g} % on average"
     )
 
 

@@ -14,8 +14,9 @@ from pipejax.cli.options.line import written
 from pipejax.cli.options.scenario import command_line
 from pipejax.cli.options.values import Text
 from pipejax.cli.output.launches import launch_json, launch_lines
-from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.report import Column, plain, table_of
+from pipejax.cli.output.report_pages import share_bar
 from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import POSTINGS
 from pipejax.schedules.table.table_files import is_csv, text_for
@@ -30,7 +31,8 @@ STEPS = 10  # of a search of an order of messages
 LONGEST = 40  # letters of what a file's name says of its table
 # causes that another schedule is held against: nothing is undone
 OF_SCHEDULES = ("schedule", "memory")
-SHOWN = 8  # remedies that a person reads
+ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
+NEGLIGIBLE = 0.005  # change of the memory that a first screen does not name
 
 
 def takes_limit(schedule: Text) -> bool:
@@ -146,40 +148,91 @@ def remedies_json(
     ]
 
 
-def diagnosis(found: "Explanation") -> Iterator[str]:
-    """The cause, what it costs, and what comes next."""
+def first_fault(found: "Explanation") -> str:
+    """Return the bottleneck, and the time that it costs."""
     worst = found.bottleneck
-    yield worst.why
-    if worst.seconds > 0 and worst.kind not in OF_SCHEDULES:
-        without = seconds(found.step_time - worst.seconds)
-        yield f"that costs {seconds(worst.seconds)}: without it the step takes {without}"
+    why = worst.why.partition("; ")[0]
+    if worst.seconds <= 0 or worst.kind in OF_SCHEDULES:
+        return why
+    return f"{why}, which costs {_with_share(worst.seconds, found)}"
+
+
+def _with_share(time: float, found: "Explanation") -> str:
+    return f"{seconds(time)} ({percent(time / (found.step_time or 1.0))})"
+
+
+def advice_view(found: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
+    """Yield the next causes, the remedy that saves most, and the best that a launcher can run."""
     for fault in found.faults[1:3]:
-        yield f"then: {fault.why} ({seconds(fault.seconds)})"
-
-
-def remedies_said(found: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
-    """A table of the first, and what each assumes and is called by."""
-    if not found.remedies:
-        yield "nothing that was tried makes it shorter"
+        yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
+    if not rows:
+        yield "no remedy that was tried makes it shorter"
         return
-    shown = [{"number": k, **row} for k, row in enumerate(rows[:SHOWN], 1)]
-    yield table_of(
-        shown,
-        (
-            Column("", "number"),
-            Column("remedy", "what", escape),
-            Column("saves", "saves", seconds),
-            Column("step time", "step_time", seconds),
-            Column("memory", "memory", lambda ratio: f"x {ratio:.3g}"),
-            Column("at least", "bound", seconds),
-        ),
-        title="what would make it shorter",
-        caption="memory: of the fullest worker, against now; at least: no schedule is shorter then",
+    yield plain(f"best remedy {_remedy_text(rows[0], found)}")
+    if rows[0]["assumes"]:
+        yield plain(f"  assumes: {rows[0]['assumes']}")
+    for remedy, row in zip(found.remedies, rows, strict=True):
+        names = [name for name, launch in row["launch"].items() if not launch["lacks"]]
+        if names and not _is_scaled(remedy):
+            if row is not rows[0]:
+                yield plain(
+                    f"best with options of {' and '.join(names)} {_remedy_text(row, found)}"
+                )
+            break
+    yield plain(f"next: {rows[0]['command']}")
+
+
+def _is_scaled(remedy: "Remedy") -> bool:
+    return remedy.scenario.find_edit(pj.costing.ScaledTimes) is not None
+
+
+def _remedy_text(row: Mapping[str, Any], found: "Explanation") -> str:
+    needs = f", {row['memory']:.3g} times the memory" * (abs(row["memory"] - 1) > NEGLIGIBLE)
+    return f"saves {_with_share(row['saves'], found)}{needs}: {row['what']}"
+
+
+def advice_details(
+    found: "Explanation", rows: Sequence[Mapping[str, Any]]
+) -> dict[str, list[object]]:
+    """Return the parts of the step, and the remedies with their commands."""
+    parts = [part for part in found.parts if abs(part.seconds) > ROUNDING * found.step_time]
+    columns = (
+        Column("part", "name"),
+        Column("time", "seconds", seconds),
+        Column("of the step", lambda row: percent(row["seconds"] / (found.step_time or 1.0))),
+        Column("meaning", "meaning"),
     )
-    for row in shown:
+    details: dict[str, list[object]] = {
+        "parts of the step": [
+            share_bar({part.name: part.seconds for part in parts}),
+            table_of((part._asdict() for part in parts), columns),
+        ],
+        "causes": [plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in found.faults],
+    }
+    if not rows:
+        return details
+    numbered = [{"number": k, **row} for k, row in enumerate(rows, 1)]
+    table = table_of(numbered, REMEDIES, caption="memory: of the fullest worker, relative to now")
+    commands = []
+    for row in numbered:
         if row["assumes"]:
-            yield plain(f"{row['number']}. assumes: {row['assumes']}")
-        yield plain(f"{row['number']}. {row['command']}")
-    scaled = found.remedies[0].scenario.find_edit(pj.costing.ScaledTimes) is not None
-    yield plain(f"1. as launchers take it{', but for what is scaled' * scaled}:")
-    yield from launch_lines(launches_of(found.remedies[0]))
+            commands.append(plain(f"{row['number']}. assumes: {row['assumes']}"))
+        commands.append(plain(f"{row['number']}. {row['command']}"))
+    unchanged = ["launchers cannot change the times of ops that remedy 1 changes"]
+    return details | {
+        "remedies": [table, *commands],
+        "launcher options of remedy 1": [
+            *unchanged[: _is_scaled(found.remedies[0])],
+            *launch_lines(launches_of(found.remedies[0])),
+        ],
+    }
+
+
+REMEDIES = (
+    Column("", "number"),
+    Column("remedy", "what", escape),
+    Column("saves", "saves", seconds),
+    Column("step time", "step_time", seconds),
+    Column("memory", "memory", lambda ratio: f"x {ratio:.3g}"),
+    Column("lower bound", "bound", seconds),
+)

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def _json_value(value: Any) -> Any:
 LONG = 20  # columns of a cell that is broken at its spaces where room is scarce
 NARROW = 16  # columns that such a cell keeps
 FRAME = 3  # columns between two cells
-# what stands on the right: a number, with its unit
+# a number, with its unit
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[%A-Za-z/]+)?|-|")
 _WITH_UNIT = re.compile(r"([-+]?\d[\d.]*(?:e[-+]?\d+)?) ([%A-Za-z/]+)")
 _BARS = re.compile(r"[▁-█ ]*")
@@ -61,76 +62,78 @@ _LATEX = {
 }
 
 
-class KeyedTable(Table):
-    """A table of texts with markup."""
+class Grid(NamedTuple):
+    """A table of texts with markup, for a terminal, a document or a page."""
 
-    # how many columns say what a row is of: a table that is too wide goes on below with them
+    headers: Sequence[str]
+    columns: Sequence[Sequence[str]]  # cells of each column
+    title: str = ""
+    caption: str = ""
+    # number of columns that identify a row: a table that is too wide goes on below with them
     keys: int = 1
-    math: Mapping[str, str] = {}  # what LaTeX has for a cell, by its text
+    styles: Sequence[str] = ()  # of rows
+    is_list: bool = False  # whether it has names and values, without heads or frame
+    math: Mapping[str, str] = {}  # LaTeX of a cell, by its text
+
+    def plain(self) -> tuple[list[str], list[list[str]]]:
+        """Return headers, and cells by column, without markup."""
+        return [*map(_text, self.headers)], [[*map(_text, cells)] for cells in self.columns]
 
 
-def grid(
-    columns: Iterable[tuple[str, Iterable[object]]],
-    keys: int = 1,
-    styles: Iterable[str] = (),
-    **style: Any,
-) -> KeyedTable:
+class Figure(NamedTuple):
+    """A drawing that only pages show."""
+
+    draw: Callable[[], str]  # returns it as HTML or SVG
+
+
+def grid(columns: Iterable[tuple[str, Iterable[object]]], keys: int = 1, **style: Any) -> Grid:
     """Make a table from its columns, each a header and the cells under it."""
     headers, cells = zip(*columns, strict=True)
-    table = KeyedTable(*headers, **style)
-    table.keys = keys
-    for row in zip(*cells, strict=True):
-        table.add_row(*map(str, row))
-    for row_style, drawn in zip(styles, table.rows, strict=False):
-        drawn.style = row_style
-    return table
+    return Grid(headers, [[*map(str, column)] for column in cells], keys=keys, **style)
 
 
 class Column(NamedTuple):
     """A column of a table whose rows are those that `--json` prints."""
 
-    header: str  # what stands over it
-    # name of its value in a row, or what makes a cell of a row
+    header: str
+    # name of its value in a row, or a function of a row that returns the cell
     value: str | Callable[[Any], object]
-    # writes a value that has a name; a row that has none there gets a dash
+    # formats a value that has a name; a row without one gets a dash
     format: Callable[[Any], object] = str
 
     def cell(self, row: Mapping[str, Any]) -> object:
-        """What stands in a row."""
+        """Return the cell of a row."""
         if callable(self.value):
             return self.value(row)
-        found = row.get(self.value)
-        return "-" if found is None else self.format(found)
+        value = row.get(self.value)
+        return "-" if value is None else self.format(value)
 
 
 def table_of(
     rows: Iterable[Mapping[str, Any]], columns: Iterable[Column], keys: int = 1, **style: Any
-) -> KeyedTable:
+) -> Grid:
     """Make a table of rows as `grid` makes one of columns."""
     rows = list(rows)
-    return grid(((each.header, map(each.cell, rows)) for each in columns), keys, **style)
+    return grid(((column.header, map(column.cell, rows)) for column in columns), keys, **style)
 
 
-def facts(rows: Iterable[tuple[str, str]], math: Mapping[str, str] | None = None) -> KeyedTable:
-    """Make a list of names and what they are; LaTeX has `math` for cells of these texts."""
+def facts(rows: Iterable[tuple[str, str]], math: Mapping[str, str] | None = None) -> Grid:
+    """Make a list of names and values; LaTeX has `math` for cells of these texts."""
     names, values = zip(*rows, strict=True)
-    table = grid([("name", names), ("value", values)], show_header=False, box=None, padding=(0, 2))
-    table.columns[0].no_wrap = True
-    table.math = math or {}
-    return table
+    return grid([("name", names), ("value", values)], is_list=True, math=math or {})
 
 
-def lines_of(table: Table, format: str) -> str:
+def lines_of(table: Grid, format: str) -> str:
     """Write a table in a format that is not for a terminal."""
-    headers, cells = _plain(table)
-    if format == "latex" and isinstance(table, KeyedTable):
-        cells = [[_Math(table.math[c]) if c in table.math else c for c in own] for own in cells]
-    kept = [k for k, column in enumerate(cells) if not all(map(_BARS.fullmatch, column))]
-    headers, cells = [headers[k] for k in kept], [cells[k] for k in kept]
-    rows = list(zip(*cells, strict=True))
-    right = [_is_number(column) for column in cells]
-    titles = [text for text in (table.title, table.caption) if text]
-    return FORMATS[format](headers, rows, right, [_text(str(text)) for text in titles])
+    headers, columns = table.plain()
+    if format == "latex":
+        columns = [[_Math(table.math[c]) if c in table.math else c for c in cs] for cs in columns]
+    # bars are of a terminal
+    is_kept = [not all(map(_BARS.fullmatch, cells)) for cells in columns]
+    headers, columns = [*compress(headers, is_kept)], [*compress(columns, is_kept)]
+    right = [is_number(cells) for cells in columns]
+    titles = [_text(text) for text in (table.title, table.caption) if text]
+    return FORMATS[format](headers, list(zip(*columns, strict=True)), right, titles)
 
 
 def _markdown(
@@ -203,33 +206,35 @@ def _csv(
 FORMATS: Mapping[str, Callable[..., str]] = {"markdown": _markdown, "latex": _latex, "csv": _csv}
 
 
-def fitted(table: Table, width: int) -> Iterator[Table | str]:
+def fitted(grid: Grid, width: int) -> Iterator[Table | str]:
     """Yield what draws a table in so many columns: nothing is cut."""
     # Headers and long cells are broken at their spaces. Where that is not enough, the table goes on
-    # below itself, with the columns again that say what a row is of.
-    if table.box is None:
-        for column in table.columns:
-            column.overflow = "fold"
-        yield table
+    # below itself, with the columns again that identify a row.
+    if grid.is_list:
+        names = Table(box=None, show_header=False, padding=(0, 2))
+        names.add_column(no_wrap=True)
+        names.add_column(overflow="fold")
+        for row in zip(*grid.columns, strict=True):
+            names.add_row(*row)
+        yield names
         return
-    headers, cells = _plain(table)
-    least = [_least(header, column) for header, column in zip(headers, cells, strict=True)]
-    keys = table.keys if isinstance(table, KeyedTable) else 1
-    if table.title:
-        yield f"[italic]{table.title}[/]"
-    for part in _parts(least, keys, width):
-        widest = [max(map(cell_len, (headers[k], *cells[k]))) for k in part]
+    headers, columns = grid.plain()
+    least = [_least(header, cells) for header, cells in zip(headers, columns, strict=True)]
+    if grid.title:
+        yield f"[italic]{grid.title}[/]"
+    for part in _parts(least, grid.keys, width):
+        widest = [max(map(cell_len, (headers[k], *columns[k]))) for k in part]
         room = _widths([least[k] for k in part], widest, width - FRAME * len(part) - 1)
-        drawn = Table(box=table.box)
-        for k, columns in zip(part, room, strict=True):
-            where: Any = "right" if _is_number(cells[k]) else "left"
-            drawn.add_column(escape(headers[k]), width=columns, justify=where, overflow="fold")
-        marked = [list(table.columns[k].cells) for k in part]
-        for style, *row in zip((row.style for row in table.rows), *marked, strict=True):
-            drawn.add_row(*row, style=style)
-        yield drawn
-    if table.caption:
-        yield f"[italic]{table.caption}[/]"
+        table = Table()
+        for k, wide in zip(part, room, strict=True):
+            where: Any = "right" if is_number(columns[k]) else "left"
+            table.add_column(escape(headers[k]), width=wide, justify=where, overflow="fold")
+        rows = zip(*(grid.columns[k] for k in part), strict=True)
+        for row, style in zip_longest(rows, grid.styles):
+            table.add_row(*row, style=style)
+        yield table
+    if grid.caption:
+        yield f"[italic]{grid.caption}[/]"
 
 
 def _parts(least: Sequence[int], keys: int, width: int) -> Iterator[list[int]]:
@@ -262,14 +267,9 @@ def _least(header: str, cells: Sequence[str]) -> int:
     return max([longest, *(cell_len(word) for word in header.split())], default=1)
 
 
-def _is_number(cells: Sequence[str]) -> bool:
+def is_number(cells: Sequence[str]) -> bool:
+    """Return whether the cells of a column are numbers, which stand on the right."""
     return any(cells) and all(map(_NUMBER.fullmatch, cells))
-
-
-def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Headers and cells by column, without markup."""
-    headers = [_text(str(column.header)) for column in table.columns]
-    return headers, [[_text(str(cell)) for cell in column.cells] for column in table.columns]
 
 
 def _text(marked: str) -> str:
@@ -317,11 +317,11 @@ def has_lines() -> bool:
 
 
 def print_all(*parts: object) -> None:
-    """Print lines with markup, texts as they are, and tables."""
+    """Print lines with markup, texts as they are, and tables; figures are of pages alone."""
     for part in parts:
-        if isinstance(part, Table):
+        if isinstance(part, Grid):
             _print_table(part)
-        else:
+        elif not isinstance(part, Figure):
             _print_line(part if isinstance(part, Text) else Text.from_markup(str(part)))
 
 
@@ -330,7 +330,7 @@ def plain(text: str) -> Text:
     return Text(text)
 
 
-def _print_table(table: Table) -> None:
+def _print_table(table: Grid) -> None:
     if _styles[-1].format != "text":
         sys.stdout.write(lines_of(table, _styles[-1].format))
         return
@@ -374,7 +374,7 @@ def heading(sizes: Mapping[str, Any], found: str = "") -> str:
 FOUND = "value lower_bound gap baselines evaluated stopped"  # fields of every search result
 
 
-def savings(head: str, value: str, times: Mapping[str, float | None], best: float) -> KeyedTable:
+def savings(head: str, value: str, times: Mapping[str, float | None], best: float) -> Grid:
     """Make a table of the best of a search beside others; None is one that is not allowed."""
     rows = {"best": best, **times}
     return grid(

@@ -1,12 +1,18 @@
-"""A report as a page: the parts and remedies of a run, and the explorer with the run in it."""
+"""A report as a page: the parts of its text, drawings, and the explorer with the run in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.text import Text
 
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.progress import waiting
+from pipejax.cli.output.report import Figure, Grid, is_number
+from pipejax.plots.palette import ink
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.evaluate import Evaluation
@@ -15,9 +21,9 @@ if TYPE_CHECKING:
     from pipejax.schedules.table.table import ScheduleTable
     from pipejax.search.remedies.explain import Explanation
 
-ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 TEMPLATE = Path(__file__).with_name("report.html")
-# from dark to light, so that parts are told apart in grey too; compute is the first
+LABELLED = 0.1  # share of a bar from which a part has its name in it
+# light and dark in turn, so that parts differ in grey too; compute is the first
 SHADES = (
     *("#A6D4F5", "#003C78", "#6F8EA4", "#00875F", "#F9F08F", "#D87C00"),
     *("#651E00", "#D9A2CB", "#87647E", "#1C1C1C", "#AEA864", "#B06500"),
@@ -32,29 +38,29 @@ class Ran(NamedTuple):
     starts: 'Float[NumpyArray, "workers slots"]'  # when its ops started [s]
 
 
-class Section(NamedTuple):
-    """Something that a report says, under a heading of its own."""
-
-    title: str
-    head: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    texts: int = 1  # columns that are texts; numbers stand behind them
-    note: str = ""
-    picture: str = ""  # an SVG above the table
+def share_bar(parts: Mapping[str, float]) -> Figure:
+    """Make a bar of parts [s], each as wide as its share and with its name."""
+    shares = {name: value for name, value in parts.items() if value > 0}
+    whole = sum(shares.values())
+    cells = [
+        f'<div style="width:{100 * value / whole:.4f}%;background:{shade};color:{ink(shade)}" '
+        f'title="{escape(name)}: {seconds(value)}">'
+        f"{escape(name) * (value > LABELLED * whole)}</div>"
+        for shade, (name, value) in zip(cycle(SHADES), shares.items(), strict=False)
+    ]
+    return Figure(lambda: f'<div class="bar">{"".join(cells)}</div>')
 
 
 def report_page(
     found: "Explanation",
-    rows: Sequence[Mapping[str, Any]],
     title: str,
-    lines: Sequence[str],
+    view: Iterable[object],
+    details: Mapping[str, Iterable[object]],
     *,
-    sections: Sequence[Section] = (),
-    heading: str = "Where the seconds go",
     name: str = "as it is",
     ran: Ran | None = None,
 ) -> str:
-    """Return the page: the run as it is, called `name`, and with the first remedy."""
+    """Return a page: the parts of a text, and the run, called `name`, in the explorer."""
     from pipejax.plots.explorer.page import page, rendered
     from pipejax.plots.explorer.payload import Explored
 
@@ -68,29 +74,35 @@ def report_page(
         replayed = Explored(ran.run, _memory(ran.run.table), None, "replayed", ran.starts)
         explored.insert(0, replayed)
         names = [f"{ran.title}, as it ran", "replayed", *names]
-    parts = [part for part in found.parts if abs(part.seconds) > ROUNDING * found.step_time]
     first, *below = names
     with waiting("looking for closed forms"):
         explorer = page(explored)
     return rendered(
         TEMPLATE,
-        {"time": seconds},
         title=title,
-        lines=lines,
-        sections=sections,
-        heading=heading,
-        parts=parts,
-        shades=dict(zip((part.name for part in parts), SHADES * len(parts), strict=False)),
-        drawn=sum(max(part.seconds, 0.0) for part in parts) or 1.0,
-        step_time=found.step_time or 1.0,
-        remedies=rows,
+        view=[*map(_page_part, view)],
+        details={name: [*map(_page_part, parts)] for name, parts in details.items()},
         shown=f"{first[0].upper()}{first[1:]}" + ", and below: " * bool(below) + "; ".join(below),
         explorer=explorer,
     )
 
 
+def _page_part(part: object) -> dict[str, Any]:
+    """Return a part for the template: a table, a drawing or a line."""
+    if isinstance(part, Figure):
+        return {"drawing": part.draw()}
+    if isinstance(part, Grid):
+        headers, columns = part.plain()
+        is_right = [is_number(cells) for cells in columns]
+        rows = [[*zip(row, is_right, strict=True)] for row in zip(*columns, strict=True)]
+        heads = [] if part.is_list else [*zip(headers, is_right, strict=True)]
+        return {"rows": rows, "heads": heads, "title": part.title, "caption": part.caption}
+    line = part if isinstance(part, Text) else Text.from_markup(str(part))
+    return {"line": line.plain.strip()}
+
+
 def _memory(table: "ScheduleTable") -> "MemoryView":
-    """What holds of a table, whatever a model says of bytes."""
+    """Return the activations that a table holds, in numbers and not in bytes."""
     from pipejax.plots.explorer.payload import MemoryView
 
     return MemoryView(*ActivationOptions(None, None).of(table, None)[:5], None)

@@ -1,17 +1,16 @@
 """What is printed of a run: its step on a machine, numbers of its ops, and its longest paths."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import grid
+from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
+from pipejax.cli.output.report import Column, Grid, grid, table_of
 
 if TYPE_CHECKING:
     from pipejax.analysis.paths.longest_paths import LongPath
@@ -44,30 +43,44 @@ def memory_json(
     return {"memory_bytes": needed, "memory_parts": parts}
 
 
-def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Say what a step buys, and what fills the fullest worker."""
-    rate = result["flops_per_accelerator"] / 1e12
-    tokens = (
-        f"{result['tokens_per_second']:.4g} per second on {result['accelerators']} accelerators"
+def tokens_text(result: Mapping[str, Any]) -> str:
+    """Return the tokens per second of a step, on its accelerators."""
+    return (
+        f"{result['tokens_per_second']:,.0f} tokens per second on {result['accelerators']} "
+        "accelerators"
     )
-    rows = [
-        ("tokens", tokens),
-        ("MFU", f"{percent(result['mfu'])} of {result['precision']}, {rate:.4g} TFLOP/s each"),
-    ]
-    ends = result.get("step_time_band", {}).items()
-    if ends:
-        said = (f"{seconds(low)} to {seconds(high)} ({each} %)" for each, (low, high) in ends)
-        rows.append(("step between", ", ".join(said)))
-    if "cost_per_step" in result:
-        each = f"{1e6 * result['cost_per_token']:.4g} USD per million tokens"
-        rows.append(("price", f"{result['cost_per_step']:.4g} USD per step, {each}"))
+
+
+def mfu_text(result: Mapping[str, Any]) -> str:
+    """Return the model FLOP utilization, and FLOP per second."""
+    rate = result["flops_per_accelerator"] / 1e12
+    return (
+        f"MFU {percent(result['mfu'])} of {result['precision']} (attention counted as a full "
+        f"square), {rate:.3g} TFLOP/s each"
+    )
+
+
+def memory_text(result: Mapping[str, Any]) -> str:
+    """Return what fills the fullest worker."""
     fullest = int(np.argmax(result["memory_bytes"]))
-    parts = ((name, float(by[fullest])) for name, by in result["memory_parts"].items())
-    filled = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts if size > 0)
-    return [*rows, (f"worker {fullest} holds", filled)]
+    parts = ((name, float(sizes[fullest])) for name, sizes in result["memory_parts"].items())
+    shares = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts if size > 0)
+    return f"worker {fullest} needs {gigabytes(result['memory_bytes'][fullest])}: {shares}"
 
 
-def step_parts(result: Mapping[str, Any]) -> Table:
+def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List the range and the price of a step, as far as they are known."""
+    rows = []
+    if ends := result.get("step_time_band", {}):
+        bands = (f"{seconds(a)} to {seconds(b)} ({each} %)" for each, (a, b) in ends.items())
+        rows.append(("range of the step time", ", ".join(bands)))
+    if "cost_per_step" in result:
+        each = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
+        rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {each}"))
+    return rows
+
+
+def step_parts(result: Mapping[str, Any]) -> Grid:
     """Where the seconds of a step go; parts that take none are left out."""
     parts = {name: time for name, time in result["breakdown"].items() if time > 0}
     shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())
@@ -99,7 +112,7 @@ def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"])
     ]
 
 
-def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> Table:
+def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> Grid:
     """Show the least and the most of each phase on each worker, with the op that has it."""
     from pipejax.engine.lowering.program import NO_WORKER
 
@@ -128,31 +141,35 @@ _ROUNDING = 1e-12  # of the length: what is closer to the longest is as long
 
 
 def paths_json(paths: "Iterable[LongPath]") -> list[dict[str, Any]]:
-    """What `--json` says of paths."""
+    """Return paths for `--json`."""
     return [
         {
             "length": path.length,
             "behind": path.shorter_by,
-            "counts": dict(path.counts),
-            "ops": list(path.ops),
-            "messages": list(path.messages),
+            **{"counts": dict(path.counts), "ops": [*path.ops], "messages": [*path.messages]},
         }
         for path in paths
     ]
 
 
-def paths_table(paths: "list[LongPath]") -> Table:
-    """Show the longest paths: how far behind each is, what it counts, and the way it takes."""
-    names = list(paths[0].counts) if paths else []
-    behind = (path.shorter_by * (path.shorter_by > _ROUNDING * path.length) for path in paths)
-    columns: list[tuple[str, Iterable[object]]] = [
-        ("path", range(1, len(paths) + 1)),
-        ("length", [seconds(path.length) for path in paths]),
-        ("behind", map(seconds, behind)),
-        *((name, [path.counts[name] for path in paths]) for name in names),
-        ("ops", [short_form(path.ops) for path in paths]),
+def paths_table(rows: Sequence[Mapping[str, Any]]) -> Grid:
+    """List the longest paths: how much shorter each is, its counts, and its ops."""
+    columns = [
+        Column("path", "number"),
+        Column("length", "length", seconds),
+        Column(
+            "shorter by", lambda r: seconds(r["behind"] * (r["behind"] > _ROUNDING * r["length"]))
+        ),
+        *(Column(name, name) for name in (rows[0]["counts"] if rows else ())),
+        Column("ops", "ops", short_form),
     ]
-    return grid(columns)
+    return table_of(
+        ({**row, **row["counts"], "number": k} for k, row in enumerate(rows, 1)), columns
+    )
+
+
+def _shorter_by(row: Mapping[str, Any]) -> str:
+    return seconds(row["behind"] * (row["behind"] > _ROUNDING * row["length"]))
 
 
 def short_form(ops: Iterable[str]) -> str:

@@ -1,253 +1,266 @@
-"""Text, page and pictures of a trace: sentences and tables, which its page has too."""
+"""Text, page and pictures of a trace."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.markup import escape
-from rich.text import Text as Marked
 
 import pipejax as pj
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.remedies import diagnosis, remedies_said
-from pipejax.cli.output.report import Column, plain, table_of
-from pipejax.cli.output.report_pages import Ran, Section, report_page
+from pipejax.cli.output.remedies import advice_details, advice_view, first_fault
+from pipejax.cli.output.report import Column, Figure, plain, table_of
+from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
 from pipejax.traces.record import NONE
 from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from pipejax.plots.heat_maps import HeatMap, RecordedStep
     from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution, Share
 
-EACH = 3  # shares of a kind that a person reads
-LEAST = 0.002  # of the step: a share that saves less is not shown
-NAMED = 5  # things that are left out, by name
-SAVES = "its ops took what they should"
-ADDS = "only its ops took what they did"
+NAMED = 3  # suspects on the first screen
+SHARES = 8  # shares of a kind in a table
+OUTLIER = 2.0  # times the median: a step that takes longer is not in a map
+ROWS = 50  # rows of other tables
+MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
+CULPRITS = ("place", "stage", "worker", "replica", "link")  # places, from the most specific
+MEAN_RATIO = 1.05  # of the mean to the median: from here on both are named
+ALIKE = 0.9  # of the largest share: a more specific part that costs so much is named
+BAD_REPLAY = 0.1  # mean error from which a replay is of something else than the run
 
 
-def heading_of(analysis: "Analysis", result: Mapping[str, Any]) -> str:
-    """What ran, with markup."""
+def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
+    """Yield what makes the step slow, what that costs, and how sure it is."""
+    shares, advice = analysis.attribution, analysis.advice
+    worst, step = _culprit(shares), float(shares.recorded.mean())
+    fault = f"no part alone costs more than {percent(MIN_SHARE)}"
+    if worst is not None:
+        name = (
+            f"the machine of {worst.name}"
+            if worst.kind == "place"
+            else f"{worst.kind} {worst.name}"
+        )
+        fault = f"{name} costs {seconds(worst.saves)} ({percent(worst.saves / step)})"
+    median = float(np.median(shares.recorded))
+    mean = f" (the median is {seconds(median)})" * (step > MEAN_RATIO * median)
+    yield plain(f"{seconds(step)} per step{mean}; {fault}")
+    yield _heading(analysis, result)
+    if worst is not None and worst.kind == "place":
+        yield plain(f"first repair or replace this machine: saves {seconds(worst.saves)}")
+    if analysis.replay.mean_error > BAD_REPLAY:
+        yield plain(
+            f"warning: the replay is {percent(analysis.replay.mean_error)} off; these may be files "
+            "of some ranks only: give those of all, or their folder"
+        )
+    if analysis.left_out:
+        yield f"parts of the files that were left out: {len(analysis.left_out)}"
+    yield from _suspects(analysis)
+    if analysis.against is not None:
+        yield _against(analysis.against)
+    yield from _outlying_steps(analysis)
+    yield from _deal(analysis)
+    yield plain(f"the mean pipeline takes {seconds(advice.step_time)}: {first_fault(advice)}")
+    yield from advice_view(advice, result["remedies"])
+
+
+def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, Iterable[object]]:
+    """Return costs of parts, stalls, the reading and replay of files, and the advice."""
+    pipelines = analysis.pipelines
+    dropped = [vars(part) for part in analysis.left_out]
+    reading: list[object] = [*map(plain, pipelines.trace.inferred), *_table(dropped, LEFT_OUT)]
+    if pipelines.odd_steps:
+        odd = ", ".join(map(str, pipelines.odd_steps[:ROWS]))
+        reading.append(f"steps with another order of ops: {odd}")
+    times = [row._asdict() for row in analysis.op_times if row.median > 0]
+    details: dict[str, list[object]] = {
+        "cost of each part": [_shares(analysis.attribution), Figure(lambda: _svg(analysis))],
+        "costs against the other run": [
+            *map(_shares, [analysis.against] if analysis.against else [])
+        ],
+        "files": [*reading, *_clocks(analysis)],
+        "unexplained stalls": _table([stall._asdict() for stall in analysis.stalls], STALLS),
+        "replay": [*_replay(analysis), *_forecast(analysis)],
+        "times of ops and messages": _table(times, TIMES, len(times)),
+    }
+    advice = advice_details(analysis.advice, result["remedies"])
+    return {name: parts for name, parts in (details | advice).items() if parts}
+
+
+def _culprit(shares: "Attribution") -> "Share | None":
+    """Return the place that costs most; of places that cost about as much, the most specific."""
+    largest = [*_largest(shares, 1)]
+    parts = [share for share in largest if share.kind in CULPRITS] or largest[:1]
+    most = max((share.saves for share in parts), default=0.0)
+    return min(
+        (share for share in parts if share.saves >= ALIKE * most),
+        key=lambda share: [*CULPRITS, share.kind].index(share.kind),
+        default=None,
+    )
+
+
+def _heading(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     name = analysis.schedule or "no schedule of the registry"
     several = f", {result['orders']} orders" if result["orders"] > 1 else ""
     return (
         f"[bold]{escape(name)}[/], {result['workers']} workers, {result['stages']} stages, "
-        f"{result['microbatches']} microbatches{several}: {_so_many(result['steps'], 'step')} of "
-        f"{_so_many(result['replicas'], 'replica')}"
+        f"{result['microbatches']} microbatches{several}: {_count(result['steps'], 'step')} of "
+        f"{_count(result['replicas'], 'replica')}"
     )
 
 
-def _so_many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def replay_line(analysis: "Analysis") -> str:
-    """How far the replay is off."""
-    replayed = analysis.replay
-    return (
-        f"replayed within {percent(replayed.mean_error)} in the mean, "
-        f"{percent(replayed.worst_error)} at most, with {replayed.links.model} links and "
-        f"{seconds(replayed.message_time)} a message"
+def _replay(analysis: "Analysis") -> Iterator[object]:
+    """Yield how far the replay is off, and which link models it rules out."""
+    replay = analysis.replay
+    yield (
+        f"mean error {percent(replay.mean_error)}, largest {percent(replay.worst_error)}, with "
+        f"{replay.links.model} links and {seconds(replay.message_time)} per message"
     )
+    if replay.equivalent_models:
+        yield f"these link models fit as well: {', '.join(replay.equivalent_models)}"
+    for name, longest in replay.unobserved.items():
+        yield f"messages {name} never delay an op: each takes under {seconds(longest)}"
+    fits = [{"links": name, "error": error} for name, error in replay.fits.items()]
+    yield table_of(fits, (Column("links", "links"), Column("mean error", "error", percent)))
 
 
-def link_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
-    """Which link models explain the replay as well, or how far off the next is; links untold."""
-    replayed = analysis.replay
-    if replayed.equivalent_models:
-        more = len(replayed.equivalent_models[most:]) if most else 0
-        names = ", ".join(replayed.equivalent_models[:most]) + (f" and {more} more" if more else "")
-        yield f"other link models that these pipelines do not rule out: {names}"
-    elif len(replayed.fits) > 1:
-        name, error = [*replayed.fits.items()][1]
-        yield f"other link models are ruled out: the next, {name}, is off by {percent(error)}"
-    for name, longest in [*replayed.unobserved.items()][:most]:
-        yield f"nothing waited for a message from {name}: it takes {seconds(longest)} at most"
-
-
-def step_line(shares: "Attribution") -> str:
-    """How long the mean step takes, and would, with markup."""
-    return (
-        f"the mean step takes [bold]{seconds(float(shares.recorded.mean()))}[/], "
-        f"{shares.slowdown:.3f} times the {seconds(shares.ideal)} it would if every op took what "
-        "ops of its kind do"
-    )
-
-
-def against_line(shares: "Attribution") -> str:
-    """How much slower than the other run, and how much of it times of ops explain, with markup."""
+def _against(shares: "Attribution") -> object:
+    """Return how much slower than the other run this one is, and what times of ops explain."""
     step, other = float(shares.recorded.mean()), shares.other or 0.0
     word = "slower" if step >= other else "faster"
     explained = float(shares.replayed.mean()) - shares.ideal
-    return (
-        f"[bold]{seconds(abs(step - other))} {word}[/] than the other run, whose mean step takes "
-        f"{seconds(other)}; with its times of ops and messages this one would take "
-        f"{seconds(abs(explained))} {'less' if explained >= 0 else 'more'}"
+    return plain(
+        f"{seconds(abs(step - other))} {word} than the other run ({seconds(other)} per step); "
+        f"times of ops and messages explain {seconds(explained)}"
     )
 
 
-def forecast_line(analysis: "Analysis") -> Iterator[str]:
-    """What is predicted, if anything is."""
-    one = analysis.forecast
-    if one is not None:
-        odd = f"step{'s' * (len(one.left_out) > 1)} {', '.join(map(str, one.left_out))}"
-        without = f" without {odd}, odd beside the others," if one.left_out else ""
-        yield (
-            f"the first half of the steps{without} predicts {seconds(one.predicted)} for those to "
-            f"come, {100 * one.confidence:g} % between {seconds(one.low)} and {seconds(one.high)}: "
-            f"the second half lies there by {100 * one.inside:.0f} %, median error "
-            f"{percent(one.median_error)}"
+def _outlying_steps(analysis: "Analysis") -> Iterator[object]:
+    """Yield steps that the forecast leaves out, and how to leave them out of everything."""
+    forecast = analysis.forecast
+    if forecast is not None and forecast.left_out:
+        steps = [*forecast.left_out]
+        hint = f"; --only-steps {max(steps) + 1}: leaves it out" * (len(steps) == 1)
+        yield plain(f"outliers: step {', '.join(map(str, steps))}{hint}")
+
+
+def _forecast(analysis: "Analysis") -> Iterator[object]:
+    forecast = analysis.forecast
+    if forecast is not None:
+        yield plain(
+            f"the first half of the steps predicts {seconds(forecast.predicted)}, with "
+            f"{100 * forecast.confidence:g} % of later steps from {seconds(forecast.low)} to "
+            f"{seconds(forecast.high)}; {100 * forecast.inside:.0f} % of the second half fell "
+            f"inside, median error {percent(forecast.median_error)}"
         )
 
 
-def clock_lines(analysis: "Analysis", most: int | None = None) -> Iterator[str]:
-    """Clocks that were set right."""
-    for one in [one for one in analysis.offsets if one.step == NONE][:most]:
-        yield (
-            f"clock of worker {one.worker}, replica {one.replica}: {seconds(abs(one.seconds))} "
-            f"{'ahead' if one.seconds > 0 else 'behind'}, set right within {seconds(one.residual)}"
+def _clocks(analysis: "Analysis") -> Iterator[object]:
+    for offset in analysis.offsets:
+        if offset.step == NONE:
+            yield plain(
+                f"clock of worker {offset.worker}, replica {offset.replica}, was "
+                f"{seconds(abs(offset.seconds))} {'ahead' if offset.seconds > 0 else 'behind'}; "
+                f"corrected within {seconds(offset.residual)}"
+            )
+
+
+def _suspects(analysis: "Analysis") -> Iterator[object]:
+    """Yield what is slower than the others of its kind; clocks are details."""
+    suspects = [suspect for suspect in analysis.suspects if suspect.kind != "clock"]
+    counts = Counter(suspect.kind for suspect in suspects)
+    for kind, count in counts.items():
+        if count >= MAX_LISTED:
+            kinds = {"microbatch": "microbatches"}.get(kind, f"{kind}s")
+            yield plain(f"suspect: {count} {kinds} or more take over {MIN_RATIO} times the others")
+    single = [suspect for suspect in suspects if counts[suspect.kind] < MAX_LISTED]
+    for suspect in single[:NAMED]:
+        yield plain(
+            f"suspect: {suspect.kind} {suspect.name} {suspect.why} ({seconds(suspect.seconds)})"
+        )
+    if single[NAMED:]:
+        yield f"and {len(single) - NAMED} more suspects: --json"
+
+
+def _deal(analysis: "Analysis") -> Iterator[object]:
+    """Yield what another distribution of the microbatches over the replicas saves."""
+    deal = analysis.deal
+    if deal is not None and deal.saves > MIN_SHARE:
+        yield plain(
+            f"microbatches distributed anew over the replicas save {percent(deal.saves)} of the "
+            f"slowest replica's {seconds(float(deal.before.mean()))}; none saves more than "
+            f"{percent(deal.bound)}"
         )
 
 
-def suspect_lines(analysis: "Analysis", most: int) -> Iterator[str]:
-    """What is slower than the others of its kind; clocks have lines of their own."""
-    kinds = Counter(one.kind for one in analysis.suspects if one.kind != "clock")
-    many = [kind for kind, count in kinds.items() if count >= MAX_LISTED]
-    for kind in many:
-        are, why = f"{kind}s", "see --json"
-        if kind == "microbatch":
-            below = ", see what another deal saves below" * any(deal_line(analysis))
-            are, why = "microbatches", f"their data differ{below}"
-        yield f"suspect: {MAX_LISTED} {are} or more take over {MIN_RATIO} times the others: {why}"
-    named = [one for one in analysis.suspects if one.kind in kinds and one.kind not in many]
-    for one in named[:most]:
-        more = f"{seconds(one.seconds)}, {one.z:.3g} standard errors"
-        yield f"suspect: {one.kind} {one.name} {one.why} ({more})"
-    if len(named) > most:
-        yield f"and {len(named) - most} more suspects, see --json"
-
-
-def deal_line(analysis: "Analysis") -> Iterator[str]:
-    """What another deal of the data saves, if it does, with markup."""
-    dealt = analysis.deal
-    if dealt is not None and dealt.saves > LEAST:
-        yield (
-            f"microbatches dealt anew to the replicas, in the best order found: the slowest takes "
-            f"{seconds(float(dealt.after.mean()))} in the mean, not "
-            f"{seconds(float(dealt.before.mean()))}: [bold]{percent(dealt.saves)}[/] less; no deal "
-            f"saves more than {percent(dealt.bound)}"
-        )
-
-
-def alone(adds: float | None) -> str:
-    """What a share adds alone; nothing where that is not said."""
-    return "" if adds is None else seconds(adds)
-
-
-def largest(shares: "Attribution", each: int = EACH) -> "Iterator[Share]":
-    """The largest shares of every kind."""
-    step, count = float(shares.recorded.mean()), dict[str, int]()
+def _largest(shares: "Attribution", count: int) -> "Iterator[Share]":
+    """Yield the largest shares of each kind."""
+    step, counts = float(shares.recorded.mean()), Counter[str]()
     for share in shares.shares:
-        count[share.kind] = count.get(share.kind, 0) + 1
-        if share.saves > LEAST * step and count[share.kind] <= each:
+        counts[share.kind] += 1
+        if share.saves > MIN_SHARE * step and counts[share.kind] <= count:
             yield share
 
 
-def said(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
-    """What a person reads of a trace."""
-    shares = analysis.attribution
-    yield heading_of(analysis, result)
-    yield from (plain(f"  {text}") for text in analysis.pipelines.trace.inferred)
-    yield from _left_out(analysis)
-    yield from (f"  {line}" for line in clock_lines(analysis, NAMED))
-    yield f"  {replay_line(analysis)}"
-    yield from (f"  {line}" for line in link_lines(analysis, NAMED))
-    yield from _stalls(analysis)
-    yield from (f"  {line}" for line in suspect_lines(analysis, NAMED))
-    yield f"  {step_line(shares)}"
-    yield _shares_table(shares, "what the mean step would save")
-    if analysis.against is not None:
-        yield against_line(analysis.against)
-        title = "what the mean step would save with times of the other run"
-        yield _shares_table(analysis.against, title)
-    yield _op_times(analysis)
-    yield from forecast_line(analysis)
-    yield from deal_line(analysis)
-    yield f"the mean pipeline, at mean times: [bold]{seconds(analysis.advice.step_time)}[/]"
-    yield from (f"  {escape(line)}" for line in diagnosis(analysis.advice))
-    yield from remedies_said(analysis.advice, result["remedies"])
-
-
-def _left_out(analysis: "Analysis") -> Iterator[object]:
-    left = analysis.left_out
-    for each in left[:NAMED]:
-        times = f" ({each.count} times)" if each.count > 1 else ""
-        yield plain(f"  left out: {each.what}: {each.why}{times}")
-    if len(left) > NAMED:
-        yield f"  and {len(left) - NAMED} more, see --json"
-    if analysis.pipelines.odd_steps:
-        odd = ", ".join(map(str, analysis.pipelines.odd_steps[:NAMED]))
-        yield f"  another order than most in steps {odd}"
-
-
-def _stalls(analysis: "Analysis") -> Iterator[object]:
-    """What nothing that was recorded explains."""
-    stalls = analysis.stalls
-    for one in stalls[:NAMED]:
-        yield (
-            f"  unexplained: step {one.step}, replica {one.replica}, worker {one.worker} starts "
-            f"{one.op} {seconds(one.seconds)} after all that it waits for"
-        )
-    if len(stalls) > NAMED:
-        yield f"  and {len(stalls) - NAMED} more that are shorter, see --json"
-
-
-def _shares_table(shares: "Attribution", title: str) -> object:
-    step = float(shares.recorded.mean())
-    if not any(largest(shares)):
-        return f"{title}: no place alone more than {percent(LEAST)}"
+def _shares(shares: "Attribution") -> object:
+    rows = [*_largest(shares, SHARES)]
+    if not rows:
+        return f"no part alone costs more than {percent(MIN_SHARE)}"
     return table_of(
-        [share._asdict() for share in largest(shares)],
+        (share._asdict() for share in rows),
         (
-            Column("if", lambda row: escape(f"{row['kind']} {row['name']}")),
+            Column("part", _name),
             Column("saves", "saves", seconds),
-            Column("of the step", lambda row: percent(row["saves"] / step)),
-            Column("alone adds", lambda row: alone(row["adds"])),
+            Column("of the step", lambda row: percent(row["saves"] / shares.recorded.mean())),
+            Column("adds", "adds", seconds),
         ),
-        title=title,
-        caption=f"saves: {SAVES}; alone adds: {ADDS}",
+        caption="saves: with only this part at normal speed; adds: to an ideal step with only this "
+        "part as recorded",
     )
 
 
-def _what(row: Mapping[str, Any]) -> str:
-    """An op of a stage, a message from one to another, a gap, or what a file calls it."""
-    of_kind = {"op": f"{row['name']} of stage {row['stage']}", "other": row["name"]}
-    return of_kind.get(row["kind"], f"{row['kind']} {row['name']}")
+def _table(
+    rows: Sequence[Mapping[str, Any]], columns: Iterable[Column], count: int = ROWS
+) -> list[object]:
+    """Make a table of the first rows, and count the others."""
+    more = [f"and {len(rows) - count} more: --json"] if len(rows) > count else []
+    return [table_of(rows[:count], columns), *more] if rows else []
 
 
-def _op_times(analysis: "Analysis") -> object:
-    return table_of(
-        [row._asdict() for row in analysis.op_times if row.median > 0],
-        (
-            Column("what", _what, escape),
-            Column("worker", "worker"),
-            Column("5 %", "low", seconds),
-            Column("median", "median", seconds),
-            Column("95 %", "high", seconds),
-        ),
-        title="what ops, messages and collectives took",
-    )
+def _name(row: Mapping[str, Any]) -> str:
+    """Return the name of a part with its kind, or with its stage, or as files have it."""
+    if row["kind"] == "op":
+        return f"{row['name']} of stage {row['stage']}"
+    return escape(f"{row['kind']} {row['name']}" if row["kind"] != "other" else row["name"])
 
 
-PAGE_SHARES = 8  # shares of a kind on the page
-SHOWN = 50  # rows of what is left out, or unexplained
+LEFT_OUT = (
+    Column("part", "what", escape),
+    Column("reason", "why", escape),
+    Column("times", "count"),
+)
+STALLS = (
+    Column("step", "step"),
+    Column("replica", "replica"),
+    Column("worker", "worker"),
+    Column("op", "op"),
+    Column("idle although its inputs were there", "seconds", seconds),
+)
+TIMES = (
+    Column("part", _name),
+    Column("worker", "worker"),
+    Column("5 %", "low", seconds),
+    Column("median", "median", seconds),
+    Column("95 %", "high", seconds),
+)
 
 
 def draw_shares(analysis: "Analysis", figure: Output) -> None:
@@ -272,7 +285,7 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
             for worker in range(table.num_workers)
         ]
         rows = [f"worker {worker}" for worker in range(table.num_workers)]
-        title = "what a worker of a replica adds alone: only its ops took what they did"
+        title = "time that one slow machine adds to an ideal step"
         yield HeatMap(title, "replica", [*map(str, replicas)], rows, np.array(cells))
     elif table.num_stages > table.num_workers:  # of one stage each they would be drawn twice
         yield _by_step(shares, "worker")
@@ -283,9 +296,15 @@ def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
     from pipejax.plots.heat_maps import HeatMap
 
     order, of_kind = np.argsort(shares.steps), shares.by_name(kind)
+    # a warm-up step would take all the colours
+    is_usual = shares.recorded[order] <= OUTLIER * np.median(shares.recorded)
+    without = [f"{shares.steps[k]}" for k in order[~is_usual]]
+    order = order[is_usual]
     names = sorted(of_kind, key=int)
     return HeatMap(
-        f"what a step saves if ops of a {kind} took what they should",
+        f"cost of a slow {kind} by step"
+        + f", without the outlying step{'s' * (len(without) > 1)} {', '.join(without)}"
+        * bool(without),
         "step",
         [str(shares.steps[k]) for k in order],
         [f"{kind} {name}" for name in names],
@@ -347,94 +366,19 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
 
 
 def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
-    """The report of a trace as one page."""
-    advice, shares = analysis.advice, analysis.attribution
-    lines = [
-        _text(step_line(shares)),
-        replay_line(analysis),
-        *link_lines(analysis),
-        *([] if analysis.against is None else [_text(against_line(analysis.against))]),
-        *clock_lines(analysis),
-        *suspect_lines(analysis, NAMED),
-        *forecast_line(analysis),
-        *map(_text, deal_line(analysis)),
-        f"the mean pipeline, at mean times: {seconds(advice.step_time)}; {next(diagnosis(advice))}",
-        *list(diagnosis(advice))[1:],
-    ]
+    """Return the report of a trace as one page."""
     return report_page(
-        advice,
-        result["remedies"],
-        _text(heading_of(analysis, result)),
-        lines,
-        sections=[*_sections(analysis)],
-        heading="Where the seconds of the mean pipeline go",
+        analysis.advice,
+        f"{analysis.schedule or 'a schedule'}: a measured run",
+        trace_view(analysis, result),
+        trace_details(analysis, result),
         name="mean pipeline",
         ran=_median_ran(analysis),
     )
 
 
-def _text(markup: str) -> str:
-    return Marked.from_markup(markup).plain
-
-
-def _sections(analysis: "Analysis") -> Iterator[Section]:
-    """Shares with their picture, what is left out, stalls, op times, link models."""
+def _svg(analysis: "Analysis") -> str:
+    """Draw the maps; the step itself is in the explorer, which draws many ops in a few MB."""
     from pipejax.plots.heat_maps import heat_picture
 
-    left = [(each.what, each.why, f"{each.count}") for each in analysis.left_out]
-    if left:
-        yield Section("Left out", ("what", "why", "times"), left[:SHOWN], 2, _more(left))
-    # the step itself is in the explorer, which draws a hundred thousand ops in a few MB
-    picture = _svg(heat_picture([*_maps(analysis)]))
-    yield _shares(analysis.attribution, "Who costs how much", picture)
-    if analysis.against is not None:
-        yield _shares(analysis.against, "With times of the other run")
-    stalls = [
-        (f"{one.step}", f"{one.replica}", f"{one.worker}", one.op, seconds(one.seconds))
-        for one in analysis.stalls
-    ]
-    if stalls:
-        head = ("step", "replica", "worker", "op", "later than all that it waits for")
-        yield Section("What nothing explains", head, stalls[:SHOWN], 4, _more(stalls))
-    yield _op_times_section(analysis)
-    fits = [(name, percent(error)) for name, error in analysis.replay.fits.items()]
-    yield Section("Links that were tried", ("links", "mean error of the replay"), fits)
-
-
-def _op_times_section(analysis: "Analysis") -> Section:
-    rows = [
-        (
-            row.name,
-            f"{row.stage}" if row.stage >= 0 else "",
-            f"{row.worker}",
-            *map(seconds, (row.low, row.median, row.high)),
-        )
-        for row in analysis.op_times
-        if row.median > 0
-    ]
-    head = ("what", "stage", "worker", "5 %", "median", "95 %")
-    return Section("What ops, messages and collectives took", head, rows, 3)
-
-
-def _more(rows: Sequence[object]) -> str:
-    return f"and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
-
-
-def _shares(shares: "Attribution", title: str, picture: str = "") -> Section:
-    step = float(shares.recorded.mean())
-    rows = [
-        (
-            f"{one.kind} {one.name}",
-            seconds(one.saves),
-            percent(one.saves / step),
-            alone(one.adds),
-        )
-        for one in largest(shares, PAGE_SHARES)
-    ]
-    head = ("if", "saves", "of the step", "alone adds")
-    note = f"Saves: {SAVES}. Alone adds: {ADDS}."
-    return Section(title, head, rows, note=note, picture=picture)
-
-
-def _svg(picture: "Figure") -> str:
-    return picture._repr_svg_()  # type: ignore[attr-defined]  # ours shows itself
+    return heat_picture([*_maps(analysis)])._repr_svg_()  # type: ignore[attr-defined]
