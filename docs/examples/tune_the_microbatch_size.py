@@ -23,9 +23,7 @@ systems = [
     for latency in latencies
 ]
 run = pj.Scenario("interleaved-1f1b", num_workers=8, options={"stages_per_worker": 2})
-tuned = [
-    pj.tune(run.replace(costs=pj.costing.ModelCosts(workload, system))) for system in systems
-]
+tuned = [pj.tune(run.replace(costs=pj.costing.ModelCosts(workload, system))) for system in systems]
 for latency, found in zip(latencies, tuned):
     print(f"{1e3 * latency:6.2f} ms: b = {found.best.microbatch_size:2}, {found.value:5.2f} s")
 
