@@ -205,6 +205,6 @@ def test_errors_that_are_not_about_backends_stay_errors(monkeypatch):
         raise RuntimeError("a mistake of ours")
 
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setattr(pj, "evaluate", wrong)
+    monkeypatch.setattr(pj.Scenario, "evaluate", wrong)
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         run(RUNS["evaluate"].split())

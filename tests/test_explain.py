@@ -366,7 +366,7 @@ def test_a_slow_stage_is_named_beside_longer_ends():
     forward = np.array([9.2, 8.0, 8.1, 8.0, 8.0, 11.6, 8.1, 9.6])
     result = pj.explain(table, pj.Costs(forward=forward, backward=2 * forward, transmit=1.0))
     assert (result.bottleneck.kind, result.bottleneck.stage) == ("imbalance", 5)
-    assert "stage 5 like the others" in [remedy.what for remedy in result.remedies]
+    assert "stage 5 as fast as the others" in [remedy.what for remedy in result.remedies]
 
 
 def test_microbatches_that_differ_are_named():
@@ -501,7 +501,7 @@ def test_rules_of_a_table_with_backwards_are_a_cause():
     result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
     faults = {fault.kind: fault.seconds for fault in result.faults}
     assert (result.step_time, faults["rules"]) == (10, 1)
-    assert "backward" in next(part.meaning for part in result.parts if part.name == "start")
+    assert "warm-up" in next(part.meaning for part in result.parts if part.name == "start")
     assert not any(remedy.kind == "in flight" for remedy in result.remedies)
 
 
@@ -517,7 +517,7 @@ def test_a_prefill_is_explained_in_its_own_words():
     table = pj.schedules.build("chunked-prefill", num_workers=4, num_microbatches=1, slices=8)
     parts = {part.name: part for part in pj.explain(table, pj.Costs(forward=1.0)).parts}
     assert [parts[name].seconds for name in ("start", "gaps", "end")] == [1.5, 0.0, 1.5]
-    assert parts["start"].meaning == "idle before a worker's first forward, stages alike"
+    assert parts["start"].meaning == "warm-up bubble, with equal stages"
     assert parts["end"].meaning == "idle after its last forward"
 
 

@@ -188,7 +188,7 @@ def test_the_command_draws_who_is_fastest_of_several(call, answer, mistake, tmp_
     for text in ("B / F", "c / F", "chimera", "zb-h1"):
         assert text in plot.read_text()
     _, out, _ = call(*size[:-1], "--versus", "gpipe,interleaved-1f1b")
-    assert "gpipe is as fast or faster everywhere\ngpipe never takes longer than 1f1b" in out
+    assert "gpipe is never slower" in out
     assert "stages per worker differ: with --per-worker all do the same work" in out
     assert "--figure needs --versus" in mistake(*size, "--figure", tmp_path / "b.svg")
 
@@ -216,7 +216,7 @@ def test_an_order_that_was_planned_is_told_with_its_times(call, answer, tmp_path
     _, out, _ = call(*ZB_V, *box, "--versus", "zb-v")
     assert "zb-v: in the order planned for F=I=W=1, c=0 (--slots, --planned-comm); evaluate" in out
     assert "1f1b against zb-v as planned for F=I=W=1, c=0: zb-v as planned is never slower" in out
-    assert "times as long as zb-v as planned, at F=1, B=2" in out
+    assert "slower than zb-v as planned, at F=1, B=2" in out
     _, out, _ = call("formula", "-s", "zb-v", *ZB_V[3:], *box, "--slots", "F=1,B=3")
     assert "planned for F=1, I=1.5, W=1.5, c=0" in out
     planned = answer("formula", "-s", "zb-1p", *ZB_V[3:7], "--planned-comm", 0.5)
@@ -254,7 +254,7 @@ def test_verdicts_and_picture_are_of_one_box(call, answer, mistake, tmp_path):
     assert "--box of B must be a range to draw a map" in mistake(
         *ZB_V, *versus, "--box", "B=1,c=0:1", "--figure", tmp_path / "b.svg"
     )
-    assert "or any times as much" in call(*ZB_V, *versus)[1]
+    assert ", in any unit" in call(*ZB_V, *versus)[1]
     assert "towards many times" in call(*ZB_V, "--versus", "gpipe", "--box", "F=1,B=1:2")[1]
 
 
@@ -287,7 +287,7 @@ def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
     command = "formula", "-s", "1f1b", "-P", 4, "-M", 8, "--parameters", "F,B,c"
     _, out, _ = call(*command, "--versus", "v-half,gpipe", "--per-worker")
     assert "looking for the closed form of v-half" in waited
-    assert waited[-1] == "comparing with gpipe"
+    assert waited[-1] == "comparing"
     union = out[out.index("1f1b is as fast or faster where") :].splitlines()
     assert union[1].startswith("  or where")
     _, out, _ = call("formula", "-s", "chimera", *command[3:], "--format", "latex")

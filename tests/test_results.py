@@ -179,8 +179,7 @@ def test_rows_of_points_alike_are_grids_that_hold_each_point_once(seed):
 def test_a_row_says_which_axes_do_not_matter(call, monkeypatch, store):
     monkeypatch.setenv("COLUMNS", "150")
     _, out, _ = call("sweep", "show", store, "--no-memory-limit", "--best", 2)
-    assert "memory.capacity [GB]" in out
-    assert out.count("any") >= 2
+    assert "memory.capacity [GB] any" in out
     assert re.search(r"step time \[m?s\]", out)
 
 

@@ -177,7 +177,7 @@ class Draw:
             None if lengths else self.maybe(self.numbers(), 0.3),
             self.maybe(self.places(3), 0.3),
         )
-        edits = [
+        choices = [
             self.maybe(RecomputeCells(), 0.2),
             None if sharding == ShardingCells() else sharding,
             None if is_model and lengths else self.maybe(host, 0.3),
@@ -189,7 +189,7 @@ class Draw:
             ),
             self.maybe(ScaledTimes(pick(["F*2", "compute@stage2*0.61,transmit*0.5"])), 0.3),
         ]
-        edits = tuple(filter(None, edits))
+        edits = tuple(filter(None, choices))
         return pj.Scenario(**fields, costs=costs, edits=edits, files=files)
 
 

@@ -46,7 +46,8 @@ from pipejax.schedules.cells.ops import COMPUTING, WAITS
 from pipejax.schedules.table.table import ScheduleTable
 
 Run = Evaluation | ScheduleTable
-_MEMORY_ROW_INCH = 0.34  # height of a worker's memory curve
+_OPS_SCALE = 0.7  # of the height of a row, where memory curves stand below
+_MEMORY_ROW_INCH = 0.2  # height of a worker's memory curve
 _MAX_ROWS_INCH = 8.5  # largest height of all rows together
 _LINE_PITCH = 1.35  # distance of lines of text, relative to the font size
 
@@ -242,7 +243,9 @@ def _heights(panel: Panel, panel_bars: Sequence[Bar], look: Drawing) -> list[flo
     workers = panel.run.workers
     rows = workers + any(bar.worker == NO_WORKER for bar in panel_bars)  # collectives have a row
     row = row_height(lanes_below(panel_bars, transfers=look.transfers))
-    return [row * rows, _MEMORY_ROW_INCH * workers] if panel.memory else [row * rows]
+    if not panel.memory:
+        return [row * rows]
+    return [_OPS_SCALE * row * rows, _MEMORY_ROW_INCH * workers]
 
 
 def _draw_panel(

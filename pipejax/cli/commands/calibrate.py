@@ -15,7 +15,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import SYSTEM
 from pipejax.cli.output.numbers import digits, seconds
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Column, Grid, pick, plain, table_of
+from pipejax.cli.output.report import Column, TextTable, pick, plain, table_of
 
 if TYPE_CHECKING:
     from pipejax.costs.system.system import FittedParameter
@@ -159,7 +159,7 @@ def _as_json(fit: "Calibration") -> dict[str, Any]:
     }
 
 
-def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> Grid:
+def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextTable:
     rows = []
     for number in numbers:
         unit, scale = SHOWN_IN.get(number.unit, (number.unit, 1.0))
@@ -221,7 +221,7 @@ def _outlier(row: Any) -> object:
     )
 
 
-def _errors(parts: Mapping[str, Mapping[str, Any]], title: str) -> Grid:
+def _errors(parts: Mapping[str, Mapping[str, Any]], title: str) -> TextTable:
     rows = ({"part": name, **errors} for name, errors in parts.items())
     percents = ("mape", "median", "p90", "bias", "largest")
     columns = (

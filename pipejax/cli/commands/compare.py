@@ -22,7 +22,7 @@ from pipejax.cli.output.numbers import above, digits, gigabytes, percent, second
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import (
     Column,
-    Grid,
+    TextTable,
     grid,
     has_details,
     has_lines,
@@ -140,7 +140,8 @@ def _view(
     same = [f"{rows[0][name]} {name}" for name in WORDS if name not in sizes]
     yield plain(", ".join([*same, f"{link} links"]))
     source = scenario.source
-    if len(stages) > 1 and isinstance(source, pj.costing.GivenTimes) and source.is_per_stage:
+    is_per_stage = isinstance(source, pj.costing.GivenTimes) and not source.per_worker
+    if len(stages) > 1 and is_per_stage:
         yield (
             "schedules with more stages per worker do more work here: times are of a stage; "
             "--worker-times compares equal work"
@@ -413,7 +414,7 @@ def _time(result: dict[str, Any]) -> Callable[[float], str]:
     return digits if result["unit"] == "slots" else seconds
 
 
-def _costs(one: dict[str, Any], other: dict[str, Any], time: Callable[[float], str]) -> Grid:
+def _costs(one: dict[str, Any], other: dict[str, Any], time: Callable[[float], str]) -> TextTable:
     """Show the costs of both side by side."""
     lines: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
         ("makespan", "makespan", time, _ratio),
@@ -468,7 +469,7 @@ def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
     return said
 
 
-def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> Grid:
+def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> TextTable:
     """Around the first cell that differs on each worker, both rows with the cell marked."""
     cells = []
     for row in rows:

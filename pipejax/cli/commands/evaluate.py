@@ -23,7 +23,7 @@ from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds, shor
 from pipejax.cli.output.plans import evidence_line
 from pipejax.cli.output.report import (
     Column,
-    Grid,
+    TextTable,
     facts,
     grid,
     heading,
@@ -351,7 +351,7 @@ def _link(evaluation: "pj.Evaluation") -> str:
 
 def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
-) -> Grid:
+) -> TextTable:
     memory, sizes = held.memory, held.stages
     is_forward = evaluation.table.grammar.forward_only
     held_name = "keys and values" if is_forward else "activation memory"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.base.checks import MAX_COUNT, resolve_choice
-from pipejax.base.data_files import whole_cell
+from pipejax.base.checks import resolve_choice
+from pipejax.base.file_fields import read_cell, whole
 from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.run import LinkOptions, TableFields
@@ -20,8 +20,8 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import CERTIFICATE, DRAWING
 from pipejax.cli.output.numbers import percent
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Grid, facts, grid, heading, pick, plain, sizes_of
-from pipejax.schedules.cells.ops import STEP_END
+from pipejax.cli.output.report import TextTable, facts, grid, heading, pick, plain, sizes_of
+from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.naming import named
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _quality(form: "pj.results.Formula") -> str:
     return f"{quality} for {form.where}" if form.where else quality
 
 
-def _regimes(form: "pj.results.Formula") -> Grid:
+def _regimes(form: "pj.results.Formula") -> TextTable:
     """List the sums of a form, each with what bounds the step in the middle of its regime."""
     columns: list[tuple[str, Any]] = [("regime", range(len(form.facets)))]
     columns += [(name, [sums[k] for sums in form.facets]) for k, name in enumerate(form.parameters)]
@@ -154,23 +154,21 @@ def versus_lines(
     for name, rival, (regions, (at, ratio)) in zip(
         (first, second), (second, first), sides, strict=True
     ):
+        if ratio <= 1:
+            continue  # the verdict has said so
+        yield f"{name} is at most {percent(ratio - 1)} slower than {rival}, {_place(at, form)}"
         for k, region in enumerate(regions[:SHOWN]):
             where = f"where {' and '.join(region.texts)}" if region.texts else "everywhere"
             yield f"  or {where}" if k else f"{name} is as fast or faster {where}"
         if regions[SHOWN:]:
             yield f"  or in {len(regions) - SHOWN} more regions: --json lists all"
-        yield (
-            f"{name} takes up to {ratio:.3g} times as long as {rival}, {_place(at, form)}"
-            if ratio > 1
-            else f"{name} never takes longer than {rival}"
-        )
 
 
 def _place(at: Mapping[str, float], form: "pj.results.Formula") -> str:
     """Return where a ratio is reached; forms double where all parameters do."""
     values = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
     if not form.box:
-        return f"at {values}, or any times as much"
+        return f"at {values}, in any unit"
     ranges = ((at[name], *form.box[name]) for name in form.box)
     inside = all(low - 1e-9 * low <= value <= high * (1 + 1e-9) for value, low, high in ranges)
     return f"at {values}" if inside else f"towards many times {values}"
@@ -245,16 +243,17 @@ def formula(
     form_family = None if symbol is None else _family(chosen, symbol, numbers)
     rivals = [] if versus is None else [chosen.rival(name.strip()) for name in versus.split(",")]
     names_shown = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
-    form, plans = chosen.form(table), Plans()
+    tables, plans = [table], Plans()
     plans.add(table.name, names_shown[0], run.planned_for(table))
-    tables, others, against = [table], [], []
     for rival, label in zip(rivals, names_shown[1:], strict=True):
         with waiting(f"building {rival.schedule}"):
             tables.append(rival.scenario(settings=rival.settings.of(rival.name or "")).table())
         plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
-        others.append(chosen.form(tables[-1]))
-        with waiting(f"comparing with {rival.schedule}"):
-            against.append(pj.analysis.versus(form, others[-1]))
+    if rivals and names is None and len({Phase.W in table.used_phases for table in tables}) > 1:
+        chosen = chosen._replace(names=["F", "I", "W", "c"])  # times that all of them have
+    form, *others = map(chosen.form, tables)
+    with waiting("comparing"):
+        against = [pj.analysis.versus(form, other) for other in others]
     regimes = None
     if paper is not None:
         forms = dict(zip(names_shown, [form, *others], strict=True))
@@ -357,7 +356,7 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
         return symbol, []
     words = numbers_text.split(":") if ":" in numbers_text else numbers_text.split(",")
     try:
-        numbers = [whole_cell(word.strip(), "", 1, MAX_COUNT) for word in words]
+        numbers = [read_cell(whole(), word.strip(), "") for word in words]
         if ":" in numbers_text:
             low, high, step = numbers
             numbers = list(range(low, high + 1, step))

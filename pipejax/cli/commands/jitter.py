@@ -23,7 +23,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.kinds import DATASET, DRAWING
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import Column, Grid, grid, has_lines, pick, plain, table_of
+from pipejax.cli.output.report import Column, TextTable, grid, has_lines, pick, plain, table_of
 from pipejax.cli.output.runs import op_values, values_by_phase
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _mark(rank: "Robustness") -> str:
     return "[bold green]" if rank.makespan_rank == 1 and rank.fits else ""
 
 
-def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, Jittered]") -> Grid:
+def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, Jittered]") -> TextTable:
     columns = [
         Column("schedule", "schedule"),
         Column("no jitter", "deterministic", seconds),

@@ -28,7 +28,16 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, 
 from pipejax.cli.output.kinds import CERTIFICATE, TABLE
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, Grid, facts, grid, is_json, pick, print_json, savings
+from pipejax.cli.output.report import (
+    FOUND,
+    TextTable,
+    facts,
+    grid,
+    is_json,
+    pick,
+    print_json,
+    savings,
+)
 from pipejax.schedules.cells.ops import format_cell
 
 if TYPE_CHECKING:
@@ -361,7 +370,7 @@ def _details(outcome: Outcome) -> dict[str, Iterable[object]]:
     }
 
 
-def _search(outcome: Outcome) -> Grid:
+def _search(outcome: Outcome) -> TextTable:
     result, best = outcome.result, outcome.result.best
     rows = [
         ("status", best.status),
@@ -378,7 +387,7 @@ def _search(outcome: Outcome) -> Grid:
     return facts(rows)
 
 
-def _workers(outcome: Outcome) -> Grid:
+def _workers(outcome: Outcome) -> TextTable:
     run, stages = outcome.run, outcome.room.stages
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(run.workers)),

@@ -20,11 +20,11 @@ from pipejax.cli.options.values import (
     Text,
     parse_share,
 )
-from pipejax.cli.output.answer import Answer, file_lines
+from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, PLAN, SWEEPS
 from pipejax.cli.output.launches import launch_json, launch_lines, layout_json
-from pipejax.cli.output.plans import plan_lines
+from pipejax.cli.output.plans import plan_details, plan_view
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import pick, plain
 
@@ -114,8 +114,6 @@ def plan(
     if resume and (out.path is None or out.path.suffix != ".zarr" or out.force):
         raise ValueError("--resume goes on with --out STORE.zarr, without --force")
     check_modules("plan needs", SWEEPS, "sweeps")
-    limit = None if memory_limit is None else _read_limit(memory_limit)
-    kept_free = None if headroom is None else parse_share(headroom, "--headroom")
 
     def say() -> str | None:
         if out.path is None or out.path.suffix != ".zarr":
@@ -133,8 +131,8 @@ def plan(
             choices=choices.values(),
             link=links.links(),
             **workload_fields(shared, SHARED),
-            memory_limit=limit,
-            headroom=kept_free,
+            memory_limit=None if memory_limit is None else _read_limit(memory_limit),
+            headroom=None if headroom is None else parse_share(headroom, "--headroom"),
             runners_up=runners_up,
             exhaustive=exhaustive,
             front=figure.path is not None,
@@ -144,8 +142,8 @@ def plan(
             on_progress=bar.tell,
         )
     _draw(found, figure)
-    files = {"model": model, "system": system} | ({} if stack is None else {"stack": stack})
-    options = scenario_options(found.best.scenario.replace(files=files))
+    names = {"model": model, "system": system} | ({} if stack is None else {"stack": stack})
+    options = scenario_options(found.best.scenario.replace(files=names))
     if is_config:
         out.save_text(config_text(options))
         options = {"config": out.path}
@@ -162,18 +160,16 @@ def plan(
         "reversals": [one._asdict() for one in found.break_even_factors],
         **pick(found, "enumerated fitting evaluated programs seconds"),
         "launch": launch_json(told),
-        **({} if out.path is None else out.as_json()),
     }
-    written = file_lines({_kept(is_config): out, "picture in": figure})
+    kept = "the best as options for --config in" if is_config else "all layouts in"
     go_on = tuple(
         command_line(command, options | more)
         for command, more in {"evaluate": {}, "show": {"out": "plan.html"}}.items()
     )
-    return Answer(result, chain(plan_lines(found), notes, launch_lines(told), written), next=go_on)
-
-
-def _kept(is_config: bool) -> str:
-    return "the best as options for --config in" if is_config else "all layouts in"
+    details = {"launcher options": [*launch_lines(told)]} | plan_details(found)
+    outputs = {kept: out, "picture in": figure}
+    files = {words: output for words, output in outputs.items() if output.path is not None}
+    return Answer(result, chain(plan_view(found), notes), files, next=go_on, details=details)
 
 
 def _read_limit(text: str) -> float:

@@ -11,7 +11,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import Grid, grid, has_details, pick
+from pipejax.cli.output.report import TextTable, grid, has_details, pick
 
 if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.sensitivity import Sensitivity
@@ -116,7 +116,7 @@ def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure:
         f"{first.place} is {percent(first.share)} of the critical path",
     ]
 
-    def table(count: int) -> Grid:
+    def table(count: int) -> TextTable:
         rows = ranked[:count]
         return grid(
             [
@@ -153,7 +153,7 @@ def _table(
     rows: Sequence[tuple[str, float]],
     ends: Mapping[str, Ends],
     factors: tuple[float, float],
-) -> Grid:
+) -> TextTable:
     """Make a row for each parameter: elasticity, and step times at the two factors."""
     strongest = max(map(abs, sensitivities.elasticity.values())) or 1.0
     others = len(sensitivities.elasticity) - len(rows)

@@ -20,7 +20,7 @@ from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import ANY, TIMELINE
 from pipejax.cli.output.numbers import percent
-from pipejax.cli.output.report import Grid, console, grid, pick, plain, print_all, sizes_of
+from pipejax.cli.output.report import console, pick, plain, print_all, sizes_of
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,
@@ -185,7 +185,7 @@ def show(
     if open and out.written is not None:
         webbrowser.open(out.written.resolve().as_uri())
     result = _as_json(scene, out, missing, several=schedules is not None)
-    return Answer(result, _said(scene, missing, out, beside, width))
+    return Answer(result, _view(scene, missing, out, beside, width))
 
 
 def _caption_output(picture: PictureSettings, out: Output) -> Output:
@@ -294,27 +294,17 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
     }
 
 
-def _summary(scene: Scene) -> Grid:
-    """What a page shows, in short: it is looked at elsewhere."""
-    runs = scene.runs.values()
-    return grid(
-        [
-            ("schedule", map(escape, scene.runs)),
-            ("makespan", [scene.unit.text(run.makespan) for run in runs]),
-            ("idle", [percent(run.bubble_ratio) for run in runs]),
-        ]
-    )
-
-
-def _said(
+def _view(
     scene: Scene, missing: Mapping[str, str], out: Output, beside: Output, width: int | None
 ) -> Iterator[object]:
-    for name, reason in missing.items():
-        yield plain(f"{name} is not there: {reason}")
     if out.path is None:
         _print(scene, width)
-    elif out.path.suffix == ".html":
-        yield _summary(scene)
+    else:
+        for name, run in scene.runs.items():
+            time, idle = scene.unit.text(run.makespan), percent(run.bubble_ratio)
+            yield plain(f"{name} takes {time}; idle {idle}")
+    for name, reason in missing.items():
+        yield plain(f"{name} does not exist here: {reason}")
     yield from file_lines({"drawn to": out, "caption in": beside})
     beside.end(json=False)
 

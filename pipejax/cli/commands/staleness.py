@@ -14,7 +14,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import gigabytes, percent
-from pipejax.cli.output.report import Column, Grid, grid, has_lines, heading, pick, table_of
+from pipejax.cli.output.report import Column, TextTable, grid, has_lines, heading, pick, table_of
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.staleness import Staleness
@@ -93,7 +93,7 @@ def _view(
     yield f"{heading(data)}, {links}"
 
 
-def _workers(staleness: "Staleness", memory: Float[NumpyArray, " workers"] | None) -> Grid:
+def _workers(staleness: "Staleness", memory: Float[NumpyArray, " workers"] | None) -> TextTable:
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(staleness.workers)),
         ("stages", (" ".join(map(str, np.flatnonzero(row))) for row in staleness.versions)),
@@ -103,7 +103,7 @@ def _workers(staleness: "Staleness", memory: Float[NumpyArray, " workers"] | Non
     return grid(columns if memory is None else [*columns, ("weights", map(gigabytes, memory))])
 
 
-def _histogram(shares: Sequence[float]) -> Grid:
+def _histogram(shares: Sequence[float]) -> TextTable:
     """Draw the shares of the delays, in at most `ROWS` rows of equal width."""
     width = -(-len(shares) // ROWS)
     share = np.add.reduceat(shares, np.arange(0, len(shares), width))

@@ -11,14 +11,13 @@ from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.text import Text
 
 from pipejax.base.progress import if_interrupted
+from pipejax.cli.options.line import command_line
 from pipejax.cli.options.option import options
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output, check_modules
 from pipejax.cli.output.kinds import GRID
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import facts, plain
-
-REASONS = 5  # that are listed
+from pipejax.cli.output.report import plain
 
 
 @options
@@ -112,18 +111,18 @@ def _answer(grid: Any, out: Path, from_before: int, seconds: float, compiling: f
         "bytes": size,
         "reasons": reasons,
     }
+    counts = zip(STATUS, counted, strict=True)
+    parts = ", ".join(f"{count:,} {name}" for name, count in counts if count)
     sizes = ", ".join(f"{name} {size}" for name, size in grid.sizes.items())
-    points = [(n, f"{count:,}") for n, count in zip(STATUS, counted, strict=True) if count]
-    parts = f": {rate:,.0f} points/s"
+    speed = f"evaluated {new:,} in {seconds:.3g} s: {rate:,.0f} points/s"
     if compiling > 0 and new:
-        parts = f": {compiling:.1f} s compiling, then {new / max(working, 1e-9):,.0f} points/s"
-    earlier = f"; {from_before:,} were there" if from_before else ""
-    said = [
-        plain(f"{grid.num_points:,} points ({sizes}) in {out}, {decimal(size)}"),
-        f"evaluated {new:,} in {seconds:.1f} s{parts}{earlier}",
-        facts(points),
-        *(plain(f"  illegal: {reason}") for reason in reasons[:REASONS]),
+        speed = f"evaluated {new:,} in {seconds:.3g} s, {compiling:.3g} s of it compiling"
+        speed += f"; then {new / max(working, 1e-9):,.0f} points/s"
+    view = [
+        plain(f"{grid.num_points:,} points in {out} ({decimal(size)}): {parts}"),
+        f"grid: {sizes}",
+        speed if new else "nothing was left to evaluate",
+        plain(f"next: {command_line('sweep show', {'files': [str(out)]})}"),
     ]
-    if len(reasons) > REASONS:
-        said.append(f"  and {len(reasons) - REASONS} further reasons, in the variable `reason`")
-    return Answer(result, said)
+    details = {"reasons of illegal points": [*map(plain, reasons)]} if reasons else {}
+    return Answer(result, view, details=details)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ from pipejax.cli.options.values import Count, Text, parse_percent
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, POINTS, SWEEPS
-from pipejax.cli.output.report import grid, has_details, has_lines, plain
+from pipejax.cli.output.report import folded, grid, has_details, has_lines, plain
 
 if TYPE_CHECKING:
     from pipejax.sweep.questions import DistinctPoint, Knee, Regions
@@ -91,7 +90,7 @@ def sweep_show(
         asked["knee"] = {
             "axis": axis,
             "within": percent / 100,
-            "rows": [bend._asdict() for bend in bends],
+            "rows": [b._asdict() for b in bends],
         }
         view += knee_lines(found, rank, axis, bends[:1], percent)
         details["knee by axis"] = knee_table(found, rank, axis, bends)
@@ -107,36 +106,69 @@ def sweep_show(
     elif figure.path is not None:
         draw_front(found, among, sides, front, fronts, first[0].place, figure)
     out.save(lambda draft: found.frame(np.flatnonzero(kept)).to_parquet(draft, index=False))
-    result = {
-        "store": dataset,
-        "points": len(found.status),
-        **{name.replace(" ", "_"): count for name, count in found.counts().items()},
-        "selected": int(kept.sum()),
-        "by": rank,
-        "best": _rows(found, first),
-        **({"axes": sides, "pareto": _rows(found, fronts)} if pareto else {}),
-        **asked,
-        **({"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}),
-        "reasons": dict(Counter(str(text) for text in found.reasons if text).most_common()),
-    }
-    if fronts:
-        head = f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points"
-        view += [head, *([] if has_details() else _table(found, fronts, SHORT))]
-        details["whole front"] = _table(found, fronts)
-    if first:
-        text = f"best of {int(among.sum()):,} points by {words(rank)}: {_point(found, first[0])}"
-        alone = not view and not has_details()
-        view += [text, *(_table(found, first, SHORT) if alone else ())]
-        details[f"best {len(first)} points"] = _table(found, first)
-    view = [*(lacking or []), *view, *_counts(result, found.counts(), is_filtered=bool(where))]
-    if result["reasons"]:
-        details["reasons of illegal points"] = _reasons(result["reasons"])
+    front_json = {"axes": sides, "pareto": _rows(found, fronts)} if pareto else {}
+    nearest = {"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}
+    answers = {"best": _rows(found, first), **front_json, **asked, **nearest}
+    result = _as_json(dataset, found, kept, rank, answers)
+    lists = _point_lists(found, rank, among, first, sides, fronts)
+    _add_points(view, details, found, lists)
+    view = [*lacking, *view, *_counts(result, found.counts(), is_filtered=bool(where))]
+    details |= _reasons(result["reasons"])
     return Answer(
         result,
         (plain(part) if isinstance(part, str) else part for part in view),
         {"wrote points to": out, "drawn to": figure},
         details=details,
     )
+
+
+def _as_json(
+    dataset: Path, found: "SweepResults", kept: Any, rank: str, answers: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "store": dataset,
+        "points": len(found.status),
+        **{name.replace(" ", "_"): count for name, count in found.counts().items()},
+        "selected": int(kept.sum()),
+        "by": rank,
+        **answers,
+        "reasons": dict(Counter(str(text) for text in found.reasons if text).most_common()),
+    }
+
+
+WHOLE_FRONT = "whole front"
+
+
+def _point_lists(
+    found: "SweepResults",
+    rank: str,
+    among: Any,
+    first: "Sequence[DistinctPoint]",
+    sides: list[str],
+    fronts: "Sequence[DistinctPoint]",
+) -> "dict[str, tuple[str, Sequence[DistinctPoint]]]":
+    """Return the front and the best points, each with a sentence, if there are any."""
+    lists: dict[str, tuple[str, Sequence[DistinctPoint]]] = {}
+    if fronts:
+        head = f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points"
+        lists[WHOLE_FRONT] = head, fronts
+    if first:
+        text = f"best of {int(among.sum()):,} points by {words(rank)}: {_point(found, first[0])}"
+        lists[f"best {len(first)} points"] = text, first
+    return lists
+
+
+def _add_points(
+    view: list[object],
+    details: dict[str, Iterable[object]],
+    found: "SweepResults",
+    lists: "Mapping[str, tuple[str, Sequence[DistinctPoint]]]",
+) -> None:
+    """Add lists of points: sentences to the view, with a short table of the first one."""
+    for name, (text, points) in lists.items():
+        is_short = not has_details() and (name == WHOLE_FRONT or not view)
+        view += [text, *(_table(found, points, SHORT) if is_short else ())]
+        details[name] = _table(found, points)
 
 
 def _point(found: "SweepResults", point: "DistinctPoint") -> str:
@@ -188,45 +220,45 @@ def _counts(
         yield "the sweep is not complete: go on with it by pipejax sweep run --resume"
 
 
-def _reasons(reasons: Mapping[str, int]) -> Iterator[object]:
-    for reason, count in islice(reasons.items(), LONGEST):
-        yield plain(f"illegal, {count:,} points: {reason}")
+def _reasons(reasons: Mapping[str, int]) -> dict[str, list[object]]:
+    texts: list[object] = [
+        plain(f"illegal, {n:,} points: {reason}") for reason, n in reasons.items()
+    ]
+    return {"reasons of illegal points": texts[:LONGEST]} if texts else {}
 
 
 def _table(
     found: "SweepResults", points: "Sequence[DistinctPoint]", longest: int = LONGEST
 ) -> Iterator[object]:
     """Show points; axes that are the same in all of them stand once, below."""
-    is_short = has_lines()
-    shown = points[:longest] if is_short else points
-    rows, spread = [found.point(each.place) for each in shown], [each.same for each in shown]
-    names = [
-        n for n in found.axes if is_short and len(rows) > 1 and not any(n in e for e in spread)
-    ]
-    alike = {n: rows[0][n] for n in names if len({row[n] for row in rows}) == 1}
+    shown = points[:longest] if has_lines() else points
+    rows = [found.point(point.place) for point in shown]
     columns: list[tuple[str, list[str]]] = []
-    for name in rows[0]:
-        if name != "fits" and name not in alike:
-            scale = display_scale(found.units, name, [row[name] for row in rows])
-            cells = [
-                span(name, own[name], scale, len(found.axes[name]))
-                if name in own
-                else cell(name, row[name], scale)
-                for row, own in zip(rows, spread, strict=False)
-            ]
-            columns.append((escape(head(name, scale)), cells))
-    if not is_short or not all(row["fits"] for row in rows):
+    for name in [name for name in rows[0] if name != "fits"]:
+        scale = display_scale(found.units, name, [row[name] for row in rows])
+        cells = [
+            span(name, point.same[name], scale, len(found.axes[name]))
+            if name in point.same
+            else cell(name, row[name], scale)
+            for row, point in zip(rows, shown, strict=True)
+        ]
+        columns.append((escape(head(name, scale)), cells))
+    if not has_lines() or not all(row["fits"] for row in rows):
         columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
-    yield grid(columns)
+    yield folded(grid(columns))
     if len(points) > len(shown):
         yield f"and {len(points) - len(shown):,} more"
-    if alike:
-        yield plain("all: " + ", ".join(named(found.units, n, v) for n, v in alike.items()))
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of names in a map of text
 HEIGHT = 3.4  # inches, the legend above included
 LONG = {"memory_bytes": "most memory of an accelerator"}  # what a picture calls a measure
+
+
+def knee_json(axis: str, percent: float, bends: "Sequence[Knee]") -> dict[str, Any]:
+    """Return the knees of an axis for `--json`."""
+    rows = [bend._asdict() for bend in bends]
+    return {"axis": axis, "within": percent / 100, "rows": rows}
 
 
 def knee_lines(

@@ -19,7 +19,7 @@ from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, Column, Grid, grid, pick, table_of
+from pipejax.cli.output.report import FOUND, Column, TextTable, grid, pick, table_of
 from pipejax.schedules.naming import find, named
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _tune(*request: Any, **arguments: Any) -> "Found[TunedSetting]":
             return pj.tune(*request, **arguments | {"no_memory_limit": True})
 
 
-def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> Grid:
+def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> TextTable:
     best, sizes = tuned.best, tuned.best.details["sizes"]
     is_complete = tuned.stopped != "interrupted"
     columns = (
@@ -233,7 +233,7 @@ def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> Grid:
     return table_of(sizes, columns, styles=styles, title=title)
 
 
-def _stages(best: "TunedSetting") -> Grid:
+def _stages(best: "TunedSetting") -> TextTable:
     names = ("layers", "recomputed")
     columns = [(name, best.setting[name]) for name in names]
     if best.method == "gradient":

@@ -16,7 +16,7 @@ from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs, save_table
 from pipejax.cli.output.kinds import DRAWING, TABLE
 from pipejax.cli.output.numbers import gigabytes, seconds
-from pipejax.cli.output.report import FOUND, Grid, grid, pick, savings, search_end, sizes_of
+from pipejax.cli.output.report import FOUND, TextTable, grid, pick, savings, search_end, sizes_of
 
 if TYPE_CHECKING:
     from pipejax.search.found import Found
@@ -117,7 +117,7 @@ def _range(numbers: Sequence[int]) -> str:
     return f"{least}" if least == largest else f"{least} to {largest}"
 
 
-def _workers(best: Mapping[str, Any]) -> Grid:
+def _workers(best: Mapping[str, Any]) -> TextTable:
     peaks = map(gigabytes if best["unit"] == "bytes" else "{:g}".format, best["peak"])
     columns = [("uses ahead", best["lookahead"]), ("stages at once", best["residency"])]
     return grid([("worker", range(len(best["peak"]))), *columns, ("peak gathered", peaks)])

@@ -19,7 +19,7 @@ from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.report import (
     FOUND,
     Column,
-    Grid,
+    TextTable,
     grid,
     pick,
     savings,
@@ -217,7 +217,7 @@ def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> Grid:
+def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> TextTable:
     queues = makespans[BEST]
     columns = {
         order: [
@@ -378,7 +378,7 @@ def places(
     return searched(search, iterations, limit, report)
 
 
-def _nodes(placed: "PlacedCosts", best: Any) -> Grid:
+def _nodes(placed: "PlacedCosts", best: Any) -> TextTable:
     """Make a table of the workers on each node, in order and in the best placement."""
     placements = {"in order": np.arange(placed.table.num_workers), "best": best}
     nodes = range(int(placed.nodes.max()) + 1)

@@ -1,57 +1,74 @@
-"""A plan as a person reads it: what is best, a row for each idea, what would change the answer."""
+"""A plan as text: the best layout, the next ones, and what would change the order."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import grid, plain
+from pipejax.cli.output.report import Column, folded, plain, table_of
 
 if TYPE_CHECKING:
     from pipejax.analysis.step.evidence import Evidence
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
-LETTERS = {  # of the degrees of a layout, in the order in which a row names them
-    "tensor": "t",
-    "context": "c",
-    "expert": "e",
-    "expert_tensor": "etp",
-    "data": "d",
-    "pipeline": "p",
-    "stages_per_worker": "V",
-    "microbatch_size": "b",
-    "microbatches": "M",
+WORDS = {  # degrees of a layout, in the order in which a row names them
+    "tensor": "TP",
+    "context": "CP",
+    "expert": "EP",
+    "expert_tensor": "ETP",
+    "data": "DP",
+    "pipeline": "PP",
+    "stages_per_worker": "VPP",
+    "microbatch_size": "microbatch",
+    "microbatches": "microbatches",
 }
-# are named where one of the rows has several
-UNUSUAL = ("context", "expert", "expert_tensor", "stages_per_worker")
 SPLITS = 3  # other splits of the layers that a row names
-REVERSALS = 4  # numbers that are told
+REVERSALS = 2  # numbers of the machine that a report names
 UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 
-def plan_lines(found: "PlanResult") -> Iterator[object]:
-    """Say what is best, how it compares, and how many layouts that stands on."""
+def plan_view(found: "PlanResult") -> Iterator[object]:
+    """Yield the best layout, how sure it is, what was assumed, and the next ones."""
     best, request = found.best, found.request
     yield (
-        f"[bold]{request.model.name}[/] on {request.gpus} {request.system.name}, minibatch "
-        f"{request.minibatch}: [bold]{seconds(best.step_time)}[/]{_band(best)}, MFU "
-        f"{percent(best.mfu)}, bound by {best.bound_by}"
+        f"[bold]{seconds(best.step_time)}[/] per step{_band(best)} for {request.model.name} on "
+        f"{request.gpus} {request.system.name}: {_long_text(best)}"
+    )
+    yield plain(
+        f"MFU {percent(best.mfu)}; memory {gigabytes(best.memory_bytes)}; bound by {best.bound_by}"
     )
     yield evidence_line(best.regime, best.evidence, request.system.name)
     yield _room(found)
-    yield _beside(found)
-    yield _table((best, *found.runners_up), "the shortest steps of all layouts that fit")
-    yield from _turned_round(found)
+    yield _assumptions(found)
+    if found.runners_up:
+        yield from _break_even(found)
     if found.outside:
-        reason = (
-            f"apart: nobody measured {' or '.join({one.regime: None for one in found.outside})} on "
-            f"{request.system.name} closely enough: calibrate on runs of your own before you trust"
+        first = found.outside[0]
+        yield plain(
+            f"not ranked, too little is measured of {first.regime}: {seconds(first.step_time)} "
+            f"with {_long_text(first)}; calibrate first"
         )
-        yield _table(found.outside, reason)
-    yield plain(
-        f"{found.enumerated:,} layouts, {found.fitting:,} fit the memory, {found.evaluated:,} "
-        f"evaluated exactly with {found.programs:,} programs in {found.seconds:.1f} s: the lower "
-        "bounds of the others are beyond these"
+
+
+def plan_details(found: "PlanResult") -> dict[str, list[object]]:
+    """Return the layouts that come next, those that are not ranked, and the search."""
+    search = (
+        f"{found.enumerated:,} layouts, {found.fitting:,} fit the memory; {found.evaluated:,} were "
+        f"evaluated in {found.seconds:.3g} s, all others are provably slower"
     )
+    details: dict[str, list[object]] = {
+        "best layouts": [_table((found.best, *found.runners_up))],
+        "layouts that are not ranked": [_table(found.outside)] if found.outside else [],
+        "search": [plain(search)],
+    }
+    return {name: parts for name, parts in details.items() if parts}
+
+
+def _long_text(one: "PlannedLayout") -> str:
+    """Return a layout in words, without what has its usual value."""
+    layout = one.layout
+    sizes = [f"{words} {layout[name]}" for name, words in WORDS.items() if layout[name] > 1]
+    kept = f", recompute {layout['recompute']}" * (layout["recompute"] != "none")
+    return f"{layout['schedule']}, {', '.join(sizes)}, ZeRO {layout['zero']}{kept}"
 
 
 def evidence_line(regime: object, known: "Evidence | None", system: str) -> object:
@@ -65,43 +82,42 @@ def evidence_line(regime: object, known: "Evidence | None", system: str) -> obje
 
 
 def _room(found: "PlanResult") -> object:
-    """Say what tensors may take, and why."""
+    """Return what tensors may take, and why."""
     request = found.request
     if request.memory_limit is not None:
-        return plain(f"tensors may take {gigabytes(request.room)}, as --memory-limit says")
+        return plain(f"tensors may take {gigabytes(request.room)} (--memory-limit)")
     whole = gigabytes(float(request.system.memory_available))
     return plain(
-        f"tensors may take {gigabytes(request.room)}: {100 * request.headroom:g} % of {whole} are "
-        "left for fragmentation and the allocator (--headroom)"
+        f"tensors may take {gigabytes(request.room)}: {100 * request.headroom:g} % of {whole} stay "
+        "free for fragmentation (--headroom)"
     )
 
 
-def _beside(found: "PlanResult") -> object:
-    """Say what was assumed of exchanges of replicas."""
+def _assumptions(found: "PlanResult") -> object:
+    """Return what was assumed of exchanges and of gradients."""
     share = found.request.shared.get("overlap", 0.0)
+    overlap = f"{100 * share:g} % of communication that fits overlaps compute"
     if not share:
-        return "gradients and gathered weights wait; --overlap 1 takes them beside compute"
-    return plain(f"gradients and gathered weights: {100 * share:g} % of what fits beside compute")
+        overlap = "no communication overlaps compute (--overlap 1: all that fits does)"
+    model = found.best.workload.model
+    size = model.gradient_bytes or model.element_bytes
+    return plain(f"assumes: {overlap}; gradients of {8 * float(size):g} bits")
 
 
-def _turned_round(found: "PlanResult") -> Iterator[object]:
-    """Say what would have to hold for the runner-up to win."""
-    if not found.runners_up:
+def _break_even(found: "PlanResult") -> Iterator[object]:
+    """Yield what would have to hold for the runner-up to win."""
+    lag = found.runners_up[0].step_time / found.best.step_time - 1
+    if lag <= 0:
+        yield "the second layout is as fast, but less is measured of such layouts"
         return
-    behind = found.runners_up[0].step_time / found.best.step_time - 1
-    if behind <= 0:
-        yield plain(
-            "the runner-up's step is no longer: it is second because its evidence is weaker"
-        )
-        return
-    told = [
-        f"{one.number} is {_quantity(one.number, one.value)} ({one.factor:.3g} times)"
-        for one in found.break_even_factors[:REVERSALS]
+    cases = [
+        f"{number.number} is {_quantity(number.number, number.value)} ({number.factor:.3g} times)"
+        for number in found.break_even_factors[:REVERSALS]
     ]
-    when = "no number of the machine alone turns them round, 8 times smaller or larger"
-    if told:
-        when = f"it wins if {', or if '.join(told)}"
-    yield plain(f"the runner-up is {percent(behind)} behind: {when}")
+    when = "and stays behind if any one number of the machine is up to 8 times off"
+    if cases:
+        when = f"and wins if {', or if '.join(cases)}"
+    yield plain(f"the second layout is {percent(lag)} slower, {when}")
 
 
 def _quantity(number: str, value: float) -> str:
@@ -113,37 +129,29 @@ def _quantity(number: str, value: float) -> str:
     return f"{value / factor:.4g} {unit}"
 
 
-def _table(shown: "Sequence[PlannedLayout]", title: str) -> object:
-    """One row for each idea, whose memory stands in it however narrow the terminal is."""
-    few = {name for name in UNUSUAL if all(one.layout[name] == 1 for one in shown)}
-    letters = {name: letter for name, letter in LETTERS.items() if name not in few}
-    parts = {
-        "schedule": [one.layout["schedule"] for one in shown],
-        "degrees": [" ".join(f"{k}{one.layout[n]}" for n, k in letters.items()) for one in shown],
-        "ZeRO": [f"ZeRO {one.layout['zero']}" for one in shown],
-        "recompute": [f"recompute {one.layout['recompute']}" for one in shown],
-        "bound": [f"bound by {one.bound_by}" for one in shown],
-    }
-    alike = {name for name, cells in parts.items() if name != "degrees" and len({*cells}) == 1}
-    rows = zip(*(cells for name, cells in parts.items() if name not in alike), strict=True)
-    common = [parts[name][0] for name in parts if name in alike and name != "bound"]
-    columns: list[tuple[str, list[str]]] = [
-        ("layout", [" ".join([*row, *_splits(one)]) for row, one in zip(rows, shown, strict=True)]),
-        ("step", [seconds(one.step_time) for one in shown]),
-        ("memory", [gigabytes(one.memory_bytes) for one in shown]),
-    ]
-    if any(one.chance for one in shown):
-        columns.append(("chance", [percent(one.chance) for one in shown]))
-    return grid(columns, title=title, caption=f"all: {', '.join(common)}" if common else None)
+def _table(layouts: "Sequence[PlannedLayout]") -> object:
+    """Show one row for each layout; what is the same in all stands below."""
+    columns = (
+        Column("step", "step_time", seconds),
+        Column("memory", "memory_bytes", gigabytes),
+        Column("schedule", "schedule"),
+        *(Column(words, name) for name, words in WORDS.items()),
+        Column("ZeRO", "zero"),
+        Column("recompute", "recompute"),
+        Column("other splits", "splits"),
+        Column("bound by", "bound_by"),
+    )
+    rows = ({**vars(one), **one.layout, "splits": " ".join(_splits(one))} for one in layouts)
+    return folded(table_of(rows, columns, keys=2))
 
 
 def _splits(one: "PlannedLayout") -> Iterator[str]:
-    """Say whether embedding and head count as layers, and how else layers could be split."""
+    """Yield whether embedding and head count as layers, and how else layers could be split."""
     if one.layout["embedding_units"]:
         yield "edges"
     also = [
-        f"V{each['stages_per_worker']}" + " edges" * (each["embedding_units"] > 0)
-        for each in one.also
+        f"V{split['stages_per_worker']}" + " edges" * (split["embedding_units"] > 0)
+        for split in one.also
     ]
     if also:
         yield f"(also {', '.join(also[:SPLITS])}{', ..' * (len(also) > SPLITS)})"

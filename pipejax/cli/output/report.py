@@ -62,7 +62,7 @@ _LATEX = {
 }
 
 
-class Grid(NamedTuple):
+class TextTable(NamedTuple):
     """A table of texts with markup, for a terminal, a document or a page."""
 
     headers: Sequence[str]
@@ -86,10 +86,22 @@ class Figure(NamedTuple):
     draw: Callable[[], str]  # returns it as HTML or SVG
 
 
-def grid(columns: Iterable[tuple[str, Iterable[object]]], keys: int = 1, **style: Any) -> Grid:
+def grid(columns: Iterable[tuple[str, Iterable[object]]], keys: int = 1, **style: Any) -> TextTable:
     """Make a table from its columns, each a header and the cells under it."""
     headers, cells = zip(*columns, strict=True)
-    return Grid(headers, [[*map(str, column)] for column in cells], keys=keys, **style)
+    return TextTable(headers, [[*map(str, column)] for column in cells], keys=keys, **style)
+
+
+def folded(table: TextTable) -> TextTable:
+    """Write what is the same in all rows once, below the table, except in CSV."""
+    names, columns = table.plain()
+    is_same = [len(cells) > 1 and len({*cells}) == 1 and has_lines() for cells in columns]
+    same = [f"{names[k]} {cells[0]}" for k, cells in enumerate(columns) if is_same[k] and cells[0]]
+    is_kept = [not fixed for fixed in is_same]
+    headers, cells = [*compress(table.headers, is_kept)], [*compress(table.columns, is_kept)]
+    if not same or not headers:
+        return table
+    return table._replace(headers=headers, columns=cells, caption=f"all: {', '.join(same)}")
 
 
 class Column(NamedTuple):
@@ -111,19 +123,19 @@ class Column(NamedTuple):
 
 def table_of(
     rows: Iterable[Mapping[str, Any]], columns: Iterable[Column], keys: int = 1, **style: Any
-) -> Grid:
+) -> TextTable:
     """Make a table of rows as `grid` makes one of columns."""
     rows = list(rows)
     return grid(((column.header, map(column.cell, rows)) for column in columns), keys, **style)
 
 
-def facts(rows: Iterable[tuple[str, str]], math: Mapping[str, str] | None = None) -> Grid:
+def facts(rows: Iterable[tuple[str, str]], math: Mapping[str, str] | None = None) -> TextTable:
     """Make a list of names and values; LaTeX has `math` for cells of these texts."""
     names, values = zip(*rows, strict=True)
     return grid([("name", names), ("value", values)], is_list=True, math=math or {})
 
 
-def lines_of(table: Grid, format: str) -> str:
+def lines_of(table: TextTable, format: str) -> str:
     """Write a table in a format that is not for a terminal."""
     headers, columns = table.plain()
     if format == "latex":
@@ -206,7 +218,7 @@ def _csv(
 FORMATS: Mapping[str, Callable[..., str]] = {"markdown": _markdown, "latex": _latex, "csv": _csv}
 
 
-def fitted(grid: Grid, width: int) -> Iterator[Table | str]:
+def fitted(grid: TextTable, width: int) -> Iterator[Table | str]:
     """Yield what draws a table in so many columns: nothing is cut."""
     # Headers and long cells are broken at their spaces. Where that is not enough, the table goes on
     # below itself, with the columns again that identify a row.
@@ -319,7 +331,7 @@ def has_lines() -> bool:
 def print_all(*parts: object) -> None:
     """Print lines with markup, texts as they are, and tables; figures are of pages alone."""
     for part in parts:
-        if isinstance(part, Grid):
+        if isinstance(part, TextTable):
             _print_table(part)
         elif not isinstance(part, Figure):
             _print_line(part if isinstance(part, Text) else Text.from_markup(str(part)))
@@ -330,7 +342,7 @@ def plain(text: str) -> Text:
     return Text(text)
 
 
-def _print_table(table: Grid) -> None:
+def _print_table(table: TextTable) -> None:
     if _styles[-1].format != "text":
         sys.stdout.write(lines_of(table, _styles[-1].format))
         return
@@ -374,7 +386,7 @@ def heading(sizes: Mapping[str, Any], found: str = "") -> str:
 FOUND = "value lower_bound gap baselines evaluated stopped"  # fields of every search result
 
 
-def savings(head: str, value: str, times: Mapping[str, float | None], best: float) -> Grid:
+def savings(head: str, value: str, times: Mapping[str, float | None], best: float) -> TextTable:
     """Make a table of the best of a search beside others; None is one that is not allowed."""
     rows = {"best": best, **times}
     return grid(

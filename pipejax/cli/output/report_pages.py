@@ -11,7 +11,7 @@ from rich.text import Text
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Figure, Grid, is_number
+from pipejax.cli.output.report import Figure, TextTable, is_number
 from pipejax.plots.palette import ink
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _page_part(part: object) -> dict[str, Any]:
     """Return a part for the template: a table, a drawing or a line."""
     if isinstance(part, Figure):
         return {"drawing": part.draw()}
-    if isinstance(part, Grid):
+    if isinstance(part, TextTable):
         headers, columns = part.plain()
         is_right = [is_number(cells) for cells in columns]
         rows = [[*zip(row, is_right, strict=True)] for row in zip(*columns, strict=True)]

@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
-from pipejax.cli.output.report import Column, Grid, grid, table_of
+from pipejax.cli.output.report import Column, TextTable, grid, table_of
 
 if TYPE_CHECKING:
     from pipejax.analysis.paths.longest_paths import LongPath
@@ -80,7 +80,7 @@ def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def step_parts(result: Mapping[str, Any]) -> Grid:
+def step_parts(result: Mapping[str, Any]) -> TextTable:
     """Where the seconds of a step go; parts that take none are left out."""
     parts = {name: time for name, time in result["breakdown"].items() if time > 0}
     shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())
@@ -112,7 +112,7 @@ def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"])
     ]
 
 
-def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> Grid:
+def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> TextTable:
     """Show the least and the most of each phase on each worker, with the op that has it."""
     from pipejax.engine.lowering.program import NO_WORKER
 
@@ -152,7 +152,7 @@ def paths_json(paths: "Iterable[LongPath]") -> list[dict[str, Any]]:
     ]
 
 
-def paths_table(rows: Sequence[Mapping[str, Any]]) -> Grid:
+def paths_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
     """List the longest paths: how much shorter each is, its counts, and its ops."""
     columns = [
         Column("path", "number"),

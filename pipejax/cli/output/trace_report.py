@@ -95,9 +95,9 @@ def _culprit(shares: "Attribution") -> "Share | None":
     """Return the place that costs most; of places that cost about as much, the most specific."""
     largest = [*_largest(shares, 1)]
     parts = [share for share in largest if share.kind in CULPRITS] or largest[:1]
-    most = max((share.saves for share in parts), default=0.0)
+    largest_cost = max((share.saves for share in parts), default=0.0)
     return min(
-        (share for share in parts if share.saves >= ALIKE * most),
+        (share for share in parts if share.saves >= ALIKE * largest_cost),
         key=lambda share: [*CULPRITS, share.kind].index(share.kind),
         default=None,
     )

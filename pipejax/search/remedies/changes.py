@@ -80,7 +80,7 @@ def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
     """Yield the assumptions of a change of schedule."""
     is_measured = new.scenario.source.workload is None
     if is_measured and new.table.num_stages != old.table.num_stages:
-        yield "a stage's time lies evenly in its layers and goes with them"
+        yield "all layers of a stage cost the same, also when moved"
     if new.table.num_pipes > old.table.num_pipes:
         yield "weights twice on every worker, and a runtime with two pipes"
     if is_measured and _has_split_backwards(new) and not _has_split_backwards(old):
@@ -107,7 +107,7 @@ def microbatches(run: Candidate) -> Iterator[Candidate]:
             continue
         if workload is not None and workload.minibatch % new_count:
             continue
-        what = f"{new_count} microbatches of {1 / factor:g} times the size"
+        what = f"{1 / factor:g} times the microbatch size ({new_count} microbatches)"
         try:
             # a model prices microbatches of any size, measured times scale with it
             begin = run if workload is not None else _resize_times(run, 1 / factor)
@@ -124,7 +124,7 @@ def _resize_times(run: Candidate, size: float) -> Candidate:
     fields = ["compute", "transmit", *(["O", "L"] if run.table.offloads else [])]
     on_lanes = (phase for phase in run.table.grammar.custom_phases if phase.kind.lane != COMPUTING)
     fields += [phase.name for phase in on_lanes if phase.kind.scope in (MICROBATCH, WORKER)]
-    assumption = "microbatches can be divided, and ops take as long as they are large"
+    assumption = "microbatches can be divided, and times of ops are proportional to their size"
     return run.scaled("", [f"{field}*{size!r}" for field in fields], assumption)
 
 
@@ -132,13 +132,14 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
     """Yield candidates in which a slow stage, worker or link is as fast as the others."""
     for fault in run.faults:
         if fault.rules and fault.kind == "link" and fault.link is not None:
-            what = f"messages between workers {fault.link[0]} and {fault.link[1]} like the others"
-            yield run.scaled(what, [fault.rules], "the link can be mended")
+            pair = f"workers {fault.link[0]} and {fault.link[1]}"
+            what = f"messages between {pair} as fast as the others"
+            yield run.scaled(what, [fault.rules], "the link can be repaired")
     slow = slowest_place(run.run)
     if slow is not None:
         place = f"worker {slow.worker}" if "worker" in slow.rules else f"stage {slow.stage}"
-        assumption = f"what makes {place} slow can be mended, or its work moved away"
-        yield run.scaled(f"{place} like the others", [slow.rules], assumption)
+        assumption = f"{place} can be sped up, or its work moved away"
+        yield run.scaled(f"{place} as fast as the others", [slow.rules], assumption)
 
 
 def balance(run: Candidate) -> Iterator[Candidate]:
@@ -149,8 +150,8 @@ def balance(run: Candidate) -> Iterator[Candidate]:
         return
     for what, rules in (("stages", times.even), ("workers", times.even_workers)):
         if rules:
-            title = f"layers over stages: all {what} take the mean"
-            yield run.scaled(title, [rules], "work can be moved in any amount")
+            title = f"layers over stages: all {what} take equally long"
+            yield run.scaled(title, [rules], "work can be moved between stages in any amount")
 
 
 def _move_layers(run: Candidate, measured: Stages) -> Iterator[Candidate]:
@@ -203,7 +204,7 @@ def hardware(run: Candidate) -> Iterator[Candidate]:
                 for field in fields
                 if field in GROUPS or np.any(np.asarray(costs[PHASE_FIELDS.get(field, field)]) > 0)
             ]
-            yield run.scaled(what, rules, "faster hardware, or less to send")
+            yield run.scaled(what, rules, "faster hardware or smaller messages")
 
 
 def places(run: Candidate) -> Iterator[Candidate]:

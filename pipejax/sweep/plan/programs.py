@@ -156,7 +156,7 @@ class ProgramShape(NamedTuple):
 
 
 def build_table(shape: ProgramShape, microbatches: int) -> ScheduleTable:
-    """Build the table for M microbatches; the latest are kept."""
+    """Build the table for M microbatches; a cache holds the latest tables."""
     options = tuple(shape.options.items())
     return built(Choice(shape.schedule, options), shape.workers, microbatches)
 
