@@ -300,7 +300,7 @@ def random_line(seed):
     if way == "model":
         line += ["-m", "llama3-8b", "-y", pick(["h100", "a100"]), "--minibatch", 16]
         line += ["--tensor-parallel", pick([1, 2, 8])]
-        share = ["--weight-share", 0.5] if name in ("zb-v", "v-half") else []
+        share = ["--weight-share", 0.5] if name == "zb-v" else []
         zero = ["--data-parallel", 2, "--zero", 1]
         line += pick([[], zero, ["--recompute", "full"], share])
     elif way == "file":
