@@ -16,8 +16,8 @@ import pipejax as pj
 from pipejax.analysis.step.validation import StepTimes
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
-from pipejax.cli.commands import plan as plan_command
-from pipejax.cli.options.line import command_line, config_text, written_as
+from pipejax.cli.options.line import command_line, config_text
+from pipejax.cli.options.scenario import scenario_options
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.system.parts import system_number
@@ -133,8 +133,7 @@ def test_what_would_turn_best_and_runner_up_round_does_so(small):
 
 def test_what_evaluate_is_given_has_the_step_time_of_the_plan(small, answer, tmp_path):
     for layout in (small.best, small.runners_up[3]):
-        with written_as({"model": "gpt-22b", "system": "h100", "scatter_gather": True}):
-            options = plan_command.options_of(layout)
+        options = scenario_options(layout.scenario)
         assert options["minibatch"] * options.get("data_parallel", 1) == 8
         path = tmp_path / f"{id(layout)}.toml"
         path.write_text(config_text(options))

@@ -36,7 +36,7 @@ class CostSource:
     @property
     def is_per_stage(self) -> bool:
         """Return whether the times belong to the stages of one table."""
-        return False
+        return isinstance(self, MeasuredCosts | CostsFile)
 
     @property
     def worker_places(self) -> Places:
@@ -71,11 +71,6 @@ class MeasuredCosts(CostSource):
     """Costs that were measured on the stages of one table."""
 
     costs: Costs
-
-    @property
-    def is_per_stage(self) -> bool:
-        """Return True."""
-        return True
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Merge or divide the stages to match a table."""
@@ -151,11 +146,6 @@ class CostsFile(CostSource):
     def sizes(self) -> Places:
         """Return the places of a node, of a rack of nodes and so on."""
         return read_sizes(self.path)
-
-    @property
-    def is_per_stage(self) -> bool:
-        """Return True."""
-        return True
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Read the costs of a table by level."""

@@ -1,5 +1,6 @@
 """`pipejax evaluate`: one schedule, one set of costs."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,11 +9,11 @@ import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.cli.options.line import command_line, written_but
+from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, SizedRunOptions
-from pipejax.cli.options.scenario import build, required, step_tokens
+from pipejax.cli.options.scenario import build, command_line, required, step_tokens
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
@@ -180,8 +181,10 @@ def evaluate(
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
     timing_parts = [*timing.add_to(result, evaluation)]
-    change = _fitting(table, scenario, result)
-    go_on = (command_line("evaluate", written_but() | change),) if change else ()
+    change, go_on = _fitting(table, scenario, result), list[str]()
+    if change and scenario.source.workload is not None:
+        fitting = dataclasses.replace(scenario.source.workload, **change)
+        go_on.append(command_line(scenario.with_workload(fitting)))
     files = {}
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)
@@ -189,13 +192,9 @@ def evaluate(
         files["wrote the certificate to"] = certificate
     view = chain(_view(evaluation, result, scenario), timing_parts)
     if not change:
-        explained = command_line("explain", written_but(*OF_THIS_COMMAND))
-        view = chain(view, [plain(f"next: {explained}")])
+        view = chain(view, [plain(f"next: {command_line(scenario, 'explain')}")])
     details = _details(evaluation, result, scenario, held)
-    return Answer(result, view, files, next=go_on, details=details)
-
-
-OF_THIS_COMMAND = ("slack", "target", "corner", "paths", "distinct_counts", "activation_sizes")
+    return Answer(result, view, files, next=tuple(go_on), details=details)
 
 
 def _view(
@@ -282,7 +281,7 @@ def _does_not_fit(result: dict[str, Any]) -> str:
     needs = f"worker {fullest} needs {result['memory_bytes'][fullest] / 1e9:.1f} of {room:.1f} GB"
     if result["fits_with"] is None:
         return f"does not fit: {needs}; no --sequence-parallel, --zero or --recompute makes it fit"
-    options = command_line("", result["fits_with"]).removeprefix("pipejax ")
+    options = line.command_line("", result["fits_with"]).removeprefix("pipejax ")
     return f"does not fit: {needs}; with {options} it would"
 
 

@@ -13,7 +13,7 @@ from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.options.scenario import build, required
-from pipejax.cli.options.values import Text, parse_counts
+from pipejax.cli.options.values import Text, parse_layers
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import PAGE, TABLES
@@ -81,13 +81,12 @@ def explain(
     settings = run.settings if is_planned_for_limit else run.settings.without("memory_limit")
     scenario = run.scenario(links.links(), settings)
     table = build(scenario)
-    layers = None if stage_layers is None else _stage_layers(stage_layers, table.num_stages)
     names = None if schedules is None else [name.strip() for name in schedules.split(",")]
     with progress("explaining", None) as bar:
         found = pj.explain(
             required(scenario),
             memory_limit=_limit(run.memory_limit, scenario),
-            stage_layers=layers,
+            stage_layers=parse_layers(stage_layers, table.num_stages),
             schedules=names,
             search=search,
             on_progress=bar.tell,
@@ -108,11 +107,6 @@ def explain(
         out.save(lambda draft: write_file(draft, text))
     files_by_words = {"wrote the report to": out, "wrote tables to": write_tables}
     return Answer(result, _view(found, result), files_by_words, details=details)
-
-
-def _stage_layers(text: str, stages: int) -> list[int]:
-    counts = parse_counts(text, "--stage-layers")
-    return counts * stages if len(counts) == 1 else counts
 
 
 def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:

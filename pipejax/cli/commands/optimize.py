@@ -12,8 +12,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import pipejax as pj
 from pipejax.base.files import check_writable
-from pipejax.cli.options.costs import COST_OPTIONS
-from pipejax.cli.options.line import command_line, written, written_but
+from pipejax.cli.options import line
 from pipejax.cli.options.memory import (
     LIMIT_OPTION,
     HeldMemory,
@@ -22,7 +21,7 @@ from pipejax.cli.options.memory import (
 )
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, SizedRunOptions
-from pipejax.cli.options.scenario import parse_scenario, required
+from pipejax.cli.options.scenario import command_line, parse_scenario, required
 from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, save_table
@@ -139,7 +138,7 @@ def optimize(
             data,
             _view(outcome, slower),
             {"wrote the table to": out, "wrote the certificate to": certificate},
-            next=_next_commands(out.path, is_blocked=slower is not None),
+            next=_next_commands(task.scenario, out.path) if slower is not None else (),
             details=_details(outcome),
         )
 
@@ -186,17 +185,17 @@ def _rendezvous_makespan(outcome: "Outcome", costs: "pj.Costs") -> float | None:
     return longer if longer > run.makespan * (1 + 1e-9) else None
 
 
-def _next_commands(out: Path | None, *, is_blocked: bool) -> tuple[str, ...]:
-    """Return commands that write the table, and order its messages if they block each other."""
-    if not is_blocked:
-        return ()
-    table, costs = out or "best.csv", written(*COST_OPTIONS, "host_links")
-    order = command_line("tune messages", {"table": table, **costs, "out": "ordered.csv"})
-    save = command_line("optimize", written_but() | {"out": table})
+def _next_commands(scenario: "pj.Scenario", out: Path | None) -> tuple[str, ...]:
+    """Return commands that write the table, and order its messages."""
+    table = str(out or "best.csv")
+    best = scenario.with_table(scenario.table()).replace(schedule=pj.costing.TableFile(table))
+    order = command_line(best, "tune messages", ("link",), out="ordered.csv")
+    save = line.command_line("optimize", line.written_but() | {"out": table})
     return (order,) if out else (save, order)
 
 
 class _PosedTask(NamedTuple):
+    scenario: "pj.Scenario"
     table: pj.ScheduleTable
     costs: "pj.Costs"
     room: Room
@@ -229,7 +228,8 @@ def _pose(
     room = limit.room(table, activations, scenario.workload)
     # a model's times of O and L stand there whether or not activations are to go to the host
     is_said = has_host_times(costs) if scenario.workload is None else table.offloads
-    return _PosedTask(table, costs, room, scenario.find_edit(HostTimes) is not None or is_said)
+    may_offload = scenario.find_edit(HostTimes) is not None or is_said
+    return _PosedTask(scenario, table, costs, room, may_offload)
 
 
 def _check_problem(link: pj.Links, minimize: str) -> None:

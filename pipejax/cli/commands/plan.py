@@ -8,11 +8,11 @@ import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.costs import SHARED, SharedOptions
-from pipejax.cli.options.line import command_line, config_text, written
+from pipejax.cli.options.line import command_line, config_text
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions
-from pipejax.cli.options.scenario import load_with, workload_fields
+from pipejax.cli.options.scenario import load_with, scenario_options, workload_fields
 from pipejax.cli.options.values import (
     Count,
     CountIfGiven,
@@ -27,14 +27,10 @@ from pipejax.cli.output.launches import launch_json, launch_lines, layout_json
 from pipejax.cli.output.plans import plan_details, plan_view
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import pick, plain
-from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 
 if TYPE_CHECKING:
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
-# options of `evaluate` that a plan has too, for all its layouts
-LINKS = tuple(field.name for field in dataclasses.fields(LinkOptions))
-COMMON = ("model", "system", "stack", "sequence", *LINKS, *SHARED)
 CONFIG = ".toml"
 
 
@@ -146,12 +142,13 @@ def plan(
             on_progress=bar.tell,
         )
     _draw(found, figure)
-    options = options_of(found.best)
+    names = {"model": model, "system": system} | ({} if stack is None else {"stack": stack})
+    options = scenario_options(found.best.scenario.replace(files=names))
     if is_config:
         out.save_text(config_text(options))
         options = {"config": out.path}
-    told = pj.costing.launches(found.best.workload, found.best.table)
-    stages = layout_json(found.best.workload, found.best.table)
+    best = found.best.workload, found.best.table
+    told, stages = pj.costing.launches(*best), layout_json(*best)
     notes = map(plain, stages.get("notes", ()))
     result = {
         "model": found.request.model.name,
@@ -183,33 +180,9 @@ def _read_limit(text: str) -> float:
     return limit.values[0]
 
 
-def options_of(best: "PlannedLayout") -> dict[str, Any]:
-    """The best layout as options of `evaluate`, which says the same step time."""
-    layout, workload = best.layout, best.workload
-    found: dict[str, Any] = {
-        "schedule": layout["schedule"],
-        "workers": layout["pipeline"],
-        "microbatches": layout["microbatches"],
-    }
-    if "stages_per_worker" in pj.schedules.find(layout["schedule"]).options:
-        found["stages_per_worker"] = layout["stages_per_worker"]
-    found |= written(*COMMON) | {"minibatch": workload.minibatch}
-    usual = pj.Workload(workload.model, workload.minibatch)
-    of_layout = (
-        name for name, field in WORKLOAD_FIELDS.items() if field.head and not field.in_plan
-    )
-    for name in of_layout:
-        value = getattr(workload, name)
-        if value != getattr(usual, name):
-            found[name] = value
-    if workload.tensor_parallel == 1:  # nobody to scatter over
-        found.pop("scatter_gather", None)
-    return found
-
-
 def _as_json(one: "PlannedLayout") -> dict[str, Any]:
     """A layout with what is known of its regime."""
-    names = [field.name for field in dataclasses.fields(one) if field.name != "workload"]
+    names = [field.name for field in dataclasses.fields(one) if field.name != "scenario"]
     evidence = None if one.evidence is None else pick(one.evidence, "configurations mean_error")
     return pick(one, " ".join(names)) | {"evidence": evidence}
 

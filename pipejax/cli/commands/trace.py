@@ -16,7 +16,7 @@ from pipejax.base.files import write_file
 from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
-from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_counts
+from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_layers
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
 from pipejax.cli.output.kinds import DRAWING, PAGE, SWEEPS, TABLES
@@ -102,7 +102,7 @@ def trace(
         analysis = pj.traces.analyse(
             found if only_steps is None else found.only(_steps(only_steps, found)),
             against=other,
-            stage_layers=_layers(stage_layers, found.stages),
+            stage_layers=parse_layers(stage_layers, found.stages),
             schedules=None if schedules is None else [n.strip() for n in schedules.split(",")],
             search=search,
             on_progress=bar.tell,
@@ -141,13 +141,6 @@ def _steps(text: str, found: "pj.traces.Trace") -> Any:
         known = f"{found.steps[0]} to {found.steps[-1]}"
         raise ValueError(f"--only-steps {text}: the files have steps {known}{none}")
     return np.isin(found.step, wanted)
-
-
-def _layers(text: Text, stages: int) -> list[int] | None:
-    if text is None:
-        return None
-    counts = parse_counts(text, "--stage-layers")
-    return counts * stages if len(counts) == 1 else counts
 
 
 def _table_name(analysis: "Analysis") -> str:

@@ -92,6 +92,3 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
     def cost_fields(self) -> CostFields:
         """Read costs and edits of the costs."""
         return parse_costs(self)
-
-
-COST_OPTIONS = tuple(field.name for field in dataclasses.fields(CostOptions))

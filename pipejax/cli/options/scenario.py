@@ -33,9 +33,8 @@ from pipejax.schedules.table.table_files import REPAIRS
 
 if TYPE_CHECKING:
     from pipejax.cli.options.tables import SizedSchedule, TableOptions
-    from pipejax.costs.edits import Edit, HostTimes, Microbatches, ShardingCells
+    from pipejax.costs.edits import Edit
     from pipejax.costs.sources import CostSource
-
 Options = dict[str, Any]
 # fields of a workload that are options of models
 WORKLOAD = tuple(name for name, field in WORKLOAD_FIELDS.items() if field.head)
@@ -61,25 +60,22 @@ def parse_scenario(
     settings = settings or run.settings
     costs = getattr(run, "cost_fields", None)  # a closed form has no costs
     if costs is None:
-        from pipejax.costs.sources import SlotCosts
-
-        costs = CostFields(SlotCosts(), (), {})
+        costs = CostFields(pj.costing.SlotCosts(), (), {})
     if point is None:
         fields = _parse_table(run, settings)
     else:
         fields = {"schedule": point.name, "num_workers": point.workers}
         fields["num_microbatches"] = point.microbatches
         if settings.repair is not None and settings.builder(point.name).sizes is not None:
-            from pipejax.costs.sources import TableFile
-
-            fields["schedule"] = TableFile(point.name, settings.repair)
+            fields["schedule"] = pj.costing.TableFile(point.name, settings.repair)
     if isinstance(fields["schedule"], str):
         settings.check([fields["schedule"]])
         options = settings.for_schedule(fields["schedule"])
         if "memory_limit" in options:
             workload = costs.costs.workload
             options["memory_limit"] = _parse_room(fields, options, workload)
-        if costs.costs.workload is not None:  # it has the weight share, for any schedule
+        workload = costs.costs.workload  # its weight share holds for any schedule
+        if workload is not None and options.get("weight_share") == workload.weight_share:
             options.pop("weight_share", None)
         fields["options"] = options
     return pj.Scenario(
@@ -138,11 +134,9 @@ def _parse_table(run: Any, settings: "TableOptions") -> Options:
     extra += [option_text(name) for name in settings.options if name not in settings.of_runs]
     if extra:
         raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
-    from pipejax.costs.sources import TableFile
-
     repair = run.repair
     repair = None if repair is None else resolve_choice(repair, REPAIRS, "--repair")
-    return {"schedule": TableFile(run.table, repair)}
+    return {"schedule": pj.costing.TableFile(run.table, repair)}
 
 
 def _table_options(scenario: "pj.Scenario") -> Options:
@@ -233,8 +227,6 @@ _NO_MESSAGES = {  # why message times do not go with the source of op times
 
 def parse_costs(run: Any) -> CostFields:
     """Read costs and their edits from options; the slots of the table if no option gives times."""
-    from pipejax.costs.sources import SlotCosts
-
     nodes, places = _parse_machine(run)
     microbatches = _parse_microbatches(run)
     messages = _parse_messages(run, nodes)
@@ -249,7 +241,7 @@ def parse_costs(run: Any) -> CostFields:
                 )
         if nodes or places:
             raise ValueError("--workers-per-node needs op times: give --stage-times")
-        return CostFields(SlotCosts(), (), {})
+        return CostFields(pj.costing.SlotCosts(), (), {})
     names = "model", "system", "stack", "lengths"
     files = {name: getattr(run, name) for name in names if getattr(run, name) is not None}
     return CostFields(source, tuple(_parse_edits(run, source, microbatches)), files)
@@ -320,7 +312,7 @@ def _parse_source(
     messages: tuple[dict[str, float], ...],
     nodes: tuple[int, ...],
     places: tuple[int, ...],
-    microbatches: "Microbatches",
+    microbatches: "pj.costing.Microbatches",
 ) -> "CostSource | None":
     """Read the source of the costs; None without one."""
     ways = [name for name in _TIMES if getattr(run, name) is not None]
@@ -337,16 +329,16 @@ def _parse_source(
     stages = run.measured_stages
     if stages is not None and way not in ("costs", "stage_times"):
         raise ValueError(f"--measured-stages {stages} goes with --costs or --stage-times")
-    from pipejax.costs.sources import CostsFile, GivenTimes
-
     if way == "model":
         return _parse_model(run, places, microbatches)
     if way == "costs":
-        return CostsFile(run.costs, stages=stages, places=places)
+        return pj.costing.CostsFile(run.costs, stages=stages, places=places)
     text = getattr(run, way)
     times = _parse_times(text, way, messages)
     is_per_worker = way == "worker_times"
-    return GivenTimes(times, messages, is_per_worker, nodes, stages=stages, places=places)
+    return pj.costing.GivenTimes(
+        times, messages, is_per_worker, nodes, stages=stages, places=places
+    )
 
 
 def _parse_times(text: str, way: str, messages: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -364,7 +356,9 @@ def _parse_times(text: str, way: str, messages: Iterable[Mapping[str, float]]) -
     return times
 
 
-def _parse_model(run: Any, places: tuple[int, ...], microbatches: "Microbatches") -> "CostSource":
+def _parse_model(
+    run: Any, places: tuple[int, ...], microbatches: "pj.costing.Microbatches"
+) -> "CostSource":
     if run.system is None or run.minibatch is None:
         raise ValueError(f"--model needs {'--system' if run.system is None else '--minibatch'}")
     fields = workload_fields(run, WORKLOAD)
@@ -376,7 +370,6 @@ def _parse_model(run: Any, places: tuple[int, ...], microbatches: "Microbatches"
     if run.recompute_again:
         fields["recompute_again"] = True
     from pipejax.costs.model.stack import machine_software
-    from pipejax.costs.sources import ModelCosts
     from pipejax.costs.stage.stage_costs import check_machine
 
     bare = pj.load_system(run.system)
@@ -388,7 +381,9 @@ def _parse_model(run: Any, places: tuple[int, ...], microbatches: "Microbatches"
             raise ValueError(f"{flag(name)} {fields[name]}: {model.name} has no experts")
     workload = pj.Workload(model, run.minibatch, **fields, worker_places=places)
     check_machine(workload, machine)
-    return ModelCosts(workload, machine, stack=software.name, lengths=microbatches.lengths)
+    return pj.costing.ModelCosts(
+        workload, machine, stack=software.name, lengths=microbatches.lengths
+    )
 
 
 def workload_fields(run: object, names: Iterable[str]) -> Options:
@@ -408,19 +403,17 @@ def load_with(model: str, sequence: int | None) -> "pj.Model":
 
 
 def _source_options(scenario: "pj.Scenario") -> Options:
-    from pipejax.costs.sources import CostsFile, GivenTimes, SlotCosts
-
     source = scenario.source
     if source.workload is not None:
         return _model_options(scenario)
     options: Options = {} if source.stages is None else {"measured_stages": source.stages}
     if source.places:
         options["worker_places"] = list_text(source.places)
-    if isinstance(source, CostsFile):
+    if isinstance(source, pj.costing.CostsFile):
         return options | {"costs": source.path}
-    if isinstance(source, GivenTimes):
+    if isinstance(source, pj.costing.GivenTimes):
         return options | _times_options(source)
-    if source != SlotCosts():
+    if source != pj.costing.SlotCosts():
         raise ValueError("costs are in no file: write them, and give `CostsFile` of its path")
     return options
 
@@ -485,14 +478,12 @@ def _model_options(scenario: "pj.Scenario") -> Options:
 # edits
 
 
-def _parse_microbatches(run: Any) -> "Microbatches":
-    from pipejax.costs.edits import Microbatches
-
+def _parse_microbatches(run: Any) -> "pj.costing.Microbatches":
     if run.lengths is not None and run.microbatch_scale is not None:
         raise ValueError("--lengths and --microbatch-scale both say how long they are: give one")
     lengths = None if run.lengths is None else pj.files.read_lengths(run.lengths)
     scale, order = run.microbatch_scale, run.microbatch_order
-    return Microbatches(
+    return pj.costing.Microbatches(
         None if lengths is None else tuple(lengths),
         None if scale is None else tuple(parse_list(scale, "--microbatch-scale")),
         None if order is None else tuple(_parse_order(order)),
@@ -514,83 +505,73 @@ def _parse_order(text: str) -> list[int]:
     return order
 
 
-def _parse_host_times(run: Any, source: "CostSource") -> "HostTimes":
-    from pipejax.costs.edits import HostTimes
-
+def _parse_host_times(run: Any, source: "CostSource") -> "pj.costing.HostTimes":
     if run.offload == BY_LINK:
         if source.workload is None:
             raise ValueError("--offload system needs --model, and a --system with a host_link")
-        return HostTimes(None)
+        return pj.costing.HostTimes(None)
     texts = {"offload": run.offload, "load": run.load}
     times = {
         name: tuple(parse_list(text, flag(name), seconds=True))
         for name, text in texts.items()
         if text is not None
     }
-    return HostTimes(times["offload"], times.get("load"), source.workload is not None)
+    return pj.costing.HostTimes(times["offload"], times.get("load"), source.workload is not None)
 
 
 BY_LINK = "system"  # as --offload: the time of the system's host link
 
 
-def _parse_edits(run: Any, source: "CostSource", microbatches: "Microbatches") -> "Iterable[Edit]":
+def _parse_edits(
+    run: Any, source: "CostSource", microbatches: "pj.costing.Microbatches"
+) -> "Iterable[Edit]":
     """Yield the edits of the costs, in the order in which they apply."""
-    from pipejax.costs.edits import (
-        Microbatches,
-        PairFactor,
-        RecomputedAgain,
-        ScaledTimes,
-        SlowWorkers,
-    )
-
     if run.offload is not None:
         host_times = _parse_host_times(run, source)
         if source.lengths is None:  # a model prices O and L of each length
             yield host_times
     if source.lengths is not None:
         microbatches = dataclasses.replace(microbatches, lengths=None)
-    if microbatches != Microbatches():
+    if microbatches != pj.costing.Microbatches():
         yield microbatches
     if run.recompute_again and source.workload is None:
-        yield RecomputedAgain()
+        yield pj.costing.RecomputedAgain()
     if run.pair_factor is not None:
-        yield PairFactor(parse_number(run.pair_factor, "--pair-factor"))
+        yield pj.costing.PairFactor(parse_number(run.pair_factor, "--pair-factor"))
     if run.stragglers is not None:
         from pipejax.costs.scaling import parse_stragglers
 
-        yield SlowWorkers(parse_stragglers(run.stragglers, "--stragglers"))
+        yield pj.costing.SlowWorkers(parse_stragglers(run.stragglers, "--stragglers"))
     if run.scale is not None:
-        yield ScaledTimes(run.scale)
+        yield pj.costing.ScaledTimes(run.scale)
 
 
 def parse_gathering(lane: str | None, lookahead: str | None, residency: str | None) -> Any:
     """Read how sharded weights are gathered; None if no option says so."""
-    from pipejax.costs.edits import ShardingCells
-
     if lane == HOST_LINK or lane == "":
         raise ValueError(
             f"--sharding-lane must be compute, net or a name of your own, got {lane!r}"
         )
     ahead = () if lookahead is None else parse_whole(lookahead, "--lookahead", 0)
     held = () if residency is None else parse_whole(residency, "--residency", 1)
-    gathering = ShardingCells(lane, tuple(ahead), tuple(held))
-    return None if gathering == ShardingCells() else gathering
+    gathering = pj.costing.ShardingCells(lane, tuple(ahead), tuple(held))
+    return None if gathering == pj.costing.ShardingCells() else gathering
 
 
-def _write_gathering(edit: "ShardingCells") -> Options:
+def _write_gathering(edit: "pj.costing.ShardingCells") -> Options:
     numbers = {"lookahead": edit.lookahead, "residency": edit.residency}
     options: Options = {name: list_text(value) for name, value in numbers.items() if value}
     return options if edit.lane is None else {"sharding_lane": edit.lane, **options}
 
 
-def _write_host_times(edit: "HostTimes") -> Options:
+def _write_host_times(edit: "pj.costing.HostTimes") -> Options:
     if edit.offload is None:
         return {"offload": BY_LINK}
     times = {"offload": edit.offload, "load": edit.load}
     return {name: ",".join(map(seconds_text, t)) for name, t in times.items() if t is not None}
 
 
-def _write_microbatches(edit: "Microbatches") -> Options:
+def _write_microbatches(edit: "pj.costing.Microbatches") -> Options:
     numbers = {"microbatch_scale": edit.scale, "microbatch_order": edit.order}
     return {name: list_text(value) for name, value in numbers.items() if value is not None}
 
@@ -605,17 +586,15 @@ _WRITERS: Mapping[str, Callable[[Any], str]] = {
 
 
 def _edit_options(scenario: "pj.Scenario") -> Options:
-    from pipejax.costs import edits
-
     writers: Mapping[type, Callable[[Any], Options]] = {
-        edits.RecomputeCells: lambda _: {"recompute_cells": True},
-        edits.ShardingCells: _write_gathering,
-        edits.HostTimes: _write_host_times,
-        edits.Microbatches: _write_microbatches,
-        edits.RecomputedAgain: lambda _: {"recompute_again": True},
-        edits.PairFactor: lambda edit: {"pair_factor": _WRITERS["pair_factor"](edit.factor)},
-        edits.SlowWorkers: lambda edit: {"stragglers": _WRITERS["stragglers"](edit.factors)},
-        edits.ScaledTimes: lambda edit: {"scale": edit.rules},
+        pj.costing.RecomputeCells: lambda _: {"recompute_cells": True},
+        pj.costing.ShardingCells: _write_gathering,
+        pj.costing.HostTimes: _write_host_times,
+        pj.costing.Microbatches: _write_microbatches,
+        pj.costing.RecomputedAgain: lambda _: {"recompute_again": True},
+        pj.costing.PairFactor: lambda edit: {"pair_factor": _WRITERS["pair_factor"](edit.factor)},
+        pj.costing.SlowWorkers: lambda edit: {"stragglers": _WRITERS["stragglers"](edit.factors)},
+        pj.costing.ScaledTimes: lambda edit: {"scale": edit.rules},
     }
     options: Options = {}
     for edit in scenario.edits:
@@ -702,27 +681,25 @@ _RARE = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, *STE
 
 def _rare_times(scenario: "pj.Scenario") -> dict[str, str]:
     """Return letters of ops that most tables lack, and the option that gives the time of each."""
-    from pipejax.costs import edits
     from pipejax.costs.costs import PHASE_FIELDS, TIME_FIELDS
-    from pipejax.costs.sources import GivenTimes
 
     source, rare = scenario.source, {}
-    if isinstance(source, GivenTimes):
+    if isinstance(source, pj.costing.GivenTimes):
         way, times = flag("worker_times" if source.per_worker else "stage_times"), source.times
         rare = {k: f"{way}: {k}" for k in _RARE if PHASE_FIELDS[k] in times}
         custom = times.keys() - TIME_FIELDS.values()
         rare |= {k: f"{way}: '{k}={times[k]:g}'" for k in times if k in custom}
         rare |= {"pair": f"{way}: pair={times['pair']:g}"} if "pair" in times else {}
-    if (host := scenario.find_edit(edits.HostTimes)) is not None:
+    if (host := scenario.find_edit(pj.costing.HostTimes)) is not None:
         texts = _write_host_times(host)
         rare |= {PHASES[name]: f"{flag(name)} {text}" for name, text in texts.items()}
     workload = source.workload
     is_again = workload is not None and workload.recompute_again
-    if is_again or scenario.find_edit(edits.RecomputedAgain):
+    if is_again or scenario.find_edit(pj.costing.RecomputedAgain):
         rare["W"] = "--recompute-again"
         if workload is None or not workload.recomputation.layers:
             rare["R"] = "--recompute-again"
-    if (pairs := scenario.find_edit(edits.PairFactor)) is not None:
+    if (pairs := scenario.find_edit(pj.costing.PairFactor)) is not None:
         rare["pair"] = f"--pair-factor {number_text(pairs.factor)}"
     return rare
 
@@ -732,9 +709,7 @@ PHASES = {"offload": "O", "load": "L"}
 
 def check_alike(scenario: "pj.Scenario", command: str) -> None:
     """Refuse microbatches of different lengths."""
-    from pipejax.costs.edits import Microbatches
-
-    if scenario.microbatches != Microbatches():
+    if scenario.microbatches != pj.costing.Microbatches():
         raise ValueError(
             f"{command} takes microbatches as alike: leave out --lengths, --microbatch-scale "
             "and --microbatch-order"

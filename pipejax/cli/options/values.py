@@ -75,6 +75,14 @@ def seconds_text(seconds: float) -> str:
     return min((text for text in texts if parse_seconds(text, "") == seconds), key=len)
 
 
+def parse_layers(text: str | None, stages: int) -> list[int] | None:
+    """Read the layers of each stage: one number for all, or one each; None for no text."""
+    if text is None:
+        return None
+    counts = parse_counts(text, "--stage-layers")
+    return counts * stages if len(counts) == 1 else counts
+
+
 def for_each(
     values: list[float], count: int, option: str, what: str
 ) -> Float[NumpyArray, " entries"]:

@@ -173,13 +173,17 @@ def advice_view(found: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iter
         yield plain(f"  assumes: {rows[0]['assumes']}")
     for remedy, row in zip(found.remedies, rows, strict=True):
         names = [name for name, launch in row["launch"].items() if not launch["lacks"]]
-        if names and remedy.scenario.find_edit(pj.costing.ScaledTimes) is None:
+        if names and not _is_scaled(remedy):
             if row is not rows[0]:
                 yield plain(
                     f"best with options of {' and '.join(names)} {_remedy_text(row, found)}"
                 )
             break
     yield plain(f"next: {rows[0]['command']}")
+
+
+def _is_scaled(remedy: "Remedy") -> bool:
+    return remedy.scenario.find_edit(pj.costing.ScaledTimes) is not None
 
 
 def _remedy_text(row: Mapping[str, Any], found: "Explanation") -> str:
@@ -214,12 +218,11 @@ def advice_details(
         if row["assumes"]:
             commands.append(plain(f"{row['number']}. assumes: {row['assumes']}"))
         commands.append(plain(f"{row['number']}. {row['command']}"))
-    is_scaled = found.remedies[0].scenario.find_edit(pj.costing.ScaledTimes) is not None
     unchanged = ["launchers cannot change the times of ops that remedy 1 changes"]
     return details | {
         "remedies": [table, *commands],
         "launcher options of remedy 1": [
-            *unchanged[:is_scaled],
+            *unchanged[: _is_scaled(found.remedies[0])],
             *launch_lines(launches_of(found.remedies[0])),
         ],
     }

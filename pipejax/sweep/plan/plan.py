@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.evidence import Evidence, Regime, evidence_for, known_evidence
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Bool, Float, NumpyArray
@@ -21,6 +22,7 @@ from pipejax.costs.layers.formulas import OPERAND_BYTES, model_flop
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.stack import Stack, machine_software
 from pipejax.costs.model.workload_fields import PRECISIONS
+from pipejax.costs.sources import ModelCosts
 from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
@@ -34,7 +36,15 @@ from pipejax.sweep.plan.result import (
     save_columns,
     stored_step_times,
 )
-from pipejax.sweep.plan.search import Estimates, Evaluator, Rows, Times, estimate, layout_workload
+from pipejax.sweep.plan.search import (
+    Estimates,
+    Evaluator,
+    Rows,
+    Times,
+    estimate,
+    layout_workload,
+    program_shape,
+)
 
 RUNNERS_UP = 9
 LEAST_ERROR = 0.005  # of predictions, by the accuracy of measurements
@@ -288,7 +298,20 @@ def _describe_layout(
             layouts.split(place) | {"step_time": float(estimates.step_time[place])}
             for place in evaluator.others(row).tolist()
         ),
-        workload=layout_workload(request, layouts, row),
+        scenario=_layout_scenario(request, layouts, row),
+    )
+
+
+def _layout_scenario(request: PlanRequest, layouts: Layouts, row: int) -> Scenario:
+    """Return the scenario of each pipeline of a layout."""
+    workload, shape = layout_workload(request, layouts, row), program_shape(request, layouts, row)
+    return Scenario(
+        shape.schedule,
+        shape.workers,
+        int(layouts.microbatches[row]),
+        shape.options,
+        costs=ModelCosts(workload, request.system, stack=request.stack),
+        link=request.links,
     )
 
 

@@ -144,6 +144,12 @@ class ProgramShape(NamedTuple):
         """Number of stages."""
         return self.workers * self.stages_per_worker
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Return the options of the schedule."""
+        has_several = "stages_per_worker" in schedules.find(self.schedule).options
+        return {"stages_per_worker": self.stages_per_worker} if has_several else {}
+
     def ops(self, microbatches: int) -> int:
         """Count forwards and backwards."""
         return 2 * self.stages * microbatches
@@ -151,8 +157,7 @@ class ProgramShape(NamedTuple):
 
 def build_table(shape: ProgramShape, microbatches: int) -> ScheduleTable:
     """Build the table for M microbatches; a cache holds the latest tables."""
-    several = "stages_per_worker" in schedules.find(shape.schedule).options
-    options = (("stages_per_worker", shape.stages_per_worker),) if several else ()
+    options = tuple(shape.options.items())
     return built(Choice(shape.schedule, options), shape.workers, microbatches)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.evidence import Evidence
 from pipejax.analysis.uncertainty.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, NumpyArray
@@ -21,7 +22,7 @@ from pipejax.costs.system.parts import FIELDS, system_number
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts, PlanRequest
-from pipejax.sweep.plan.programs import ProgramShape, build_table, exact_times
+from pipejax.sweep.plan.programs import exact_times
 from pipejax.sweep.plan.search import Estimates, Rows, price, program_shape, row_groups
 
 # Layouts on other machines: the resource that bounds each, and numbers at which two break even.
@@ -203,7 +204,7 @@ class PlannedLayout:
       chance: probability to be the best reported layout, by the errors of predictions; 0 without
         evidence.
       also: other evaluated splits of its layers over stages, with their step times [s].
-      workload: workload of each pipeline, for `evaluate`.
+      scenario: each of its pipelines.
     """
 
     layout: Mapping[str, Any]
@@ -218,15 +219,19 @@ class PlannedLayout:
     regime: str
     evidence: Evidence | None
     also: tuple[Mapping[str, Any], ...]
-    workload: Workload
+    scenario: Scenario
     chance: float = 0.0
+
+    @property
+    def workload(self) -> Workload:
+        """Return the workload of each pipeline."""
+        assert self.scenario.source.workload is not None
+        return self.scenario.source.workload
 
     @property
     def table(self) -> ScheduleTable:
         """Return its schedule."""
-        names = ("schedule", "pipeline", "stages_per_worker")
-        shape = ProgramShape(*(self.layout[name] for name in names))
-        return build_table(shape, self.layout["microbatches"])
+        return self.scenario.table()
 
 
 @with_short_repr("best runners_up outside enumerated fitting evaluated programs seconds")
