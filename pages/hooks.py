@@ -14,6 +14,7 @@ from pages.api import api_pages
 from pages.commands import commands_page, with_output
 from pages.drawings import drawings
 from pages.gallery import gallery_files
+from pages.input_files import input_file_pages
 from pages.live import LIVE, address, live_page
 from pages.notebooks import notebook_files, scripts
 from pages.options import options_page
@@ -32,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     contents |= gallery_files(draw=is_whole(), address=address) | drawings(draw=is_whole())
     contents[LIVE] = live_page(whole=is_whole())
     contents |= {"commands.md": commands_page(whole=is_whole()), "options.md": options_page()}
-    contents |= api_pages()
+    contents |= api_pages() | input_file_pages()
     for script in scripts():
         files.remove(files.src_uris[f"examples/{script.name}"])
         contents |= notebook_files(script, execute=is_whole())

@@ -14,7 +14,7 @@ import pipejax as pj
 from pipejax.checker.rules import TableRules
 from pipejax.checker.table import CellReader
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
-from pipejax.schedules.table.table_files import check_json, from_json
+from pipejax.schedules.table.table_files import from_json
 
 LETTERS = ["Fa", "Fb", "N", "BW", "Ga", "S", "T", "WAIT_X", "FB"]  # some begin as usual ones do
 LANES = ["compute"] * 5 + ["net"] * 3 + ["dma"] * 2
@@ -39,7 +39,6 @@ class Case(NamedTuple):
         return Grammar(self.data)
 
     def table(self):
-        check_json(self.data)
         return from_json(self.data)
 
     def run(self, link="delay", *queues, **links):

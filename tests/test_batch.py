@@ -112,8 +112,8 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
         pj.makespans(program, costs, unroll=True, temperature=1.0)
     if dyadic:  # with ties: the same path is counted
         expected = pj.makespans_and_grad(program, costs)
-        monkeypatch.setattr(unrolled_form, "MAX_WITH_COUNTS", 10**4)
-        monkeypatch.setattr(makespans, "WORTH_UNROLLING", 0)
+        monkeypatch.setattr(unrolled_form, "MAX_VALUES_AND_WORDS", 10**4)
+        monkeypatch.setattr(makespans, "MIN_UNROLLED_WORK", 0)
         kernel, built = makespans.unrolled_with_counts, []
         monkeypatch.setattr(
             makespans,
@@ -165,7 +165,7 @@ def test_bit_fields_hold_the_uses_of_every_path(bits):
     program, costs = pj.lower(table, step_end=False), make_batch(table, 1, 0)
     ops, rows = binary_ops(program), cost_rows(program, costs)
     fields = unrolled_form.bit_fields(ops, rows, bits)
-    assert (fields.once.shape[1] > 1) == (bits == 8)
+    assert (fields.one_use.shape[1] > 1) == (bits == 8)
     row, num_rows = rows.row_of_position, len(rows.terms)
 
     def with_uses(paths, *used):
@@ -178,7 +178,7 @@ def test_bit_fields_hold_the_uses_of_every_path(bits):
         paths[op] = with_uses(paths[first] | over_second, row[ops.duration[op]])
     for path in paths[ops.num_ops - 1]:
         beyond = np.array(path) - fields.least
-        words = beyond @ fields.once.astype(np.int64)
+        words = beyond @ fields.one_use.astype(np.int64)
         assert words.max() < 1 << bits
         for used, (word, bit, width) in fields.places.items():
             assert words[word] >> bit & ((1 << width) - 1) == beyond[used]
@@ -305,10 +305,10 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
         assert result.shape == np.shape(getattr(costs, field))
         np.testing.assert_allclose(result[rows], getattr(fewer, field), rtol=1e-9, atol=1e-12)
     monkeypatch.setattr(
-        "pipejax.engine.batched.makespans.WORTH_COMPILING", 0 if size > 128 else 10**9
+        "pipejax.engine.batched.makespans.MIN_UNCOPIED_NUMBERS", 0 if size > 128 else 10**9
     )
     monkeypatch.setattr(
-        "pipejax.engine.batched.interpreter.MIN_WORK", 1
+        "pipejax.engine.batched.interpreter.MIN_WORK_OF_THREAD", 1
     )  # threads even for a short program
     again, others = run(costs)
     np.testing.assert_allclose(again, values, rtol=1e-12)

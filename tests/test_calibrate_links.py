@@ -123,7 +123,7 @@ def test_rows_that_spread_count_less(machine, tmp_path):
         ("ring,1,1,1e6,1e-5", "row 1: ranks must be a whole number of at least 2, got 1"),
         ("ring,8,3,1e6,1e-5", "row 1: ranks_per_node must divide 8 ranks, got 3"),
         ("ring,8,16,1e6,1e-5", "row 1: ranks_per_node must be at most 8, got 16"),
-        ("ring,8,8,0,1e-5", "row 1: bytes must be a number above 0, got '0'"),
+        ("ring,8,8,0,1e-5", "row 1: bytes must be a number above 0, got 0"),
         ("ring,8,8,1e6,", "row 1: seconds is missing"),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 import pipejax as pj
 from pipejax.costs.layers.collectives import PASSES, ROUTES, Spread, collective_time
 from pipejax.costs.model.layout import Group
-from pipejax.costs.system.system import ALGORITHMS, Collectives, data_file, system_names
+from pipejax.costs.system.parts import ALGORITHMS
+from pipejax.costs.system.system import Collectives, data_file, system_names
 
 SYSTEM = pj.load_system("h100")
 LIBRARY = Collectives(

@@ -391,9 +391,9 @@ def test_where_paths_tie_the_gradient_of_a_finish_time_counts_one():
 
 GOOD = {"unit": "seconds", "F": 1.0, "B": [2.0, 2.5, 3.0, 2.0]}
 BAD = {
-    "no unit": ({"F": 1, "B": 2}, '"unit" must be one of seconds'),
-    "unit list": (GOOD | {"unit": ["seconds"]}, '"unit" must be one of seconds'),
-    "other unit": (GOOD | {"unit": "days"}, "\"unit\" must be .* got 'days'"),
+    "no unit": ({"F": 1, "B": 2}, "unit is missing: expected one of seconds"),
+    "unit list": (GOOD | {"unit": ["seconds"]}, "unit must be one of seconds"),
+    "other unit": (GOOD | {"unit": "days"}, "unit must be .* got 'days'"),
     "unknown key": (GOOD | {"G": 1}, "unknown key 'G': known are unit, F, B"),
     "unknown message key": (GOOD | {"message": {"speed": 1}}, "message: unknown key 'speed'"),
     "no forward": ({"unit": "seconds", "B": 2}, '"F" is missing'),
@@ -471,8 +471,8 @@ BAD_CSV = {
     "unknown column 'Q_ms': known are stage, F, B": ("F_ms", "Q_ms"),
     "column F stands twice, with two units": ("B_ms", "F_us"),
     "is not JSON, and no table of costs: column 'stage' is missing": ("stage", "A_s"),
-    "row 2: stage 1 stands twice": ("0,13.1", "1,13.1"),
-    "stage 0 has no row": ("0,13.1", "5,13.1"),
+    "a row for each stage, 0 to 3, got stages [1, 1, 2, 3]": ("0,13.1", "1,13.1"),
+    "a row for each stage, 0 to 3, got stages [1, 2, 3, 5]": ("0,13.1", "5,13.1"),
     'message: give "transmit", or "bytes" and "bandwidth"': ("bytes", "transmit_s"),
 }
 

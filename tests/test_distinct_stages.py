@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.step.many_systems import LEAST_BOUNDARIES, LEAST_STAGES, distinct_stages
+from pipejax.analysis.step.many_systems import MIN_BOUNDARIES, MIN_STAGES, distinct_stages
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 
@@ -33,8 +33,8 @@ def test_stages_cost_what_the_distinct_ones_do(name):
     system = dataclasses.replace(pj.load_system("h100"), gpus_per_node=4)
     work = stage_work(workload, table)
     few, places = distinct_stages(work)
-    assert len(few.stages.first) == LEAST_STAGES
-    assert few.stages.senders.shape == (1, LEAST_BOUNDARIES)
+    assert len(few.stages.first) == MIN_STAGES
+    assert few.stages.senders.shape == (1, MIN_BOUNDARIES)
     expected, costs = in_front(work_costs(work, system)), in_front(work_costs(few, system))
     jax.tree.map(np.testing.assert_array_equal, places.spread(costs), expected)
     # counts of all stages weigh what they weigh when they are gathered

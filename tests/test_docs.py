@@ -22,11 +22,12 @@ from pages.links import faults
 from pages.notebooks import notebook_files, scripts
 from pipejax.analysis.runs.timeline import bars
 from pipejax.base.data_files import UNITS
+from pipejax.base.file_fields import NEEDED
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.costs.measured import measured_rows
 from pipejax.costs.model.model import _KEYS as MODEL_KEYS, Model
 from pipejax.costs.system.system import SECTIONS
-from pipejax.sweep.declaration import _KEYS as SWEEP_KEYS
+from pipejax.sweep.declaration import AXES, FILE
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -135,9 +136,9 @@ def keys_on_row(page, first):
 
 def test_the_page_on_sweeps_has_every_key_and_default():
     shown = keys_on("sweeps.md", "key")
-    assert set(shown) == set(SWEEP_KEYS) | {"system", "title", "outputs", "dtype"}
-    for key, (_, _, default) in SWEEP_KEYS.items():
-        expected = "needed" if default is None else f"`{json.dumps(default)}`"
+    assert set(shown) == set(FILE)
+    for key, field in AXES.items():
+        expected = "needed" if field.default is NEEDED else f"`{json.dumps(field.default)}`"
         assert shown[key] == expected or key.startswith("microbatch"), key
 
 

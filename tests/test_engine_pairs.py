@@ -81,13 +81,16 @@ def cached_method(name, program, costs):
 WAYS = {  # how it is done, and which constants of the engine are other ones
     "interpreted": (interpreted, {}),
     "in parts": (lambda _, p, c: pj.makespans(p, c, unroll=False, max_bytes=40_000), {}),
-    "in threads": (interpreted, {"interpreter.MIN_WORK": 1, "interpreter.os.cpu_count": lambda: 3}),
+    "in threads": (
+        interpreted,
+        {"interpreter.MIN_WORK_OF_THREAD": 1, "interpreter.os.cpu_count": lambda: 3},
+    ),
     "counted": (with_counts, {}),
     "cached_method": (cached_method, {}),
 }
 COMPILED = {  # for each program or shape anew
     "unrolled": (lambda _, p, c: pj.makespans(p, c, unroll=True), {}),
-    "of any size": (interpreted, {"makespans.WORTH_COMPILING": 0}),
+    "of any size": (interpreted, {"makespans.MIN_UNCOPIED_NUMBERS": 0}),
     "traced": (lambda _, p, c: jax.jit(lambda c: pj.makespans(p, c))(c), {}),
     "alone": (lambda _, p, c: [pj.makespan(p, entry) for entry in split_batch(c)], {}),
     "mapped": (lambda _, p, c: jax.vmap(lambda entry: pj.makespan(p, entry))(c), {}),

@@ -146,7 +146,10 @@ BAD = {
     "half of json": (b'{"format": ', "not JSON"),
     "other json": (b'{"a": 1}', '"format": "pipejax-table"'),
     "json list": (b"[1, 2]", "is not an op"),
-    "missing key": (json.dumps({k: v for k, v in GOOD.items() if k != "rows"}).encode(), "'rows'"),
+    "missing key": (
+        json.dumps({k: v for k, v in GOOD.items() if k != "rows"}).encode(),
+        "rows is missing",
+    ),
     "unknown key": (json.dumps(GOOD | {"rowz": []}).encode(), "unknown key 'rowz'"),
     "rows of numbers": (json.dumps(GOOD | {"rows": [[1]]}).encode(), "lists of texts"),
     "placement text": (json.dumps(GOOD | {"placement": "x"}).encode(), "placement must be lists"),

@@ -142,7 +142,7 @@ WRONG = [
     ({"recompute": "some"}, "row 2: unknown recompute 'some': known are none, selective, full"),
     ({"precision": "int4"}, "row 2: precision must be one of bf16, fp8, mxfp8, nvfp4, got 'int4'"),
     ({"sequence_parallel": "2"}, "row 2: sequence_parallel must be at most 1, got 2"),
-    ({"seconds": "0"}, "row 2: seconds must be a number above 0, got '0'"),
+    ({"seconds": "0"}, "row 2: seconds must be a number above 0, got 0"),
     ({"seconds": "nan"}, "row 2: seconds must be a number above 0, got 'nan'"),
     ({"seconds": ""}, "row 2: seconds is missing, and so is memory_bytes"),
     ({"global_batch": ""}, "row 2: global_batch is missing"),

@@ -126,14 +126,14 @@ def test_a_batch_has_the_shares_of_its_members(name, on_host, monkeypatch):
     # three systems, two at once: the last part is filled up
     monkeypatch.setattr(pricing, "SIZES", np.array([2]))
     monkeypatch.setattr(pricing, "PART", 2)
-    monkeypatch.setattr(many_systems, "FEW", 3 if on_host else 2)
+    monkeypatch.setattr(many_systems, "HOST_SYSTEMS", 3 if on_host else 2)
     table, workload, system = case(name)
     names = ("compute.peak", "network.bandwidth", "network.latency")
     others = [put(system, FIELDS[name], 0.1) for name in names]
     stacked = jax.tree.map(lambda *leaves: np.array(leaves), *others)
     work = stage_work(workload, table)
     priced = price_systems(work, stacked, quickly=True, slopes=True)
-    assert (priced.moved is not None) == on_host
+    assert (priced.slope_costs is not None) == on_host
     result = resource_shares(pj.lower(table), priced)
     for varied, time, row in zip(others, *map(np.asarray, result), strict=True):
         alone = pj.sensitivity(table, workload, varied)
@@ -142,7 +142,7 @@ def test_a_batch_has_the_shares_of_its_members(name, on_host, monkeypatch):
 
 
 def test_networks_alone_are_priced_on_the_host_however_many(monkeypatch):
-    monkeypatch.setattr(many_systems, "FEW", 0)
+    monkeypatch.setattr(many_systems, "HOST_SYSTEMS", 0)
     table, workload, system = case("interleaved, full recomputation")
     names = ("network.bandwidth", "network.latency", "memory.capacity")
     others = [put(system, FIELDS[name], 0.1) for name in names]

@@ -123,10 +123,13 @@ BAD = {
     "attention_efficiency must be a number above": ("kernels", {"attention_efficiency": 2}),
     "key 'launch' has no unit": ("host", {"launch": 5}),
     "unknown key 'lunch_us'": ("host", {"lunch_us": 5}),
-    "memory_bandwidth must be above 0": ("host", {"memory_bandwidth_GB_per_s": 0}),
+    "memory_bandwidth_GB_per_s must be a number above 0": (
+        "host",
+        {"memory_bandwidth_GB_per_s": 0},
+    ),
     "host_link: bandwidth is missing": ("host_link", {"latency_us": 5}),
     "unknown key": ("price", {"accelerator_EUR_per_hour": 5}),
-    "calibration: rows must be a whole number": ("calibration", {"source": "x"}),
+    "calibration: rows is missing": ("calibration", {"source": "x"}),
     "source must be a text": ("calibration", {"source": 3, "rows": 1}),
     'bands: 90 must be as "90": ': (
         "calibration",

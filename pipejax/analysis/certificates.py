@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipejax.base.data_files import load_json
 from pipejax.base.display import ResultDict, with_short_repr
 from pipejax.base.files import checksum
 from pipejax.checker.claims import Discrepancy
+from pipejax.checker.run import by_worker
 from pipejax.checker.verify import CheckedBound, Verdict, check
 from pipejax.costs.costs import MESSAGE_FIELDS
 from pipejax.engine.lowering.program import NO_WORKER
@@ -29,7 +30,7 @@ VERSION = 2
 SIZES = ("sizes", "weight_share", "checkpoints")
 AT_WORK = "at_work"  # beside them, where B, I or W recompute by themselves
 
-# the checker imports nothing, so its records get their looks here
+# the checker imports nothing, so its records get their short repr here
 with_short_repr("ok makespan problems bounds")(Verdict)
 with_short_repr("")(Discrepancy)
 with_short_repr("")(CheckedBound)
@@ -38,20 +39,20 @@ Limits = Sequence[float] | Float[NumpyArray, " workers"]
 
 
 def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
-    """Derive everything that a certificate claims by other means than the engine, and compare.
+    """Check all claims of a certificate with an independent run of its table.
 
     The checker shares no code with the package: it runs the table as events that wait for events,
     in plain Python, as docs/semantics.md says.
 
     Args:
-      certificate: of a run, of a closed form or of a solved problem, or a file that holds it.
+      certificate: certificate of a run, a closed form or a solved problem, or its file.
 
     Returns:
-      The makespan as derived, the claims that do not hold, and what lower bounds rest on.
+      The derived makespan, claims that do not hold, and the reasons of lower bounds.
 
     Raises:
-      ValueError: if it is no certificate: another version, a key that is missing or unknown, costs
-        that do not fit the table.
+      ValueError: if it is no certificate: another version, a missing or unknown key, costs that do
+        not fit the table.
       OSError: if the file cannot be read.
 
     Cost:
@@ -110,15 +111,14 @@ def certificate(
 
     Args:
       evaluation: the run.
-      memory: its activation memory, which says what activations take; one each if None.
-      limits: (workers) what each worker may hold of activations, where that is claimed.
-      objective: what was to be least: "makespan" or "span".
+      memory: its activation memory; by default each activation has size 1.
+      limits: (workers) claimed memory limit of each worker.
+      objective: quantity that a search made small: "makespan" or "span".
       offload: whether a search of the schedule might offload activations: then memory chains fail.
-      lower_bounds: lower bounds [s] by what they rest on (`CheckedBound`), as
-        {"memory chain": 12.0}.
+      lower_bounds: lower bounds [s] by their reason (`CheckedBound`), as {"memory chain": 12.0}.
 
     Returns:
-      What JSON can hold; write it to a file with `json.dumps`.
+      A dictionary for `json.dumps`.
 
     Example:
       >>> import pipejax as pj
@@ -131,13 +131,13 @@ def certificate(
       True
     """
     check_types(evaluation=(evaluation, Evaluation))
-    held = activation_memory(evaluation) if memory is None else memory
+    memory = activation_memory(evaluation) if memory is None else memory
     if evaluation.links.posting == "program" and not evaluation.table.has_communication:
         # the order in which transfers are posted is claimed too
         table = insert_transfers(evaluation.table, link=evaluation.links)
         evaluation = evaluate(table, evaluation.costs, link=evaluation.links)
-    table, sizes = evaluation.table, (held.sizes, held.weight_share, held.checkpoints)
-    workers = range(evaluation.workers)
+    table, sizes = evaluation.table, (memory.sizes, memory.weight_share, memory.checkpoints)
+    curves = [memory.curve(worker) for worker in range(evaluation.workers)]
     return new_certificate(
         "run",
         table,
@@ -145,7 +145,7 @@ def certificate(
         costs={
             "seconds": _seconds(evaluation),
             "memory": {name: size.tolist() for name, size in zip(SIZES, sizes, strict=True)}
-            | ({AT_WORK: held.at_work.tolist()} if held.at_work.any() else {}),
+            | ({AT_WORK: memory.at_work.tolist()} if memory.at_work.any() else {}),
         },
         claim={
             "objective": objective,
@@ -156,7 +156,7 @@ def certificate(
             "busy": by_worker(evaluation.busy.tolist()),
             "peak_in_flight": by_worker(evaluation.peak_in_flight.tolist()),
             "offloaded": table.num_offloaded,
-            "peak_memory": by_worker(held.peak.tolist()),
+            "peak_memory": by_worker(memory.peak.tolist()),
             "lower_bounds": [
                 {"by": by, "value": float(value)} for by, value in (lower_bounds or {}).items()
             ],
@@ -164,15 +164,17 @@ def certificate(
         proof={
             "ops": _ops(evaluation),
             "transfers": _transfers(evaluation),
-            "held_from": by_worker(held.curve(w)[0].tolist() for w in workers),
-            "held": by_worker(held.curve(w)[1].tolist() for w in workers),
+            "held_from": by_worker(times.tolist() for times, _ in curves),
+            "held": by_worker(levels.tolist() for _, levels in curves),
         },
     )
 
 
 def _seconds(evaluation: Evaluation) -> dict[str, Any]:
-    """Known times: (stages or workers) by letters; (2, pipes, boundaries) of messages."""
-    # with a last axis of microbatches where a time differs by them
+    """Return costs [s] as nested lists by letters: (stages), or (2, pipes, boundaries) of messages.
+
+    Phases with the scope worker have (workers). Times that differ by microbatch have it last.
+    """
     table, costs, layout = evaluation.table, evaluation.costs, evaluation.program.layout
     values = {phase.name: costs.time(phase) for phase in layout.timed}
     shapes: dict[str, tuple[int, ...]] = {
@@ -191,16 +193,17 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
-    """Start and end of cells, all-reduces and updates by name."""
+    """Return start and end [s] of cells, all-reduces and updates by name."""
     program, grammar, ops = evaluation.program, evaluation.table.grammar, {}
-    runs = {*evaluation.links.executed(grammar), *grammar.host, *grammar.side_phases}
-    times = evaluation.start.tolist(), evaluation.finish.tolist()
+    executed = {*evaluation.links.executed(grammar), *grammar.host, *grammar.side_phases}
     for worker, row in enumerate(evaluation.table.rows()):
         for slot, cell in enumerate(row):
-            if cell and cell[0].phase in runs:
-                start, end = (time[worker][slot] for time in times)
+            if cell and cell[0].phase in executed:
                 name = ";".join(grammar.text((op,)) for op in cell)
-                ops[f"{name} (worker {worker}, slot {slot})"] = {"start": start, "end": end}
+                ops[f"{name} (worker {worker}, slot {slot})"] = {
+                    "start": float(evaluation.start[worker, slot]),
+                    "end": float(evaluation.finish[worker, slot]),
+                }
     for node in program.beside_cells.tolist():
         stage, worker = int(program.stage[node]), int(program.worker[node])
         name = f"{stage}U (worker {worker})"
@@ -215,32 +218,25 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Return departure and arrival of each message [s], by name."""
     table, sent = evaluation.table, evaluation.program.messages
-    arrows = table_messages(table)
-    arrow_ends = (arrows.producer, arrows.consumer, arrows.to_stage)
-    ends = zip(*(column.tolist() for column in arrow_ends), strict=True)
-    columns = (sent.phase, sent.stage, sent.microbatch, sent.sender, sent.receiver)
-    times = evaluation.message_start, evaluation.message_finish
-    rows = zip(*(column.tolist() for column in (*columns, *times)), strict=True)
-    named = {}
-    for (maker, waits, target), (phase, stage, microbatch, *workers, leaves, arrives) in zip(
-        ends, rows, strict=True
-    ):
-        name = str(Op(Phase(phase), stage, microbatch))
+    cells = table_messages(table)  # in the order of `sent`
+    transfers = {}
+    for k in range(len(sent.producer)):
+        stage, microbatch = int(sent.stage[k]), int(sent.microbatch[k])
+        name = str(Op(Phase(int(sent.phase[k])), stage, microbatch))
         if not table.grammar.has_usual_messages:
-            texts = _op_text(table, maker, stage, microbatch), _op_text(table, waits, target)
-            name = " to ".join(texts)
-        sender, receiver = workers
-        named[f"{name} (worker {sender} to {receiver})"] = {"leaves": leaves, "arrives": arrives}
-    return named
+            producer = _op_text(table, int(cells.producer[k]), stage, microbatch)
+            consumer = _op_text(table, int(cells.consumer[k]), int(cells.to_stage[k]))
+            name = f"{producer} to {consumer}"
+        transfers[f"{name} (worker {sent.sender[k]} to {sent.receiver[k]})"] = {
+            "leaves": float(evaluation.message_start[k]),
+            "arrives": float(evaluation.message_finish[k]),
+        }
+    return transfers
 
 
 def _op_text(table: ScheduleTable, cell: int, stage: int, microbatch: int | None = None) -> str:
+    """Return the text of the op in a cell, numbered row by row, with a stage and a microbatch."""
     ops = table.cell(*table.place(cell))
     return table.grammar.text(
         next((op,) for op in ops if op.stage == stage and microbatch in (None, op.microbatch))
     )
-
-
-def by_worker(values: Iterable[Any]) -> dict[str, Any]:
-    """Name the workers of a certificate."""
-    return {f"worker {worker}": value for worker, value in enumerate(values)}

@@ -1,9 +1,4 @@
-"""Data files: JSON with a unit in every key, read into plain SI numbers, and cells of CSV.
-
-A key is a quantity and a unit, as in "bandwidth_GB_per_s". Only this module knows
-prefixes; a key without a known unit is an error, never a guess. Every mistake in a CSV file is
-named with its file, row and column.
-"""
+"""JSON and CSV as they stand in files, and units: only this module knows prefixes."""
 
 import csv
 import io
@@ -11,14 +6,12 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pipejax.base.checks import MAX_COUNT, number, share, unknown, whole_number
+from pipejax.base.checks import number, unknown
 from pipejax.base.files import read_file
-
-Row = TypeVar("Row")
 
 UNITS: Mapping[str, tuple[str, float]] = {
     "TFLOP_per_s": ("FLOP/s", 1e12),
@@ -57,10 +50,7 @@ WRITTEN: Mapping[str, Mapping[str, float]] = {
     },
     "B": _BYTES,
     "B/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()},
-    "FLOP/s": {
-        "FLOP/s": 1,
-        **{f"{prefix}FLOP/s": 1e3**k for k, prefix in enumerate("kMGTP", 1)},
-    },
+    "FLOP/s": {"FLOP/s": 1, **{f"{prefix}FLOP/s": 1e3**k for k, prefix in enumerate("kMGTP", 1)}},
 }
 _BITS = re.compile("([kMGTP]?)(?:b|bit|bits)(?:/s|ps)")
 _UNIT = re.compile(r"(?<![A-Za-z])[^\W\d_]+(/[^\W\d_]+)?$")
@@ -92,38 +82,29 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def load_json(path: Path) -> dict[str, Any]:
+def load_json(path: str | Path) -> dict[str, Any]:
     """Read a file that holds one JSON object."""
-    content = read_file(path)
-    try:
-        data = parse_json(content.decode("utf-8-sig"))
-    except ValueError as error:  # undecodable bytes are one too
-        raise ValueError(f"{path} is not JSON: {str(error).splitlines()[0]}") from None
+    data = _load(path, parse_json, "JSON")
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a JSON object")
     return data
 
 
-def quantity(
-    section: Mapping[str, Any], name: str, dimension: str, where: str, default: float | None = None
-) -> float:
-    """Read `{name}_{unit}` from a section, in SI units; the key's unit must have the dimension."""
-    key_factors = {
-        f"{name}_{unit}": factor
-        for unit, (unit_dimension, factor) in UNITS.items()
-        if unit_dimension == dimension
-    }
-    valid_keys = ", ".join(key_factors)
-    if name in section:
-        raise ValueError(f"{where}: key {name!r} has no unit: expected {valid_keys}")
-    keys = [key for key in section if key in key_factors]
-    if not keys and default is not None:
-        return default
-    if len(keys) != 1:
-        state = f"has {' and '.join(keys)}" if keys else "is missing"
-        raise ValueError(f"{where}: {name} {state}: expected one of {valid_keys}")
-    (key,) = keys
-    return to_si(number(section[key], f"{where}: {key}"), key_factors[key])
+def load_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file."""
+    import tomllib  # few commands need it
+
+    data: dict[str, Any] = _load(path, tomllib.loads, "TOML")
+    return data
+
+
+def _load(path: str | Path, parse: Callable[[str], Any], language: str) -> Any:
+    content = read_file(path)
+    try:
+        return parse(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # undecodable bytes are a ValueError too
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not {language}: {reason}") from None
 
 
 def to_si(value: float, factor: float) -> float:
@@ -159,20 +140,6 @@ def _split(text: str) -> tuple[str, str]:
     return text[: unit.start()].strip(), unit[0]
 
 
-def check_keys(section: Any, dimensions: Mapping[str, str], where: str) -> None:
-    """Refuse unknown keys; `dimensions` maps each known key to its dimension, or to ""."""
-    valid_keys = []
-    for key, dimension in dimensions.items():
-        units = [unit for unit, (unit_dimension, _) in UNITS.items() if unit_dimension == dimension]
-        valid_keys += [f"{key}_{unit}" for unit in units] if dimension else [key]
-    if not isinstance(section, dict):
-        raise ValueError(f"{where} must be an object with the keys {', '.join(valid_keys)}")
-    for key in section:
-        # `quantity` refuses a key that lacks its unit, and names the units
-        if key not in valid_keys and not dimensions.get(key):
-            raise ValueError(f"{where}: {unknown('key', key, valid_keys)}")
-
-
 def time_unit(longest: float) -> tuple[float, str]:
     """Return the largest time unit of at most the longest time: its seconds and its name."""
     for name in ("s", "ms", "us", "ns"):
@@ -189,74 +156,3 @@ def read_lines(path: Path) -> list[list[str]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not CSV: {error}") from None
     return [[cell.strip() for cell in line] for line in lines if line] or [[]]
-
-
-def read_each(
-    path: Path, columns: Collection[str], read: Callable[[int, dict[str, str]], Row]
-) -> list[Row]:
-    """Apply `read` to each row of a CSV file: its number from 1, and its cells but for empty ones.
-
-    An error of a row names file and row.
-    """
-    rows = []
-    for row_number, cells in enumerate(_cells(path, columns), 1):
-        try:
-            rows.append(read(row_number, cells))
-        except ValueError as error:
-            reason = getattr(error, "reason", error)  # a ScheduleError appends its table
-            raise ValueError(f"{path}, row {row_number}: {reason}") from None
-    return rows
-
-
-def _cells(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
-    """Read the cells of each row by column name, without empty ones; check the header."""
-    lines = read_lines(path)
-    if len(lines) < 2:
-        raise ValueError(f"{path} has no rows: give a header and a row for each run")
-    header, *rows = lines
-    for name in header:
-        if name not in columns:
-            raise ValueError(f"{path}: {unknown('column', name, columns)}")
-        if header.count(name) > 1:
-            raise ValueError(f"{path}: column {name} stands twice")
-    for row_number, row in enumerate(rows, 1):
-        if len(row) != len(header):
-            raise ValueError(
-                f"{path}, row {row_number}: it has {len(row)} cells, the header {len(header)}"
-            )
-    return [{name: cell for name, cell in zip(header, row, strict=True) if cell} for row in rows]
-
-
-def whole_cell(text: str, name: str, minimum: int, maximum: int) -> int:
-    """Read a whole number."""
-    value = int(text) if text.isascii() and text.isdigit() else text
-    return whole_number(value, name, minimum=minimum, maximum=maximum)
-
-
-def relative_variance(cells: Mapping[str, str], mean: float) -> float:
-    """Return the variance of the mean of `n` runs with standard deviation `spread`, over mean^2."""
-    repetitions = whole_cell(cells.get("n", "1"), "n", 1, MAX_COUNT)
-    spread = positive_cell(cells, "spread") if "spread" in cells else 0.0
-    return (spread / mean) ** 2 / repetitions if spread else 0.0
-
-
-def share_cell(cells: Mapping[str, str], name: str) -> float:
-    """Read a number from 0 to 1."""
-    try:
-        return share(float(cells[name]), name)
-    except ValueError:
-        raise ValueError(f"{name} must be a number from 0 to 1, got {cells[name]!r}") from None
-
-
-def positive_cell(cells: Mapping[str, str], name: str, *, or_zero: bool = False) -> float:
-    """Read a number above 0 (or of at least 0), NaN where the cell is empty."""
-    if name not in cells:
-        return math.nan
-    try:
-        value = float(cells[name])
-    except ValueError:
-        value = math.nan
-    if not (0 < value < math.inf or (or_zero and value == 0)):
-        least = "of at least 0" if or_zero else "above 0"
-        raise ValueError(f"{name} must be a number {least}, got {cells[name]!r}")
-    return value

@@ -130,7 +130,7 @@ def abbreviated(value: Any) -> str:
 def record_html(record: Any) -> str:
     """Render a record as a table: its facts, and the names of its other attributes."""
     values = dict(facts(record))
-    meanings = _meanings(type(record))
+    meanings = attribute_meanings(type(record))
     other_names = ", ".join(name for name in meanings if name not in values)
     return facts_html(type(record).__name__, values.items(), meanings, other_names)
 
@@ -238,7 +238,7 @@ def _array(value: Any) -> str:
     return f"{abbreviated(value)}{value_range}"
 
 
-def _meanings(record: type[Any]) -> dict[str, str]:
+def attribute_meanings(record: type[Any]) -> dict[str, str]:
     """Read the meanings of fields and properties from the docstrings of a class."""
     _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
     attributes = attributes.partition("\n\n")[0]

@@ -15,13 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.longest_path import (
-    CycleError,
-    Lags,
-    Preds,
-    Times,
-    finish_times,
-)
+from pipejax.base.longest_path import CycleError, Lags, Preds, Times, finish_times
 
 SOURCE = 0
 

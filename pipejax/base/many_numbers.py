@@ -96,8 +96,7 @@ class Many:
     __mul__ = __rmul__ = _product
     __truediv__, __rtruediv__ = _quotient, _swapped(_quotient)
     __pow__ = _operation(
-        operator.pow,
-        lambda a, b, c: (b * a ** (b - 1), np.log(np.where(a == 0, 1.0, a)) * c),
+        operator.pow, lambda a, b, c: (b * a ** (b - 1), np.log(np.where(a == 0, 1.0, a)) * c)
     )
     __mod__ = _operation(operator.mod)
     __and__ = __rand__ = _operation(operator.and_)

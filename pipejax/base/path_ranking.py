@@ -150,9 +150,12 @@ class PathRanking:
             heapq.heappush(self._candidates[node], (-length, column, rank))
 
     def _pop(self, node: int) -> bool:
-        """Move the longest candidate to the known paths; return False if its kind is known."""
+        """Move the longest candidate to the known paths; return False if its kind is known.
+
+        A candidate is the predecessor's path of a rank, over the edge in a column.
+        """
         negative_length, column, rank = heapq.heappop(self._candidates[node])
-        self._due[node] = column, rank
+        self._due[node] = column, rank  # whose next rank is to become a candidate
         kind = 0
         if self._kinds is not None:
             kind = self._known_paths(self._pred(node, column))[rank].kind

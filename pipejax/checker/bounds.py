@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 
 
 class PipeStage(NamedTuple):
-    """A stage of a pipe with microbatches: least times and sizes, ways to it and from it."""
+    """A stage of a pipe that has microbatches; times [s] and sizes are the least over these."""
 
     worker: int
     stage: int
@@ -50,10 +50,10 @@ Group = list[tuple[list[PipeStage], float]]  # stages and limits of workers that
 def derive_bounds(
     table: Table, links: Prices, seconds: Prices, memory: Prices, question: Question
 ) -> dict[str, float]:
-    """Return the largest bound of each kind."""
+    """Return the largest lower bound [s] of each kind in `DERIVED` that applies."""
     is_span, limits, may_offload = question
     bounds = {}
-    if not is_span:  # a span may be shorter than the way to its first op
+    if not is_span:  # a span excludes the time before its first op
         free = NO_LINKS | {"host_links": links["host_links"], "pairs": {}, "has_rendezvous": False}
         bounds["path"] = max(Run(table, free, seconds).end.values())
     if not table.rules.is_usual:
@@ -61,17 +61,17 @@ def derive_bounds(
     pipes = range(len(table.placement))
     stages = [s for pipe in pipes for s in pipe_stages(table, seconds, memory, pipe)]
     workers = range(len(table.rows))
-    on_worker = {worker: [s for s in stages if s.worker == worker] for worker in workers}
-    bounds["worker"] = max(work(on_worker[worker], is_span) for worker in workers)
+    worker_stages = {worker: [s for s in stages if s.worker == worker] for worker in workers}
+    bounds["worker"] = max(work(worker_stages[worker], is_span) for worker in workers)
     bounds["stage"] = max(chain(stage, None, is_span) for stage in stages)
     if limits is not None and not may_offload:
         bounds["memory chain"] = max(chain(s, limits[s.worker], is_span) for s in stages)
     if limits is not None and (not may_offload or {"O", "L"} <= set(seconds)):
         shared = [] if is_span else links["host_links"]  # spans of two workers need not meet
-        alone = [[worker] for worker in workers if not any(worker in group for group in shared)]
+        single = [[worker] for worker in workers if not any(worker in group for group in shared)]
         groups: list[Group] = [
-            [(on_worker[worker], limits[worker]) for worker in group if on_worker[worker]]
-            for group in [*shared, *alone]
+            [(worker_stages[worker], limits[worker]) for worker in group if worker_stages[worker]]
+            for group in [*shared, *single]
         ]
         ends = [least_end(group, is_span, may_offload) for group in groups if group]
         unit = common_unit(list_durations(table, links, seconds, may_offload))
@@ -80,15 +80,15 @@ def derive_bounds(
 
 
 def _least(values: Any, axes: int) -> Any:
-    """Return the least over microbatches, which are the axis behind so many others."""
+    """Return nested lists with the smallest over microbatches, the axis after `axes` others."""
     if axes:
         return [_least(entry, axes - 1) for entry in values]
     return min(values) if isinstance(values, list) else values
 
 
 def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> list[PipeStage]:
-    """Return the stages of a pipe; none of a pipe without microbatches."""
-    count, homes = table.pipes.count(pipe), table.placement[pipe]
+    """Return the stages of a pipe, an empty list without microbatches."""
+    count, workers = table.pipes.count(pipe), table.placement[pipe]
     if not count:
         return []
     times = {key: _least(value, 3 if key in MESSAGE else 1) for key, value in seconds.items()}
@@ -97,7 +97,8 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
     stages = range(table.num_stages)
 
     def hop(way: int, boundary: int) -> float:
-        if homes[boundary] == homes[boundary + 1]:
+        """Return the time of a message over a boundary, 0 within a worker [s]."""
+        if workers[boundary] == workers[boundary + 1]:
             return 0.0
         return float(sum(times[key][way][pipe][boundary] for key in MESSAGE))
 
@@ -114,7 +115,7 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
     has_link = {"O", "L"} <= set(times)
     return [
         PipeStage(
-            worker=homes[s],
+            worker=workers[s],
             stage=s,
             microbatches=count,
             forward=f[s],
@@ -135,33 +136,36 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
 
 
 def work(stages: list[PipeStage], is_span: bool) -> float:
-    """Return the time of all ops of a worker, behind the shortest way to one of them."""
+    """Return the least end of a worker: time to its first op, all its ops, then the step end."""
     busy = sum(s.microbatches * (s.forward + s.gradient) for s in stages)
     if is_span or not stages:
         return busy
     updates = sum({s.stage: s.update for s in stages}.values())
-    turned = sum(s.microbatches * (s.forward + s.input_gradient) for s in stages)
-    turned += min(s.tail for s in stages)
-    updates_end = max(min(s.step_end for s in stages), updates)
-    return min(s.head for s in stages) + max(busy + updates_end, turned)
+    after_all = max(min(s.step_end for s in stages), updates)
+    # or after the last input gradient, from which the shortest way leads to the end of the run
+    until_inputs = sum(s.microbatches * (s.forward + s.input_gradient) for s in stages)
+    shortest_tail = min(s.tail for s in stages)
+    return min(s.head for s in stages) + max(busy + after_all, until_inputs + shortest_tail)
 
 
 def chain(s: PipeStage, limit: float | None, is_span: bool) -> float:
     """Return the length of the longest path through one stage.
 
-    Each F follows the last one, each input gradient the last one and its own F. Where the limit
-    leaves no room, F waits for gradients.
+    Each F follows the last one, each input gradient the last one and its own F. If the limit has
+    no room for an activation, its F waits for gradients.
     """
     forward, ends, rest = 0.0 if is_span else s.head, [0.0], s.gradient - s.input_gradient
     for k in range(s.microbatches):
         if limit is not None and s.size:
-            over = k + 1 - limit / s.size  # activations too many
-            awaited = math.ceil(max(0.0, over - ROUNDING))
-            # input gradients leave the share of W: does room take a weight gradient too?
-            needs_weight = over - awaited * (1 - s.share) > (awaited - 1 + ROUNDING) * s.share
-            if awaited:
-                more = min(s.input_gradient, rest) if s.share > 0 and needs_weight else 0.0
-                forward = max(forward, ends[min(awaited, k)] + more)
+            # limit of 2.5 activations, third F (k = 2): 0.5 too many, so it waits for 1 gradient
+            excess = k + 1 - limit / s.size
+            num_gradients = math.ceil(max(0.0, excess - ROUNDING))
+            # input gradients leave the share of W: is a weight gradient needed too?
+            left_over = excess - num_gradients * (1 - s.share)
+            needs_weight = left_over > (num_gradients - 1 + ROUNDING) * s.share
+            if num_gradients:
+                weight = min(s.input_gradient, rest) if s.share > 0 and needs_weight else 0.0
+                forward = max(forward, ends[min(num_gradients, k)] + weight)
         forward += s.forward
         ends.append(max(forward + s.trip, ends[-1]) + s.input_gradient)
     return ends[-1] + (rest if is_span else s.tail)
@@ -169,21 +173,22 @@ def chain(s: PipeStage, limit: float | None, is_span: bool) -> float:
 
 # --------------------------------------------------------------------------------- memory area
 def least_end(group: Group, is_span: bool, may_offload: bool) -> float:
-    """Return the least end by which the host link of a group can carry enough."""
-    stages = [s for on_worker, _ in group for s in on_worker]
+    """Return the least end by which the shared host link of a group can carry enough [s]."""
+    stages = [s for worker_stages, _ in group for s in worker_stages]
     idle = min(_head(s, is_span) + s.forward for s in stages)
     idle += min(s.input_gradient + _tail(s, is_span) for s in stages)
 
-    def suffices(end: float) -> bool:
+    def is_enough(end: float) -> bool:
+        """Return whether all offloads and loads fit on the link in a run that ends then."""
         needed = sum(link_time(s, limit, end, is_span, may_offload) for s, limit in group)
         return needed <= max(0.0, end - idle)
 
-    low, high = 0.0, 1.0
-    while not suffices(high):
+    low, high = 0.0, 1.0  # doubled until enough, then bisected
+    while not is_enough(high):
         low, high = high, 2 * high
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
@@ -196,7 +201,7 @@ def _tail(s: PipeStage, is_span: bool) -> float:
 
 
 def _filled(stages: list[PipeStage], limit: float) -> float:
-    """Return the room that whole activations can fill, where all have one size; else all room."""
+    """Return the memory that whole activations can fill, if all have one size; else all of it."""
     room = max(0.0, min(limit, sum(s.microbatches * s.size for s in stages)))
     sizes = {s.size for s in stages}
     size = min(sizes)
@@ -208,38 +213,39 @@ def _filled(stages: list[PipeStage], limit: float) -> float:
 def link_time(
     stages: list[PipeStage], limit: float, end: float, is_span: bool, may_offload: bool
 ) -> float:
-    """Return the seconds of the host link that a worker needs for a run that ends by then."""
+    """Return the seconds of the host link that a worker needs for a run that ends at `end`.
+
+    Activations need memory times time, an area; offloads must make up for the area that lacks.
+    """
     length = end - min(_head(s, is_span) for s in stages)
     length -= min(_tail(s, is_span) for s in stages)
     room = _filled(stages, limit)
     if length < sum(s.microbatches * (s.forward + s.input_gradient) for s in stages) or room <= 0:
         return math.inf
-    link = {s: s.link if may_offload else math.inf for s in stages}
-    away = {s: max(0.0, s.trip - link[s]) for s in stages}
-    held = sum(s.microbatches * s.size * (s.forward + s.trip + s.input_gradient) for s in stages)
-    lack = held + _unused(stages, limit, room, is_span) - room * length
+    needed = sum(s.microbatches * s.size * (s.forward + s.trip + s.input_gradient) for s in stages)
+    lack = needed + _unused(stages, limit, room, is_span) - room * length
     if lack <= ROUNDING * room * length:
         return 0.0
-    able = sorted(
-        (s for s in stages if s.size * away[s] > 0), key=lambda s: link[s] / (s.size * away[s])
-    )
-    if not able:
+    link = {s: s.link if may_offload else math.inf for s in stages}
+    saved = {s: s.size * max(0.0, s.trip - link[s]) for s in stages}  # area by one offload
+    offloaded = sorted((s for s in stages if saved[s] > 0), key=lambda s: link[s] / saved[s])
+    if not offloaded:
         return math.inf
-    largest = max(s.size * away[s] for s in able)
-    least = math.ceil(lack / largest - ROUNDING) * min(link[s] for s in able)
+    largest = max(saved[s] for s in offloaded)
+    least = math.ceil(lack / largest - ROUNDING) * min(link[s] for s in offloaded)
     seconds = 0.0
-    for s in able:
-        part = min(lack, s.microbatches * s.size * away[s])
-        seconds += link[s] * part / (s.size * away[s])
-        lack -= part
+    for s in offloaded:  # first those that save most for a second of the link
+        area = min(lack, s.microbatches * saved[s])
+        seconds += link[s] * area / saved[s]
+        lack -= area
     return math.inf if lack > ROUNDING * room * length else max(least, seconds)
 
 
 def _unused(stages: list[PipeStage], limit: float, room: float, is_span: bool) -> float:
-    """Return the memory times seconds that no activation can use.
+    """Return the memory times time that no activation can use.
 
-    One F after the other takes memory, and one input gradient after the other frees it. Beside the
-    share of a W fewer activations may fit.
+    At the start, one F after the other takes memory, and at the end, one input gradient after the
+    other frees it. While an activation's share for W is kept, fewer others may fit.
     """
     largest, total = max(s.size for s in stages), sum(s.microbatches * s.size for s in stages)
     steps = int(room / largest + ROUNDING)
@@ -255,7 +261,7 @@ def _unused(stages: list[PipeStage], limit: float, room: float, is_span: bool) -
 
 
 def list_durations(table: Table, links: Prices, seconds: Prices, may_offload: bool) -> list[float]:
-    """List the durations above 0 of ops and messages, in any order of them."""
+    """List the durations above 0 of all ops and messages [s]."""
     times: list[float] = []
     for letters in (*"FBIWAU", *("OL" if may_offload else "")):
         for time in seconds.get(letters, []):
@@ -277,13 +283,14 @@ def common_unit(times: list[float]) -> float | None:
     if not times:
         return None
     scale = 10.0 ** math.ceil(math.log10(max(times)))
-    exact = [Fraction(time / scale).limit_denominator(10**8) for time in times]
-    pairs = zip(exact, times, strict=True)
+    fractions = [Fraction(time / scale).limit_denominator(10**8) for time in times]
+    pairs = zip(fractions, times, strict=True)
     if not all(math.isclose(fraction, time / scale, rel_tol=1e-9) for fraction, time in pairs):
         return None
-    below = math.lcm(*(fraction.denominator for fraction in exact))
-    whole = math.gcd(*(int(fraction * below) for fraction in exact))
-    return scale * float(Fraction(whole, below))
+    # 1/2 and 3/4 are 2 and 3 quarters: their unit is gcd(2, 3) quarters
+    denominator = math.lcm(*(fraction.denominator for fraction in fractions))
+    divisor = math.gcd(*(int(fraction * denominator) for fraction in fractions))
+    return scale * float(Fraction(divisor, denominator))
 
 
 def round_up(bound: float, unit: float | None) -> float:

@@ -17,10 +17,10 @@ Curve = list[tuple[float, float]]  # moments, and the memory that a worker holds
 class Discrepancy(NamedTuple):
     """One claim that does not hold."""
 
-    claim: str  # what is claimed, down to the op, with its worker and slot, or the worker
-    claimed: Any  # the value that the certificate states; None where it states none
-    derived: Any  # the value that was derived; None where there is none
-    why: str = ""  # what decides the derived value
+    claim: str  # name of the value, with op, worker and slot
+    claimed: Any  # value in the certificate, or None
+    derived: Any  # value that was derived, or None
+    why: str = ""  # reason of the derived value
 
     def __str__(self) -> str:
         """Return one line."""
@@ -32,7 +32,7 @@ class Discrepancy(NamedTuple):
 
 
 def derive(run: Run, memory: Prices) -> dict[str, Any]:
-    """Derive the claims and the proof of a run, in the form of a certificate."""
+    """Return the claims and the proof that a run supports, by the keys of a certificate."""
     workers = range(len(run.table.rows))
     on_compute = [run.worker_events(worker) for worker in workers]
     spans = []
@@ -60,7 +60,7 @@ def derive(run: Run, memory: Prices) -> dict[str, Any]:
 
 
 def derive_optimum(run: Run, value: float, checksum: str) -> dict[str, Any]:
-    """Derive the claims of the best known answer to a search."""
+    """Return the claims that a run supports as the answer of a search."""
     starts = {
         f"{stage}{letters}{microbatch}": run.start[cell]
         for (letters, stage, microbatch), cell in run.table.cell.items()
@@ -70,9 +70,10 @@ def derive_optimum(run: Run, value: float, checksum: str) -> dict[str, Any]:
 
 
 def peak_in_flight(row: list[list[Op]], rules: TableRules) -> float:
-    """Return the most activations that a worker holds at once, in the order of its row."""
+    """Return the largest number of activations that a worker holds, in the order of its row."""
 
     def change(cell: list[Op], moment: str) -> float:
+        """Return the change by ops of added kinds at "at_start" or "at_end" of a cell."""
         kinds = (rules.kinds[op[0]] for op in cell if op[0] in rules.kinds)
         return sum(
             count * rules.items.get(part, 1)
@@ -91,16 +92,16 @@ def peak_in_flight(row: list[list[Op]], rules: TableRules) -> float:
 
 
 def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
-    """Return the memory that a worker holds; all changes of one moment count as one."""
+    """Return (time, memory from then on) of a worker, once for each time of a change."""
     changes: dict[float, float] = defaultdict(float)
     for slot, cell in enumerate(run.table.rows[worker]):
-        here = worker, slot
-        for op in cell if here in run.end else ():
+        event = worker, slot
+        for op in cell if event in run.end else ():
             at_start, at_end = _changes(op, run, memory)
             if op[0] in at_start:
-                changes[run.start[here]] += at_start[op[0]]
+                changes[run.start[event]] += at_start[op[0]]
             if op[0] in at_end:
-                changes[run.end[here]] += at_end[op[0]]
+                changes[run.end[event]] += at_end[op[0]]
     curve, held = [], 0.0
     for moment in sorted(changes):
         held += changes[moment]
@@ -109,24 +110,27 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
 
 
 def _changes(op: Op, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the changes of memory at the start and at the end of ops, by letters."""
-    letters, place, number = op
+    """Return the changes of memory at the start and at the end of ops, by letters.
+
+    They hold for ops of the stage and microbatch of `op`.
+    """
+    letters, scope, number = op
     rules = run.rules
     # an op of a worker counts as one of the last stage, an op of no microbatch as of the first
-    stage, microbatch = -1 if isinstance(place, str) else place, max(number, 0)
-    whole, share, checkpoint = (at_microbatch(memory[key][stage], microbatch) for key in SIZES)
-    for_w = share * whole
-    makers = ["R", *rules.recomputing()]
-    is_again = any((maker, stage, microbatch) in run.table.cell for maker in makers)
-    rest = checkpoint if is_again else whole
-    at_start = {"F": rest, "R": whole - rest, "L": rest}
-    at_end = {"B": -whole, "I": -(whole - for_w), "W": -for_w, "O": -rest}
+    stage, microbatch = -1 if isinstance(scope, str) else scope, max(number, 0)
+    size, share, checkpoint = (at_microbatch(memory[key][stage], microbatch) for key in SIZES)
+    for_w = share * size
+    phases = ["R", *rules.recomputing()]
+    is_recomputed = any((phase, stage, microbatch) in run.table.cell for phase in phases)
+    forward = checkpoint if is_recomputed else size  # that F leaves
+    at_start = {"F": forward, "R": size - forward, "L": forward}
+    at_end = {"B": -size, "I": -(size - for_w), "W": -for_w, "O": -forward}
     for work, sizes in zip("BIW", memory.get(AT_WORK, ()), strict=False):
-        size = at_microbatch(sizes[stage], microbatch)
-        at_start[work], at_end[work] = size, at_end[work] - size
+        extra = at_microbatch(sizes[stage], microbatch)
+        at_start[work], at_end[work] = extra, at_end[work] - extra
     if letters in rules.kinds:
-        parts = {"activation": whole, "for_w": for_w, "checkpoint": checkpoint}
-        parts |= {item: share * whole for item, share in rules.items.items()}
+        parts = {"activation": size, "for_w": for_w, "checkpoint": checkpoint}
+        parts |= {item: share * size for item, share in rules.items.items()}
         for moment, changes in (("at_start", at_start), ("at_end", at_end)):
             counts = rules.kinds[letters][moment]
             if counts:
@@ -149,7 +153,7 @@ class Tolerance(NamedTuple):
 
 
 def tolerance(derived: dict[str, Any], memory: Prices, rules: TableRules) -> Tolerance:
-    """Return the tolerances of a run; counts are whole where no item is a part of one."""
+    """Return the tolerances of a run; 0 for counts without items, which are whole."""
     sizes = [size for key in ("sizes", "checkpoints") for size in _numbers(memory[key])]
     largest = max([*sizes, *derived["peak_memory"].values()])
     counts = max(derived["peak_in_flight"].values()) if rules.items else 0
@@ -165,7 +169,7 @@ def _numbers(values: Any) -> Iterator[float]:
 
 
 def differences(claimed: Any, derived: Any, within: float, where: str) -> Iterator[Discrepancy]:
-    """Compare a claim with the derived one, down to single numbers."""
+    """List the differences of a claim from the derived value, down to single numbers."""
     if isinstance(claimed, dict) and isinstance(derived, dict):
         for key in [*derived, *(key for key in claimed if key not in derived)]:
             pair = claimed.get(key), derived.get(key)

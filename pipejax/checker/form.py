@@ -1,15 +1,16 @@
 """Closed forms: a claim of all runs of a table, and its proof in whole numbers.
 
 A makespan T is the largest of many linear functions of the parameters, so it is convex. Let E be
-the largest facet. The cells, simplices of rays, cover the domain. On each cell one facet is the
-largest at all rays, so E is linear there, and (1 - gap) T <= E at the rays holds in between. Each
-facet is the count of a path, so E <= T everywhere.
+the largest facet. Cells, simplices of rays, cover the domain. On each cell one facet is the largest
+at all rays: E is linear there, and (1 - gap) T <= E at the rays holds in between. Each facet is the
+count of a path, so E <= T everywhere.
 """
 
+import functools
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ Row = list[int]
 
 
 class Form(NamedTuple):
-    """A closed form that was read; a point of the domain times any of its rows is at least 0."""
+    """A closed form; a point is in the domain if its product with each row is at least 0."""
 
     table: Table
     links: Prices
@@ -49,7 +50,7 @@ class Form(NamedTuple):
 
 
 def read_form(data: Mapping[str, Any], name: str) -> Form:
-    """Read a certificate of a closed form, whose keys are checked."""
+    """Read the parts of a closed form's certificate, and check their shapes."""
     costs, claim, proof = data["costs"], data["claim"], data["proof"]
     table = Table(data["table"])
     links = read_links(costs["links"], table, f"{name}: links")
@@ -71,6 +72,7 @@ def read_form(data: Mapping[str, Any], name: str) -> Form:
 def _read_parameters(
     parameters: Any, table: Table, name: str
 ) -> tuple[list[str], list[int], list[Prices]]:
+    """Return names, units and weights of parameters; weights are costs by key, 0 if not given."""
     is_valid = isinstance(parameters, list) and len(parameters) > 0
     require(is_valid, f"{name}: parameters", "a list", parameters)
     keys = [*TIMED, *table.rules.kinds, *MESSAGE, "pair"]
@@ -83,24 +85,19 @@ def _read_parameters(
         weights = parameter["weights"]
         is_valid = isinstance(weights, dict) and set(weights) <= set(keys)
         require(is_valid, f"{name}: weights", f"an object of {', '.join(keys)}", weights)
-    names, units, listed = (
+    names, units, weights_list = (
         [parameter[key] for parameter in parameters] for key in ("name", "unit", "weights")
     )
     require(len(set(names)) >= len(names), f"{name}: parameters", "of different names", names)
-    if not any("pair" in weights for weights in listed):  # then a pair lasts as long as both ops
+    if not any("pair" in weights for weights in weights_list):  # a pair takes as long as both ops
         keys.remove("pair")
-    shapes = {key: full_shape(key, table, *(w.get(key) for w in listed)) for key in keys}
-    for parameter, weights in zip(names, listed, strict=True):
+    shapes = {key: full_shape(key, table, *(w.get(key) for w in weights_list)) for key in keys}
+    for parameter, weights in zip(names, weights_list, strict=True):
         for key, value in weights.items():
             check_numbers(value, shapes[key], f"{name}: {parameter}: {key}", is_whole)
-    return (
-        names,
-        units,
-        [
-            {key: weights.get(key, _zeros(shape)) for key, shape in shapes.items()}
-            for weights in listed
-        ],
-    )
+    zeros = {key: _zeros(shape) for key, shape in shapes.items()}
+    prices = [{key: weights.get(key, zeros[key]) for key in keys} for weights in weights_list]
+    return names, units, prices
 
 
 def _zeros(shape: tuple[int, ...]) -> Any:
@@ -108,7 +105,10 @@ def _zeros(shape: tuple[int, ...]) -> Any:
 
 
 def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[Row]:
-    """Return the rows of the domain: parameters are at least 0, and within their bounds."""
+    """Return the rows of the domain: parameters are at least 0, and within their bounds.
+
+    A point x of the domain has row . x >= 0 for every row.
+    """
     is_valid = isinstance(box, dict) and set(box) <= set(names)
     require(is_valid, where, f"an object with bounds of {', '.join(names)}", box)
     for name, bounds in box.items():
@@ -116,29 +116,29 @@ def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[
         require(is_valid, f"{where}: {name}", "two numbers", bounds)
         is_valid = all(bound is None or is_time(bound) for bound in bounds)
         require(is_valid, f"{where}: {name}", "numbers of at least 0 or null", bounds)
-    # a parameter that the box fixes is the scale of all others; else the scale is a coordinate
-    equal = [names.index(name) for name, (low, high) in box.items() if low == high and low]
-    dims = len(names) + bool(box and not equal)
-    scale, size = dims - 1, Fraction(1)
-    if equal:
-        scale = min(equal)
-        size = units[scale] / Fraction(repr(box[names[scale]][0]))
+    # F from 0.5 to 2 is F >= 0.5 h and F <= 2 h with h, the last coordinate. If the box fixes a
+    # parameter, say B = 4, then h = B / 4 and needs no coordinate.
+    fixed = [names.index(name) for name, (low, high) in box.items() if low == high and low]
+    dims = len(names) + bool(box and not fixed)
+    scale_axis, scale = dims - 1, Fraction(1)
+    if fixed:
+        scale_axis = min(fixed)
+        scale = units[scale_axis] / Fraction(repr(box[names[scale_axis]][0]))
     rows = [[int(row == column) for column in range(dims)] for row in range(dims)]
-    for name, bounds in box.items():
-        k = names.index(name)
-        for bound, sign in zip(bounds, (1, -1), strict=True):
-            if bound is None or (equal and k == scale):
-                continue
-            row = [Fraction(0)] * dims
-            row[k] = Fraction(sign * units[k])
-            row[scale] -= sign * Fraction(repr(bound)) * size  # as written: 0.1 is a tenth
-            whole = math.lcm(*(value.denominator for value in row))
-            rows.append([int(value * whole) for value in row])
+    for name, (low, high) in box.items():
+        axis = names.index(name)
+        for bound, sign in ((low, 1), (high, -1)):
+            if bound is not None and not (fixed and axis == scale_axis):
+                row = [Fraction(0)] * dims
+                row[axis] = Fraction(sign * units[axis])
+                row[scale_axis] -= sign * Fraction(repr(bound)) * scale  # as written: 0.1 is 1/10
+                denominator = math.lcm(*(value.denominator for value in row))
+                rows.append([int(value * denominator) for value in row])
     return rows
 
 
 def box_text(names: Collection[str], box: Mapping[str, Any]) -> str:
-    """Return where parameters lie, as `F = 1, B from 1 to 3`; nothing where they are free."""
+    """Write the ranges of parameters as `F = 1, B from 1 to 3`, without those that are free."""
     texts = []
     for name in names:
         low, high = box.get(name, (None, None))
@@ -153,11 +153,11 @@ def box_text(names: Collection[str], box: Mapping[str, Any]) -> str:
 
 
 def form_text(form: Form) -> str:
-    """Return what a closed form claims, and where."""
-    part, whole = form.gap
-    claim = f"at most {100 * part / whole:.2g} % too small" if part else "exact"
-    where = box_text(form.names, form.box)
-    return f"{claim} for {where}" if where else claim
+    """Write the claim of a closed form, as "exact for F = 1, B from 1 to 3"."""
+    numerator, denominator = form.gap
+    claim = f"at most {100 * numerator / denominator:.2g} % too small" if numerator else "exact"
+    box = box_text(form.names, form.box)
+    return f"{claim} for {box}" if box else claim
 
 
 def check_form(form: Form, report: Mapping[str, Any]) -> Iterator[Discrepancy]:
@@ -176,19 +176,20 @@ def check_form(form: Form, report: Mapping[str, Any]) -> Iterator[Discrepancy]:
 
 
 def _check_report(form: Form, report: Mapping[str, Any]) -> Iterator[Discrepancy]:
-    part, whole = form.gap
+    """List the entries of a report that differ from its certificate."""
+    numerator, denominator = form.gap
     derived = {
         "parameters": form.names,
         "facets": [[n / u for n, u in zip(f, form.units, strict=True)] for f in form.facets],
-        "exact": part == 0,
-        "gap": part / whole,
+        "exact": numerator == 0,
+        "gap": numerator / denominator,
     }
     for key, value in derived.items():
         if key in report and report[key] != value:
             yield Discrepancy(f"report: {key}", report[key], value, "by its certificate")
 
 
-def _dot(row: Row, other: Row) -> int:
+def _dot(row: Sequence[int], other: Row) -> int:
     return sum(map(operator.mul, row, other))
 
 
@@ -203,36 +204,37 @@ class CountedRuns:
     """Runs of a table in whole numbers, which count the parameters on a longest path."""
 
     def __init__(self, form: Form) -> None:
-        """Run the table with all weights together, which says what waits for what."""
+        """Run the table with the sum of all weights, which orders events, and with each of them.
+
+        `durations` and the lags in `waits` have a count for each parameter.
+        """
         total = {key: _sum([w[key] for w in form.weights]) for key in form.weights[0]}
         run = Run(form.table, form.links, total)
-        alone = [Run(form.table, form.links, weights) for weights in form.weights]
+        single_runs = [Run(form.table, form.links, weights) for weights in form.weights]
         self.order = [*run.end]
-        # without any A or U of its own, a run has no such events
-        self.durations = {e: [int(r.durations.get(e, 0)) for r in alone] for e in self.order}
-        nothing = [0] * len(alone)
+        # a run of a parameter without A or U has no such events
+        self.durations = {e: [int(r.durations.get(e, 0)) for r in single_runs] for e in self.order}
+        zeros = [0] * len(single_runs)
         self.waits: dict[Event, list[tuple[Event, Row]]] = {event: [] for event in self.order}
         for event in self.order:
             for other, _ in run.waits[event]:
                 message = run.messages.get(other)
                 has_lag = message is not None and event == message.consumer
-                lag = [int(r.messages[other].lag) for r in alone] if has_lag else nothing
+                lag = [int(r.messages[other].lag) for r in single_runs] if has_lag else zeros
                 self.waits[event].append((other, lag))
 
     def ends(self, point: Row) -> dict[Event, int]:
-        """Return the end of each event at a point."""
-        values: dict[tuple[int, ...], int] = {}  # few counts differ
+        """Return the end of each event at a point, the values of the parameters."""
 
-        def value(counts: Row) -> int:
-            key = (*counts,)
-            if key not in values:
-                values[key] = _dot(counts, point)
-            return values[key]
+        @functools.cache  # few counts differ
+        def value(counts: tuple[int, ...]) -> int:
+            """Return the value of a sum of parameters, given by its counts."""
+            return _dot(counts, point)
 
         end: dict[Event, int] = {}
         for event in self.order:
-            start = max((end[other] + value(lag) for other, lag in self.waits[event]), default=0)
-            end[event] = start + value(self.durations[event])
+            arrivals = (end[other] + value((*lag,)) for other, lag in self.waits[event])
+            end[event] = max(arrivals, default=0) + value((*self.durations[event],))
         return end
 
     def counts(self, point: Row) -> Row:
@@ -240,10 +242,8 @@ class CountedRuns:
         end = self.ends(point)
         event = max(end, key=lambda event: end[event])
         counts = self.durations[event]
-        while self.waits[event]:
-            event, lag = max(
-                self.waits[event], key=lambda wait: end[wait[0]] + _dot(wait[1], point)
-            )
+        while waits := self.waits[event]:  # from the last event back to the first
+            event, lag = max(waits, key=lambda wait: end[wait[0]] + _dot(wait[1], point))
             counts = [*map(sum, zip(counts, lag, self.durations[event], strict=True))]
         return counts
 
@@ -259,9 +259,10 @@ def _check_facets(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
 
 
 def _check_cover(form: Form) -> Iterator[Discrepancy]:
-    """Check that the cells cover the domain.
+    """Check that the cells cover the domain: each wall is shared by two of them or on its border.
 
-    A straight way from inside a cell to any point of the domain then never leaves them.
+    A straight line from inside a cell to any point of the domain then never leaves the cells. A
+    cell is (facet, ray, ray, ..); a wall of it lacks one of the rays.
     """
     rays, cells = form.rays, form.cells
     products = [[_dot(row, ray) for row in form.domain] for ray in rays]
@@ -280,12 +281,13 @@ def _check_cover(form: Form) -> Iterator[Discrepancy]:
         return
     walls: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for k, (_, *corners) in enumerate(cells):
-        side = determinant_sign([rays[corner] for corner in corners])
+        side = determinant_sign([rays[ray] for ray in corners])
         if side == 0:
             yield Discrepancy(f"cell {k}", "of full dimension", cells[k], "which is flat")
-        for place in range(len(corners)):
-            # a corner moves to the front past `place` others, each of which turns the side around
-            walls[(*corners[:place], *corners[place + 1 :])].append(side * (-1) ** place)
+        for corner in range(len(corners)):
+            # The side of a wall on which its cell lies: the determinant with the removed corner in
+            # front, which changes sign with each of the `corner` others that it passes.
+            walls[(*corners[:corner], *corners[corner + 1 :])].append(side * (-1) ** corner)
     for wall, sides in walls.items():
         borders = range(len(form.domain))
         is_border = any(all(products[ray][k] == 0 for ray in wall) for k in borders)
@@ -296,22 +298,22 @@ def _check_cover(form: Form) -> Iterator[Discrepancy]:
 
 def determinant_sign(matrix: list[Row]) -> int:
     """Return the sign of a determinant, by elimination in whole numbers (Bareiss 1968)."""
-    rows, sign, before = [*matrix], 1, 1
+    # Dividing by the previous pivot leaves whole numbers. [2 1], [4 5]: the row below becomes
+    # (2 [4 5] - 4 [2 1]) / 1 = [0 6], and 6 is the determinant.
+    rows, sign, previous_pivot = [*matrix], 1, 1
     for k in range(len(rows)):
-        pivot = next((row for row in range(k, len(rows)) if rows[row][k]), None)
-        if pivot is None:
+        swap = next((row for row in range(k, len(rows)) if rows[row][k]), None)
+        if swap is None:
             return 0
-        if pivot != k:
-            rows[k], rows[pivot], sign = rows[pivot], rows[k], -sign
-        top, head = rows[k], rows[k][k]
+        if swap != k:
+            rows[k], rows[swap], sign = rows[swap], rows[k], -sign
+        top, pivot = rows[k], rows[k][k]
         for below in range(k + 1, len(rows)):
-            row, first = rows[below], rows[below][k]
-            rows[below] = [
-                (value * head - first * above) // before
-                for value, above in zip(row, top, strict=True)
-            ]
-        before = head
-    return sign if before > 0 else -sign
+            pairs = zip(rows[below], top, strict=True)
+            head = rows[below][k]
+            rows[below] = [(value * pivot - head * up) // previous_pivot for value, up in pairs]
+        previous_pivot = pivot
+    return sign if previous_pivot > 0 else -sign
 
 
 def _check_gap(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
@@ -322,12 +324,12 @@ def _check_gap(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
     for k, (facet, *corners) in enumerate(form.cells):
         if any(sums[ray][facet] != largest[ray] for ray in corners):
             yield Discrepancy(f"cell {k}", f"facet {facet} is the largest", False)
-    part, whole = form.gap
+    gap = Fraction(*form.gap)
     for point, value in zip(points, largest, strict=True):
         length = max(runs.ends(point).values())
-        if length * (whole - part) > value * whole:
+        if length * (1 - gap) > value:
             derived = float(1 - Fraction(value, length))
-            yield Discrepancy("gap", part / whole, derived, f"at {point}")
+            yield Discrepancy("gap", float(gap), derived, f"at {point}")
     for facet in sorted({*range(len(form.facets))} - {cell[0] for cell in form.cells}):
         yield Discrepancy(
             f"facet {facet}", form.facets[facet], None, "which is nowhere the largest"

@@ -36,7 +36,7 @@ Prices = dict[str, Any]
 
 
 def read_links(record: Any, table: Table, where: str) -> Prices:
-    """Return the links, with the models of pairs by pair and whether any is rendezvous."""
+    """Return checked links, with `pairs` (model by pair of workers) and `has_rendezvous`."""
     check_keys(record, NO_LINKS.keys(), where)
     check_word(record["model"], MODELS, f"{where}: model")
     check_word(record["queues"], QUEUES, f"{where}: queues")
@@ -57,12 +57,7 @@ def read_links(record: Any, table: Table, where: str) -> Prices:
     workers_text = f"workers are 0 to {workers - 1}"
     pair_links = record["pair_links"]
     is_valid = is_list(pair_links, is_model_of_pair)
-    require(
-        is_valid,
-        f"{where}: pair_links",
-        f"pairs with models; {workers_text}",
-        pair_links,
-    )
+    require(is_valid, f"{where}: pair_links", f"pairs with models; {workers_text}", pair_links)
     pairs = {tuple(pair): model for pair, model in pair_links}
     is_valid = len(pairs) >= len(pair_links)
     require(is_valid, f"{where}: pair_links", "pairs of which none stands twice", pair_links)
@@ -114,7 +109,7 @@ def _check_values(
 def read_seconds(
     seconds: Any, table: Table, where: str, *, is_in_units: bool, has_bounds: bool
 ) -> Prices:
-    """Return the times, of which there is one of every op."""
+    """Return checked times [s]; every op has one."""
     require(isinstance(seconds, dict), where, "an object of times", seconds)
     if {"pair", "pair_factor"} <= set(seconds):
         raise MalformedError(f"{where}: pair and pair_factor both price a fused pair")
@@ -132,7 +127,7 @@ def read_seconds(
 
 
 def read_memory(memory: Any, table: Table, where: str) -> Prices:
-    """Return the sizes of activations."""
+    """Return the checked sizes of activations, and of the memory of B, I and W at work if given."""
     has_work = isinstance(memory, dict) and AT_WORK in memory
     check_keys(memory, (*SIZES, AT_WORK) if has_work else SIZES, where)
     for key in SIZES:

@@ -68,7 +68,7 @@ class TableRules:
     """Kinds, by letters, and rules that a table adds to the usual ones."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        """Read the keys of a table that speak of them."""
+        """Read the keys of a table from `slices` to `rules`."""
         self.slices = data.get("slices", 1)
         require(is_whole(self.slices, 1), "slices", "a whole number of at least 1", self.slices)
         self.forward_only = data.get("forward_only", False)
@@ -96,6 +96,7 @@ class TableRules:
         self.rules = [self._read_rule(text) for text in _list(data, "rules", str)]
 
     def _add_kind(self, kind: dict[str, Any]) -> None:
+        """Check a kind of op, and record it with its defaults by its letters."""
         letters = kind.get("letters")
         where = f"kind {letters!r}"
         is_valid = set(kind) <= KIND_KEYS
@@ -127,6 +128,7 @@ class TableRules:
         self.kinds[str(letters)] = full
 
     def _read_rule(self, text: str) -> TableRule:
+        """Read a rule as "F <- G@-1 [message]": F waits for a message from the last stage's G."""
         match = _RULE.fullmatch(text.strip())
         if match is None:
             raise MalformedError(f"{text!r} is not a rule as 'consumer <- producer'")
@@ -136,29 +138,31 @@ class TableRules:
         rule = TableRule(text, *ends, is_all, offset, fields[12] is not None)
         consumer, producer = ends
         scopes = [self.scope(end.letters) for end in ends]
-        is_read = "stage" not in scopes and not consumer.offset
+        is_legal = "stage" not in scopes and not consumer.offset
         for end, scope in zip(ends, scopes, strict=True):
-            is_read &= scope != "worker" or (end.stage is None and not end.offset)
-        is_read &= scopes[0] != "worker" or scopes[1] == "worker" or producer.stage is not None
-        is_read &= not rule.has_message or "worker" not in scopes
-        is_read &= producer.microbatch is None or not (is_all or offset)
-        is_read &= not self.graph or abs(producer.offset) < 2
-        if not is_read:
+            is_legal &= scope != "worker" or (end.stage is None and not end.offset)
+        # an op of a worker has no stage, from which the producer's could follow
+        is_legal &= scopes[0] != "worker" or scopes[1] == "worker" or producer.stage is not None
+        is_legal &= not rule.has_message or "worker" not in scopes
+        is_legal &= producer.microbatch is None or not (is_all or offset)
+        is_legal &= not self.graph or abs(producer.offset) < 2
+        if not is_legal:
             raise MalformedError(f"rule {text!r} leads from no op or to none")
         return rule
 
     def _read_end(self, fields: tuple[Any, ...], text: str) -> RuleEnd:
-        stage, letters, microbatch, part, place = fields
+        """Return the consumer or producer of a rule, from the groups of its pattern."""
+        stage, letters, microbatch, slice_text, place = fields
         if letters not in self.kinds and letters not in LETTERS:
             raise MalformedError(f"rule {text!r}: unknown letters {letters!r}")
-        has_slice = part is not None
+        has_slice, slice_index = slice_text is not None, int(slice_text or 0)
         is_number = has_slice == (self.slices > 1) if microbatch else not has_slice
-        if not is_number or int(part or 0) >= self.slices:
-            raise MalformedError(f"rule {text!r}: {microbatch}.{part} is no microbatch")
-        number = int(microbatch) * self.slices + int(part or 0) if microbatch else None
+        if not is_number or slice_index >= self.slices:
+            raise MalformedError(f"rule {text!r}: {microbatch}.{slice_text} is no microbatch")
+        number = int(microbatch) * self.slices + slice_index if microbatch else None
         ends = {"first": 0, "last": "last"}
-        at = ends.get(place, int(stage) if stage else None)
-        return RuleEnd(letters, at, number, 0 if place in (None, *ends) else int(place))
+        rule_stage = ends.get(place, int(stage) if stage else None)
+        return RuleEnd(letters, rule_stage, number, 0 if place in (None, *ends) else int(place))
 
     def scope(self, letters: str) -> str:
         """Return the part of the work that an op belongs to, as "microbatch"."""
@@ -180,7 +184,7 @@ class TableRules:
         return len(lanes) == 2
 
     def stage_cells(self, letters: str) -> list[str]:
-        """List the letters on lanes of which an op awaits the last of its stage in its row."""
+        """List the letters on lanes whose last cell of its stage an op waits for."""
         computes = letters in tuple("FBIWR") or (letters in self.kinds and self.is_counted(letters))
         is_end = letters in ("WAIT_REDUCE_GRAD", "U")
         needs = (("UNSHARD", computes), ("REDUCE_GRAD", is_end))
@@ -222,7 +226,7 @@ class TableRules:
         return [b for a, b in self.graph if a == stage] if self.graph else [stage + 1]
 
     def route(self, source: int, target: int) -> tuple[int, int] | None:
-        """Return the way of a message (0 forth, 1 back) and the place of its times, if any."""
+        """Return the way of a message (0 forth, 1 back) and its boundary, None if there is none."""
         if not self.graph:
             return int(source > target), min(source, target)
         edges = enumerate(self.graph)
@@ -231,7 +235,7 @@ class TableRules:
         )
 
     def usual_inputs(self, op: Op) -> Iterator[Op]:
-        """List the ops that an op awaits by the usual rules, in the table or not."""
+        """List the ops that an op waits for by the usual rules, in the table or not."""
         letters, stage, microbatch = op
         for input_letters in INPUTS.get(letters, ""):
             yield input_letters, stage, microbatch
@@ -255,8 +259,8 @@ class TableRules:
     def added_inputs(
         self, op: Op, worker: int, num_stages: int, num_microbatches: int
     ) -> Iterator[tuple[Op, bool, int]]:
-        """List the ops that an op awaits by added rules, whether by message, and their rule."""
-        _, place, microbatch = op
+        """List (producer, whether by message, rule) for each input of an op by added rules."""
+        _, stage, microbatch = op
         for number, rule in enumerate(self.rules):
             if not self.is_consumer(rule, op, num_stages):
                 continue
@@ -266,17 +270,17 @@ class TableRules:
             elif end.stage is not None:
                 sources = [num_stages - 1 if end.stage == "last" else end.stage]
             elif end.offset and self.graph:
-                sources = self.sources(place) if end.offset < 0 else self.targets(place)
+                sources = self.sources(stage) if end.offset < 0 else self.targets(stage)
             else:
-                sources = [s for s in [place + end.offset] if 0 <= s < num_stages]
+                sources = [s for s in [stage + end.offset] if 0 <= s < num_stages]
             if rule.is_all:
                 numbers = range(num_microbatches)
             elif end.microbatch is not None:
                 numbers = range(end.microbatch, end.microbatch + 1)
             else:
-                first = microbatch + rule.slice_offset
+                other = microbatch + rule.slice_offset
                 is_inside = 0 <= microbatch % self.slices + rule.slice_offset < self.slices
-                numbers = range(first, first + is_inside)
+                numbers = range(other, other + is_inside)  # empty outside of the microbatch
             for source in sources:
                 yield from (((end.letters, source, m), rule.has_message, number) for m in numbers)
 
@@ -293,10 +297,10 @@ class TableRules:
 
     def op_text(self, op: Op) -> str:
         """Return the text of an op; slice k of microbatch m is m.k."""
-        letters, place, number = op
-        whole, part = divmod(number, self.slices)
-        text = "" if number < 0 else f"{whole}.{part}" if self.slices > 1 else f"{whole}"
-        return f"{'' if isinstance(place, str) else place}{letters}{text}"
+        letters, scope, number = op
+        microbatch, part = divmod(number, self.slices)
+        text = "" if number < 0 else f"{microbatch}.{part}" if self.slices > 1 else f"{microbatch}"
+        return f"{'' if isinstance(scope, str) else scope}{letters}{text}"
 
 
 def _dictionary(data: Mapping[str, Any], name: str) -> dict[str, Any]:

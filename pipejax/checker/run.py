@@ -1,7 +1,7 @@
 """The run of a table: events that wait for events.
 
 An event is a cell (worker, slot), a message by its SEND, or an all-reduce ("A", ..) or an update
-("U", ..) at the end of the step. It starts when the last event that it waits for is there.
+("U", ..) at the end of the step. It starts when the last event that it waits for has ended.
 """
 
 from collections import defaultdict
@@ -41,7 +41,7 @@ class TableMessage(NamedTuple):
 
 
 class Run:
-    """Start and end of all events of a table [s]; `waits` have the lag behind the end awaited."""
+    """Start and end of all events of a table [s]; `waits` has (other event, lag after its end)."""
 
     def __init__(
         self, table: Table, links: Prices, seconds: Prices, *, is_unit: bool = False
@@ -58,35 +58,36 @@ class Run:
         self._add_host_links()
         self._add_step_end()
         self._add_inputs()
-        for users in self.queues.values():
-            users.sort(key=itemgetter(0))
-            for (_, before), (_, event) in pairwise(users):
-                self._wait(event, before)
+        for queue in self.queues.values():
+            queue.sort(key=itemgetter(0))
+            for (_, previous), (_, event) in pairwise(queue):
+                self._wait(event, previous)
         self._join_collectives()
         self._run()
 
     def _wait(self, event: Event, *others: Event | None) -> None:
+        """Let an event wait for the end of others."""
         self.waits[event] += [(other, 0.0) for other in others if other is not None]
 
     def unit_end(self, cell: Cell) -> float:
         """Return the end of a cell in the unit run, which orders messages without cells."""
         if self._unit is None:
-            places = max(self.table.num_stages, len(self.table.rows))
+            length = max(self.table.num_stages, len(self.table.rows))  # of lists by either
             slots: dict[str, Any] = {x: UNIT_TIMES.get(x, 0) for x in TIMED}
             slots |= {letters: kind["slot"] for letters, kind in self.rules.kinds.items()}
-            seconds = {letters: [slot] * places for letters, slot in slots.items()}
+            seconds = {letters: [slot] * length for letters, slot in slots.items()}
             links = NO_LINKS | {"host_links": self.links["host_links"], "has_rendezvous": False}
             self._unit = Run(self.table, links, seconds, is_unit=True)
         return self._unit.end[cell]
 
     def duration(self, cell: list[Op]) -> float:
-        """Return how long a cell runs [s]: one op, or a fused pair."""
+        """Return the duration of a cell [s]: one op, or a fused pair."""
         seconds, (_, stage, microbatch) = self.seconds, cell[0]
         if len(cell) == 2 and "pair" in seconds:
             return at_microbatch(seconds["pair"][stage], microbatch)
         times = [
-            at_microbatch(seconds[letters][_index(place)], m) if letters in seconds else 0.0
-            for letters, place, m in cell
+            at_microbatch(seconds[letters][_index(scope)], m) if letters in seconds else 0.0
+            for letters, scope, m in cell
         ]
         if len(cell) == 2 and "pair_factor" in seconds:
             factor = at_microbatch(seconds["pair_factor"][stage], microbatch)
@@ -94,43 +95,52 @@ class Run:
         return float(sum(times))
 
     def _add_rows(self) -> None:
-        """Add the executed cells, in the order of their rows and lanes."""
+        """Add the executed cells, each after the last one of its lane in its row."""
         skipped = COMMUNICATION if self.links["has_rendezvous"] else COMMUNICATION + WAIT_SEND
-        self.before: dict[Cell, Event | None] = {}  # executed on compute before each cell
+        self.previous: dict[Cell, Event | None] = {}  # last cell on compute before each cell
         self.next_op: dict[Event, Event] = {}
         self.last: dict[Any, Event] = {}  # by worker
         self.last_op: dict[int, Event] = {}
         self.reduced: dict[tuple[int, int], list[Event]] = defaultdict(list)
         for worker, row in enumerate(self.table.rows):
-            on_lane: dict[str, Event] = {}
-            stage_cell: dict[tuple[str, int], Event] = {}  # last cell on a lane
+            lane_cell: dict[str, Event] = {}  # last cell on each lane so far
+            stage_cell: dict[tuple[str, int], Event] = {}  # the same by letters and stage
             for slot, cell in enumerate(row):
-                here, before = (worker, slot), on_lane.get("compute")
-                self.before[here] = before
-                if not cell or cell[0][0] in skipped:
-                    continue
-                letters, stage, _ = cell[0]
-                lane = self.rules.lane(letters)
-                self.durations[here] = self.duration(cell)
-                self._wait(here, before if lane == "host" else on_lane.get(lane))
-                for op in cell:
-                    needs = [(x, op[1]) for x in self.rules.stage_cells(op[0])]
-                    self._wait(here, *map(stage_cell.get, needs))
-                if letters in self.rules.lanes:
-                    self._wait(here, before)
-                    stage_cell[letters, stage] = here
-                    if letters == "REDUCE_GRAD":
-                        self.reduced[stage, worker].append(here)
-                if lane == "compute" and self.rules.is_row_op(letters):
-                    if worker in self.last_op:
-                        self.next_op[self.last_op[worker]] = here
-                    self.last_op[worker] = here
-                on_lane[lane] = here
-            if "compute" in on_lane:
-                self.last[worker] = on_lane["compute"]
+                event = worker, slot
+                self.previous[event] = lane_cell.get("compute")
+                if cell and cell[0][0] not in skipped:
+                    self._add_cell(event, cell, lane_cell, stage_cell)
+            if "compute" in lane_cell:
+                self.last[worker] = lane_cell["compute"]
+
+    def _add_cell(
+        self,
+        event: Cell,
+        cell: list[Op],
+        lane_cell: dict[str, Event],
+        stage_cell: dict[tuple[str, int], Event],
+    ) -> None:
+        """Add an executed cell after those before it in its row, and make it the last of these."""
+        worker, (letters, stage, _) = event[0], cell[0]
+        lane, previous = self.rules.lane(letters), self.previous[event]
+        self.durations[event] = self.duration(cell)
+        self._wait(event, previous if lane == "host" else lane_cell.get(lane))
+        for op in cell:
+            needs = [(x, op[1]) for x in self.rules.stage_cells(op[0])]
+            self._wait(event, *map(stage_cell.get, needs))
+        if letters in self.rules.lanes:
+            self._wait(event, previous)
+            stage_cell[letters, stage] = event
+            if letters == "REDUCE_GRAD":
+                self.reduced[stage, worker].append(event)
+        if lane == "compute" and self.rules.is_row_op(letters):
+            if worker in self.last_op:
+                self.next_op[self.last_op[worker]] = event
+            self.last_op[worker] = event
+        lane_cell[lane] = event
 
     def _add_host_links(self) -> None:
-        """Queue host ops of a group by slot, then worker."""
+        """Queue the offloads and loads of workers that share a host link by slot, then worker."""
         groups = {worker: group for group in self.links["host_links"] for worker in group}
         for op, (worker, slot) in self.table.cell.items():
             if self.rules.lane(op[0]) == "host":
@@ -153,26 +163,27 @@ class Run:
                 self._wait(cells[op], reduction)
                 self.queues["A", cells[op][0]].append((cells[gradient], reduction))
             return
-        copies: dict[tuple[int, int], Cell] = {}  # last gradient of a stage on a worker
-        first: dict[tuple[int, int], int] = {}  # its first microbatch
+        last_gradient: dict[tuple[int, int], Cell] = {}  # by stage and worker
+        first_microbatch: dict[tuple[int, int], int] = {}
         for (letters, stage, microbatch), cell in self.table.cell.items():
             key = stage, cell[0]
             if self.rules.is_gradient(letters):
-                copies[key] = max(cell, copies.get(key, cell))
+                last_gradient[key] = max(cell, last_gradient.get(key, cell))
             if microbatch >= 0:
-                first[key] = min(microbatch, first.get(key, microbatch))
+                first_microbatch[key] = min(microbatch, first_microbatch.get(key, microbatch))
         for stage in range(self.table.num_stages):
-            workers = [worker for copy_stage, worker in copies if copy_stage == stage]
+            workers = [worker for copy_stage, worker in last_gradient if copy_stage == stage]
             if workers:
-                self._add_reduction(stage, workers, [copies[stage, w] for w in workers])
-        for (stage, worker), _ in sorted(copies.items(), key=itemgetter(1)):
-            update = "U", stage, worker
-            self.durations[update] = at_microbatch(self.seconds["U"][stage], first[stage, worker])
+                self._add_reduction(stage, workers, [last_gradient[stage, w] for w in workers])
+        for (stage, worker), _ in sorted(last_gradient.items(), key=itemgetter(1)):
+            update, microbatch = ("U", stage, worker), first_microbatch[stage, worker]
+            self.durations[update] = at_microbatch(self.seconds["U"][stage], microbatch)
             self._wait(update, self.last[worker], ("A", stage, -1))
             self.next_op[self.last_op[worker]] = update
             self.last[worker] = self.last_op[worker] = update
 
     def _add_reduction(self, stage: int, workers: list[int], gradients: list[Cell]) -> None:
+        """Add the all-reduce of a stage after its last gradient on each of its workers."""
         reduction = "A", stage, -1
         self.durations[reduction] = float(self.seconds["A"][stage])
         cells = [*gradients, *(cell for w in workers for cell in self.reduced[stage, w])]
@@ -192,9 +203,9 @@ class Run:
         return [("shared", k) for k, group in enumerate(shared) if [sender, receiver] in group]
 
     def _add_inputs(self) -> None:
-        """Let ops wait for their inputs, by messages where these cross between workers."""
+        """Let ops wait for their inputs, by messages if these are on other workers."""
         cells = self.table.cell
-        sent: dict[Any, list[tuple[int, int, Op]]] = defaultdict(list)
+        sent: dict[Any, list[tuple[int, int, Op]]] = defaultdict(list)  # one message serves a cell
         for op, cell in cells.items():
             for producer, has_message, rule in self.table.inputs(op):
                 if self.is_unit or not has_message or cells[producer][0] == cell[0]:
@@ -211,8 +222,9 @@ class Run:
                 self._wait(cell, send)
 
     def _add_message(self, producer: Op, op: Op, rule: int) -> None:
-        maker, target = self.table.cell[producer], self.table.cell[op]
-        (sender, slot), receiver = maker, target[0]
+        """Add the message from a producer to an op, with the resources that its model blocks."""
+        source, target = self.table.cell[producer], self.table.cell[op]
+        (sender, slot), receiver = source, target[0]
         send, receive = message_cells(producer, op)
         route = self.rules.route(producer[1], op[1])
         assert route is not None  # a legal table has one
@@ -234,10 +246,10 @@ class Run:
         lag = latency if has_link else 0.0
         self.messages[event] = TableMessage(sender, receiver, model, lag, name, target)
         self.durations[event] = transmit if has_link else latency + transmit
-        self._wait(event, maker)
+        self._wait(event, source)
         self.waits[target].append((event, lag))
-        if model == "blocking" and maker in self.next_op:
-            self._wait(self.next_op[maker], event)
+        if model == "blocking" and source in self.next_op:
+            self._wait(self.next_op[source], event)
         groups = [] if model == "delay" else self._groups(sender, receiver)
         rank = slot, way, op[1], rule, op[2]
         if has_link and not groups:
@@ -249,7 +261,7 @@ class Run:
                 turn = self.table.cell[cell] if self.table.has_communication else None
                 self.queues[queue].append((turn or self._turn(producer, rank), event))
                 if self.links["posting"] == "program":
-                    self._wait(event, self.before[self.table.cell[cell]])
+                    self._wait(event, self.previous[self.table.cell[cell]])
         for group in groups:
             self.queues[group].append((self._turn(producer, rank), event))
 
@@ -262,7 +274,7 @@ class Run:
         return "queued" if is_small else model
 
     def _turn(self, producer: Op, rank: Event) -> Event:
-        """Return the rank of a message where no cells give it."""
+        """Return the rank of a message in a queue of a table without cells for it."""
         cell = self.table.cell[producer]
         return self.unit_end(cell), cell[0], *producer[1:], *rank
 
@@ -277,7 +289,7 @@ class Run:
             self.waits.update(dict.fromkeys(cells, waits))
 
     def _run(self) -> None:
-        """Start each event when the last one that it awaits is there."""
+        """Set start and end of each event, from the last arrival that it waits for."""
         self.start: dict[Event, float] = {}
         self.end: dict[Event, float] = {}
         self.last_wait: dict[Event, Event] = {}
@@ -302,7 +314,7 @@ class Run:
             raise DeadlockError(self, self._cycle())
 
     def _cycle(self) -> list[Event]:
-        """Return events of which each awaits the next, and the last one the first."""
+        """Return a circle of events that wait for each other, each for the next one."""
         event = next(event for event in self.durations if event not in self.end)
         path: list[Event] = []
         while event not in path:
@@ -311,12 +323,12 @@ class Run:
         return path[path.index(event) :]
 
     def letters(self, event: Event) -> str:
-        """Return the letters of a cell; none of other events."""
+        """Return the letters of a cell, "" for other events."""
         is_cell = isinstance(event[0], int)
         return self.table.rows[event[0]][event[1]][0][0] if is_cell else ""
 
     def worker_events(self, worker: int) -> list[Event]:
-        """List the executed cells on the compute of a worker, and the updates behind them."""
+        """List the executed cells on a worker's compute, then its updates at the step's end."""
         cells = (event for event in self.end if event[0] == worker and self.letters(event))
         events = [event for event in cells if self.rules.lane(self.letters(event)) == "compute"]
         return events + [e for e in self.end if e[0] == "U" and e[2] == worker]
@@ -346,6 +358,6 @@ def by_worker(values: Iterable[Any]) -> dict[str, Any]:
     return {f"worker {worker}": value for worker, value in enumerate(values)}
 
 
-def _index(place: Any) -> int:
-    """Return the index of a stage, or of a worker by its name."""
-    return int(place.removeprefix("worker ")) if isinstance(place, str) else int(place)
+def _index(scope: Any) -> int:
+    """Return the index of a stage like 2, or of a worker like "worker 2"."""
+    return int(scope.removeprefix("worker ")) if isinstance(scope, str) else int(scope)

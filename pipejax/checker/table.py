@@ -1,5 +1,6 @@
-"""Tables: how a certificate writes one, and what makes it legal."""
+"""Tables of certificates: their form, and the checks that they can run."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ class CellReader:
     """Reader of cells, by the letters of a table."""
 
     def __init__(self, rules: TableRules) -> None:
-        """Compile the form of an op."""
+        """Compile the pattern of an op: stage, letters, microbatch or slice, lane."""
         letters = sorted([*LETTERS, *rules.kinds], key=len, reverse=True)
         number = "([0-9]{0,9})()"
         if rules.slices > 1:
@@ -57,18 +58,19 @@ class CellReader:
         return cell
 
     def _read_op(self, text: str, worker: int) -> Op:
+        """Return an op like "0F3", "1UNSHARD@net" or "0F3.1", slice 1 of microbatch 3."""
         match = self.form.fullmatch(text.strip())
         if not match:
             raise IllegalError(f"{text!r} on worker {worker} is not an op")
-        stage, letters, microbatch, part, lane = match.groups()
+        stage, letters, microbatch, slice_text, lane = match.groups()
         scope = self.rules.scope(letters)
         if bool(microbatch) != (scope != "stage") or bool(stage) != (scope != "worker"):
             raise IllegalError(f"{text!r} on worker {worker} is not an op")
-        lanes = (None, "net" if letters in COMMUNICATION else self.rules.lane(letters))
-        require_legal(lane in lanes, f"{text!r} stands on another lane than {lanes[1]}")
-        is_slice = int(part or 0) < self.rules.slices
-        require_legal(is_slice, f"{text!r} is no slice: there are {self.rules.slices}")
-        number = int(microbatch) * self.rules.slices + int(part or 0) if microbatch else -1
+        own_lane = "net" if letters in COMMUNICATION else self.rules.lane(letters)
+        require_legal(lane in (None, own_lane), f"{text!r} stands on another lane than {own_lane}")
+        slices, slice_index = self.rules.slices, int(slice_text or 0)
+        require_legal(slice_index < slices, f"{text!r} is no slice: there are {slices}")
+        number = int(microbatch) * slices + slice_index if microbatch else -1
         return letters, int(stage) if stage else f"worker {worker}", number
 
 
@@ -112,6 +114,7 @@ class Table:
                 self._check_gathered(worker, [op for cell in row for op in cell])
 
     def _read(self, data: Any) -> None:
+        """Read and check all keys of a table but its cells."""
         optional = {"weights", *RULE_KEYS}
         is_valid = isinstance(data, dict)
         require(is_valid, "the table", f"an object with the keys {', '.join(sorted(KEYS))}", data)
@@ -158,6 +161,7 @@ class Table:
         require(is_valid, "weights: behind", "a whole number or null", self.weight_lag)
 
     def _check_microbatches(self) -> None:
+        """Check that each microbatch has a pipe, the same for all of its slices."""
         named, count, slices = len(self.pipes), self.num_microbatches, self.rules.slices
         reason = f"pipe_of_microbatch names {named} microbatches, the rows hold {count}"
         require_legal(named == count, reason)
@@ -167,6 +171,7 @@ class Table:
             require_legal(is_same, f"slices of microbatch {number // slices} are in several pipes")
 
     def _place(self, op: Op, cell: Cell) -> None:
+        """Record the cell of an op; check its numbers, its worker, and that it stands once."""
         _, stage, microbatch = op
         text = f"op {self.rules.op_text(op)} on worker {cell[0]}"
         count = self.num_microbatches
@@ -183,7 +188,7 @@ class Table:
         self.cell[op] = cell
 
     def inputs(self, op: Op) -> Iterator[tuple[Op, bool, int]]:
-        """List the ops that an op awaits, whether a message may lead from there, and the rule."""
+        """List (producer, whether a message may lead from it, rule) for each input of an op."""
         for producer in self.rules.usual_inputs(op):
             if producer in self.cell:
                 yield producer, True, USUAL_RULE
@@ -197,6 +202,7 @@ class Table:
         require_legal(False, f"missing op {self.rules.op_text(op)}: {why}")
 
     def _check_complete(self) -> None:
+        """Check that microbatches pass all stages, and that each wait has its op."""
         rules = self.rules
         is_usual = not rules.kinds or any(op[0] in tuple("FBIW") for op in self.cell)
         for stage in range(self.num_stages if is_usual else 0):
@@ -233,27 +239,24 @@ class Table:
         """Check that no op waits for a later one of its row, and that messages have a way."""
         rules = self.rules
         for op, (worker, slot) in self.cell.items():
-            awaited = [producer for producer, *_ in self.inputs(op)]
+            producers = [producer for producer, *_ in self.inputs(op)]
             if op[0] in WAIT_SEND:
-                awaited.append((op[0].removeprefix("WAIT_"), *op[1:]))
-            for producer in awaited:
-                home, before = self.cell[producer]
-                if (
-                    home == worker
-                    and before >= slot
-                    and not rules.has_other_lane(op[0], producer[0])
-                ):
-                    texts = [rules.op_text(end) for end in (op, producer)]
-                    late = "is the same fused pair" if before == slot else "stands after it"
-                    where = f"{texts[0]} on worker {worker} waits for {texts[1]}, which {late}"
-                    require_legal(False, f"deadlock: {where} in the row")
+                producers.append((op[0].removeprefix("WAIT_"), *op[1:]))
+            for producer in producers:
+                home, producer_slot = self.cell[producer]
+                is_before = home != worker or producer_slot < slot
+                if not is_before and not rules.has_other_lane(op[0], producer[0]):
+                    late = "is the same fused pair" if producer_slot == slot else "stands after it"
+                    wait = f"{rules.op_text(op)} on worker {worker} waits for"
+                    text = f"deadlock: {wait} {rules.op_text(producer)}, which {late} in the row"
+                    raise IllegalError(text)
         for producer, op in self.crossing():
             has_way = producer[1] != op[1] and rules.route(producer[1], op[1])
             text = f"{rules.op_text(op)} waits for {rules.op_text(producer)}"
             require_legal(has_way, f"{text}: no message leads there")
 
     def crossing(self) -> Iterator[tuple[Op, Op]]:
-        """List pairs of an op and one on another worker that awaits its message."""
+        """List (producer, consumer) of all messages, which are on different workers."""
         for op, (worker, _) in self.cell.items():
             for producer, has_message, _ in self.inputs(op):
                 if has_message and self.cell[producer][0] != worker:
@@ -261,10 +264,10 @@ class Table:
 
     def _check_communication(self) -> None:
         """Check that each message has one SEND and one RECV, at their places."""
-        awaited = set()
+        used = set()
         for producer, op in self.crossing():
             send, receive = message_cells(producer, op)
-            awaited |= {send, receive}
+            used |= {send, receive}
             for end in (send, receive):
                 if end not in self.cell:
                     self._miss(end, f"{self.rules.op_text(op)} waits for its message")
@@ -274,10 +277,11 @@ class Table:
             is_before = self.cell[receive] < self.cell[op]
             require_legal(is_before, f"{self.rules.op_text(receive)} stands behind its use")
         for op in self.cell:
-            is_idle = op[0] in COMMUNICATION and op not in awaited
+            is_idle = op[0] in COMMUNICATION and op not in used
             require_legal(not is_idle, f"{self.rules.op_text(op)} transfers no message")
 
     def _check_updates(self) -> None:
+        """Follow the updates of each row; without any, check that weights have no rule."""
         self.has_updates = any(op[0] == "U" for op in self.cell)
         self.applied: dict[Op, Op] = {}
         if self.has_updates:
@@ -289,46 +293,45 @@ class Table:
 
     def _follow_updates(self, row: list[Op]) -> None:
         """Check that each gradient is applied, and that no forward reads later weights."""
-        gradients: dict[Any, list[Op]] = defaultdict(list)
-        updates: dict[Any, int] = defaultdict(int)
-        read = {}
-        size = self.runs * self.local_steps
-        for place, op in enumerate(row):
+        # by stage and run of LocalSGD:
+        gradients: dict[Any, list[Op]] = defaultdict(list)  # which no update applied yet
+        num_updates: dict[Any, int] = defaultdict(int)  # so far
+        read = {}  # by stage and microbatch: number of updates that its forward read
+        round_size = self.runs * self.local_steps  # microbatches between two averages
+        for k, op in enumerate(row):
             letters, stage, microbatch = op
             key, text = (stage, microbatch % self.runs), self.rules.op_text(op)
             if letters == "F":
-                read[stage, microbatch] = updates[key]
-                later = (other for other in row[place:] if other[:2] == ("U", stage))
-                is_early = self.runs > 1 and any(
-                    other[2] // size < microbatch // size for other in later
+                read[stage, microbatch] = num_updates[key]
+                rounds = [other[2] // round_size for other in row[k:] if other[:2] == ("U", stage)]
+                is_early = (
+                    self.runs > 1 and min(rounds, default=math.inf) < microbatch // round_size
                 )
                 require_legal(not is_early, f"{text} begins a round before an update of the last")
             elif letters in ("B", "W"):
                 gradients[key].append(op)
-                is_read = (
-                    self.weight_lag is None
-                    or updates[key] - self.weight_lag <= read[stage, microbatch]
-                )
+                lag = math.inf if self.weight_lag is None else self.weight_lag
+                is_read = num_updates[key] - lag <= read[stage, microbatch]
                 require_legal(is_read, f"the F of {text} reads weights of later updates")
             elif letters == "U":
                 is_applied = microbatch in [gradient[2] for gradient in gradients[key]]
                 require_legal(is_applied, f"op {text} applies no gradient of its microbatch")
                 self.applied[op] = gradients.pop(key)[-1]
-                updates[key] += 1
-        for waiting in gradients.values():
-            texts = ", ".join(map(self.rules.op_text, waiting))
-            require_legal(not waiting, f"the gradient of {texts} is never applied")
+                num_updates[key] += 1
+        for ops in gradients.values():
+            texts = ", ".join(map(self.rules.op_text, ops))
+            require_legal(not ops, f"the gradient of {texts} is never applied")
 
     def _check_gathered(self, worker: int, row: list[Op]) -> None:
-        """Check that weights are gathered and dropped in turn, and there when an op needs them."""
-        turns = ("UNSHARD", "RESHARD")
-        has_weights = {op[1]: False for op in row if op[0] in turns}
+        """Check that a row gathers and drops weights in turn, and has them when ops need them."""
+        changes = ("UNSHARD", "RESHARD")
+        has_weights = {op[1]: False for op in row if op[0] in changes}
         for op in row:
             letters, stage, _ = op
             text = f"{self.rules.op_text(op)} on worker {worker}"
-            if letters in turns:
-                is_turn = has_weights[stage] == (letters == "RESHARD")
-                require_legal(is_turn, f"{text} gathers or drops weights out of turn")
+            if letters in changes:
+                is_in_turn = has_weights[stage] == (letters == "RESHARD")
+                require_legal(is_in_turn, f"{text} gathers or drops weights out of turn")
                 has_weights[stage] = not has_weights[stage]
             elif "UNSHARD" in self.rules.stage_cells(letters):
                 require_legal(has_weights.get(stage, True), f"{text} needs weights before UNSHARD")

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-LARGEST = 1e308
-LONGEST = 100  # characters of a value in an error
+MAX_REAL = 1e308
+MAX_VALUE_TEXT = 100  # characters of a value in an error
 
 
 class MalformedError(ValueError):
-    """Error of data that has not the form of a certificate."""
+    """Error of data that is no certificate."""
 
 
 class IllegalError(Exception):
@@ -25,19 +25,19 @@ def require(condition: object, where: str, allowed: str, value: Any) -> None:
     """Raise a `MalformedError` that names a value unless a condition holds."""
     if not condition:
         text = repr(value)
-        shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+        shown = text if len(text) <= MAX_VALUE_TEXT else f"{text[:MAX_VALUE_TEXT]}..."
         raise MalformedError(f"{where} must be {allowed}, got {shown}")
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Return whether a value is a whole number of at least so much; True and False are none."""
+    """Return whether a value is a whole number of at least `least`; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 10**300
 
 
 def is_real(value: Any) -> bool:
     """Return whether a value is a finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and -LARGEST < value < LARGEST
+    return is_number and -MAX_REAL < value < MAX_REAL
 
 
 def is_time(value: Any) -> bool:
@@ -96,7 +96,7 @@ def check_table_of_numbers(value: Any, width: int, where: str) -> None:
 
 
 def depth(value: Any) -> int:
-    """Return how deep lists are nested, along the first entries."""
+    """Return the number of nested lists around the first entry."""
     return 1 + depth(value[0]) if isinstance(value, list) and value else 0
 
 

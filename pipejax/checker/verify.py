@@ -7,13 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipejax.checker.bounds import DERIVED, Question, derive_bounds
-from pipejax.checker.claims import (
-    Discrepancy,
-    derive,
-    derive_optimum,
-    differences,
-    tolerance,
-)
+from pipejax.checker.claims import Discrepancy, derive, derive_optimum, differences, tolerance
 from pipejax.checker.form import check_form, form_text, read_form
 from pipejax.checker.prices import Prices, read_links, read_memory, read_seconds
 from pipejax.checker.run import DeadlockError, Run
@@ -61,7 +55,7 @@ class CheckedBound(NamedTuple):
     """A lower bound that a certificate claims."""
 
     value: float  # in the unit of the verdict
-    by: str  # one of `DERIVED`; anything else is the word of who found it, as "solver"
+    by: str  # one of `DERIVED`, or another name that its author gives, as "solver"
     checked: bool  # whether it was derived again
 
 
@@ -69,11 +63,11 @@ class Verdict(NamedTuple):
     """Result of checking a certificate.
 
     Attributes:
-      makespan: as derived, in `unit`; None where the schedule cannot run.
+      makespan: derived makespan, in `unit`; None if the schedule cannot run.
       problems: claims that do not hold.
-      bounds: the lower bounds that are claimed.
-      unit: of times: "seconds", or "units" of a solved problem, which says no more of them.
-      form: of a closed form what its claim is, as "exact for F = 1, B from 1 to 3".
+      bounds: the claimed lower bounds.
+      unit: of times: "seconds", or "units" of a solved problem.
+      form: claim of a closed form, as "exact for F = 1, B from 1 to 3".
     """
 
     makespan: float | None
@@ -89,11 +83,7 @@ class Verdict(NamedTuple):
 
 
 def check(data: Mapping[str, Any], name: str = "certificate") -> Verdict:
-    """Derive everything that a certificate claims, and compare.
-
-    Raises:
-      MalformedError: if the data has not the form of a certificate.
-    """
+    """Check all claims of a certificate; raise a `MalformedError` if it is none."""
     report, data = split_report(data)
     read_envelope(data, name)
     try:
@@ -106,7 +96,7 @@ def check(data: Mapping[str, Any], name: str = "certificate") -> Verdict:
 
 
 def split_report(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the report that holds a certificate of a closed form, if any, and the certificate."""
+    """Return (report, certificate) of a closed form's report, else ({}, certificate)."""
     inner = data.get("certificate")
     is_report = isinstance(inner, dict) and inner.get("kind") == "formula"
     return (data, inner) if is_report and isinstance(inner, dict) else ({}, data)
@@ -134,6 +124,7 @@ def certificate_checksum(data: Mapping[str, Any]) -> str:
 
 
 def _check_run(data: Mapping[str, Any], name: str) -> Verdict:
+    """Check the claims of a run, or of a solved problem, by a run of its table."""
     costs, claims = data["costs"], {**data["claim"], **data["proof"]}
     is_optimum = data["kind"] == "optimum"
     _check_bounds_form(claims["lower_bounds"], name)
@@ -149,26 +140,27 @@ def _check_run(data: Mapping[str, Any], name: str) -> Verdict:
     except DeadlockError as error:
         return Verdict(None, (Discrepancy("run", "to the end", str(error)),))
     derived = derive(run, memory)
-    within = tolerance(derived, memory, table.rules)
-    reached = derived["max_span" if question.is_span else "makespan"]
-    compared = derive_optimum(run, reached, certificate_checksum(data)) if is_optimum else derived
+    tolerances = tolerance(derived, memory, table.rules)
+    value = derived["max_span" if question.is_span else "makespan"]
+    compared = derive_optimum(run, value, certificate_checksum(data)) if is_optimum else derived
     problems = [
         _explain(run, problem)
-        for key, value in compared.items()
-        for problem in differences(claims[key], value, within.for_claim(key), key)
+        for key, expected in compared.items()
+        for problem in differences(claims[key], expected, tolerances.for_claim(key), key)
     ]
     peaks = derived["peak_memory"].items()
     for limit, (worker, peak) in zip(question.limits or (), peaks, strict=False):
-        if peak > limit + within.memory:
+        if peak > limit + tolerances.memory:
             problems.append(Discrepancy(f"limit: {worker}", limit, peak))
     derived_bounds = derive_bounds(table, links, seconds, memory, question) if bounds else {}
-    problems += _check_bounds(bounds, derived_bounds, reached, within.time)
+    problems += _check_bounds(bounds, derived_bounds, value, tolerances.time)
     checked = tuple(CheckedBound(b["value"], b["by"], b["by"] in derived_bounds) for b in bounds)
     unit = "units" if is_optimum else "seconds"
     return Verdict(derived["makespan"], tuple(problems), checked, unit)
 
 
 def _read_question(claims: Prices, table: Table, name: str) -> Question:
+    """Return the objective, memory limits and offloads that a claim is about."""
     check_word(claims["objective"], ("makespan", "span"), f"{name}: objective")
     is_valid = isinstance(claims["offload"], bool)
     require(is_valid, f"{name}: offload", "true or false", claims["offload"])
@@ -178,6 +170,7 @@ def _read_question(claims: Prices, table: Table, name: str) -> Question:
 
 
 def _check_bounds_form(bounds: Any, name: str) -> None:
+    """Check that lower bounds are a list of {"by": text, "value": number}."""
     require(isinstance(bounds, list), f"{name}: lower_bounds", "a list", bounds)
     for bound in bounds:
         check_keys(bound, ("by", "value"), f"{name}: a lower bound")
@@ -187,24 +180,24 @@ def _check_bounds_form(bounds: Any, name: str) -> None:
 
 
 def _check_bounds(
-    bounds: list[dict[str, Any]], derived: Mapping[str, float], reached: float, within: float
+    bounds: list[dict[str, Any]], derived: Mapping[str, float], value: float, tolerance: float
 ) -> Iterator[Discrepancy]:
-    """List the bounds above what is derived, or above what the run reaches."""
-    for bound in bounds:
-        by, value = bound["by"], bound["value"]
+    """List the bounds above the derived ones, or above the value of the run."""
+    for claimed in bounds:
+        by, bound = claimed["by"], claimed["value"]
         claim = f"lower bound by {by}"
-        if by in DERIVED and value > derived.get(by, -math.inf) + within:
-            yield Discrepancy(claim, value, derived.get(by), "" if by in derived else NOT_DERIVED)
-        if value > reached + within:
-            yield Discrepancy(claim, value, reached, "which was reached")
+        if by in DERIVED and bound > derived.get(by, -math.inf) + tolerance:
+            yield Discrepancy(claim, bound, derived.get(by), "" if by in derived else NOT_DERIVED)
+        if bound > value + tolerance:
+            yield Discrepancy(claim, bound, value, "which was reached")
 
 
 def _explain(run: Run, problem: Discrepancy) -> Discrepancy:
-    """Say of a wrong start what the op or transfer waits for."""
+    """Add to the problem of a wrong start the op or transfer that arrived last before it."""
     _, _, name = problem.claim.partition(": ")
     if not name.endswith((": start", ": leaves")):
         return problem
     events = {run.name(event): event for event in run.end}
     event = events.get(name.rpartition(": ")[0])
-    awaited = None if event is None else run.last_wait.get(event)
-    return problem if awaited is None else problem._replace(why=f"behind {run.name(awaited)}")
+    cause = None if event is None else run.last_wait.get(event)
+    return problem if cause is None else problem._replace(why=f"behind {run.name(cause)}")

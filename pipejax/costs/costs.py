@@ -438,9 +438,7 @@ def _flatten(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str,
 
 
 register(
-    Costs,
-    _flatten,
-    lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True))),
+    Costs, _flatten, lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True)))
 )
 
 

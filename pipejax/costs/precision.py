@@ -75,7 +75,7 @@ def _plain_numbers() -> Iterator[None]:
 
 
 def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Take numbers as float64, whatever JAX's default; where one is traced, change nothing."""
+    """Return the function with its numbers as float64, whatever JAX's default, unless traced."""
 
     # `function` gets copies: it may still compute while the caller changes the arrays.
     @functools.wraps(function)

@@ -421,7 +421,11 @@ def stage_overlaps(old: int, new: int) -> Float[NumpyArray, "new old"]:
 def _messages(
     name: str, value: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
 ) -> Float[NumpyArray, "..."]:
-    """Return times of messages (2, 1, boundaries, ..) between the workers of a table's stages."""
+    """Return times of messages (2, 1, boundaries, ..) for a table with another number of stages.
+
+    `value` has the times for `stages` stages. A pair of workers keeps its longest message, and a
+    new pair gets the longest of all.
+    """
     if np.ndim(value) == 0:
         return value
     while value.ndim < 3:

@@ -168,7 +168,7 @@ def critical_path(
     def step(
         path_node: Int[Array, ""], edge: tuple[Int[Array, ""], Int[Array, ""]]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-        """Go to the predecessor if the pass is at the path's node; emit whether it is."""
+        """Return the path's next node, and whether this node of the pass is on the path."""
         node, pred = edge
         return jnp.where(node == path_node, pred, path_node), node == path_node
 

@@ -14,7 +14,4 @@ from pipejax.plots.charts import (
     draw_tornado as draw_tornado,
     tornado_entries as tornado_entries,
 )
-from pipejax.plots.violins import (
-    draw_violins as draw_violins,
-    violin_entries as violin_entries,
-)
+from pipejax.plots.violins import draw_violins as draw_violins, violin_entries as violin_entries

@@ -125,11 +125,7 @@ def draw_bars(
     _outline(axes, outlines, palette.CRITICAL, _FRAME_POINTS, zorder=3, **shapes)
     end = min(until, max((bar.finish for bar in visible), default=since))
     middles = np.arange(workers) + lanes[COMPUTING].top + lanes[COMPUTING].height / 2
-    idle: dict[str, Any] = {
-        "color": palette.IDLE,
-        "linewidth": 0.5,
-        "zorder": 0.5,
-    }
+    idle: dict[str, Any] = {"color": palette.IDLE, "linewidth": 0.5, "zorder": 0.5}
     axes.hlines(middles, since, end, **idle)
     if transfers:
         draw_transfers(axes, transfers, *lanes[TRANSFERS])
@@ -171,11 +167,7 @@ def _widths(axes: Axes, ops: Sequence[DrawnOp], widest: float) -> Any:
 
 
 def _draw_group(
-    axes: Axes,
-    group: list[DrawnOp],
-    look: palette.Look,
-    is_hatched: bool,
-    shapes: dict[str, Any],
+    axes: Axes, group: list[DrawnOp], look: palette.Look, is_hatched: bool, shapes: dict[str, Any]
 ) -> None:
     """Draw ops of one phase and depth; `shapes` are options of all collections of the picture."""
     patch_style = style.rectangle(look, group[0].depth)
@@ -308,10 +300,7 @@ class _Number(Text):
 
 
 def _draw_numbers(
-    axes: Axes,
-    ops: Sequence[DrawnOp],
-    looks: Mapping[str, palette.Look],
-    hatched: Collection[Op],
+    axes: Axes, ops: Sequence[DrawnOp], looks: Mapping[str, palette.Look], hatched: Collection[Op]
 ) -> None:
     """Write microbatch numbers in the middle of the visible part of each op."""
     since, until = axes.get_xlim()

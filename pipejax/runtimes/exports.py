@@ -146,7 +146,7 @@ schedule = TableSchedule(num_stages=len(PLACEMENT))
 
 
 def to_jaxpp(table: ScheduleTable) -> str:
-    """Return a table as a module of Python for JaxPP; warn of what is left out or moved."""
+    """Return a table as a module of Python for JaxPP; warn of skipped and moved cells."""
     table = supported_table(table, "JaxPP")
     split = splits(table)
     rows = [

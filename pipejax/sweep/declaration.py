@@ -3,31 +3,35 @@
 import dataclasses
 import json
 import math
-import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.checks import (
-    MAX_COUNT,
-    check_types,
-    efficiency,
-    number,
-    positive,
-    resolve_choice,
-    share,
-    unknown,
-    whole_number,
-)
-from pipejax.base.data_files import check_keys, quantity
+from pipejax.base.checks import check_types
+from pipejax.base.data_files import load_toml, to_si
 from pipejax.base.display import short_repr, with_short_repr
-from pipejax.base.files import read_file
+from pipejax.base.file_fields import (
+    EFFICIENCY,
+    NEEDED,
+    NUMBER,
+    TEXT,
+    FieldKind,
+    FileField,
+    check_keys,
+    choice,
+    json_schema,
+    read_field,
+    read_fields,
+    section,
+    several,
+    unit_factors,
+    whole,
+)
 from pipejax.base.machine import check_fits
-from pipejax.costs.model.model import Model, check_recompute, load_model
+from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import (
     AS_THE_SYSTEM,
@@ -59,19 +63,6 @@ SCALES = ("linear", "log")
 MAX_POINTS = 10**6  # of one axis: a label each
 BYTES_PER_POINT = 8  # of a dataset, at least: its report reads all of it
 SMALLEST, LARGEST = 1e-15, 1e24  # of a field of a system, in SI units
-RANGE = ("from", "to", "points", "scale")
-count = partial(whole_number, maximum=MAX_COUNT)
-_CHECKS: Mapping[str, Any] = {
-    "efficiency": efficiency,
-    "attention_efficiency": efficiency,
-    "misaligned_efficiency": efficiency,
-    "low_latency_share": efficiency,
-    "sharpness": partial(number, least=1.0),
-    "copies": number,
-    "mesh": share,
-    "gpus": count,
-    "gpus_per_nic": partial(number, least=1.0),
-}
 
 
 @short_repr
@@ -145,19 +136,12 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     """Read the declaration of a sweep.
 
     Args:
-      declaration: the keys, or the path of a TOML file that holds them. Keys that take a value or
-        a list: schedules (a name, a table, a folder of tables, FILE.py:FUNCTION, or
-        `{name, stages_per_worker, waves}`), models, systems, stack,
-        workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
-        scatter_gather, context_parallel, expert_parallel, expert_tensor_parallel (0 as
-        tensor_parallel), data_parallel, zero, overlap, expert_overlap, dispatcher,
-        contiguous_context, graphs, optimizer_offload, attention_precision, head_precision (all
-        eight the stack's where they are left out), precision, rank_order, embedding_units,
-        loss_units, pipeline_layout (as Megatron writes it, or in lists), recompute, frozen,
-        lora_rank, pair_factor, stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5), link, queues,
-        host_links (as 0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs),
-        pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over
-        fields of the systems. Further: title, outputs, dtype.
+      declaration: the keys, or the path of a TOML file that holds them. Each of these takes a
+        value or a list: `schedules` (a name, a table, a folder of tables, FILE.py:FUNCTION, or
+        `{name, stages_per_worker, waves}`), `models`, `systems`, `stack`, `workers`, `minibatch`,
+        `microbatch_size` or `microbatches`, every field of `Workload`, and `link`, `queues`,
+        `host_links`, `posting`, `shared_links`, `pair_links`, `eager_below` [s]. `system` holds
+        axes over fields of the systems. Further: `title`, `outputs`, `dtype`.
 
     Returns:
       The sweep.
@@ -178,32 +162,25 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     check_types(given=(declaration, Mapping, str, Path))
     where = "sweep"
     if isinstance(declaration, str | Path):
-        where = str(declaration)
-        content = read_file(declaration)
-        try:
-            declaration = tomllib.loads(content.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{declaration} is not TOML: {str(error).splitlines()[0]}") from None
-    valid_keys = ("title", *_KEYS, "system", "outputs", "dtype")
-    for key in declaration:
-        if key not in valid_keys:
-            raise ValueError(f"{where}: {unknown('key', key, valid_keys)}")
-    if not isinstance(declaration.get("title", ""), str):
-        raise ValueError(f"{where}: title must be a text, got {declaration['title']!r}")
+        where, declaration = str(declaration), load_toml(declaration)
+    check_keys(declaration, FILE, where)
+    title, outputs, dtype = (
+        read_field(name, FILE[name], declaration, where) for name in ("title", "outputs", "dtype")
+    )
     _check_size(declaration, where)
     axes: dict[str, Axis] = {}
     software = AS_THE_SYSTEM if "stack" in declaration else _calibrated_with(declaration, where)
-    for key, (name, check, default) in _KEYS.items():
-        is_optional = default is not None or name in ("microbatches", "microbatch_size")
-        if key not in declaration and not is_optional:
+    for key, field in AXES.items():
+        if field.default is NEEDED and key not in declaration:
             raise ValueError(f"{where}: {key} is missing")
         is_of_stack = key in OF_WORKLOAD and ("stack" in declaration or software.workload)
-        if key in declaration or not (default is None or is_of_stack):
-            values = declaration.get(key, default)
+        if key in declaration or not (field.default is None or is_of_stack):
+            values = declaration.get(key, field.default)
             values = unfolded(values) if key == "schedules" else values
             if key == "pipeline_layout" and _is_one_layout(values):
-                values = _text(_pipeline_layout, "", (list,))(values, f"{where}: {key}")
-            axes[name] = read_axis(name, values, f"{where}: {key}", check)
+                values = field.kind.read(values, f"{where}: {key}")
+            name = field.target or key
+            axes[name] = read_axis(name, values, f"{where}: {key}", field.kind.read)
     if "stack" not in declaration:
         axes["stack"] = axes["stack"]._replace(values=(software,))
     _check_stacks(axes, where)
@@ -212,15 +189,12 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     system_axes = read_system_axes(declaration.get("system", {}), f"{where}: system")
     fields = {axis.name: axis for axis in system_axes}
     per_node = fields.pop("node.gpus", Axis("node.gpus", (None,), "", False))
-    outputs = declaration.get("outputs", ["bubble_ratio"])
-    if outputs != []:
-        outputs = read_axis("outputs", outputs, f"{where}: outputs", _name_check(OUTPUTS)).values
     return Sweep(
-        title=declaration.get("title", ""),
+        title=title,
         shape_axes=tuple(axis for name, axis in axes.items() if name != "system"),
         system_axes=(axes["system"], per_node, *fields.values()),
         outputs=tuple(name for name in OUTPUTS if name in outputs),
-        dtype=resolve_choice(declaration.get("dtype", "float64"), DTYPES, f"{where}: dtype"),
+        dtype=dtype,
     )
 
 
@@ -228,8 +202,8 @@ def _calibrated_with(declaration: Mapping[str, Any], where: str) -> Stack:
     """Return the software of the runs on which all systems were calibrated, if it is one."""
     if "systems" not in declaration:  # refused later
         return AS_THE_SYSTEM
-    names, check = declaration["systems"], _KEYS["systems"][1]
-    systems = read_axis("system", names, f"{where}: systems", check).values
+    read = AXES["systems"].kind.read
+    systems = read_axis("system", declaration["systems"], f"{where}: systems", read).values
     first, *others = (machine_software(system) for system in systems)
     for system, other in zip(systems[1:], others, strict=True):
         if other != first:
@@ -254,7 +228,7 @@ def _check_size(declaration: Mapping[str, Any], where: str) -> None:
     """Refuse a grid whose dataset cannot fit into memory, before any axis of it is made."""
     sections = declaration.get("system", {})
     fields = sections.values() if isinstance(sections, Mapping) else ()
-    listed = [declaration[key] for key in _KEYS if key in declaration]
+    listed = [declaration[key] for key in AXES if key in declaration]
     listed += [values for part in fields if isinstance(part, Mapping) for values in part.values()]
     points = math.prod(map(_num_values, listed))
     check_fits(points * BYTES_PER_POINT, f"{where}: a dataset of {points:,} points needs")
@@ -292,13 +266,12 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
     # `{from, to, points, scale}` with the scale "linear" or "log".
     if not isinstance(section, Mapping):
         raise ValueError(f"{where} must be a table of {', '.join(SECTIONS)}, got {section!r}")
-    check_keys(dict(section), dict.fromkeys(SECTIONS, ""), where)
+    check_keys(section, _SYSTEM_FIELDS, where)
     axes: list[Axis] = []
-    for name, fields in section.items():
+    for name, entries in section.items():
         place = f"{where}: {name}"
-        units = {key: unit for key, unit in SECTIONS[name].items() if key != "algorithms"}
-        check_keys(fields, units, place)
-        for key, entry in fields.items():
+        check_keys(entries, _SYSTEM[name], place)
+        for key, entry in entries.items():
             axes.append(_read_field(name, key, entry, place))
             if axes[-1].name in [axis.name for axis in axes[:-1]]:
                 raise ValueError(f"{place}: {key}: {axes[-1].name} is given twice")
@@ -307,19 +280,19 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
 
 def _read_field(section: str, key: str, entry: Any, place: str) -> Axis:
     """Read the axis of one field of a section, in SI units; `place` is for error texts."""
-    name = next(
-        name
-        for name in sorted(SECTIONS[section], key=len, reverse=True)
-        if key == name or key.startswith(f"{name}_")
+    name, field = next(
+        (name, field)
+        for name, field in SECTIONS[section].items()
+        if key in unit_factors(name, field.dimension)
     )
-    where, dimension = f"{place}: {key}", SECTIONS[section][name]
+    where, dimension = f"{place}: {key}", field.dimension
     if isinstance(entry, Mapping):
         entry = _read_range(entry, where)
-    check = number if dimension == "s" else _CHECKS.get(name, positive)
-    axis = read_axis(f"{section}.{name}", entry, where, check, dimension)
+    kind = EFFICIENCY if name == "efficiency" else field.kind  # one share for all sizes of ops
+    axis = read_axis(f"{section}.{name}", entry, where, kind.read, dimension)
     if not dimension:
         return axis
-    values = tuple(quantity({key: value}, name, dimension, place) for value in axis.values)
+    values = tuple(to_si(value, unit_factors(name, dimension)[key]) for value in axis.values)
     for given_value, value in zip(axis.values, values, strict=True):
         if value and not SMALLEST <= value <= LARGEST:  # times would overflow
             raise ValueError(
@@ -328,15 +301,17 @@ def _read_field(section: str, key: str, entry: Any, place: str) -> Axis:
     return axis._replace(values=values)
 
 
+_RANGE = {
+    "from": FileField(NUMBER),
+    "to": FileField(NUMBER),
+    "points": FileField(whole(1, MAX_POINTS)),
+    "scale": FileField(choice(SCALES), "linear"),
+}
+
+
 def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
     """Return the values of `{from, to, points, scale}`."""
-    check_keys(dict(bounds), dict.fromkeys(RANGE, ""), where)
-    for key in ("from", "to", "points"):
-        if key not in bounds:
-            raise ValueError(f"{where}: {key} is missing: a range is {{{', '.join(RANGE)}}}")
-    low, high = (number(bounds[key], f"{where}: {key}") for key in ("from", "to"))
-    points = whole_number(bounds["points"], f"{where}: points", maximum=MAX_POINTS)
-    scale = resolve_choice(bounds.get("scale", "linear"), SCALES, f"{where}: scale")
+    low, high, points, scale = read_fields(_RANGE, bounds, where).values()
     if scale == "log" and not min(low, high) > 0:
         raise ValueError(f"{where}: a log range needs ends above 0, got {low:g} to {high:g}")
     if points == 1 and low != high:
@@ -352,56 +327,32 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)
 
 
-def _text(
-    read: Callable[[Any], Any], form: str, kinds: tuple[type, ...] = (str,)
-) -> Callable[[Any, str], Any]:
-    """Return a check of the type of a value that also reads it; `form` describes it in errors."""
+def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,)) -> FieldKind:
+    """Return the kind of texts that `read` understands; `form` describes them in errors."""
 
     def check(value: Any, where: str) -> Any:
-        if not isinstance(value, kinds):
+        if not isinstance(value, types):
             raise ValueError(f"{where} must be {form}, got {value!r}")
         try:
             return read(value)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
-    return check
+    return FieldKind(check, {"type": [_JSON_TYPES[kind] for kind in types], "description": form})
 
 
-def _name_check(names: Collection[str]) -> Callable[[Any, str], Any]:
-    return lambda value, where: resolve_choice(value, names, where)
+_JSON_TYPES: Mapping[Any, str] = {str: "string", list: "array"}
 
 
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{where} must be true or false, got {value!r}")
-    return value
+def _as_written(parse: Callable[[str], object], form: str) -> FieldKind:
+    """Return the kind of texts that label their values: they stay as they are if they parse."""
 
+    def check(text: str) -> str:
+        if text:
+            parse(text)
+        return text
 
-def _fraction(value: Any, where: str) -> float:
-    return share(float(value) if isinstance(value, bool) else value, where)
-
-
-def _as_written(read: Callable[[str], object], form: str) -> Callable[[Any, str], Any]:
-    """Keep a text, which labels its value, if it can be read."""
-
-    def text(value: str) -> str:
-        read(value)
-        return value
-
-    return _text(text, form)
-
-
-def _host_links(text: str) -> Links:
-    return Links(host_links=parse_groups(text, "host_links") if text else ())
-
-
-def _shared_links(text: str) -> Links:
-    return Links("queued", shared_links=parse_pairs(text, "shared_links") if text else ())
-
-
-def _pair_links(text: str) -> Links:
-    return Links(pair_links=parse_pair_links(text, "pair_links") if text else ())
+    return _text(check, form)
 
 
 def _pipeline_layout(value: str | list[Any]) -> str:
@@ -415,64 +366,88 @@ def _is_one_layout(values: Any) -> bool:
     return are_lists and str(values).lower().count("embedding") < 2
 
 
-TEXTS: Mapping[str, Callable[[str], object]] = {  # read by rules of their own
-    "stragglers": lambda text: parse_stragglers(text, "stragglers"),
-    "worker_places": lambda text: parse_places(text, "worker_places"),
-}
-
-
-def _fields_of_workload() -> dict[str, tuple[str, Callable[[Any, str], Any], Any]]:
-    """Return the keys of the workload's fields, with their checks and defaults."""
+def _workload_axes() -> dict[str, FileField]:
+    """Return the fields of a workload as axes."""
     defaults = {field.name: field.default for field in dataclasses.fields(Workload)}
-    readers: dict[str, tuple[str, Callable[[Any, str], Any], Any]] = {}
-    for name, field in WORKLOAD_FIELDS.items():
-        checks: dict[str, Callable[[Any, str], Any]] = {
-            "whole": partial(whole_number, minimum=field.least, maximum=field.largest or MAX_COUNT),
-            "flag": _flag,
-            "name": _name_check(field.names),
-            "number": number,
-            "share": _fraction,
-            "recompute": lambda value, _: check_recompute(value),
-        }
-        if name == "pipeline_layout":
-            readers[name] = name, _text(_pipeline_layout, field.form, (str, list)), ""
-        elif field.kind == "text":
-            readers[name] = name, _as_written(TEXTS[name], field.form), ""
-        else:
-            readers[name] = name, checks[field.kind], defaults[name]
-    # datasets have had this axis behind the layout of stages
-    order = [name for name in readers if name != "recompute"]
-    order.insert(order.index("pipeline_layout") + 1, "recompute")
-    return {name: readers[name] for name in order}
+    forms = {name: field.form for name, field in WORKLOAD_FIELDS.items()}
+    layout = _text(_pipeline_layout, forms["pipeline_layout"], (str, list))
+    texts = {
+        "pipeline_layout": layout,
+        "stragglers": _as_written(
+            lambda text: parse_stragglers(text, "stragglers"), forms["stragglers"]
+        ),
+        "worker_places": _as_written(
+            lambda text: parse_places(text, "worker_places"), forms["worker_places"]
+        ),
+    }
+    # datasets have the axis of recomputation behind the layout of stages
+    names = [name for name in WORKLOAD_FIELDS if name != "recompute"]
+    names.insert(names.index("pipeline_layout") + 1, "recompute")
+    return {
+        name: FileField(texts[name], "")
+        if name in texts
+        else FileField(WORKLOAD_FIELDS[name].values, defaults[name])
+        for name in names
+    }
 
 
-def _stack(value: str) -> Stack:
-    """Read a stack; an empty name leaves the systems as their files have them."""
-    return load_stack(value) if value else AS_THE_SYSTEM
+def _outputs(value: Any, where: str) -> tuple[str, ...]:
+    if value == []:
+        return ()
+    return read_axis("outputs", value, where, choice(OUTPUTS).read).values
 
 
-FILE = "a name or the path of a .json file"
+_FILE_NAME = "a name or the path of a .json file"
+_MODEL, _SYSTEM_NAME = _text(load_model, _FILE_NAME), _text(load_system, _FILE_NAME)
+# an empty name leaves the systems as their files have them
+_STACK = _text(lambda name: load_stack(name) if name else AS_THE_SYSTEM, _FILE_NAME)
+_HOST_LINKS = _as_written(
+    lambda text: Links(host_links=parse_groups(text, "host_links")), "a text, as 0+1,2+3"
+)
+_SHARED_LINKS = _as_written(
+    lambda text: Links("queued", shared_links=parse_pairs(text, "shared_links")),
+    "a text, as 0-1+1-0, or pairs",
+)
+_PAIR_LINKS = _as_written(
+    lambda text: Links(pair_links=parse_pair_links(text, "pair_links")),
+    "a text, as 0-1=rendezvous",
+)
 
-# key: dimension, check of a value, value if the key is absent (a key without one is needed)
-_KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
-    "schedules": ("schedule", read_schedule, None),
-    "models": ("model", _text(load_model, FILE), None),
-    "stack": ("stack", _text(_stack, FILE), ""),
-    "workers": ("workers", count, None),
-    "minibatch": ("minibatch", count, None),
-    "microbatches": ("microbatches", count, None),
-    "microbatch_size": ("microbatch_size", count, None),
-    **_fields_of_workload(),
-    "link": ("link", _name_check(LINKS), "delay"),
-    "queues": ("queues", _name_check(QUEUES), "worker"),
-    "host_links": ("host_links", _as_written(_host_links, "a text, as 0+1,2+3"), ""),
-    "posting": ("posting", _name_check(POSTINGS), "early"),
-    "shared_links": (
-        "shared_links",
-        _as_written(_shared_links, "a text, as 0-1+1-0, or pairs"),
-        "",
-    ),
-    "pair_links": ("pair_links", _as_written(_pair_links, "a text, as 0-1=rendezvous"), ""),
-    "eager_below": ("eager_below", number, 0.0),
-    "systems": ("system", _text(load_system, FILE), None),
+# each takes a value or a list; the target is the dimension of the dataset
+AXES: Mapping[str, FileField] = {
+    "schedules": FileField(FieldKind(read_schedule), target="schedule"),
+    "models": FileField(_MODEL, target="model"),
+    "stack": FileField(_STACK, ""),
+    "workers": FileField(whole()),
+    "minibatch": FileField(whole()),
+    "microbatches": FileField(whole(), None),
+    "microbatch_size": FileField(whole(), None),
+    **_workload_axes(),
+    "link": FileField(choice(LINKS), "delay"),
+    "queues": FileField(choice(QUEUES), "worker"),
+    "host_links": FileField(_HOST_LINKS, ""),
+    "posting": FileField(choice(POSTINGS), "early"),
+    "shared_links": FileField(_SHARED_LINKS, ""),
+    "pair_links": FileField(_PAIR_LINKS, ""),
+    "eager_below": FileField(NUMBER, 0.0),
+    "systems": FileField(_SYSTEM_NAME, target="system"),
+}
+_SYSTEM_AXIS = FieldKind(
+    lambda value, where: value, {"anyOf": [*several(NUMBER).schema["anyOf"], json_schema(_RANGE)]}
+)
+_SYSTEM = {
+    name: {
+        key: FileField(_SYSTEM_AXIS, None, field.dimension)
+        for key, field in fields.items()
+        if key not in ("algorithms", "attention")
+    }
+    for name, fields in SECTIONS.items()
+}
+_SYSTEM_FIELDS = {name: FileField(section(fields), None) for name, fields in _SYSTEM.items()}
+FILE: Mapping[str, FileField] = {
+    "title": FileField(TEXT, ""),
+    **{key: field._replace(kind=several(field.kind)) for key, field in AXES.items()},
+    "system": FileField(section(_SYSTEM_FIELDS), {}),
+    "outputs": FileField(FieldKind(_outputs, {"items": {"enum": [*OUTPUTS]}}), ("bubble_ratio",)),
+    "dtype": FileField(choice(DTYPES), "float64"),
 }

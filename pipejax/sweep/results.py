@@ -84,7 +84,7 @@ class SweepResults(NamedTuple):
         return is_selected
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
-        """Return name, nearest value and unit of a condition that no value meets; else None."""
+        """Return (name, nearest value, unit) if no value meets a condition; else None."""
         name, sign, value = self._read(condition)
         labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
         if name in self.measures:

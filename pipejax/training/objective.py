@@ -163,7 +163,7 @@ class Linear(TrainingObjective):
         return self.loss(batch.features.reshape(len(batch.targets), -1) @ blocks.ravel(), batch)
 
     def lipschitz(self, largest: float) -> float:
-        """Bound how fast the gradient of f changes, by the largest eigenvalue of X^T X / n."""
+        """Return a bound on the change of f's gradient: the largest eigenvalue of X^T X / n."""
         return largest
 
     def value(self, blocks: Blocks) -> Float[Array, ""]:

@@ -234,26 +234,28 @@ def make_plan(
     order, gradients = _gradients(table)
     close = SAME_MOMENT * float(finish.max())
     first_end = finish.ravel()[find_versions(table).update_cell].min(axis=0)[order]
-    begun = first_end[None] <= time[:, None] + close
+    is_begun = first_end[None] <= time[:, None] + close
     # gradients before each sample, up to the last that has begun: [T T F T F] -> 4, [F F F] -> 0
-    needed = np.where(begun.any(axis=1), begun.shape[1] - begun[:, ::-1].argmax(axis=1), 0)
-    seen = [
+    needed = is_begun.shape[1] - is_begun[:, ::-1].argmax(axis=1)
+    needed = np.where(is_begun.any(axis=1), needed, 0)
+    versions = [
         [np.searchsorted(stage_ends, time + close, side="right") for stage_ends in run_ends]
         for run_ends in _update_ends(table, finish)
     ]
-    sampled = np.moveaxis(np.array(seen), -1, 0)
+    sampled = np.moveaxis(np.array(versions), -1, 0)
     is_of_run = gradients["run"][None] == np.arange(table.weights.runs)[:, None]
+    # updates (runs, samples, stages) that the replay has done before each sample
     done = np.cumsum(gradients["applies"][None] * is_of_run[..., None], axis=1)
     done = np.concatenate([np.zeros_like(done[:, :1]), done], axis=1)[:, needed]
-    back = max(
+    largest_lag = max(
         int((gradients["newest"] + gradients["applies"] - gradients["read"]).max()),
         int((np.moveaxis(done, 1, 0) - sampled).max()),
     )
-    # Merge gradients, at odd places 1, 3, .., with samples, at 2 n after n gradients. For three
-    # gradients and samples after 0 and 2 of them: places [1 3 5 | 0 4], so the order is sample,
+    # Merge gradients, with keys 1, 3, .., and samples, with key 2 n after n gradients. For three
+    # gradients and samples after 0 and 2 of them: keys [1 3 5 | 0 4], so the order is sample,
     # gradient, gradient, sample. Gradients after the last sample are dropped.
-    place = np.concatenate([2 * np.arange(len(order)) + 1, 2 * needed])
-    merged = np.argsort(place, kind="stable")
+    key = np.concatenate([2 * np.arange(len(order)) + 1, 2 * needed])
+    merged = np.argsort(key, kind="stable")
     merged = merged[: np.flatnonzero(merged >= len(order))[-1] + 1]
     source = np.append(np.arange(len(order)), np.maximum(needed - 1, 0))[merged]
     events = {name: values[source] for name, values in gradients.items()}
@@ -266,26 +268,30 @@ def make_plan(
         time=time,
         update=sampled.sum(axis=(1, 2)),
         runs=table.weights.runs,
-        depth=1 << back.bit_length(),  # few different depths: each is compiled anew
+        depth=1 << largest_lag.bit_length(),  # few different depths: each is compiled anew
     )
 
 
 def _gradients(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
-    """Order the microbatches so that gradients can be computed; return their reads and updates."""
+    """Return an order of the microbatches, and by name the events of their gradients in it.
+
+    Values have an entry per microbatch, or (microbatches, stages). Gradients of one update on a
+    stage are collected, and the last of them applies it.
+    """
     versions, rule = find_versions(table), table.weights
     _, finish = op_times(table)
-    first = finish.ravel()[table.backward_end_cells].min(axis=0)
-    order = np.argsort(first, kind="stable")
+    first_end = finish.ravel()[table.backward_end_cells].min(axis=0)
+    order = np.argsort(first_end, kind="stable")
     run, applied = order % rule.runs, versions.applied[:, order].T
-    key = applied * rule.runs + run[:, None]
-    size = np.stack([np.bincount(column)[column] for column in key.T], axis=1)
-    rank = np.empty_like(key)  # place among equal keys: [5 7 5 5] -> [0 0 1 2]
+    key = applied * rule.runs + run[:, None]  # of an update, by stage
+    size = np.stack([np.bincount(column)[column] for column in key.T], axis=1)  # of equal keys
+    rank = np.empty_like(key)  # among equal keys: [5 7 5 5] -> [0 0 1 2]
     for stage, column in enumerate(key.T):
         by_key = np.argsort(column, kind="stable")
-        same = np.append(0, np.cumsum(np.diff(column[by_key]) != 0))
-        rank[by_key, stage] = np.arange(len(by_key)) - np.searchsorted(same, same)
+        group = np.append(0, np.cumsum(np.diff(column[by_key]) != 0))
+        rank[by_key, stage] = np.arange(len(by_key)) - np.searchsorted(group, group)
     for run_number in range(rule.runs):
         if np.any(np.diff(applied[run == run_number], axis=0) < 0):
             raise ValueError(
@@ -431,19 +437,21 @@ def _train(
             gradient += noise.astype(gradient.dtype) * objective.held() * normal
         total = collected[event.run] + gradient
         current = run_weights[event.newest, stages]
-        moved = current - size * total / event.collected[:, None].astype(start.dtype)
+        updated = current - size * total / event.collected[:, None].astype(start.dtype)
         applies = event.applies[:, None]
-        place = jnp.where(event.applies, (event.newest + 1) % depth, event.newest)
-        weights = weights.at[event.run, place, stages].set(jnp.where(applies, moved, current))
+        version = jnp.where(event.applies, (event.newest + 1) % depth, event.newest)
+        weights = weights.at[event.run, version, stages].set(jnp.where(applies, updated, current))
         collected = collected.at[event.run].set(jnp.where(applies, 0, total))
         largest = jnp.maximum(largest, jnp.max(jnp.sum(gradient**2, axis=1)))
         return (weights, collected, largest), loss
 
-    def average(weights: Array, place: Array) -> Array:
-        mean = jnp.mean(weights[:, place, stages], axis=0)
-        return weights.at[:, place, stages].set(mean[None])
+    def average(weights: Array, version: Array) -> Array:
+        """Set a version of all runs to their mean, as LocalSGD does after a round."""
+        mean = jnp.mean(weights[:, version, stages], axis=0)
+        return weights.at[:, version, stages].set(mean[None])
 
     def models(weights: Array, versions: Array) -> Array:
+        """Return the blocks (runs, stages, width) of versions (runs, stages)."""
         return weights[runs[:, None], versions, stages[None]]
 
     def sample_gap(held: Array) -> Array:

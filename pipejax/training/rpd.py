@@ -250,7 +250,9 @@ def _train(
     how: _RandomizedSettings,
 ) -> Outcome:
     """Train once with random stages and delays; `how` are the static settings."""
-    # A model is a row of block versions, one per stage; version num_stages + k is made by update k.
+    # A model is a row of block versions, one per stage: version s < num_stages is the start of
+    # stage s, and update k makes version num_stages + k. With 2 stages, updates 0 and 1 of stage 1
+    # lead from the model [0 1] to [0 2] and [0 3].
     start = objective.init(start_key(seed))
     size, (num_stages, width) = step_size.astype(start.dtype), start.shape
     stages = jnp.arange(num_stages, dtype=jnp.int32)
@@ -262,28 +264,29 @@ def _train(
         """Draw the updates until the next sample; `models` is the window up to `first`."""
         k = first + jnp.arange(how.interval, dtype=jnp.int32)
         draws = jax.vmap(choose)(k)
+        # the model after each update: running maxima of versions, as numbers only grow
         new_block = jnp.where(draws.stage[:, None] == stages[None], num_stages + k[:, None], 0)
         newest = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(new_block), models[-1:])])
         read = newest[draws.read - first + how.window - 1, stages[None]]
         batch = k % objective.num_batches if how.cyclic else draws.batch
-        added = jnp.zeros(how.interval, start.dtype)
+        extra = jnp.zeros(how.interval, start.dtype)
         if how.noisy:
-            added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
-        return newest[-how.window :], _Choice(k, draws.stage, batch, read, added)
+            extra = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
+        return newest[-how.window :], _Choice(k, draws.stage, batch, read, extra)
 
     def update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
         """Update the block of the chosen stage by a gradient at the versions that it reads."""
-        k, stage, batch, read, added = choice
+        k, stage, batch, read, extra = choice
         mixed = state.blocks_made[read % how.depth]
         loss, gradients = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
-        gradient = gradients[stage] + added
+        gradient = gradients[stage] + extra
         total = state.total
         if how.norms:
             total += jnp.sum(jax.grad(objective.value)(state.blocks) ** 2)
-        moved = state.blocks[stage] - size * gradient
+        new_block = state.blocks[stage] - size * gradient
         return _State(
-            state.blocks_made.at[(num_stages + k) % how.depth].set(moved),
-            state.blocks.at[stage].set(moved),
+            state.blocks_made.at[(num_stages + k) % how.depth].set(new_block),
+            state.blocks.at[stage].set(new_block),
             jnp.maximum(state.largest, gradient @ gradient),
             total,
         ), loss

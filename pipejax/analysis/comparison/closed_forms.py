@@ -37,21 +37,18 @@ class Times(NamedTuple):
 class ClosedForm(NamedTuple):
     """Closed forms that a paper prints for a schedule."""
 
-    source: str  # where it is printed
-    # idle / total as text and as a function, or None if none is printed
-    bubble_ratio: Ratio | None = None
-    # activations that worker r holds, in stages (of slices, where there are some), as text and as a
-    # function of the shape and r; or None
+    source: str  # publication
+    bubble_ratio: Ratio | None = None  # idle / total as text and as a function
+    # activations that worker r holds, in stages (or slices of them), as text and as a function of
+    # the shape and r
     in_flight: tuple[str, Callable[[Shape, int], int]] | None = None
-    assumes: str = "equal stages"  # when the ratios are exact
+    assumes: str = "equal stages"  # conditions under which the ratios are exact
     holds: Callable[[Shape], bool] = lambda n: True  # whether the shape fits these assumptions
     weight_copies: int = 1  # copies of the model's weights over all workers
-    # idle / total of the longest span of a worker, where that is printed
-    span_bubble_ratio: Ratio | None = None
-    # seconds for which the worker waits that waits longest, as text and as a function of shape and
-    # times; or None
+    span_bubble_ratio: Ratio | None = None  # idle / total of the longest span of a worker
+    # longest wait of a worker [s], as text and as a function of shape and times
     idle: tuple[str, Callable[[Shape, Times], float]] | None = None
-    idle_assumes: str = ""  # when that is exact
+    idle_assumes: str = ""  # conditions under which that is exact
 
 
 _PIPELINE = ("(P-1)/(M+P-1)", lambda n: (n.p - 1) / (n.m + n.p - 1))
@@ -61,7 +58,7 @@ _FUSED = "F = I, W at most I, max(F, B) <= F&B <= F + B"
 
 
 def _span_ratio(text: str, idle: Callable[[int], int]) -> Ratio:
-    """Ratio of idle slots in a span with the six ops of each microbatch on two stages."""
+    """Return idle / total slots of a span with the six ops of each microbatch on two stages."""
     return f"x/(6M+x), x = {text}", lambda n: idle(n.p) / (6 * n.m + idle(n.p))
 
 
@@ -100,9 +97,7 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
         holds=lambda n: n.m % n.p == 0,
     ),
     "circular": ClosedForm(
-        "AI-Hypercomputer/maxtext, base.yml",
-        _LOOPED,
-        ("MV", lambda n, r: n.m * n.v),
+        "AI-Hypercomputer/maxtext, base.yml", _LOOPED, ("MV", lambda n, r: n.m * n.v)
     ),
     "looped-bfs": ClosedForm(
         "arXiv:2407.21783, section 3.3.2",
@@ -186,10 +181,7 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
     "slimpipe": ClosedForm(
         "arXiv:2504.14519: interleaved 1F1B of KM units, a microbatch and its warm-up in flight",
         ("(P-1)/(KVM+P-1)", lambda n: (n.p - 1) / (n.k * n.v * n.m + n.p - 1)),
-        (
-            "min(KV+2(P-r-1), KVM)",
-            lambda n, r: min(n.k * n.v + 2 * (n.p - r - 1), n.k * n.v * n.m),
-        ),
+        ("min(KV+2(P-r-1), KVM)", lambda n, r: min(n.k * n.v + 2 * (n.p - r - 1), n.k * n.v * n.m)),
         "equal stages and slices",
     ),
 }

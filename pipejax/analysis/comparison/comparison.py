@@ -27,8 +27,7 @@ from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
 TOLERANCE = 1e-9
-# phases of all schedules
-_PHASES: tuple[AnyPhase, ...] = tuple(
+_PHASES: tuple[AnyPhase, ...] = tuple(  # of all schedules
     phase for phase in COMPUTE if phase not in USUAL_PHASES.recomputing
 )
 _ON_THE_PATH = {  # costs that the idealised table does not have
@@ -55,15 +54,14 @@ class Comparison(NamedTuple):
       bubble_ratio: of the run.
       formula_in_flight: largest count over workers as printed, or None.
       peak_in_flight: largest count over workers on the table.
-      peak_microbatches: the same where an activation of a stage counts as the stage's part of its
-        worker, so that schedules with several stages per worker compare: in microbatches of all
-        layers of a worker.
+      peak_microbatches: the same in microbatches of all layers of a worker, so that schedules with
+        several stages per worker compare: a stage's activation counts as its share of the worker.
       weight_copies: copies of the weights over all workers.
       makespan: of the run [s].
       bound_by: cost with the largest share of the critical path.
       path_share: share of the critical path by cost.
-      why: where the levels disagree and why.
-      slots: durations of F, B, I and W at which the idealised table is measured, in those of F.
+      why: reasons why the levels disagree.
+      slots: durations of F, B, I and W in the idealised table, in units of F.
 
     Example:
       >>> import pipejax as pj
@@ -92,7 +90,7 @@ class Comparison(NamedTuple):
 
 
 def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> float:
-    """Bubble ratio of the idealised table without messages, in slots or in its own."""
+    """Return the bubble ratio of the table without messages, by default with its own slots."""
     start, finish = slot_times(table, slots)
     total = float(finish.max()) * table.num_workers
     busy = (finish - start)[np.isin(table.phase, table.grammar.busy)].sum()
@@ -100,8 +98,7 @@ def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> floa
 
 
 def mean_slots(costs: Costs, table: ScheduleTable) -> dict[str, float]:
-    """Return mean times of F, B, I, W and a table's own kinds, in units of F."""
-    # in units of F where F takes time, else of the first that does
+    """Return mean times of F, B, I, W and custom kinds, in units of the first above 0, mostly F."""
     times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.custom_phases]}
     mean = {letter: float(np.mean(time)) for letter, time in times.items() if time is not None}
     unit = next(filter(None, mean.values()), 1.0)
@@ -121,9 +118,8 @@ def compare(
       table: the schedule.
       costs: costs of the run [s].
       link: link model of the run, or `Links`.
-      slots: durations by phase letter at which the idealised table is measured, the same for all
-        schedules that are compared; those of `costs`, in means over the stages, if None. How the
-        table was drawn decides the order of its ops alone.
+      slots: durations by phase letter in the idealised table; by default the mean `costs` over the
+        stages. The slots that the table was built with only decide the order of its ops.
 
     Returns:
       The three levels and an explanation of where they disagree.
@@ -143,7 +139,7 @@ def compare(
     formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
     slots = {**mean_slots(costs, table), **(slots or {})}
     in_table, peak = table_bubble_ratio(table, slots), int(run.peak_in_flight.max())
-    held: int | None = None
+    formula_in_flight: int | None = None
     reasons: list[str] = []
     if formula is None:
         only_span = "only the bubble within a worker's span is published"
@@ -156,9 +152,9 @@ def compare(
         )
     if form.in_flight:
         text, count = form.in_flight
-        held = max(count(shape, worker) for worker in range(shape.p))
-        if held != peak:
-            reasons.append(f"in flight: {text} says {held}, the table holds {peak}")
+        formula_in_flight = max(count(shape, worker) for worker in range(shape.p))
+        if formula_in_flight != peak:
+            reasons.append(f"in flight: {text} says {formula_in_flight}, the table holds {peak}")
     if abs(run.bubble_ratio - in_table) > TOLERANCE:
         side = "above" if run.bubble_ratio > in_table else "below"
         reasons.append(f"run {side} table: " + _why_run_differs(table, costs, run, slots))
@@ -170,7 +166,7 @@ def compare(
         formula_bubble_ratio=formula,
         table_bubble_ratio=in_table,
         bubble_ratio=run.bubble_ratio,
-        formula_in_flight=held,
+        formula_in_flight=formula_in_flight,
         peak_in_flight=peak,
         peak_microbatches=float(in_flight(table, table.worker_parts).max() / table.grammar.slices),
         weight_copies=form.weight_copies,
@@ -193,14 +189,14 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
     for names, words in _ON_THE_PATH.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
         if percent > 0:
-            whole = "it" if reasons else "the critical path"
+            total = "it" if reasons else "the critical path"
             share = "less than 0.01" if percent < 0.01 else f"{percent:.2g}"
-            reasons.append(f"{words} take {share} % of {whole}")
-    computed = {*table.grammar.compute} - {*table.grammar.recomputing}
+            reasons.append(f"{words} take {share} % of {total}")
+    phases = {*table.grammar.compute} - {*table.grammar.recomputing}
     times = {
         phase.name: np.asarray(costs.time(phase), float)
         for phase in table.used_phases
-        if phase in computed and costs.time(phase) is not None
+        if phase in phases and costs.time(phase) is not None
     }
     factors = _worker_factors(table, times)
     if factors is not None:
@@ -236,7 +232,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
 
 
 def _span(value: Any) -> str:
-    """A number, or the least and the largest of several."""
+    """Write a number, or the smallest and the largest of several."""
     low, high = float(np.min(value)), float(np.max(value))
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
@@ -244,8 +240,11 @@ def _span(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Return the factor of each worker (workers), if ops differ by their worker alone."""
-    # The median worker has 1. None where workers are alike, or something else differs too.
+    """Return the time of each worker over the median's, if ops differ by their worker alone.
+
+    None if all workers are equally fast, or other differences exist. Times have shape (), (stages)
+    or (stages, microbatches).
+    """
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
     if len(np.unique(worker)) < table.num_workers:
@@ -267,6 +266,6 @@ def _worker_factors(
 
 
 def _relative(table: ScheduleTable, cost: NumpyArray) -> NumpyArray:
-    """Mean cost (stages) of each stage relative to its share of the layers."""
+    """Return the mean cost of each stage (stages) over its share of the layers."""
     mean = cost.mean(axis=1) if cost.ndim == 2 else cost
     return np.broadcast_to(mean, table.num_stages) / np.asarray(table.stage_shares)

@@ -1,5 +1,6 @@
 """Differences of two tables: order, workers, split phases, cells of communication."""
 
+import itertools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +32,12 @@ class RowDifference(NamedTuple):
 
     worker: int
     first: int  # number of equal cells before the first that differs
-    cells: tuple[Sequence[Cell], Sequence[Cell]]  # cells of both rows, idle slots left out
-    reordered: int  # of the ops that both rows have, how many stand in another order, at least
-    only: tuple[int, int]  # how many ops one of the two rows has alone, in both tables' order
+    cells: tuple[Sequence[Cell], Sequence[Cell]]  # cells of both rows without idle slots
+    reordered: int  # smallest number of shared ops whose move makes their order equal
+    only: tuple[int, int]  # number of ops that only the first, or only the second row has
 
     def around(self, count: int) -> Iterator[tuple[int, Sequence[Cell]]]:
-        """Yield for both rows the cells around the first that differs, and where that is."""
+        """Yield for both rows (index of the first difference, cells around it)."""
         begin = max(self.first - count, 0)
         for row in self.cells:
             yield self.first - begin, row[begin : self.first + count + 1]
@@ -46,23 +47,17 @@ class RowDifference(NamedTuple):
 class TableDifference(NamedTuple):
     """Differences between two tables."""
 
-    # workers, stages and microbatches where the tables differ in one of them, by name
-    sizes: Mapping[str, tuple[int, int]]
-    # workers whose rows differ; workers that only one table has are left out
-    rows: Sequence[RowDifference]
-    moved: Mapping[Op, tuple[int, int]]  # ops that both have on different workers, with the two
-    # backwards (stage, microbatch) that one table does as B and the other as I and W, by which
-    # of the tables splits them
-    split: tuple[int, int]
-    fused: tuple[int, int]  # pairs that run as one op, in both tables
-    # ops of a phase that one table has alone, in both tables' order
-    only: Mapping[AnyPhase, tuple[int, int]]
-    # whether a stage lies on another worker, or a microbatch goes another way
-    other_placement: bool
+    sizes: Mapping[str, tuple[int, int]]  # numbers of workers, stages, microbatches that differ
+    rows: Sequence[RowDifference]  # of workers that both tables have and whose rows differ
+    moved: Mapping[Op, tuple[int, int]]  # both workers of each op that is on another one
+    split: tuple[int, int]  # number of backwards that only the first, or only the second splits
+    fused: tuple[int, int]  # number of fused pairs in each table
+    only: Mapping[AnyPhase, tuple[int, int]]  # number of ops by phase that only one table has
+    other_placement: bool  # whether stages are on other workers, or microbatches in other pipes
 
     @property
     def communication(self) -> tuple[int, int]:
-        """Cells of communication that one table has alone, in both tables' order."""
+        """Return the number of communication cells that only the first, or the second, has."""
         counts = [self.only.get(phase, (0, 0)) for phase in COMMUNICATION]
         return sum(first for first, _ in counts), sum(second for _, second in counts)
 
@@ -74,39 +69,31 @@ class TableDifference(NamedTuple):
 
 def table_difference(first: ScheduleTable, second: ScheduleTable) -> TableDifference:
     """Compare two tables, cell by cell, whatever their sizes are."""
-    tables = (first, second)
     if first.grammar.slices != second.grammar.slices:
         raise MismatchError(
             f"{first.name} has {first.grammar.slices} slices of a microbatch, {second.name} "
             f"{second.grammar.slices}: no op of one is one of the other"
         )
-    rows = [_rows(first), _rows(second, first.grammar)]
-    workers_by_op = [_workers(table_rows) for table_rows in rows]
-    both = workers_by_op[0].keys() & workers_by_op[1].keys()
-    alone = [[op for op in workers if op not in both] for workers in workers_by_op]
-    counts = [Counter(op.phase for op in ops) for ops in alone]
-    shared = range(min(table.num_workers for table in tables))
-    differences = (_row_difference(worker, rows[0][worker], rows[1][worker]) for worker in shared)
+    rows, other_rows = _rows(first), _rows(second, first.grammar)
+    workers, other_workers = _workers(rows), _workers(other_rows)
+    only_first = [op for op in workers if op not in other_workers]
+    only_second = [op for op in other_workers if op not in workers]
+    counts, other_counts = (Counter(op.phase for op in ops) for ops in (only_first, only_second))
+    pairs = {op: (worker, other_workers.get(op, worker)) for op, worker in workers.items()}
     sizes = {
         name: (getattr(first, f"num_{name}"), getattr(second, f"num_{name}"))
         for name in ("workers", "stages", "microbatches")
     }
-    moved = {
-        op: (workers_by_op[0][op], workers_by_op[1][op])
-        for op in workers_by_op[0]
-        if op in both and workers_by_op[0][op] != workers_by_op[1][op]
-    }
-    split = [_split(alone[place], workers_by_op[1 - place]) for place in range(2)]
-    fused = [sum(len(cell) == 2 for row in table_rows for cell in row) for table_rows in rows]
+    differences = map(_row_difference, range(len(rows)), rows, other_rows)  # of shared workers
     return TableDifference(
         sizes={name: pair for name, pair in sizes.items() if pair[0] != pair[1]},
         rows=[row for row in differences if row is not None],
-        moved=moved,
-        split=(split[0], split[1]),
-        fused=(fused[0], fused[1]),
+        moved={op: pair for op, pair in pairs.items() if pair[0] != pair[1]},
+        split=(_split(only_first, other_workers), _split(only_second, workers)),
+        fused=(_fused(rows), _fused(other_rows)),
         only={
-            phase: (counts[0][phase], counts[1][phase])
-            for phase in sorted(counts[0] | counts[1], key=int)
+            phase: (counts[phase], other_counts[phase])
+            for phase in sorted(counts | other_counts, key=int)
         },
         other_placement=_pipes(first) != _pipes(second),
     )
@@ -136,8 +123,13 @@ def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
     ]
 
 
+def _fused(rows: Rows) -> int:
+    """Count the fused pairs."""
+    return sum(len(cell) == 2 for row in rows for cell in row)
+
+
 def _workers(rows: Rows) -> dict[Op, int]:
-    """Worker of each op of a microbatch, and of the sharding of each stage."""
+    """Return the worker of each op; ops without a stage get the worker's number as stage."""
     return {
         op if op.stage != NO_STAGE else op._replace(stage=worker): worker
         for worker, row in enumerate(rows)
@@ -147,47 +139,49 @@ def _workers(rows: Rows) -> dict[Op, int]:
 
 
 def _pipes(table: ScheduleTable) -> list[list[int]]:
-    """Workers of the stages that each microbatch goes through."""
+    """Return the workers of all stages (stages) for each microbatch."""
     return [table.placement[pipe].tolist() for pipe in table.pipe_of_microbatch.tolist()]
 
 
-def _split(alone: Sequence[Op], other: Mapping[Op, int]) -> int:
-    """Count backwards that are split here, and whole in the other table."""
-    return sum(op.phase is Phase.I and op._replace(phase=Phase.B) in other for op in alone)
+def _split(ops: Sequence[Op], other_workers: Mapping[Op, int]) -> int:
+    """Count backwards that are I and W among ops of one table, and B in the other."""
+    return sum(op.phase is Phase.I and op._replace(phase=Phase.B) in other_workers for op in ops)
 
 
 def _row_difference(
     worker: int, first: Sequence[Cell], second: Sequence[Cell]
 ) -> RowDifference | None:
+    """Compare two rows of a worker; None if they are equal."""
+    # Rows a b c d and c a d e: the shared ops a c d have positions 1 0 2 in the second row, where
+    # at most two ascend, so one is reordered.
     if list(first) == list(second):
         return None
     position = next(
         (k for k, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
         min(len(first), len(second)),
     )
-    sequences = [_numbered(row) for row in (first, second)]
-    place = {op: k for k, op in enumerate(sequences[1])}
-    shared = [place[op] for op in sequences[0] if op in place]
+    ops, other_ops = _numbered(first), _numbered(second)
+    other_positions = {op: k for k, op in enumerate(other_ops)}
+    shared = [other_positions[op] for op in ops if op in other_positions]
     reordered = len(shared) - _longest_ascent(shared)
-    only = (len(sequences[0]) - len(shared), len(sequences[1]) - len(shared))
+    only = (len(ops) - len(shared), len(other_ops) - len(shared))
     return RowDifference(worker, position, (first, second), reordered, only)
 
 
 def _numbered(row: Sequence[Cell]) -> list[tuple[Op, int]]:
-    """Number equal ops of a row, from 0: ops of sharding come again."""
-    seen: Counter[Op] = Counter()
+    """Return the ops of a row, each with a count of equal ones before: sharding repeats."""
+    counts: Counter[Op] = Counter()
     numbered = []
-    for cell in row:
-        for op in cell:
-            numbered.append((op, seen[op]))
-            seen[op] += op.microbatch == NO_MICROBATCH
+    for op in itertools.chain(*row):
+        numbered.append((op, counts[op]))
+        counts[op] += op.microbatch == NO_MICROBATCH
     return numbered
 
 
 def _longest_ascent(numbers: Sequence[int]) -> int:
-    """Length of the longest ascending part of a sequence of different numbers."""
-    least: list[int] = []  # last number of the best ascent of each length
-    for number in numbers:
-        place = bisect_left(least, number)
-        least[place : place + 1] = [number]
-    return len(least)
+    """Return the length of the longest ascending subsequence of different numbers."""
+    smallest_last: list[int] = []  # by length - 1: the smallest last number of such an ascent
+    for number in numbers:  # 3 1 2: [3], then [1], then [1 2]
+        length = bisect_left(smallest_last, number)
+        smallest_last[length : length + 1] = [number]
+    return len(smallest_last)

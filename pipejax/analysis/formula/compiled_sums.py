@@ -19,7 +19,7 @@ from pipejax.costs.precision import accept_type, float_type, is_traced, to_outpu
 
 
 def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
-    """Largest of the facets' sums of counts times values, in the type that makespans have."""
+    """Return the largest of the facets' sums of counts times values, in the makespans' type."""
     dtype = float_type(*values)
     if is_traced(*values):
         return _largest(facets, tuple(jnp.asarray(value, dtype) for value in values))
@@ -29,7 +29,7 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
 
 
 def _as(dtype: np.dtype, value: Any) -> Any:
-    """A value in a type, without a copy where it has it."""
+    """Return a value in a type, without a copy where it has it."""
     return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
 
 
@@ -44,13 +44,14 @@ def _largest(facets: Facets, values: tuple[Array, ...]) -> Array:
 def _largest_jvp(
     facets: Facets, primals: tuple[tuple[Array, ...]], tangents: tuple[tuple[Array, ...]]
 ) -> tuple[Array, Array]:
-    largest, *others = facet_sums(facets, primals[0])
-    moves, *moved = facet_sums(facets, tangents[0])
-    for other, move in zip(others, moved, strict=True):
-        moves = jnp.where(other > largest, move, moves)
-        largest = jnp.maximum(largest, other)
+    """Return the largest sum, and the tangent of the first facet that attains it."""
+    largest, *other_sums = facet_sums(facets, primals[0])
+    tangent, *other_tangents = facet_sums(facets, tangents[0])
+    for other_sum, other_tangent in zip(other_sums, other_tangents, strict=True):
+        tangent = jnp.where(other_sum > largest, other_tangent, tangent)
+        largest = jnp.maximum(largest, other_sum)
     value = _largest(facets, primals[0])
-    return value, jnp.broadcast_to(jnp.asarray(moves, value.dtype), value.shape)
+    return value, jnp.broadcast_to(jnp.asarray(tangent, value.dtype), value.shape)
 
 
 _compiled = functools.partial(compiled, static_argnums=0)(_largest)

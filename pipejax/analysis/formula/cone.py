@@ -1,21 +1,15 @@
-"""Polyhedral cones in whole numbers: by inequalities and by extreme rays, both at once.
+"""Polyhedral cones in whole numbers, by inequalities and by extreme rays.
 
 The double description method (Motzkin, Raiffa, Thompson and Thrall 1953; Fukuda and Prodon 1996):
-an inequality that is added cuts off some rays, and makes a new one on each edge that it crosses.
-Numbers are whole, so that nothing is ever rounded.
+an additional inequality cuts off some rays, and makes a new one on each edge that it crosses.
 
-On the region of the domain where a facet is the largest, the form is linear. Each region is a cone;
-it is cut into simplices, as many rays as dimensions, on which a convex function that is right at
-the rays is nowhere too small: the proof is checked on them. Faces that two regions share are cut
-alike: always from the first of their rays (a pulling triangulation), so that cells meet wall to
-wall.
+The region of a domain where one facet is the largest is a cone. It is cut into simplices, always
+from the first ray of a face (a pulling triangulation), so that neighbours share whole walls.
 """
 
 import functools
 import math
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +18,11 @@ from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs.precision import float_type, is_traced
 
-LARGEST = 2**62  # beyond it whole numbers are Python's, which have no limit
-PAIRS = 1 << 22  # entries of a table of pairs of rays that is looked at at once
-WORTH_COMPILING = 10**6  # multiplications below which NumPy has the answer before XLA has begun
+INT64_LIMIT = 2**62  # larger whole numbers are Python's, which have no limit
+BLOCK_ENTRIES = 1 << 22  # of the table (pairs of rays, rays) that one block fills
+MIN_COMPILED_PRODUCTS = 10**6  # fewer multiplications are faster in NumPy than XLA compiles
 
-# whole numbers: NumpyArray of int64, or of Python's where these are too small
-Whole = NumpyArray
+Whole = NumpyArray  # whole numbers: int64, or Python's where these are too small
 Vector = NumpyArray  # (dims)
 Vectors = NumpyArray  # (some, dims)
 Facets = tuple[tuple[float, ...], ...]
@@ -51,17 +44,20 @@ class Cone(NamedTuple):
         return cls(unit, unit, unit == 0)
 
     def cut(self, normal: Vector) -> "Cone":
-        """Add the inequality normal . x >= 0."""
-        value = self.rays @ fitting(normal, int(np.abs(normal).max()) * self.largest_sum)
-        keep = value >= 0
-        above, below = self._crossed_edges(np.flatnonzero(value > 0), np.flatnonzero(~keep))
-        on_border = np.column_stack([self.tight[above] & self.tight[below], np.ones(len(above))])
-        crossings = _crossings(self.rays, value, above, below)
-        tight = np.column_stack([self.tight[keep], value[keep] == 0])
+        """Return the part of the cone where normal . x >= 0; `normal` has shape (dims)."""
+        # Rays r1, r2, r3 with heights 2, 0, -1: r1 and r2 stay, r3 goes. If r1 and r3 are
+        # neighbours, their edge crosses the border at 1 r1 + 2 r3, a new ray.
+        heights = self.rays @ fitting(normal, int(np.abs(normal).max()) * self.largest_sum)
+        stays = heights >= 0
+        above, below = self._crossed_edges(np.flatnonzero(heights > 0), np.flatnonzero(~stays))
+        crossings = _crossings(self.rays, heights, above, below)
+        old_tight = np.column_stack([self.tight[stays], heights[stays] == 0])
+        is_on_border = np.ones(len(above), bool)
+        new_tight = np.column_stack([self.tight[above] & self.tight[below], is_on_border])
         return Cone(
-            np.concatenate([self.rays[keep], crossings]),
-            np.vstack([self.inequalities, normal]),
-            np.concatenate([tight, on_border.astype(bool)]),
+            rays=np.concatenate([self.rays[stays], crossings]),
+            inequalities=np.vstack([self.inequalities, normal]),
+            tight=np.concatenate([old_tight, new_tight]),
         )
 
     def is_facet(self, inequality: int) -> bool:
@@ -76,31 +72,34 @@ class Cone(NamedTuple):
     def _crossed_edges(
         self, above: Int[NumpyArray, " above"], below: Int[NumpyArray, " below"]
     ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
-        """Pairs of neighbours, one above the border and one below it."""
-        # Two rays are neighbours where no third lies on all the inequalities that both lie on;
-        # these are then at least as many as the dimensions but two.
+        """Return neighbouring rays, one above the border and one below, as two index arrays."""
+        # Two rays share an inequality if both are tight on it. They are neighbours if they share at
+        # least dims - 2, and no third ray is tight on all of these. Four rays in three dims, tight
+        # on {a, b}, {b, c}, {c, d}, {d, a}: the first two are neighbours, as only they share b.
         tight = self.tight.astype(np.float32)  # counts below 2^24 are exact, and BLAS adds them
-        first, second = np.nonzero(tight[above] @ tight[below].T >= self.rays.shape[1] - 2)
-        above, below = above[first], below[second]
+        num_shared = tight[above] @ tight[below].T  # (above, below)
+        above_rows, below_columns = np.nonzero(num_shared >= self.rays.shape[1] - 2)
+        above, below = above[above_rows], below[below_columns]
         are_neighbours = np.zeros(len(above), bool)
-        step = max(1, PAIRS // len(self.rays))
-        for k in range(0, len(above), step):
-            common = tight[above[k : k + step]] * tight[below[k : k + step]]
-            on_all = common @ tight.T >= common.sum(axis=1, keepdims=True)
-            are_neighbours[k : k + step] = on_all.sum(axis=1) == 2
+        block_size = max(1, BLOCK_ENTRIES // len(self.rays))
+        for start in range(0, len(above), block_size):
+            block = slice(start, start + block_size)
+            shared = tight[above[block]] * tight[below[block]]  # (pairs, inequalities)
+            is_tight_on_shared = shared @ tight.T >= shared.sum(axis=1, keepdims=True)
+            are_neighbours[block] = is_tight_on_shared.sum(axis=1) == 2  # the pair alone
         return above[are_neighbours], below[are_neighbours]
 
 
 def _crossings(
     rays: Vectors,
-    value: Whole,
+    heights: Whole,
     above: Int[NumpyArray, " edges"],
     below: Int[NumpyArray, " edges"],
 ) -> Vectors:
-    """Return the points where edges meet the border: (edges, dims)."""
-    bound = 2 * int(np.abs(value).max(initial=0)) * int(np.abs(rays).max())
-    value, rays = fitting(value, bound), fitting(rays, bound)
-    return primitive(value[above, None] * rays[below] - value[below, None] * rays[above])
+    """Return the points (edges, dims) where edges meet the border, at height 0."""
+    bound = 2 * int(np.abs(heights).max(initial=0)) * int(np.abs(rays).max())
+    heights, rays = fitting(heights, bound), fitting(rays, bound)
+    return primitive(heights[above, None] * rays[below] - heights[below, None] * rays[above])
 
 
 def primitive(vectors: Vectors) -> Vectors:
@@ -112,30 +111,32 @@ def primitive(vectors: Vectors) -> Vectors:
 
 
 def fitting(whole: NumpyArray, bound: int) -> NumpyArray:
-    """Whole numbers in a type that holds results of up to a bound."""
-    return whole.astype(np.int64 if bound < LARGEST else object)
+    """Return whole numbers in a type that holds results of up to a bound."""
+    return whole.astype(np.int64 if bound < INT64_LIMIT else object)
 
 
 def rank(vectors: Vectors) -> int:
-    """Rank of whole vectors, by elimination in whole numbers (Bareiss 1968)."""
-    rows, count, before = vectors.astype(object), 0, 1
+    """Return the rank of whole vectors (vectors, dims)."""
+    # Gauss's elimination without fractions (Bareiss 1968): dividing by the previous pivot leaves
+    # whole numbers. [2 1], [4 5] -> the row below becomes (2 [4 5] - 4 [2 1]) / 1 = [0 6].
+    rows, rank, previous_pivot = vectors.astype(object), 0, 1
     for column in range(rows.shape[1]):
-        at = np.flatnonzero(rows[count:, column])
-        if not len(at):
+        nonzero_rows = rank + np.flatnonzero(rows[rank:, column])
+        if not len(nonzero_rows):
             continue
-        rows[[count, count + at[0]]] = rows[[count + at[0], count]]
-        pivot, below = rows[count], rows[count + 1 :]
-        rows[count + 1 :] = (below * pivot[column] - below[:, column, None] * pivot) // before
-        before, count = pivot[column], count + 1
-        if count == len(rows):
-            break
-    return count
+        rows[[rank, nonzero_rows[0]]] = rows[[nonzero_rows[0], rank]]  # swap
+        pivot, below = rows[rank], rows[rank + 1 :]
+        rows[rank + 1 :] = (
+            below * pivot[column] - below[:, column, None] * pivot
+        ) // previous_pivot
+        previous_pivot, rank = pivot[column], rank + 1
+    return rank
 
 
 def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, " rays"]]]:
-    """Return rays (rays, dims) of the domain, and which of them span the region of each facet.
+    """Return rays (rays, dims) of the domain, and the indices that span each facet's region.
 
-    The cone is that above the facets; its ray that points upwards alone is left out.
+    The cone lies above the facets; its ray (0, .., 0, 1) is left out.
     """
     is_above = cone.rays[:, :-1].any(axis=1)
     tight = cone.tight[is_above, len(cone.inequalities) - num_facets :]
@@ -143,51 +144,48 @@ def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, 
 
 
 def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
-    """Cut the region of each facet into simplices: (facet, ray, ray, ...) each."""
+    """Cut the region of each facet into simplices; return (facet, ray, ray, ...) of each."""
     rays, spans = regions(cone, num_facets)
     is_above = cone.rays[:, :-1].any(axis=1)
-    # faces are sets of rays, as bits of a whole number; those of inequalities hold all others
+    # A face is the set of its rays, as bits: 0b1010 has rays 1 and 3. An inequality's face, its
+    # border, contains the smaller faces on it.
     borders = {_bits(np.flatnonzero(column)) for column in cone.tight[is_above].T} - {0}
-    cells_by_face: dict[int, list[tuple[int, ...]]] = {}
 
-    def cut(face: int, dims: int) -> list[tuple[int, ...]]:
+    @functools.cache
+    def simplices(face: int, dims: int) -> list[tuple[int, ...]]:
+        """Return simplices, as rays, that fill a face: its first ray joined to its far walls."""
         if dims == 1:
             return [(face.bit_length() - 1,)]
-        if face not in cells_by_face:
-            first = face & -face
-            smaller = {face & border for border in borders} - {face, 0}
-            walls = [s for s in smaller if not any(s != t and s & t == s for t in smaller)]
-            cells_by_face[face] = [
-                (first.bit_length() - 1, *rest)
-                for wall in walls
-                if not wall & first
-                for rest in cut(wall, dims - 1)
-            ]
-        return cells_by_face[face]
+        apex = face & -face  # the lowest bit: 0b1010 -> 0b0010
+        subfaces = {face & border for border in borders} - {face, 0}
+        walls = [s for s in subfaces if not any(s != t and s & t == s for t in subfaces)]
+        far_walls = [wall for wall in walls if not wall & apex]
+        bases = [base for wall in far_walls for base in simplices(wall, dims - 1)]
+        return [(apex.bit_length() - 1, *base) for base in bases]
 
     return [
-        (facet, *cell)
+        (facet, *simplex)
         for facet, span in enumerate(spans)
-        for cell in cut(_bits(span), rays.shape[1])
+        for simplex in simplices(_bits(span), rays.shape[1])
     ]
 
 
 def _bits(members: Int[NumpyArray, " members"]) -> int:
-    return reduce(or_, (1 << member for member in members.tolist()), 0)
+    return sum(1 << member for member in members.tolist())
 
 
 def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
-    """Largest of the facets' sums of counts times values, which are numbers or arrays alike."""
+    """Return the largest of the facets' sums of counts times values, numbers or arrays alike."""
     # Numbers are added in float64, arrays of float32 in float32, as makespans are.
     shape = np.broadcast_shapes(*(np.shape(value) for value in values))
-    if is_traced(*values) or math.prod(shape) * len(facets) >= WORTH_COMPILING:
+    if is_traced(*values) or math.prod(shape) * len(facets) >= MIN_COMPILED_PRODUCTS:
         from pipejax.analysis.formula import compiled_sums  # few numbers need no JAX
 
         return compiled_sums.largest_sum(facets, values)
     dtype = float_type(*values)
     arrays = [np.asarray(value, dtype) for value in values]
-    largest = np.asarray(functools.reduce(np.maximum, facet_sums(facets, arrays)), dtype)
-    largest = np.broadcast_to(largest, shape)
+    largest = functools.reduce(np.maximum, facet_sums(facets, arrays))
+    largest = np.broadcast_to(np.asarray(largest, dtype), shape)
     return largest.copy() if shape else largest.item()
 
 

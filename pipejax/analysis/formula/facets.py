@@ -10,10 +10,8 @@ All numbers are whole. T runs beside a ray, at 2^s theta + d with small random d
 longest path is nearly always unique, so that its counts are a facet and no lower-dimensional face.
 T(theta) follows: T(theta) <= T(theta + d / 2^s) < T(theta) + 1.
 
-Batches that move few costs have their closed form instead of a recurrence for each configuration.
-In a sweep over networks, say, op times stay as they are and messages change all alike. The makespan
-is then a largest sum of a few terms, exact for floats as they are: one parameter stands for all
-costs that stay, and one for each kind that moves.
+Batches that vary few costs, as sweeps over networks, use a closed form too: one parameter stands
+for all constant costs, and one for each kind that varies.
 """
 
 import functools
@@ -31,18 +29,18 @@ from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.recurrence_host import run_many_on_host
 
-PER_ROUND = 8  # facets that are added at once: later ones of a round may be cut off by the first
-SPREAD = 1 << 10  # of the steps beside rays
-FINE = 20  # bits by which the points that prove facets lie beside those steps
+FACETS_PER_ROUND = 8  # that are added at once: later ones may be cut off by the first
+MAX_OFFSET = 1 << 10  # of points beside rays
+OFFSET_BITS = 20  # of the second offset, of points that prove facets
 ATTEMPTS = 100
 SEED = 0
-RUNS = 2048  # of a program at once, so that its finish times stay in the cache
-MOST_MOVING = 3  # kinds of costs
-MOST_FACETS = 64
+RUNS_PER_CALL = 2048  # of a program, so that its finish times stay in the cache
+MAX_VARYING = 3  # kinds of costs that differ between configurations
+MAX_FACETS = 64  # of the form of a batch
 CHECKED = 32  # configurations of each batch that the recurrence runs too
 ROUNDING = 32  # units in the last place, for each of the sums and the recurrence
-STEPS = 1 << 12  # in which ranges are rounded outwards
-STAYING = "staying"
+RANGE_STEPS = 1 << 12  # in which ranges are rounded outwards
+CONSTANT = "constant"
 
 # (points, parameters) -> (points) makespans, (points, parameters) counts of a longest path
 Solve = Callable[[Vectors], tuple[Whole, Vectors]]
@@ -64,7 +62,7 @@ class Envelope(NamedTuple):
 
 
 def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int) -> Envelope:
-    """Find the facets of a makespan over a domain."""
+    """Return the facets of a makespan over a domain, at most `max_facets`, with their proof."""
     search = _Search(solve, domain, num_parameters)
     while True:
         above = search.rays_below_makespan()
@@ -84,13 +82,16 @@ class _Search:
         self.lengths: dict[tuple[int, ...], int] = {}
         self.counts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.points: dict[tuple[int, ...], tuple[int, ...]] = {}
-        # 2^shift is above every makespan of the steps beside rays, which are shorter than SPREAD
-        ones = np.full((1, num_parameters), SPREAD, object)
+        # 2^shift is above every makespan of the offsets beside rays
+        ones = np.full((1, num_parameters), MAX_OFFSET, object)
         self.longest = int(solve(ones)[0][0])
         self.shift, self.evaluations = self.longest.bit_length() + 1, 1
 
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
-        """List rays below the makespan: their gaps, largest first, and their counts."""
+        """List (gap, counts of a longest path) at rays below the makespan, largest gap first.
+
+        The cone's rays are (theta, z): z is the largest facet at the parameters theta.
+        """
         self._run([theta for theta in self._thetas() if any(theta)])
         gaps: dict[tuple[int, ...], Fraction] = {}
         for theta, z in zip(self._thetas(), self.cone.rays[:, -1].tolist(), strict=True):
@@ -102,8 +103,8 @@ class _Search:
         return sorted(((gap, counts) for counts, gap in gaps.items()), reverse=True)
 
     def add(self, above: list[tuple[int, ...]], max_facets: int) -> None:
-        """Add the first inequalities that still cut something off the cone."""
-        for counts in above[: min(PER_ROUND, max_facets - len(self.facets))]:
+        """Cut the cone by z >= counts . theta for the first counts that are above some ray."""
+        for counts in above[: min(FACETS_PER_ROUND, max_facets - len(self.facets))]:
             normal = np.zeros(self.cone.rays.shape[1], object)
             normal[: self.num_parameters], normal[-1] = [-count for count in counts], 1
             normal = fitting(normal, max(counts) * self.cone.largest_sum)
@@ -115,11 +116,13 @@ class _Search:
         return [*map(tuple, self.cone.rays[:, : self.num_parameters].tolist())]
 
     def _run(self, thetas: list[tuple[int, ...]]) -> None:
-        """Run the program beside the rays that are new."""
+        """Record makespans and counts of a longest path at the thetas that are new."""
+        # It runs beside them, where the longest path is unique: theta (1, 2) with shift 10 runs at
+        # (1024 + d1, 2048 + d2); the makespan 5000 there, shifted back, is 4 at theta.
         new = [theta for theta in dict.fromkeys(thetas) if theta not in self.lengths]
         if not new:
             return
-        offsets = self.draw.integers(1, SPREAD, (len(new), self.num_parameters))
+        offsets = self.draw.integers(1, MAX_OFFSET, (len(new), self.num_parameters))
         largest = max(map(max, new)) * self.longest << self.shift
         points = (fitting(np.array(new, object), largest) << self.shift) + offsets
         lengths, counts = self.solve(points)
@@ -132,14 +135,14 @@ class _Search:
             self.points.setdefault(count, tuple(point))
 
     def _facet_points(self, facets: Vectors) -> Vectors:
-        """Find points (facets, parameters) where the facet's counts alone are longest."""
-        # Where they were found, two longest paths may tie: a second step to the side tells them
-        # apart, as soon as it falls on the side of the facet.
+        """Return points (facets, parameters) where a facet's counts alone are the longest path."""
+        # Two longest paths may tie at a facet's point: random offsets are drawn until one falls on
+        # the side of the facet.
         starts = np.array([self.facets[counts] for counts in map(tuple, facets.tolist())], object)
         points, tied = starts.copy(), np.arange(len(starts))
         for _ in range(ATTEMPTS):
-            offsets = self.draw.integers(1, 1 << FINE, (len(tied), self.num_parameters))
-            points[tied] = (starts[tied] << FINE) + offsets
+            offsets = self.draw.integers(1, 1 << OFFSET_BITS, (len(tied), self.num_parameters))
+            points[tied] = (starts[tied] << OFFSET_BITS) + offsets
             self.evaluations += len(tied)
             tied = tied[(self.solve(points[tied])[1] != facets[tied]).any(axis=1)]
             if not len(tied):
@@ -148,12 +151,11 @@ class _Search:
 
     def drop_redundant(self) -> bool:
         """Drop redundant sums and order the others; return whether any were dropped."""
-        first, count = len(self.cone.inequalities) - len(self.facets), len(self.facets)
-        order = sorted(
-            ((counts, k) for k, counts in enumerate(self.facets, first) if self.cone.is_facet(k)),
-            reverse=True,
-        )
-        columns = [*range(first), *(k for _, k in order)]
+        # the cone's inequalities are those of the domain, then one for each sum in `self.facets`
+        num_domain, count = len(self.cone.inequalities) - len(self.facets), len(self.facets)
+        rows = enumerate(self.facets, num_domain)
+        order = sorted(((counts, k) for k, counts in rows if self.cone.is_facet(k)), reverse=True)
+        columns = [*range(num_domain), *(k for _, k in order)]
         self.cone = Cone(
             self.cone.rays, self.cone.inequalities[columns], self.cone.tight[:, columns]
         )
@@ -161,7 +163,7 @@ class _Search:
         return len(order) < count
 
     def envelope(self, gap: Fraction) -> Envelope:
-        """The facets that bound the cone, in falling order of their counts."""
+        """Return the facets that bound the cone, in falling order of their counts."""
         self.drop_redundant()
         if not self.facets:  # a run without any time is one facet of zeros
             self.facets = {(0,) * self.num_parameters: (1,) * self.num_parameters}
@@ -172,10 +174,10 @@ class _Search:
 
 
 def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, Vectors]:
-    """Makespans (points) and the counts (points, parameters) of a longest path at each point."""
+    """Return makespans (points) and counts (points, parameters) of a longest path at each point."""
     runs = [
-        run_many_on_host(program, weights @ points[k : k + RUNS].T)
-        for k in range(0, len(points), RUNS)
+        run_many_on_host(program, weights @ points[k : k + RUNS_PER_CALL].T)
+        for k in range(0, len(points), RUNS_PER_CALL)
     ]
     lengths, counts = zip(*runs, strict=True)
     on_paths = np.concatenate(counts, axis=1).T
@@ -183,7 +185,7 @@ def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, V
     return np.concatenate(lengths), fitting(on_paths, largest) @ fitting(weights, largest)
 
 
-class _Moving(NamedTuple):
+class _Varying(NamedTuple):
     """Costs of one kind: equal in each configuration, different between them."""
 
     values: Batch
@@ -192,24 +194,23 @@ class _Moving(NamedTuple):
 
 def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
     """Return makespans (batch) [s] by their closed form; all costs need a batch axis."""
-    # A sample runs through the recurrence as well, every time. None where costs move in more ways
-    # than pay, or the form has too many facets.
-    # An AssertionError says that the sample differs.
+    # None where costs vary in too many ways, or the form has too many facets. A sample runs through
+    # the recurrence too; an AssertionError says that it differs.
     leaves = {name: np.asarray(leaf) for name, leaf in vars(costs).items() if leaf is not None}
-    staying, moving = _split(leaves)
-    if not 0 < len(moving) <= MOST_MOVING:
+    constant, varying = _split(leaves)
+    if not 0 < len(varying) <= MAX_VARYING:
         return None
-    directions = {STAYING: unchecked_costs(staying)}
+    directions = {CONSTANT: unchecked_costs(constant)}
     directions |= {
-        f"moving {k}": unchecked_costs({**{name: np.zeros(1) for name in leaves}, **kind.weights})
-        for k, kind in enumerate(moving)
+        f"varying {k}": unchecked_costs({**{name: np.zeros(1) for name in leaves}, **kind.weights})
+        for k, kind in enumerate(varying)
     }
     linear = linear_costs(program, directions)
     envelope = find_facets(
         functools.partial(solve, linear.program, linear.weights),
-        _domain(linear, moving),
+        _domain(linear, varying),
         len(directions),
-        MOST_FACETS,
+        MAX_FACETS,
     )
     if envelope.gap != 0:
         return None
@@ -218,65 +219,72 @@ def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
         tuple(float(Fraction(count, unit)) for count, unit in zip(facet, units, strict=True))
         for facet in envelope.facets.tolist()
     )
-    dtype = moving[0].values.dtype
-    values = np.asarray(largest_sum(facets, [np.ones(1, dtype), *(kind.values for kind in moving)]))
+    dtype = varying[0].values.dtype
+    values = np.asarray(
+        largest_sum(facets, [np.ones(1, dtype), *(kind.values for kind in varying)])
+    )
     _check(program, costs, values)
     return values
 
 
-def _split(leaves: Mapping[str, NumpyArray]) -> tuple[dict[str, NumpyArray], list[_Moving]]:
-    """Separate constant costs from varying ones, and group these by equal values."""
-    staying: dict[str, NumpyArray] = {}
-    moving: list[_Moving] = []
+def _split(leaves: Mapping[str, NumpyArray]) -> tuple[dict[str, NumpyArray], list[_Varying]]:
+    """Return the constant costs by field, and the varying ones in groups of equal values.
+
+    Leaves have shape (batch, ..), or () if they are one number for all.
+    """
+    constant: dict[str, NumpyArray] = {}
+    varying: list[_Varying] = []
     for name, leaf in leaves.items():
         if leaf.ndim == 0:
-            staying[name] = leaf.astype(float)
+            constant[name] = leaf.astype(float)
             continue
         columns = leaf.reshape(len(leaf), -1)
-        stays = (columns == columns[:1]).all(axis=0)
-        staying[name] = np.where(stays, columns[0], 0).reshape(leaf.shape[1:]).astype(float)
-        for column in np.flatnonzero(~stays).tolist():
+        is_constant = (columns == columns[:1]).all(axis=0)
+        constant[name] = np.where(is_constant, columns[0], 0).reshape(leaf.shape[1:]).astype(float)
+        for column in np.flatnonzero(~is_constant).tolist():
             values = columns[:, column]
-            same = next((kind for kind in moving if np.array_equal(kind.values, values)), None)
+            same = next((kind for kind in varying if np.array_equal(kind.values, values)), None)
             if same is None:
-                if len(moving) > MOST_MOVING:
-                    return staying, moving
-                moving.append(same := _Moving(values, {}))
+                if len(varying) > MAX_VARYING:
+                    return constant, varying
+                varying.append(same := _Varying(values, {}))
             weights = same.weights.setdefault(name, np.zeros(leaf.shape[1:]))
             weights.reshape(-1)[column] = 1.0
-    return staying, moving
+    return constant, varying
 
 
-def _domain(linear: LinearCosts, moving: list[_Moving]) -> Cone:
-    """Cone of (staying, moving.., z) that holds the batch: ranges of each kind, made wider."""
-    cone, (unit, *units) = Cone.orthant(len(moving) + 2), linear.units.tolist()
-    for k, (kind, kind_unit) in enumerate(zip(moving, units, strict=True), 1):
+def _domain(linear: LinearCosts, varying: list[_Varying]) -> Cone:
+    """Return the cone of (constant, varying.., z) that holds the batch, its ranges made wider."""
+    cone, (unit, *units) = Cone.orthant(len(varying) + 2), linear.units.tolist()
+    for k, (kind, kind_unit) in enumerate(zip(varying, units, strict=True), 1):
         low, high = (Fraction(float(end)) for end in (kind.values.min(), kind.values.max()))
-        margin = (high - low) / STEPS
+        margin = (high - low) / RANGE_STEPS
+        # a power of 2 below the margin keeps the whole numbers small
         step = Fraction(2) ** (margin.numerator.bit_length() - margin.denominator.bit_length() - 1)
         ends = (low // step * step, 1), ((high // step + 1) * step, -1)
         for end, sign in ends:
-            row = np.zeros(len(moving) + 2, object)
-            # kind_unit * kind >= end * (unit * staying), in both units, times the denominator
+            row = np.zeros(len(varying) + 2, object)
+            # kind_unit * kind >= end * (unit * constant), in both units, times the denominator
             row[k], row[0] = sign * kind_unit * end.denominator, -sign * unit * end.numerator
             cone = cone.cut(row) if end > 0 or sign < 0 else cone
     return cone
 
 
 def _check(program: Program, costs: Costs, values: Batch) -> None:
-    """Run a sample through the recurrence: both are to agree but for rounding."""
+    """Raise an AssertionError if a sample of makespans differs from the recurrence."""
     from pipejax.engine.batched.makespans import makespans  # forms are found without JAX
 
     count = len(values)
-    chosen = np.random.default_rng(0).choice(count, min(CHECKED, count), replace=False)
-    chosen = np.union1d(chosen, [values.argmin(), values.argmax()])
+    rows = np.random.default_rng(0).choice(count, min(CHECKED, count), replace=False)
+    rows = np.union1d(rows, [values.argmin(), values.argmax()])
     sample: Any = {
-        name: np.asarray(leaf)[chosen] if np.ndim(leaf) else leaf
+        name: np.asarray(leaf)[rows] if np.ndim(leaf) else leaf
         for name, leaf in vars(costs).items()
         if leaf is not None
     }
-    expected = np.asarray(makespans(program, unchecked_costs(sample), batch_size=len(chosen)))
-    within = ROUNDING * np.finfo(values.dtype).eps * np.sqrt(program.num_nodes)
-    off = np.abs(values[chosen] / np.where(expected, expected, 1) - (expected != 0)).max()
-    if off > within:
-        raise AssertionError(f"the closed form of {program.name} is off by {off:g} of a makespan")
+    expected = np.asarray(makespans(program, unchecked_costs(sample), batch_size=len(rows)))
+    tolerance = ROUNDING * np.finfo(values.dtype).eps * np.sqrt(program.num_nodes)
+    # the relative error, or the value itself where 0 is expected
+    error = np.abs(values[rows] / np.where(expected, expected, 1) - (expected != 0)).max()
+    if error > tolerance:
+        raise AssertionError(f"the closed form of {program.name} is off by {error:g} of a makespan")

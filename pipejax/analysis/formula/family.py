@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from pipejax.analysis.formula.form import Formula
 from pipejax.analysis.formula.formula import formula
 from pipejax.analysis.formula.parameters import Weights, polynomial_text
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.display import with_short_repr
 from pipejax.engine.lowering.program import Program
 
-CHECKS = 2  # numbers of each residue on which a polynomial is checked beside those that give it
-MOST_FACETS = 60  # of a form, beyond which facets are not matched
-MOST_TRIALS = 10**6  # polynomials through the facets of consecutive forms
+NUM_CHECKS = 2  # numbers of each residue on which a polynomial is checked beside its bases
+MAX_FACETS = 60  # of a form whose facets are matched
+MAX_TRIALS = 10**6  # polynomials through the facets of consecutive forms
 
 Parameters = Sequence[str] | Weights | None
 Facet = tuple[Fraction, ...]
@@ -39,8 +38,8 @@ class Family(NamedTuple):
     Attributes:
       symbol: "M" or "P".
       parameters: their names.
-      first: from which number on it holds.
-      period: after which counts grow alike.
+      first: smallest number for which it holds.
+      period: numbers that differ by it have counts on the same polynomials.
       branches: facets by the number's residue: in each a polynomial by parameter.
       found_on: numbers that gave it, or that it was checked on, in equal steps.
       verified_on: later numbers that it was checked on.
@@ -89,6 +88,7 @@ class Family(NamedTuple):
         return largest
 
     def __str__(self) -> str:
+        """Write a line for each group of residues: `(M + 3)F + 6c for M >= 1, M mod 2 = 0`."""
         texts: dict[str, list[int]] = {}
         for residue, branch in sorted(self.branches.items()):
             last = max(n for n in self.found_on if n % self.period == residue)
@@ -107,14 +107,16 @@ class Family(NamedTuple):
 
 
 def _form_text(names: Sequence[str], facets: Sequence[Sequence[str]]) -> str:
-    sums = [
-        " + ".join(
-            f"{'' if count == '1' else f'({count})' if ' ' in count else count}{name}"
-            for count, name in zip(facet, names, strict=True)
+    """Write facets, a count's text for each parameter, as `max((M + 3)F + 6c, 2F + (M + 1)c)`."""
+    sums = []
+    for facet in facets:
+        counts = [f"({count})" if " " in count else count for count in facet]
+        terms = [
+            name if count == "1" else f"{count}{name}"
+            for count, name in zip(counts, names, strict=True)
             if count != "0"
-        )
-        for facet in facets
-    ]
+        ]
+        sums.append(" + ".join(terms))
     return sums[0] if len(sums) == 1 else f"max({', '.join(sums)})"
 
 
@@ -127,17 +129,17 @@ def formula_family(
     symbol: str = "M",
     degree: int = 1,
 ) -> Family:
-    """Find how the facets of closed forms depend on a number.
+    """Find how the facets of closed forms depend on a number, of microbatches or workers.
 
-    A family holds on half of the numbers at least: on a few of the last ones alone, within one of
-    its periods, a schedule may look as if it had a shorter one.
+    A family must hold on the later half of the numbers at least: on a few numbers within one period
+    a schedule may look as if it had a shorter one.
 
     Args:
-      program: gives the lowered schedule for a number of microbatches, say.
-      numbers: to find it on, rising in equal steps; it is a family of such numbers.
-      parameters: as for `formula`, or a function of the number that gives them.
-      verify_on: later numbers to check it on.
-      symbol: what the number is called.
+      program: function that lowers the schedule for a number of microbatches, say.
+      numbers: numbers to find the family on, rising in equal steps.
+      parameters: as for `formula`, or a function from the number to them.
+      verify_on: later numbers to check the family on.
+      symbol: name of the number in the text.
       degree: of the polynomials: 1, or 2 where the number is that of the workers.
 
     Returns:
@@ -161,11 +163,14 @@ def formula_family(
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     if step < 1 or numbers != [*range(numbers[0], numbers[-1] + 1, step)]:
         raise ValueError(f"numbers must rise in equal steps, got {numbers}")
-    forms = {n: _form(program(n), parameters, n) for n in (*numbers, *later)}
+    forms = {}
+    for n in (*numbers, *later):
+        check_types(program=(lowered := program(n), Program))
+        forms[n] = formula(lowered, parameters(n) if callable(parameters) else parameters)
     facets_at = {
         n: [tuple(map(Fraction, counts)) for counts in form.facets] for n, form in forms.items()
     }
-    for period in range(step, step * (len(numbers) // (degree + 1 + CHECKS)) + 1, step):
+    for period in range(step, step * (len(numbers) // (degree + 1 + NUM_CHECKS)) + 1, step):
         branches: dict[int, Branch] = {}
         first = numbers[0]
         for residue in {n % period for n in numbers}:
@@ -179,18 +184,10 @@ def formula_family(
             if first > numbers[len(numbers) // 2]:
                 continue
             names = next(iter(forms.values())).parameters
-            later = [n for n in later if n >= first]
-            return Family(
-                symbol,
-                names,
-                first,
-                period,
-                branches,
-                (*(n for n in numbers if n >= first),),
-                (*later,),
-            )
+            found_on, verified_on = ((*(n for n in ns if n >= first),) for ns in (numbers, later))
+            return Family(symbol, names, first, period, branches, found_on, verified_on)
     largest = max(len(facets) for facets in facets_at.values())
-    longest = len(numbers) // (degree + 1 + CHECKS) * step
+    longest = len(numbers) // (degree + 1 + NUM_CHECKS) * step
     steps = f", in multiples of {step}: rise by 1 for others" if step > 1 else ""
     raise NoFamilyError(
         f"no polynomials in {symbol} of degree {degree} were found on {numbers[0]} to "
@@ -199,22 +196,16 @@ def formula_family(
     )
 
 
-def _form(
-    program: Program,
-    parameters: Parameters | Callable[[int], Parameters],
-    number: int,
-) -> Formula:
-    check_types(program=(program, Program))
-    return formula(program, parameters(number) if callable(parameters) else parameters)
-
-
 def _branch(
     numbers: list[int], later: list[int], facets_at: FacetsAt, period: int, degree: int
 ) -> tuple[int, Branch] | None:
-    """Facets of one residue as polynomials, and the first number from which they hold."""
-    tail = numbers[-(degree + 1 + CHECKS) :]
+    """Return the first number from which polynomials hold, and these; None if there are none.
+
+    All `numbers` have one residue. The last ones give the polynomials and check them.
+    """
+    tail = numbers[-(degree + 1 + NUM_CHECKS) :]
     checked = [*tail, *(n for n in later if n % period == numbers[0] % period)]
-    branch = _through(tail[: degree + 1], checked, facets_at)
+    branch = _fit_polynomials(tail[: degree + 1], checked, facets_at)
     if branch is None:
         return None
     start = tail[0]
@@ -225,17 +216,21 @@ def _branch(
     return start, branch
 
 
-def _through(bases: list[int], checked: list[int], facets_at: FacetsAt) -> Branch | None:
-    """Return polynomials through the facets at `bases` that are facets at all checked numbers."""
-    # They must be as many as the facets, and cover all of them; else None.
+def _fit_polynomials(bases: list[int], checked: list[int], facets_at: FacetsAt) -> Branch | None:
+    """Return polynomials through facets at `bases` that equal the facets at all checked numbers.
+
+    None if some checked number has another count of facets, or facets without a polynomial.
+    """
+    # Every choice of one facet per base gives a candidate: facets 3F and 5F at M = 1 and 2 give
+    # (2M + 1)F, which stays if 7F is a facet at M = 3.
     sizes = {len(facets_at[n]) for n in checked}
     count = sizes.pop()
-    if sizes or count > MOST_FACETS or count ** len(bases) > MOST_TRIALS:
+    if sizes or count > MAX_FACETS or count ** len(bases) > MAX_TRIALS:
         return None
     facets = {n: {*facets_at[n]} for n in checked}
     fits = []
-    for through in itertools.product(*(facets_at[n] for n in bases)):
-        polynomials = tuple(_interpolated(bases, values) for values in zip(*through, strict=True))
+    for choice in itertools.product(*(facets_at[n] for n in bases)):
+        polynomials = tuple(_interpolated(bases, values) for values in zip(*choice, strict=True))
         if all(_counts(polynomials, n) in facets[n] for n in checked):
             fits.append(polynomials)
     is_all = all({_counts(facet, n) for facet in fits} == facets[n] for n in checked)
@@ -243,7 +238,9 @@ def _through(bases: list[int], checked: list[int], facets_at: FacetsAt) -> Branc
 
 
 def _interpolated(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomial:
-    """Coefficients of the polynomial through values, by divided differences (Newton)."""
+    """Return the coefficients of the polynomial through (numbers, values), the constant first."""
+    # Newton's divided differences, then Horner's rule from the last number to the first:
+    # numbers 1, 2 and values 3, 5 have differences 3, 2, so 3 + 2 (M - 1) = 2 M + 1.
     differences = [*values]
     for order in range(1, len(numbers)):
         for k in range(len(numbers) - 1, order - 1, -1):
@@ -258,6 +255,7 @@ def _interpolated(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynom
 
 
 def _counts(facet: Sequence[Polynomial], number: int) -> Facet:
+    """Return the value of a facet's polynomials at a number."""
     return tuple(
         sum((c * number**k for k, c in enumerate(polynomial)), Fraction(0)) for polynomial in facet
     )

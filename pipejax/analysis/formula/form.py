@@ -34,7 +34,7 @@ from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.table import ScheduleTable
 
 HALF = 0.5
-ARRAYS = ("preds", "duration_index", "lag_index")
+PROGRAM_ARRAYS = ("preds", "duration_index", "lag_index")  # tell programs apart
 
 Box = Mapping[str, tuple[float, float]]
 Values = Float[Array, "..."] | Float[NumpyArray, "..."] | float
@@ -66,14 +66,14 @@ class Formula:
 
     Attributes:
       parameters: their names.
-      counts: (facets, parameters) whole numbers: how often a parameter counts, times its unit.
-      units: (parameters) into how many parts the unit of each parameter is divided.
+      counts: (facets, parameters) whole numbers: the factors of the parameters, times `units`.
+      units: (parameters) common denominator of each parameter's factors.
       exact: whether the form is the makespan, everywhere in the box.
       gap: 1 - form / makespan, at most; 0 if exact.
-      evaluations: of the program, to find it and to prove it.
+      evaluations: number of runs of the program that found and proved the form.
       box: range of each parameter that has one.
-      program: what it is the makespan of.
-      costs: what the parameters stand for.
+      program: program whose makespan it is.
+      costs: costs as sums of the parameters.
       envelope: facets with the rays that prove them.
 
     Example:
@@ -119,9 +119,9 @@ class Formula:
 
     def __str__(self) -> str:
         """Return the form, where it holds if not everywhere, and how good it is if not exact."""
-        where = f" for {self.where}" if self.where else ""
-        within = "" if self.exact else f", at most {100 * self.gap:.2g} % too small"
-        return self.text + where + within
+        box = f" for {self.where}" if self.where else ""
+        gap = "" if self.exact else f", at most {100 * self.gap:.2g} % too small"
+        return self.text + box + gap
 
     @property
     def where(self) -> str:
@@ -203,7 +203,7 @@ class Formula:
 
     @functools.cached_property
     def middles(self) -> Float[NumpyArray, "facets parameters"]:
-        """A point in the middle of each facet's region, in the box.
+        """Return a point in the middle of each facet's region, in the box.
 
         It is the mean of the region's extreme rays, on each of which the parameters sum up to 1.
         """
@@ -212,14 +212,12 @@ class Formula:
         total = theta.sum(axis=1, keepdims=True)
         is_origin = total[:, 0] == 0  # of a box: a corner of every region
         divisor = np.where(is_origin[:, None], 1, total)
-        shares, scale = (
-            (theta / divisor).astype(float),
-            (ray_scale(self, rays)[:, None] / divisor).astype(float),
-        )
+        shares = (theta / divisor).astype(float)
+        scales = (ray_scale(self, rays)[:, None] / divisor).astype(float)
         spans = [span[~is_origin[span]] for span in spans]
         middle = np.array([shares[span].mean(axis=0) for span in spans])
-        size = np.array([scale[span].mean(axis=0) for span in spans])
-        middle = middle / np.where(size > 0, size, 1.0)
+        scale = np.array([scales[span].mean(axis=0) for span in spans])
+        middle = middle / np.where(scale > 0, scale, 1.0)  # into the box
         fixed = fixed_in(self.parameters, self.box)
         if fixed is not None:  # not rounded
             middle[:, self.parameters.index(fixed)] = self.box[fixed][0]
@@ -235,19 +233,20 @@ class Formula:
         return tuple(self._bound(theta) for theta in self.middles)
 
     def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
+        """Name the largest cost of the longest path at some parameters, as in `bound_by`."""
         program = self.program
         weights = (self.costs.weights / self.units).astype(float)
         run = run_on_host(program, weights @ theta)
-        nodes, _ = longest_path.critical_path(run.preds, run.finish, run.lag)
-        worker = np.asarray(program.worker)
-        on_path = nodes & (worker != NO_WORKER)
+        is_critical, _ = longest_path.critical_path(run.preds, run.finish, run.lag)
+        workers = np.asarray(program.worker)
+        is_critical_op = is_critical & (workers != NO_WORKER)
         worker_seconds = np.bincount(
-            worker[on_path], run.duration[on_path], minlength=program.num_workers
+            workers[is_critical_op], run.duration[is_critical_op], minlength=program.num_workers
         )
-        total = run.finish.max() or 1.0
-        if worker_seconds.max() > HALF * total:
+        makespan = run.finish.max() or 1.0
+        if worker_seconds.max() > HALF * makespan:
             return f"worker {int(worker_seconds.argmax())}"
-        return "compute" if worker_seconds.sum() > HALF * total else "messages"
+        return "compute" if worker_seconds.sum() > HALF * makespan else "messages"
 
     def as_json(self) -> dict[str, Any]:
         """Return the content that `pipejax formula --json` prints, without the certificate."""
@@ -290,9 +289,6 @@ class Formula:
 
         Args:
           table: the schedule that was lowered.
-
-        Returns:
-          What JSON can hold.
 
         Raises:
           ValueError: if the table is not the one whose makespan it is.
@@ -346,25 +342,26 @@ def ray_scale(form: Formula, rays: Vectors) -> Whole:
     size = len(form.parameters)
     fixed = fixed_in(form.parameters, form.box)
     if fixed is not None:
-        at, value = form.parameters.index(fixed), Fraction(str(form.box[fixed][0]))
-        return rays[:, at].astype(object) * form.units[at] / value
+        column, value = form.parameters.index(fixed), Fraction(str(form.box[fixed][0]))
+        return rays[:, column].astype(object) * form.units[column] / value
     if form.box:
         return rays[:, size]
     return (rays[:, :size] * form.units).sum(axis=1)
 
 
 def smallest(counts: list[Fraction]) -> list[Fraction]:
-    """Divide counts by their common divisor."""
-    parts = math.lcm(*(count.denominator for count in counts))
-    common = math.gcd(*(int(count * parts) for count in counts))
-    return [count * parts / common for count in counts]
+    """Return the smallest whole numbers in the proportions of counts: [1/2, 3/2] is [1, 3]."""
+    denominator = math.lcm(*(count.denominator for count in counts))
+    common = math.gcd(*(int(count * denominator) for count in counts))
+    return [count * denominator / common for count in counts]
 
 
 def _check_lowered_from(program: Program, table: ScheduleTable) -> None:
+    """Raise a ValueError unless the program is the table's, with or without a step end."""
     for step_end in (True, False):
         other = lower(table, link=program.links, step_end=step_end)
         other = by_microbatch(other) if program.layout.per_microbatch else other
-        pairs = ((getattr(program, name), getattr(other, name)) for name in ARRAYS)
+        pairs = ((getattr(program, name), getattr(other, name)) for name in PROGRAM_ARRAYS)
         if all(np.array_equal(first, second) for first, second in pairs):
             return
     raise ValueError("the table is not the one that was lowered for this form")

@@ -42,9 +42,9 @@ def formula(
     analysis/formula/facets.py. Where it has more facets than `max_facets`, the most prominent are
     kept and the gap is certified.
 
-    It is of the order of ops that was lowered. Schedules that are planned for times (zb-v,
-    zero-bubble, v-half, ...) are so for the `slots` and `transfer` that they were built with; at
-    other times `evaluate` on the command line plans another order, which may be faster.
+    The form holds for the order of ops that was lowered. Schedules that are planned for times
+    (zb-v, zero-bubble, v-half, ...) have the order of the `slots` and `transfer` that they were
+    built with; at other times `pipejax evaluate` plans another order, which may be faster.
 
     Args:
       program: lowered schedule.
@@ -116,22 +116,29 @@ def formula(
 
 
 def _domain(costs: LinearCosts, box: Box) -> Cone:
-    """Cone of (parameters in their units.., z); in a box, (parameters.., 1, z) scaled."""
-    # A parameter that the box fixes needs no 1: it says itself how large all others are.
-    size = len(costs.names)
+    """Return the cone of (parameters, z), where z is a time; in a box (parameters, 1, z).
+
+    Multiples of these vectors belong to it too, so that a range is an inequality through 0.
+    """
+    # F from 0.5 to 2 is F >= 0.5 h and F <= 2 h with h, the coordinate that is 1. If the box fixes
+    # a parameter, say B = 4, then h = B / 4 and needs no coordinate.
     _check_box(costs.names, box)
-    fixed = fixed_in(costs.names, box)
-    dims = size + 1 + (bool(box) and fixed is None)
-    at, unit = (size, Fraction(1)) if fixed is None else _fixed_unit(costs, fixed, box[fixed][0])
-    cone, units = Cone.orthant(dims), dict(zip(costs.names, costs.units.tolist(), strict=True))
-    for name, bounds in box.items():
-        for bound, sign in zip(bounds, (1, -1), strict=True):
-            if name != fixed and 0 < bound < math.inf:  # elsewhere the orthant is the bound
-                part = Fraction(str(bound)) * unit  # as it is written: 0.1 is a tenth
-                row = np.zeros(dims, object)
-                row[costs.names.index(name)] = sign * units[name] * part.denominator
-                row[at] = -sign * part.numerator
-                cone = cone.cut(row)
+    fixed, size = fixed_in(costs.names, box), len(costs.names)
+    units = dict(zip(costs.names, costs.units.tolist(), strict=True))
+    if fixed is None:
+        scale_axis, scale, dims = size, Fraction(1), size + 1 + bool(box)
+    else:
+        scale_axis, dims = costs.names.index(fixed), size + 1
+        scale = units[fixed] / Fraction(str(box[fixed][0]))
+    cone = Cone.orthant(dims)
+    pairs = ((name, ((low, 1), (high, -1))) for name, (low, high) in box.items())
+    for name, bound, sign in [(name, *end) for name, ends in pairs for end in ends]:
+        if name != fixed and 0 < bound < math.inf:  # elsewhere the orthant is the bound
+            factor = Fraction(str(bound)) * scale  # as it is written: 0.1 is a tenth
+            row = np.zeros(dims, object)
+            row[costs.names.index(name)] = sign * units[name] * factor.denominator
+            row[scale_axis] = -sign * factor.numerator
+            cone = cone.cut(row)
     return cone
 
 
@@ -147,18 +154,11 @@ def _check_box(names: Sequence[str], box: Box) -> None:
         raise wrong("box", f"may fix one parameter, above 0, got {values}: give ranges to others")
 
 
-def _fixed_unit(costs: LinearCosts, name: str, value: float) -> tuple[int, Fraction]:
-    """Return the place of a fixed parameter, and its value in units of its counts."""
-    # That is a part of its unit: units of them are 1.
-    at = costs.names.index(name)
-    return at, int(costs.units[at]) / Fraction(str(value))
-
-
 def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
-    """Read a closed form that was saved; `verify` says whether it is right.
+    """Read a saved closed form without checking its proof, as `verify` does.
 
     Args:
-      source: file of `pipejax formula --out`, or a certificate of a form, or what it holds.
+      source: file of `pipejax formula --out`, or a certificate of a form, or its content.
 
     Returns:
       The form.
@@ -193,41 +193,38 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
     step_end = any(np.any(weights[phase]) for weights in content.weights for phase in ends)
     program = lower(table, link=links, step_end=step_end)
     fields = {phase.name: phase.kind.time for phase in program.layout.timed}
-    costs = linear_costs(
-        program,
-        {
-            parameter: unchecked_costs(
-                {fields.get(key, key): np.array(value) / unit for key, value in parts.items()}
-            )
-            for parameter, unit, parts in zip(
-                content.names, content.units, content.weights, strict=True
-            )
-        },
-    )
+    costs_by_parameter = {}
+    for name, unit, weights in zip(content.names, content.units, content.weights, strict=True):
+        costs_by_parameter[name] = unchecked_costs(
+            {fields.get(key, key): np.array(value) / unit for key, value in weights.items()}
+        )
+    costs = linear_costs(program, costs_by_parameter)
+    costs = costs._replace(units=np.array(content.units, object))
     facets, gap, box = np.array(content.facets), Fraction(*content.gap), content.box
     return Formula(
         parameters=costs.names,
         counts=facets,
-        units=np.array(content.units, object),
+        units=costs.units,
         exact=gap == 0,
         gap=float(gap),
         evaluations=report.get("evaluations", 0),
         box={key: (low, math.inf if high is None else high) for key, (low, high) in box.items()},
         program=costs.program,
-        costs=costs._replace(units=np.array(content.units, object)),
+        costs=costs,
         envelope=Envelope(facets, np.array(content.points, object), _cone(content), {}, gap, 0),
     )
 
 
 def _cone(content: Form) -> Cone:
+    """Return the cone of all (theta, z) with theta in a form's domain and z >= its facets."""
     size, dims = len(content.names), len(content.domain[0])
-    rays = np.array(content.rays, object)
-    facets = np.array(content.facets, object)
-    largest = (rays[:, :size] @ facets.T).max(axis=1)
-    upwards = np.eye(dims + 1, dtype=int)[-1].astype(object)
-    above = np.vstack([np.column_stack([rays, largest]), upwards])
-    sums: Vectors = np.zeros((len(facets), dims + 1), object)
-    sums[:, :size], sums[:, -1] = -facets, 1
-    domain = np.column_stack([np.array(content.domain, object), np.zeros(len(content.domain), int)])
-    inequalities = np.vstack([domain, upwards, sums])
-    return Cone(above, inequalities, above @ inequalities.T == 0)
+    facets, domain = np.array(content.facets, object), np.array(content.domain, object)
+    domain_rays = np.array(content.rays, object)
+    makespans = (domain_rays[:, :size] @ facets.T).max(axis=1)
+    upwards = np.eye(dims + 1, dtype=int)[-1].astype(object)  # (0, .., 0, 1)
+    rays = np.vstack([np.column_stack([domain_rays, makespans]), upwards])
+    above_facets: Vectors = np.zeros((len(facets), dims + 1), object)
+    above_facets[:, :size], above_facets[:, -1] = -facets, 1  # z - counts . theta >= 0
+    in_domain = np.column_stack([domain, np.zeros(len(domain), int)])
+    inequalities = np.vstack([in_domain, upwards, above_facets])
+    return Cone(rays, inequalities, tight=rays @ inequalities.T == 0)

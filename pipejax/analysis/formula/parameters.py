@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.formula.cone import LARGEST, Whole
+from pipejax.analysis.formula.cone import INT64_LIMIT, Whole
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import ArgumentError, check_types, unknown, wrong
 from pipejax.base.display import short_repr
@@ -17,13 +17,13 @@ from pipejax.engine.lowering.program import LINK_COSTS, Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
 from pipejax.schedules.cells.ops import MICROBATCH, STAGE, WORKER, Phase
 
-MOST_PARTS = 10**4  # into which a weight such as a third divides a unit
+MAX_DENOMINATOR = 10**4  # into which a weight such as a third divides a unit
 DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
 MESSAGES = {"c": "transmit", "transmit": "transmit", "latency": "latency"}
 PLACES = ("first", "mid", "last")
 BACKWARDS = ("B", "I", "W")
-READABLE = 1000  # largest denominator that is written as one; of decimals
-DECIMAL = 8  # a smaller one
+MAX_SHOWN_DENOMINATOR = 1000  # fractions with a larger one are written as decimals
+MAX_SHOWN_IF_DECIMAL = 8  # the same of fractions that few decimals write exactly
 
 Weights = Mapping[str, Costs]  # by parameter: the costs where it is 1 and all others are 0
 Counts = Sequence[Fraction]
@@ -33,12 +33,11 @@ Counts = Sequence[Fraction]
 class LinearCosts(NamedTuple):
     """Costs as linear functions of parameters, in whole numbers."""
 
-    # what they are the costs of, spread over microbatches where they differ by them
-    program: Program
+    program: Program  # spread over microbatches where costs differ by them
     names: tuple[str, ...]  # of the parameters
     weights: Whole  # (costs, parameters) of each cost, in the order of `CostLayout`
     units: Whole  # (parameters) parts into which the weights divide the unit of a parameter
-    costs: tuple[Costs, ...]  # what the costs are where one parameter is 1 and all others are 0
+    costs: tuple[Costs, ...]  # costs where one parameter is 1 and all others are 0
 
 
 def default_parameters(program: Program) -> tuple[str, ...]:
@@ -46,28 +45,27 @@ def default_parameters(program: Program) -> tuple[str, ...]:
     layout = program.layout
     phases = {*layout.phases, *layout.paired_phases}
     backward = {Phase.I, Phase.W} if phases & {Phase.I, Phase.W} else phases & {Phase.B}
-    # an activation comes back from the host in the time in which it left
+    # a load takes as long as its offload
     usual = phases - {Phase[letter] for letter in BACKWARDS} - {Phase.L} | backward
     chosen = {p for p in usual if p.kind.scope == MICROBATCH} | (phases & {*layout.custom_phases})
-    named: dict[str, str] = {}
+    name_by_field: dict[str, str] = {}
     for phase in layout.timed:  # of kinds that share a cost the first names it
         if phase in chosen:
-            named.setdefault(phase.kind.time, phase.name)
+            name_by_field.setdefault(phase.kind.time, phase.name)
     messages = ("c_F", "c_B") if len(program.messages.producer) else ()
-    return (*named.values(), *messages)
+    return (*name_by_field.values(), *messages)
 
 
 def named_parameters(
-    program: Program, names: Sequence[str], parts: Float[NumpyArray, " stages"] | None = None
+    program: Program, names: Sequence[str], stage_shares: Float[NumpyArray, " stages"] | None = None
 ) -> dict[str, Costs]:
-    """Parameters by name: phases, of all stages or some, and messages, both ways or one.
+    """Return by name the costs for which a parameter is 1 and the others are 0.
 
-    A phase of a table's own goes by its letters; of one of workers, places are workers. `F` is the
-    time of F on every stage, `F_0` that of stage 0, `F_first`, `F_mid` and `F_last`
-    those of the first stage, of all between and of the last; `c_F` is what a message takes forth
-    (its transmit time, as --comm says), `c_B` back, `c` both ways; `latency_F`, `transmit_F`, ...
-    its parts. With `parts` a phase is what one microbatch takes on a worker, and each stage takes
-    its part of it.
+    `F` is the time of F on every stage, `F_0` that of stage 0, `F_first`, `F_mid` and `F_last`
+    those of the first stage, of all between and of the last. `c_F` is the transmit time of a
+    message forth, `c_B` back, `c` both ways; `latency_F`, ... its latency. A table's own phases
+    have their letters as names; the places of one whose scope is the worker are workers. With
+    `stage_shares` a phase is the time of one microbatch on a worker, of which a stage has a share.
 
     Raises:
       ValueError: if a name is unknown, or two give the same time.
@@ -77,67 +75,71 @@ def named_parameters(
     shares: dict[str, dict[str, NumpyArray]] = {}
     totals: dict[str, NumpyArray] = {}
     for name in names:
-        field, where = _direction(program, name)
-        if np.any(totals.get(field, 0) * where) or name in shares:
+        field, mask = _direction(program, name)
+        if np.any(totals.get(field, 0) * mask) or name in shares:
             raise ValueError(f"{name} gives a time that another of {', '.join(names)} gives too")
-        totals[field] = totals.get(field, 0) + where
-        shares[name] = {field: where}
-    for field, where in totals.items():
-        if field not in MESSAGES.values() and not np.all(where):
-            place = int(np.flatnonzero(where == 0)[0])
-            place_kind = "worker" if field in worker_fields else "stage"
-            raise ValueError(f"{', '.join(names)} do not give {field} of {place_kind} {place}")
-    shares = {name: _completed(share, totals) for name, share in shares.items()}
-    if parts is not None:
-        divided = fields.keys() - worker_fields
-        shares = {
-            name: {k: v * parts if k in divided else v for k, v in share.items()}
-            for name, share in shares.items()
-        }
+        totals[field] = totals.get(field, 0) + mask
+        shares[name] = {field: mask}
+    for field, total in totals.items():
+        if field not in MESSAGES.values() and not np.all(total):
+            index = int(np.flatnonzero(total == 0)[0])
+            scope = "worker" if field in worker_fields else "stage"
+            raise ValueError(f"{', '.join(names)} do not give {field} of {scope} {index}")
+    shares = {name: _add_derived_times(share, totals) for name, share in shares.items()}
+    if stage_shares is not None:
+        for share in shares.values():
+            for field in share.keys() & fields.keys() - worker_fields:
+                share[field] = share[field] * stage_shares
     return {name: unchecked_costs(share) for name, share in shares.items()}
 
 
-def _completed(
+def _add_derived_times(
     share: dict[str, NumpyArray], times: Mapping[str, NumpyArray]
 ) -> dict[str, NumpyArray]:
-    """Add times that follow from others: B is I + W, I = W = B / 2, L is O."""
+    """Return a parameter's share of cost fields with B = I + W, or I = W = B / 2, and L = O.
+
+    `share` has the one field that the parameter names; `times` has all fields that any names.
+    """
     b, i, w = (PHASE_FIELDS[phase] for phase in BACKWARDS)
-    more = {}
+    factors = {}  # of a derived field, by the field that it follows from
     if b in times and i not in times and w not in times:
-        more = {i: {b: 0.5}, w: {b: 0.5}}
+        factors = {i: {b: 0.5}, w: {b: 0.5}}
     elif b not in times and i in times and w in times:
-        more = {b: {i: 1.0, w: 1.0}}
+        factors = {b: {i: 1.0, w: 1.0}}
     if "load" not in times:
-        more["load"] = {"offload": 1.0}
-    ((field, weight),) = share.items()
-    return share | {name: weight * parts[field] for name, parts in more.items() if field in parts}
+        factors["load"] = {"offload": 1.0}
+    ((field, mask),) = share.items()
+    return share | {name: mask * by[field] for name, by in factors.items() if field in by}
 
 
 def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
-    """Return the field of `Costs` that a parameter gives, and where it does: 1, elsewhere 0."""
+    """Return the field of `Costs` that a parameter like "F_first" names, and its mask of 1 and 0.
+
+    The mask has an entry per stage or worker, or (2, pipes, boundaries) for messages.
+    """
     layout = program.layout
     phases = {phase.name: phase for phase in layout.timed}
-    # letters may hold a _ themselves: the longest that a name begins with are meant
-    kind = max(
-        (k for k in (*phases, *MESSAGES) if f"{name}_".startswith(f"{k}_")), key=len, default=""
-    )
-    suffix = name[len(kind) :]
-    if kind in MESSAGES and suffix in DIRECTIONS:
-        share = np.zeros(layout.link_shape[:3])
-        share[list(DIRECTIONS[suffix])] = 1.0
-        return MESSAGES[kind], share
-    place, places = suffix[1:], layout.num_places(phases[kind]) if kind in phases else 1
-    stages, last = np.arange(places), places - 1
+    # a phase's letters may contain a _: take the longest that the name begins with
+    prefixes = [k for k in (*phases, *MESSAGES) if f"{name}_".startswith(f"{k}_")]
+    prefix = max(prefixes, key=len, default="")
+    suffix = name[len(prefix) :]
+    if prefix in MESSAGES and suffix in DIRECTIONS:
+        link_mask = np.zeros(layout.link_shape[:3])
+        link_mask[list(DIRECTIONS[suffix])] = 1.0
+        return MESSAGES[prefix], link_mask
+    stage = suffix[1:]
+    stages = np.arange(layout.num_places(phases[prefix]) if prefix in phases else 1)
+    last = len(stages) - 1
     masks = {"": stages >= 0, "first": stages == 0, "last": stages == last}
     masks["mid"] = ~(masks["first"] | masks["last"])
-    if re.fullmatch("[0-9]+", place) and int(place) <= last:
-        masks[place] = stages == int(place)
-    if kind not in phases or suffix == "_" or place not in masks:
-        more = (
+    if re.fullmatch("[0-9]+", stage) and int(stage) <= last:
+        masks[stage] = stages == int(stage)
+    if prefix not in phases or suffix == "_" or stage not in masks:
+        suffixes = (
             f", each also with _first, _mid, _last or _0 to _{last}; those of messages with _F, _B"
         )
-        raise unknown("parameter", name, [*phases, *MESSAGES], more)
-    return phases[kind].kind.time, masks[place].astype(float)
+        raise unknown("parameter", name, [*phases, *MESSAGES], suffixes)
+    return phases[prefix].kind.time, masks[stage].astype(float)
 
 
 def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
@@ -147,7 +149,7 @@ def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
 
 
 def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
-    """Read parameters; check that they are all that a program costs."""
+    """Return the costs of a program as sums of parameters; check that these give all of them."""
     chosen = default_parameters(program) if parameters is None else parameters
     if isinstance(chosen, str):
         raise wrong("parameters", f"must be a sequence of names, got {chosen!r}")
@@ -180,14 +182,14 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
         )
     for costs in chosen.values():
         program = program_for(program, costs)
-    is_used = _positions_read(program)
+    is_read = _read_costs(program)
     columns, units, directions = [], [], []
     for costs in chosen.values():
         # costs of other parameters are 0 along this one
-        along = {field: vars(costs).get(field) for field in fields if field in parameter_fields}
-        along = {field: 0.0 if value is None else value for field, value in along.items()}
-        directions.append(unchecked_costs(along))
-        vector = np.asarray(cost_vector(program, directions[-1]), np.float64) * is_used
+        values = {field: vars(costs).get(field) for field in fields if field in parameter_fields}
+        values = {field: 0.0 if value is None else value for field, value in values.items()}
+        directions.append(unchecked_costs(values))
+        vector = np.asarray(cost_vector(program, directions[-1]), np.float64) * is_read
         unit, column = _whole(vector)
         units.append(unit)
         columns.append(column)
@@ -195,8 +197,10 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
     return LinearCosts(program, tuple(chosen), weights, np.array(units, object), (*directions,))
 
 
-def _positions_read(program: Program) -> Bool[NumpyArray, " costs"]:
-    """Mark the costs that a program reads (costs), also as parts of messages or fused pairs."""
+def _read_costs(program: Program) -> Bool[NumpyArray, " costs"]:
+    """Mark the entries of the cost vector that a program reads, directly or as parts."""
+    # The vector is [phases.., pairs.., latencies.., transmit times.., messages..]: a node that
+    # reads message 3 also reads latency 3 and transmit time 3; one that reads a pair, its F and B.
     layout = program.layout
     is_read = np.zeros(layout.size, bool)
     is_read[program.duration_index] = is_read[program.lag_index] = True
@@ -209,24 +213,26 @@ def _positions_read(program: Program) -> Bool[NumpyArray, " costs"]:
 
 
 def _whole(weights: NumpyArray) -> tuple[int, Whole]:
-    """Write weights as whole numbers of the largest unit that allows it."""
-    kinds, which = np.unique(weights, return_inverse=True)
-    parts = [_fraction(weight) for weight in kinds.tolist()]
-    unit = math.lcm(*(part.denominator for part in parts))
-    whole = [int(part * unit) for part in parts]
-    return unit, np.array(whole, np.int64 if max(whole) < LARGEST else object)[which]
+    """Return the smallest unit, and weights times it as whole numbers: [0.5, 1] is 2, [1, 2]."""
+    distinct, indices = np.unique(weights, return_inverse=True)
+    fractions = [_fraction(weight) for weight in distinct.tolist()]
+    unit = math.lcm(*(fraction.denominator for fraction in fractions))
+    whole = [int(fraction * unit) for fraction in fractions]
+    return unit, np.array(whole, np.int64 if max(whole) < INT64_LIMIT else object)[indices]
 
 
 def _fraction(weight: float) -> Fraction:
     """Read a weight as the nearest fraction of small numbers, or exactly as it is stored."""
-    simple = Fraction(weight).limit_denominator(MOST_PARTS)
+    simple = Fraction(weight).limit_denominator(MAX_DENOMINATOR)
     return simple if float(simple) == weight else Fraction(weight)
 
 
 def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
-    """Weights of one parameter as nested lists of whole numbers, by phase and message part."""
-    # (stages), or (workers) of a phase of these; (2, pipes, boundaries) of messages;
-    # with a last axis of microbatches where costs differ by them
+    """Return the weights of one parameter as nested lists, by phase and message part.
+
+    Their shape is (stages), or (workers) of a phase with that scope, or (2, pipes, boundaries) of
+    messages, with a last axis of microbatches where costs differ by them. They count 1 / unit.
+    """
     layout = program.layout
     microbatch_axis = (layout.num_microbatches,) if layout.per_microbatch else ()
     codes = {*np.unique(program.phase).tolist(), *map(int, layout.paired_phases)}
@@ -244,8 +250,8 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
             if microbatch_axis and not (key in phases and phases[key].kind.scope == STAGE):
                 shape = (*shape, *microbatch_axis)
                 array = array if array.ndim == len(shape) else array[..., None]
-            whole = np.frompyfunc(lambda weight: int(_fraction(weight) * unit), 1, 1)
-            weights[key] = whole(np.broadcast_to(array, shape)).tolist()
+            to_whole = np.frompyfunc(lambda weight: int(_fraction(weight) * unit), 1, 1)
+            weights[key] = to_whole(np.broadcast_to(array, shape)).tolist()
     return weights
 
 
@@ -276,7 +282,7 @@ def comparison_text(names: Sequence[str], counts: Counts, relation: str = ">=") 
 
 
 def latex_symbol(name: str) -> str:
-    """Write a parameter as a symbol, a word and a long index upright."""
+    r"""Write a parameter as LaTeX, `c_F` as `c_F` and `F_mid` as `F_{\mathrm{mid}}`."""
     kind, _, index = name.partition("_")
     symbol = kind if len(kind) == 1 else rf"\mathrm{{{kind}}}"
     if not index:
@@ -285,7 +291,7 @@ def latex_symbol(name: str) -> str:
 
 
 def polynomial_text(symbol: str, coefficients: Counts) -> str:
-    """Write a polynomial, its constant given first, as `7/4 M + 12`."""
+    """Write a polynomial as `7/4 M + 12`; its coefficients begin with the constant."""
     powers = ["", symbol, *(f"{symbol}^{k}" for k in range(2, len(coefficients)))]
     constant, *others = coefficients
     text = _sum(powers[:0:-1], others[::-1], _text_factor)
@@ -297,6 +303,7 @@ def polynomial_text(symbol: str, coefficients: Counts) -> str:
 
 
 def _sum(symbols: Sequence[str], counts: Counts, factor: Callable[[Fraction], str]) -> str:
+    """Write counts times symbols as `6F + 4B - c`; `factor` writes a count other than 1."""
     text = ""
     for symbol, count in zip(symbols, counts, strict=True):
         if count:
@@ -309,7 +316,7 @@ def _sum(symbols: Sequence[str], counts: Counts, factor: Callable[[Fraction], st
 def _is_decimal(size: Fraction) -> bool:
     """Return whether a number reads better as 39.52 than as 988/25."""
     whole = 10**6 % size.denominator == 0
-    return size.denominator > (DECIMAL if whole else READABLE)
+    return size.denominator > (MAX_SHOWN_IF_DECIMAL if whole else MAX_SHOWN_DENOMINATOR)
 
 
 def _text_factor(size: Fraction) -> str:

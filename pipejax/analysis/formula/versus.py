@@ -1,8 +1,7 @@
-"""Two schedules against each other: exact regions of the parameters where each is the faster.
+"""Exact regions of the parameters where one schedule is at least as fast as another.
 
-Both makespans are largest sums. One is at most the other where all sums of the first are at most
-some sum of the other: for each sum of the other, a cone. And the first, which is convex, is at most
-the other everywhere if it is on the rays of the regions on which the other is linear.
+Both makespans are largest sums. For each sum of the second, the parameters at which all sums of the
+first are at most this one are a cone; the region is the union of these cones.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ class Region(NamedTuple):
 
     Attributes:
       texts: inequalities that bound it besides the domain, as "2F + c >= 2B".
-      counts: (texts, parameters) of each: their sum is at least 0.
+      counts: (texts, parameters) of each, as F: 2, c: 1, B: -2.
       rays: (rays, parameters) extreme rays, in the unit of the parameters.
     """
 
@@ -43,11 +42,11 @@ class Versus(NamedTuple):
       names: of both schedules.
       parameters: names of the parameters.
       verdict: "equal", "one is never slower", "other is never slower" or "it depends".
-      one_at_most: regions that together are where the first is at most the second.
-      other_at_most: regions that together are where the second is at most the first.
-      one_slower: parameters and the ratio where the first is slowest against the second; the ratio
-        is 1 where it is never slower. They lie in the box, or sum up to 1: without a box, and where
-        the ratio is only neared as they grow in these proportions.
+      one_at_most: regions whose union is where the first is at most the second.
+      other_at_most: regions whose union is where the second is at most the first.
+      one_slower: parameters at which the first is slowest against the second, and the ratio of
+        makespans there, 1 if it is never slower. The parameters lie in the box, or sum to 1 without
+        a box or where the ratio is a limit of ever larger ones.
       other_slower: the same of the second.
 
     Example:
@@ -141,15 +140,14 @@ def _rows(form: Formula) -> Vectors:
 
 def _slowest(first: Formula, second: Formula) -> tuple[dict[str, float], Fraction | float]:
     """Return the parameters with the largest ratio of first to second, and that ratio."""
-    # On each of these the second is linear and the first convex, so no ratio between rays is
-    # larger.
+    # Between rays of a region the second is linear and the first convex: no ratio is larger there.
     rays, _ = regions(second.envelope.cone, len(second.counts))
     rays = rays[rays[:, : len(first.parameters)].any(axis=1)]
     theta = rays[:, : len(first.parameters)].astype(object) * second.units.astype(object)
-    ours, theirs = ((theta @ _rows(form).T).max(axis=1) for form in (first, second))
+    makespans = ((theta @ _rows(form).T).max(axis=1).tolist() for form in (first, second))
     ratios = [
         Fraction(a) / Fraction(b) if b else (np.inf if a else Fraction(1))
-        for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)
+        for a, b in zip(*makespans, strict=True)
     ]
     k = max(range(len(ratios)), key=ratios.__getitem__)
     scale = ray_scale(second, rays[k : k + 1])[0] or sum(theta[k])
@@ -158,37 +156,39 @@ def _slowest(first: Formula, second: Formula) -> tuple[dict[str, float], Fractio
 
 
 def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
-    """Cones on which the first is at most the second, none of them within another."""
+    """Return cones whose union is where the first is at most the second, none within another."""
     cones: list[Cone] = []
     for facet in _rows(second):
         cone = _below(_domain(first), _rows(first), facet, first.units)
-        if cone is None or any(_holds(wider, cone) for wider in cones):
-            continue
-        cones = [*(smaller for smaller in cones if not _holds(cone, smaller)), cone]
+        if cone is not None and not any(_contains(wider, cone) for wider in cones):
+            cones = [*(smaller for smaller in cones if not _contains(cone, smaller)), cone]
     return tuple(_region(cone, first) for cone in cones)
 
 
 def _domain(form: Formula) -> Cone:
+    """Return the cone of a form's parameters, from the inequalities that do not concern z."""
     cone = form.envelope.cone
     size = cone.rays.shape[1] - 1
-    start = Cone.orthant(size)
-    is_of_domain = ~cone.inequalities[:, -1].astype(bool)
-    for row in cone.inequalities[is_of_domain][:, :-1]:
-        start = start.cut(row)
-    return start
+    domain = Cone.orthant(size)
+    has_z = cone.inequalities[:, -1].astype(bool)
+    for row in cone.inequalities[~has_z][:, :-1]:
+        domain = domain.cut(row)
+    return domain
 
 
 def _below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Cone | None:
-    """Cut a cone down to where no facet is above a bound; None where nothing of it is left."""
+    """Return the part of a cone where all facets are at most a bound; None if it has no interior.
+
+    Facets (facets, parameters) and the bound (parameters) are counts of parameters.
+    """
     size = len(units)
     for facet in facets:
         normal = np.zeros(cone.rays.shape[1], object)
         normal[:size] = [Fraction(b - f) * u for b, f, u in zip(bound, facet, units, strict=True)]
-        parts = int(np.lcm.reduce([Fraction(n).denominator for n in normal], dtype=object))
-        whole = np.array([int(n * parts) for n in normal], object)
-        if not whole.any():
+        if not normal.any():
             continue
-        normal = primitive(whole[None])[0]
+        denominator = int(np.lcm.reduce([Fraction(n).denominator for n in normal], dtype=object))
+        normal = primitive(np.array([[int(n * denominator) for n in normal]], object))[0]
         values = cone.rays.astype(object) @ normal.astype(object)
         if (values <= 0).all():
             return None
@@ -197,13 +197,13 @@ def _below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Cone | N
     return cone
 
 
-def _holds(outer: Cone, inner: Cone) -> bool:
+def _contains(outer: Cone, inner: Cone) -> bool:
     """Return whether the outer cone contains the inner one."""
     return bool((inner.rays.astype(object) @ outer.inequalities.astype(object).T >= 0).all())
 
 
 def _region(cone: Cone, form: Formula) -> Region:
-    """List the inequalities that bound a cone besides its domain."""
+    """Return a cone as a region: the inequalities that bound it besides its form's domain."""
     domain = {tuple(row) for row in _domain(form).inequalities.tolist()}
     size, units = len(form.parameters), form.units.tolist()
     bounds = []
@@ -217,26 +217,22 @@ def _region(cone: Cone, form: Formula) -> Region:
 
 RANGES = ((0.5, 4.0), (0.0, 2.0))  # of the second and third parameter, in times of the first
 SIDE = 200  # values of each
-# offset of a value in its cell: off the borders, on which two schedules may tie
-WITHIN = 1 / np.pi
+CELL_OFFSET = 1 / np.pi  # of a value in its cell: off the borders, where two schedules may tie
 
 
 class RegimeMap(NamedTuple):
-    """A map of the fastest."""
+    """Fastest schedule by two parameters, in units of a third: forms are homogeneous."""
 
-    # forms are homogeneous: of three parameters the ratios of two to the first say all
-
-    # the first, in times of which the others are; that across; that up
-    parameters: tuple[str, str, str]
+    parameters: tuple[str, str, str]  # the unit, that across and that up
     across: Float[NumpyArray, " across"]  # values of the second
     up: Float[NumpyArray, " up"]  # values of the third
-    names: list[str]  # who is fastest somewhere, ties as "a = b", the largest area first
-    codes: Int[NumpyArray, "up across"]  # (up, across) place in names
-    box: dict[str, tuple[float, float]]  # what is drawn of each parameter; the first is 1
+    names: list[str]  # schedules that are fastest somewhere, ties as "a = b", by falling area
+    codes: Int[NumpyArray, "up across"]  # index in names
+    box: dict[str, tuple[float, float]]  # range on the map of each parameter; the first is 1
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of the map, by name."""
+        """Return the share of the map's area by name."""
         return {name: float(np.mean(self.codes == k)) for k, name in enumerate(self.names)}
 
 
@@ -257,7 +253,7 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
             raise wrong("box", f"of {name} must be a range to draw a map, got {low:g} to {high:g}")
     if not box[unit][0] <= 1 <= box[unit][1]:
         raise wrong("box", f"{unit} must hold 1, in times of which the others are drawn")
-    steps = (np.arange(SIDE) + WITHIN) / SIDE
+    steps = (np.arange(SIDE) + CELL_OFFSET) / SIDE
     across, up = (
         float(low) + (float(high) - float(low)) * steps
         for low, high in (box[name] for name in others)

@@ -1,8 +1,7 @@
-"""Head-of-line blocking: which transfer waits behind which, and for how long.
+"""Waits of transfers behind others in a queue.
 
-A transfer whose producer has ended is ready, but still waits for the transfers in front of it in
-both queues. For part of that wait the one in front is under way; for the rest it merely holds the
-queue because it cannot start itself: that is head-of-line blocking.
+A transfer is ready when its producer has ended, but waits for those in front of it in both queues.
+While the transfer in front cannot start itself, the wait is head-of-line blocking.
 """
 
 import dataclasses
@@ -29,15 +28,15 @@ class TransferWait(NamedTuple):
 
     Attributes:
       send: its SEND.
-      sender: worker of that.
+      sender: worker of its SEND.
       receiver: worker of its RECV.
-      ready: when its producer had ended.
-      start: when it started; when it was ready, if that is the same to rounding.
-      worker: worker in whose queue it waited, None where it did not.
+      ready: end of its producer.
+      start: start of the transfer; equal to `ready` if they differ by rounding only.
+      worker: worker in whose queue it waited, None if it did not.
       cell: its cell in that queue, SEND or RECV.
       front: the cell in front of it there, whose transfer it waited for last.
-      blocked: the part of its wait for which that transfer had not started either:
-        head-of-line blocking.
+      blocked: part of the wait in which that transfer had not started either: head-of-line
+        blocking.
 
     Example:
       >>> from pipejax.schedules.cells.ops import Phase
@@ -68,7 +67,7 @@ class TransferWaits(NamedTuple):
 
     Attributes:
       transfers: every transfer, the longest wait first.
-      by_front: by worker and cell in front, the wait of those directly behind it [s]; the
+      by_front: by worker and cell, the wait of the transfers directly behind that cell [s]; the
         largest first.
       by_worker: (workers) wait in the queues of each worker [s].
 
@@ -115,48 +114,49 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
             f"the run has link={evaluation.links.model!r}"
         )
     evaluation.links.check_known(("model", "queues", "host_links"), "transfer_waits")
-    carrier = evaluation.program.messages.carrier.tolist()
-    transfers = {node: transfer for transfer, node in enumerate(carrier)}
-    waits = [_wait(evaluation, transfer, transfers) for transfer in range(len(carrier))]
-    waits.sort(key=lambda waited: -waited.wait)  # stable: ties stay in the order of messages
+    nodes = evaluation.program.messages.carrier.tolist()
+    message_by_node = {node: message for message, node in enumerate(nodes)}
+    waits = [_wait(evaluation, message, message_by_node) for message in range(len(nodes))]
+    waits.sort(key=lambda wait: -wait.wait)  # stable: ties stay in the order of messages
     by_worker = np.zeros(evaluation.workers)
     by_front: dict[tuple[int, Op], float] = {}
-    for waited in waits:
-        if waited.worker is not None and waited.front is not None:
-            by_worker[waited.worker] += waited.wait
-            key = waited.worker, waited.front
-            by_front[key] = by_front.get(key, 0.0) + waited.wait
+    for wait in waits:
+        if wait.worker is not None and wait.front is not None:
+            by_worker[wait.worker] += wait.wait
+            key = wait.worker, wait.front
+            by_front[key] = by_front.get(key, 0.0) + wait.wait
     largest = sorted(by_front.items(), key=lambda entry: -entry[1])
     return TransferWaits(tuple(waits), dict(largest), by_worker)
 
 
-def _wait(evaluation: Evaluation, transfer: int, transfers: Mapping[int, int]) -> TransferWait:
-    program, sent = evaluation.program, evaluation.program.messages
-    send, receive = sent.cells(transfer)
-    sender, receiver = int(sent.sender[transfer]), int(sent.receiver[transfer])
-    ready = float(evaluation.node_finish[sent.producer[transfer]])
-    waited = TransferWait(send, sender, receiver, ready, float(evaluation.message_start[transfer]))
-    same = ROUNDING * evaluation.makespan
-    if waited.wait <= same:
-        return waited._replace(start=ready)
-    preds = program.preds[sent.carrier[transfer]].tolist()
-    in_front = [transfers[node] for node in preds if node in transfers]
+def _wait(evaluation: Evaluation, message: int, message_by_node: Mapping[int, int]) -> TransferWait:
+    """Return the wait of one message, behind the last to end of those in front of it."""
+    program, messages = evaluation.program, evaluation.program.messages
+    send, receive = messages.cells(message)
+    sender, receiver = int(messages.sender[message]), int(messages.receiver[message])
+    ready = float(evaluation.node_finish[messages.producer[message]])
+    wait = TransferWait(send, sender, receiver, ready, float(evaluation.message_start[message]))
+    rounding = ROUNDING * evaluation.makespan
+    if wait.wait <= rounding:
+        return wait._replace(start=ready)
+    preds = program.preds[messages.carrier[message]].tolist()
+    in_front = [message_by_node[node] for node in preds if node in message_by_node]
     front = max(in_front, key=lambda k: evaluation.message_finish[k])
-    ends = int(sent.sender[front]), int(sent.receiver[front])
-    worker = sender if sender in ends else receiver
-    return waited._replace(
+    front_workers = int(messages.sender[front]), int(messages.receiver[front])
+    worker = sender if sender in front_workers else receiver
+    blocked = float(evaluation.message_start[front]) - ready
+    return wait._replace(
         worker=worker,
         cell=send if worker == sender else receive,
-        front=sent.cells(front)[ends.index(worker)],
-        blocked=held if (held := float(evaluation.message_start[front]) - ready) > same else 0.0,
+        front=messages.cells(front)[front_workers.index(worker)],
+        blocked=blocked if blocked > rounding else 0.0,
     )
 
 
 def queue_makespans(
     table: ScheduleTable, costs: Costs, *, link: str | Links = "rendezvous"
 ) -> dict[str, float | None]:
-    """Evaluate one table with each scope of the queues, and with messages that use no resource."""
-    # a queue scope is None where the order of the cells deadlocks
+    """Return makespans by scope of the queues, None if it deadlocks, and with free messages."""
     links, makespans = Links.resolve(link), dict[str, float | None]()
     for queues in QUEUES:
         try:

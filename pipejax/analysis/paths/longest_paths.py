@@ -26,10 +26,10 @@ class LongPath(NamedTuple):
     Attributes:
       length: sum of its costs [s].
       shorter_by: difference to the longest path [s].
-      counts: by cost, how often the path has it: letters of phases, `c_F` and `c_B` for messages
+      counts: number of each cost on the path: letters of phases, `c_F` and `c_B` for messages
         forth and back (under `queued` and `blocking` their transmissions), `latency_F` and
-        `latency_B` where those links have a latency, `pair` for fused pairs with a time of their
-        own; others count as the two ops that they are.
+        `latency_B` if those links have a latency, `pair` for fused pairs with their own time;
+        other pairs count as two ops.
       ops: ops and fused pairs on it, in order.
       messages: messages on it, each by its SEND, in order.
       nodes: nodes of the program on it, in order.
@@ -49,16 +49,16 @@ def longest_paths(
     """Find the longest paths of a run, from its first op to its last.
 
     Paths differ in at least one op or message. Equal costs make very many of them equally long;
-    those that differ in what they count tell what becomes critical next.
+    paths with other counts show which costs become critical next.
 
     Args:
       evaluation: a run.
-      count: how many paths.
+      count: largest number of paths.
       distinct_counts: whether to list only one path, the longest, of those with equal counts.
 
     Returns:
-      At most so many paths, the longest first; the first one is as long as the makespan. Of
-      equals, one that the recurrence prefers (its first predecessor) comes first.
+      Paths, the longest first; the first one is as long as the makespan. Of equals, the one that
+      the recurrence prefers (its first predecessor) comes first.
 
     Raises:
       ValueError: if count is no whole number of at least 1.
@@ -93,22 +93,19 @@ def longest_paths(
     message_text = _messages(program, evaluation.table.grammar.text)
     paths: list[LongPath] = []
     for path in itertools.islice(ranking.paths(), count):
-        before = preds[path.nodes, path.columns]
+        tails = preds[path.nodes, path.columns]
         lags = program.lag_index[path.nodes, path.columns]
-        spent = [*program.duration_index[path.nodes].tolist(), *lags.tolist()]
-        how_often = counted[spent].sum(axis=0).tolist()
-        sent = (
-            message_text.get(key)
-            for edge in zip(before.tolist(), path.nodes, lags.tolist(), strict=True)
-            for key in (edge, edge[1])
-        )
+        costs = [*program.duration_index[path.nodes].tolist(), *lags.tolist()]
+        counts = counted[costs].sum(axis=0).tolist()
+        edges = zip(tails.tolist(), path.nodes, lags.tolist(), strict=True)
+        texts = [message_text.get(key) for edge in edges for key in (edge, edge[1])]
         paths.append(
             LongPath(
                 length=path.length,
                 shorter_by=evaluation.makespan - path.length,
-                counts=dict(zip(names, how_often, strict=True)),
+                counts=dict(zip(names, counts, strict=True)),
                 ops=tuple(labels[node] for node in path.nodes if node in labels),
-                messages=tuple(text for text in sent if text is not None),
+                messages=tuple(text for text in texts if text is not None),
                 nodes=tuple(path.nodes),
             )
         )
@@ -118,60 +115,66 @@ def longest_paths(
 def _counted(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
-    """Name the costs that paths count, and how often each position of the vector counts."""
-    # names, (costs, names) counts: a fused pair may be two ops of one phase
+    """Return names of costs, and how often an entry of the vector counts for each of them.
+
+    The vector has entries "F F B B pair latency latency ..": an F counts (1, 0, ..), a pair
+    without its own time as its F and its B.
+    """
     layout = program.layout
     groups = np.array(layout.groups, object)
-    each_way = math.prod(layout.link_shape) // 2
+    num_boundaries = math.prod(layout.link_shape) // 2  # of one direction, and the first half is F
     for name in LINK_COSTS:
-        is_link = groups == name
-        groups[is_link] = [_MESSAGE[name] + way for way in ("_F", "_B") for _ in range(each_way)]
+        ways = np.repeat(["_F", "_B"], num_boundaries).tolist()
+        groups[groups == name] = [_MESSAGE[name] + way for way in ways]
     parts = [[group] for group in groups.tolist()]
     if evaluation.costs.pair is None and evaluation.costs.pair_factor is None:
-        # a pair lasts as long as its two ops, and counts as they do
-        for position, pair in zip(
-            np.flatnonzero(groups == "pair"), program.pair_index, strict=True
-        ):
-            parts[position] = groups[pair].tolist()
-    spent = np.union1d(program.duration_index, program.lag_index)
-    spent = spent[(vector[spent] > 0) | ~np.isin(groups[spent], ("latency_F", "latency_B"))]
-    present = {name for position in spent.tolist() for name in parts[position]}
-    ways = (f"{name}_{way}" for name in ("c", "latency") for way in "FB")
-    order = (*(phase.name for phase in layout.timed), "pair", *ways)
+        entries = np.flatnonzero(groups == "pair")
+        for entry, pair in zip(entries, program.pair_index, strict=True):
+            parts[entry] = groups[pair].tolist()
+    used = np.union1d(program.duration_index, program.lag_index)
+    used = used[(vector[used] > 0) | ~np.isin(groups[used], ("latency_F", "latency_B"))]
+    present = {name for entry in used.tolist() for name in parts[entry]}
+    messages = (f"{name}_{way}" for name in ("c", "latency") for way in "FB")
+    order = (*(phase.name for phase in layout.timed), "pair", *messages)
     names = [name for name in order if name in present]
     counted = np.array([[part.count(name) for name in names] for part in parts], int)
     return names, counted.reshape(len(parts), len(names))
 
 
-# how messages are counted: on a link that queues, what holds it; the latency behind it by itself
+# names of message costs: on a link that queues, c is the transmit time, and latency is apart
 _MESSAGE = {"latency": "latency", "transmit": "c", "message": "c"}
 
 
 def _kinds(program: Program, counted: Int[NumpyArray, "costs names"]) -> Kinds:
     """Write the counts of nodes and edges as one number each: a digit for every name."""
-    base = 4 * program.num_nodes  # a path has fewer nodes than that, and edges, of two ops each
-    digits = [base**k for k in range(counted.shape[1])]
-    number = [sum(map(operator.mul, row, digits)) for row in counted.tolist()]
+    # With base 1000, 3 F and 2 B are 2003. Numbers add up along a path, as no digit overflows.
+    base = 4 * program.num_nodes  # above twice the nodes and edges of a path, of two ops each
+    powers = [base**k for k in range(counted.shape[1])]
+    numbers = [sum(map(operator.mul, row, powers)) for row in counted.tolist()]
     return Kinds(
-        [number[position] for position in program.duration_index.tolist()],
-        [[number[position] for position in row] for row in program.lag_index.tolist()],
+        [numbers[entry] for entry in program.duration_index.tolist()],
+        [[numbers[entry] for entry in row] for row in program.lag_index.tolist()],
     )
 
 
 def _last_nodes(program: Program) -> Int[NumpyArray, " some"]:
-    """List the nodes that nothing waits for; padding is none of them."""
-    last = program.phase != Phase.IDLE
-    last[program.preds] = False
-    return np.flatnonzero(last)
+    """List the nodes that no other waits for, without padding."""
+    is_last = program.phase != Phase.IDLE
+    is_last[program.preds] = False
+    return np.flatnonzero(is_last)
 
 
 def _messages(
     program: Program, text: Callable[[Cell], str]
 ) -> dict[int | tuple[int, int, int], str]:
-    """Name messages by the node that carries them, or by the edge: tail, head, lag position."""
+    """Return the text of each message by the node that carries it, or by its edge.
+
+    An edge is (producer, consumer, index of its lag in the cost vector).
+    """
     sent = program.messages
     edges = zip(*(x.tolist() for x in (sent.producer, sent.consumer, sent.lag_index)), strict=True)
-    return {
-        edge if carrier == SOURCE else carrier: text(sent.cells(number)[:1])
-        for number, (carrier, edge) in enumerate(zip(sent.carrier.tolist(), edges, strict=True))
-    }
+    keys = [
+        edge if node == SOURCE else node
+        for node, edge in zip(sent.carrier.tolist(), edges, strict=True)
+    ]
+    return {key: text(sent.cells(message)[:1]) for message, key in enumerate(keys)}

@@ -23,14 +23,14 @@ class ActivationMemory(NamedTuple):
 
     Attributes:
       worker: (steps) worker, ascending.
-      time: (steps) when its level changes, ascending for each worker [s].
-      held: (steps) what it holds from then on.
-      peak: (workers) most that it holds at once.
-      peak_at: (workers) when it first holds that much [s].
+      time: (steps) time at which its memory changes, ascending for each worker [s].
+      held: (steps) memory from then on.
+      peak: (workers) largest memory.
+      peak_at: (workers) first time of the peak [s].
       sizes: (stages) size of an activation, or (stages, microbatches).
       weight_share: (stages) share of it that the weight gradient needs after I, or by microbatch.
-      checkpoints: (stages) what is held of it between F and R, or by microbatch.
-      at_work: (B, I and W, stages) what they recompute while they run, or by microbatch.
+      checkpoints: (stages) size of the checkpoint between F and R, or by microbatch.
+      at_work: (B, I and W, stages) memory that they recompute while they run, or by microbatch.
 
     Example:
       >>> import pipejax as pj
@@ -55,9 +55,6 @@ class ActivationMemory(NamedTuple):
     ) -> tuple[Float[NumpyArray, " moments"], Float[NumpyArray, " moments"]]:
         """Return the memory of one worker as a step function.
 
-        Args:
-          worker: row of the table.
-
         Returns:
           (moments) times [s], and what is held from each of them on; nothing before the first.
         """
@@ -77,17 +74,17 @@ def activation_memory(
 
     F takes an activation at its start, B frees it at its end. Of a split backward, I frees all but
     the weight share and W the rest. Where the table has R, F takes a checkpoint only and R the
-    rest. O frees at its end what is held, L takes that back at its start. What B, I and W recompute
-    by themselves is held while they run. At one moment releases come before takes; in a fused pair
-    both ops count while it runs.
+    rest. O frees the activation at its end, L takes it back at its start. B, I and W hold what they
+    recompute by themselves while they run. At one moment releases come before takes; in a fused
+    pair both ops count while it runs.
 
     Args:
       evaluation: a run.
       sizes: size of an activation, a number, (stages) or (stages, microbatches), in any unit.
       weight_share: share of it that is held from the end of I to the end of W, of the same shapes:
         at most 1, or more by what I recomputes.
-      checkpoints: what is held between F and R, of the same shapes; as sizes if None.
-      at_work: what B, I and W recompute by themselves, three entries of the same shapes.
+      checkpoints: memory between F and R, of the same shapes; as sizes if None.
+      at_work: memory that B, I and W recompute by themselves, three entries of the same shapes.
 
     Returns:
       The steps and peaks.
@@ -110,30 +107,29 @@ def activation_memory(
     """
     check_types(evaluation=(evaluation, Evaluation))
     shape = evaluation.stages, evaluation.microbatches
-    whole = per_stage("sizes", sizes, shape)
-    inputs = whole if checkpoints is None else per_stage("checkpoints", checkpoints, shape)
+    full = per_stage("sizes", sizes, shape)
+    checkpoint_sizes = full if checkpoints is None else per_stage("checkpoints", checkpoints, shape)
     shares = _shaped("weight_share", weight_share, shape)
     recomputed = [per_stage("at_work", size, shape) for size in at_work]
-    size, part, more = _alike(whole, shares, recomputed[AT_WORK.index(IN_I)])
-    if not ((part >= 0) & (part * size <= (size + more) * (1 + _ROUNDING))).all():
+    size, share, by_i = _same_axes(full, shares, recomputed[AT_WORK.index(IN_I)])
+    if not ((share >= 0) & (share * size <= (size + by_i) * (1 + _ROUNDING))).all():
         raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
     ops = HeldOps.from_content(evaluation.table)
     cell = ops.worker, ops.start
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
-    arrays = _alike(whole, shares, inputs, *recomputed)
+    arrays = _same_axes(full, shares, checkpoint_sizes, *recomputed)
     if arrays[0].ndim == 2:
-        # each microbatch of a stage has a size of its own: their places are numbered through
-        table_ops = evaluation.table.ops
-        # ops of a whole stage count as microbatch 0
-        microbatch = np.maximum(table_ops.microbatch[is_in_ledger(evaluation.table)], 0)
+        # each microbatch of a stage counts as a stage: stage 1 of 4 microbatches becomes 4 to 7
+        microbatch = evaluation.table.ops.microbatch[is_in_ledger(evaluation.table)]
+        microbatch = np.maximum(microbatch, 0)  # ops without microbatch count as microbatch 0
         ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
         arrays = [np.broadcast_to(size, shape).ravel() for size in arrays]
-    size, part, *others = arrays
-    is_at_work = any(size.any() for size in recomputed)
-    parts = HeldParts.from_ops(ops, evaluation.table.grammar, at_work=is_at_work)
-    steps = _steps(parts, np.stack([size, part * size, *others]), evaluation.workers)
-    again = np.stack(np.broadcast_arrays(*_alike(*recomputed)))
-    return ActivationMemory(*steps, whole, shares, inputs, again)
+    size, share, *others = arrays
+    has_work = any(size.any() for size in recomputed)
+    parts = HeldParts.from_ops(ops, evaluation.table.grammar, at_work=has_work)
+    steps = _steps(parts, np.stack([size, share * size, *others]), evaluation.workers)
+    work = np.stack(np.broadcast_arrays(*_same_axes(*recomputed)))
+    return ActivationMemory(*steps, full, shares, checkpoint_sizes, work)
 
 
 @with_short_repr("peak peak_at time held worker")
@@ -142,10 +138,10 @@ class GatheredWeights(NamedTuple):
 
     Attributes:
       worker: (steps) worker, ascending.
-      time: (steps) when its level changes, ascending for each worker [s].
-      held: (steps) what it holds from then on.
-      peak: (workers) most that it holds at once.
-      peak_at: (workers) when it first holds that much [s].
+      time: (steps) time at which its memory changes, ascending for each worker [s].
+      held: (steps) memory from then on.
+      peak: (workers) largest memory.
+      peak_at: (workers) first time of the peak [s].
     """
 
     worker: Int[NumpyArray, " steps"]
@@ -158,12 +154,12 @@ class GatheredWeights(NamedTuple):
 def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredWeights:
     """Follow the gathered weights that each worker holds during a run, beside its shards.
 
-    UNSHARD takes those of a stage at its start, RESHARD frees them at its end; what no cell gathers
-    is not counted. At one moment releases come before takes.
+    UNSHARD takes those of a stage at its start, RESHARD frees them at its end; weights that no cell
+    gathers do not count. At one moment releases come before takes.
 
     Args:
       evaluation: a run.
-      sizes: what the weights of a stage take, a number or (stages), in any unit.
+      sizes: size of the weights of a stage, a number or (stages), in any unit.
 
     Returns:
       The steps and peaks.
@@ -193,17 +189,18 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
 def _steps(
     parts: HeldParts, sizes: Float[NumpyArray, "parts stages"], num_workers: int
 ) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
-    """Worker, time and level of each step, then the peak of each worker and when it begins."""
+    """Return worker, time and memory of each step, then peak and its time by worker."""
     held = parts.levels(sizes)
     worker, time = parts.worker[parts.is_last_at_time], parts.time[parts.is_last_at_time]
     peak, peak_at = np.zeros((2, num_workers))
     np.maximum.at(peak, worker, held)
-    is_peak = np.flatnonzero(held == peak[worker])[::-1]  # the first one is written last
-    peak_at[worker[is_peak]] = time[is_peak]
+    # assigned in reverse: of several steps at the peak, the first overwrites the later ones
+    peak_steps = np.flatnonzero(held == peak[worker])[::-1]
+    peak_at[worker[peak_steps]] = time[peak_steps]
     return worker, time, held, peak, peak_at
 
 
-def _alike(*sizes: PerStage) -> list[PerStage]:
+def _same_axes(*sizes: PerStage) -> list[PerStage]:
     """Give all sizes an axis of microbatches if any has one."""
     differ = any(size.ndim == 2 for size in sizes)
     return [size[:, None] if differ and size.ndim == 1 else size for size in sizes]
@@ -218,7 +215,7 @@ def per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
 
 
 def _shaped(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
-    """Give numbers one axis, or two where they differ by microbatch."""
+    """Return numbers as (stages), or (stages, microbatches) if they differ by microbatch."""
     values, (stages, microbatches) = as_floats(value, name), shape
     if values.shape not in ((), (stages,), shape):
         extra = f" and {microbatches} microbatches" if values.ndim == 2 else ""

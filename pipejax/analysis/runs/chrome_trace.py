@@ -1,12 +1,11 @@
 """A run as a trace in the Trace Event Format, which Perfetto and chrome://tracing open.
 
-A worker is a process; what it does is on tracks (threads) of it. Slices of a track never overlap:
-what runs at the same time is on lanes of its own. A flow leads from the op that makes a message
-over the message to the op that waits for it. docs/perfetto.md says what one sees.
+A worker is a process, with tracks (threads) for its ops and messages. Slices of a track never
+overlap: simultaneous ones are on several lanes. A flow leads from the producer of a message over
+the message to its consumer. docs/perfetto.md describes the picture.
 
-Perfetto counts in whole nanoseconds, and drops a slice that begins before another one on its track
-ends and ends after it. So times are rounded to nanoseconds once, which keeps together what meets,
-and only then written as the microseconds of the format.
+Perfetto counts in whole nanoseconds, and drops a slice that overlaps another one of its track. So
+times are rounded to nanoseconds once, and then written as the microseconds of the format.
 """
 
 import dataclasses
@@ -36,10 +35,10 @@ Event = dict[str, Any]
 class Track(NamedTuple):
     """Track of a worker; overlapping slices go on several tracks of the same name."""
 
-    worker: int  # whose it is
-    kind: int  # its place among those of the worker
+    worker: int
+    kind: int  # which also orders the tracks of a worker
     number: int  # of the other worker, or of the lane beside compute
-    title: str  # what it is called
+    title: str
     category: str  # of its slices
 
 
@@ -95,7 +94,7 @@ def chrome_trace(evaluation: Evaluation) -> str:
     op_slices = [_slices_of_op(evaluation.table, bar, lanes) for bar in ops]
     message_slices = [_slices_of_message(evaluation.table, arrow) for arrow in messages]
     slices = [*itertools.chain(*op_slices, *message_slices)]
-    names = _place(slices, evaluation.workers)
+    names = _assign_threads(slices, evaluation.workers)
     slice_by_node = {bar.node: parts[0] for bar, parts in zip(ops, op_slices, strict=True)}
     timed = [
         *(part.event() for part in slices),
@@ -113,22 +112,16 @@ def chrome_trace(evaluation: Evaluation) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})
 
 
-def _event(kind: str, worker: int, tid: int, name: str, at: int, **more: Any) -> Event:
+def _event(kind: str, worker: int, tid: int, name: str, time: int, **fields: Any) -> Event:
     """Return an event at a time [ns]."""
-    return {
-        "ph": kind,
-        "name": name,
-        "pid": worker,
-        "tid": tid,
-        "ts": at / _PER_MICROSECOND,
-        **more,
-    }
+    ids = {"ph": kind, "name": name, "pid": worker, "tid": tid}
+    return {**ids, "ts": time / _PER_MICROSECOND, **fields}
 
 
 def _duration(start: int, end: int) -> float:
     """Return the duration [us] of an interval from start to end [ns]."""
-    # Where the sum of start and duration as floats lies beyond the end as a float, the duration is
-    # the next smaller one: who adds them must not come out behind the start of what follows.
+    # As floats, start + duration may exceed the end, and the slice overlap the next one: then the
+    # duration is the next smaller float.
     begin, finish = start / _PER_MICROSECOND, end / _PER_MICROSECOND
     duration = (end - start) / _PER_MICROSECOND
     while begin + duration > finish:
@@ -140,8 +133,8 @@ def _slices_of_op(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[
     """Return the slice of an op, or one on each worker that takes part in a collective."""
     op, tracks = bar.ops[0], [_compute(bar.worker)]
     if bar.worker == NO_WORKER:
-        holders = sorted(set(table.placement[:, op.stage].tolist()))
-        tracks = [Track(w, COLLECTIVES, 0, "collectives", "collective") for w in holders]
+        workers = sorted(set(table.placement[:, op.stage].tolist()))
+        tracks = [Track(w, COLLECTIVES, 0, "collectives", "collective") for w in workers]
     elif bar.lane in lanes:
         title = _LINKS.get(bar.lane, bar.lane)
         tracks = [Track(bar.worker, BESIDE, lanes.index(bar.lane), title, title)]
@@ -157,7 +150,7 @@ def _slices_of_op(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[
 
 
 def _slices_of_message(table: ScheduleTable, arrow: Arrow) -> list[_Slice]:
-    """Return a message as its sender and as its receiver see it; nothing if it takes no time."""
+    """Return the slices of a message at its sender and receiver; none if it takes no time."""
     sender, receiver, args = arrow.sender, arrow.receiver, {"critical": arrow.is_critical}
     tracks = (
         Track(sender, SEND, receiver, f"send to worker {receiver}", "message"),
@@ -172,104 +165,109 @@ def _slice(track: Track, timed: Bar | Arrow, name: str, args: dict[str, Any]) ->
     return _Slice(track, start, end, name, args)
 
 
-def _place(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
-    """Give every slice a track without overlaps; return the names of all tracks."""
-    on: dict[Track, list[_Slice]] = {_compute(worker): [] for worker in range(num_workers)}
-    for part in slices:
-        on.setdefault(part.track, []).append(part)
-    names = _named("process", num_workers, COMPUTE, "pipeline", 0)
+def _assign_threads(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
+    """Set the thread of every slice, so that none overlap; return events that name threads."""
+    slices_by_track: dict[Track, list[_Slice]] = {_compute(w): [] for w in range(num_workers)}
+    for piece in slices:
+        slices_by_track.setdefault(piece.track, []).append(piece)
+    names = _name_events("process", num_workers, COMPUTE, "pipeline", 0)
     for worker in range(num_workers):
-        names += _named("process", worker, COMPUTE, f"worker {worker}", worker + 1)
+        names += _name_events("process", worker, COMPUTE, f"worker {worker}", worker + 1)
     # Perfetto takes a thread with the number of its process for the main one: none here has it
     tids = itertools.count(num_workers + 1)
-    for track, parts in sorted(on.items(), key=lambda item: item[0]):
-        for number, lane in enumerate(_lanes(parts), 1):
+    for track, pieces in sorted(slices_by_track.items(), key=lambda item: item[0]):
+        for number, lane in enumerate(_lanes(pieces), 1):
             tid = COMPUTE if track.kind == COMPUTE and number == 1 else next(tids)
             title = f"{track.title} ({number})" if number > 1 else track.title
-            names += _named("thread", track.worker, tid, title, tid)
-            for part in lane:
-                part.tid = tid
+            names += _name_events("thread", track.worker, tid, title, tid)
+            for piece in lane:
+                piece.tid = tid
     return names
 
 
-def _named(what: str, worker: int, tid: int, title: str, rank: int) -> list[Event]:
-    """Name a process or thread, and give its place among the others."""
-    at = {"ph": "M", "pid": worker, "tid": tid}
+def _name_events(what: str, worker: int, tid: int, title: str, rank: int) -> list[Event]:
+    """Return events that name a process or thread, and rank it among the others."""
+    ids = {"ph": "M", "pid": worker, "tid": tid}
     return [
-        {**at, "name": f"{what}_name", "args": {"name": title}},
-        {**at, "name": f"{what}_sort_index", "args": {"sort_index": rank}},
+        {**ids, "name": f"{what}_name", "args": {"name": title}},
+        {**ids, "name": f"{what}_sort_index", "args": {"sort_index": rank}},
     ]
 
 
-def _lanes(parts: Sequence[_Slice]) -> list[list[_Slice]]:
+def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
     """Divide the slices of a track: each goes to the first lane that is free when it starts."""
     lanes: list[list[_Slice]] = [[]]
-    busy: list[tuple[int, int]] = []  # end and number of every lane that is not free
-    free = [0]
-    for part in sorted(parts, key=lambda part: part.start):
-        while busy and busy[0][0] <= part.start:
+    busy: list[tuple[int, int]] = []  # heap of (end, lane)
+    free = [0]  # heap of lanes
+    for piece in sorted(slices, key=lambda piece: piece.start):
+        while busy and busy[0][0] <= piece.start:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
             heapq.heappush(free, len(lanes))
             lanes.append([])
         lane = heapq.heappop(free)
-        heapq.heappush(busy, (part.end, lane))
-        lanes[lane].append(part)
+        heapq.heappush(busy, (piece.end, lane))
+        lanes[lane].append(piece)
     return lanes
 
 
 def _flows(
     evaluation: Evaluation, slices: Mapping[int, _Slice], messages: Sequence[Sequence[_Slice]]
 ) -> list[Event]:
-    """Lead from every producer over its message to the consumer, where these two take time."""
-    # An end binds to the slice around it, or to the last one that began on its track: so it lies a
-    # nanosecond inside, since others may begin and end at its borders.
+    """Return flows from every producer over its message to the consumer, where both take time.
+
+    `slices` are those of ops by node; `messages` has the slices of each message.
+    """
+    # A flow binds to the slice around its time, or to the last one that began on its track: so it
+    # is a nanosecond inside, since others may begin and end at the borders.
     events, sent = [], evaluation.program.messages
-    ends = zip(sent.producer.tolist(), sent.consumer.tolist(), messages, strict=True)
-    for number, (producer, consumer, parts) in enumerate(ends):
-        first, last = slices[producer], slices[consumer]
-        if first.start == first.end or last.start == last.end:
+    rows = zip(sent.producer.tolist(), sent.consumer.tolist(), messages, strict=True)
+    for number, (producer, consumer, message) in enumerate(rows):
+        source, target = slices[producer], slices[consumer]
+        if source.start == source.end or target.start == target.end:
             continue  # nothing can lie inside
-        chain = [("s", first, max(first.start, first.end - 1))]
-        chain += [("t", part, min(part.start + 1, part.end - 1)) for part in parts[:1]]
-        chain += [("f", last, min(last.start + 1, last.end - 1))]
+        chain = [("s", source, max(source.start, source.end - 1))]
+        chain += [("t", piece, min(piece.start + 1, piece.end - 1)) for piece in message[:1]]
+        chain += [("f", target, min(target.start + 1, target.end - 1))]
         name = evaluation.table.grammar.text(sent.cells(number)[:1])
-        flow = {"cat": "message", "id": number, "bp": "e"}
-        events += [
-            _event(kind, at.track.worker, at.tid, name, time, **flow) for kind, at, time in chain
-        ]
+        fields = {"cat": "message", "id": number, "bp": "e"}
+        for kind, piece, time in chain:
+            events.append(_event(kind, piece.track.worker, piece.tid, name, time, **fields))
     return events
 
 
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
-    """Count activations of each worker: one more from F on, one less from the end of B or W."""
-    # Other items that kinds take and free have counters of their own, by name.
+    """Return counters of activations by worker: one more from F on, one less after B or W.
+
+    Other items that kinds take and free have their own counters, by name.
+    """
     ledger = memory_ledger(phase for phase in table.used_phases if phase not in HOST)
     item = {table.grammar.parts[name]: name for name in table.grammar.items}
-    changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, what comes or goes
-    for bar in ops:  # a row in its order: at one time what ended before comes before
-        ends = {START: round(bar.start * _NANOSECONDS), END: round(bar.finish * _NANOSECONDS)}
-        for moment, at in ends.items():
+    changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, change by item
+    for bar in ops:  # in the order of the row, so that at equal times ends come before starts
+        entries = [entry for op in bar.ops for entry in ledger.get(op.phase, ())]
+        for moment, seconds in ((START, bar.start), (END, bar.finish)):
             change = Counter[str]()
-            for entry in itertools.chain(*(ledger.get(op.phase, ()) for op in bar.ops)):
+            for entry in entries:
                 if entry.moment == moment:
                     change[item.get(entry.part, "activations")] += entry.change
             if any(change.values()):
-                changes.append((at, bar.worker, change))
-    start = dict.fromkeys(["activations", *table.grammar.items], 0)
-    events, held = [], defaultdict[int, Counter[str]](lambda: Counter(start))
-    for at, worker, change in sorted(changes, key=lambda row: row[0]):
-        held[worker].update(change)
-        events.append(_event("C", worker, COMPUTE, "in flight", at, args=dict(held[worker])))
+                changes.append((round(seconds * _NANOSECONDS), bar.worker, change))
+    zeros = dict.fromkeys(["activations", *table.grammar.items], 0)
+    events, counts = [], defaultdict[int, Counter[str]](lambda: Counter(zeros))
+    for time, worker, change in sorted(changes, key=lambda row: row[0]):
+        counts[worker].update(change)
+        events.append(_event("C", worker, COMPUTE, "in flight", time, args=dict(counts[worker])))
     return events
 
 
 def _idle_workers(num_workers: int, slices: Sequence[_Slice]) -> list[Event]:
+    """Return a counter of workers whose compute is idle, at each time at which it changes."""
     change = Counter({0: num_workers})
-    for part in slices:
-        if part.track.kind == COMPUTE:
-            change[part.start] -= 1
-            change[part.end] += 1
+    for piece in slices:
+        if piece.track.kind == COMPUTE:
+            change[piece.start] -= 1
+            change[piece.end] += 1
     times = sorted(change)
     counts = itertools.accumulate(change[time] for time in times)
     return [

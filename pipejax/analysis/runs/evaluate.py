@@ -1,4 +1,4 @@
-"""The main entry point: a table and its costs in, everything that a report contains out."""
+"""`evaluate`, the main entry point: from a table and costs to all numbers of a report."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Evaluation(Drawn):
       workers: P.
       stages: S.
       microbatches: M.
-      links: link model and what else was said about the links.
+      links: link model and further settings of the links.
       makespan: last end over all ops.
       start: (workers, slots) start of each cell; 0 where it is idle.
       finish: (workers, slots) finish of each cell; 0 where it is idle.
@@ -45,17 +45,17 @@ class Evaluation(Drawn):
       bubble_overhead: makespan / (sum(busy) / P) - 1.
       max_span: largest time between a worker's own first start and last end.
       span_bubble_ratio: 1 - (sum(busy) / P) / max_span.
-      peak_in_flight: (workers) most activations held at once.
+      peak_in_flight: (workers) largest number of activations held at once.
       critical: (nodes) whether a node of the program is on the critical path.
       path_share: share of the makespan that each cost takes on the critical path.
       table: the schedule.
-      costs: what it was priced with.
+      costs: costs of ops and messages.
       program: the lowered schedule.
       node_start: (nodes) start of each node: exactly its last arrival.
       node_finish: (nodes) finish time of each node.
       node_duration: (nodes) duration of each node.
-      message_start: (messages) when each message of the program leaves.
-      message_finish: (messages) when it arrives.
+      message_start: (messages) time at which each message of the program leaves.
+      message_finish: (messages) time at which it arrives.
       message_critical: (messages) whether it is on the critical path.
 
     Example:
@@ -94,12 +94,12 @@ class Evaluation(Drawn):
 
     @property
     def bound_by(self) -> str:
-        """The cost with the largest share of the critical path."""
+        """Return the cost with the largest share of the critical path."""
         return max(self.path_share, key=lambda name: self.path_share[name], default="nothing")
 
     @property
     def step_time(self) -> float:
-        """Step time [s]: the makespan, all-reduce and update included."""
+        """Return the step time [s]: the makespan with all-reduce and update."""
         return self.makespan
 
 
@@ -132,14 +132,14 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     costs.check_values()
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # overflows are refused below
         run = _evaluated(table, costs, link)
     check_finite(run.makespan, costs)
     check_finite({name: getattr(run, name) for name in _SUMS_AND_RATIOS}, costs)
     return run
 
 
-_SUMS_AND_RATIOS = (  # what may overflow besides
+_SUMS_AND_RATIOS = (  # fields that may overflow beside the makespan
     "busy",
     "bubble_ratio",
     "bubble_overhead",
@@ -150,33 +150,35 @@ _SUMS_AND_RATIOS = (  # what may overflow besides
 
 
 def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluation:
-    """Evaluate a schedule, whatever comes out."""
+    """Evaluate a schedule without a check of overflows."""
     program, vector = lower_and_price(table, costs, link)
     run = run_on_host(program, vector)
     start, finish = run.start, run.finish
-    total = float(finish.max())
+    makespan = float(finish.max())
     critical, edges = longest_path.critical_path(run.preds, run.finish, run.lag)
     busy = busy_times(program, vector)
     span = float(spans(program, run.duration, finish).max())
-    node, sent = program.node_of_cell, program.messages
-    carried = sent.carrier != SOURCE
-    # two fused pairs may send each other an activation and a gradient: the lag says which of them
-    is_its_edge = (program.preds[sent.consumer] == sent.producer[:, None]) & (
+    nodes, sent = program.node_of_cell, program.messages
+    has_node = sent.carrier != SOURCE  # else a message is an edge from producer to consumer
+    # two fused pairs may send each other an activation and a gradient: the lag tells them apart
+    is_edge = (program.preds[sent.consumer] == sent.producer[:, None]) & (
         program.lag_index[sent.consumer] == sent.lag_index[:, None]
     )
-    direct = (edges[sent.consumer] & is_its_edge).any(axis=1)
+    is_edge_critical = (edges[sent.consumer] & is_edge).any(axis=1)
+    leaves = np.where(has_node, start[sent.carrier], finish[sent.producer])
+    arrives = np.where(has_node, finish[sent.carrier], finish[sent.producer])
     return Evaluation(
         schedule=table.name,
         workers=table.num_workers,
         stages=table.num_stages,
         microbatches=table.num_microbatches,
         links=program.links,
-        makespan=total,
-        start=start[node],
-        finish=finish[node],
+        makespan=makespan,
+        start=start[nodes],
+        finish=finish[nodes],
         busy=np.asarray(busy),
-        bubble_ratio=float(bubble_ratio(busy, total)),
-        bubble_overhead=float(bubble_overhead(busy, total)),
+        bubble_ratio=float(bubble_ratio(busy, makespan)),
+        bubble_overhead=float(bubble_overhead(busy, makespan)),
         max_span=span,
         span_bubble_ratio=float(bubble_ratio(busy, span)),
         critical=critical,
@@ -187,25 +189,22 @@ def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluat
         node_start=start,
         node_finish=finish,
         node_duration=run.duration,
-        message_start=np.where(carried, start[sent.carrier], finish[sent.producer]),
-        message_finish=np.where(carried, finish[sent.carrier], finish[sent.producer])
-        + vector[sent.lag_index],
-        message_critical=np.where(carried, critical[sent.carrier], direct),
+        message_start=leaves,
+        message_finish=arrives + vector[sent.lag_index],
+        message_critical=np.where(has_node, critical[sent.carrier], is_edge_critical),
         peak_in_flight=peak_in_flight(table),
     )
 
 
 def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:
-    """Count how often each cost is spent on each worker's compute.
+    """Return how often each worker's ops have each cost, in the order of `CostLayout`.
 
     Busy times are this matrix times the cost vector, for any costs.
-
-    Returns (workers, costs) counts, in the order of `CostLayout`.
     """
-    on_worker = np.asarray(program.worker) != NO_WORKER
+    workers, costs = np.asarray(program.worker), np.asarray(program.duration_index)
+    is_on_worker = workers != NO_WORKER
     counts = np.zeros((program.num_workers, len(program.layout.groups)), int)
-    where = np.asarray(program.worker)[on_worker], np.asarray(program.duration_index)[on_worker]
-    np.add.at(counts, where, 1)
+    np.add.at(counts, (workers[is_on_worker], costs[is_on_worker]), 1)
     return counts
 
 
@@ -220,17 +219,17 @@ def busy_times(program: Program, vector: Vector) -> PerWorker:
 
 
 def spans(program: Program, duration: PerNode, finish: PerNode) -> PerWorker:
-    """Time between each worker's own first start and its own last end: (workers) span [s]."""
+    """Return the time from each worker's own first start to its own last end (workers) [s]."""
     return finish[program.last_node] - (finish - duration)[program.first_node]
 
 
 def bubble_ratio(busy: PerWorker, total: Scalar) -> Scalar:
-    """Share of the workers' time that is idle: 1 - sum(busy) / (P * total)."""
+    """Return the idle share of the workers' time: 1 - sum(busy) / (P * total)."""
     return (total - busy.mean()) / (total + (total == 0))
 
 
 def bubble_overhead(busy: PerWorker, total: Scalar) -> Scalar:
-    """Time lost relative to perfect balance: P * makespan / sum(busy) - 1."""
+    """Return the time lost relative to perfect balance: P * makespan / sum(busy) - 1."""
     mean = busy.mean()
     return (total - mean) / (mean + (mean == 0))
 
@@ -241,12 +240,12 @@ def _path_share(
     nodes: Bool[NumpyArray, " nodes"],
     edges: Bool[NumpyArray, "nodes preds"],
 ) -> dict[str, float]:
-    """Share of the makespan by kind of cost: count on the path times cost, over the makespan."""
-    spent = np.concatenate([program.duration_index[nodes], program.lag_index[edges]])
+    """Return the share of the makespan by kind of cost, from the nodes and edges on its path."""
+    costs = np.concatenate([program.duration_index[nodes], program.lag_index[edges]])
     groups = program.layout.groups
     seconds: dict[str, float] = {}
-    for position in spent[vector[spent] > 0].tolist():
-        group = groups[position]
-        seconds[group] = seconds.get(group, 0.0) + float(vector[position])
+    for cost in costs[vector[costs] > 0].tolist():
+        group = groups[cost]
+        seconds[group] = seconds.get(group, 0.0) + float(vector[cost])
     total = sum(seconds.values())
     return {group: time / total for group, time in seconds.items()}

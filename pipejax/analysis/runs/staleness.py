@@ -1,14 +1,13 @@
-"""Staleness: how old the weights are with which a table computes its gradients.
+"""Staleness: age of the weights with which a table computes its gradients.
 
-A table with U cells fixes which weights every gradient is computed with: the own weights of a
-stage by the order of its row, those of the other stages by the times of the ops, so that messages
-change the delay. Block updates (an update of one stage is one) are numbered in the order of time,
-those that end together by stage. The model after j block updates is model j. A forward reads the
-block of its stage in model j: the last one before the forward in which that block is what it reads.
-That is the newest model, unless the weight rule makes it read weights that an update has already
-replaced: then the model before that update. The delay of block update k with respect to a stage is
-k - j, of the forward on that stage of the microbatch whose gradient is applied: k - j_k(s) of the
-mixed model in arXiv:2606.03498, where every forward reads the newest weights.
+A table with U cells fixes the weights of every gradient: those of its own stage by the order of the
+row, those of other stages by the times of the ops, so that messages change the delay. A block
+update is an update of one stage; they are numbered in the order of time, simultaneous ones by
+stage. The model after j block updates is model j. A forward reads the block of its stage from the
+newest model. If the weight rule makes it read weights that an update has already replaced, it
+reads from the model before that update. Let block update k apply the gradient of a microbatch whose
+forward on stage s reads from model j: its delay with respect to s is k - j. This is k - j_k(s) of
+the mixed model in arXiv:2606.03498, where every forward reads the newest weights.
 """
 
 import dataclasses
@@ -26,8 +25,8 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
-SAME_MOMENT = 1e-9  # share of the makespan: sums of costs that differ by less are one time
-PART = 64  # microbatches whose delays are counted at once
+SAME_MOMENT = 1e-9  # share of the makespan: ends that differ by less are simultaneous
+BLOCK = 64  # microbatches whose delays are counted at once
 
 PerCell = Float[NumpyArray, "workers slots"]
 PerGradient = Int[NumpyArray, "stages microbatches"]
@@ -48,13 +47,12 @@ class Staleness:
       workers: P.
       stages: S.
       microbatches: M.
-      versions: (workers, stages) most versions of the stage's weights that the worker holds at
-        once, over all runs; 0 where it does not hold the stage.
+      versions: (workers, stages) largest number of versions of the stage's weights that the worker
+        holds at once, over all runs; 0 if it does not hold the stage.
       own_lag: (workers) updates of a stage between the weights that a microbatch reads and its
         own update; the largest in the steady state and over the stages of the worker.
       applied: (stages, steady) number of the block update that applies each gradient.
-      read: (stages, steady) number of block updates in the last model, before each forward, whose
-        block is what the forward reads.
+      read: (stages, steady) number of the model that each forward reads from.
 
     Example:
       >>> from pipejax import schedules
@@ -80,29 +78,26 @@ class Staleness:
 
     @property
     def weight_versions(self) -> Int[NumpyArray, " workers"]:
-        """Most versions of the weights of one stage that each worker holds at once."""
+        """Return the largest number of versions of one stage that each worker holds at once."""
         return self.versions.max(axis=1)
 
     @property
     def max_delay(self) -> int:
-        """Largest delay of an update with respect to a stage, in the steady state."""
+        """Return the largest delay of an update with respect to a stage, in the steady state."""
         return int((self.applied.max(axis=0) - self.read.min(axis=0)).max())
 
     @property
     def mean_delay(self) -> float:
-        """Mean delay over the updates of the steady state and all stages."""
+        """Return the mean delay over the updates of the steady state and all stages."""
         return float(self.applied.mean() - self.read.mean())
 
     @property
     def delays(self) -> Int[NumpyArray, "stages steady stages"]:
-        """Delay (stages, steady, stages) by updated stage, microbatch, and stage that was read."""
+        """Return delays by updated stage, microbatch of the steady state, and stage read from."""
         return self.applied[:, :, None] - np.moveaxis(self.read, 0, -1)[None]
 
     def histogram(self) -> Int[NumpyArray, " delays"]:
-        """Count the delays of the steady state.
-
-        Returns:
-          (max_delay + 1) how many updates and stages have each delay.
+        """Count the delays of the steady state: entry d is the number with delay d.
 
         Example:
           >>> from pipejax import schedules
@@ -111,9 +106,9 @@ class Staleness:
           [0, 40, 80, 40]
         """
         counts = np.zeros(self.max_delay + 1, np.int64)
-        for first in range(0, self.applied.shape[1], PART):
-            part = slice(first, first + PART)
-            applied, read = self.applied[:, part], self.read[:, part]
+        for start in range(0, self.applied.shape[1], BLOCK):
+            block = slice(start, start + BLOCK)
+            applied, read = self.applied[:, block], self.read[:, block]
             delays = dataclasses.replace(self, applied=applied, read=read).delays
             counts += np.bincount(delays.ravel(), minlength=len(counts))
         return counts
@@ -167,10 +162,7 @@ def staleness(
 def op_times(
     table: ScheduleTable, costs: Costs | None = None, *, link: str | Links = "delay"
 ) -> tuple[PerCell, PerCell]:
-    """Return start and finish of each cell.
-
-    Returns (workers, slots) start and finish [s, or slots]; 0 where a cell is idle.
-    """
+    """Return start and finish (workers, slots) of each cell [s, or slots]; 0 if it is idle."""
     if costs is None:
         slots = dict.fromkeys(table.grammar.unit_slots, 1)
         return slot_times(table, slots, shares=False, link=link)
@@ -181,7 +173,7 @@ def op_times(
 def _block_updates(
     table: ScheduleTable, versions: Versions, start: PerCell, finish: PerCell
 ) -> tuple[PerGradient, PerGradient]:
-    """Number the block update that applies each gradient, and those that it can see."""
+    """Return the block update that applies each gradient, and the model that its forward reads."""
     same = SAME_MOMENT * float(finish.max())
     updates, runs = table.updates, table.weights.runs
     run = table.cells.microbatch.ravel()[updates] % runs
@@ -208,12 +200,12 @@ def _block_updates(
 
 
 def _superseded(table: ScheduleTable, versions: Versions, applied: PerGradient) -> PerGradient:
-    """Number the block update that supersedes the version each forward reads."""
+    """Return the block update that replaces the version each forward reads; huge if none does."""
     runs, pipe = table.weights.runs, table.pipe_of_microbatch
     stage, microbatch = np.indices(applied.shape)
     copy = (table.placement[pipe].T * table.num_stages + stage) * runs + microbatch % runs
     # row: copy of a stage in a run; column: version; value: the update that replaces the version
-    last = int(versions.updates.max())
-    replaced_by = np.full((int(copy.max()) + 1, last + 1), np.iinfo(np.int64).max)
+    num_versions = int(versions.updates.max()) + 1
+    replaced_by = np.full((int(copy.max()) + 1, num_versions), np.iinfo(np.int64).max)
     replaced_by[copy, versions.applied] = applied
     return replaced_by[copy, versions.read]

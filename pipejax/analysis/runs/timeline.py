@@ -1,9 +1,8 @@
 """Bars, arrows and segments of a run, for the terminal, drawings and traces.
 
-The three segments are warm-up, steady state and cool-down, as times. On a worker the warm-up ends
-where its first backward begins, and the cool-down begins where its last forward ends. Of a run,
-warm-up and cool-down are those of all workers together; what lies between them is the time in which
-every worker is steady.
+The three segments are warm-up, steady state and cool-down. On a worker the warm-up ends at the
+start of its first backward, and the cool-down begins at the end of its last forward. In the steady
+segment of a run, every worker is between the two.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +40,7 @@ class Bar(NamedTuple):
       ops: the op, or the forward and backward of a fused pair.
       is_critical: whether it is on the critical path.
       node: node of the program, or the source where the run had none.
-      slices: how many each microbatch has.
+      slices: number of slices of each microbatch.
     """
 
     worker: int
@@ -59,12 +58,12 @@ class Bar(NamedTuple):
 
     @property
     def number(self) -> str:
-        """Text of its microbatch, of a fused pair that of the forward."""
+        """Return the text of its microbatch, in a fused pair that of the forward."""
         return format_number(self.ops[0].microbatch, self.slices)
 
     @property
     def label(self) -> str:
-        """Text of the cell."""
+        """Return the text of the cell."""
         return format_cell(self.ops, self.slices)
 
 
@@ -88,18 +87,16 @@ def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " some"]:
 def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
     """List every op of the table, then all-reduces and updates that have a node.
 
-    Without `untimed`, those only that take any time: a picture has nothing to show of the others.
+    Without `untimed` it skips ops that take no time, which a picture cannot show.
     """
     program = evaluation.program
-    cells = [
-        (int(program.node_of_cell[at]), int(at[0]), evaluation.table.cell(*at))
-        for at in zip(*np.nonzero(program.node_of_cell), strict=True)
-    ]
-    at_end = [
-        (node, int(program.worker[node]), (Op(Phase(phase), stage, NO_MICROBATCH),))
-        for node in program.beside_cells.tolist()
-        for phase, stage in [(int(program.phase[node]), int(program.stage[node]))]
-    ]
+    rows = []  # node, worker, ops
+    for worker, slot in zip(*np.nonzero(program.node_of_cell), strict=True):
+        node = int(program.node_of_cell[worker, slot])
+        rows.append((node, int(worker), evaluation.table.cell(worker, slot)))
+    for node in program.beside_cells.tolist():
+        op = Op(Phase(int(program.phase[node])), int(program.stage[node]), NO_MICROBATCH)
+        rows.append((node, int(program.worker[node]), (op,)))
     return [
         Bar(
             worker,
@@ -110,19 +107,19 @@ def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
             node,
             evaluation.table.grammar.slices,
         )
-        for node, worker, ops in cells + at_end
+        for node, worker, ops in rows
         if untimed or evaluation.node_finish[node] > evaluation.node_start[node]
     ]
 
 
 def bar_phases(bars: Iterable[Bar]) -> list[AnyPhase]:
-    """List the phases of some bars by code; tables may number kinds of their own alike."""
+    """List the phases of some bars, each name once, in the order of their codes."""
     phases = {op.phase.name: op.phase for bar in bars for op in bar.ops}
     return sorted(phases.values(), key=int)
 
 
 def second_pipe(table: ScheduleTable) -> frozenset[Op]:
-    """Ops of a bidirectional schedule that belong to its second pipe, of more to every second."""
+    """Return the ops of a bidirectional schedule in every second pipe, to be drawn otherwise."""
     is_second = table.pipe_of_microbatch % 2 == 1
     if not np.any(is_second):
         return frozenset()
@@ -137,7 +134,7 @@ def name_of_second(tables: Iterable[ScheduleTable]) -> str:
 
 
 def depths(table: ScheduleTable) -> list[float]:
-    """Rank the stages of each worker (stages): 1 is its first stage, 0 its last."""
+    """Return the rank of each stage on its worker: 1 for the first stage, 0 for the last."""
     values = []
     for stage, worker in enumerate(table.placement[0].tolist()):
         stages = np.flatnonzero(table.placement[0] == worker)
@@ -180,17 +177,15 @@ def segment_window(run: Evaluation, segment: str) -> Window:
     ops = run.table.ops
     worker = ops.cell // run.table.num_slots
     start, finish = run.start.ravel()[ops.cell], run.finish.ravel()[ops.cell]
-    forward, backward = (
-        ops.phase == Phase.F,
-        np.isin(ops.phase, INPUT_GRADS),
-    )  # W may come much later
-    if not (forward.any() and backward.any()):
+    is_forward = ops.phase == Phase.F
+    is_backward = np.isin(ops.phase, INPUT_GRADS)  # W may come much later
+    if not (is_forward.any() and is_backward.any()):
         raise ValueError(f"part {name}: {run.schedule} has no forwards and backwards")
-    first, last = np.full(run.workers, np.inf), np.full(run.workers, -np.inf)
-    np.minimum.at(first, worker[backward], start[backward])
-    np.maximum.at(last, worker[forward], finish[forward])
-    warm = float(first[np.isfinite(first)].max())
-    cool = float(last[np.isfinite(last)].min())
+    first_backward, last_forward = np.full(run.workers, np.inf), np.full(run.workers, -np.inf)
+    np.minimum.at(first_backward, worker[is_backward], start[is_backward])
+    np.maximum.at(last_forward, worker[is_forward], finish[is_forward])
+    warm = float(first_backward[np.isfinite(first_backward)].max())
+    cool = float(last_forward[np.isfinite(last_forward)].min())
     window = {
         "warmup": Window(0.0, warm),
         "steady": Window(warm, cool),
@@ -207,7 +202,7 @@ def segment_window(run: Evaluation, segment: str) -> Window:
 def time_window(
     runs: Sequence[Evaluation], start: float | None, stop: float | None, part: str | None
 ) -> Window | None:
-    """Part of the time axis that is asked for, long enough for all runs; None for all."""
+    """Return the window from start to stop, or of a segment in all runs; None for no limits."""
     if part is not None:
         if start is not None or stop is not None:
             raise ValueError("part gives both ends of the time axis: leave start and stop out")
@@ -238,7 +233,7 @@ class LaneTimes(NamedTuple):
     Attributes:
       lane: its name.
       busy: (workers) time in which it runs an op [s].
-      exposed: (workers) part of it in which the compute of its worker is idle [s].
+      exposed: (workers) part of this time in which the compute of its worker is idle [s].
     """
 
     lane: str
@@ -247,7 +242,7 @@ class LaneTimes(NamedTuple):
 
 
 def lane_times(evaluation: Evaluation) -> list[LaneTimes]:
-    """Follow the lanes beside compute that have ops in the cells of a table.
+    """Return the busy and exposed times of the lanes beside compute in a table's cells.
 
     Args:
       evaluation: a run.
@@ -266,12 +261,10 @@ def lane_times(evaluation: Evaluation) -> list[LaneTimes]:
     check_types(evaluation=(evaluation, Evaluation))
     table, lanes = evaluation.table, ResultList[LaneTimes]()
     for lane, phases in phases_beside(table).items():
-        on_lane = np.isin(table.phase, phases)
-        both = [
-            _busy_and_hidden(evaluation, worker, on_lane[worker])
-            for worker in range(evaluation.workers)
-        ]
-        busy, hidden = np.array(both).T
+        is_on_lane = np.isin(table.phase, phases)
+        workers = range(evaluation.workers)
+        pairs = [_busy_and_hidden(evaluation, worker, is_on_lane[worker]) for worker in workers]
+        busy, hidden = np.array(pairs).T
         lanes.append(LaneTimes(lane, busy, busy - hidden))
     return lanes
 
@@ -286,17 +279,20 @@ def phases_beside(table: ScheduleTable) -> dict[str, list[AnyPhase]]:
 
 
 def _busy_and_hidden(
-    evaluation: Evaluation, worker: int, on_lane: NumpyArray
+    evaluation: Evaluation, worker: int, is_on_lane: NumpyArray
 ) -> tuple[float, float]:
-    """Return how long a lane of a worker is busy, and how much of that its compute hides [s]."""
-    start, finish = evaluation.start[worker], evaluation.finish[worker]
-    # compute up to a moment is a line that rises while an op runs: what lies between two moments
-    # of it is what runs between them; ops of a row, and updates behind it, do not overlap
-    row = np.flatnonzero(np.asarray(evaluation.program.worker) == worker)
-    begins, ends = evaluation.node_start[row], evaluation.node_finish[row]
-    moments = np.stack([begins, ends], axis=1).ravel()
-    done = np.stack([np.zeros(len(row)), ends - begins], axis=1).ravel().cumsum()
-    if not len(moments):
-        moments, done = np.zeros(1), np.zeros(1)
-    up_to = np.interp(np.stack([start[on_lane], finish[on_lane]]), moments, done)
-    return float((finish - start)[on_lane].sum()), float((up_to[1] - up_to[0]).sum())
+    """Return the time that a lane of a worker is busy, and the part that compute hides [s].
+
+    `is_on_lane` (slots) marks the cells of the lane in the worker's row.
+    """
+    start, finish = evaluation.start[worker][is_on_lane], evaluation.finish[worker][is_on_lane]
+    # Compute done up to a time is a line that rises while an op runs. Ops from 1 to 3 and 4 to 5:
+    # at times 1 3 4 5 it is 0 2 2 3, so a lane op from 2 to 4.5 hides 2.5 - 1 = 1.5.
+    nodes = np.flatnonzero(np.asarray(evaluation.program.worker) == worker)
+    begins, ends = evaluation.node_start[nodes], evaluation.node_finish[nodes]
+    times = np.stack([begins, ends], axis=1).ravel()
+    done = np.stack([np.zeros(len(nodes)), ends - begins], axis=1).ravel().cumsum()
+    if not len(times):
+        times, done = np.zeros(1), np.zeros(1)
+    hidden = np.interp(finish, times, done) - np.interp(start, times, done)
+    return float((finish - start).sum()), float(hidden.sum())

@@ -15,11 +15,11 @@ from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import DATA, System, load_system
 
 EVIDENCE = DATA / "evidence.json"
-LEAST = 3  # configurations from which measured runs are evidence
-MOST_ERROR = 15.0  # mean error of their predictions up to which they are [%]
+MIN_CONFIGURATIONS = 3  # from which measured runs are evidence
+MAX_MEAN_ERROR = 15.0  # of their predictions up to which they are [%]
 EXPERTS = ("no experts", "experts within nodes", "experts over nodes")
-PROFILES = ("a100-vtrain", "b200-simumax")  # machines whose numbers are of the same runs
-USUAL = "megatron-core-2024"  # the stack that systems take for granted where nobody names one
+PROFILES = ("a100-vtrain", "b200-simumax")  # machines whose numbers come from the same runs
+DEFAULT_STACK = "megatron-core-2024"  # of systems that name none
 
 
 @short_repr
@@ -27,9 +27,7 @@ class Regime(NamedTuple):
     """Facts about a workload that decide which terms of the model a step time rests on."""
 
     splits_weights: bool  # whether replicas split weights (ZeRO 3): exchanges beside every layer
-    # place in `EXPERTS`: whether layers have experts, and whether tokens travel to experts on
-    # other nodes
-    experts: int
+    experts: int  # index in `EXPERTS`
     is_narrow: bool  # whether products are below 16 bits
 
     def __str__(self) -> str:
@@ -55,7 +53,7 @@ class Evidence(NamedTuple):
     @property
     def is_enough(self) -> bool:
         """Return whether a step time of the regime is no extrapolation."""
-        return self.configurations >= LEAST and self.mean_error <= MOST_ERROR
+        return self.configurations >= MIN_CONFIGURATIONS and self.mean_error <= MAX_MEAN_ERROR
 
 
 def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
@@ -93,18 +91,15 @@ def summarize_evidence(
     for regime, run, value in zip(row_regimes(rows, per_node), runs, error.tolist(), strict=True):
         if np.isfinite(value):
             errors.setdefault(regime, {}).setdefault(run, []).append(value)
-    return tuple(
-        Evidence(
-            regime,
-            len(by_run),
-            100 * float(np.mean([abs(np.mean(run_errors)) for run_errors in by_run.values()])),
-        )
-        for regime, by_run in sorted(errors.items())
-    )
+    evidence = []
+    for regime, by_run in sorted(errors.items()):
+        means = [abs(np.mean(run_errors)) for run_errors in by_run.values()]
+        evidence.append(Evidence(regime, len(by_run), 100 * float(np.mean(means))))
+    return tuple(evidence)
 
 
 def as_numbers(evidence: Iterable[Evidence]) -> tuple[tuple[float, ...], ...]:
-    """Evidence as files have it: its regime, configurations and mean error, a row each."""
+    """Return evidence as files hold it, a row each: regime, configurations and mean error."""
     return tuple(
         (*map(int, record.regime), record.configurations, round(record.mean_error, 2))
         for record in evidence
@@ -125,10 +120,10 @@ def evidence_of_tables(tables: Sequence[Validation]) -> dict[str, dict[str, list
     """Summarize the evidence of tables by machine and stack, in the form of `EVIDENCE`.
 
     Args:
-      tables: tables with their predictions; what is a profile of the same runs is left out.
+      tables: tables with their predictions; profiles of the same runs are skipped.
 
     Returns:
-      By machine and stack a row for each regime: whether weights are split, the place in `EXPERTS`,
+      By machine and stack a row for each regime: whether weights are split, the index in `EXPERTS`,
       whether products are below 16 bits, then configurations and mean error [%].
 
     Raises:
@@ -144,7 +139,7 @@ def evidence_of_tables(tables: Sequence[Validation]) -> dict[str, dict[str, list
         raise ValueError("tables: no table is given")
     measured = joined([table.measured for table in tables])
     error = np.concatenate([table.errors for table in tables])
-    stacks = np.where(measured.stack == "", USUAL, measured.stack)
+    stacks = np.where(measured.stack == "", DEFAULT_STACK, measured.stack)
     rows_by_system: dict[str, dict[str, list[list[float]]]] = {}
     for name, stack in sorted(set(zip(measured.system.tolist(), stacks.tolist(), strict=True))):
         if name in PROFILES:
@@ -161,4 +156,4 @@ def known_evidence(system: System, stack: str) -> tuple[Evidence, ...]:
     if system.calibration is not None:
         return from_numbers(system.calibration.evidence)
     by_stack = json.loads(EVIDENCE.read_text("utf-8")).get(system.name, {})
-    return from_numbers(by_stack.get(stack or USUAL, []))
+    return from_numbers(by_stack.get(stack or DEFAULT_STACK, []))

@@ -1,8 +1,7 @@
 """Causes of a slow step, each with the time that the step would save without it.
 
-A cause is undone and the run repeated. Stages, workers and links are held against the median of
-the others, for a pipeline is as fast as its slowest worker; start and end are held against those
-of 2 P microbatches, from which on they take less than a third of the step.
+A run without the cause gives the saving. Stages, workers and links compare with the median of the
+others; start and end with those of 2 P microbatches, where they are below a third of the step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +22,12 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.table.table import ScheduleTable
 
-NOTABLE = 1.02  # times the median of the others, below which a place counts as equal
-MOSTLY = 0.5  # share of the cost of imbalance from which one place is named alone
-UNEVEN = 0.1  # difference of a stage from the median that makes a split uneven
-AS_MUCH = 0.5  # share of the largest difference from which other stages share the blame
+MIN_SLOW_RATIO = 1.02  # of a time to the median of the others; below, they count as equal
+SINGLE_CAUSE_SHARE = 0.5  # of the cost of imbalance, from which one stage or worker is named alone
+UNEVEN_DIFFERENCE = 0.1  # difference of a stage from the median that makes a split uneven
+SHARED_BLAME = 0.5  # share of the largest difference from which other stages share the blame
 # share of a worker's slowdown that each of its stages must show: half where two pipes share them
-ALL_ITS = 0.4
+STAGE_SHARE_OF_SLOWDOWN = 0.4
 ENOUGH = 2  # microbatches per worker from which start and end are no fault (ours)
 NEGLIGIBLE = 0.01  # share of the step; smaller savings are no cause
 
@@ -41,13 +40,13 @@ class Fault(NamedTuple):
       kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, a lane by
         its name, rules of the table, microbatches (few), uneven microbatches, memory, or schedule
         where nothing else is wrong.
-      seconds: what the step would save without it [s]; of memory that rules out a schedule, what
-        this would save beyond the best that fits.
+      seconds: time that the step would save without it [s]; of memory that rules out a schedule,
+        the time that this would save beyond the best that fits.
       why: one sentence.
-      worker: whose it is, if it is of one.
+      worker: the worker to blame, if there is one.
       stage: likewise.
       link: pair of workers, likewise.
-      rules: what undoes it, as `scaled_costs` reads it; empty where no times do.
+      rules: scaling of times that removes it, as `scaled_costs` reads it; empty if none does.
 
     Example:
       >>> Fault("exchange", 2.0, "the exchange of gradients is waited for").worker is None
@@ -71,8 +70,7 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
       parts: its parts, if they are known.
 
     Returns:
-      Causes by what the step would save without each, the largest first; none that saves less
-      than 1 % of the step.
+      Causes by the time that the step would save, the largest first; none below 1 % of the step.
 
     Example:
       >>> import pipejax as pj
@@ -86,16 +84,13 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
     trial = FaultRemoved(evaluation)
     parts = step_parts(evaluation) if parts is None else parts
     faults = [*_imbalance(trial), *_links(trial), *_rules(trial)]
-    # the rest as it would be if the slow link were none
+    # a slow link is a cause of its own: the parts are those without it
     slow = next((fault for fault in faults if fault.kind == "link"), None)
     if slow is not None:
         parts = step_parts(evaluate(trial.table, trial.costs(slow.rules), link=evaluation.links))
-    seconds = {part.name: part.seconds for part in parts}
-    faults += _part_faults(trial, seconds)
-    least = NEGLIGIBLE * evaluation.makespan
-    return sorted(
-        (fault for fault in faults if fault.seconds > least), key=lambda cause: -cause.seconds
-    )
+    faults += _part_faults(trial, {part.name: part.seconds for part in parts})
+    large = (fault for fault in faults if fault.seconds > NEGLIGIBLE * evaluation.makespan)
+    return sorted(large, key=lambda fault: -fault.seconds)
 
 
 class FaultRemoved:
@@ -105,7 +100,7 @@ class FaultRemoved:
         self.run, self.table = evaluation, evaluation.table
 
     def costs(self, rules: str) -> Costs:
-        """The costs of the run, scaled by rules."""
+        """Return the costs of the run, scaled by rules."""
         return scaled_costs(self.run.costs, self.table, rules or None)
 
     def saves(self, rules: str) -> float:
@@ -117,7 +112,7 @@ class FaultRemoved:
 class ComputeTimes(NamedTuple):
     """Compute times of a microbatch on each stage, and of a step on each worker.
 
-    What is of workers, and of no stage, counts on workers alone.
+    Ops of a worker without a stage count on the worker alone.
     """
 
     stages: Float[NumpyArray, " stages"]  # (stages) of the mean microbatch [s]
@@ -126,7 +121,7 @@ class ComputeTimes(NamedTuple):
 
     @classmethod
     def from_run(cls, evaluation: Evaluation) -> "ComputeTimes":
-        """Add up the ops of a run; of a fused pair both as if they ran alone."""
+        """Add up the compute ops of a run; both ops of a fused pair count as if they ran alone."""
         ops, costs = evaluation.table.ops, evaluation.costs
         shape = evaluation.stages, evaluation.microbatches
         stage_seconds, microbatch_seconds = np.zeros(shape[0]), np.zeros(shape[1])
@@ -137,9 +132,11 @@ class ComputeTimes(NamedTuple):
             cost = np.asarray(time, float)
             seconds = np.broadcast_to(cost[:, None] if cost.ndim == 1 else cost, shape)
             is_phase = ops.phase == phase
-            stage, microbatch = ops.stage[is_phase], ops.microbatch[is_phase]
-            stage_seconds += np.bincount(stage, seconds[stage, microbatch], shape[0])
-            microbatch_seconds += np.bincount(microbatch, seconds[stage, microbatch], shape[1])
+            stages, microbatches = ops.stage[is_phase], ops.microbatch[is_phase]
+            # bincount with weights sums them by index: stages [0 1 0] and 1, 2, 3 s give [4 2]
+            op_seconds = seconds[stages, microbatches]
+            stage_seconds += np.bincount(stages, op_seconds, shape[0])
+            microbatch_seconds += np.bincount(microbatches, op_seconds, shape[1])
         return cls(stage_seconds / evaluation.microbatches, evaluation.busy, microbatch_seconds)
 
     @property
@@ -153,14 +150,12 @@ class ComputeTimes(NamedTuple):
         return _even("worker", self.workers)
 
 
-def _even(place: str, seconds: Float[NumpyArray, " places"]) -> str:
-    """Return rules that bring the ops at all places to their mean; idle places stay idle."""
-    factors = {at: float(seconds.mean() / value) for at, value in enumerate(seconds) if value > 0}
-    return ",".join(
-        f"compute@{place}{at}*{factor!r}"
-        for at, factor in factors.items()
-        if abs(factor - 1) > 1e-12
-    )
+def _even(scope: str, seconds: Float[NumpyArray, " places"]) -> str:
+    """Return rules as "compute@stage0*1.5" that give all stages, or workers, the mean time."""
+    # idle ones stay idle
+    factors = {k: float(seconds.mean() / value) for k, value in enumerate(seconds) if value > 0}
+    changes = {k: factor for k, factor in factors.items() if abs(factor - 1) > 1e-12}
+    return ",".join(f"compute@{scope}{k}*{factor!r}" for k, factor in changes.items())
 
 
 def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " places"]:
@@ -173,46 +168,46 @@ def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " 
 
 
 def slowest_place(evaluation: Evaluation) -> Fault | None:
-    """Return the place that costs most by being slower than the median of the others."""
+    """Return the slow stage or worker whose removal saves most; None if none is slow."""
     trial, times = FaultRemoved(evaluation), ComputeTimes.from_run(evaluation)
-    singles = [*_stages(trial, times), *_workers(trial, times)]
-    return max(singles, key=lambda fault: (fault.seconds, fault.stage is not None), default=None)
+    faults = [*_stages(trial, times), *_workers(trial, times)]
+    return max(faults, key=lambda fault: (fault.seconds, fault.stage is not None), default=None)
 
 
 def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
-    """Yield the stage or worker that is to blame for imbalance, or all of them together."""
-    times = ComputeTimes.from_run(trial.run)
-    best = slowest_place(trial.run)
+    """Yield a single stage or worker as the cause of imbalance, else the split over stages."""
+    times, table = ComputeTimes.from_run(trial.run), trial.table
+    single = slowest_place(trial.run)
     even = [rules for rules in (times.even, times.even_workers) if rules]
-    all_saved = max((trial.saves(rules) for rules in even), default=0.0)
-    if best is None and all_saved <= 0:
+    saved_by_even = max((trial.saves(rules) for rules in even), default=0.0)
+    if single is None and saved_by_even <= 0:
         return
-    table, best_worker = trial.table, -1 if best is None else best.worker
-    fullest = int(times.workers.argmax())
-    total, mean = trial.run.makespan, float(times.workers.mean())
-    full = (
-        f"computes {_share(times.workers[fullest], total)} of the step, the mean worker "
-        f"{_share(mean, total)}"
+    busiest = int(times.workers.argmax())
+    makespan, mean = trial.run.makespan, float(times.workers.mean())
+    computes = (
+        f"computes {_share(times.workers[busiest], makespan)} of the step, the mean worker "
+        f"{_share(mean, makespan)}"
     )
-    ratio = times.stages / np.median(times.stages[times.stages > 0])
-    # stages on other workers that differ, too, and not by much less: no single one is to blame.
-    # First and last stage are a little longer in most models: that alone hides no slow stage
-    differs = np.abs(ratio - 1)
-    by = 0.0 if best is None else float(differs[_fault_stages(best, table)].max())
-    others = differs > max(UNEVEN, AS_MUCH * by)
-    others &= (table.placement != best_worker).all(axis=0)
-    if best is not None and best.seconds >= MOSTLY * all_saved and not others.any():
-        why = f"{best.why}; it {full}" if best.worker == fullest else best.why
-        yield best._replace(seconds=max(all_saved, best.seconds), why=why)
-        return
-    on_it = np.flatnonzero((table.placement == fullest).any(axis=0))
+    ratios = times.stages / np.median(times.stages[times.stages > 0])
+    if single is not None and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even:
+        # No single one is to blame if stages on other workers differ by half as much. The first and
+        # last stage are a little longer in most models: that alone hides no slow stage.
+        differences = np.abs(ratios - 1)
+        largest = float(differences[_fault_stages(single, table)].max())
+        is_uneven = differences > max(UNEVEN_DIFFERENCE, SHARED_BLAME * largest)
+        is_on_others = (table.placement != single.worker).all(axis=0)
+        if not (is_uneven & is_on_others).any():
+            why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
+            yield single._replace(seconds=max(saved_by_even, single.seconds), why=why)
+            return
+    stages = np.flatnonzero((table.placement == busiest).any(axis=0))
     yield Fault(
         "imbalance",
-        all_saved,
-        f"the split over stages is uneven: worker {fullest} {full}; stages take "
-        f"{ratio.min():.3g} to {ratio.max():.3g} times the median stage",
-        worker=fullest,
-        stage=int(on_it[times.stages[on_it].argmax()]),
+        saved_by_even,
+        f"the split over stages is uneven: worker {busiest} {computes}; stages take "
+        f"{ratios.min():.3g} to {ratios.max():.3g} times the median stage",
+        worker=busiest,
+        stage=int(stages[times.stages[stages].argmax()]),
         rules=times.even,
     )
 
@@ -229,14 +224,16 @@ def _share(seconds: float, total: float) -> str:
 
 
 def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
-    """Stages that are slower than the median of the others."""
+    """Yield stages that are slower than the median of the others."""
     for stage, ratio in enumerate(against_others(times.stages).tolist()):
-        if NOTABLE < ratio < np.inf:
+        if MIN_SLOW_RATIO < ratio < np.inf:
             rules = f"compute@stage{stage}*{1 / ratio!r}"
-            holders = sorted(set(trial.table.placement[:, stage].tolist()))
-            on = " and ".join(map(str, holders))
-            why = f"stage {stage} on worker {on} takes {ratio:.3g} times the median of the others"
-            yield Fault("imbalance", trial.saves(rules), why, holders[0], stage, rules=rules)
+            workers = sorted(set(trial.table.placement[:, stage].tolist()))
+            names = " and ".join(map(str, workers))
+            why = (
+                f"stage {stage} on worker {names} takes {ratio:.3g} times the median of the others"
+            )
+            yield Fault("imbalance", trial.saves(rules), why, workers[0], stage, rules=rules)
 
 
 def _workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
@@ -244,41 +241,38 @@ def _workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
     stage_ratios = against_others(times.stages)
     for worker, ratio in enumerate(against_others(times.workers).tolist()):
         stages = np.flatnonzero((trial.table.placement == worker).any(axis=0))
-        least = 1 + ALL_ITS * (ratio - 1)
-        if not NOTABLE < ratio < np.inf or (stage_ratios[stages] < least).any():
+        min_stage_ratio = 1 + STAGE_SHARE_OF_SLOWDOWN * (ratio - 1)
+        if not MIN_SLOW_RATIO < ratio < np.inf or (stage_ratios[stages] < min_stage_ratio).any():
             continue
         rules = f"compute@worker{worker}*{1 / ratio!r}"
-        named = ", ".join(map(str, stages))
-        why = f"worker {worker} (stages {named}) takes {ratio:.3g} times the median of the others"
+        names = ", ".join(map(str, stages))
+        why = f"worker {worker} (stages {names}) takes {ratio:.3g} times the median of the others"
         only_stage = int(stages[0]) if len(stages) == 1 else None
         yield Fault("imbalance", trial.saves(rules), why, worker, only_stage, rules=rules)
 
 
 def _links(trial: FaultRemoved) -> Iterator[Fault]:
-    """Yield the link whose messages take longest against the median of the others."""
+    """Yield the link slower than the median of the others whose removal saves most, if any."""
     faults = []
     groups = message_times(trial.table, trial.run.costs)
     seconds = np.array([np.mean(list(by_boundary.values())) for by_boundary in groups.values()])
-    for (pair, by_boundary), times in zip(
-        groups.items(), against_others(seconds).tolist(), strict=True
-    ):
-        if times <= NOTABLE:
-            continue
-        rules = ",".join(f"message@boundary{b}*{1 / times!r}" for b in by_boundary)
-        boundaries = ", ".join(map(str, by_boundary))
-        many = f"take {times:.3g} times the median of the others"
-        if np.isinf(times):
-            many = "take time, those of most others none"
-        why = (
-            f"messages between workers {pair[0]} and {pair[1]} (stage boundary {boundaries}) {many}"
-        )
-        faults.append(Fault("link", trial.saves(rules), why, link=pair, rules=rules))
+    ratios = against_others(seconds).tolist()
+    for (pair, by_boundary), ratio in zip(groups.items(), ratios, strict=True):
+        if ratio > MIN_SLOW_RATIO:
+            rules = ",".join(f"message@boundary{b}*{1 / ratio!r}" for b in by_boundary)
+            boundaries = ", ".join(map(str, by_boundary))
+            excess = f"take {ratio:.3g} times the median of the others"
+            if np.isinf(ratio):
+                excess = "take time, those of most others none"
+            workers = f"messages between workers {pair[0]} and {pair[1]}"
+            why = f"{workers} (stage boundary {boundaries}) {excess}"
+            faults.append(Fault("link", trial.saves(rules), why, link=pair, rules=rules))
     if faults:
         yield max(faults, key=lambda fault: fault.seconds)
 
 
 def _rules(trial: FaultRemoved) -> Iterator[Fault]:
-    """Return the rules of the table among usual ops as a cause."""
+    """Yield the rules of the table among usual ops as a cause, if it has any."""
     table, run = without_rules(trial.table), trial.run
     if table is not None:
         texts = [text for text in trial.table.grammar.texts if text not in table.grammar.texts]
@@ -292,7 +286,7 @@ def message_times(
 ) -> Mapping[tuple[int, int], Mapping[int, float]]:
     """Return mean times of messages [s] by pair of workers and stage boundary."""
     edges = table.grammar.edges(table.num_stages)
-    shape = 2, table.num_pipes, len(edges)
+    shape = 2, table.num_pipes, len(edges)  # forth and back
     times = np.zeros(shape)
     for name in MESSAGE_FIELDS:
         value = np.asarray(getattr(costs, name), float)
@@ -309,24 +303,25 @@ def message_times(
 def _longest_wait(run: Evaluation) -> str:
     """Describe the transfer that waits longest in a queue, and the one in front of it."""
     try:
-        worst = transfer_waits(run).transfers[0]
-    except ValueError:  # of other links nothing stands in a queue that has a front
+        longest = transfer_waits(run).transfers[0]
+    except ValueError:  # other link models have no such queues
         return ""
-    if worst.cell is None or worst.front is None:
+    if longest.cell is None or longest.front is None:
         return ""
     text = run.table.grammar.text
-    waits, front = text((worst.cell,)), text((worst.front,))
-    return f"; on worker {worst.worker}, {waits} waits longest, behind {front}"
+    transfer, front = text((longest.cell,)), text((longest.front,))
+    return f"; on worker {longest.worker}, {transfer} waits longest, behind {front}"
 
 
 def _longest_microbatch(run: Evaluation) -> str:
+    """Describe the microbatch with the longest compute time."""
     seconds = ComputeTimes.from_run(run).microbatches
     longest = int(seconds.argmax())
     ratio = seconds[longest] / (seconds.mean() or 1.0)
     return f"; microbatch {longest} takes {ratio:.3g} times the mean"
 
 
-WAITED: Mapping[str, str] = {
+WHY: Mapping[str, str] = {  # by the name of a part
     "uneven microbatches": "microbatches differ",
     "messages": "messages are waited for",
     "blocking": "messages block others (head-of-line), or the worker that sends them",
@@ -337,24 +332,23 @@ WAITED: Mapping[str, str] = {
 }
 
 
-WHICH = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch}
+DETAILS = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch}
 
 
 def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[Fault]:
     """Yield causes that are parts of the step, and too few microbatches."""
     run = trial.run
     lanes = {name: f"ops on {name} are waited for" for name in seconds if name.startswith(LANE)}
-    for name, why in {**WAITED, **lanes}.items():
+    for name, why in {**WHY, **lanes}.items():
         if seconds[name] > 0:
-            which = WHICH[name](run) if name in WHICH else ""
+            details = DETAILS[name](run) if name in DETAILS else ""
             share = _share(seconds[name], run.makespan)
-            yield Fault(name, seconds[name], f"{why}: {share} of the step{which}")
+            yield Fault(name, seconds[name], f"{why}: {share} of the step{details}")
     ends = seconds["start"] + seconds["gaps"] + seconds["end"]
-    enough = ENOUGH * run.workers
-    fewer = max(0.0, 1 - run.microbatches / enough)
+    saved_share = max(0.0, 1 - run.microbatches / (ENOUGH * run.workers))
     yield Fault(
         "microbatches",
-        ends * fewer,
+        ends * saved_share,
         f"{run.microbatches} microbatches are few for {run.workers} workers: start and end of the "
         f"pipeline take {_share(ends, run.makespan)} of the step",
     )

@@ -10,8 +10,8 @@ from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
 Change = Mapping[str, Any]
-# possible changes and their cost rank: free ones first, each above all before it together
-DEARNESS: Mapping[tuple[str, Any], int] = {
+# possible changes and their cost rank: each is above the sum of all before it
+COST_RANKS: Mapping[tuple[str, Any], int] = {
     ("sequence_parallel", True): 0,
     ("zero", 1): 1,
     ("recompute", "selective"): 2,
@@ -23,29 +23,31 @@ DEARNESS: Mapping[tuple[str, Any], int] = {
 
 def fitting_change(workload: Workload, table: ScheduleTable, room: float) -> Change | None:
     """Find the smallest change of a workload that makes it fit into memory [B]."""
-    for change in sorted(_changes(workload), key=_dearness):
+    for change in sorted(_changes(workload), key=_cost_rank):
         if memory_bytes(dataclasses.replace(workload, **change), table).max() <= room:
             return change
     return None
 
 
-def _dearness(change: Change) -> tuple[int, int]:
+def _cost_rank(change: Change) -> tuple[int, int]:
     """Return the cost rank of a change, and its number of fields."""
-    return sum(DEARNESS[entry] for entry in change.items()), len(change)
+    return sum(COST_RANKS[entry] for entry in change.items()), len(change)
 
 
 def _changes(workload: Workload) -> Iterator[dict[str, Any]]:
-    """Yield every combination of changes, but none at all."""
-    shared = workload.data_parallel * workload.context_parallel > 1
+    """Yield every combination of possible changes, as fields of the workload, but not none."""
+    can_shard = workload.data_parallel * workload.context_parallel > 1
+    values: dict[str, list[Any]] = {name: [None] for name, _ in COST_RANKS}
+    if workload.tensor_parallel > 1 and not workload.sequence_parallel:
+        values["sequence_parallel"].append(True)
+    if can_shard:
+        values["zero"].extend(range(workload.zero + 1, 4))
     # flash attention writes no scores out that could be recomputed
-    parts = workload.recompute == "none" and not workload.model.flash_attention
-    values = {
-        "sequence_parallel": [True]
-        * (workload.tensor_parallel > 1 and not workload.sequence_parallel),
-        "zero": [*range(workload.zero + 1, 4)] * shared,
-        "recompute": ["selective"] * parts + ["full"] * (not workload.recomputation.layers),
-    }
-    for chosen in itertools.product(*([None, *options] for options in values.values())):
-        change = {k: v for k, v in zip(values, chosen, strict=True) if v is not None}
+    if workload.recompute == "none" and not workload.model.flash_attention:
+        values["recompute"].append("selective")
+    if not workload.recomputation.layers:
+        values["recompute"].append("full")
+    for choice in itertools.product(*values.values()):
+        change = {k: v for k, v in zip(values, choice, strict=True) if v is not None}
         if change:
             yield change

@@ -1,13 +1,11 @@
 """The work of one schedule on many systems: costs, and shares of the critical path by resource.
 
-A sweep prices thousands of systems for each of a few schedules, once. So what is compiled serves
-all schedules, and where few systems are priced in all, quick compilation counts more than quick
-code.
+A sweep prices thousands of systems for each of a few schedules, once. So compiled functions serve
+all schedules, and for few systems quick compilation counts more than quick code.
 
 Stages that cost the same are priced as one. A pipeline has a first stage, a last one, and between
-them a few kinds that differ in their layers or in where their copies lie. With only these, work has
-the same shape for nearly all schedules: prices compile once, and not for each number of stages
-anew, which takes longer than all else.
+them a few kinds that differ in their layers or in the places of their copies. So the work of nearly
+all schedules has one shape, and prices compile once.
 """
 
 import dataclasses
@@ -32,20 +30,19 @@ from pipejax.engine.batched.pricing import Rows, in_parts, priced, pulled
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
 
-FEW = 512  # systems that are priced on the host whatever differs
-NETWORK = ("network", "memory_capacity", "memory_reserve", "price")  # what no kernel depends on
-LEAST_STAGES, LEAST_BOUNDARIES = 8, 16  # filled up to a power of two, at least to these
+HOST_SYSTEMS = 512  # up to so many systems are priced on the host, whatever differs
+NETWORK = ("network", "memory_capacity", "memory_reserve", "price")  # no kernel depends on these
+MIN_STAGES, MIN_BOUNDARIES = 8, 16  # distinct ones are padded to a power of two, at least to these
 
 
 class Slowed(NamedTuple):
-    """Slow workers in a batch of costs."""
+    """Factors of op times by slow workers, for a batch of costs."""
 
-    # (stages), or (stages, microbatches) where copies of a stage differ
-    factors: Float[NumpyArray, "..."]
+    factors: Float[NumpyArray, "..."]  # (stages), or (stages, microbatches) where copies differ
 
     @classmethod
     def from_stragglers(cls, table: ScheduleTable, stragglers: Mapping[int, float]) -> "Slowed":
-        """Find the factors of a table's ops."""
+        """Return the factors of a table's ops, from those of its slow workers."""
         factors = op_factors(table, stragglers)
         return cls(factors if stragglers else np.ones(table.num_stages))
 
@@ -55,41 +52,38 @@ class Slowed(NamedTuple):
         return self.factors.ndim == 2
 
     def costs(self, costs: Costs) -> Costs:
-        """Costs (batch, stages) with the factors, (batch, stages, microbatches) if they differ."""
+        """Multiply costs (batch, stages) by the factors; with microbatches if copies differ."""
         return self._map_leaves(
             lambda leaf, factors: (leaf[..., None] if self.differ else leaf) * factors, costs
         )
 
     def counts(self, counts: Costs) -> Costs:
         """Convert counts of slowed costs to counts of the costs without factors (batch, stages)."""
-
-        def back(leaf: Any, factors: Any) -> Any:
-            return (leaf * factors).sum(axis=-1) if self.differ else leaf * factors
-
-        return self._map_leaves(back, counts)
+        return self._map_leaves(
+            lambda leaf, factors: (leaf * factors).sum(axis=-1) if self.differ else leaf * factors,
+            counts,
+        )
 
     def _map_leaves(self, function: Callable[[Any, Any], Any], costs: Costs) -> Costs:
+        """Apply function(leaf, factors) to the costs that slow workers change."""
         if np.all(self.factors == 1):
             return costs
-        leaves = {name: getattr(costs, name) for name in ON_WORKERS}
-        return unchecked_costs(
-            vars(costs)
-            | {
-                name: function(np.asarray(leaf), self.factors.astype(leaf.dtype))
-                for name, leaf in leaves.items()
-                if leaf is not None
-            }
-        )
+        leaves = dict(vars(costs))
+        for name in ON_WORKERS:
+            if leaves.get(name) is not None:
+                leaf = np.asarray(leaves[name])
+                leaves[name] = function(leaf, self.factors.astype(leaf.dtype))
+        return unchecked_costs(leaves)
 
 
 class StagePlaces(NamedTuple):
-    """Place of each stage and each boundary among the distinct ones."""
+    """Index of each stage and each boundary among the distinct ones."""
 
-    stage: Int[NumpyArray, " stages"]  # (stages) place of each stage
-    boundary: Int[NumpyArray, "pipes boundaries"]  # (pipes, boundaries) place of each boundary
+    stage: Int[NumpyArray, " stages"]
+    boundary: Int[NumpyArray, "pipes boundaries"]
 
     def spread(self, costs: Costs) -> Costs:
-        """Copy costs of the distinct stages to all stages, behind the batch axis."""
+        """Copy costs (batch, distinct stages) to all stages, (batch, stages)."""
         return _map_leaves(
             costs,
             on_stages=lambda leaf: leaf[:, self.stage],
@@ -97,13 +91,14 @@ class StagePlaces(NamedTuple):
         )
 
     def gather(self, counts: Costs) -> Costs:
-        """Sum the values of equal stages, in the shapes of distinct stages."""
-        to_stage = _members(self.stage, LEAST_STAGES)
-        to_boundary = _members(self.boundary.ravel(), LEAST_BOUNDARIES)
+        """Sum counts (batch, stages) over equal stages, to (batch, distinct stages)."""
+        # indices [0 1 1] are the matrix [[1 0] [0 1] [0 1]]: [a b c] @ it = [a, b + c]
+        stage_matrix = _one_hot(self.stage, MIN_STAGES)
+        boundary_matrix = _one_hot(self.boundary.ravel(), MIN_BOUNDARIES)
         return _map_leaves(
             counts,
-            on_stages=lambda leaf: leaf @ to_stage,
-            on_boundaries=lambda leaf: leaf.reshape(*leaf.shape[:2], 1, -1) @ to_boundary,
+            on_stages=lambda leaf: leaf @ stage_matrix,
+            on_boundaries=lambda leaf: leaf.reshape(*leaf.shape[:2], 1, -1) @ boundary_matrix,
         )
 
 
@@ -113,22 +108,23 @@ class PricedSystems(NamedTuple):
     costs: Costs  # with the batch axis first [s]
     systems: System  # the batch
     work: StageWork  # of distinct stages
-    places: StagePlaces  # where these stand
-    # costs of distinct stages with slopes by resources, where the host knows them
-    moved: Costs | None
+    places: StagePlaces
+    slope_costs: Costs | None  # of distinct stages, with slopes by resource; None if compiled
     quickly: bool  # whether few systems are priced in all
 
     def rows(self, rows: Rows) -> "PricedSystems":
         """Return the prices of some of the systems."""
 
-        def pick(leaf: Any) -> Any:
+        def select(leaf: Any) -> Any:
+            """Return the rows of a leaf; one of length 1 serves all systems."""
             if isinstance(leaf, Many):
-                return Many(pick(leaf.value), {name: pick(s) for name, s in leaf.slopes.items()})
+                slopes = {name: select(slope) for name, slope in leaf.slopes.items()}
+                return Many(select(leaf.value), slopes)
             return leaf[rows] if np.ndim(leaf) and len(leaf) > 1 else leaf
 
-        selected = (jax.tree.map(pick, tree) for tree in (self.costs, self.systems, self.moved))
-        costs, systems, moved = selected
-        return self._replace(costs=costs, systems=systems, moved=moved)
+        trees = self.costs, self.systems, self.slope_costs
+        costs, systems, slope_costs = (jax.tree.map(select, tree) for tree in trees)
+        return self._replace(costs=costs, systems=systems, slope_costs=slope_costs)
 
 
 def price_systems(
@@ -139,20 +135,22 @@ def price_systems(
     quickly: bool = False,
     slopes: bool = False,
 ) -> PricedSystems:
-    """Price work on a batch of systems, and if wanted with slopes by resources."""
-    # quickly: compile fast and compute slowly, for few systems that the host does not price
+    """Return the costs of work on a batch of systems, with their slopes by resource if asked.
+
+    With `quickly` it compiles fast and computes slowly, for few systems.
+    """
     distinct, places = distinct_stages(work)
-    moved = None
+    slope_costs = None
     if are_few_numbers(systems):
-        moved = work_costs(distinct, many_systems(systems, moved=slopes))
-        costs = jax.tree.map(many_values, moved)
+        slope_costs = work_costs(distinct, many_systems(systems, slopes=slopes))
+        costs = jax.tree.map(many_values, slope_costs)
     else:
         costs = in_parts(functools.partial(priced, _work_costs, distinct, quickly=quickly), systems)
     costs = places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
     size = len(np.asarray(systems.gpus_per_node))
     # a value that all share is broadcast: the engine keeps it once
     costs = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (size, *leaf.shape[1:])), costs)
-    return PricedSystems(costs, systems, distinct, places, moved if slopes else None, quickly)
+    return PricedSystems(costs, systems, distinct, places, slope_costs if slopes else None, quickly)
 
 
 def _work_costs(work: StageWork, system: System, _: tuple[()]) -> Costs:
@@ -161,33 +159,34 @@ def _work_costs(work: StageWork, system: System, _: tuple[()]) -> Costs:
 
 def are_few_numbers(systems: System) -> bool:
     """Return whether pricing a batch on the host takes less time than compiling for it."""
-    # So it is if there are few systems, or if only their networks differ: of all kernels and of all
-    # exchanges inside a node one is priced then.
+    # True for few systems, or if only networks differ: each kernel is priced once then.
     without: dict[str, Any] = dict.fromkeys(NETWORK)
     others = dataclasses.replace(systems, **without)
-    return len(np.asarray(systems.gpus_per_node)) <= FEW or not any(
+    return len(np.asarray(systems.gpus_per_node)) <= HOST_SYSTEMS or not any(
         isinstance(to_many(leaf), Many) for leaf in jax.tree.leaves(others)
     )
 
 
-def many_systems(systems: System, *, moved: bool = False) -> System:
-    """Turn the numbers of a batch of systems into `Many`; with slopes by resource if `moved`."""
-    resources = {FIELDS[name]: name for name in POWER if moved}
+def many_systems(systems: System, *, slopes: bool = False) -> System:
+    """Turn the numbers of a batch of systems into `Many`, with slopes by resource if asked."""
+    resources = {FIELDS[name]: name for name in POWER if slopes}
 
-    def lifted(path: Any, leaf: NumpyArray) -> Many | Any:
+    def to_leaf(path: Any, leaf: NumpyArray) -> Many | Any:
+        """Return a number as `Many`; a resource has the slope 1 by itself."""
         value, name = to_many(leaf), resources.get(tuple(getattr(key, "name", "") for key in path))
         return value if name is None else Many(many_values(value), {name: np.ones((1, 1))})
 
-    batch: System = jax.tree_util.tree_map_with_path(lifted, systems)
+    batch: System = jax.tree_util.tree_map_with_path(to_leaf, systems)
     return batch
 
 
 def resource_shares(
     program: Program, priced: PricedSystems, *, slowed: Slowed | None = None
 ) -> tuple[Found, Float[NumpyArray, "batch resources"]]:
-    """Step times, and shares of the critical path by resource, for a batch of systems."""
-    # The costs are those with slow workers. Returns (batch) step times [s], and (batch, resources)
-    # shares in the order of RESOURCES, which sum to 1.
+    """Return step times (batch) [s], and shares (batch, resources) of the critical path.
+
+    `priced` has the costs with slow workers. Shares are in the order of `POWER` and sum to 1.
+    """
     systems = priced.systems
     size = len(np.asarray(systems.gpus_per_node))
     times, counts = makespans_and_grad(program, priced.costs, batch_size=size)
@@ -195,29 +194,29 @@ def resource_shares(
     counts = unchecked_costs({**vars(counts), "pair_factor": None})
     work_counts = priced.places.gather(counts if slowed is None else slowed.counts(counts))
     slopes = _slopes_by_resource(priced, work_counts)
-    on_path = [power * slopes[name] * _get(systems, FIELDS[name]) for name, power in POWER.items()]
-    return times, np.stack(on_path, axis=-1) / np.asarray(times)[:, None]
+    seconds = [power * slopes[name] * _get(systems, FIELDS[name]) for name, power in POWER.items()]
+    return times, np.stack(seconds, axis=-1) / np.asarray(times)[:, None]
 
 
 def _slopes_by_resource(
     priced: PricedSystems, counts: Costs
 ) -> dict[str, Float[NumpyArray, " batch"]]:
-    """Return slopes of paths by the numbers of each system, from counts of each cost."""
-    if priced.moved is None:
+    """Return derivatives (batch) of step times by resource, from counts of costs on the paths."""
+    if priced.slope_costs is None:
         pull = functools.partial(_system_slopes, priced.work, priced.quickly)
         system_slopes = in_parts(pull, (priced.systems, counts))
         return {name: _get(system_slopes, FIELDS[name]) for name in POWER}
     slopes = {name: np.zeros(len(np.asarray(priced.systems.gpus_per_node))) for name in POWER}
-    for field, cost in vars(priced.moved).items():
+    for field, cost in vars(priced.slope_costs).items():
         for name, slope in cost.slopes.items() if isinstance(cost, Many) else ():
             count = np.asarray(getattr(counts, field))
-            axes = "abcd"[: count.ndim - 1]
+            axes = "abcd"[: count.ndim - 1]  # all axes but the batch are summed
             slopes[name] += np.einsum(f"n{axes},n{axes}->n", count, slope[:, 0])
     return slopes
 
 
 def _system_slopes(work: StageWork, quickly: bool, solved: tuple[System, Costs]) -> System:
-    """The same by every number of a system, from a compiled pricer."""
+    """Return derivatives of step times by every number of a system, from a compiled pricer."""
     systems, counts = solved
     slopes: System = pulled(_work_costs, work, systems, (), counts, quickly=quickly)[1]
     return slopes
@@ -228,78 +227,73 @@ def _get(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
-    """Keep one stage and one boundary of each kind; return the places of all others."""
+    """Return work with one stage and one boundary of each kind, and the kind of all."""
     stages = work.stages
-    # copies of a stage matter to each other, and the two ends of the pipeline do
-    alone = (stages.nearest == stages.farthest) & (stages.first + stages.last == 0)
-    unlinked = stages._replace(
-        nearest=np.where(alone, 0.0, stages.nearest),
-        farthest=np.where(alone, 0.0, stages.farthest),
+    # places matter to stages with copies, and to the two ends of the pipeline
+    has_no_place = (stages.nearest == stages.farthest) & (stages.first + stages.last == 0)
+    unplaced = stages._replace(
+        nearest=np.where(has_no_place, 0.0, stages.nearest),
+        farthest=np.where(has_no_place, 0.0, stages.farthest),
         senders=np.zeros(()),
         receivers=np.zeros(()),
         before=np.zeros(()),  # the kinds of layers follow from it, and are there
     )
-    columns = (
-        unlinked,
-        work.layers,
-        work.recomputed,
-        work.heads,
-        work.parameters,
-        work.offload_bytes,
-    )
-    leaves, structure = jax.tree.flatten(columns)
-    chosen, stage = _distinct([np.broadcast_to(leaf, len(alone)) for leaf in leaves], LEAST_STAGES)
-    distinct = [np.asarray(leaf)[chosen] if np.ndim(leaf) else leaf for leaf in leaves]
-    unlinked, layers, recomputed, heads, parameters, offload_bytes = jax.tree.unflatten(
-        structure, distinct
-    )
-    is_real = np.arange(len(chosen)) <= stage.max()  # what only fills up is no end of the pipeline
-    sent = np.broadcast_to(work.message_bytes, stages.senders.shape)
-    links = stages.senders.ravel(), stages.receivers.ravel(), sent.ravel()
-    pairs, boundary = _distinct(links, LEAST_BOUNDARIES)
-    senders, receivers, sent = (np.append(link, 0.0)[None, pairs] for link in links)
+    names = "layers", "recomputed", "heads", "parameters", "offload_bytes"
+    leaves, structure = jax.tree.flatten((unplaced, *(getattr(work, name) for name in names)))
+    num_stages = len(has_no_place)
+    columns = [np.broadcast_to(leaf, num_stages) for leaf in leaves]
+    examples, stage = _distinct(columns, MIN_STAGES)
+    distinct = [np.asarray(leaf)[examples] if np.ndim(leaf) else leaf for leaf in leaves]
+    unplaced, *values = jax.tree.unflatten(structure, distinct)
+    is_real = np.arange(len(examples)) <= stage.max()  # padding is no end of the pipeline
+    message_bytes = np.broadcast_to(work.message_bytes, stages.senders.shape)
+    links = stages.senders.ravel(), stages.receivers.ravel(), message_bytes.ravel()
+    examples, boundary = _distinct(links, MIN_BOUNDARIES)
+    senders, receivers, message_bytes = (np.append(link, 0.0)[None, examples] for link in links)
     few = work._replace(
-        stages=unlinked._replace(
-            first=unlinked.first * is_real,
-            last=unlinked.last * is_real,
+        stages=unplaced._replace(
+            first=unplaced.first * is_real,
+            last=unplaced.last * is_real,
             senders=senders,
             receivers=receivers,
         ),
-        layers=layers,
-        recomputed=recomputed,
-        heads=heads,
-        message_bytes=sent,
-        parameters=parameters,
-        offload_bytes=offload_bytes,
+        message_bytes=message_bytes,
+        **dict(zip(names, values, strict=True)),
     )
     return few, StagePlaces(stage, boundary.reshape(stages.senders.shape))
 
 
-def _distinct(rows: Any, least: int) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
-    """Return distinct columns, padded to a power of two, and the place of each column there."""
-    # Without columns, the place behind the last is kept.
-    _, chosen, place = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
-    more = _size(len(chosen), least) - len(chosen)
-    return np.append(chosen, np.full(more, chosen[-1] if len(chosen) else 0)), place.ravel()
+def _distinct(
+    rows: Any, min_size: int
+) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
+    """Return an example of each distinct column, and the index of every column among these.
+
+    Examples are padded to a power of two, by the last one.
+    """
+    # one row [7 5 7] and size 4: the distinct columns 5, 7 have examples [1 0 0 0], indices [1 0 1]
+    _, examples, indices = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
+    padding = _padded_size(len(examples), min_size) - len(examples)
+    last = examples[-1] if len(examples) else 0
+    return np.append(examples, np.full(padding, last)), indices.ravel()
 
 
-def _size(count: int, least: int) -> int:
-    return max(least, 1 << max(count - 1, 0).bit_length())
+def _padded_size(count: int, min_size: int) -> int:
+    """Return the next power of two, at least `min_size`."""
+    return max(min_size, 1 << max(count - 1, 0).bit_length())
 
 
-def _members(place: Int[NumpyArray, " columns"], least: int) -> Int[NumpyArray, "columns new"]:
+def _one_hot(indices: Int[NumpyArray, " columns"], min_size: int) -> Int[NumpyArray, "columns new"]:
     """Return the distinct column of each column, as a matrix of zeros and ones."""
-    return np.eye(_size(int(place.max(initial=0)) + 1, least))[place]
+    return np.eye(_padded_size(int(indices.max(initial=0)) + 1, min_size))[indices]
 
 
 def _map_leaves(
     costs: Costs, *, on_stages: Callable[[Any], Any], on_boundaries: Callable[[Any], Any]
 ) -> Costs:
-    """Change the leaves (batch, ...) that have an axis of stages or of boundaries."""
-
-    def changed(name: str, leaf: Any) -> Any:
-        if leaf is None or np.ndim(leaf) < 2:
-            return leaf
-        return (on_boundaries if name in MESSAGE_FIELDS else on_stages)(np.asarray(leaf))
-
-    return unchecked_costs({name: changed(name, leaf) for name, leaf in vars(costs).items()})
+    """Apply a function to each leaf (batch, ...) with an axis of stages, or of boundaries."""
+    leaves = dict(vars(costs))
+    for name, leaf in leaves.items():
+        if leaf is not None and np.ndim(leaf) >= 2:
+            function = on_boundaries if name in MESSAGE_FIELDS else on_stages
+            leaves[name] = function(np.asarray(leaf))
+    return unchecked_costs(leaves)

@@ -9,7 +9,7 @@ long as the step grows when that reason joins those before it, so the parts tele
     stages as they are                   + imbalance
     messages that use no resource        + messages
     links as they are                    + blocking
-    offloads, sharding, exchange, update + what of each nothing hides, and of each lane of its own
+    offloads, sharding, exchange, update + the seconds of each that nothing hides, then of each lane
 
 Only the two kinds of unevenness can be negative: a schedule may run faster on stages that differ.
 """
@@ -55,7 +55,7 @@ class Part(NamedTuple):
     Attributes:
       name: compute, start, gaps, end, uneven microbatches, imbalance, one of `WAITS`, rules of the
         table among usual ops, or a lane.
-      seconds: how long the step is because of it [s].
+      seconds: time that it adds to the step [s].
       meaning: the part in words.
 
     Example:
@@ -105,7 +105,7 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
       evaluation: a run.
 
     Returns:
-      All parts, in the order in which they are added; those that take nothing among them.
+      All parts in the order in which they are added, also those of 0 s.
 
     Example:
       >>> import pipejax as pj
@@ -115,10 +115,10 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
       [('compute', 15.0), ('start', 1.875), ('end', 1.875), ('imbalance', 2.25), ('messages', 1.0)]
     """
     check_types(evaluation=(evaluation, Evaluation))
-    parts = dict(_telescoped(evaluation))
     meaning = {**MEANING, **FORWARD_MEANING} if evaluation.table.grammar.forward_only else MEANING
     return [
-        Part(name, seconds, meaning.get(name, f"ops on {name}")) for name, seconds in parts.items()
+        Part(name, seconds, meaning.get(name, f"ops on {name}"))
+        for name, seconds in _telescoped(evaluation)
     ]
 
 
@@ -132,62 +132,64 @@ def without_rules(table: ScheduleTable) -> ScheduleTable | None:
 
 
 def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
-    """Yield names and seconds of the parts, in order."""
-    table, costs = evaluation.table, evaluation.costs
-    without = {name: 0.0 for names in _waits(table).values() for name in names}
-    alone = with_leaves(costs, without)
-    free = Links("delay")
-
-    program, vector = lower_and_price(table, alone, free)
+    """Yield names and seconds of the parts, in order; each is the growth of the makespan by it."""
+    table, free = evaluation.table, Links("delay")
+    waits = {field: 0.0 for fields in _waits(table).values() for field in fields}
+    compute_costs = with_leaves(evaluation.costs, waits)  # of ops alone
+    program, vector = lower_and_price(table, compute_costs, free)
     compute = float(busy_times(program, vector).mean())
-    alike, bare = stages_alike(alone, table, microbatches=True), without_rules(table)
-    program, run = _run(bare or table, alike, free)
-    total = float(run.finish.max())
+    even_costs = stages_alike(compute_costs, table, microbatches=True)
+    ruleless = without_rules(table)
+    program, run = _run(ruleless or table, even_costs, free)
+    makespan = float(run.finish.max())
     start, gaps = _idle_until_turns(table, program, run)
     yield "compute", compute
     yield "start", start
     yield "gaps", gaps
-    yield "end", total - compute - start - gaps
-    if bare is not None:
-        longer = float(_run(table, alike, free)[1].finish.max())
-        yield RULES, longer - total
-        total = longer
-    for name, level in _levels(evaluation, alone):
-        longer = float(_run(table, *level)[1].finish.max())
-        yield name, longer - total
-        total = longer
+    yield "end", makespan - compute - start - gaps
+    levels = [*_levels(evaluation, compute_costs)]
+    if ruleless is not None:
+        levels.insert(0, (RULES, (even_costs, free)))
+    for name, level in levels:
+        previous, makespan = makespan, float(_run(table, *level)[1].finish.max())
+        yield name, makespan - previous
 
 
 def _idle_until_turns(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
-    """Idle time of the mean worker before its first backward, then to its last forward."""
-    # Without backwards, before its first forward.
-    # Ops of a row run one after the other, so what is idle before an op is its start less the
-    # durations before it.
-    node = program.node_of_cell
-    # (workers, slots) idle up to the end of each op; empty slots stand on the source, at time 0
-    idle = run.finish[node] - run.duration[node].cumsum(axis=1)
-    backward, forward = (
+    """Return the mean worker's idle time until its first backward, then until its last forward.
+
+    Both in seconds. Without backwards, the first forward takes the place of the first backward.
+    """
+    # Ops of a row run one after the other: the idle time up to the end of an op is this end less
+    # the durations so far. Durations 1 2, ends 1 5: idle 0, then 5 - (1 + 2) = 2.
+    nodes = program.node_of_cell  # (workers, slots); empty slots are the source, at time 0
+    idle = run.finish[nodes] - run.duration[nodes].cumsum(axis=1)
+    is_backward, is_forward = (
         np.isin(table.phase, phases) | np.isin(table.partners.phase, phases)
         for phases in (INPUT_GRADS, (Phase.F,))
     )
-    slots = node.shape[1]
-    first = (backward if backward.any() else forward).argmax(axis=1)
-    last = np.where(forward.any(axis=1), slots - 1 - forward[:, ::-1].argmax(axis=1), 0)
-    workers = np.arange(len(node))
-    start = idle[workers, first]  # of a row without backwards 0: all of its idle time is the end
-    return float(start.mean()), float(np.maximum(idle[workers, last] - start, 0.0).mean())
+    # argmax is the first True; of the reversed row, the last one from its end
+    first_turn = (is_backward if is_backward.any() else is_forward).argmax(axis=1)
+    last_forward = nodes.shape[1] - 1 - is_forward[:, ::-1].argmax(axis=1)
+    last_forward = np.where(is_forward.any(axis=1), last_forward, 0)
+    workers = np.arange(len(nodes))
+    start = idle[workers, first_turn]  # 0 in a row without backwards: all idle time is the end
+    gaps = np.maximum(idle[workers, last_forward] - start, 0.0)
+    return float(start.mean()), float(gaps.mean())
 
 
-def _levels(evaluation: Evaluation, alone: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
-    """Costs and links of every level above the lowest, with the part that it adds."""
-    free, costs = Links("delay"), evaluation.costs
-    yield "uneven microbatches", (stages_alike(alone, evaluation.table), free)
-    yield "imbalance", (alone, free)
-    links = free
+def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
+    """Yield names of parts with the costs and links of the run that has them and all before.
+
+    `costs` are those of compute ops alone; each level adds some of the evaluation's.
+    """
+    links = Links("delay")
+    yield "uneven microbatches", (stages_alike(costs, evaluation.table), links)
+    yield "imbalance", (costs, links)
     for name, fields in _waits(evaluation.table).items():
-        alone = with_leaves(alone, {field: getattr(costs, field) for field in fields})
+        costs = with_leaves(costs, {field: getattr(evaluation.costs, field) for field in fields})
         links = evaluation.links if name == "blocking" else links
-        yield name, (alone, links)
+        yield name, (costs, links)
 
 
 def stages_alike(costs: Costs, table: ScheduleTable, *, microbatches: bool = False) -> Costs:
@@ -196,9 +198,9 @@ def stages_alike(costs: Costs, table: ScheduleTable, *, microbatches: bool = Fal
     for name in (*ScaledFields.from_table(table).words["compute"], "pair_factor"):
         value = getattr(costs, name)
         if value is not None and np.ndim(value):
-            values = np.asarray(value, float)
-            is_one = microbatches or values.ndim == 1
-            leaves[name] = values.mean() if is_one else values.mean(axis=0, keepdims=True)
+            values = np.asarray(value, float)  # (stages), or (stages, microbatches)
+            is_scalar = microbatches or values.ndim == 1
+            leaves[name] = values.mean() if is_scalar else values.mean(axis=0, keepdims=True)
     return with_leaves(costs, leaves)
 
 

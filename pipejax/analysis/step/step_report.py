@@ -9,12 +9,10 @@ from pipejax.analysis.runs.evaluate import Evaluation, busy_times
 from pipejax.analysis.step.step_parts import LANE, RULES, step_parts
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
-from pipejax.costs.costs import Costs
 from pipejax.costs.layers.formulas import model_flop
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.stage_costs import PARTS, stage_parts
 from pipejax.costs.system.system import Number, System
-from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
 
 # parts of the step by their names here, where workers are not distinguished
@@ -34,16 +32,16 @@ class StepReport:
 
     Attributes:
       step_time: [s].
-      breakdown: seconds by part, which sum to the step time: compute, host (that it keeps the
-        accelerator waiting), tensor, context, expert (collectives of layers that compute does not
-        hide), weights (gathered layer by layer), bubble, messages, offloads, gradients (their
-        exchange), optimizer (with the weights gathered after it).
+      breakdown: seconds by part, which sum to the step time: compute, host (the accelerator waits
+        for it), tensor, context, expert (collectives of layers that compute does not hide), weights
+        (gathered layer by layer), bubble, messages, offloads, gradients (their exchange),
+        optimizer (with the weights gathered after it).
       accelerators: of the whole job.
       precision: of the products, whose peak MFU refers to.
       mfu: share of that peak that the model's FLOP reach, in [0, 1].
       flops_per_accelerator: the model's FLOP per second and accelerator.
       tokens_per_second: of the whole job.
-      bands: by percent: bounds of the step time that the system's calibration gives [s].
+      bands: bounds of the step time by percent, from the system's calibration [s].
       cost_per_step: None where the system has no price [USD].
       cost_per_token: likewise [USD].
 
@@ -124,7 +122,7 @@ def mfu(flop: Number, step_time: Number, accelerators: Number, peak: Number) -> 
 
 
 def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
-    """Bounds of a step time by percent [s], from how far measured times lay from predicted ones."""
+    """Return bounds of a step time by percent [s], from the errors of the system's calibration."""
     if system.calibration is None:
         return {}
     return {
@@ -135,8 +133,11 @@ def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
 
 def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dict[str, float]:
     """Break a step down into parts that sum to it [s]."""
-    computed = stage_parts(workload, system, evaluation.table)
-    compute = {name: _mean_busy(evaluation.program, computed[name]) for name in PARTS}
+    program, costs = evaluation.program, stage_parts(workload, system, evaluation.table)
+    compute = {
+        name: float(busy_times(program, np.asarray(cost_vector(program, costs[name]))).mean())
+        for name in PARTS
+    }
     parts = {part.name: part.seconds for part in step_parts(evaluation)}
     if not np.isclose(sum(compute.values()), parts["compute"], rtol=1e-6):
         raise ValueError(
@@ -145,7 +146,3 @@ def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dic
         )
     lanes = {name: seconds for name, seconds in parts.items() if name.startswith((LANE, RULES))}
     return compute | {name: sum(parts[key] for key in keys) for name, keys in WAITS.items()} | lanes
-
-
-def _mean_busy(program: Program, costs: Costs) -> float:
-    return float(busy_times(program, np.asarray(cost_vector(program, costs))).mean())

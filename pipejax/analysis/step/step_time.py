@@ -1,11 +1,10 @@
 """Step times of measured rows, and their exact gradients by numbers of the system.
 
-The work of every row is counted on the host, once: no number of a system changes it. Rows whose
-work differs in numbers alone are priced by one compiled function, with stages filled up to the most
-that a row has: their numbers are one matrix, for XLA compiles it in a fraction of the time that it
-takes for the counting. Each program then solves the costs of all its rows, under all values of the
-numbers, as one batch. Its counts of the costs on the critical path turn the step time into a plain
-sum of costs, so that one reverse pass gives the gradient by all numbers.
+The work of every row is counted on the host, once, for no number of a system changes it. Rows whose
+work differs in numbers alone are priced by one compiled function of a matrix, with stages padded.
+Each program then solves the costs of all its rows, under all values of the numbers, as one batch.
+With the counts of costs on the critical path the step time is a sum of costs, so that one reverse
+pass gives the gradient by all numbers.
 """
 
 import dataclasses
@@ -42,8 +41,8 @@ from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-PAIRS = 512  # of a row and a set of values that are priced at once
-FEW_PAIRS, FEW = 64, 8  # the same of at most so many rows, of which a fit makes few pairs
+PAIRS_PER_CALL = 512  # of a row and a set of values that are priced at once
+PAIRS_PER_CALL_OF_FIT, MAX_ROWS_OF_FIT = 64, 8  # the same in a batch of few rows
 
 Rows = Int[NumpyArray, " rows"]
 Leaves = dict[str, Array]
@@ -55,20 +54,19 @@ Values = Float[NumpyArray, "batch values"]
 class RowInputs(NamedTuple):
     """Inputs of a row's price beside the system."""
 
-    model: Model  # the transformer
-    layout: Layout  # how accelerators share the work
-    stages: Stages  # what each stage holds, and where
-    recompute: str  # what a layer itself recomputes
-    setting: "Setting"  # what a row says of its machine
+    model: Model
+    layout: Layout
+    stages: Stages
+    recompute: str  # recomputation inside a layer
+    setting: "Setting"
 
 
 class Setting(NamedTuple):
     """Machine numbers of a row, and the fitted group of its layers."""
 
-    gpus_per_node: Number  # accelerators of a node, 0 where the system says it
-    # that a message between nodes reaches, 0 where the system says it [B/s]
-    network_bandwidth: Number
-    layer_group: Number  # which factor the time of its layers has, where they have factors
+    gpus_per_node: Number  # 0 for that of the system
+    network_bandwidth: Number  # of messages between nodes, 0 for that of the system [B/s]
+    layer_group: Number  # index of the factor of its layers' time, if they have factors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,33 +74,35 @@ class PricingKind:
     """Costs of one row, for the pricer."""
 
     reads: tuple[str, ...]  # fields of `Costs` that the programs read
-    form: Any  # structure of the row's work and setting
-    shapes: Shapes  # (leaves) of their numbers, which lie one behind the other
+    form: Any  # tree structure of the row's work and setting
+    shapes: Shapes  # of the tree's leaves, whose numbers are concatenated
     names: tuple[str, ...] = ()  # numbers of the system that values are given for
 
     def row(self, numbers: Float[Array, " numbers"]) -> tuple[StageWork, Setting]:
-        """Put together the work and the setting of a row."""
+        """Return the work and the setting of a row from its numbers."""
+        # shapes (2,), (2, 2) split [a b c d e f] after 2 into [a b] and [[c d] [e f]]
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])
         parts = zip(jnp.split(numbers, ends[:-1]), self.shapes, strict=True)
-        row: tuple[StageWork, Setting] = jax.tree.unflatten(
-            self.form, [part.reshape(shape) for part, shape in parts]
-        )
+        leaves = [part.reshape(shape) for part, shape in parts]
+        row: tuple[StageWork, Setting] = jax.tree.unflatten(self.form, leaves)
         return row
 
     def __call__(self, system: System, values: Array, numbers: Array) -> Leaves:
-        """Price the costs of one row under one set of values."""
+        """Return the costs of one row, by field, for numbers of the system and layer factors.
+
+        `values` holds first the numbers of the system in `names`, then a factor per layer group.
+        """
         work, setting = self.row(numbers)
         for k, name in enumerate(self.names):
             system = with_known(system, name, values[k])
-        system = _as_it_was(system, setting)
+        system = _with_setting(system, setting)
         factors = values[len(self.names) :]
         if factors.size:
             factor = factors[jnp.asarray(setting.layer_group).astype(int)]
-            layers, recomputed = (
-                tuple(count * factor for count in counts)
-                for counts in (work.layers, work.recomputed)
+            work = work._replace(
+                layers=tuple(count * factor for count in work.layers),
+                recomputed=tuple(count * factor for count in work.recomputed),
             )
-            work = work._replace(layers=layers, recomputed=recomputed)
         costs = work_costs(work, system)
         return {name: jnp.asarray(getattr(costs, name), float) for name in self.reads}
 
@@ -110,47 +110,45 @@ class PricingKind:
 class RowBatch(NamedTuple):
     """Rows that are priced together."""
 
-    rows: Rows  # which of all rows
-    numbers: Float[NumpyArray, "rows numbers"]  # (rows, numbers) their work and settings
-    kind: PricingKind  # all else
-    programs: tuple[tuple[Program, Rows], ...]  # each program, and which of these rows run it
-    # fields of `Costs` that rows of profiles read, which rows, and of which stages
-    ops: tuple[tuple[str, Rows, Rows], ...]
+    rows: Rows  # indices among all rows
+    numbers: Float[NumpyArray, "rows numbers"]  # work and setting of each
+    kind: PricingKind
+    programs: tuple[
+        tuple[Program, Rows], ...
+    ]  # each program, and the rows of the batch that run it
+    ops: tuple[tuple[str, Rows, Rows], ...]  # of profiles: field of `Costs`, rows, and their stages
 
     def prices(self, kind: PricingKind, system: System, values: Values) -> Known:
-        """Costs of all rows under each set of values: (batch, rows, ...)."""
+        """Return costs by field (batch, rows, ...) of all rows under each set of values."""
         from pipejax.engine.batched.pricing import priced  # rows are read without JAX
 
-        def price(pairs: tuple[Values, NumpyArray]) -> Leaves:
-            leaves: Leaves = priced(kind, system, *pairs, quickly=True)
-            return leaves
-
-        costs: Known = self._map_pairs(price, values, {})
+        costs: Known = self._map_pairs(
+            lambda pairs: priced(kind, system, *pairs, quickly=True), values, {}
+        )
         return costs
 
     def slopes(
         self, kind: PricingKind, system: System, values: Values, counts: Known
     ) -> Float[NumpyArray, "batch rows values"]:
-        """Slopes by the values of the sum of the costs on each row's critical path."""
+        """Return derivatives by the values of each row's step time, the sum of counts * costs."""
         from pipejax.engine.batched.pricing import pulled
 
-        def pull(pairs: tuple[Values, NumpyArray, Known]) -> Array:
-            _, slopes = pulled(kind, system, *pairs, quickly=True)
-            result: Array = slopes
-            return result
-
-        result: NumpyArray = self._map_pairs(pull, values, counts)
-        return result
+        slopes: NumpyArray = self._map_pairs(
+            lambda pairs: pulled(kind, system, *pairs, quickly=True)[1], values, counts
+        )
+        return slopes
 
     def _map_pairs(self, function: Callable[..., Any], values: Values, counts: Known) -> Any:
-        """Call a function on parts of all pairs of values and rows: (batch, rows, ...) each."""
+        """Call a function on blocks of (values, row) pairs; return leaves (batch, rows, ...)."""
         from pipejax.engine.batched.pricing import in_parts
 
         size, rows = len(values), len(self.rows)
-        value, row = (index.ravel() for index in np.indices((size, rows)))
+        # 2 sets of values and 3 rows: value_of_pair is 0 0 0 1 1 1, row_of_pair 0 1 2 0 1 2
+        value_of_pair, row_of_pair = (index.ravel() for index in np.indices((size, rows)))
         flat = {name: leaf.reshape(size * rows, *leaf.shape[2:]) for name, leaf in counts.items()}
-        pairs = (values[value], self.numbers[row], *([flat] if flat else []))
-        result = in_parts(function, pairs, FEW_PAIRS if rows <= FEW else PAIRS)
+        pairs = (values[value_of_pair], self.numbers[row_of_pair], *([flat] if flat else []))
+        is_fit = rows <= MAX_ROWS_OF_FIT
+        result = in_parts(function, pairs, PAIRS_PER_CALL_OF_FIT if is_fit else PAIRS_PER_CALL)
         return jax.tree.map(lambda leaf: leaf.reshape(size, rows, *leaf.shape[1:]), result)
 
 
@@ -165,10 +163,11 @@ class StepTimes:
         layer_group: Rows | None = None,
         system: System | None = None,
     ) -> None:
-        """Build the schedule of every row, and lay the numbers of all rows out as arrays."""
-        # link is that of rows that do not say theirs. layer_group says which factor the time of a
-        # row's layers has (predict_and_grad), and system for whose times it takes planned
-        # schedules: predict takes those of its own.
+        """Build the schedule of every row, and lay the numbers of all rows out as arrays.
+
+        `link` is the link model of rows that name none, `layer_group` (rows) the index of a factor
+        for `predict_and_grad`, which plans schedules for the times of `system`.
+        """
         check_types(rows=(rows, MeasuredRows))
         group = np.zeros(len(rows), int) if layer_group is None else layer_group
         self.size = len(rows)
@@ -188,6 +187,7 @@ class StepTimes:
             self.programs = list(map(self._program, range(self.size), self._costs(system)))
 
     def _program(self, row: int, costs: Costs) -> Program:
+        """Return the program of a row, planned for its costs if its schedule is planned."""
         builder, table = self._builders[row], self.tables[row]
         if not builder.planned:
             return self.programs[row]
@@ -200,26 +200,23 @@ class StepTimes:
     @functools.cached_property
     def batches(self) -> tuple[RowBatch, ...]:
         """Group the rows by compiled function, and lay each group out as arrays."""
-        most_stages = max((inputs.stages.layers.shape[-1] for inputs in self.inputs), default=0)
-        alike: dict[tuple[Any, Shapes], list[int]] = {}
+        max_stages = max((inputs.stages.layers.shape[-1] for inputs in self.inputs), default=0)
+        groups: dict[tuple[Any, Shapes], list[int]] = {}
         leaves: list[list[NumpyArray]] = []
         for k, inputs in enumerate(self.inputs):
-            full = inputs._replace(stages=_filled(inputs.stages, most_stages))
-            numbers, form = jax.tree.flatten((_work(full), full.setting))
+            padded = inputs._replace(stages=_pad_stages(inputs.stages, max_stages))
+            numbers, form = jax.tree.flatten((_work(padded), padded.setting))
             leaves.append([np.asarray(leaf, float) for leaf in numbers])
-            alike.setdefault((form, tuple(leaf.shape for leaf in leaves[k])), []).append(k)
+            groups.setdefault((form, tuple(leaf.shape for leaf in leaves[k])), []).append(k)
         return tuple(
-            self._batch(np.array(members), [leaves[k] for k in members], form, shapes)
-            for (form, shapes), members in alike.items()
+            self._batch(np.array(rows), [leaves[k] for k in rows], form, shapes)
+            for (form, shapes), rows in groups.items()
         )
 
     def _batch(
-        self,
-        rows: Rows,
-        leaves: Sequence[Sequence[NumpyArray]],
-        form: Any,
-        shapes: Shapes,
+        self, rows: Rows, leaves: Sequence[Sequence[NumpyArray]], form: Any, shapes: Shapes
     ) -> RowBatch:
+        """Return rows whose leaves have one structure and one list of shapes as a batch."""
         read = [self.read[k] for k in rows]
         programs = {k: self.programs[row] for k, row in enumerate(rows) if read[k][0] == STEP}
         ops = _by_op(read)
@@ -237,7 +234,7 @@ class StepTimes:
         )
 
     def _costs(self, system: System) -> list[Costs]:
-        """Costs of each row; rows alike are priced once."""
+        """Return the costs of each row; equal rows are priced once."""
         costs_by_key: dict[Hashable, Costs] = {}
         costs = []
         for k, inputs in enumerate(self.inputs):
@@ -245,16 +242,18 @@ class StepTimes:
             model = id(self.workloads[k].model)
             key = (model, inputs.layout, stages, inputs.recompute, inputs.setting)
             if key not in costs_by_key:
-                costs_by_key[key] = work_costs(_work(inputs), _as_it_was(system, inputs.setting))
+                costs_by_key[key] = work_costs(_work(inputs), _with_setting(system, inputs.setting))
             costs.append(costs_by_key[key])
         return costs
 
     def predict_and_grad(
         self, system: System, names: Sequence[str], values: Values
     ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
-        """Predict all rows under each set of values of named numbers; NaN is the system's own."""
-        # More values than names are factors of layer times, one for each group of layers. Returns
-        # (batch, rows) step times [s], and (batch, rows, values) their derivatives.
+        """Return step times [s] of all rows under each set of values, and their derivatives.
+
+        A set holds the numbers of the system in `names`, NaN for the system's own, then a factor
+        of layer times for each group of layers.
+        """
         system = _numbers(system)
         seconds = np.empty((len(values), self.size))
         slopes = np.empty((len(values), self.size, values.shape[1]))
@@ -271,16 +270,17 @@ def _work(row: RowInputs) -> StageWork:
     return work_of_stages(row.model, row.layout, row.stages, recompute=row.recompute)
 
 
-def _as_it_was(system: System, setting: Setting) -> System:
-    near, rate = setting.gpus_per_node, setting.network_bandwidth
-    per_node = xp.where(near > 0, near, system.gpus_per_node)
-    bandwidth = xp.where(rate > 0, rate / system.network.efficiency, system.network.bandwidth)
-    network = dataclasses.replace(system.network, bandwidth=bandwidth)
+def _with_setting(system: System, setting: Setting) -> System:
+    """Return a system with the node size and bandwidth of a row's setting, if above 0."""
+    network, bandwidth = system.network, setting.network_bandwidth
+    peak = xp.where(bandwidth > 0, bandwidth / network.efficiency, network.bandwidth)
+    per_node = xp.where(setting.gpus_per_node > 0, setting.gpus_per_node, system.gpus_per_node)
+    network = dataclasses.replace(network, bandwidth=peak)
     return dataclasses.replace(system, gpus_per_node=per_node, network=network)
 
 
 def _step_or_op(costs: Costs, program: Program, read: tuple[str, int]) -> float:
-    """Seconds of a step, or of an op of one microbatch on a stage."""
+    """Return the seconds of a step, or of an op of one microbatch on a stage, as `read` says."""
     op, stage = read
     if op != STEP:
         return float(np.asarray(getattr(costs, PHASE_FIELDS[op]))[stage])
@@ -325,6 +325,7 @@ def row_tables(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
 
     @functools.cache
     def build(name: str, workers: int, per_worker: int, microbatches: int) -> ScheduleTable:
+        """Build a schedule, or return the one of this shape that was built before."""
         options = {"stages_per_worker": per_worker} if per_worker > 1 else {}
         table = schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
         check_whole(table, "a measured row")
@@ -341,21 +342,18 @@ def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowIn
     return RowInputs(model, workload.layout(table), stages, workload.recompute_in_layer, setting)
 
 
-def _filled(stages: Stages, num_stages: int) -> Stages:
-    """Fill up with stages without layers, which are never read."""
-    more = [(0, 0)] * 2 + [(0, num_stages - np.shape(stages.layers)[-1])]
-    full = Stages(*(np.pad(leaf, more[-np.ndim(leaf) :]) for leaf in stages))
-    return full._replace(copies=np.maximum(full.copies, 1.0))  # a group of none has no price
+def _pad_stages(stages: Stages, num_stages: int) -> Stages:
+    """Append stages without layers, which are never read, to the last axis of all leaves."""
+    padding = [(0, 0)] * 2 + [(0, num_stages - np.shape(stages.layers)[-1])]
+    padded = Stages(*(np.pad(leaf, padding[-np.ndim(leaf) :]) for leaf in stages))
+    return padded._replace(copies=np.maximum(padded.copies, 1.0))  # a group of none has no price
 
 
 def _by_op(read: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:
     """Group rows of profiles by op: a field of `Costs`, the rows, and their stages."""
-    by_op = {op: np.array([k for k, (row_op, _) in enumerate(read) if row_op == op]) for op in OPS}
-    return tuple(
-        (PHASE_FIELDS[op], rows, np.array([read[k][1] for k in rows]))
-        for op, rows in by_op.items()
-        if len(rows)
-    )
+    row_ops, stages = (np.array(column) for column in zip(*read, strict=True))
+    by_op = {op: np.flatnonzero(row_ops == op) for op in OPS}
+    return tuple((PHASE_FIELDS[op], rows, stages[rows]) for op, rows in by_op.items() if len(rows))
 
 
 def _reads(programs: Iterable[Program]) -> set[str]:
@@ -366,16 +364,20 @@ def _reads(programs: Iterable[Program]) -> set[str]:
 
 
 def _by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], ...]:
-    users: dict[int, list[int]] = {}
-    for k, program in programs.items():
-        users.setdefault(id(program), []).append(k)
-    return tuple((programs[rows[0]], np.array(rows)) for rows in users.values())
+    """Return each program of a mapping from rows with all its rows."""
+    rows_by_program: dict[int, list[int]] = {}
+    for row, program in programs.items():
+        rows_by_program.setdefault(id(program), []).append(row)
+    return tuple((programs[rows[0]], np.array(rows)) for rows in rows_by_program.values())
 
 
 def _solved(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
-    """Solve the programs of all rows: makespans, and counts of all costs on the critical path."""
+    """Return times (batch, rows) [s], and counts of all costs on the critical paths.
+
+    Costs and counts have shape (batch, rows, ...), by field. A row of a profile reads one op.
+    """
     counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
     seconds = np.empty(costs["forward"].shape[:2])
     for field, rows, stages in batch.ops:
@@ -385,18 +387,21 @@ def _solved(
 
     for program, rows in batch.programs:
         index = _program_index(rows, program.layout.num_stages)
-        shape = seconds[:, rows].shape
-        size = shape[0] * shape[1]
+        shape = len(seconds), len(rows)
         read = {name: leaf[index(name, leaf)] for name, leaf in costs.items()}
-        flat = {name: leaf.reshape(size, *leaf.shape[2:]) for name, leaf in read.items()}
-        values, parts = in_parts(functools.partial(_solved_part, program), flat)
-        seconds[:, rows] = values.reshape(shape)
+        flat = {
+            name: leaf.reshape(math.prod(shape), *leaf.shape[2:]) for name, leaf in read.items()
+        }
+        makespans, path_counts = in_parts(functools.partial(_solved_part, program), flat)
+        seconds[:, rows] = makespans.reshape(shape)
         for name, leaf in counts.items():
-            leaf[index(name, leaf)] = parts[name].reshape(*shape, *parts[name].shape[1:])
+            count = path_counts[name]
+            leaf[index(name, leaf)] = count.reshape(*shape, *count.shape[1:])
     return seconds, counts
 
 
 def _solved_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
+    """Return makespans (batch) and counts of costs on their paths, from costs (batch, ...)."""
     from pipejax.engine.batched.makespans import makespans_and_grad
 
     size = len(next(iter(leaves.values())))
@@ -405,10 +410,11 @@ def _solved_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
 
 
 def _program_index(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
-    """Return the index of some rows in a leaf of costs, without padded stages."""
+    """Return a function that indexes some rows in a leaf (batch, rows, ..), less padded stages."""
 
     def index(name: str, leaf: NumpyArray) -> tuple[Any, ...]:
-        real_places = slice(stages - (name in MESSAGE_FIELDS))
-        return (slice(None), rows, ..., real_places) if leaf.ndim > 2 else (slice(None), rows)
+        """Return the index into the leaf of a field; messages have a boundary less than stages."""
+        real_stages = slice(stages - (name in MESSAGE_FIELDS))
+        return (slice(None), rows, ..., real_stages) if leaf.ndim > 2 else (slice(None), rows)
 
     return index

@@ -12,12 +12,7 @@ from pipejax.analysis.step.step_time import StepTimes, row_workloads
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, with_short_repr
-from pipejax.costs.measured.measured_rows import (
-    CONFIGURATION,
-    OF_MODEL,
-    MeasuredRows,
-    joined,
-)
+from pipejax.costs.measured.measured_rows import CONFIGURATION, SIZES, MeasuredRows, joined
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.stage.stage_costs import check_machine
@@ -31,10 +26,10 @@ class PredictionErrors(NamedTuple):
     """Errors of predictions, predicted / measured - 1, summed up in percent.
 
     Attributes:
-      rows: how many were measured.
+      rows: number of measured rows.
       mape: mean of the absolute errors [%].
       median: of the absolute errors [%].
-      p90: what 90 % of the absolute errors are within [%].
+      p90: 90 % quantile of the absolute errors [%].
       bias: mean of the errors: above 0 where predictions are too slow or too large [%].
       largest: the largest absolute error [%].
     """
@@ -57,7 +52,7 @@ def relative_errors(
 def prediction_errors(
     predicted: Float[NumpyArray, " rows"], measured: Float[NumpyArray, " rows"]
 ) -> PredictionErrors:
-    """Sum up the errors of the rows that were measured; what was not is NaN and left out.
+    """Sum up the errors of the measured rows; `measured` is NaN for the others.
 
     Raises:
       ValueError: if nothing was measured, or a prediction is missing.
@@ -83,12 +78,12 @@ class Predictions(NamedTuple):
     """Predictions for measured rows.
 
     Attributes:
-      seconds: (rows) a step [s].
-      memory_bytes: (rows) of the fullest worker, NaN where it is not known [B].
+      seconds: (rows) step time [s].
+      memory_bytes: (rows) memory of the fullest worker, NaN where it is not known [B].
       low: (rows) lower end of the 90 % band of a step, NaN where there is none [s].
       high: (rows) its upper end [s].
-      fits: (rows) 1 where its memory is predicted to be enough, 0 where it is not, NaN where that
-        is not known; None where nobody asks.
+      fits: (rows) 1 if the row is predicted to fit in memory, 0 if not, NaN if that is not known;
+        None for all rows if it is not asked for.
     """
 
     seconds: Float[NumpyArray, " rows"]
@@ -110,8 +105,8 @@ class MemoryVerdicts(NamedTuple):
     """Predictions of which runs end for lack of memory.
 
     Attributes:
-      rows: how many did.
-      precision: share of those predicted to that did [%].
+      rows: number of runs that did.
+      precision: share of the predicted ones that did [%].
       recall: share of those that did that was predicted [%].
     """
 
@@ -125,12 +120,12 @@ class Ranking(NamedTuple):
     """Quality of the order in which predictions rank layouts of one job.
 
     Attributes:
-      jobs: with at least two different layouts.
-      layouts: of all of them.
+      jobs: number of jobs with at least two different layouts.
+      layouts: number of layouts of these jobs.
       kendall: tau of predicted and measured step times, mean over the jobs.
-      best_found: share of the jobs whose layout of the shortest step is predicted to be it [%].
-      regret: how much longer the predicted best takes than the best, mean over the jobs [%].
-      worst_regret: of any job [%].
+      best_found: share of the jobs whose best layout is also predicted as the best [%].
+      regret: measured time of the predicted best layout over the best, less 1; mean of jobs [%].
+      worst_regret: largest regret of any job [%].
     """
 
     jobs: int
@@ -142,10 +137,10 @@ class Ranking(NamedTuple):
 
 
 def _kendall(order: NumpyArray, reference: NumpyArray) -> float:
-    """Kendall's tau-a of two orders: pairs alike less pairs reversed, over all pairs."""
+    """Return Kendall's tau-a of two orders: (concordant - discordant pairs) / all pairs."""
     first, second = np.triu_indices(len(order), 1)
-    alike = np.sign(order[first] - order[second]) * np.sign(reference[first] - reference[second])
-    return float(alike.mean())
+    signs = np.sign(order[first] - order[second]) * np.sign(reference[first] - reference[second])
+    return float(signs.mean())
 
 
 Predict = Callable[[MeasuredRows, System], Predictions]
@@ -158,7 +153,7 @@ class Validation:
 
     Attributes:
       measured: the rows.
-      predicted: what is predicted of each.
+      predicted: the predictions of each.
     """
 
     measured: MeasuredRows
@@ -166,29 +161,28 @@ class Validation:
 
     @property
     def time(self) -> PredictionErrors | None:
-        """Errors of the step times; None where none was measured."""
+        """Return the errors of the step times; None if none was measured."""
         return _errors(self.predicted.seconds, self.measured.seconds)
 
     @property
     def memory(self) -> PredictionErrors | None:
-        """Errors of the memory of the fullest worker; None where there is nothing to compare."""
+        """Return the errors of the fullest worker's memory; None if there is nothing to compare."""
         return _errors(self.predicted.memory_bytes, self.measured.memory_bytes)
 
     @property
     def out_of_memory(self) -> "MemoryVerdicts | None":
         """Compare predicted with measured runs out of memory; None without any."""
-        fits, over = self.predicted.fits, self.measured.out_of_memory
-        if fits is None or not over.any():
+        fits, is_measured = self.predicted.fits, self.measured.out_of_memory
+        if fits is None or not is_measured.any():
             return None
-        is_over = fits == 0
-        both = int((is_over & over).sum())
-        return MemoryVerdicts(
-            int(over.sum()), 100 * both / max(int(is_over.sum()), 1), 100 * both / int(over.sum())
-        )
+        is_predicted = fits == 0
+        hits = 100 * int((is_predicted & is_measured).sum())
+        measured, predicted = int(is_measured.sum()), int(is_predicted.sum())
+        return MemoryVerdicts(measured, precision=hits / max(predicted, 1), recall=hits / measured)
 
     @property
     def errors(self) -> Float[NumpyArray, " rows"]:
-        """(rows) predicted / measured step time - 1."""
+        """Return predicted / measured step time - 1 of each row."""
         return relative_errors(self.predicted.seconds, self.measured.seconds)
 
     @property
@@ -206,17 +200,16 @@ class Validation:
 
     @property
     def by_configuration(self) -> "Validation":
-        """Average the measurements of each configuration: one row for each."""
-        texts = [self.measured.column(name).astype(str) for name in CONFIGURATION]
-        runs = list(zip(*(text.tolist() for text in texts), strict=True))
-        place = {run: k for k, run in reversed(list(enumerate(runs)))}
-        first = np.array([place[run] for run in runs])
-        which = np.unique(first)
-        seconds = [self.measured.seconds[first == k] for k in which]
-        measured = dataclasses.replace(
-            self.measured.take(which), seconds=np.array([times.mean() for times in seconds])
-        )
-        return Validation(measured, self.predicted.take(which))
+        """Return one row for each configuration, with the mean of its measured step times."""
+        columns = [self.measured.column(name).astype(str).tolist() for name in CONFIGURATION]
+        rows_by_configuration: dict[tuple[str, ...], list[int]] = {}
+        for row, configuration in enumerate(zip(*columns, strict=True)):
+            rows_by_configuration.setdefault(configuration, []).append(row)
+        groups = [*rows_by_configuration.values()]
+        first_rows = np.array([rows[0] for rows in groups], int)
+        means = np.array([self.measured.seconds[rows].mean() for rows in groups])
+        measured = dataclasses.replace(self.measured.take(first_rows), seconds=means)
+        return Validation(measured, self.predicted.take(first_rows))
 
     @property
     def ranking(self) -> Ranking | None:
@@ -224,18 +217,10 @@ class Validation:
         once = self.by_configuration
         is_finite = np.isfinite(once.errors)
         rows, times = once.measured.take(is_finite), once.predicted.seconds[is_finite]
-        columns = (
-            *OF_MODEL,
-            "model",
-            "accelerators",
-            "global_batch",
-            "precision",
-            "system",
-            "stack",
-        )
-        texts = [rows.column(name).astype(str).tolist() for name in columns]
+        names = "model", "accelerators", "global_batch", "precision", "system", "stack"
+        columns = [rows.column(name).astype(str).tolist() for name in (*SIZES, *names)]
         rows_by_job: dict[tuple[str, ...], list[int]] = {}
-        for k, job in enumerate(zip(*texts, strict=True)):
+        for k, job in enumerate(zip(*columns, strict=True)):
             rows_by_job.setdefault(job, []).append(k)
         several = [np.array(job_rows) for job_rows in rows_by_job.values() if len(job_rows) > 1]
         if not several:
@@ -256,7 +241,7 @@ class Validation:
 
     @property
     def names(self) -> NumpyArray:
-        """(rows) names of the groups; each file has its own where there are several."""
+        """Return the group name of each row, with its file where there are several."""
         pairs = zip(self.parts, self.measured.group, strict=True)
         return np.array(
             [part if group in ("", part) else f"{part}: {group}" for part, group in pairs]
@@ -264,20 +249,20 @@ class Validation:
 
     @property
     def parts(self) -> NumpyArray:
-        """(rows) the file of each row where there are several, else its group."""
+        """Return the file of each row where there are several, else its group."""
         files = np.array([Path(file).stem for file in self.measured.file])
         return files if len(set(files)) > 1 else self.measured.group
 
     @property
     def groups(self) -> "dict[str, Validation]":
-        """The same of each group, in the order in which they come."""
+        """Return the rows of each group by its name, in the order of the rows."""
         names = self.names
         return ResultDict({x: self.take(names == x) for x in dict.fromkeys(names.tolist())})
 
     def worst(self, count: int) -> list[dict[str, Any]]:
         """List the rows with the largest errors of the step time [%], the worst first."""
         errors = self.errors
-        order = np.argsort(-np.abs(np.nan_to_num(errors)), kind="stable")[:count]
+        order = np.argsort(-np.abs(np.nan_to_num(errors)), kind="stable")[:count]  # largest first
         return ResultList(
             [
                 {
@@ -297,9 +282,9 @@ class Validation:
 def _errors(
     predicted: Float[NumpyArray, " rows"], measured: Float[NumpyArray, " rows"]
 ) -> PredictionErrors | None:
-    """Errors where there are both; what is measured and not predicted was refused before."""
-    both = np.isfinite(measured) & np.isfinite(predicted)
-    return prediction_errors(predicted[both], measured[both]) if both.any() else None
+    """Return errors of rows that are measured and predicted; None without any."""
+    has_both = np.isfinite(measured) & np.isfinite(predicted)
+    return prediction_errors(predicted[has_both], measured[has_both]) if has_both.any() else None
 
 
 LARGE = ("nanotron_h100",)  # tables that take longer than all others, and are asked for by name
@@ -322,13 +307,12 @@ def validate(
     """Predict measured runs, and compare predictions with measurements.
 
     Args:
-      data: measured rows: files, or rows that have been read; all tables that come with pipejax if
-        there are none.
-      system: the machine, its name or its file; the one that each row names if None.
-      stack: name or file of the software; the one that each row names if None. Rows that have been
-        read have theirs.
+      data: files of measured rows, or `MeasuredRows`; by default all tables that come with pipejax.
+      system: the machine, its name or its file; by default the one that each row names.
+      stack: name or file of the software; by default the one that each row names. Not allowed with
+        `MeasuredRows`.
       link: link model of messages, or `Links`.
-      predict: gives the predictions of rows on a machine; the cost model if None.
+      predict: function from rows and a machine to predictions; by default the cost model.
 
     Returns:
       Measured and predicted times and memory, with `time`, `memory`, `coverage_90`, `groups` and
@@ -358,38 +342,34 @@ def validate(
     if system is not None:
         machine = system if isinstance(system, System) else load_system(system)
         return Validation(rows, _predict(rows, machine, predict))
-    nameless = rows.system == ""
-    if nameless.any():
-        first = int(np.argmax(nameless))
-        where = f"{rows.file[first]}, row {rows.row[first]}"
-        raise wrong("system", f"must be given: {where}, names none")
+    is_nameless = rows.system == ""
+    if is_nameless.any():
+        k = int(np.argmax(is_nameless))
+        raise wrong("system", f"must be given: {rows.file[k]}, row {rows.row[k]}, names none")
     predictions = _empty_predictions(len(rows))
     for name in dict.fromkeys(rows.system.tolist()):
-        which = rows.system == name
-        _fill(predictions, which, _predict(rows.take(which), load_system(name), predict))
+        mask = rows.system == name
+        _fill(predictions, mask, _predict(rows.take(mask), load_system(name), predict))
     return Validation(rows, predictions)
 
 
 def judge(ours: Validation, path: str | Path) -> tuple[Validation, Validation]:
-    """Hold a simulator's predictions against measured rows, and ours of the same rows.
+    """Return another simulator's predictions of measured rows, and ours of the same rows.
 
     Args:
       ours: rows of one file, with our predictions.
-      path: the simulator's predictions, as `read_predictions` reads them.
-
-    Returns:
-      Its predictions and ours, of the rows that it predicts.
+      path: file of the simulator's predictions, as `read_predictions` reads it.
     """
     files = set(ours.measured.file)
     if len(files) != 1:
         raise wrong("predictions", f"are of one file of measured rows, got {len(files)} files")
     columns = read_predictions(path, len(ours.measured))
-    none = np.full(len(ours.measured), np.nan)
-    theirs = Validation(ours.measured, Predictions(**columns, low=none, high=none))
-    which = np.isfinite(columns["seconds"])
-    if not which.any():
+    no_band = np.full(len(ours.measured), np.nan)
+    theirs = Validation(ours.measured, Predictions(**columns, low=no_band, high=no_band))
+    is_predicted = np.isfinite(columns["seconds"])
+    if not is_predicted.any():
         raise ValueError(f"{path} predicts no step time")
-    return theirs.take(which), ours.take(which)
+    return theirs.take(is_predicted), ours.take(is_predicted)
 
 
 def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> MeasuredRows:
@@ -404,24 +384,26 @@ def _empty_predictions(rows: int) -> Predictions:
     return Predictions(*(np.full(rows, np.nan) for _ in Predictions._fields))
 
 
-def _fill(predictions: Predictions, which: NumpyArray, part: Predictions) -> None:
-    for values, new in zip(predictions, part, strict=True):
+def _fill(predictions: Predictions, mask: NumpyArray, selected: Predictions) -> None:
+    """Write the predictions of the rows under a mask into those of all rows."""
+    for values, new in zip(predictions, selected, strict=True):
         if new is not None and values is not None:
-            values[which] = new
+            values[mask] = new
 
 
 def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Predictions:
+    """Predict rows on a system, each with its stack; raise if a measured number has none."""
     predictions = _empty_predictions(len(rows))
     for name in dict.fromkeys(rows.stack.tolist()):
-        which = rows.stack == name
+        mask = rows.stack == name
         machine = load_stack(name).on(system) if name else system
-        _fill(predictions, which, predict(rows.take(which), machine))
+        _fill(predictions, mask, predict(rows.take(mask), machine))
     for name in ("seconds", "memory_bytes"):
         values, measured = getattr(predictions, name), getattr(rows, name)
-        missing = ~np.isfinite(values) & np.isfinite(measured)
-        if missing.any():
-            first = int(np.argmax(missing))
-            raise ValueError(f"{rows.file[first]}, row {rows.row[first]}: no {name} predicted")
+        is_missing = ~np.isfinite(values) & np.isfinite(measured)
+        if is_missing.any():
+            k = int(np.argmax(is_missing))
+            raise ValueError(f"{rows.file[k]}, row {rows.row[k]}: no {name} predicted")
     return predictions
 
 

@@ -1,4 +1,4 @@
-"""Corners: a run at several sets of costs at once, as static timing analysis looks at a chip."""
+"""Corners: a run at several sets of costs, as in static timing analysis of chips."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ class Corners:
 
     Attributes:
       names: of the corners.
-      target: when the step must end; None if at its makespan, in every corner its own.
+      target: time at which the step must end; None for the makespan of each corner.
       makespan: (corners) last end over all ops.
       total_negative_slack: (corners) sum over workers of min(0, target - last end); 0 without a
         target.
-      slack: (corners, nodes) how much longer each node could take.
-      worst_slack: (nodes) the least of all corners.
-      binding: (nodes) corner that has it, the first at a tie.
+      slack: (corners, nodes) longest delay of each node that keeps the target.
+      worst_slack: (nodes) smallest slack over the corners.
+      binding: (nodes) index of the corner with the smallest slack, the first at a tie.
 
     Example:
       >>> import pipejax as pj
@@ -69,13 +69,13 @@ def corners(
 
     Args:
       program: lowered schedule.
-      costs: unbatched costs by the name of their corner; `scaled_costs` makes them.
-      target: when the step must end [s]. Without one, slack is against each corner's own makespan:
-        what has none is critical in some corner.
+      costs: unbatched costs by the name of their corner, as `scaled_costs` returns them.
+      target: time at which the step must end [s]. Without one, slack is against each corner's own
+        makespan: a node without slack is critical in some corner.
 
     Returns:
-      Makespans, total negative slack and slack of all corners, in float64: all of them in one
-      compiled call, and equal to `slack` and `total_negative_slack` of each to the last bit.
+      Makespans, total negative slack and slack of all corners, in float64 from one compiled call;
+      equal to `slack` and `total_negative_slack` of each to the last bit.
 
     Raises:
       ValueError: if there is no corner, or as `slack`.
@@ -96,25 +96,25 @@ def corners(
     check_types(**{f"costs of corner {name}": (corner, Costs) for name, corner in costs.items()})
     if not costs:
         raise ValueError("costs must hold at least one corner, got none")
-    until = None if target is None else float(checked_seconds("target", target))
+    seconds = None if target is None else float(checked_seconds("target", target))
     for corner in costs.values():
         corner.check_values()
-        program = program_for(program, corner)  # what one needs per microbatch, all can have
+        program = program_for(program, corner)  # per microbatch if one corner needs it
     in_numpy = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float64))
     vectors = np.stack([cost_vector(program, in_numpy(corner)) for corner in costs.values()])
     with jax.enable_x64(True):
         duration, lag = vectors[:, program.duration_index], vectors[:, program.lag_index]
-        results = _run(program.preds, program.last_node, until, duration, lag)
-    makespan, late, spare = map(np.asarray, results)
+        results = _run(program.preds, program.last_node, seconds, duration, lag)
+    makespan, total_negative_slack, slack = map(np.asarray, results)
     check_finite({"makespan": makespan}, dict(costs))
     return Corners(
         names=tuple(costs),
-        target=until,
+        target=seconds,
         makespan=makespan,
-        total_negative_slack=late,
-        slack=spare,
-        worst_slack=spare.min(axis=0),
-        binding=spare.argmin(axis=0),
+        total_negative_slack=total_negative_slack,
+        slack=slack,
+        worst_slack=slack.min(axis=0),
+        binding=slack.argmin(axis=0),
     )
 
 
@@ -126,9 +126,10 @@ def _run(
     duration: Float[Array, "corners nodes"],
     lag: Float[Array, "corners nodes max_preds"],
 ) -> tuple[Float[Array, " corners"], Float[Array, " corners"], Float[Array, "corners nodes"]]:
-    """Makespans, total negative slack and slack of all corners."""
+    """Return makespans, total negative slack and slack of all corners; `ends` are last nodes."""
 
     def run_corner(duration: Times, lag: Lags) -> tuple[Float[Array, ""], Float[Array, ""], Times]:
+        """Return makespan, total negative slack and slack (nodes) of one corner."""
         finish, tail = finish_and_tails(preds, duration, lag)
         late = jnp.zeros(()) if target is None else negative_slack_sum(finish[ends], target)
         return finish.max(), late, node_slack(finish, tail, target)

@@ -1,8 +1,7 @@
 """Random factors on durations: distributions by name, all of mean 1.
 
-A distribution is a table: the factor at each of many standard normal scores. One compiled sampler
-then serves every distribution and spread, and equal scores give comparable factors, so runs with
-one seed can be held against each other. Where the spread is 0 every factor is exactly 1.
+A distribution is a table: the factor at each of many standard normal scores. So one compiled
+sampler serves all, and runs with one seed compare. With spread 0 every factor is exactly 1.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ from pipejax.base.display import short_repr
 
 LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
 KNOTS = 4097  # of a table; a line between two of them is off by less than a millionth
-SMALLEST_SPREAD = 1e-9  # single precision would not see it
+SMALLEST_SPREAD = 1e-9  # smaller ones vanish in single precision
 NORMAL_LIMIT = 0.25  # four standard deviations to 0: cutting there takes 0.06 % off the spread
 
 Scores = Float[NumpyArray, " knots"]
@@ -28,10 +27,9 @@ Scores = Float[NumpyArray, " knots"]
 class Kind(NamedTuple):
     """A family of distributions."""
 
-    # takes standard normal scores and a spread above 0, returns the factors there
-    factor: Callable[[Scores, float], Scores]
+    factor: Callable[[Scores, float], Scores]  # factors at normal scores for a spread above 0
     largest: float  # largest spread
-    summary: str  # what it is
+    summary: str
 
 
 def _lognormal(score: Scores, spread: float) -> Scores:
@@ -113,8 +111,8 @@ class Straggler:
     """A rare slowdown; unlike jitter it makes the mean larger, by probability * (slowdown - 1).
 
     Attributes:
-      probability: that it strikes, in each sample on its own.
-      slowdown: factor on durations when it does, at least 1.
+      probability: probability of a slowdown, in each sample on its own.
+      slowdown: factor on durations then, at least 1.
 
     Raises:
       ValueError: if the probability is not in [0, 1], or the slowdown below 1 or not finite.
@@ -148,12 +146,12 @@ class Jitter:
     """Random variation of durations around their costs; factors on one op are multiplied.
 
     Attributes:
-      op: on each op on its own, all-reduces and updates too.
-      worker: on all ops of a worker, one factor for a sample: a slow accelerator. An all-reduce
-        runs beside the workers and has none; nor have messages.
-      message: on each message on its own, latency and transmit time alike.
-      straggler: strikes a worker for the whole sample.
-      op_straggler: strikes single ops.
+      op: factor of each op, also of all-reduces and updates.
+      worker: factor of all ops of a worker in a sample, as of a slow accelerator; not of messages
+        and all-reduces.
+      message: factor of each message, of latency and transmit time alike.
+      straggler: rare slowdown of a worker in a whole sample.
+      op_straggler: rare slowdown of single ops.
 
     Example:
       >>> import pipejax as pj
@@ -173,8 +171,7 @@ class Jitter:
 
 
 def factor_table(distribution: Distribution) -> Float[NumpyArray, " knots"]:
-    """Factors at scores from -`LARGEST_SCORE` to `LARGEST_SCORE`, evenly spaced."""
-    # Returns (knots) factors in single precision, ascending; all 1 where the spread is 0.
+    """Return float32 factors (knots) at evenly spaced scores from -LARGEST_SCORE up."""
     if distribution.spread == 0:
         return np.ones(KNOTS, np.float32)
     scores = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)

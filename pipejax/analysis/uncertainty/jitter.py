@@ -28,12 +28,12 @@ from pipejax.engine.pricing import NodeCosts, price
 from pipejax.schedules.table.links import Links, format_pair_links, format_pairs
 from pipejax.schedules.table.table import ScheduleTable
 
-MAX_BYTES = 1 << 28  # of durations and choices at once
-PART = 2048  # samples that go through together
-SMALLEST = 64  # samples of the smallest part; of a single one too, so that all are rounded alike
+MAX_BYTES = 1 << 28  # of durations and choices in one block
+MAX_BLOCK = 2048  # samples that are evaluated together
+MIN_BLOCK = 64  # samples of the smallest block; of a single one too, so that all are rounded alike
 BYTES_OF_COLUMN = 40  # of a sample, an op or message: score, factor, duration, count, choice
-MOST_SAMPLES = 2**32  # a key each
-BYTES_PER_SAMPLE = 40  # makespan, draw, and the copies that quantiles and ranks are from
+MAX_SAMPLES = 2**32  # a key each
+BYTES_PER_SAMPLE = 40  # makespan, draw, and the copies that quantiles and ranks need
 LARGEST_SEED = 2**63 - 1
 QUANTILES = (0.05, 0.5, 0.95, 0.99)
 OPS, WORKERS, MESSAGES, STRAGGLERS, OP_STRAGGLERS = range(5)  # streams of random numbers
@@ -53,9 +53,9 @@ class Jittered:
       makespans: (samples) makespan of each sample.
       node_share: (nodes) share of the samples in which a node is on the critical path.
       message_share: (messages) the same for each message of the program.
-      replicas: of the pipeline, which a sample draws each by itself; it lasts as long as the
-        slowest of them.
-      draws: (samples) number of the draw that was the slowest replica of each sample.
+      replicas: number of pipelines in a sample, each with its own factors; the sample takes as long
+        as the slowest of them.
+      draws: (samples) index of the draw that was the slowest replica of each sample.
 
     Example:
       >>> import pipejax as pj
@@ -77,37 +77,37 @@ class Jittered:
 
     @property
     def deterministic(self) -> float:
-        """Makespan without jitter [s]."""
+        """Return the makespan without jitter [s]."""
         return self.evaluation.makespan
 
     @property
     def mean(self) -> float:
-        """Mean makespan [s]."""
-        # of differences, so that the mean of equal numbers is that number
+        """Return the mean makespan [s]."""
+        # a mean of differences, so that the mean of equal numbers is that number
         return self.deterministic + float((self.makespans - self.deterministic).mean())
 
     @property
     def worst(self) -> float:
-        """Longest makespan [s]."""
+        """Return the longest makespan [s]."""
         return float(self.makespans.max())
 
     @property
     def worst_sample(self) -> int:
-        """Number of the sample with the longest makespan, the first at a tie."""
+        """Return the index of the sample with the longest makespan, the first at a tie."""
         return int(self.makespans.argmax())
 
     @property
     def op_share(self) -> Float[NumpyArray, "workers slots"]:
-        """Share of the samples in which each cell is on the critical path; 0 where it is idle."""
+        """Return the share of the samples in which a cell is on the critical path; 0 if idle."""
         node = self.evaluation.program.node_of_cell
         return np.where(node == 0, 0.0, self.node_share[node])
 
     def quantile(self, level: float) -> float:
-        """Makespan that a share `level` of the samples does not exceed, interpolated [s]."""
+        """Return the makespan that a share `level` of the samples does not exceed [s]."""
         return float(np.quantile(self.makespans, level))
 
     def slowdown(self, level: float) -> float:
-        """Quantile of the makespan over the deterministic one; 1 where nothing takes time."""
+        """Return a quantile of the makespan over the deterministic one; 1 if nothing takes time."""
         return self.quantile(level) / self.deterministic if self.deterministic else 1.0
 
 
@@ -125,22 +125,21 @@ def jitter(
 ) -> Jittered:
     """Evaluate a schedule many times, each with random durations of its ops and messages.
 
-    In sample k a worker has the same factor in every schedule of as many workers; an op (phase,
-    stage, microbatch) and a message have the same factor in every schedule of the same ops, as
-    GPipe and 1F1B. So schedules run with one seed are compared under the same jitter.
+    Sample k has the same factor of a worker in all schedules with as many workers, and the same
+    factors of ops and messages in all schedules with the same ops, as GPipe and 1F1B. So one seed
+    compares schedules under the same jitter.
 
     Args:
       table: the schedule.
       costs: unbatched costs [s]; the mean of each duration.
       factors: distributions of the factors on them.
-      samples: how many; the first ones are the same whatever the number.
+      samples: number of samples; a larger number adds some and changes none.
       seed: of the random numbers, which do not depend on the machine.
-      replicas: of the pipeline, each with factors of its own: a sample is the slowest of them,
-        for their gradients meet in each step. Takes as many times as long.
+      replicas: number of pipelines with their own factors; a sample takes as long as the slowest,
+        for their gradients meet in each step. Multiplies the running time.
       link: link model, or `Links`.
-      max_bytes: durations at once, about; more samples go through in parts, which changes no
-        result.
-      on_progress: called after each part with the samples that are done, all of them, and
+      max_bytes: memory of one block of samples, about [B]; it changes no result.
+      on_progress: called after each block with the samples that are done, all of them, and
         "samples"; a bar in notebooks if None.
 
     Returns:
@@ -164,9 +163,9 @@ def jitter(
       '33 s, with jitter 34.1 s'
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), factors=(factors, Jitter))
-    samples = whole_number(samples, "samples", maximum=MOST_SAMPLES)
+    samples = whole_number(samples, "samples", maximum=MAX_SAMPLES)
     check_fits(samples * BYTES_PER_SAMPLE, f"{samples} samples need")
-    replicas = whole_number(replicas, "replicas", maximum=MOST_SAMPLES // samples)
+    replicas = whole_number(replicas, "replicas", maximum=MAX_SAMPLES // samples)
     if whole_number(seed, "seed", minimum=0) > LARGEST_SEED:
         raise wrong("seed", f"must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
@@ -175,9 +174,9 @@ def jitter(
     slowest = _Slowest(samples, replicas)
     draws = samples * replicas
     with _settings(), telling("jitter", on_progress) as tell:
-        for first, values, on_path in _parts(per_op, factors, run.workers, draws, seed, max_bytes):
-            slowest.add(first, values, on_path)
-            tell((first + len(values)) // replicas, samples, "samples")
+        for start, values, on_path in _blocks(per_op, factors, run.workers, draws, seed, max_bytes):
+            slowest.add(start, values, on_path)
+            tell((start + len(values)) // replicas, samples, "samples")
     makespans, counts = slowest.makespans, slowest.counts
     with np.errstate(over="ignore", invalid="ignore"):
         check_finite([makespans, makespans.sum()], costs)
@@ -201,32 +200,36 @@ class _Slowest:
         self._replicas = replicas
 
     def add(
-        self, first: int, values: Samples, on_path: UInt[NumpyArray, "columns samples"]
+        self, start: int, values: Samples, on_path: UInt[NumpyArray, "columns samples"]
     ) -> None:
-        """Add the next draws: their makespans [s], and the ops and messages on their paths."""
-        draw = first + np.arange(len(values))
-        sample = draw // self._replicas
-        order = np.lexsort((-draw, values, sample))  # of equals the first is the slowest
-        worst = order[np.diff(sample, append=-1) != 0]
-        worst = worst[values[worst] > self.makespans[sample[worst]]]  # of the sample begun before
-        if not len(worst):
+        """Merge the draws from `start` on: makespans [s], and counts of columns on their paths."""
+        # 2 replicas: draws 2 3 4 5 belong to samples 1 1 2 2. Sorted by sample, then makespan (of
+        # equals the earlier draw is last), the last row of each sample is its slowest replica.
+        draws = start + np.arange(len(values))
+        samples = draws // self._replicas
+        order = np.lexsort((-draws, values, samples))
+        slowest = order[np.diff(samples, append=-1) != 0]
+        # a sample that an earlier block began counts again only if it gets slower
+        slowest = slowest[values[slowest] > self.makespans[samples[slowest]]]
+        if not len(slowest):
             return
-        if np.isfinite(self.makespans[sample[worst[0]]]):
+        if np.isfinite(self.makespans[samples[slowest[0]]]):
             self.counts = self.counts - self._last
-        self.counts = self.counts + on_path[:, worst].sum(axis=1, dtype=np.int64)
-        self._last = on_path[:, worst[-1]].astype(np.int64)
-        self.makespans[sample[worst]], self.draws[sample[worst]] = values[worst], draw[worst]
+        self.counts = self.counts + on_path[:, slowest].sum(axis=1, dtype=np.int64)
+        self._last = on_path[:, slowest[-1]].astype(np.int64)
+        self.makespans[samples[slowest]] = values[slowest]
+        self.draws[samples[slowest]] = draws[slowest]
 
 
 def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
-    """Durations and lags of one sample, to inspect for example the worst one."""
+    """Return the durations and lags of one sample, as the worst one."""
     count = len(run.makespans)
     if not 0 <= sample < count:
         raise ValueError(f"sample must be from 0 to {count - 1}, got {sample}")
     per_op = per_op_costs(run.evaluation.program, _price(run.evaluation, costs))
     with _settings():
         draw = _sampler(per_op, run.jitter, run.evaluation.workers, run.seed)
-        durations = draw(np.uint32(run.draws[sample]), size=SMALLEST)
+        durations = draw(np.uint32(run.draws[sample]), size=MIN_BLOCK)
     row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
     return NodeCosts(row[per_op.duration_index], row[per_op.lag_index])
 
@@ -246,7 +249,7 @@ def _settings() -> Iterator[None]:
 def _sampler(
     per_op: PerOpCosts, factors: Jitter, workers: int, seed: int
 ) -> Callable[..., tuple[Array, ...]]:
-    """Return `_durations` of a program under some jitter: a function of first sample and size."""
+    """Return `_durations` of a program under a jitter: a function of first sample and size."""
     spread = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
     rare = [(s.probability, s.slowdown) for s in (factors.straggler, factors.op_straggler)]
     return functools.partial(
@@ -257,23 +260,26 @@ def _sampler(
         per_op.op_seconds,
         per_op.op_worker,
         per_op.message_seconds,
-        num_workers=1 << workers.bit_length(),  # their bucket, and one more that no worker has
+        num_workers=1 << workers.bit_length(),  # a power of two above the number of workers
     )
 
 
-def _parts(
+def _blocks(
     per_op: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, UInt[NumpyArray, "columns samples"]]]:
-    """Yield the first sample, makespans (samples) [s] and counts on their paths of each part."""
+    """Yield the first sample, makespans (samples) [s] and counts on their paths of each block.
+
+    A column is an op or a message. The size of a block is a power of two within `max_bytes`.
+    """
     columns = len(per_op.op_seconds) + sum(map(len, per_op.message_seconds))
-    room = max(LANES, min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
-    size = min(1 << (room.bit_length() - 1), max(SMALLEST, 1 << (samples - 1).bit_length()))
+    max_size = max(LANES, min(MAX_BLOCK, max_bytes // (BYTES_OF_COLUMN * columns)))
+    size = min(1 << (max_size.bit_length() - 1), max(MIN_BLOCK, 1 << (samples - 1).bit_length()))
     draw = _sampler(per_op, factors, workers, seed)
-    for first in range(0, samples, size):
-        pieces = draw(np.uint32(first), size=size)
-        values, counts = interpreted_makespans(per_op.task, pieces)
-        count = min(size, samples - first)
-        yield first, np.asarray(values)[:count], np.asarray(counts)[1:, :count]
+    for start in range(0, samples, size):
+        durations = draw(np.uint32(start), size=size)
+        values, counts = interpreted_makespans(per_op.task, durations)
+        count = min(size, samples - start)
+        yield start, np.asarray(values)[:count], np.asarray(counts)[1:, :count]
 
 
 @functools.partial(compiled, static_argnames=("size", "num_workers"))
@@ -289,42 +295,48 @@ def _durations(
     size: int,
     num_workers: int,
 ) -> tuple[Float[Array, "samples _"], ...]:
-    """Durations (samples, width) [s] of every op, and of every message once or twice."""
-    # Every sample has its own keys, so it depends neither on its part nor on the padding of
+    """Return durations (samples, ops) [s], and those of messages once or twice, likewise.
+
+    `spread` holds the factor tables of ops, workers and messages, `rare` a row (probability,
+    slowdown) for stragglers and for ops that straggle.
+    """
+    # Every sample has its own keys, so it depends neither on its block nor on the padding of
     # columns.
     sample = first + jnp.arange(size, dtype=jnp.uint32)
 
     def draw(stream: int, sampler: Callable[..., Array], count: int) -> Float[Array, "samples _"]:
+        """Draw `count` random numbers of a stream for each sample."""
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, stream), sample)
-        return jax.vmap(lambda own_key: sampler(own_key, (count,), jnp.float32))(keys)
+        return jax.vmap(lambda sample_key: sampler(sample_key, (count,), jnp.float32))(keys)
 
     def vary(stream: int, table: Array, count: int) -> Float[Array, "samples _"]:
+        """Draw factors of a distribution."""
         return _look_up(table, draw(stream, jax.random.normal, count)).astype(jnp.float64)
 
     def strike(stream: int, straggler: Array, count: int) -> Float[Array, "samples _"]:
+        """Draw the slowdown with its probability, else 1."""
         chance = draw(stream, jax.random.uniform, count)
         return jnp.where(chance < straggler[0], straggler[1], 1.0)
 
-    by_worker = vary(WORKERS, spread[1], num_workers) * strike(STRAGGLERS, rare[0], num_workers)
-    # an all-reduce is on no worker: the last entry, which no worker has
-    by_worker = by_worker.at[:, NO_WORKER].set(1.0)
+    worker = vary(WORKERS, spread[1], num_workers) * strike(STRAGGLERS, rare[0], num_workers)
+    worker = worker.at[:, NO_WORKER].set(1.0)  # -1, the last: of all-reduces, on no worker
     ops = len(op_seconds)
-    by_op = vary(OPS, spread[0], ops) * strike(OP_STRAGGLERS, rare[1], ops)
-    by_op *= by_worker[:, op_worker]
-    by_message = vary(MESSAGES, spread[2], len(message_seconds[0])) if message_seconds else by_op
-    messages = (by_message * seconds[None, :] for seconds in message_seconds)
-    return by_op * op_seconds[None, :], *messages
+    op = vary(OPS, spread[0], ops) * strike(OP_STRAGGLERS, rare[1], ops)
+    op *= worker[:, op_worker]
+    message = vary(MESSAGES, spread[2], len(message_seconds[0])) if message_seconds else op
+    messages = (message * seconds[None, :] for seconds in message_seconds)
+    return op * op_seconds[None, :], *messages
 
 
 def _look_up(
     table: Float[Array, " knots"], score: Float[Array, "samples _"]
 ) -> Float[Array, "samples _"]:
-    """Factors at scores, interpolated linearly between the knots of the table."""
+    """Return the factors at normal scores, interpolated between the evenly spaced knots."""
     last = len(table) - 1
-    place = (score + LARGEST_SCORE) * (last / (2 * LARGEST_SCORE))
-    knot = jnp.clip(place.astype(jnp.int32), 0, last - 1)
+    position = (score + LARGEST_SCORE) * (last / (2 * LARGEST_SCORE))  # 2.3: between knots 2 and 3
+    knot = jnp.clip(position.astype(jnp.int32), 0, last - 1)
     low = table[knot]
-    return low + (table[knot + 1] - low) * (place - knot.astype(place.dtype))
+    return low + (table[knot + 1] - low) * (position - knot.astype(position.dtype))
 
 
 if TYPE_CHECKING:
@@ -343,8 +355,8 @@ class Robustness(NamedTuple):
       makespan_rank: 1 for the shortest quantile of the makespan; equals share a rank.
       slowdown_rank: 1 for the smallest slowdown.
       fastest_share: share of the samples in which no other schedule is faster.
-      fits: whether its machine has the memory; those that do not fit rank behind all that do, and
-        are nowhere the fastest.
+      fits: whether its machine has the memory; schedules that do not fit rank after all that do,
+        and never count as the fastest.
 
     Example:
       >>> Robustness("gpipe", 10.0, 12.0, 1.2, 1, 1, 0.9).slowdown_rank
@@ -376,7 +388,7 @@ def robustness(
 
     Raises:
       ValueError: if there is no run, the quantile is not from 0 to 1, the runs differ in jitter,
-        seed, number of samples or replicas, or fits says not of each whether it does.
+        seed, number of samples or replicas, or `fits` has another length.
 
     Example:
       >>> import pipejax as pj
@@ -404,10 +416,10 @@ def robustness(
     if is_fit.shape != (len(runs),):
         raise ValueError(f"fits must say of each of {len(runs)} runs whether it does, got {fits!r}")
     samples = np.stack([run.makespans for run in runs])
-    least = samples[is_fit].min(axis=0, keepdims=True, initial=np.inf)
-    fastest = ((samples == least) & is_fit[:, None]).mean(axis=1)
+    shortest = samples[is_fit].min(axis=0, keepdims=True, initial=np.inf)
+    fastest_share = ((samples == shortest) & is_fit[:, None]).mean(axis=1)
     ranks = (_rank(values, is_fit) for values in (makespan, slowdown))
-    columns = (makespan, slowdown, *ranks, fastest, is_fit)
+    columns = (makespan, slowdown, *ranks, fastest_share, is_fit)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return ResultList(
         [
@@ -418,9 +430,9 @@ def robustness(
 
 
 def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
-    """Label the samples of schedules that were run under the same jitter; needs xarray.
+    """Return the samples of schedules under the same jitter as a dataset; needs xarray.
 
-    Returns makespan (schedule, sample) and deterministic (schedule) [s]; all settings as
+    It has makespan (schedule, sample) and deterministic (schedule) [s], and all settings as
     attributes.
     """
     import xarray as xr  # an extra: the engine does without
@@ -467,5 +479,6 @@ def _words(setting: tuple[object, int, int, int]) -> str:
 
 def _rank(values: NumpyArray, is_fit: Bool[NumpyArray, " runs"]) -> Int[NumpyArray, " runs"]:
     """Rank values that fit from 1, smallest first, then the others; equals share a rank."""
-    is_before = (values[None, :] < values[:, None]) & (is_fit[None, :] == is_fit[:, None])
-    return 1 + (is_before | (is_fit[None, :] & ~is_fit[:, None])).sum(axis=1)
+    # row i, column j: whether run j ranks before run i; the rank is 1 + the row's sum
+    is_smaller = (values[None, :] < values[:, None]) & (is_fit[None, :] == is_fit[:, None])
+    return 1 + (is_smaller | (is_fit[None, :] & ~is_fit[:, None])).sum(axis=1)

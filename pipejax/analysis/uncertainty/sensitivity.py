@@ -41,10 +41,10 @@ from pipejax.schedules.table.table import ScheduleTable
 # the power in which the time that a resource takes depends on its parameter
 POWERS: Mapping[str, int] = {"s": 1, "FLOP/s": -1, "B/s": -1}
 POWER: Mapping[str, int] = {
-    f"{section}.{name}": POWERS[dimension]
-    for section, quantities in SECTIONS.items()
-    for name, dimension in quantities.items()
-    if dimension in POWERS
+    f"{section}.{name}": POWERS[field.dimension]
+    for section, fields in SECTIONS.items()
+    for name, field in fields.items()
+    if field.dimension in POWERS
 }
 RESOURCES = tuple(POWER)
 EFFICIENCIES = tuple(name for name in FIELDS if name.endswith("efficiency"))
@@ -87,16 +87,12 @@ class Sensitivity(NamedTuple):
 
 
 def sensitivity(
-    table: ScheduleTable,
-    workload: Workload,
-    system: System,
-    *,
-    link: str | Links = "delay",
+    table: ScheduleTable, workload: Workload, system: System, *, link: str | Links = "delay"
 ) -> Sensitivity:
     """Find the elasticity of the step time to every parameter of model and system.
 
-    The number of microbatches and the order of the ops stay as they are; numbers of the model are
-    taken as if they were continuous, layers as if all stages grew alike.
+    The number of microbatches and the order of the ops stay fixed. Numbers of the model count as
+    continuous; more layers make all stages grow in proportion.
 
     Args:
       table: the schedule.
@@ -124,7 +120,7 @@ def sensitivity(
     )
     with jax.enable_x64(True):
         prices = _ScaledPrices(PricingShape.from_workload(workload, table))
-        costs, moved = _costs_and_slopes(_point(table, workload, system), prices=prices)
+        costs, cost_slopes = _costs_and_slopes(_point(table, workload, system), prices=prices)
         # the longest path is no longer than all costs together
         check_finite({"step time": sum(float(leaf.sum()) for leaf in jax.tree.leaves(costs))}, ())
         program = lower(table, link=link, costs=costs)
@@ -134,9 +130,10 @@ def sensitivity(
     time = float(times[0])
     check_finite({"step time": time}, ())
     with np.errstate(all="ignore"):
+        # step time = sum of counts * costs, and slopes have a last axis of parameters
         slopes = sum(
             np.tensordot(getattr(counts, name)[0], slope, np.ndim(slope) - 1)
-            for name, slope in vars(moved).items()
+            for name, slope in vars(cost_slopes).items()
             if slope is not None
         )
         elasticities = np.asarray(slopes) / time
@@ -154,11 +151,9 @@ def swings(
     factors: tuple[float, float] = (0.5, 2.0),
     link: str | Links = "delay",
 ) -> dict[str, tuple[float, float]]:
-    """Evaluate the step time with each parameter alone made smaller and larger.
+    """Return by parameter the exact step times [s] with it alone smaller and larger.
 
-    Efficiencies are left out: they act as the rate that they belong to.
-
-    Returns the exact step time [s] at each factor, by parameter.
+    Efficiencies have none: they act as the rate that they belong to.
     """
     if not are_positive(factors, 2):
         raise ValueError(f"factors must be two numbers above 0, got {factors!r}")
@@ -166,22 +161,19 @@ def swings(
     with jax.enable_x64(True):
         unit_rows = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
         logs = np.kron(unit_rows, np.log(factors)[:, None])  # two rows for each name
-        prices, point = (
-            _ScaledPrices(PricingShape.from_workload(workload, table)),
-            _point(table, workload, system),
-        )
-        costs, times = priced(prices, point, logs), np.empty(len(logs))
+        prices = _ScaledPrices(PricingShape.from_workload(workload, table))
+        costs = priced(prices, _point(table, workload, system), logs)
+        times = np.empty(len(logs))
         for program, rows in programs_of_batch(table, Links.resolve(link), costs):
-            program_costs = costs if rows is None else jax.tree.map(lambda x, r=rows: x[r], costs)
-            which = np.arange(len(logs))[slice(None) if rows is None else rows]
-            times[which] = makespans(program, program_costs, batch_size=len(which))
+            index = slice(None) if rows is None else rows
+            program_costs = jax.tree.map(lambda leaf, index=index: leaf[index], costs)
+            times[index] = makespans(program, program_costs, batch_size=len(times[index]))
     seconds = times.tolist()
     return dict(zip(names, zip(seconds[::2], seconds[1::2], strict=True), strict=True))
 
 
 def is_possible(model: Model, parameter: str, factor: float) -> bool:
-    """Return whether a model with so many times a parameter exists."""
-    # A slope needs no such model; a step time does.
+    """Return whether a model exists with a parameter times a factor, as 1.5 times the heads."""
     name = parameter.removeprefix("model.")
     if name == parameter:
         return True
@@ -202,6 +194,7 @@ class _Point(NamedTuple):
 
 
 def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
+    """Return the numbers of a workload on a system in float64, without names."""
     check_machine(workload, system)
     check_whole(table, "sensitivity")
     model = dataclasses.replace(workload.model, name="", source="")
@@ -217,20 +210,23 @@ class _ScaledPrices:
     shape: PricingShape
 
     def __call__(self, point: _Point, logs: Float[Array, " parameters"], _: tuple[()]) -> Costs:
+        """Return the costs of a point with each parameter times the exponential of its log."""
         factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
         model = {
             name: getattr(point.model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
         }
-        by_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
+        factor_by_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
 
-        def scaled(path: Any, leaf: Number) -> Number:
+        def scale(path: Any, leaf: Number) -> Number:
+            """Multiply a number of the system by the factor of its field."""
             # the leaves of an efficiency are the entries of its curve, without names of their own
-            return leaf * by_field.get(tuple(key.name for key in path if hasattr(key, "name")), 1.0)
+            field = tuple(key.name for key in path if hasattr(key, "name"))
+            return leaf * factor_by_field.get(field, 1.0)
 
         costs = costs_of_shape(
             self.shape,
             dataclasses.replace(point.model, **model),
-            jax.tree_util.tree_map_with_path(scaled, point.system),
+            jax.tree_util.tree_map_with_path(scale, point.system),
             StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
             point.microbatch_size * factor["microbatch_size"],
         )
@@ -239,11 +235,12 @@ class _ScaledPrices:
 
 @functools.partial(compiled, static_argnames="prices")
 def _costs_and_slopes(point: _Point, *, prices: _ScaledPrices) -> tuple[Costs, Costs]:
-    """Costs, and their derivatives by the logarithms of all factors on an axis at the end."""
+    """Return costs, and their derivatives by the logarithms of all factors on a last axis."""
     # Forward mode: counts of FLOP and bytes share so many terms that their reverse pass takes XLA
     # five times as long to compile.
 
     def price(logs: Float[Array, " parameters"]) -> tuple[Costs, Costs]:
+        """Return the costs twice, to be differentiated and as they are (`has_aux`)."""
         costs = prices(point, logs, ())
         return costs, costs
 
@@ -251,16 +248,16 @@ def _costs_and_slopes(point: _Point, *, prices: _ScaledPrices) -> tuple[Costs, C
     return costs, slopes
 
 
-TINY = np.finfo(float).tiny  # pairs that take no time have shares of nothing
+TINY = np.finfo(float).tiny  # keeps the shares of pairs that take no time finite
 
 
 class PlaceSensitivity(NamedTuple):
-    """Step times if everything at one place takes less, or more.
+    """Step times if all compute, or all messages, at one place take less or more time.
 
     Attributes:
       place: stage, worker or boundary with its number, as rules of `scaled_costs` name them.
       what: compute or message.
-      share: of the critical path that is spent there: elasticity of the step time.
+      share: share of the critical path there, which is the elasticity of the step time.
       step_times: of each factor [s].
 
     Example:
@@ -274,14 +271,14 @@ class PlaceSensitivity(NamedTuple):
     step_times: tuple[float, ...]
 
     def rule(self, factor: float) -> str:
-        """The rule that scales it."""
+        """Return the rule that scales it."""
         return f"{self.what}@{self.place}*{factor!r}"
 
 
 def place_sensitivity(
     evaluation: Evaluation, factors: tuple[float, ...] = (0.5, 2.0)
 ) -> list[PlaceSensitivity]:
-    """Find how the step depends on each stage, worker and stage boundary, by exact runs."""
+    """Return exact step times with each stage, worker and stage boundary scaled, by rank."""
     check_types(evaluation=(evaluation, Evaluation))
     results = [
         PlaceSensitivity(place, what, share, _step_times(evaluation, f"{what}@{place}", factors))
@@ -291,26 +288,22 @@ def place_sensitivity(
 
 
 def _shares(evaluation: Evaluation) -> Iterator[tuple[str, str, float]]:
-    """Yield places, their costs, and the share of the critical path that is spent there."""
-    program, total = evaluation.program, evaluation.makespan or 1.0
-    critical = evaluation.critical & (np.asarray(program.worker) != NO_WORKER)
-    seconds = np.where(critical, evaluation.node_duration, 0.0)
-    spent = {
-        "stage": _by_stage(evaluation, seconds),
-        "worker": np.bincount(
-            np.asarray(program.worker)[critical], seconds[critical], evaluation.workers
-        ),
-    }
-    for place, place_seconds in spent.items():
-        for number, share in enumerate((place_seconds / total).tolist()):
-            yield f"{place}{number}", "compute", share
-    sent = program.messages
-    durations = (evaluation.message_finish - evaluation.message_start)[evaluation.message_critical]
+    """Yield ("stage2", "compute", share of the critical path there), then workers, boundaries."""
+    program, makespan = evaluation.program, evaluation.makespan or 1.0
+    workers = np.asarray(program.worker)
+    is_critical = evaluation.critical & (workers != NO_WORKER)
+    seconds = np.where(is_critical, evaluation.node_duration, 0.0)
+    worker_seconds = np.bincount(workers[is_critical], seconds[is_critical], evaluation.workers)
+    for scope, values in ("stage", _by_stage(evaluation, seconds)), ("worker", worker_seconds):
+        for index, share in enumerate((values / makespan).tolist()):
+            yield f"{scope}{index}", "compute", share
+    messages, is_critical = program.messages, evaluation.message_critical
+    seconds = (evaluation.message_finish - evaluation.message_start)[is_critical]
     # activations go from stage s over boundary s, gradients over boundary s - 1
-    boundary = np.asarray(sent.stage) - (np.asarray(sent.phase) == Phase.SEND_B)
-    sending = np.bincount(boundary[evaluation.message_critical], durations, evaluation.stages)
-    for number in np.unique(boundary).tolist():
-        yield f"boundary{number}", "message", float(sending[number]) / total
+    boundary = np.asarray(messages.stage) - (np.asarray(messages.phase) == Phase.SEND_B)
+    boundary_seconds = np.bincount(boundary[is_critical], seconds, evaluation.stages)
+    for index in np.unique(boundary).tolist():
+        yield f"boundary{index}", "message", float(boundary_seconds[index]) / makespan
 
 
 def _by_stage(
@@ -318,21 +311,24 @@ def _by_stage(
 ) -> Float[NumpyArray, " stages"]:
     """Sum seconds of nodes by stage; a fused pair is divided between its two ops."""
     program, count = evaluation.program, evaluation.stages
-    fused = np.zeros(program.num_nodes, bool)
-    fused[np.asarray(program.fused)[:, 0]] = True
-    on_stage = (np.asarray(program.stage) >= 0) & ~fused
-    spent = np.bincount(np.asarray(program.stage)[on_stage], seconds[on_stage], count)
-    if not fused.any():
-        return spent
+    is_fused = np.zeros(program.num_nodes, bool)
+    is_fused[np.asarray(program.fused)[:, 0]] = True
+    is_single = (np.asarray(program.stage) >= 0) & ~is_fused
+    stage_seconds = np.bincount(np.asarray(program.stage)[is_single], seconds[is_single], count)
+    if not is_fused.any():
+        return stage_seconds
+    # A pair of 5 s whose forward costs 1 and backward 3 alone: 1.25 and 3.75 s on their stages.
     _, vector = lower_and_price(evaluation.table, evaluation.costs, evaluation.links)
-    kind = np.asarray(program.duration_index)[fused] - program.layout.first_pair
-    ops = np.asarray(program.pair_index)[kind]  # (pairs, 2) positions of the forward, the backward
+    pair = np.asarray(program.duration_index)[is_fused] - program.layout.first_pair
+    ops = np.asarray(program.pair_index)[pair]  # (pairs, 2) indices of their costs in the vector
     share = vector[ops] / np.maximum(vector[ops].sum(axis=1, keepdims=True), TINY)
     _, stage = program.layout.op_at(ops)
-    return spent + np.bincount(stage.ravel(), (share * seconds[fused, None]).ravel(), count)
+    op_seconds = share * seconds[is_fused, None]
+    return stage_seconds + np.bincount(stage.ravel(), op_seconds.ravel(), count)
 
 
 def _step_times(evaluation: Evaluation, what: str, factors: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the step time [s] with costs like "compute@stage2" times each factor."""
     table, links = evaluation.table, evaluation.links
     scaled = (scaled_costs(evaluation.costs, table, f"{what}*{factor!r}") for factor in factors)
     return tuple(makespan_on_host(*lower_and_price(table, costs, links)) for costs in scaled)

@@ -435,11 +435,11 @@ def _costs(one: dict[str, Any], other: dict[str, Any], time: Callable[[float], s
 def _ratio(before: float, after: float) -> str:
     if before == after:
         return "="
-    return f"{100 * (after / before - 1):+.2f} %" if before else f"{after:+.4g}"
+    return f"{100 * (after / before - 1):+.3g} %" if before else f"{after:+.4g}"
 
 
 def _points(before: float, after: float) -> str:
-    return f"{100 * (after - before):+.2f} points"
+    return f"{100 * (after - before):+.3g} points"
 
 
 def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
@@ -452,12 +452,13 @@ def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
             said.append(f"backwards that {name} alone splits into I and W: {count}")
     if found.fused != (0, 0):
         said.append("fused pairs: A has {}, B has {}".format(*found.fused))
-    if found.communication != (0, 0):
-        told = "cells of communication that only A has: {}, only B: {}"
-        said.append(told.format(*found.communication))
-    for phase, (a, b) in found.only.items():
-        if phase not in COMMUNICATION:
-            said.append(f"ops {phase.name} that only A has: {a}, only B: {b}")
+    only = {
+        f"ops {phase}": pair for phase, pair in found.only.items() if phase not in COMMUNICATION
+    }
+    for what, counts in {"cells of communication": found.communication, **only}.items():
+        for name, count in zip("AB", counts, strict=True):
+            if count:
+                said.append(f"{what} that only {name} has: {count}")
     if found.moved:
         (op, (was, now)), *_ = found.moved.items()
         where = f"{grammar.text((op,))}: {was} in A, {now} in B"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.base.checks import MAX_COUNT, resolve_choice
-from pipejax.base.data_files import whole_cell
+from pipejax.base.checks import resolve_choice
+from pipejax.base.file_fields import read_cell, whole
 from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.run import LinkOptions, TableFields
@@ -356,7 +356,7 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
         return symbol, []
     words = numbers_text.split(":") if ":" in numbers_text else numbers_text.split(",")
     try:
-        numbers = [whole_cell(word.strip(), "", 1, MAX_COUNT) for word in words]
+        numbers = [read_cell(whole(), word.strip(), "") for word in words]
         if ":" in numbers_text:
             low, high, step = numbers
             numbers = list(range(low, high + 1, step))

@@ -124,6 +124,7 @@ def _rows_from(
     paths: Sequence[str], model: str | None, columns: str, out: Path
 ) -> tuple[str, list[str]]:
     """Text of a table of measured rows from logs, each read as `validate` reads it."""
+    from pipejax.base.file_fields import read_cell
     from pipejax.costs.measured.measured_rows import COLUMNS
     from pipejax.costs.measured.megatron_log import read_log
     from pipejax.costs.measured.rows_file import RowReader, file_beside
@@ -145,7 +146,8 @@ def _rows_from(
         for record in records:
             row = {name: str(value) for name, value in record.items()}
             try:
-                RowReader(out).read(len(rows) + 1, row)
+                values = {name: read_cell(COLUMNS[name].kind, row[name], name) for name in row}
+                RowReader(out).read(len(rows) + 1, values)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
             rows.append(row)

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass as is_record
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_origin
 
 from pipejax.base.checks import ArgumentError, UnknownNameError, nearest
-from pipejax.base.data_files import load_json
-from pipejax.base.files import read_file
+from pipejax.base.data_files import load_json, load_toml
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.option import value_kinds
 from pipejax.cli.output.files import Output
@@ -260,14 +258,10 @@ def _is_table(value: Any) -> bool:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    if path.suffix == ".json":
-        return load_json(path)
-    if path.suffix != ".toml":
+    loaders = {".json": load_json, ".toml": load_toml}
+    if path.suffix not in loaders:
         raise ValueError(f"--config must end in one of .toml, .json, got {str(path)!r}")
-    try:
-        return tomllib.loads(read_file(path).decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
+    return loaders[path.suffix](path)
 
 
 # options of what this command printed and wrote, or that are written out already

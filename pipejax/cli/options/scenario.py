@@ -7,7 +7,6 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pipejax as pj
@@ -286,7 +285,7 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     text = run.worker_places
     if not text.endswith(".json"):
         return nodes, parse_places(text, "--worker-places")
-    return nodes, check_places(load_json(Path(text)).get("places", ()), f"{text}: places")
+    return nodes, check_places(load_json(text).get("places", ()), f"{text}: places")
 
 
 def _parse_messages(run: Any, nodes: tuple[int, ...]) -> tuple[dict[str, float], ...]:
@@ -509,7 +508,7 @@ def _parse_order(text: str) -> list[int]:
         raise ValueError(
             f"--microbatch-order must be numbers of microbatches, as 2,0,1, or a file, got {text!r}"
         )
-    order = load_json(Path(text)).get("order")
+    order = load_json(text).get("order")
     if not isinstance(order, list):
         raise ValueError(f'{text}: "order" must be a list, got {order!r}')
     return order

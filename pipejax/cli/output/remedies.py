@@ -32,6 +32,7 @@ LONGEST = 40  # letters of what a file's name says of its table
 # causes that another schedule is held against: nothing is undone
 OF_SCHEDULES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
+LONG_COMMAND = 700  # letters from which a first screen does not print a command
 NEGLIGIBLE = 0.005  # change of the memory that a first screen does not name
 
 
@@ -179,7 +180,11 @@ def advice_view(found: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iter
                     f"best with options of {' and '.join(names)} {_remedy_text(row, found)}"
                 )
             break
-    yield plain(f"next: {rows[0]['command']}")
+    command = rows[0]["command"]
+    if len(command) > LONG_COMMAND:
+        yield f"next: the command of remedy 1, which has {len(command)} letters (--details)"
+    else:
+        yield plain(f"next: {command}")
 
 
 def _remedy_text(row: Mapping[str, Any], found: "Explanation") -> str:

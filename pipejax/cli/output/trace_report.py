@@ -260,6 +260,7 @@ TIMES = (
     Column("5 %", "low", seconds),
     Column("median", "median", seconds),
     Column("95 %", "high", seconds),
+    Column("samples", "slices"),
 )
 
 

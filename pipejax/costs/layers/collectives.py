@@ -154,6 +154,7 @@ def collective_time(
     copying = passes / 2 * lib.copies / system.memory_bandwidth * spread.volume
 
     def route_time(route: Route, far_rate: Number) -> Number:
+        """Return the seconds of hops and bytes on a route, by the faster protocol."""
         near, far = route.near_bytes / near_rate, route.far_bytes / far_rate
         moving = (near + far if route.in_turn else xp.maximum(near, far)) + copying
         hops = route.near_hops * near_hop + route.far_hops * far_hop
@@ -286,10 +287,10 @@ def _tensor_exchanges(
 
 def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
     """List the exchanges of adapters beside `count` pairs of products, as Megatron-Bridge."""
-    # Beside the first product of a pair A x is gathered, beside the second it is summed; both of
-    # their gradients are. Tensor parallelism splits what the second adapter puts out: it is
-    # gathered, and under sequence parallelism so is its gradient. Without, the first adapter's I
-    # sums the gradient of its input.
+    # A x is gathered beside the first product of a pair, and summed beside the second; both
+    # gradients are summed. Tensor parallelism splits the output of the second adapter, which is
+    # gathered. Under sequence parallelism its gradient is gathered too; without, the I of the first
+    # adapter sums the gradient of its input.
     # source: Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
@@ -327,11 +328,7 @@ def _expert_exchanges(model: Model, layout: Layout, again: bool = False) -> tupl
     n = layout.expert_gather
     gathers, sums = 1.0 * (n > 1), 1.0 * (layout.expert_tensor > n)
     exchanges = [dispatch]
-    for kind, count in (
-        ("all_gather", gathers),
-        ("reduce_scatter", gathers),
-        ("all_reduce", sums),
-    ):
+    for kind, count in (("all_gather", gathers), ("reduce_scatter", gathers), ("all_reduce", sums)):
         counts = Phases(count, (2.0 if again else 1.0) * count, 0.0 * count)
         volume = _same(token_bytes * n)
         exchanges.append(Collective(kind, "expert_tensor", volume, counts, "layer"))

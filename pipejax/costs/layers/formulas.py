@@ -14,7 +14,8 @@ from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import Model, check_recompute, recomputed_modules, unfused_kernels
+from pipejax.costs.model.model import Model, recomputed_modules, unfused_kernels
+from pipejax.costs.model.workload_fields import check_recompute
 from pipejax.costs.precision import as_float
 from pipejax.costs.system.system import Number, Numbers
 

@@ -7,24 +7,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import (
-    MAX_COUNT,
-    MismatchError,
-    check_types,
-    is_number,
-    nearest,
-    positive,
-    resolve_choice,
-)
-from pipejax.base.data_files import (
-    UNITS,
-    check_keys,
-    load_json,
-    positive_cell,
-    read_each,
-    read_lines,
-    to_si,
-    whole_cell,
+from pipejax.base.checks import MismatchError, check_types, is_number, positive
+from pipejax.base.data_files import load_json, read_lines
+from pipejax.base.display import abbreviated
+from pipejax.base.file_fields import (
+    FLAG,
+    NUMBER,
+    POSITIVE,
+    FieldKind,
+    FileField,
+    check_header,
+    choice,
+    json_schema,
+    read_cells,
+    read_field,
+    read_fields,
+    section,
+    several,
+    whole,
+    with_defaults,
 )
 from pipejax.base.files import read_file
 from pipejax.costs.costs import (
@@ -44,10 +45,14 @@ from pipejax.schedules.cells.ops import WORKER, Phase, Slots
 from pipejax.schedules.table.table import ScheduleTable
 
 BACK = "_back"  # behind a part of messages that are gradients
-_PARTS = {**dict.fromkeys(MESSAGE_FIELDS, "s"), "bytes": "B", "bandwidth": "B/s"}
+_PARTS = {**dict.fromkeys(MESSAGE_FIELDS, "s"), "bytes": "", "bandwidth": "B/s"}
 _MESSAGES = {f"{part}{way}": kind for part, kind in _PARTS.items() for way in ("", BACK)}
-# columns beside `stage`, and the dimension that the unit in their header has
-COLUMNS: Mapping[str, str] = {**dict.fromkeys(TIME_FIELDS, "s"), **_MESSAGES}
+_STAGE = {"stage": FileField(whole(0))}
+COLUMNS: Mapping[str, FileField] = {
+    **_STAGE,
+    **dict.fromkeys(TIME_FIELDS, FileField(NUMBER, None, "s")),
+    **{name: FileField(NUMBER, None, kind) for name, kind in _MESSAGES.items()},
+}
 
 
 def read_csv(path: Path) -> dict[str, Any]:
@@ -61,48 +66,14 @@ def read_csv(path: Path) -> dict[str, Any]:
             f"{path} is not JSON, and no table of costs: column 'stage' is missing, of a row for "
             f"each stage from 0{hint}"
         )
-    heads = {name: _column(name, path) for name in header}
-    columns = {name: head for name, head in heads.items() if name != "stage"}
-    keys = [key for key, _ in columns.values()]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"{path}: column {key} stands twice, with two units")
-    rows: dict[int, dict[str, float]] = {}
-
-    def read(_: int, cells: dict[str, str]) -> None:
-        stage = whole_cell(cells.get("stage", ""), "stage", 0, MAX_COUNT)
-        if stage in rows:
-            raise ValueError(f"stage {stage} stands twice")
-        rows[stage] = {
-            key: to_si(positive_cell(cells, name, or_zero=True), factor)
-            for name, (key, factor) in columns.items()
-            if name in cells
-        }
-
-    read_each(path, list(heads), read)
-    for stage in range(len(rows)):
-        if stage not in rows:
-            raise ValueError(f"{path}: stage {stage} has no row: stages count from 0")
-    return _content(path, keys, [rows[stage] for stage in range(len(rows))])
-
-
-def _column(name: str, path: Path) -> tuple[str, float]:
-    """Return the key of a column, and the factor of its unit."""
-    if name == "stage":
-        return name, 1.0
-    for key, kind in COLUMNS.items():
-        units = {f"{key}_{unit}": factor for unit, (dim, factor) in UNITS.items() if dim == kind}
-        if kind == "B":  # the word is a unit already
-            units = {key: 1.0}
-        if name in units:
-            return key, units[name]
-        if name == key:
-            raise ValueError(f"{path}: column {name!r} has no unit: expected {', '.join(units)}")
-    listed = ", ".join(("stage", *COLUMNS))
-    raise ValueError(
-        f"{path}: unknown column {name!r}: known are {listed}, each time with its unit, as F_ms"
-        f"{nearest(name, COLUMNS)}"
-    )
+    keys = [key for key, _ in check_header(path, header, COLUMNS).values() if key != "stage"]
+    rows = read_cells(path, COLUMNS, lambda _, cells: with_defaults(_STAGE, cells) | cells)
+    rows.sort(key=lambda row: row["stage"])
+    stages = [row["stage"] for row in rows]
+    if stages != list(range(len(rows))):
+        allowed = f"a row for each stage, 0 to {len(rows) - 1}"
+        raise ValueError(f"{path}: there must be {allowed}, got stages {abbreviated(stages)}")
+    return _content(path, keys, rows)
 
 
 def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[str, Any]:
@@ -122,42 +93,63 @@ def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[
     return content
 
 
-_BACKWARD = ("backward", "input_grad", "weight_grad")
-_KEYS = (
-    "unit",
-    *PHASE_FIELDS,
-    "pair",
-    "pair_factor",
-    "message",
-    "message_back",
-    "stragglers",
-    "workers_per_node",
-    "recorded",
+def _series(value: Any, where: str) -> Any:
+    """Check a number, or a list with an entry per stage or boundary, which may be a list itself."""
+    for entry in value if isinstance(value, list) else [value]:
+        for number in entry if isinstance(entry, list) and value is not entry else [entry]:
+            if not is_number(number):
+                raise ValueError(f"{where} must be finite numbers of at least 0, got {number!r}")
+    return value
+
+
+def _messages(value: Any, where: str) -> Any:
+    """Read one section of messages, or a list with one for each level of the machine."""
+    if isinstance(value, list):
+        return [_MESSAGE.read(entry, where) for entry in value]
+    return _MESSAGE.read(value, where)
+
+
+def _slow_workers(value: Any, where: str) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise ValueError(f'{where} must be factors by worker, as {{"3": 1.2}}, got {value!r}')
+    for worker in value:
+        if not (worker.isdecimal() and worker.isascii()):
+            raise ValueError(f"{where}: {worker!r} is no number of a worker")
+    return {int(worker): positive(factor, f"{where}: {worker}") for worker, factor in value.items()}
+
+
+_NUMBER_OR_LISTS = {
+    "anyOf": [
+        NUMBER.schema,
+        {"type": "array", "items": {"anyOf": [NUMBER.schema, {"type": "array"}]}},
+    ]
+}
+_SERIES = FileField(FieldKind(_series, _NUMBER_OR_LISTS), None)
+_MESSAGE = section(dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), _SERIES))
+_MESSAGES_BY_LEVEL = FieldKind(
+    _messages, several(FieldKind(_messages, json_schema(_MESSAGE.fields or {}))).schema
 )
+_FACTORS = {"type": "object", "additionalProperties": POSITIVE.schema}
+_BACKWARD = ("backward", "input_grad", "weight_grad")
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
+FILE: Mapping[str, FileField] = {
+    "unit": FileField(choice(UNIT_SECONDS)),
+    **dict.fromkeys((*PHASE_FIELDS, "pair", "pair_factor"), _SERIES),
+    **dict.fromkeys(("message", "message_back"), FileField(_MESSAGES_BY_LEVEL, None)),
+    "stragglers": FileField(FieldKind(_slow_workers, _FACTORS), {}),
+    "workers_per_node": FileField(FieldKind(check_sizes, {"type": ["integer", "array"]}), ()),
+    "recorded": FileField(FLAG, False),
+}
 
 
 def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] = ()) -> Costs:
     """Read measured costs for a table.
 
-    The file is {"unit": "seconds", "F": x, "B": x, "I": x, "W": x, "message": {"latency": x,
-    "transmit": x}}, with "O" and "L" where activations go to the host and back (a missing L is O);
-    x is a number or a list with one entry per stage, or per stage boundary for messages; an entry
-    is a number, or a list of them with one for each microbatch. A missing B is I + W, missing I and
-    W are half of B each. A B that contradicts I + W by more than 1 % is refused, but where
-    "recorded" is true: all were measured in one run, and a whole backward may be faster.
-    "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
-    unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
-    forward, or "pair_factor" the k in max(F, B) + k min(F, B), which has no unit. "stragglers" are
-    factors by slow worker, as {"3": 1.2}, on what it executes.
-
-    A file that ends in .csv is a table with a row for each stage instead, with the columns "stage",
-    "F_ms", "B_ms", or "I_ms" and "W_ms", and so on, a unit in each; messages, "latency_us",
-    "transmit_us" or "bytes" and "bandwidth_GB_per_s", each also with "_back" before its unit, stand
-    in the row of the stage before their boundary.
-
-    With "workers_per_node", a number or several as `Topology` has them, "message" and
-    "message_back" are lists: inside a node, between nodes, and so on.
+    The file is {"unit": "seconds", "F": x, "B": x, "message": {"latency": x, "transmit": x}}, or a
+    CSV with a row for each stage; the page on input files has all keys. x is a number or a list
+    with one entry per stage, or per stage boundary for messages; an entry is a number, or a
+    list of them with one for each microbatch. A missing B is I + W, missing I and W are half of B
+    each. A B that contradicts I + W by more than 1 % is refused, unless "recorded" is true.
 
     Args:
       path: the file.
@@ -190,8 +182,7 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
 
 def read_sizes(path: str | Path) -> tuple[int, ...]:
     """Read the numbers of places of a node, a rack and so on; none if the file has none."""
-    sizes = _load(path).get("workers_per_node")
-    return () if sizes is None else check_sizes(sizes, f"{path}: workers_per_node")
+    return read_field("workers_per_node", FILE["workers_per_node"], _load(path), str(path))
 
 
 def read_halved(path: str | Path, table: ScheduleTable) -> bool:
@@ -217,79 +208,58 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     """Read measured costs as if all messages went over links of each level of the machine."""
     # Those of another number of stages become those of the table, see `restaged_costs`.
     sizes = _Sizes(stages or table.num_stages, table.num_microbatches)
-    data = _load(path)
-    fields_by_name = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
-    check_keys(data, dict.fromkeys((*_KEYS, *fields_by_name), ""), str(path))
-    scale = UNIT_SECONDS[resolve_choice(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
-    if "F" not in data and Phase.F in needed_by(table):
+    custom_times = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
+    data = read_fields({**FILE, **dict.fromkeys(custom_times, _SERIES)}, _load(path), str(path))
+    scale = UNIT_SECONDS[data["unit"]]
+    if data["F"] is None and Phase.F in needed_by(table):
         raise ValueError(f'{path}: "F" is missing: the schedule has forwards')
-    fields = {**TIME_FIELDS, **fields_by_name, "pair_factor": "pair_factor"}
     times: dict[str, Any] = {}
-    for key, field in fields.items():
-        if key in data:
+    for key, field in {**TIME_FIELDS, **custom_times, "pair_factor": "pair_factor"}.items():
+        if data[key] is not None:
             unit = 1.0 if field in DIMENSIONLESS else scale
-            times[field] = unit * _numbers(data[key], sizes, "stages", f"{path}: {key}")
+            times[field] = unit * _array(data[key], sizes, "stages", f"{path}: {key}")
             if field in OF_STAGES and times[field].shape[1] > 1:
                 raise ValueError(f"{path}: {key} has no microbatch axis: give one value per stage")
-    slow = _stragglers(data.get("stragglers", {}), f"{path}: stragglers")
     levels = []
-    for messages in _messages(data, sizes, str(path), scale):
+    for messages in _message_times(data, sizes, str(path), scale):
         try:
-            if not _is_recorded(data, path):
+            if not data["recorded"]:
                 check_backward(times)
             values = _without_equal_microbatches(times | messages)
-            others = {name: values.pop(name) for name in fields_by_name.values() if name in values}
+            others = {name: values.pop(name) for name in custom_times.values() if name in values}
             costs = Costs(**values, others=others)
             costs.check_known(needed_by(table))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        costs = restaged_costs(costs, sizes.num_stages, table)
+        costs, slow = restaged_costs(costs, sizes.num_stages, table), data["stragglers"]
         levels.append(scaled_costs(costs, table, workers=slow) if slow else costs)
     return levels
 
 
-def _is_recorded(data: Mapping[str, Any], path: str | Path) -> bool:
-    """Return whether a file holds the times of a run as they were."""
-    flag = data.get("recorded", False)
-    if type(flag) is not bool:
-        raise ValueError(f"{path}: recorded must be true or false, got {flag!r}")
-    return flag
-
-
-def _messages(
-    data: dict[str, Any], table: _Sizes, path: str, scale: float
+def _message_times(
+    data: dict[str, Any], sizes: _Sizes, path: str, scale: float
 ) -> Iterator[dict[str, NumpyArray]]:
     """Yield latency and transmit time (2, 1, boundaries, microbatches) [s] of each level."""
-    levels = len(read_sizes(path)) + 1
-    both = "message", "message_back" if "message_back" in data else "message"
-    for key in both if levels > 1 else ():
-        by_level = data.get(key)
+    levels = len(data["workers_per_node"]) + 1
+    keys = "message", "message" if data["message_back"] is None else "message_back"
+    sections = []
+    for key in keys:
+        by_level = data[key] if levels > 1 else [data[key] or _MESSAGE.read({}, path)]
         if not isinstance(by_level, list) or len(by_level) != levels:
             raise ValueError(
                 f"{path}: {key} must be a list of {levels}: inside a node, between nodes, and so "
                 f"on, got {by_level!r}"
             )
+        sections.append(by_level)
     for level in range(levels):
-        sections = [data.get(key, {}) for key in both]
-        there, back = (
-            _message(section[level] if levels > 1 else section, table, f"{path}: {key}", scale)
-            for key, section in zip(both, sections, strict=True)
-        )
+        ways = [  # forth and back
+            _message(section[level], sizes, f"{path}: {key}", scale)
+            for key, section in zip(keys, sections, strict=True)
+        ]
         yield {
-            name: np.stack(np.broadcast_arrays(there[name], back[name]))[:, None]
+            name: np.stack(np.broadcast_arrays(*(way[name] for way in ways)))[:, None]
             for name in MESSAGE_FIELDS
         }
-
-
-def _stragglers(section: Any, where: str) -> dict[int, float]:
-    """Read the factor of each slow worker from its section."""
-    if not isinstance(section, dict):
-        raise ValueError(f'{where} must be factors by worker, as {{"3": 1.2}}, got {section!r}')
-    for worker, factor in section.items():
-        if not (worker.isdecimal() and worker.isascii()):
-            raise ValueError(f"{where}: {worker!r} is no number of a worker")
-        positive(factor, f"{where}: {worker}")
-    return {int(worker): float(factor) for worker, factor in section.items()}
 
 
 PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # microbatches are 1 where all are alike
@@ -303,38 +273,37 @@ def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
     return {name: time[..., 0] if time.shape[-1] == 1 else time for name, time in times.items()}
 
 
-def _numbers(value: Any, table: _Sizes, what: str, where: str) -> PerMicrobatch:
-    """Read a number, or a list with an entry per stage or boundary, which may be a list itself."""
-    count = table.num_stages - (what != "stages")
+def _array(value: Any, sizes: _Sizes, what: str, where: str) -> PerMicrobatch:
+    """Return a checked series as an array of all stages or boundaries."""
+    count = sizes.num_stages - (what != "stages")
     entries = value if isinstance(value, list) else [value] * count
     lists = [entry for entry in entries if isinstance(entry, list)]
-    for entry in [*(e for e in entries if not isinstance(e, list)), *(e for m in lists for e in m)]:
-        if not is_number(entry):
-            raise ValueError(f"{where} must be finite numbers of at least 0, got {entry!r}")
     if len(entries) != count:
         raise MismatchError(f"{where} has {len(entries)} entries, the table has {count} {what}")
     for entry in lists:
-        if len(entry) != table.num_microbatches:
+        if len(entry) != sizes.num_microbatches:
             raise MismatchError(
-                f"{where} has {len(entry)} entries, the table has {table.num_microbatches} "
+                f"{where} has {len(entry)} entries, the table has {sizes.num_microbatches} "
                 "microbatches"
             )
-    columns = table.num_microbatches if lists else 1
+    columns = sizes.num_microbatches if lists else 1
     rows = [entry if isinstance(entry, list) else [entry] * columns for entry in entries]
     return np.array(rows, float).reshape(count, columns)
 
 
-def _message(section: Any, table: _Sizes, where: str, scale: float) -> dict[str, PerMicrobatch]:
-    """Read latency and transmit time (boundaries, microbatches) [s] of every stage boundary."""
-    check_keys(section, dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), ""), where)
+def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str, PerMicrobatch]:
+    """Return latency and transmit time (boundaries, microbatches) [s] of every stage boundary."""
+    if not isinstance(section, dict):
+        raise ValueError(f"{where} must be one object without workers_per_node, got {section!r}")
     values = {
-        key: _numbers(value, table, "stage boundaries", f"{where}: {key}")
+        key: _array(value, sizes, "stage boundaries", f"{where}: {key}")
         for key, value in section.items()
+        if value is not None
     }
-    by_volume = {"bytes", "bandwidth"} & set(section)
-    if by_volume and ("transmit" in section or len(by_volume) == 1):
+    by_volume = {"bytes", "bandwidth"} & set(values)
+    if by_volume and ("transmit" in values or len(by_volume) == 1):
         raise ValueError(f'{where}: give "transmit", or "bytes" and "bandwidth" together')
-    zero = np.zeros((table.num_stages - 1, 1))
+    zero = np.zeros((sizes.num_stages - 1, 1))
     transmit = scale * values.get("transmit", zero)
     if by_volume:
         if (values["bandwidth"] <= 0).any():

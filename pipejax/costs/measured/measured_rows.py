@@ -5,69 +5,125 @@ from CSV; collectives are few columns, which are read here.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipejax import schedules
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, check_types, resolve_choice
-from pipejax.base.data_files import positive_cell, read_each, relative_variance, whole_cell
+from pipejax.base.checks import check_types, resolve_choice, resolve_name
 from pipejax.base.display import with_short_repr
+from pipejax.base.file_fields import (
+    POSITIVE,
+    TEXT,
+    FieldKind,
+    FileField,
+    choice,
+    read_cells,
+    whole,
+    with_defaults,
+)
 from pipejax.costs.layers.collectives import DIRECT, PASSES
 from pipejax.costs.model.model import Model
+from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.stack import OF_WORKLOAD
+from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS, check_recompute
+from pipejax.schedules.table.links import LINKS
 
-# columns that say the sizes of a model, or change those of a named one: the field that each sets
-MODEL_FIELDS: Mapping[str, str] = {
-    "layers": "layers",
-    "hidden": "hidden",
-    "heads": "heads",
-    "kv_heads": "kv_heads",
-    "ffn": "ffn_hidden",
-    "sequence": "sequence",
-    "vocabulary": "vocabulary",
-    "gradient_bytes": "gradient_bytes",
-}
-# the same of its mixture of experts
-EXPERT_FIELDS = ("experts", "top_k", "dense_layers", "capacity_factor")
-MODEL_SWITCHES = ("flash_attention", "dropout", "fused_loss", "tied_embeddings")  # 0 or 1
-COUNTS = (  # whole numbers
-    "tensor",
-    "context",
-    "expert",
-    "expert_tensor",
-    "data",
-    "pipeline",
-    "stages_per_worker",
-    "microbatch_size",
-    "global_batch",
-    "zero",
-    "embedding_units",
-    "loss_units",
-    "accelerators_per_node",
-)
-FRACTIONS = ("overlap", "expert_overlap", "graphs", "optimizer_offload")  # shares from 0 to 1
-FLAGS = ("sequence_parallel", "contiguous_context", "out_of_memory")  # 0 or 1
-NAMES = (
-    *("schedule", "link", "recompute", "precision", "attention_precision", "head_precision"),
-    *("dispatcher", "system", "stack", "pipeline_layout"),
-)
-TEXTS = ("group", "release", "source")  # free
-RATES = ("network_bandwidth",)  # of the machine while it ran, in SI units
-MEASURED = ("seconds", "memory_bytes")
 STEP = "step"
 OPS = ("F", "B", "I", "W")  # whose seconds a row may give instead: those of one microbatch
-# of a file, in the order in which they are written
-OF_MODEL = (*MODEL_FIELDS, *EXPERT_FIELDS, *MODEL_SWITCHES)
-PROFILED = ("op", "stage", "n", "spread")
-COLUMNS = (
-    *("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, *RATES, "accelerators", *NAMES, *PROFILED),
-    *(*MEASURED, *TEXTS),
-)
-# columns that describe a run: rows with equal ones repeat the same run
-CONFIGURATION = (*("model", *OF_MODEL, *COUNTS, *FLAGS, *FRACTIONS, *RATES, *NAMES, "op", "stage"),)
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
+PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
+
+
+def _named(read: Callable[[Any], Any]) -> FieldKind:
+    return FieldKind(lambda value, _: read(value), TEXT.schema)
+
+
+_FREE_TEXT = FileField(TEXT, "")
+_DEGREE = FileField(whole(), 1)
+_SWITCH = FieldKind(lambda value, where: bool(whole(0, 1).read(value, where)), whole(0, 1).schema)
+_OF_WORKLOAD = {
+    name: FileField(
+        _SWITCH if WORKLOAD_FIELDS[name].kind == "flag" else WORKLOAD_FIELDS[name].values
+    )
+    for name in OF_WORKLOAD
+}
+# columns of sizes of a model, or of changes to those of a named one: a target is a path in `Model`
+SIZES: Mapping[str, FileField] = {
+    **{name: FileField(whole(), None, target=name) for name in ("layers", "hidden", "heads")},
+    "kv_heads": FileField(whole(), None, target="kv_heads"),
+    "ffn": FileField(whole(), None, target="ffn_hidden"),
+    "sequence": FileField(whole(), None, target="sequence"),
+    "vocabulary": FileField(whole(0), None, target="vocabulary"),
+    "gradient_bytes": FileField(whole(), None, target="gradient_bytes"),
+    **{
+        name: FileField(whole(0), None, target=f"moe.{name}")
+        for name in ("experts", "top_k", "dense_layers")
+    },
+    "capacity_factor": FileField(POSITIVE, None, target="moe.capacity_factor"),
+    **{
+        name: FileField(_SWITCH, None, target=name)
+        for name in ("flash_attention", "dropout", "fused_loss", "tied_embeddings")
+    },
+}
+COUNTS: Mapping[str, FileField] = {
+    "tensor": _DEGREE,
+    "context": _DEGREE,
+    "expert": _DEGREE,
+    "expert_tensor": FileField(whole(0), 0),
+    "data": _DEGREE,
+    "pipeline": _DEGREE,
+    "stages_per_worker": _DEGREE,
+    "microbatch_size": _DEGREE,
+    "global_batch": FileField(whole()),
+    "zero": FileField(whole(0, 3), 0),
+    "embedding_units": FileField(whole(0), 0),
+    "loss_units": FileField(whole(0), 0),
+    "accelerators_per_node": FileField(whole(), OF_SYSTEM),
+}
+# columns that describe a run: rows with equal ones repeat the same run
+CONFIGURATION: Mapping[str, FileField] = {
+    "model": FileField(TEXT, None),
+    **SIZES,
+    **COUNTS,
+    "sequence_parallel": FileField(whole(0, 1), None),
+    "contiguous_context": _OF_WORKLOAD["contiguous_context"],
+    "out_of_memory": FileField(_SWITCH, False),
+    **{
+        name: _OF_WORKLOAD[name]
+        for name in ("overlap", "expert_overlap", "graphs", "optimizer_offload")
+    },
+    "network_bandwidth": FileField(POSITIVE, 0.0),
+    "schedule": FileField(
+        _named(lambda name: resolve_name(name, schedules.names(), "schedule")), None
+    ),
+    "link": FileField(choice(LINKS), ""),
+    "recompute": FileField(_named(check_recompute), "none"),
+    "precision": FileField(choice(PRECISIONS), PRECISIONS[0]),
+    **{name: _OF_WORKLOAD[name] for name in ("attention_precision", "head_precision")},
+    "dispatcher": _OF_WORKLOAD["dispatcher"],
+    "system": _FREE_TEXT,
+    "stack": _FREE_TEXT,
+    "pipeline_layout": FileField(_named(lambda text: str(PipelineLayout.parse(text))), ""),
+    "op": FileField(choice((STEP, *OPS)), STEP),
+    "stage": FileField(whole(0), 0),
+}
+SPREAD: Mapping[str, FileField] = {"n": FileField(whole(), 1), "spread": FileField(POSITIVE, 0.0)}
+MEASURED: Mapping[str, FileField] = {
+    "seconds": FileField(POSITIVE, math.nan),
+    "memory_bytes": FileField(POSITIVE, math.nan),
+}
+COLUMNS: Mapping[str, FileField] = {
+    **CONFIGURATION,
+    "accelerators": FileField(whole(), None),
+    **SPREAD,
+    **MEASURED,
+    **dict.fromkeys(("group", "release", "source"), _FREE_TEXT),
+}
 
 
 @with_short_repr("file models system schedule seconds memory_bytes")
@@ -135,13 +191,12 @@ class MeasuredRows:
 
     def column(self, name: str) -> NumpyArray:
         """Return any column by its name in the file, also fields of a named model."""
-        if name in (*MODEL_FIELDS, *MODEL_SWITCHES):
-            field = MODEL_FIELDS.get(name, name)
-            values = [getattr(model, field) for model in self.models]
-            return np.asarray(values)[self.model]
-        if name in EXPERT_FIELDS:  # 0 where there are no experts
-            counts = [getattr(model.moe, name, None) or 0 for model in self.models]
-            return np.array(counts)[self.model]
+        if name in SIZES:
+            part, _, field = SIZES[name].target.rpartition(".")
+            records = [getattr(model, part) if part else model for model in self.models]
+            sizes = [getattr(record, field, None) for record in records]
+            # 0 where there are no experts
+            return np.array([size or 0 for size in sizes] if part else sizes)[self.model]
         if name == "model":
             return np.array([model.name for model in self.models])[self.model]
         result: NumpyArray = getattr(self, resolve_choice(name, COLUMNS, "column"))
@@ -172,7 +227,15 @@ def joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
 
 MESSAGE = "message"
 KINDS = (*PASSES, *DIRECT, MESSAGE)
-TIMED_COLUMNS = ("kind", "ranks", "ranks_per_node", "bytes", "seconds", "n", "spread", "source")
+TIMED_COLUMNS: Mapping[str, FileField] = {
+    "kind": FileField(choice(KINDS), "all_reduce"),
+    "ranks": FileField(whole(2)),
+    "ranks_per_node": FileField(whole(), None),
+    "bytes": FileField(POSITIVE),
+    "seconds": FileField(POSITIVE),
+    **SPREAD,
+    "source": _FREE_TEXT,
+}
 
 
 @with_short_repr("file kind ranks inside volume seconds source")
@@ -226,30 +289,35 @@ def read_collectives(path: str | Path) -> CollectiveRows:
       array([2, 8])
     """
     check_types(path=(path, str, Path))
-    rows = read_each(Path(path), TIMED_COLUMNS, lambda _, cells: _row(cells))
-    kinds, ranks, inside, volume, seconds, variance, sources = zip(*rows, strict=True)
+    rows = read_cells(Path(path), TIMED_COLUMNS, lambda _, cells: _collective(cells))
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    sources = "; ".join(dict.fromkeys(row["source"] for row in rows if row["source"]))
     return CollectiveRows(
-        kind=kinds,
-        ranks=np.array(ranks),
-        inside=np.array(inside),
-        volume=np.array(volume),
-        seconds=np.array(seconds),
-        variance=np.array(variance),
-        source="; ".join(dict.fromkeys(filter(None, sources))) or str(path),
+        kind=tuple(row["kind"] for row in rows),
+        ranks=columns["ranks"],
+        inside=columns["ranks_per_node"],
+        volume=columns["bytes"],
+        seconds=columns["seconds"],
+        variance=np.array([relative_variance(row, row["seconds"]) for row in rows]),
+        source=sources or str(path),
         file=str(path),
     )
 
 
-def _row(cells: Mapping[str, str]) -> tuple[str, int, int, float, float, float, str]:
-    """Return the fields of one measured collective, in the order of `CollectiveRows`."""
-    kind = resolve_choice(cells.get("kind", "all_reduce"), KINDS, "kind")
-    missing = [name for name in ("ranks", "bytes", "seconds") if name not in cells]
-    if missing:
-        raise ValueError(f"{missing[0]} is missing")
-    ranks = whole_cell(cells["ranks"], "ranks", 2, 2 if kind == MESSAGE else MAX_COUNT)
-    inside = whole_cell(cells.get("ranks_per_node", str(ranks)), "ranks_per_node", 1, ranks)
+def _collective(cells: dict[str, Any]) -> dict[str, Any]:
+    """Complete and check the cells of one measured collective."""
+    cells = with_defaults(TIMED_COLUMNS, cells)
+    ranks, inside = cells["ranks"], cells["ranks_per_node"] or cells["ranks"]
+    if cells["kind"] == MESSAGE and ranks > 2:
+        raise ValueError(f"ranks must be at most 2, got {ranks}")
+    if inside > ranks:
+        raise ValueError(f"ranks_per_node must be at most {ranks}, got {inside}")
     if ranks % inside:
         raise ValueError(f"ranks_per_node must divide {ranks} ranks, got {inside}")
-    volume, seconds = positive_cell(cells, "bytes"), positive_cell(cells, "seconds")
-    variance = relative_variance(cells, seconds)
-    return kind, ranks, inside, volume, seconds, variance, cells.get("source", "")
+    return cells | {"ranks_per_node": inside}
+
+
+def relative_variance(cells: Mapping[str, Any], mean: float) -> float:
+    """Return the variance of the mean of `n` runs with standard deviation `spread`, over mean^2."""
+    count, spread = (cells.get(name, field.default) for name, field in SPREAD.items())
+    return (spread / mean) ** 2 / count if spread else 0.0

@@ -21,9 +21,9 @@ from pipejax.costs.measured.trainer_logs import (
     rows_by_batch,
 )
 from pipejax.costs.model.arguments import NOTHING, load_arguments
-from pipejax.costs.model.model import Model, check_recompute, read_model
+from pipejax.costs.model.model import Model, read_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
-from pipejax.costs.model.workload_fields import RECOMPUTE_METHODS
+from pipejax.costs.model.workload_fields import RECOMPUTE_METHODS, check_recompute
 
 _ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w{48,} |\w+ \.+) (.*?)\s*$")  # dots fill 48 characters
 _VOCABULARY = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipejax.base.checks import MAX_COUNT
-from pipejax.base.data_files import whole_cell
+from pipejax.base.file_fields import read_cell, whole
 from pipejax.base.files import read_file
 from pipejax.costs.model.model import Model
 from pipejax.costs.system.system import read_named
@@ -147,7 +146,7 @@ class TrainerLog(NamedTuple):
             )
         sizes = {"sequence": str(trained.sequence), "global_batch": "0", **columns}
         tokens, batch, accelerators = (
-            whole_cell(sizes[name], name, int(name != "global_batch"), MAX_COUNT)
+            read_cell(whole(int(name != "global_batch")), sizes[name], name)
             for name in ("sequence", "global_batch", "accelerators")
         )
         if not batch and "samples" in quantities:  # lines round it differently

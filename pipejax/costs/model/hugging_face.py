@@ -58,7 +58,7 @@ _OTHERWISE = {  # what has to hold of keys that say how layers differ
 
 def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     """Read a config.json into the content of a model's file."""
-    data = load_json(Path(path))
+    data = load_json(path)
     notes = [
         "sequence_tokens is the longest sequence that it takes: set those that are trained",
         "gradient_bytes is 4, as Megatron accumulates by default: set 2 with --grad-reduce-in-bf16",

@@ -236,7 +236,7 @@ def _megatron(job: _Job) -> Options:
 
 
 def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> Options:
-    """Return the number of stages, and the layers of each where stages differ."""
+    """Return Megatron-LM's options of the number of stages, and of their layers if uneven."""
     options: Options = {"pipeline-model-parallel-size": pipeline.workers}
     if pipeline.workers > 1 and layout is not None:
         options["pipeline-model-parallel-layout"] = str(layout)

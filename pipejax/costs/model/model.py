@@ -7,22 +7,26 @@ mixtures of experts fit in. FLOP, and what a microbatch leaves in memory, follow
 """
 
 import dataclasses
-import math
+from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
-from pipejax.base.checks import MAX_COUNT, number, resolve_choice, resolve_name, whole_number, wrong
-from pipejax.base.data_files import check_keys
+from pipejax.base.checks import resolve_choice
 from pipejax.base.display import short_repr, with_short_repr
-from pipejax.base.trees import register
-from pipejax.costs.model.workload_fields import (
-    MODULES,
-    RECOMPUTE,
-    RECOMPUTE_FORMS,
-    RECOMPUTE_METHODS,
-    UNFUSED,
+from pipejax.base.file_fields import (
+    FLAG,
+    NEEDED,
+    NUMBER,
+    TEXT,
+    FieldKind,
+    FileField,
+    read_record,
+    section,
+    whole,
 )
+from pipejax.base.trees import register
+from pipejax.costs.model.workload_fields import UNFUSED, parse_recompute
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number, names_in, read_named
 
@@ -485,59 +489,52 @@ def load_model(name: str | Path) -> Model:
 
 def read_model(data: Any, where: str) -> Model:
     """Read a model from the content of its file, and check it."""
-    model: Model = _record(Model, data, where)
+    model = read_record(Model, FILE, data, where)
     check_shape(model, where)
     return model
 
 
-def _record(kind: type, data: Any, where: str) -> Any:
-    """Make a model, or a record within it, from the object of a file."""
-    fields = {_KEYS.get(field.name, field.name): field for field in dataclasses.fields(kind)}
-    check_keys(data, dict.fromkeys(fields, ""), where)
-    values: dict[str, Any] = {}
-    for key, field in fields.items():
-        if key in data:
-            values[field.name] = _value(field, data[key], f"{where}: {key}")
-        elif field.default is dataclasses.MISSING:
-            raise ValueError(f"{where}: {key} is missing")
-    return kind(**values)
-
-
-def _value(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
-    """Read the value of a field: text, boolean, record, share or whole number."""
-    kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
-    if kinds[0] in (str, bool):
-        if not isinstance(value, kinds[0]):
-            expected = "a text" if kinds[0] is str else "true or false"
-            raise ValueError(f"{where} must be {expected}, got {value!r}")
-        return value
-    if kinds[0] in (LatentAttention, MixtureOfExperts):
-        return _record(kinds[0], value, where)
-    if field.name == "capacity_factor":
-        return number(value, where)
-    least = 0 if field.name in _MAY_BE_0 else 1
-    return whole_number(value, where, minimum=least, maximum=MAX_COUNT)
-
-
-_MAY_BE_0 = ("vocabulary", "shared_experts", "dense_layers", "mtp_layers", "windowed_layers")
 _KEYS = {
     "sequence": "sequence_tokens",
     "window": "window_tokens",
     "optimizer_bytes": "optimizer_bytes_per_parameter",
     "element_bytes": "bytes_per_element",
 }
+_KINDS: Mapping[str, FieldKind] = {  # of fields that are neither texts, flags nor counts from 1
+    **dict.fromkeys(("vocabulary", "shared_experts", "dense_layers"), whole(0)),
+    **dict.fromkeys(("mtp_layers", "windowed_layers"), whole(0)),
+    "capacity_factor": NUMBER,
+}
+
+
+def _fields(record: type) -> dict[str, FileField]:
+    """Return the fields of a model's file, or of a record within it."""
+    fields = {}
+    for field in dataclasses.fields(record):
+        types = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
+        kinds = {str: TEXT, bool: FLAG}
+        kind = _KINDS.get(field.name) or kinds.get(types[0], whole())
+        if types[0] in (LatentAttention, MixtureOfExperts):
+            kind = section(_fields(types[0]), types[0])
+        default = NEEDED if field.default is dataclasses.MISSING else field.default
+        key = _KEYS.get(field.name, field.name)
+        fields[key] = FileField(kind, default, target=field.name)
+    return fields
+
+
+FILE = _fields(Model)
 
 
 def check_shape(model: Model, where: str) -> None:
     """Check that heads share the hidden units, heads of keys and values the others, and so on."""
     shares_hidden = model.head_width is None and model.whole_heads
-    for name, whole, parts, size in (
+    for name, total, parts, size in (
         ("kv_heads", "heads", model.kv_heads, model.heads),
         ("heads", "hidden", model.heads, model.hidden if shares_hidden else 0),
     ):
         if size % parts:
             more = '; "whole_heads": false or a "head_width" allow it' if name == "heads" else ""
-            raise ValueError(f"{where}: {name} must divide {whole}, {size}, got {parts}{more}")
+            raise ValueError(f"{where}: {name} must divide {total}, {size}, got {parts}{more}")
     _check_at_most(where, "windowed_layers", model.windowed_layers, "layers", model.layers)
     if model.window is not None:
         _check_at_most(where, "window", model.window, "sequence", model.sequence)
@@ -550,49 +547,14 @@ def check_shape(model: Model, where: str) -> None:
     _check_at_most(f"{where}: moe", "dense_layers", moe.dense_layers, "layers", model.layers)
 
 
-def _check_at_most(where: str, name: str, value: Number, whole: str, limit: Number) -> None:
+def _check_at_most(where: str, name: str, value: Number, total: str, limit: Number) -> None:
     if value > limit:
-        raise ValueError(f"{where}: {name} must be at most {whole}, {limit}, got {value}")
+        raise ValueError(f"{where}: {name} must be at most {total}, {limit}, got {value}")
 
 
 def unfused_kernels(model: Model) -> frozenset[str]:
     """Return the names of a model's kernels that are not fused."""
     return frozenset(model.unfused.split("+")) if model.unfused else frozenset()
-
-
-class Recomputation(NamedTuple):
-    """Layers or parts of layers that a backward recomputes."""
-
-    layers: float  # whole layers of a stage, at most; infinity for all
-    group: int  # layers that share a checkpoint
-    in_layer: str  # parts of every other layer: "none", "selective", or names joined by +
-
-
-def parse_recompute(recompute: str) -> Recomputation:
-    """Read a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +."""
-    method, colon, count = str(recompute).partition(":")
-    if colon and method in RECOMPUTE_METHODS:
-        if not (count.isdecimal() and 0 < int(count) <= MAX_COUNT):
-            allowed = f"must be {method}:N, N from 1 to {MAX_COUNT}"
-            raise wrong("recompute", f"{allowed}, got {recompute!r}")
-        layers, group = (int(count), 1) if method == "block" else (math.inf, int(count))
-        return Recomputation(layers, group, "none")
-    parts = str(recompute).split("+")
-    if set(parts) <= set(MODULES):
-        return Recomputation(0, 1, "+".join(sorted(set(parts))))
-    more = f", {RECOMPUTE_FORMS}, or parts of layers joined by +: {', '.join(MODULES)}"
-    name = str(resolve_name(recompute, RECOMPUTE, "recompute", more))
-    return Recomputation(math.inf, 1, "none") if name == "full" else Recomputation(0, 1, name)
-
-
-def check_recompute(recompute: str) -> str:
-    """Return the canonical text of a recomputation, with parts of layers sorted; refuse others."""
-    layers, group, in_layer = parse_recompute(recompute)
-    if not layers:
-        return in_layer
-    if layers < math.inf:
-        return f"block:{layers}"
-    return "full" if group == 1 else f"uniform:{group}"
 
 
 def recomputed_modules(model: Model, recompute: str) -> frozenset[str]:

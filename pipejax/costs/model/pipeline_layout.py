@@ -72,9 +72,6 @@ class PipelineLayout:
           text: as Megatron takes it, or lists of words, also as text: one list for each stage, or
             for each rank one for each of its virtual stages. A layout is one already.
 
-        Returns:
-          The layout.
-
         Raises:
           ValueError: if the text is none; the message says where.
 

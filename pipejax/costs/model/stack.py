@@ -12,9 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import check_types, number, resolve_choice, share
-from pipejax.base.data_files import check_keys, quantity
+from pipejax.base.checks import check_types
 from pipejax.base.display import with_short_repr
+from pipejax.base.file_fields import (
+    NAME,
+    NUMBER,
+    TEXT,
+    Fields,
+    FileField,
+    choice,
+    read_record,
+    section,
+)
 from pipejax.base.progress import Notice
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.system.parts import ATTENTION, system_number
@@ -56,9 +65,6 @@ class Stack:
 
     def on(self, system: System) -> System:
         """Return the system as this software uses it.
-
-        Args:
-          system: the machine.
 
         Returns:
           The machine with the stack's numbers; as it is if it was calibrated on runs of the stack,
@@ -139,35 +145,29 @@ def load_stack(name: str | Path) -> Stack:
     """
     check_types(name=(name, str, Path))
     data, where = read_named("stacks", name, "stack")
-    check_keys(data, dict.fromkeys(("name", "source", "kernels", "host", "workload"), ""), where)
-    for key in ("name", "source"):
-        if not isinstance(data.get(key), str) or not (data[key] or key == "source"):
-            raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
-    sections = {key: data.get(key, {}) for key in ("kernels", "host", "workload")}
-    kernels, host, workload = sections.values()
-    check_keys(kernels, {"attention": "", "elementwise": ""}, f"{where}: kernels")
-    check_keys(host, {"launch": "s"}, f"{where}: host")
-    check_keys(workload, dict.fromkeys(OF_WORKLOAD, ""), f"{where}: workload")
-    attention = kernels.get("attention", "")
-    if attention:
-        attention = resolve_choice(attention, ATTENTION, f"{where}: kernels: attention")
-    return Stack(
-        data["name"],
-        data["source"],
-        attention,
-        number(kernels.get("elementwise", 1.0), f"{where}: kernels: elementwise", least=0.0),
-        quantity(host, "launch", "s", f"{where}: host") if host else None,
-        {key: _workload_value(key, value, where) for key, value in workload.items()},
-    )
+    return read_record(_stack, FILE, data, where)
 
 
-def _workload_value(name: str, value: Any, where: str) -> Any:
-    """Check the value of a field of a workload as `WORKLOAD_FIELDS` says; return it."""
-    field, what = WORKLOAD_FIELDS[name], f"{where}: workload: {name}"
-    if field.kind == "share":
-        return share(value, what)
-    if field.kind == "flag":
-        if not isinstance(value, bool):
-            raise ValueError(f"{what} must be true or false, got {value!r}")
-        return value
-    return resolve_choice(value, field.names, what)
+FILE: Fields = {
+    "name": FileField(NAME),
+    "source": FileField(TEXT),
+    "kernels": FileField(
+        section(
+            {
+                "attention": FileField(choice(("", *ATTENTION)), ""),
+                "elementwise": FileField(NUMBER, 1.0),
+            }
+        ),
+        {},
+    ),
+    "host": FileField(section({"launch": FileField(NUMBER, None, "s")}), {}),
+    "workload": FileField(
+        section({name: FileField(WORKLOAD_FIELDS[name].values, None) for name in OF_WORKLOAD}), {}
+    ),
+}
+
+
+def _stack(*, kernels: Any, host: Any, workload: Any, **fields: Any) -> Stack:
+    """Make a stack from the sections of a file."""
+    workload = {name: value for name, value in workload.items() if value is not None}
+    return Stack(**fields, **kernels, **host, workload=workload)

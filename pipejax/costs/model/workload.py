@@ -16,9 +16,7 @@ from pipejax.base.checks import (
     MismatchError,
     check_types,
     legal_divisors,
-    number,
     positive,
-    resolve_name,
     share,
     whole_number,
 )
@@ -26,14 +24,15 @@ from pipejax.base.display import short_repr
 from pipejax.base.trees import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.layout import Layout, Workers
-from pipejax.costs.model.model import Model, Recomputation, check_recompute, parse_recompute
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import (
     DISPATCHERS,
     PRECISIONS,
     RANK_ORDERS,
     WORKLOAD_FIELDS,
-    WorkloadField,
+    Recomputation,
+    parse_recompute,
 )
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system.system import Number, Numbers
@@ -148,7 +147,9 @@ class Workload:
         count = whole_number(self.minibatch, "minibatch", maximum=MAX_COUNT)
         object.__setattr__(self, "minibatch", count)
         for name, field in WORKLOAD_FIELDS.items():
-            object.__setattr__(self, name, _checked(getattr(self, name), name, field))
+            if field.kind != "text":
+                value = field.values.read(getattr(self, name), name)
+                object.__setattr__(self, name, value)
         if self.recompute == "full" and self.recompute_layers:
             object.__setattr__(self, "recompute", f"block:{self.recompute_layers}")
             object.__setattr__(self, "recompute_layers", 0)
@@ -289,24 +290,6 @@ def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]
             for worker, factor in dict(stragglers).items()
         )
     )
-
-
-def _checked(value: Any, name: str, field: WorkloadField) -> Any:
-    """Return the value of a field of a workload, checked by its record in `WORKLOAD_FIELDS`."""
-    if field.kind == "whole":
-        largest = MAX_COUNT if field.largest is None else field.largest
-        return whole_number(value, name, minimum=field.least, maximum=largest)
-    if field.kind == "name":
-        return resolve_name(value, field.names, name)
-    if field.kind == "number":
-        return number(value, name)
-    if field.kind == "recompute":
-        return check_recompute(value)
-    if field.kind == "share":
-        return share(float(value) if isinstance(value, bool) else value, name)
-    if field.kind == "flag":
-        check_types(**{name: (value, bool)})
-    return value
 
 
 def stage_layers(

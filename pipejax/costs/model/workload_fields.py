@@ -1,12 +1,16 @@
 """Fields of a workload, in one table for all interfaces.
 
 Who adds a field to `Workload` adds a line here: the checks of `Workload`, the options of the
-command line, the declaration of sweeps and the request of a plan are made from it. It imports
-nothing, so that help needs no JAX.
+command line, the declaration of sweeps, the cells of measured rows and the request of a plan are
+made from it.
 """
 
+import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pipejax.base.checks import MAX_COUNT, resolve_name, wrong
+from pipejax.base.file_fields import FLAG, NUMBER, SHARE, TEXT, FieldKind, choice, whole
 
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
@@ -31,6 +35,41 @@ UNFUSED = ("activation", "attention", "norm", "softmax")
 DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
 
 
+class Recomputation(NamedTuple):
+    """Layers or parts of layers that a backward recomputes."""
+
+    layers: float  # whole layers of a stage, at most; infinity for all
+    group: int  # layers that share a checkpoint
+    in_layer: str  # parts of every other layer: "none", "selective", or names joined by +
+
+
+def parse_recompute(recompute: str) -> Recomputation:
+    """Read a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +."""
+    method, colon, count = str(recompute).partition(":")
+    if colon and method in RECOMPUTE_METHODS:
+        if not (count.isdecimal() and 0 < int(count) <= MAX_COUNT):
+            allowed = f"must be {method}:N, N from 1 to {MAX_COUNT}"
+            raise wrong("recompute", f"{allowed}, got {recompute!r}")
+        layers, group = (int(count), 1) if method == "block" else (math.inf, int(count))
+        return Recomputation(layers, group, "none")
+    parts = str(recompute).split("+")
+    if set(parts) <= set(MODULES):
+        return Recomputation(0, 1, "+".join(sorted(set(parts))))
+    more = f", {RECOMPUTE_FORMS}, or parts of layers joined by +: {', '.join(MODULES)}"
+    name = str(resolve_name(recompute, RECOMPUTE, "recompute", more))
+    return Recomputation(math.inf, 1, "none") if name == "full" else Recomputation(0, 1, name)
+
+
+def check_recompute(recompute: str) -> str:
+    """Return the canonical text of a recomputation, with parts of layers sorted; refuse others."""
+    layers, group, in_layer = parse_recompute(recompute)
+    if not layers:
+        return in_layer
+    if layers < math.inf:
+        return f"block:{layers}"
+    return "full" if group == 1 else f"uniform:{group}"
+
+
 class WorkloadField(NamedTuple):
     """A field of `Workload`."""
 
@@ -43,6 +82,19 @@ class WorkloadField(NamedTuple):
     names: tuple[str, ...] = ()  # names that it may have
     form: str = ""  # how a text is written in a sweep
     in_plan: bool = False  # whether all layouts of a plan have it in common
+
+    @property
+    def values(self) -> FieldKind:
+        """Return the kind of its values in files."""
+        kinds = {"flag": FLAG, "number": NUMBER, "share": SHARE, "text": TEXT}
+        kinds["recompute"] = FieldKind(_read_recompute, TEXT.schema)
+        if self.kind == "whole":
+            return whole(self.least, self.largest or MAX_COUNT)
+        return choice(self.names) if self.kind == "name" else kinds[self.kind]
+
+
+def _read_recompute(value: Any, _: str) -> str:
+    return check_recompute(value)
 
 
 # in the order in which help lists them

@@ -31,6 +31,7 @@ def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> 
     """Return activation sizes of microbatches with different lengths, by microbatch."""
 
     def price(model: Model, size: float) -> dict[str, Any]:
+        """Return activation sizes of a microbatch of `size` sequences of the model's length."""
         sized = dataclasses.replace(workload, model=model)
         return stage_bytes(sized, table, microbatch_size=size).ledger_sizes
 

@@ -232,7 +232,10 @@ def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
 
 
 def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> list[ByPart]:
-    """Return the seconds of every part on the device, and of its exposed exchanges by group."""
+    """Return the seconds of every part on the device, and of its exposed exchanges by group.
+
+    For mixed systems the parts come twice, with kernels and as one op, and each system selects one.
+    """
     priced = system.kernels.priced
     pieces = _pieces(work, priced)
     kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))

@@ -11,9 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import as_floats, resolve_name
-from pipejax.base.data_files import UNITS
+from pipejax.base.checks import as_floats, resolve_choice, resolve_name
 from pipejax.base.display import short_repr
+from pipejax.base.file_fields import (
+    EFFICIENCY,
+    NUMBER,
+    POSITIVE,
+    SHARE,
+    FieldKind,
+    FileField,
+    at_least,
+    json_schema,
+    read_record,
+    section,
+    unit_factors,
+    whole,
+)
 from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import FloatFields, floats_in, is_traced
@@ -244,71 +257,117 @@ NO_KERNELS = AttentionKernels()
 NO_LINK, HALVING = Link(0.0, 0.0), Collectives()
 
 
-KERNEL_SHARES = ("attention_efficiency", "misaligned_efficiency", "narrow_efficiency")
-# sections of a system file, and the dimension of each quantity in them
-SECTIONS: Mapping[str, Mapping[str, str]] = {
+def _curve(dimension: str) -> FieldKind:
+    """Return the kind of a share, or of steps {"from_..": size, "share": x} by size."""
+    step = section({"from": FileField(NUMBER, dimension=dimension), "share": FileField(EFFICIENCY)})
+
+    def read(value: Any, where: str) -> Efficiency:
+        if not isinstance(value, list):
+            return Efficiency(shares=(EFFICIENCY.read(value, where),))
+        steps = [step.read(entry, where) for entry in value]
+        sizes = [entry["from"] for entry in steps]
+        if not sizes or sizes[0] != 0 or sizes != sorted(set(sizes)):
+            raise ValueError(f"{where} must be steps that ascend from size 0")
+        return Efficiency(tuple(sizes), tuple(entry["share"] for entry in steps))
+
+    steps = {"type": "array", "items": json_schema(step.fields or {})}
+    return FieldKind(read, {"anyOf": [EFFICIENCY.schema, steps]})
+
+
+def _algorithms(value: Any, where: str) -> dict[str, bool]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{where} must be a list of {', '.join(ALGORITHMS)}")
+    names = [resolve_choice(name, ALGORITHMS, where) for name in value]
+    return {name: name in names for name in ALGORITHMS}
+
+
+def _attention(value: Any, where: str) -> AttentionKernels:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object of shares by kernel, got {value!r}")
+    return read_record(AttentionKernels, _ATTENTION_FIELDS, value, where)
+
+
+_ATTENTION_FIELDS = {
+    name: FileField(EFFICIENCY, 0.0, target=name.replace("-", "_")) for name in ATTENTION
+}
+_ALGORITHM_LIST = {"type": "array", "items": {"enum": [*ALGORITHMS]}, "minItems": 1}
+_HOST_TIMES = ("launch", "layer", "collective", "microbatch", "step")
+_KERNEL_SHARES = ("attention_efficiency", "misaligned_efficiency", "narrow_efficiency")
+_FULL = Efficiency()
+
+
+def _link_fields(link: str) -> dict[str, FileField]:
+    return {
+        "bandwidth": FileField(POSITIVE, dimension="B/s", target=f"{link}.bandwidth"),
+        "latency": FileField(NUMBER, dimension="s", target=f"{link}.latency"),
+        "efficiency": FileField(EFFICIENCY, 1.0, target=f"{link}.efficiency"),
+    }
+
+
+# sections of a system file; a target is the path of a number in `System`
+SECTIONS: Mapping[str, Mapping[str, FileField]] = {
     "compute": {
-        "peak": "FLOP/s",
-        "fp8_peak": "FLOP/s",
-        "mxfp8_peak": "FLOP/s",
-        "nvfp4_peak": "FLOP/s",
-        "latency": "s",
-        "efficiency": "",
+        "peak": FileField(POSITIVE, dimension="FLOP/s", target="peak_flops"),
+        **{
+            f"{name}_peak": FileField(POSITIVE, 0.0, "FLOP/s", f"narrow_peaks.{name}")
+            for name in ("fp8", "mxfp8", "nvfp4")
+        },
+        "latency": FileField(NUMBER, 0.0, "s", "compute_latency"),
+        "efficiency": FileField(_curve("FLOP"), _FULL, target="compute_efficiency.shares"),
     },
     "memory": {
-        "capacity": "B",
-        "reserve": "B",
-        "bandwidth": "B/s",
-        "latency": "s",
-        "efficiency": "",
+        "capacity": FileField(POSITIVE, dimension="B", target="memory_capacity"),
+        "reserve": FileField(NUMBER, 0.0, "B", "memory_reserve"),
+        "bandwidth": FileField(POSITIVE, dimension="B/s", target="memory_bandwidth"),
+        "latency": FileField(NUMBER, 0.0, "s", "memory_latency"),
+        "efficiency": FileField(_curve("B"), _FULL, target="memory_efficiency.shares"),
     },
-    "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": "", "mesh": ""},
-    "network": {"bandwidth": "B/s", "latency": "s", "efficiency": "", "gpus_per_nic": ""},
+    "node": {
+        **_link_fields("node"),
+        "gpus": FileField(whole()),
+        "mesh": FileField(SHARE, 0.0, target="mesh"),
+    },
+    "network": {
+        **_link_fields("network"),
+        "gpus_per_nic": FileField(at_least(1), 1.0, target="gpus_per_nic"),
+    },
     "collectives": {
-        "algorithms": "",
-        "latency": "s",
-        "simple_latency": "s",
-        "low_latency_share": "",
-        "copies": "",
+        "algorithms": FileField(
+            FieldKind(_algorithms, _ALGORITHM_LIST),
+            {name: name == "halving" for name in ALGORITHMS},
+        ),
+        "latency": FileField(NUMBER, 0.0, "s", "collectives.latency"),
+        "simple_latency": FileField(NUMBER, 0.0, "s", "collectives.simple_latency"),
+        "low_latency_share": FileField(EFFICIENCY, 1.0, target="collectives.low_latency_share"),
+        "copies": FileField(NUMBER, 0.0, target="collectives.copies"),
     },
-    "kernels": dict.fromkeys(("sharpness", *KERNEL_SHARES, "elementwise", "attention"), ""),
+    "kernels": {
+        "sharpness": FileField(at_least(1), 4.0, target="kernels.sharpness"),
+        **{name: FileField(EFFICIENCY, 1.0, target=f"kernels.{name}") for name in _KERNEL_SHARES},
+        "elementwise": FileField(NUMBER, 1.0, target="kernels.elementwise"),
+        "attention": FileField(FieldKind(_attention, json_schema(_ATTENTION_FIELDS)), NO_KERNELS),
+    },
     "host": {
-        **dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
-        "memory_bandwidth": "B/s",
+        **{name: FileField(NUMBER, 0.0, "s", f"host.{name}") for name in _HOST_TIMES},
+        "memory_bandwidth": FileField(POSITIVE, 0.0, "B/s", "host.memory_bandwidth"),
     },
-    "optimizer": {"efficiency": ""},
-    "host_link": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
-    "price": {"accelerator": "USD/s"},
+    "optimizer": {"efficiency": FileField(EFFICIENCY, 1.0, target="optimizer_efficiency")},
+    "host_link": _link_fields("host_link"),
+    "price": {"accelerator": FileField(NUMBER, 0.0, "USD/s", "price")},
 }
-# where each quantity stands in a `System`; accelerators in a node and algorithms are no costs
+# path of each number in a `System`; accelerators in a node and algorithms are no costs
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "compute.peak": ("peak_flops",),
-    "compute.latency": ("compute_latency",),
-    "compute.efficiency": ("compute_efficiency", "shares"),
-    "memory.capacity": ("memory_capacity",),
-    "memory.reserve": ("memory_reserve",),
-    "memory.bandwidth": ("memory_bandwidth",),
-    "memory.latency": ("memory_latency",),
-    "memory.efficiency": ("memory_efficiency", "shares"),
-    "node.bandwidth": ("node", "bandwidth"),
-    "node.latency": ("node", "latency"),
-    "node.efficiency": ("node", "efficiency"),
-    "network.bandwidth": ("network", "bandwidth"),
-    "network.latency": ("network", "latency"),
-    "network.efficiency": ("network", "efficiency"),
-    "network.gpus_per_nic": ("gpus_per_nic",),
-    "node.mesh": ("mesh",),
-    "collectives.latency": ("collectives", "latency"),
-    "collectives.simple_latency": ("collectives", "simple_latency"),
-    "collectives.low_latency_share": ("collectives", "low_latency_share"),
-    "collectives.copies": ("collectives", "copies"),
-    **{f"compute.{name}_peak": ("narrow_peaks", name) for name in ("fp8", "mxfp8", "nvfp4")},
-    **{f"kernels.{name}": ("kernels", name) for name in ("sharpness", *KERNEL_SHARES)},
-    "kernels.elementwise": ("kernels", "elementwise"),
-    **{f"host.{name}": ("host", name) for name in SECTIONS["host"]},
-    "optimizer.efficiency": ("optimizer_efficiency",),
-    "price.accelerator": ("price",),
-    **{f"host_link.{name}": ("host_link", name) for name in SECTIONS["host_link"]},
+    f"{section}.{name}": tuple(field.target.split("."))
+    for section, fields in SECTIONS.items()
+    for name, field in fields.items()
+    if field.target
+}
+RECORDS: Mapping[str, type] = {
+    **dict.fromkeys(("node", "network", "host_link"), Link),
+    "collectives": Collectives,
+    "host": Host,
+    "kernels": Kernels,
+    "narrow_peaks": NarrowPeaks,
 }
 
 
@@ -357,7 +416,7 @@ WRITTEN_IN: Mapping[str, str] = {
 def number_dimension(name: str) -> str:
     """Return the SI unit of a number, empty for a share or a count."""
     section, key = name.split(".")
-    return SECTIONS[section][key]
+    return SECTIONS[section][key].dimension
 
 
 def system_number(system: Any, name: str) -> Number:
@@ -374,14 +433,11 @@ def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[s
     changed = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():
         section, key = name.split(".")
-        dimension = SECTIONS[section][key]
+        dimension = number_dimension(name)
         entry = changed.setdefault(section, {})
-        units = [f"{key}_{unit}" for unit, (kind, _) in UNITS.items() if kind == dimension]
-        for old_key in (key, *units):
+        factors = unit_factors(key, dimension)
+        for old_key in factors:
             entry.pop(old_key, None)
-        if dimension:
-            unit = WRITTEN_IN[dimension]
-            entry[f"{key}_{unit}"] = value / UNITS[unit][1]
-        else:
-            entry[key] = value
+        new_key = f"{key}_{WRITTEN_IN[dimension]}" if dimension else key
+        entry[new_key] = value / factors[new_key]
     return changed

@@ -13,31 +13,36 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.checks import (
-    check_types,
-    efficiency,
-    is_number,
-    number,
-    resolve_choice,
-    resolve_name,
-    share,
-    whole_number,
-)
-from pipejax.base.data_files import check_keys, load_json, quantity
+from pipejax.base.checks import check_types, is_number, number, resolve_name
+from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, with_short_repr
+from pipejax.base.file_fields import (
+    FLAG,
+    NEEDED,
+    NUMBER,
+    POSITIVE,
+    SHARE,
+    TEXT,
+    FieldKind,
+    Fields,
+    FileField,
+    read_fields,
+    section,
+    sections,
+    whole,
+)
 from pipejax.base.progress import Notice
 from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import FloatFields, as_float, is_traced
 from pipejax.costs.system.parts import (
-    ALGORITHMS,
-    ATTENTION,
+    FIELDS,
     FREE_HOST,
     HALVING,
-    KERNEL_SHARES,
     NO_KERNELS,
     NO_LINK,
     NO_NARROW_PEAKS,
+    RECORDS,
     SECTIONS,
     WHOLE_LAYERS,
     AttentionKernels,
@@ -113,56 +118,49 @@ class CalibrationRecord(NamedTuple):
     overlap: float | None = None
 
 
-def read_calibration(data: Any, where: str) -> CalibrationRecord:
-    """Read the calibration section of a system file."""
-    check_keys(data, dict.fromkeys(CalibrationRecord._fields, ""), where)
-    if not isinstance(data.get("source"), str):
-        raise ValueError(f"{where}: source must be a text, got {data.get('source')!r}")
-    parameters, bands = data.get("parameters", {}), data.get("bands", {})
-    for name, section in (("parameters", parameters), ("bands", bands)):
-        if not isinstance(section, Mapping):
-            raise ValueError(f"{where}: {name} must be an object, got {section!r}")
-    return CalibrationRecord(
-        data["source"],
-        whole_number(data.get("rows"), f"{where}: rows"),
-        tuple(
-            _parameter(name, entry, f"{where}: parameters: {name}")
-            for name, entry in parameters.items()
-        ),
-        tuple(
-            _band(percent, ends, f"{where}: bands: {percent}") for percent, ends in bands.items()
-        ),
-        str(data.get("stack", "")),
-        _evidence(data.get("evidence", []), f"{where}: evidence"),
-        share(data["overlap"], f"{where}: overlap") if "overlap" in data else None,
-    )
-
-
-def _evidence(data: Any, where: str) -> tuple[tuple[float, ...], ...]:
+def _evidence(value: Any, where: str) -> tuple[tuple[float, ...], ...]:
     """Read rows of numbers: a regime, configurations, mean error."""
-    rows = data if isinstance(data, list) else [None]
+    rows = value if isinstance(value, list) else [None]
     for row in rows:
         if not isinstance(row, list) or len(row) != 5 or not all(map(is_number, row)):
             raise ValueError(f"{where} must be rows of five numbers, got {row!r}")
     return tuple(map(tuple, rows))
 
 
-def _parameter(name: str, data: Any, where: str) -> FittedParameter:
-    """Read one fitted number of a calibration."""
-    check_keys(data, dict.fromkeys(FittedParameter._fields[1:], ""), where)
-    value, error = data.get("value"), data.get("standard_error")
-    if not is_number(value) or not (error is None or is_number(error)):
-        raise ValueError(f"{where}: value must be a number, and standard_error too if there is one")
-    return FittedParameter(
-        name, value, str(data.get("unit", "")), error, bool(data.get("identified", True))
-    )
-
-
-def _band(percent: str, ends: Any, where: str) -> Band:
+def _band(ends: Any, where: str) -> Band:
+    percent = where.rpartition(" ")[2]
     is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
     if not (is_pair and 0 < ends[0] <= ends[1] and percent.isdigit() and 0 < int(percent) < 100):
         raise ValueError(f'{where} must be as "90": [0.9, 1.2], two factors above 0, got {ends!r}')
     return Band(float(percent), float(ends[0]), float(ends[1]))
+
+
+def _optional_number(value: Any, where: str) -> float | None:
+    return None if value is None else number(value, where)
+
+
+_PARAMETER = {
+    "value": FileField(NUMBER),
+    "unit": FileField(TEXT, ""),
+    "standard_error": FileField(FieldKind(_optional_number, {"type": ["number", "null"]}), None),
+    "identified": FileField(FLAG, True),
+}
+_FACTORS = {"type": "array", "items": POSITIVE.schema, "minItems": 2, "maxItems": 2}
+_ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+_CALIBRATION = {
+    "source": FileField(TEXT),
+    "rows": FileField(whole()),
+    "parameters": FileField(sections(section(_PARAMETER)), {}),
+    "bands": FileField(sections(FieldKind(_band, _FACTORS)), {}),
+    "stack": FileField(TEXT, ""),
+    "evidence": FileField(FieldKind(_evidence, _ROWS), ()),
+    "overlap": FileField(SHARE, None),
+}
+
+
+def _calibration(parameters: Mapping[str, Any], bands: Mapping[str, Band], **fields: Any) -> Any:
+    fitted = tuple(FittedParameter(name, **values) for name, values in parameters.items())
+    return CalibrationRecord(parameters=fitted, bands=tuple(bands.values()), **fields)
 
 
 DATA = Path(__file__).parents[1] / "data"
@@ -281,9 +279,6 @@ class System(FloatFields):
         Args:
           precision: "bf16", "fp16", or a field of `NarrowPeaks`.
 
-        Returns:
-          The peak.
-
         Raises:
           ValueError: if the precision is unknown, or the system has no peak for it.
 
@@ -338,33 +333,44 @@ def load_system(name: str | Path) -> System:
       85520000000.0
     """
     data, where = read_named("hardware", name, "system")
-    check_keys(data, dict.fromkeys(("name", "source", "calibration", *SECTIONS), ""), where)
-    for key in ("name", "source"):
-        if not isinstance(data.get(key), str):
-            raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
-    sections = {key: data.get(key, {}) for key in SECTIONS}
-    for key, section in sections.items():
-        check_keys(section, SECTIONS[key], f"{where}: {key}")
-    system = System(
-        **_device(sections, where),
-        node=_link(sections["node"], f"{where}: node"),
-        network=_link(sections["network"], f"{where}: network"),
-        gpus_per_node=whole_number(sections["node"].get("gpus"), f"{where}: node: gpus"),
-        name=data["name"],
-        source=data["source"],
-        gpus_per_nic=number(
-            sections["network"].get("gpus_per_nic", 1), f"{where}: network: gpus_per_nic", least=1
-        ),
-        mesh=share(sections["node"].get("mesh", 0.0), f"{where}: node: mesh"),
-        collectives=_collectives(sections["collectives"], f"{where}: collectives"),
-        **_beyond_the_data_sheet(data, sections, where),
-    )
-    for what in ("peak_flops", "memory_bandwidth"):
-        if not getattr(system, what) > 0:
-            raise ValueError(f"{where}: {what} must be above 0")
+    system = _system(read_fields(FILE, {key: {} for key in _SHEET} | data, where))
     if isinstance(name, Path) or name not in system_names():
         _say_what_is_far(system, where)
     return system
+
+
+_SHEET = ("compute", "memory", "node", "network")
+# optional sections: kernels and host take no extra time by default
+FILE: Fields = {
+    "name": FileField(TEXT),
+    "source": FileField(TEXT),
+    "calibration": FileField(section(_CALIBRATION, _calibration), None),
+    **{
+        name: FileField(section(fields), NEEDED if name in _SHEET else None)
+        for name, fields in SECTIONS.items()
+    },
+}
+
+
+def _system(values: Mapping[str, Any]) -> System:
+    """Make a system from the sections of a file; missing sections keep the record's defaults."""
+    fields: dict[str, Any] = {name: values[name] for name in ("name", "source", "calibration")}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, (first, *rest) in FIELDS.items():
+        section, key = name.split(".")
+        if values[section] is None:
+            continue
+        if first in RECORDS:
+            parts.setdefault(first, {})[rest[0]] = values[section][key]
+        else:
+            fields[first] = values[section][key]
+    if values["collectives"] is not None:
+        parts["collectives"] |= values["collectives"]["algorithms"]
+    if values["kernels"] is not None:
+        parts["kernels"]["priced"] = True
+        fields["attention_kernels"] = values["kernels"]["attention"]
+    records = {name: RECORDS[name](**numbers) for name, numbers in parts.items()}
+    return System(gpus_per_node=values["node"]["gpus"], **fields, **records)
 
 
 FAR = 30.0  # times the largest of all systems here: from there on a unit is likely to be another
@@ -386,125 +392,6 @@ def _say_what_is_far(system: System, where: str) -> None:
                 Notice,
                 stacklevel=3,
             )
-
-
-Sections = Mapping[str, dict[str, Any]]
-
-
-def _device(sections: Sections, where: str) -> dict[str, Any]:
-    """Read the accelerator's fields from the sections compute and memory."""
-    compute, memory = sections["compute"], sections["memory"]
-    in_compute, in_memory = f"{where}: compute", f"{where}: memory"
-    return {
-        "peak_flops": quantity(compute, "peak", "FLOP/s", in_compute),
-        "narrow_peaks": NarrowPeaks(
-            *(
-                quantity(compute, f"{field.name}_peak", "FLOP/s", in_compute, 0.0)
-                for field in dataclasses.fields(NarrowPeaks)
-            )
-        ),
-        "compute_latency": quantity(compute, "latency", "s", in_compute, 0.0),
-        "compute_efficiency": _efficiency(compute, "FLOP", in_compute),
-        "memory_bandwidth": quantity(memory, "bandwidth", "B/s", in_memory),
-        "memory_latency": quantity(memory, "latency", "s", in_memory, 0.0),
-        "memory_efficiency": _efficiency(memory, "B", in_memory),
-        "memory_capacity": quantity(memory, "capacity", "B", in_memory),
-        "memory_reserve": quantity(memory, "reserve", "B", in_memory, 0.0),
-    }
-
-
-def _beyond_the_data_sheet(
-    data: Mapping[str, Any], sections: Sections, where: str
-) -> dict[str, Any]:
-    """Read the optional sections; by default kernels and host take no extra time."""
-    kernels, in_kernels = sections["kernels"], f"{where}: kernels"
-    sharpness = number(kernels.get("sharpness", 4.0), f"{in_kernels}: sharpness", least=1.0)
-    shares = {
-        name: efficiency(kernels.get(name, 1.0), f"{in_kernels}: {name}") for name in KERNEL_SHARES
-    }
-    elementwise = number(kernels.get("elementwise", 1.0), f"{in_kernels}: elementwise")
-    return {
-        "kernels": Kernels(float("kernels" in data), sharpness, **shares, elementwise=elementwise),
-        "attention_kernels": _attention_kernels(kernels.get("attention", {}), in_kernels),
-        "host": _host(sections["host"], f"{where}: host"),
-        "optimizer_efficiency": efficiency(
-            sections["optimizer"].get("efficiency", 1.0), f"{where}: optimizer: efficiency"
-        ),
-        "host_link": (
-            _link(sections["host_link"], f"{where}: host_link") if "host_link" in data else NO_LINK
-        ),
-        "price": quantity(sections["price"], "accelerator", "USD/s", f"{where}: price", 0.0),
-        "calibration": (
-            read_calibration(data["calibration"], f"{where}: calibration")
-            if "calibration" in data
-            else None
-        ),
-    }
-
-
-def _host(section: dict[str, Any], where: str) -> Host:
-    """Read the host's numbers; the rate of its memory is unknown if missing, never 0."""
-    host = Host(
-        **{
-            name: quantity(section, name, dimension, where, 0.0)
-            for name, dimension in SECTIONS["host"].items()
-        }
-    )
-    if any(key.startswith("memory_bandwidth") for key in section) and not host.memory_bandwidth > 0:
-        raise ValueError(f"{where}: memory_bandwidth must be above 0")
-    return host
-
-
-def _attention_kernels(section: Any, where: str) -> AttentionKernels:
-    """Read the share of the peak that each kernel of attention reaches."""
-    where = f"{where}: attention"
-    if not isinstance(section, dict):
-        raise ValueError(f"{where} must be an object of shares by kernel, got {section!r}")
-    check_keys(section, dict.fromkeys(ATTENTION, ""), where)
-    shares = {
-        name.replace("-", "_"): efficiency(value, f"{where}: {name}")
-        for name, value in section.items()
-    }
-    return AttentionKernels(**shares)
-
-
-def _link(section: dict[str, Any], where: str) -> Link:
-    bandwidth = quantity(section, "bandwidth", "B/s", where)
-    if not bandwidth > 0:
-        raise ValueError(f"{where}: bandwidth must be above 0")
-    share = efficiency(section.get("efficiency", 1.0), f"{where}: efficiency")
-    return Link(bandwidth, quantity(section, "latency", "s", where), share)
-
-
-def _collectives(section: dict[str, Any], where: str) -> Collectives:
-    """Read the algorithms of collectives; recursive halving by default."""
-    algorithms = section.get("algorithms", ["halving"])
-    if not isinstance(algorithms, list) or not algorithms:
-        raise ValueError(f"{where}: algorithms must be a list of {', '.join(ALGORITHMS)}")
-    names = [resolve_choice(name, ALGORITHMS, f"{where}: algorithms") for name in algorithms]
-    share = efficiency(section.get("low_latency_share", 1.0), f"{where}: low_latency_share")
-    return Collectives(
-        **{name: name in names for name in ALGORITHMS},
-        latency=quantity(section, "latency", "s", where, 0.0),
-        simple_latency=quantity(section, "simple_latency", "s", where, 0.0),
-        low_latency_share=share,
-        copies=number(section.get("copies", 0.0), f"{where}: copies"),
-    )
-
-
-def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficiency:
-    """Read a share, or a list of steps {"from_...": size, "share": x} in ascending order."""
-    steps = section.get("efficiency", 1.0)
-    if not isinstance(steps, list):
-        return Efficiency(shares=(efficiency(steps, f"{where}: efficiency"),))
-    sizes, shares = [], []
-    for step in steps:
-        check_keys(step, {"from": dimension, "share": ""}, f"{where}: efficiency")
-        sizes.append(quantity(step, "from", dimension, f"{where}: efficiency"))
-        shares.append(efficiency(step.get("share"), f"{where}: efficiency"))
-    if not sizes or sizes[0] != 0 or sizes != sorted(set(sizes)):
-        raise ValueError(f"{where}: efficiency must be steps that ascend from size 0")
-    return Efficiency(tuple(sizes), tuple(shares))
 
 
 def names_in(folder: str) -> tuple[str, ...]:

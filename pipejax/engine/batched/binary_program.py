@@ -5,9 +5,8 @@
 A node with more predecessors becomes a chain of such ops, the last end a chain of maxima. An op's
 slot is free after its last reader, so the state of a configuration is as large as the live ops.
 
-As data, for loops that serve every program of the same bucket of sizes, ops are rows of integers:
-compilation time does not depend on their number, and a comparison of many schedules compiles a
-handful of times.
+As data, ops are rows of integers, for loops that serve every program of one bucket of sizes: a
+comparison of many schedules compiles a handful of times.
 """
 
 import dataclasses
@@ -21,8 +20,8 @@ from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows
 from pipejax.engine.lowering.program import SOURCE, ZERO, Program
 
 START = -1  # operand that is the source: time 0
-NO_OPERAND = -2  # operand of an op that has no other: minus infinity
-START_SLOT, NEVER_SLOT, SPARE_SLOT = 0, 1, 2  # nobody reads the spare one: padding ends there
+NO_OPERAND = -2  # operand of an op that has only one: minus infinity
+START_SLOT, NEVER_SLOT, SPARE_SLOT = 0, 1, 2  # 0, minus infinity, and results of padding
 FIRST_SLOT = 3
 
 # the program as data
@@ -50,11 +49,11 @@ class BinaryOps:
 
     @property
     def num_ops(self) -> int:
-        """Number of ops."""
+        """Return the number of ops."""
         return len(self.duration)
 
     def operand_slots(self) -> tuple[Column, Column]:
-        """Slots (ops) of the first and of the second operand of each op."""
+        """Return the slots (ops) of the first and of the second operand of each op."""
         slots = np.append(self.slot, [NEVER_SLOT, START_SLOT])  # at -2 and -1
         return slots[self.first], slots[self.second]
 
@@ -66,9 +65,9 @@ def binary_ops(program: Program) -> BinaryOps:
     #     head   = max(late or p0, p1 + l1)
     #     next   = max(head, p2 + l2)        + own duration, as the last op of the chain
     #     follow = max(ends so far, next)    only if no node waits for it
-    # One predecessor alone is one op: max(p0, nothing) + own, or max(nothing, p0 + l0) + own. So a
-    # node takes is_late + max(count - 1, 1) + follows ops, and a running sum of that gives where
-    # each node's ops begin. Predecessors keep their order and an op's second operand wins only if
+    # A single predecessor is one op: max(p0, nothing) + own, or max(nothing, p0 + l0) + own. So a
+    # node takes is_late + max(count - 1, 1) + follows ops, and a running sum of that is the index
+    # of each node's first op. Predecessors keep their order and an op's second operand wins only if
     # it is larger: the winner of the chain is the first predecessor that attains the maximum, and
     # the last end the first of the largest ends. That is the tie rule of `recurrence`.
     preds, lags = np.asarray(program.preds)[1:], np.asarray(program.lag_index)[1:]
@@ -77,8 +76,8 @@ def binary_ops(program: Program) -> BinaryOps:
     # each node's real predecessors first, in their order
     order = np.argsort(~real, axis=1, kind="stable")
     preds, lags = (np.take_along_axis(x, order, axis=1) for x in (preds, lags))
-    # a lag of the first of several is an op of its own; that of an only one is the second operand
-    is_alone = (count == 1) & (lags[:, 0] != ZERO)
+    # a lag of the first of several is an op of its own; a single one is the second operand
+    is_single = (count == 1) & (lags[:, 0] != ZERO)
     is_late = (count > 1) & (lags[:, 0] != ZERO)
     # everything below is per node, the source left out
     is_sink = _is_sink(preds, count, program.num_nodes)
@@ -93,17 +92,17 @@ def binary_ops(program: Program) -> BinaryOps:
     lag, duration = np.zeros((2, size), np.int64)
     head = first_op + is_late  # first op that is a maximum of predecessors
     waits = np.where(is_late, first_op, last_op[preds[:, 0]])
-    first[head] = np.where(is_alone, NO_OPERAND, waits)
-    second[head[is_alone]], lag[head[is_alone]] = waits[is_alone], lags[is_alone, 0]
+    first[head] = np.where(is_single, NO_OPERAND, waits)
+    second[head[is_single]], lag[head[is_single]] = waits[is_single], lags[is_single, 0]
     second[first_op[is_late]] = last_op[preds[is_late, 0]]
     lag[first_op[is_late]] = lags[is_late, 0]
     # predecessor c is the second operand of op head + c - 1, whose first operand is the op before
     for column in range(1, preds.shape[1]):
-        has = count > column
-        at = head[has] + column - 1
-        second[at], lag[at] = last_op[preds[has, column]], lags[has, column]
+        has_pred = count > column
+        op = head[has_pred] + column - 1
+        second[op], lag[op] = last_op[preds[has_pred, column]], lags[has_pred, column]
         if column > 1:
-            first[at] = at - 1
+            first[op] = op - 1
     duration[last_op[1:]] = np.asarray(program.duration_index)[1:]
     # the last end: the first sink's own end, then one op right behind each further sink, which
     # takes the last end so far first and that sink second
@@ -117,7 +116,7 @@ def binary_ops(program: Program) -> BinaryOps:
 def _is_sink(
     preds: Int[NumpyArray, "nodes preds"], count: Int[NumpyArray, " nodes"], num_nodes: int
 ) -> Bool[NumpyArray, " nodes"]:
-    """Return whether no node waits for a node, the source left out."""
+    """Return whether no other node waits for a node, for all nodes but the source."""
     has_successor = np.zeros(num_nodes, bool)
     has_successor[preds[np.arange(preds.shape[1]) < count[:, None]]] = True
     return ~has_successor[1:]
@@ -126,10 +125,12 @@ def _is_sink(
 def allocate(
     first: Column, second: Column, moment: Column, num_buffers: int = 1
 ) -> tuple[Column, int]:
-    """Assign every op a slot that no live op of its buffer has; (ops) slots and their number."""
-    # Ops of a moment (ops) run side by side and write to buffer `moment % num_buffers`. A slot is
-    # free again behind the moment of its last reader, so a result never takes that of its operand.
-    # what nobody reads is free when its buffer is written to again
+    """Return a slot for each op (ops) that no live op of its buffer has, and their number.
+
+    Ops of a moment are simultaneous, and write to buffer `moment % num_buffers`.
+    """
+    # A slot is free again after the moment of its last reader, so a result never takes that of its
+    # operand. A value without readers is free when its buffer is next written to.
     last_reader = moment + num_buffers - 1
     for operand in (first, second):
         readers = np.flatnonzero(operand >= 0)
@@ -143,38 +144,41 @@ def allocate(
 
 
 def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
-    """Number the slots of one buffer, by the moments when ops write and when they are done."""
-    # The slot freed last is used first, for it is still in cache: free slots are a stack. An op
-    # takes the slot of the one that was put there last at the height of the stack, a bracket that
-    # closes, and a new one where the stack is empty:
+    """Return the slot of each op in one buffer, and their number.
+
+    `written` and `last_reader` are the moments of each op's first and last use.
+    """
+    # The slot freed last is used first, for it is still in cache: free slots are a stack. Putting a
+    # slot there and taking it match like brackets, at one height of the stack; an op takes a new
+    # slot if the stack is empty:
     #     event   a takes  b takes  b put  a put  c takes  d takes  e takes
     #     height     -        -       1      2       2        1        -
     #     slot      new      new                  that of a     b      new
     size = len(written)
     takes, puts = np.argsort(written, kind="stable"), np.argsort(last_reader, kind="stable")
-    # event of each: behind those of its own kind, and those of the other kind at moments before
+    # index of each event: number of events of its kind before, plus those of the other kind
     put_at = np.arange(size) + np.searchsorted(written[takes], last_reader[puts], "right")
     take_at = np.arange(size) + np.searchsorted(last_reader[puts], written[takes])
     op, step = np.empty(2 * size, np.int32), np.empty(2 * size, np.int8)
     op[put_at], op[take_at], step[put_at], step[take_at] = puts, takes, 1, -1
-    # a stack that could be below empty: every new low is an op that finds it empty
+    # depth as if the stack could be below empty: every new low is an op that finds it empty
     depth = np.cumsum(step, dtype=np.int32)
     low = np.minimum(np.minimum.accumulate(depth), 0)
     is_new = np.diff(low, prepend=0) < 0
     height = np.where(is_new, 0, depth - low + (step < 0))
-    # by height, what is taken stands right behind what was put; heights of 16 bits sort by radix
+    # sorted by height, each take comes right after its put; heights of 16 bits sort by radix
     order = np.argsort(height.astype(np.min_scalar_type(height.max(initial=0))), kind="stable")
     reuses = np.flatnonzero((step[order] < 0) & ~is_new[order])
-    before = np.arange(size, dtype=np.int32)  # op that had the slot before
-    before[op[order[reuses]]] = op[order[reuses - 1]]
-    while True:  # until all point to the first that had it, twice as far each time
-        earlier = before[before]
-        if np.array_equal(earlier, before):
+    previous = np.arange(size, dtype=np.int32)  # op that had the slot before
+    previous[op[order[reuses]]] = op[order[reuses - 1]]
+    while True:  # until all point to the first op of their slot: each round goes twice as far
+        earlier = previous[previous]
+        if np.array_equal(earlier, previous):
             break
-        before = earlier
-    number = np.zeros(size, np.int64)
-    number[op[is_new]] = np.arange(is_new.sum())
-    return number[before], int(is_new.sum())
+        previous = earlier
+    slots = np.zeros(size, np.int64)
+    slots[op[is_new]] = np.arange(is_new.sum())
+    return slots[previous], int(is_new.sum())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,12 +195,12 @@ class ForwardProgram:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackwardProgram:
-    """The uses of costs, for counting those on the critical path, from the last op to the first."""
+    """The uses of costs by ops, for counting those on the critical path."""
 
-    # Ops are taken in stretches of `STRETCH`, each with two rows for every op: whether it is on the
-    # path, and whether the path goes on over its second operand.
+    # Ops go in stretches of `STRETCH`, each with two rows for every op: whether it is on the path,
+    # and whether the path continues over its second operand.
 
-    uses: UIntArray  # (uses) row of a stretch that says whether a cost counts
+    uses: UIntArray  # (uses) row of a stretch by which a cost counts
     runs: UIntArray  # (runs, 3) row of costs, first use, one after its last
     starts: UIntArray  # (stretches + 1) first run of each stretch, and the end of the last
     num_ops: UIntArray  # ops without padding
@@ -222,7 +226,7 @@ def bucket(size: int, least: int) -> int:
 
 
 def width(rows: CostRows) -> int:
-    """Bucket of the costs of a program: of its rows and of the columns of its matrix, as one."""
+    """Return the common bucket of a program's cost rows and of the columns of its matrix."""
     return bucket(max(len(rows.terms), rows.num_columns), LEAST_ROWS)
 
 
@@ -247,18 +251,17 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
 
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     """Encode the uses of costs as data."""
-    # A node's own cost counts whenever its op is on the path, a lag only where the path goes on
-    # over it. Uses are sorted by row within stretches of ops, so that a stretch's part of the path
-    # stays in cache, and cut into runs that a byte can count.
-    # every op twice: with its own cost, then with its lag
+    # A node's own cost counts if its op is on the path, a lag if the path continues over it. Uses
+    # are sorted by cost row within stretches of ops, so that a stretch's part of the path stays in
+    # cache, and cut into runs that a byte can count.
     row = rows.row_of_position
-    used = np.concatenate([row[ops.duration], row[ops.lag]])
-    stretch, place = np.divmod(np.tile(np.arange(ops.num_ops), 2), STRETCH)
+    used = np.concatenate([row[ops.duration], row[ops.lag]])  # two uses of each op
+    stretch, op = np.divmod(np.tile(np.arange(ops.num_ops), 2), STRETCH)
     order = np.lexsort((used, stretch))
     order = order[used[order] != ZERO_ROW]
     # op k of a stretch has rows 2 k and 2 k + 1
-    uses = 2 * place + np.repeat([0, 1], ops.num_ops)
-    # one row's uses at the end of a stretch and at the start of the next are no run
+    uses = 2 * op + np.repeat([0, 1], ops.num_ops)
+    # row + rows * stretch, so that no run crosses from a stretch to the next
     runs = _runs(used[order] + len(rows.terms) * stretch[order])
     run_stretch, runs[:, 0] = np.divmod(runs[:, 0], len(rows.terms))
     padded_ops = bucket(ops.num_ops, LEAST_OPS)
@@ -273,16 +276,16 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
 
 
 def _runs(row: Int[NumpyArray, " uses"]) -> Int[NumpyArray, "runs 3"]:
-    """Cut uses into runs of one row each, none longer than `MAX_RUN`."""
-    # A stretch of n equal rows makes ceil(n / MAX_RUN) runs: its start is repeated that often, and
-    # run k of them begins k * MAX_RUN behind the first.
+    """Return (row, start, stop) of runs of equal rows, none longer than `MAX_RUN`."""
+    # With MAX_RUN 2, rows 5 5 5 8 have groups from 0 to 3 and 3 to 4, in 2 and 1 runs: the starts
+    # 0 0 3 plus 2 times the index in the group, 0 1 0, are 0 2 3, and the stops 2 3 4.
     first = np.flatnonzero(np.diff(row, prepend=-1))
     last = np.append(first[1:], len(row))
-    pieces = -(-(last - first) // MAX_RUN)
-    start = np.repeat(first, pieces)
-    place = np.arange(len(start)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    start = start + MAX_RUN * place
-    stop = np.minimum(start + MAX_RUN, np.repeat(last, pieces))
+    num_runs = -(-(last - first) // MAX_RUN)
+    start = np.repeat(first, num_runs)
+    index = np.arange(len(start)) - np.repeat(np.cumsum(num_runs) - num_runs, num_runs)
+    start = start + MAX_RUN * index
+    stop = np.minimum(start + MAX_RUN, np.repeat(last, num_runs))
     return np.stack([row[start], start, stop], axis=1)
 
 

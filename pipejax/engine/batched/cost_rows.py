@@ -1,11 +1,10 @@
 """Batched costs as rows: one row of the batch for every different cost that a program reads.
 
-A batch of costs has a leading axis of N configurations on every leaf; a scalar is the same for
-all. Uniform costs make a handful of rows, costs per stage one for each phase and stage.
+A batch of costs has a leading axis of N configurations on every leaf; a scalar is the same for all.
 
-The engine reads sums of two costs, and max(F, B) + k min(F, B), the time of a fused pair that
-overlaps, is none. So what each kind of pair takes is counted before, as a JAX function, and a
-program that reads one time for each kind runs (`with_pairs_apart`).
+The engine reads sums of two costs. The time of a fused pair that overlaps, max(F, B) + k min(F, B),
+is none: a JAX function computes it first for each kind of pair, and a program runs that reads one
+time for each kind (`with_pairs_apart`).
 """
 
 import dataclasses
@@ -41,7 +40,7 @@ SECOND_IN_A_SUM = ("backward", "input_grad", "weight_grad", "transmit")
 AXES_OF_OPS = ("stages", "microbatches")
 AXES_OF_MESSAGES = ("directions", "pipes", "boundaries", "microbatches")
 ONE_CONFIGURATION = "put an axis in front, x[None], and give batch_size=1, or use makespan"
-HIGH = 1 << 26  # above all numbers of entries; its square is still exact in float64
+HIGH = 1 << 26  # base of digits that number entries; its square is still exact in float64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ class CostRows:
 
     @property
     def num_columns(self) -> int:
-        """Width of the matrix of costs."""
+        """Return the width of the matrix of costs."""
         return 1 + sum(entries for _, entries in self.fields)
 
     def only_read(self, leaves: Leaves) -> Leaves:
@@ -68,10 +67,10 @@ class CostRows:
         return tuple(leaves[name].reshape(len(leaves[name]), -1) for name, _ in self.fields)
 
     def sums(self, entries: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
-        """Add up the rows from the columns without the first, that of zeros: arrays or numbers."""
+        """Return the rows as sums of two columns; `entries` are the columns from 1 on."""
         columns = [jnp.zeros((1,) * entries[0].ndim, entries[0].dtype), *entries]
-        parts = ([columns[k] for k in pair if k] or columns[:1] for pair in self.terms.tolist())
-        return [sum(others, first) for first, *others in parts]
+        terms = ([columns[k] for k in pair if k] or columns[:1] for pair in self.terms.tolist())
+        return [sum(others, first) for first, *others in terms]
 
     def list(self, leaves: Leaves) -> list[Float[Array, " #batch"]]:
         """Return the rows one by one, of size 1 where the whole batch shares one."""
@@ -81,7 +80,7 @@ class CostRows:
 def batch_leaves(
     costs: Costs, layout: CostLayout, batch_size: int | None = None
 ) -> tuple[Leaves, int]:
-    """Read a batch of costs: its leaves, N or 1 first, and N."""
+    """Return the leaves of a batch of costs by field, with an axis of N or 1 first, and N."""
     fields = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
     shapes = tuple((name, np.shape(leaf)) for name, leaf in fields.items())
     if batch_size is not None:
@@ -100,10 +99,10 @@ def batch_leaves(
     leaves: Leaves = {}
     for name, leaf in fields.items():
         if isinstance(leaf, np.ndarray) and leaf.ndim and leaf.strides[0] == 0:
-            leaf = leaf[:1]  # one value seen N times: keep one
+            leaf = leaf[:1]  # one value, broadcast to N
         if not isinstance(leaf, jax.Array):
             leaf = np.atleast_1d(np.asarray(leaf, dtype))
-        elif leaf.dtype != dtype or leaf.weak_type or not leaf.ndim:  # else spare JAX an operation
+        elif leaf.dtype != dtype or leaf.weak_type or not leaf.ndim:  # else it needs no operation
             with accept_type(dtype):
                 leaf = jnp.atleast_1d(jnp.asarray(leaf, dtype))
         leaves[name] = leaf
@@ -112,12 +111,12 @@ def batch_leaves(
 
 @functools.lru_cache(maxsize=256)
 def _check_trailing(shapes: Shapes, sizes: Sizes) -> None:
-    """Check what follows the batch axis of each leaf; the same shapes are checked once."""
+    """Check the axes after the batch axis of each leaf; equal shapes are checked once."""
     unchecked_costs({name: np.zeros(shape[1:]) for name, shape in shapes}).check_shapes(*sizes)
 
 
 def _check_batched(costs: Costs, sizes: Sizes) -> None:
-    """Say that a batch axis is missing, where costs can only be those of one configuration."""
+    """Raise a ValueError about a missing batch axis if the costs fit one configuration."""
     try:
         costs.check_shapes(*sizes)
     except ValueError:
@@ -134,8 +133,8 @@ def _check_batched(costs: Costs, sizes: Sizes) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
-    """Refuse a batch that could as well be one configuration, as `makespan` would read it."""
-    # With a batch axis of 1 both say the same, unless an axis would be one of microbatches.
+    """Raise a ValueError if a batch could as well be one configuration with its entries."""
+    # With a batch axis of 1 both mean the same, unless an axis would be one of microbatches.
     leaves = {name: np.broadcast_to(0.0, shape) for name, shape in leaf_shapes if shape}
     differ = {
         name: leaf.shape
@@ -162,7 +161,7 @@ def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _batch_size(leaf_shapes: Shapes, batch_size: int | None) -> int:
-    """Find the length of the batch axis, which is the first of every leaf that is no scalar."""
+    """Return the length of the batch axis, which is the first of every leaf that is no scalar."""
     shapes = {name: shape for name, shape in leaf_shapes if shape}
     if batch_size is None:
         size = max((shape[0] for shape in shapes.values()), default=1)
@@ -179,13 +178,13 @@ def _batch_size(leaf_shapes: Shapes, batch_size: int | None) -> int:
 
 
 def cost_rows(program: Program, costs: Costs) -> CostRows:
-    """Find the rows that a program reads."""
+    """Return the cost rows that a program reads, each the sum of two columns of a batch."""
     # A position of the cost vector is at most the sum of two entries: a forward and a backward that
-    # make a fused pair, or latency and transmit time. So pricing itself says which: each entry is
-    # priced at its own number, those that stand second in a sum in the high digits.
+    # make a fused pair, or latency and transmit time. Pricing finds them: each entry is priced at
+    # its own number, second terms of a sum in the high digits.
     # Two stages: entries 1 and 2 are forwards, 3 and 4 backwards, priced as 3 HIGH and 4 HIGH. The
-    # position of a fused pair of 0F and 1B is then priced 1 + 4 HIGH, which says: its row is the
-    # sum of entries 1 and 4. One that no entry reaches is priced 0: the row of zeros.
+    # position of a fused pair of 0F and 1B is then priced 1 + 4 HIGH: its row is the sum of entries
+    # 1 and 4. A position without entries is priced 0: the row of zeros.
     shapes = {name: np.shape(leaf)[1:] for name, leaf in vars(costs).items() if leaf is not None}
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     field = np.repeat(range(1 + len(sizes)), [1, *sizes.values()])  # of each entry; 0 is no cost
@@ -208,7 +207,7 @@ def cost_rows(program: Program, costs: Costs) -> CostRows:
 
 @cached_method
 def with_pairs_apart(program: Program) -> Program:
-    """Let every kind of fused pair have a time of its own; a program keeps the result."""
+    """Return a program whose fused pairs have one time for each kind; it is cached."""
     layout = dataclasses.replace(program.layout, pairs_apart=True)
     kinds = np.arange(layout.num_pairs, dtype=np.int32)
     return dataclasses.replace(program, pair_stage=kinds, layout=layout)
@@ -221,12 +220,12 @@ def with_pair_times(program: Program, leaves: Leaves) -> Leaves:
 
 
 def counts_of_ops(program: Program, leaves: Leaves, counts: Leaves) -> Leaves:
-    """Pass counts of fused pairs on to the costs of their ops, and to the factor."""
+    """Return counts with those of fused pairs passed on to their ops' costs and the factor."""
     # A pair that is n times on the path counts n d(pair)/d(cost) times for each of its costs: the
-    # reverse pass of `_pair_times` on the counts of pairs, added to the counts of ops alone.
+    # reverse pass of `_pair_times` on the counts of pairs, added to the counts of single ops.
     op_counts = dict(counts)
     pair_counts = op_counts.pop("pair", None)
-    if pair_counts is None:  # none is on a path
+    if pair_counts is None:  # no pair is on a path
         return op_counts
     read = [name for name in ("forward", "backward", "input_grad", "pair_factor") if name in leaves]
     traced = is_traced(leaves) or is_traced(counts)
@@ -243,13 +242,14 @@ def counts_of_ops(program: Program, leaves: Leaves, counts: Leaves) -> Leaves:
 
 
 def _pair_times(program: Program, leaves: Leaves) -> Any:
-    """Times of every kind of fused pair, (N or 1, pairs) [s]."""
+    """Return the times of every kind of fused pair, (N or 1, pairs) [s]."""
     layout = program.layout
     xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves.values()) else np
     forward, backward = np.asarray(program.pair_index).T
     phase, _ = layout.op_at(backward)
 
     def entries(field: str, stage: Any, microbatch: Any) -> Any:
+        """Return the costs of a field at stages and microbatches, (N or 1, pairs)."""
         leaf = leaves[field]  # N or 1, then stages or 1, then microbatches
         if leaf.ndim == 1:
             return leaf[:, None]
@@ -257,6 +257,7 @@ def _pair_times(program: Program, leaves: Leaves) -> Any:
         return leaf[:, stage] if leaf.ndim == 2 else leaf[:, stage, microbatch]
 
     def op_times(kind: Phase, position: Any) -> Any:
+        """Return the times of ops at positions of the cost vector, (N or 1, pairs)."""
         stage, microbatch = layout.op_at(position)[1], (position - 1) % layout.columns
         return entries(PHASE_FIELDS[kind.name], stage, microbatch)
 

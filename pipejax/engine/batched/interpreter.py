@@ -1,10 +1,7 @@
 """The recurrence op by op over blocks of the batch, in loops whose program is data.
 
-A block's state stays in cache: it has one row for each live op, not for each op.
-
-A batch of NumPy arrays goes to all devices of this process, if there are several. A batch of
-JAX arrays stays where it is; laid out over the devices of several processes, it is solved by all
-of them, each its own part.
+A block's state stays in cache: it has one row for each live op. A batch of NumPy arrays goes to all
+devices of this process. A batch of JAX arrays stays on its devices, each of which solves its part.
 """
 
 import functools
@@ -38,15 +35,15 @@ Solved = TypeVar("Solved")
 Taken = TypeVar("Taken")
 Result = tuple[Float[Array, " batch"], Counts | None]
 
-# configurations in a row of the state: shorter loops are written out number by number before anyone
-# looks for vectors, and take two to four times as long; longer ones leave the cache
+# configurations in a row of the state: XLA unrolls shorter loops before it vectorises, and they
+# take two to four times as long; longer ones leave the cache
 LANES = 128
-LEAST_LANES = 32  # where a batch does not fill its rows, they are shorter by a multiple of it
+LANES_UNIT = 32  # of which the lanes are a multiple in a batch that does not fill its rows
 MAX_TILES = 16  # rows' worth of configurations in a block
 CHOICE_BYTES = 1 << 27  # of choices and paths in a block, for the gradient
 ACCELERATOR_BYTES = 1 << 32  # the same on an accelerator
-BATCH = "batch"  # name of the axis of devices, where nobody else has named it
-MIN_WORK = 1 << 21  # ops times configurations from which a thread of its own pays
+BATCH = "batch"  # name of the axis of devices
+MIN_WORK_OF_THREAD = 1 << 21  # ops times configurations from which another thread pays
 
 
 def interpreted_makespans(
@@ -56,7 +53,7 @@ def interpreted_makespans(
     over: NamedSharding | None = None,
     in_trace: bool = False,
 ) -> Result:
-    """Makespans of a batch, and how often each cost stands on the critical path."""
+    """Return the makespans of a batch [s], and the counts (columns, batch) of costs on the path."""
     if in_trace:
         return _in_trace(task, pieces)
     if over is not None:
@@ -72,26 +69,24 @@ def interpreted_makespans(
 
 
 def side_by_side(
-    run: Callable[[Pieces], Any],
-    pieces: Pieces,
-    threads: int,
-    take: Callable[[int, Any], Taken],
+    run: Callable[[Pieces], Any], pieces: Pieces, threads: int, take: Callable[[int, Any], Taken]
 ) -> list[Taken]:
-    """Run parts of a batch in parallel threads, and let each take what it found."""
+    """Run parts of a batch in threads; return `take(first configuration, result)` of each."""
     # On a CPU, loops of one computation do not run in parallel, but two computations do.
     size = max(map(len, pieces))
     part = -(-size // threads)
     exact = bool(jax.config.read("jax_enable_x64"))  # a context of this thread, not of the others
 
     def work(low: int) -> Taken:
-        first = min(low, size - part)  # parts are of one size, and the last has some once more
+        """Solve the part from a configuration on."""
+        first = min(low, size - part)  # all have one size, so the last one overlaps the one before
         cut = tuple(p[first : first + part] if len(p) > 1 else p for p in pieces)
         with jax.enable_x64(exact):
             results = jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(cut))
             return take(low, results)
 
-    places = range(0, size, part)
-    return list(_pool().map(work, places) if threads > 1 else map(work, places))
+    starts = range(0, size, part)
+    return list(_pool().map(work, starts) if threads > 1 else map(work, starts))
 
 
 @functools.cache
@@ -100,10 +95,10 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def num_threads(num_ops: int, size: int) -> int:
-    """Number of threads for a batch, equal for programs and batches that share a compilation."""
+    """Return the number of threads for a batch."""
     if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
         return 1
-    parts = min(num_ops * size // MIN_WORK, size // LANES)
+    parts = min(num_ops * size // MIN_WORK_OF_THREAD, size // LANES)
     return max(1, min(os.cpu_count() or 1, parts))
 
 
@@ -111,8 +106,7 @@ def num_threads(num_ops: int, size: int) -> int:
 def _compiled(
     over: NamedSharding | None = None, is_shared: tuple[bool, ...] = ()
 ) -> Callable[[Task | LevelProgram, Pieces], Result]:
-    """Compile, with options that are known only once there is a backend."""
-    # On several devices, each solves its part of the batch.
+    """Return `_run` compiled with the backend's options; on several devices, each has a part."""
     run = _run
     if over is not None:
         everywhere, cut = PartitionSpec(), over.spec
@@ -127,7 +121,10 @@ def _compiled(
 
 
 def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = False) -> Result:
-    """Solve a batch in blocks; plain loops, which are not single calls, take one wide tile."""
+    """Return the makespans of a batch [s], solved in blocks, and the counts of costs if asked.
+
+    With `plain`, as on accelerators, loops are no single calls and take one wide tile.
+    """
     if isinstance(task, LevelProgram):
         return _run_by_level(task, pieces), None
     plain = plain or jax.default_backend() != "cpu"
@@ -144,6 +141,7 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
     backward_pass = functools.partial(counts_on_path, num_columns=num_columns, dtype=count_dtype)
 
     def solve(first: Array) -> tuple[Array, Array | None]:
+        """Return makespans and counts of the block from a configuration on."""
         values, choices = call(forward_pass)(task, pieces, first.astype(Unsigned))
         if backward is None:
             return values.reshape(-1), None
@@ -156,11 +154,11 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
 
 
 def _run_by_level(program: LevelProgram, pieces: tuple[Array, ...]) -> Array:
-    """Solve a batch in blocks: (batch) makespans [s]."""
+    """Return the makespans of a batch [s], solved in blocks of (tiles, lanes)."""
     size, max_lanes = max(map(len, pieces)), program.row_bytes // pieces[0].dtype.itemsize
     blocks = -(-size // (MAX_TILES * max_lanes))
     tiles = -(-size // (blocks * max_lanes))
-    lanes = -(-size // (blocks * tiles * LEAST_LANES)) * LEAST_LANES
+    lanes = -(-size // (blocks * tiles * LANES_UNIT)) * LANES_UNIT
     block, pieces = _filled(pieces, (tiles, lanes))
     loops = as_single_xla_call(functools.partial(values_by_level, tiles=(tiles, lanes)))
 
@@ -171,11 +169,11 @@ def _run_by_level(program: LevelProgram, pieces: tuple[Array, ...]) -> Array:
 
 
 def _filled(pieces: tuple[Array, ...], tiles: tuple[int, int]) -> tuple[int, tuple[Array, ...]]:
-    """Size of a block, and the costs with their last configuration repeated up to it."""
+    """Return the size of a block, and the costs with their last configuration repeated up to it."""
     size, block = max(map(len, pieces)), tiles[0] * tiles[1]
     if block > size:
-        place = np.minimum(np.arange(block), size - 1)
-        pieces = tuple(p[place] if len(p) == size else p for p in pieces)
+        rows = np.minimum(np.arange(block), size - 1)
+        pieces = tuple(p[rows] if len(p) == size else p for p in pieces)
     return block, pieces
 
 
@@ -189,21 +187,22 @@ def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> So
     # 5,000 configurations in blocks of 14 tiles with 128 lanes, 1,792 at once: they are 0 to 1,791,
     # 1,792 to 3,583 and 3,208 to 4,999. All have one size, so the last one solves some again.
     shapes = jax.eval_shape(solve, jax.ShapeDtypeStruct((), np.int32))
-    whole = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
+    empty = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
 
-    def step(k: Int[Array, ""], done: Solved) -> Solved:
-        at = jnp.minimum(k * block, size - block)  # the last block overlaps the one before
+    def step(k: Int[Array, ""], solutions: Solved) -> Solved:
+        """Write the solution of block k."""
+        start = jnp.minimum(k * block, size - block)  # the last block overlaps the one before
         return jax.tree.map(
-            lambda all_, part: jax.lax.dynamic_update_slice_in_dim(all_, part, at, -1),
-            done,
-            solve(at),
+            lambda array, part: jax.lax.dynamic_update_slice_in_dim(array, part, start, -1),
+            solutions,
+            solve(start),
         )
 
-    return jax.lax.fori_loop(0, -(-size // block), step, whole)
+    return jax.lax.fori_loop(0, -(-size // block), step, empty)
 
 
 def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, int]:
-    """Tiles of a block, and configurations of a tile."""
+    """Return the number of tiles of a block, and of configurations of a tile."""
     # As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops
     # take one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
     bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # of an op, a configuration
@@ -217,7 +216,7 @@ def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, in
 
 
 def batch_sharding(leaves: Leaves) -> NamedSharding | None:
-    """Find the devices that a batch of JAX arrays is laid out over."""
+    """Return the sharding of a batch of JAX arrays over several devices, None if there is none."""
     shardings: dict[NamedSharding, str] = {}
     for name, leaf in leaves.items():
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
@@ -238,15 +237,15 @@ def batch_sharding(leaves: Leaves) -> NamedSharding | None:
 
 
 def spread_out(leaves: Leaves, size: int, least: int) -> tuple[Leaves, NamedSharding | None]:
-    """Send a batch on the host to all devices of this process, parts of one size."""
+    """Send a batch of at least `least` for each device to all of them, in parts of one size."""
     devices = jax.local_devices()
     if len(devices) == 1 or size < least * len(devices):
         return leaves, None
-    over = NamedSharding(Mesh(np.array(devices), BATCH), PartitionSpec(BATCH))
-    place = np.arange(size + -size % len(devices))
+    sharding = NamedSharding(Mesh(np.array(devices), BATCH), PartitionSpec(BATCH))
+    rows = np.arange(size + -size % len(devices))  # clipped: the last row repeats
     placed = {
-        name: jax.device_put(np.take(leaf, place, axis=0, mode="clip"), over)
+        name: jax.device_put(np.take(leaf, rows, axis=0, mode="clip"), sharding)
         for name, leaf in leaves.items()
         if len(leaf) > 1
     }
-    return {**leaves, **placed}, over
+    return {**leaves, **placed}, sharding

@@ -1,18 +1,14 @@
 """The loops of the interpreter: a forward pass over all ops of a program, and a backward pass.
 
 A tile is a row of configurations. Its state is a matrix, one row for each buffer slot of the
-program; an op reads two rows, adds rows of costs and writes one row. The program is data: the rows
-an op reads stand in `code`, so one compilation serves all programs of a bucket of sizes.
+program; an op reads two rows, adds rows of costs and writes one row. The program is data (`code`),
+so one compilation serves all programs of a bucket of sizes.
 
-By default XLA runs every instruction of a loop body as a task of its own, about a microsecond
-each, which is far more than adding two rows takes. It has a form for loops whose data are small,
-in which the whole loop is one function; an attribute asks for it (`as_single_xla_call`). What such
-a loop may hold is limited to elementwise operations on slices.
-
-How the loops are written decides how fast they are. XLA updates a carried buffer in place only if
-nothing reads the old buffer after the write; where it cannot tell, it copies all of it, every time.
-So a tile's buffers are carried from tile to tile instead of made anew, every write is one row, and
-where reads and writes of one buffer meet, a made-up dependence puts them in order (see `_run`).
+By default XLA runs every instruction of a loop body as a task of a microsecond, far more than
+adding two rows takes. An attribute (`as_single_xla_call`) makes the loop one function, which may
+hold elementwise operations on slices only. XLA updates a carried buffer in place only if nothing
+reads the old one after the write, and else copies it every time. So buffers are carried from tile
+to tile, every write is one row, and an artificial dependence orders reads and writes (`_run`).
 """
 
 import functools
@@ -44,7 +40,7 @@ LOOPS: Options = {
     "xla_backend_optimization_level": 2,
 }
 SINGLE_CALL = {"xla_cpu_small_call": "true", "inlineable": "false"}
-NONE = dict.fromkeys(SINGLE_CALL)
+NO_ATTRIBUTES = dict.fromkeys(SINGLE_CALL)
 BITS = 8  # of a byte: configurations of a choice or a path
 
 Number = Array | NumpyArray | int  # a row, or a bound of a loop
@@ -52,16 +48,18 @@ Carry = tuple[Array, Array, Array, Array, Array]  # values, choices, columns, co
 
 
 def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile what a callable traces as one function, on a CPU."""
+    """Return a callable whose loops XLA compiles as one function, on a CPU."""
 
-    def plain(*arrays: Any) -> Any:
-        with set_xla_metadata(**NONE):
+    def inner(*arrays: Any) -> Any:
+        """Run the loops without the attribute, which is for the call around them only."""
+        with set_xla_metadata(**NO_ATTRIBUTES):
             return loops(*arrays)
 
     @functools.wraps(loops)
     def call(*arrays: Any) -> Any:
+        """Call the loops under the attribute that makes them one function."""
         with set_xla_metadata(**SINGLE_CALL):
-            return jax.jit(plain)(*arrays)
+            return jax.jit(inner)(*arrays)
 
     return call
 
@@ -77,7 +75,7 @@ def put_row(array: Array, row: Array, index: Number) -> Array:
 
 
 def count_up(first: Number, end: Number, body: Callable[[Array, Any], Any], start: Any) -> Any:
-    """Loop over first, first + 1, ..., end - 1."""
+    """Return the carry after body(k, carry) for k = first, first + 1, ..., end - 1."""
 
     def step(k: Array, carry: Any) -> Any:
         return body(k.astype(Unsigned), carry)
@@ -88,25 +86,29 @@ def count_up(first: Number, end: Number, body: Callable[[Array, Any], Any], star
 def values_and_choices(
     task: Task, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> tuple[Array, Array]:
-    """Run a program over tiles of lanes, from the first configuration on."""
-    program, keep, exact = task.forward, task.backward is not None, task.temperature is None
-    dtype, (_, lanes) = pieces[0].dtype, tiles
-    rows = len(program.code) // GROUP if exact else len(program.code)
+    """Run a program over (tiles, lanes) configurations; return makespans [s] and choices.
+
+    The choices of the ops are kept if the task has a backward pass.
+    """
+    program, keeps_choices = task.forward, task.backward is not None
+    is_exact, dtype, (_, lanes) = task.temperature is None, pieces[0].dtype, tiles
+    rows = len(program.code) // GROUP if is_exact else len(program.code)
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
 
     def tile(t: Array, carry: Carry) -> Carry:
+        """Solve tile t, and write its makespans and choices."""
         values, choices, columns, cost, state = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(lanes))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
         state, choices = _run(task, cost, state, choices, t)
         return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
 
-    # what a tile needs is made once, and written over by the next one
+    # buffers are allocated once, and each tile overwrites those of the previous one
     slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
     empty = functools.partial(jnp.zeros, dtype=dtype)
     start = (
         empty(tiles),
-        jnp.zeros((rows if keep else 1, *tiles), jnp.uint8 if exact else dtype),
+        jnp.zeros((rows if keeps_choices else 1, *tiles), jnp.uint8 if is_exact else dtype),
         empty((num_columns, lanes)),
         empty((len(program.terms), lanes)),
         jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype),
@@ -116,25 +118,29 @@ def values_and_choices(
 
 
 def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
-    """Fill in the cost columns of a tile: (columns, lanes) [s], the first of zeros."""
-    lanes, before = columns.shape[1], 1
+    """Return the cost columns of a tile, (columns, lanes) [s]; the first is of zeros.
+
+    Pieces have shape (configurations or 1, entries); each entry becomes a row here.
+    """
+    lanes, row = columns.shape[1], 1
     for piece in pieces:
 
-        def entry(e: Array, columns: Array, piece: Array = piece, before: int = before) -> Array:
+        def copy_entry(e: Array, columns: Array, piece: Array = piece, row: int = row) -> Array:
+            """Copy entry e of a piece, of the configurations of the tile."""
             if len(piece) > 1:
                 column = jax.lax.dynamic_slice(piece, (first, e), (lanes, 1)).reshape(1, lanes)
             else:
                 column = jax.lax.dynamic_slice(piece, (Unsigned(0), e), (1, 1))
                 column = jnp.broadcast_to(column, (1, lanes))
-            return put_row(columns, column, e + Unsigned(before))
+            return put_row(columns, column, e + Unsigned(row))
 
-        columns = count_up(0, piece.shape[1], entry, columns)
-        before += piece.shape[1]
+        columns = count_up(0, piece.shape[1], copy_entry, columns)
+        row += piece.shape[1]
     return columns
 
 
 def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -> Array:
-    """Fill in the cost rows of a tile, each a sum of two columns: (rows, lanes) [s]."""
+    """Return the cost rows of a tile, (rows, lanes) [s], each a sum of two columns."""
 
     def step(r: Array, cost: Array) -> Array:
         first_term, second_term = (take_row(columns, terms[r, k]) for k in range(2))
@@ -144,14 +150,16 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
 
 
 def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
-    """Run a tile: (slots, lanes) values [s], and the choices with those of the tile."""
+    """Run tile t; return the state (slots, lanes) [s], and the choices with those of the tile."""
     # No op writes the slot of its own operand (`binary_program` sees to that), so an op's reads and
     # its write never mean the same row. An iteration runs a group of ops, as many as a byte has
     # bits.
-    program, keep, temperature = task.forward, task.backward is not None, task.temperature
+    program, temperature = task.forward, task.temperature
+    keeps_choices = task.backward is not None
     weights = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
 
     def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Run the ops of group g."""
         state, choices, weights = carry
         for u in range(GROUP):
             k = g * Unsigned(GROUP) + Unsigned(u)
@@ -159,21 +167,21 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
             first_value = take_row(state, first)
             second_value = take_row(state, second) + take_row(cost, lag)
             value, weight = _maximum(first_value, second_value, temperature)
-            if keep:
+            if keeps_choices:
                 # The last row of `weights` stays zero. Added to the index of the write it makes the
                 # write wait for `weights`, thus for the choice, which has read the state by then:
                 # otherwise XLA might write first, and copy the state for the choice to read.
                 weights = put_row(weights, weight, Unsigned(u))
                 slot = slot + weights[GROUP, 0].astype(Unsigned)
             state = put_row(state, value + take_row(cost, duration), slot)
-        return state, _enter(choices, weights, g, t) if keep else choices, weights
+        return state, _put_choices(choices, weights, g, t) if keeps_choices else choices, weights
 
     state, choices, _ = count_up(0, program.num_groups, group, (state, choices, weights))
     return state, choices
 
 
-def _enter(choices: Array, weights: Array, g: Array, t: Array) -> Array:
-    """Store the choices of a group: exact ones as the bits of a byte."""
+def _put_choices(choices: Array, weights: Array, g: Array, t: Array) -> Array:
+    """Return the choices with those of group g in tile t: exact ones as the bits of a byte."""
     if weights.dtype == bool:
         bits = [weights[u].astype(jnp.uint8) << u for u in range(GROUP)]
         rows, corner = functools.reduce(jax.lax.bitwise_or, bits)[None], g
@@ -183,7 +191,7 @@ def _enter(choices: Array, weights: Array, g: Array, t: Array) -> Array:
 
 
 def _maximum(first: Array, second: Array, temperature: Array | float | None) -> tuple[Array, Array]:
-    """Maximum (1, lanes) [s] of two operands, and the weight of the second."""
+    """Return the maximum (1, lanes) [s] of two operands, and the weight of the second."""
     # The second wins only if it is larger. Operands come in the order of a node's predecessors, so
     # over a chain of such maxima the first predecessor that attains the maximum wins, as in
     # `recurrence`.
@@ -195,13 +203,9 @@ def _maximum(first: Array, second: Array, temperature: Array | float | None) -> 
     return jnp.maximum(first, second) + smooth, jax.nn.sigmoid(gap / temperature)
 
 
-# The backward pass. For exact maxima the critical path is a bit per configuration, eight to a byte;
-# for smooth ones the path is spread, and a weight takes the place of the bit. The steps are those
-# of reverse mode:
-#
-# 1. the last op is on the path;
-# 2. from the last op to the first, "on the path" goes to the operands that the choices say;
-# 3. a cost counts for every op on the path that uses it.
+# The backward pass. For exact maxima the critical path is a bit per configuration, eight to a byte,
+# for smooth ones a weight. The last op is on the path; from there to the first op, "on the path"
+# goes to the operands that the choices name; a cost counts for every op on the path that uses it.
 #
 # Example: op 2 = max(op 0, op 1 + lag) waited for op 1 in configurations 1 and 3 of eight.
 #
@@ -222,7 +226,7 @@ def counts_on_path(
     num_columns: int,
     dtype: np.dtype[Any],
 ) -> Array:
-    """Count the costs on the critical path of each configuration."""
+    """Return the counts (columns, configurations) of costs on each critical path."""
     is_bits = choices.dtype == jnp.uint8
     width = choices.shape[1] // (BITS if is_bits else 1)
     length = min(STRETCH, len(program.code))
@@ -231,6 +235,7 @@ def counts_on_path(
     num_stretches = (backward.num_ops + Unsigned(length - 1)) // Unsigned(length)
 
     def stretch(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Follow the paths through a stretch of ops, the last one first, and count its costs."""
         state, on_path, counts = carry
         s = num_stretches - Unsigned(1) - k
         first = s * Unsigned(length)
@@ -248,7 +253,7 @@ def counts_on_path(
 
 
 def _choice(choices: Array, op: Array) -> Array:
-    """Weights (1, width) of the second operand of an op; exact ones as bits."""
+    """Return the weights (1, width) of the second operand of an op; exact ones as bits."""
     # Bytes are transposed, from eight ops of a configuration to eight configurations of an op. Bit
     # i of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of
     # each other, which needs no shuffle across lanes. `_counts` unpacks them the same way.
@@ -267,9 +272,13 @@ def _choice(choices: Array, op: Array) -> Array:
 def _path(
     program: ForwardProgram, choices: Array, state: Array, on_path: Array, first: Array, end: Array
 ) -> tuple[Array, Array]:
-    """Hand "is on the critical path" on from the ops of a stretch to their operands."""
+    """Pass "is on the critical path" from the ops of a stretch to their operands.
+
+    `state` has this for each slot, `on_path` two rows for each op: itself, its second operand.
+    """
 
     def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Pass it on from op end - 1 - k."""
         state, on_path, path = carry
         op = end - Unsigned(1) - k
         first_slot, second_slot, slot = (program.code[op, c] for c in range(3))
@@ -295,26 +304,29 @@ def _path(
 def _counts(
     terms: UIntArray, backward: BackwardProgram, on_path: Array, counts: Array, stretch: Array
 ) -> Array:
-    """Add up the uses of each column, by rows: (columns, configurations); 0 is no cost."""
+    """Return counts (columns, configurations) with the uses in a stretch; column 0 is no cost."""
     # Bits are counted in bytes, a run of uses of one row at a time, and no run is longer than a
     # byte can count; runs are added up in the wider type of the result.
     is_bits = on_path.dtype == jnp.uint8
-    # row i of the parts takes bit i of every byte, that is configurations i * width to (i + 1) *
-    # width - 1 (see `_choice`), so the parts in a row are in the order of the batch
-    parts = (BITS if is_bits else 1, on_path.shape[1])
-    bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, parts, 0)
+    # row i takes bit i of every byte, that is configurations i * width to (i + 1) * width - 1 (see
+    # `_choice`), so the rows one after the other are in the order of the batch
+    shape = (BITS if is_bits else 1, on_path.shape[1])
+    bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, shape, 0)
 
     def run(r: Array, counts: Array) -> Array:
+        """Add the uses of run r, which are of one cost row, to the row's two columns."""
         row, first, end = (backward.runs[r, c] for c in range(3))
 
         def use(k: Array, total: Array) -> Array:
+            """Add use k where its op, or its second operand, is on the path."""
             share = take_row(on_path, backward.uses[k])
             return total + (jnp.minimum(share & bit, 1) if is_bits else share)
 
-        total = count_up(first, end, use, jnp.zeros(parts, on_path.dtype))
+        total = count_up(first, end, use, jnp.zeros(shape, on_path.dtype))
         new = total.astype(counts.dtype).reshape(1, -1)
 
         def term(k: Array, counts: Array) -> Array:
+            """Add the total to the column of term k."""
             column = terms[row, k]
             return put_row(counts, take_row(counts, column) + new, column)
 

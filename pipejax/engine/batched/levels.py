@@ -1,15 +1,13 @@
 """The interpreter's values level by level, between two buffers: no operand is copied.
 
-XLA updates a buffer in place only where nothing else of the same computation reads it. An op whose
-operands and result are rows of one buffer therefore has its operands copied first, which takes
-longer than the op. Here an op of an even level writes a row of one buffer and reads rows of the
-other alone, and an op of an odd level the other way round: its level is the length of the longest
-chain of ops before it. Along most edges of a pipeline's program the level rises by one. A value
-that is read where it rises by an even number is first copied to the other buffer, by an op like
-any other.
+XLA copies the operands of an op if its result is a row of the same buffer, which takes longer than
+the op. Here an op of an even level writes a row of one buffer and reads rows of the other alone,
+and an op of an odd level the other way round: its level is the length of the longest chain of ops
+before it. Along most edges of a pipeline's program the level rises by one. If it rises by an even
+number, an additional op first copies the value to the other buffer.
 
-Levels are as long as the program says, and padded to whole strides of a few ops that stand in one
-iteration. The program is data, as in `interpreter_loops`.
+Levels are padded to whole strides, the ops of one iteration. The program is data, as in
+`interpreter_loops`.
 """
 
 import dataclasses
@@ -47,9 +45,10 @@ from pipejax.engine.batched.interpreter_loops import (
 from pipejax.engine.lowering.program import ZERO
 
 STRIDE = 4  # ops of one iteration
-# of a row: an op is found once for a whole one, but many long rows of costs leave the cache
-ROW_BYTES, LONG_ROW_BYTES, FEW_ROWS = 512, 1024, 16
-MOST_PADDING = 1.25  # ops with copies and padding over those of the program, where levels still pay
+# of a row of configurations: long rows decode an op once for more of them, but with more than
+# MAX_LONG_ROWS rows of costs they leave the cache
+ROW_BYTES, LONG_ROW_BYTES, MAX_LONG_ROWS = 512, 1024, 16
+MAX_OPS_RATIO = 1.25  # of ops with copies and padding to those of the program, where levels pay
 
 Ops = Int[NumpyArray, " ops"]
 Carry = tuple[Array, Array, Array, Array, Array]  # values, columns, cost, even and odd buffer
@@ -73,26 +72,27 @@ jax.tree_util.register_dataclass(LevelProgram)
 
 
 def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
-    """Encode a program as data, level by level; None where that takes too many ops more."""
+    """Encode a program as data, level by level; None if that needs too many additional ops."""
     level = _levels(ops)
     first, second, lag, duration, levels = _with_copies(ops, level)
     size = np.bincount(levels)
     size = np.append(size, np.zeros(len(size) % 2, int))  # levels go in pairs
     ends = np.append(0, np.cumsum(-(-size // STRIDE)))
-    if ends[-1] * STRIDE > max(MOST_PADDING * ops.num_ops, LEAST_OPS):
+    if ends[-1] * STRIDE > max(MAX_OPS_RATIO * ops.num_ops, LEAST_OPS):
         return None
     order = np.argsort(levels, kind="stable")
     slot, num_slots = allocate(first, second, levels, num_buffers=2)
-    # place in the code: behind the strides of all levels before, by rank in the own level
+    # Levels of 5 and 2 ops take 2 strides and 1: they begin at rows 0 and 8 of the code, and the
+    # ranks in their level are 0 1 2 3 4 0 1, so the rows are 0 1 2 3 4 8 9.
     rank = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
-    place = np.repeat(ends[:-1] * STRIDE, size) + rank
+    code_row = np.repeat(ends[:-1] * STRIDE, size) + rank
     slots = np.append(slot, [NEVER_SLOT, START_SLOT])  # of operands -2 and -1
     row = rows.row_of_position
     columns = (slots[first], slots[second], slot, row[lag], row[duration])
     code = np.empty((bucket(ends[-1] * STRIDE, LEAST_OPS), len(columns)), Unsigned)
     # padding writes max(0, -inf) to a slot that no op reads
     code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
-    code[place] = np.stack(columns, axis=1)[order]
+    code[code_row] = np.stack(columns, axis=1)[order]
     return LevelProgram(
         code=code,
         ends=padded(ends[:, None], len(code) // STRIDE + 2)[:, 0],  # no level is empty but the last
@@ -101,13 +101,13 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
         terms=padded(rows.terms, width(rows)),
         num_rows=np.array(len(rows.terms), Unsigned),
         num_slots=bucket(num_slots, LEAST_SLOTS),
-        row_bytes=LONG_ROW_BYTES if len(rows.terms) <= FEW_ROWS else ROW_BYTES,
+        row_bytes=LONG_ROW_BYTES if len(rows.terms) <= MAX_LONG_ROWS else ROW_BYTES,
     )
 
 
 def _levels(ops: BinaryOps) -> Ops:
-    """Count the ops of the longest chain before each op (ops)."""
-    # the constants, operands -1 and -2, are the last entries; they are before level 0
+    """Return the length of the longest chain of ops before each op (ops)."""
+    # the constants, operands -1 and -2, index the last two entries; they are before level 0
     level = [0] * ops.num_ops + [-1, -1]
     for op, (first, second) in enumerate(zip(ops.first.tolist(), ops.second.tolist(), strict=True)):
         level[op] = max(level[first], level[second]) + 1
@@ -115,20 +115,23 @@ def _levels(ops: BinaryOps) -> Ops:
 
 
 def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
-    """Add a copy of each value that is read an even number of levels later."""
-    # It stands a level behind its value, in the other buffer, where those readers find it. So is
-    # the makespan copied, the last op's value, if that is on an odd level. Returns operands, cost
-    # positions and levels of all ops, not in order.
+    """Add a copy of each value that is read an even number of levels later.
+
+    Return both operands, the cost positions of lag and duration, and the levels of all ops.
+    """
+    # A copy is an op one level after its value, in the other buffer, where those readers find it.
+    # The makespan, the value of the last op, is copied too if it is on an odd level.
     operands = [ops.first.copy(), ops.second.copy()]
-    even = [
+    readers = [
         np.flatnonzero((operand >= 0) & ((level - level[operand]) % 2 == 0)) for operand in operands
     ]
-    read = [operand[at] for operand, at in zip(operands, even, strict=True)]
-    # nobody reads the last op, so its copy is the last one
-    copied = np.unique(np.concatenate([*read, [ops.num_ops - 1] * (level[-1] % 2)]))
+    values = [operand[rows] for operand, rows in zip(operands, readers, strict=True)]
+    # no op reads the last op, so its copy is the last one
+    copied = np.unique(np.concatenate([*values, [ops.num_ops - 1] * (level[-1] % 2)]))
     copied = copied.astype(np.int64)
-    for operand, at, values in zip(operands, even, read, strict=True):
-        operand[at] = ops.num_ops + np.searchsorted(copied, values)
+    # of 10 ops, 3 and 7 are copied as ops 10 and 11: operand 7 becomes 10 + 1
+    for operand, rows, value in zip(operands, readers, values, strict=True):
+        operand[rows] = ops.num_ops + np.searchsorted(copied, value)
     free = np.full(len(copied), ZERO)
     return (
         np.append(operands[0], copied),
@@ -142,10 +145,11 @@ def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
 def values_by_level(
     program: LevelProgram, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> Array:
-    """Run a program over tiles of lanes, from the first configuration on."""
+    """Return the makespans of (tiles, lanes) configurations, from the first one on [s]."""
     dtype, lanes = pieces[0].dtype, tiles[1]
 
     def tile(t: Array, carry: Carry) -> Carry:
+        """Solve tile t, and write its makespans."""
         values, columns, cost, even, odd = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(lanes))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
@@ -154,7 +158,7 @@ def values_by_level(
         )
         return put_row(values, take_row(even, program.last), t), columns, cost, even, odd
 
-    # what a tile needs is made once, and written over by the next one
+    # buffers are allocated once, and each tile overwrites those of the previous one
     slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
     buffer = jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype)
     empty = functools.partial(jnp.zeros, dtype=dtype)

@@ -6,9 +6,8 @@ ones, and `interpreter_loops.py` for everything else. All follow the first-prede
 `recurrence.py`, so a batch gives what `makespan` gives one by one.
 
 For JAX's transformations the makespans are one function with a derivative rule, `_values`:
-d makespan = sum of counts times d cost. That is linear in d cost, so forward and reverse mode both
-follow. The counts come from what solves the batch (`_solve`): costs that are numbers go to threads,
-parts and devices, tracers to the interpreter's loops, inside of the caller's trace.
+d makespan = sum of counts times d cost. `_solve` returns the counts: numbers go to threads, parts
+and devices, tracers to the interpreter's loops, inside of the caller's trace.
 """
 
 import functools
@@ -62,9 +61,9 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, program_for
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
-WORTH_UNROLLING = 10**6  # ops times configurations from which a compilation of its own pays
-WORTH_LEVELS = 10**7  # the same from which loops of their own pay for the values of long programs
-WORTH_COMPILING = 10**6  # numbers in a batch that are not copied for the sake of a compilation
+MIN_UNROLLED_WORK = 10**6  # ops times configurations from which a kernel of its own pays
+MIN_LEVELS_WORK = 10**7  # the same from which loops by level pay, for values alone
+MIN_UNCOPIED_NUMBERS = 10**6  # in a batch that compiles for its own shapes instead of a bucket
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 Values = Float[Array, " batch"]
@@ -79,32 +78,32 @@ class _Plan:
 
     @functools.cached_property
     def values(self) -> Task:
-        """The task of all loops that also run elsewhere than on a CPU."""
+        """Return the task of the loops that run on any device."""
         return Task(forward_program(self.ops, self.rows), None)
 
     @functools.cached_property
     def levels(self) -> LevelProgram | None:
-        """The program for values alone on a CPU, where it has levels that are worth it."""
+        """Return the program by level, for values alone on a CPU; None if levels do not pay."""
         return level_program(self.ops, self.rows)
 
     @functools.cached_property
     def counts(self) -> Task:
-        """The task with its backward pass, built only for gradients."""
+        """Return the task with its backward pass, built only for gradients."""
         return self.values._replace(backward=backward_program(self.ops, self.rows))
 
     @functools.cached_property
     def unrolled(self) -> Callable[[Leaves], Values]:
-        """A kernel compiled for this program, which is freed with the plan."""
+        """Return a kernel compiled for this program, which is freed with the plan."""
         return unrolled(self.ops, self.rows)
 
     @functools.cached_property
     def unrolled_with_counts(self) -> dict[np.dtype, KernelWithCounts | None]:
-        """By the type of costs: the same with how often each cost is on the path, or None."""
+        """Return by the type of costs the same kernel with counts of costs on the path, or None."""
         dtypes = (np.dtype(np.float32), np.dtype(np.float64))
         return {dtype: unrolled_with_counts(self.ops, self.rows, dtype) for dtype in dtypes}
 
 
-# a plan holds no program, so that a program which nobody else holds goes, and its plans with it
+# a plan refers to no program, so that unused programs are freed, and their plans with them
 _plans: weakref.WeakKeyDictionary[Program, dict[Shapes, _Plan]] = weakref.WeakKeyDictionary()
 
 
@@ -118,10 +117,12 @@ class _Problem(NamedTuple):
     pairs: Program | None = None
 
     def task(self, with_counts: bool) -> Task:
+        """Return the task of the loops."""
         task = self.plan.counts if with_counts else self.plan.values
         return task._replace(temperature=self.temperature)
 
     def read(self, leaves: Leaves) -> Leaves:
+        """Return the leaves that the program reads."""
         times = leaves if self.pairs is None else with_pair_times(self.pairs, leaves)
         return self.plan.rows.only_read(times)
 
@@ -135,10 +136,10 @@ def makespans(
     unroll: bool | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Found:
-    """Makespans of a batch of costs.
+    """Return the makespans of a batch of costs.
 
     A JAX function of the costs: jit, vmap, grad, jvp and jacfwd work and compose. Outside of jit
-    it always takes the fastest way, under grad and vmap too; where jit traces the costs, the same
+    it always takes the fastest way, under grad and vmap too; if jit traces the costs, the same
     loops become part of the caller's computation, on one thread.
 
     Costs that are numbers are solved in float32 where all arrays among them are float32, as they
@@ -153,8 +154,8 @@ def makespans(
       program: lowered schedule.
       costs: every leaf a scalar, or with a leading batch axis N: (N,), (N, stages), (N, stages,
         microbatches), ...
-      batch_size: N, where shapes do not say it: all leaves are scalars, or all could as well be
-        those of one configuration, as `makespan` reads them.
+      batch_size: N, needed if all leaves are scalars, or if all could as well be those of one
+        configuration, as `makespan` reads them.
       temperature: smooth maxima T log(sum exp(x / T)) instead of exact ones; tends to them from
         above as T goes to 0 [s].
       unroll: whether to compile the program into one kernel of its own (exact maxima of costs that
@@ -194,10 +195,10 @@ def makespans(
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, unroll, max_bytes)
     read = problem.read(leaves)
     if is_traced(read):
-        return _whole(_values(problem, read), size)
+        return _broadcast(_values(problem, read), size)
     values, _ = _solve(problem, read)
     check_finite(values, costs)
-    return _whole(values, size)
+    return _broadcast(values, size)
 
 
 def makespans_and_grad(
@@ -208,9 +209,10 @@ def makespans_and_grad(
     temperature: float | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[Found, Costs]:
-    """Makespans of a batch, and the derivative with respect to every cost.
+    """Return the makespans of a batch, and their derivatives with respect to every cost.
 
-    One choice per op is kept, not the finish times; the counts follow it back from the end.
+    The forward pass stores one choice per op, not the finish times; a backward pass follows them
+    from the end and counts the costs.
 
     Args:
       program: lowered schedule.
@@ -220,8 +222,8 @@ def makespans_and_grad(
       max_bytes: costs and results on the device at once; a larger batch goes through in parts.
 
     Returns:
-      (batch) makespans [s], and how often each cost stands on the critical path: a batch axis
-      first on every leaf, then one entry per stage or link where the cost has them.
+      (batch) makespans [s], and the count of each cost on the critical path: a batch axis first on
+      every leaf, then one entry per stage or link where the cost has them.
 
     Raises:
       ValueError: as `makespans`.
@@ -243,14 +245,14 @@ def makespans_and_grad(
     if problem.pairs is not None:
         counts = counts_of_ops(problem.pairs, leaves, counts)
     gradient = {
-        name: _whole(counts.get(name, np.zeros((1,) * leaf.ndim, leaf.dtype)), size, leaf.shape[1:])
-        for name, leaf in leaves.items()
+        name: _broadcast(counts.get(name, np.zeros((1,) * x.ndim, x.dtype)), size, *x.shape[1:])
+        for name, x in leaves.items()
     }
-    return _whole(values, size), unchecked_costs(gradient)
+    return _broadcast(values, size), unchecked_costs(gradient)
 
 
-def _whole(result: Any, size: int, trailing: tuple[int, ...] = ()) -> Any:
-    """Write a result out for the whole batch, where all configurations share it."""
+def _broadcast(result: Any, size: int, *trailing: int) -> Any:
+    """Return a result of shape (size or 1, trailing..) for all configurations of the batch."""
     if is_traced(result):
         return jnp.broadcast_to(result, (size, *trailing))
     if result.shape != (size, *trailing):
@@ -268,7 +270,7 @@ def _prepare(
     unroll: bool | None,
     max_bytes: int,
 ) -> tuple[_Problem, Leaves, int]:
-    """Check a batch; return how its program is solved, its costs and its size."""
+    """Check a batch; return its problem, the leaves of its costs and its size."""
     if temperature is not None and not are_positive([temperature], 1):
         raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}")
     if unroll is not None:
@@ -312,7 +314,7 @@ def _plan(program: Program, costs: Costs) -> _Plan:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _values(problem: _Problem, leaves: Leaves) -> Values:
-    """Makespans as a function that JAX differentiates: (batch) makespans [s]."""
+    """Return makespans (batch) [s], as a function that JAX differentiates."""
     return _solve(problem, leaves)[0]
 
 
@@ -320,28 +322,28 @@ def _values(problem: _Problem, leaves: Leaves) -> Values:
 def _values_jvp(
     problem: _Problem, primals: tuple[Leaves], tangents: tuple[Leaves]
 ) -> tuple[Values, Values]:
-    """Sum the tangents over the critical path of each configuration."""
+    """Return makespans (batch), and tangents: the sum of those of costs on the critical path."""
     # Counts of exact maxima are constant almost everywhere, so they get no derivatives. An outer
     # level of differentiation then sees their costs as plain numbers, which the fast loops solve;
     # what that level differentiates is the value, by this rule.
-    (leaves,), (moved,) = primals, tangents
+    (leaves,), (leaf_tangents,) = primals, tangents
     fixed = leaves if problem.temperature is None else _without_curvature(leaves)
     values, counts = _solve(problem, jax.lax.stop_gradient(fixed), with_counts=True)
     if is_traced(leaves):
         values = _values(problem, leaves)
-    return values, _along_path(counts, {name: moved[name] for name in counts})
+    return values, _path_sum(counts, {name: leaf_tangents[name] for name in counts})
 
 
 @compiled
-def _along_path(counts: Leaves, moved: Leaves) -> Values:
-    """Sum (batch) over the path in one compiled function: op by op dispatch takes far longer."""
-    products = [count * moved[name] for name, count in counts.items()]
+def _path_sum(counts: Leaves, tangents: Leaves) -> Values:
+    """Return the sum (batch) of counts times tangents; compiled, for dispatch takes far longer."""
+    products = [count * tangents[name] for name, count in counts.items()]
     return sum(product.reshape(len(product), -1).sum(axis=1) for product in products)
 
 
 @jax.custom_jvp
 def _without_curvature(leaves: Leaves) -> Leaves:
-    """Identity with one derivative: a second one is refused where it would not be 0."""
+    """Return the leaves; a second derivative, which would not be 0, is refused."""
     return leaves
 
 
@@ -356,7 +358,7 @@ def _refuse(primals: tuple[Leaves], tangents: tuple[Leaves]) -> tuple[Leaves, Le
 def _solve(
     problem: _Problem, leaves: Leaves, *, with_counts: bool = False
 ) -> tuple[Values, Leaves]:
-    """Makespans of a batch (batch) [s], and if wanted the counts of each leaf on the path."""
+    """Return makespans (batch) [s], and the counts of each leaf on the path with `with_counts`."""
     if is_traced(leaves):
         return _solve_in_trace(problem, leaves, with_counts)
     dtype = next(iter(leaves.values())).dtype
@@ -365,11 +367,12 @@ def _solve(
 
 
 def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
-    """Solve a traced batch; vmap only makes the batch larger."""
+    """Solve a traced batch with loops in the caller's trace; vmap only makes the batch larger."""
     rows = problem.plan.rows
 
     @jax.custom_batching.custom_vmap
     def solve(leaves: Leaves) -> tuple[Values, Leaves]:
+        """Return makespans (batch) and the counts of each leaf."""
         task = problem.task(with_counts)
         values, counts = interpreted_makespans(task, rows.pieces(leaves), in_trace=True)
         return values, _by_leaf(rows, counts, leaves)
@@ -378,17 +381,19 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     def solve_larger(
         axis_size: int, in_batched: list[dict[str, bool]], leaves: Leaves
     ) -> tuple[tuple[Array, Leaves], tuple[bool, dict[str, bool]]]:
+        """Solve leaves with an axis from vmap before the batch axis, as one larger batch.
+
+        Return the solution, and that all its leaves have the axis from vmap.
+        """
         is_batched = in_batched[0]
         size = max(leaf.shape[is_batched[name]] for name, leaf in leaves.items())
-
-        def flat(leaf: Array, batched: bool) -> Array:
-            if not batched and len(leaf) == 1:
-                return leaf
-            trailing = leaf.shape[1 + batched :]
-            leaf = leaf if batched else leaf[None]
-            return jnp.broadcast_to(leaf, (axis_size, size, *trailing)).reshape(-1, *trailing)
-
-        flattened = {name: flat(leaf, is_batched[name]) for name, leaf in leaves.items()}
+        flattened = dict(leaves)
+        for name, leaf in leaves.items():
+            if is_batched[name] or len(leaf) > 1:  # else a value that all share
+                trailing = leaf.shape[1 + is_batched[name] :]
+                leaf = leaf if is_batched[name] else leaf[None]
+                leaf = jnp.broadcast_to(leaf, (axis_size, size, *trailing))
+                flattened[name] = leaf.reshape(-1, *trailing)
         solution = _solve(problem, flattened, with_counts=with_counts)
         result: tuple[Array, Leaves] = jax.tree.map(
             lambda leaf: jnp.asarray(leaf).reshape(axis_size, size, *leaf.shape[1:]), solution
@@ -399,46 +404,49 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 
 
 def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
-    """Solve a batch of numbers in the fastest way."""
+    """Solve a batch of numbers in parts, in the fastest of three ways."""
     plan, size = problem.plan, max(map(len, leaves.values()))
     dtype = next(iter(leaves.values())).dtype
     unroll = _unrolls(problem, size, dtype, with_counts)
-    is_large = size * plan.ops.num_ops >= WORTH_LEVELS
+    is_large = size * plan.ops.num_ops >= MIN_LEVELS_WORK
     by_level = not with_counts and problem.temperature is None and is_large
     by_level = by_level and jax.default_backend() == "cpu"
-    solved: list[tuple[Values, Counts | None]] = []
+    solutions: list[tuple[Values, Counts | None]] = []
     results = len(plan.rows.terms) if with_counts else 0
-    for part, count, over in _parts(leaves, size, problem.max_bytes, results):
+    for part, count, sharding in _parts(leaves, size, problem.max_bytes, results):
         counts: Counts | None = None
         if unroll and not with_counts:
             values = plan.unrolled(part)
-        elif unroll and over is None and (kernel := plan.unrolled_with_counts[dtype]):
+        elif unroll and sharding is None and (kernel := plan.unrolled_with_counts[dtype]):
             values, counts = kernel(part)
         else:
-            pieces = _pieces(plan.rows, part, count, over)
+            pieces = _pieces(plan.rows, part, count, sharding)
             task = (by_level and plan.levels) or problem.task(with_counts)
-            values, counts = interpreted_makespans(task, pieces, over=over)
+            values, counts = interpreted_makespans(task, pieces, over=sharding)
         if counts is not None:
             counts = _on_host(counts)[:, :count]
-        # what has the right size already spares JAX an operation
-        solved.append((values if len(values) == count else values[:count], counts))
-    values, counts = solved[0] if len(solved) == 1 else jax.tree.map(_joined, *solved)
+        # an array of the right size needs no operation of JAX
+        solutions.append((values if len(values) == count else values[:count], counts))
+    values, counts = solutions[0] if len(solutions) == 1 else jax.tree.map(_joined, *solutions)
     return values, _by_leaf(plan.rows, counts, leaves)
 
 
-def _joined(*parts: Any) -> Any:
-    xp: Any = jnp if isinstance(parts[0], jax.Array) else np
-    return xp.concatenate(parts, axis=-1)
+def _joined(*arrays: Any) -> Any:
+    """Concatenate arrays along the batch, their last axis."""
+    xp: Any = jnp if isinstance(arrays[0], jax.Array) else np
+    return xp.concatenate(arrays, axis=-1)
 
 
 def _parts(
     leaves: Leaves, size: int, max_bytes: int, results: int
 ) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
-    """Cut costs into parts of at most `max_bytes`, each with its size."""
-    # A batch that is laid out over several devices stays whole.
-    over = batch_sharding(leaves)
-    if over is not None:
-        yield leaves, size, over
+    """Yield costs in parts of at most `max_bytes`, with size and sharding.
+
+    A batch that is laid out over several devices is one part.
+    """
+    sharding = batch_sharding(leaves)
+    if sharding is not None:
+        yield leaves, size, sharding
         return
     dtype = next(iter(leaves.values())).dtype
     columns = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves.values() if len(leaf) > 1)
@@ -449,39 +457,42 @@ def _parts(
             name: leaf[low : low + count] if len(leaf) > count else leaf
             for name, leaf in leaves.items()
         }
-        placed, over = spread_out(cut, count, LANES)
-        yield placed, count, over
+        placed, sharding = spread_out(cut, count, LANES)
+        yield placed, count, sharding
 
 
 def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
+    """Return whether a batch is to be solved by a kernel of its own."""
     if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
         return False
     if problem.unroll is not None and not with_counts:
         return problem.unroll
     num_ops = problem.plan.ops.num_ops
-    # costs that differ by microbatch are read once each: a kernel of its own has nothing to keep
-    shares = 2 * problem.plan.rows.num_columns <= num_ops
-    pays = shares and num_ops <= MAX_OPS and size * num_ops >= WORTH_UNROLLING
+    # costs that differ by microbatch are read once each: a kernel would reuse none in registers
+    reuses_costs = 2 * problem.plan.rows.num_columns <= num_ops
+    pays = reuses_costs and num_ops <= MAX_OPS and size * num_ops >= MIN_UNROLLED_WORK
     if problem.temperature is not None or not pays:
         return False
     return not with_counts or problem.plan.unrolled_with_counts[dtype] is not None
 
 
 def _on_host(counts: Counts) -> Counts:
-    """Counts as a NumPy array, where this process holds all of them."""
+    """Return counts as a NumPy array if this process holds all of them."""
     if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
         return counts
     return np.asarray(counts)
 
 
 def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None) -> Pieces:
-    """Arrange the fields that a program reads for the interpreter."""
-    # A large batch is passed as it is and compiles for each combination of shapes. A small one is
-    # copied into a matrix of a bucket of sizes, whose padding is never read.
-    if over is None and jax.default_backend() == "cpu":  # seen as NumPy's they need no copies
+    """Return the fields that a program reads as matrices (batch or 1, entries).
+
+    A large batch compiles for its shapes. A small one is copied into one matrix of a bucket of
+    sizes, whose padding is never read.
+    """
+    if over is None and jax.default_backend() == "cpu":  # as NumPy arrays they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     pieces, columns = rows.pieces(leaves), width(rows) - 1
-    if over is not None or size * (columns + 1) >= WORTH_COMPILING:
+    if over is not None or size * (columns + 1) >= MIN_UNCOPIED_NUMBERS:
         return pieces
     dtype = pieces[0].dtype
     matrix = np.empty((max(size, LANES), columns), dtype)

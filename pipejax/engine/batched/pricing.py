@@ -3,9 +3,9 @@
     numbers --price--> Costs --solve--> makespans, counts --> slopes
 
 A function `price_one(shared, at, row)` prices one configuration: it returns a tree of arrays, such
-as `Costs`, from what all configurations share, from the numbers that slopes are taken by, and from
-what else differs between configurations. It is a function of a module or a record that can be
-called: programs are compiled for it, equal ones share them, and all numbers are arguments.
+as `Costs`, from inputs that all configurations share, from the numbers that slopes are by (`at`),
+and from other inputs of the configuration (`row`). It is a function of a module, or a record that
+can be called: programs are compiled for it, equal ones share them, and all numbers are arguments.
 
 The counts of the costs on the critical path (`makespans_and_grad`) turn a step time into a plain
 sum of costs, whose slopes are those of the step time: `priced_on_host` takes them forwards,
@@ -58,7 +58,7 @@ PriceOne = Callable[..., Tree]
 
 
 def batch_length(batch: Tree) -> int:
-    """Number of configurations of a batch."""
+    """Return the number of configurations of a batch."""
     return len(jax.tree.leaves(batch)[0])
 
 
@@ -70,12 +70,11 @@ def filled(batch: Tree, size: int) -> Tree:
 
 def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None = None) -> Tree:
     """Call a function on parts of one size, the last filled up; join the results on the host."""
-    # Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6). Where nothing is said,
-    # few make a small part.
+    # Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6).
     size = batch_length(batch)
     at_once = at_once or (int(SIZES[0]) if size <= SIZES[0] else PART)
-    whole = -(-size // at_once) * at_once
-    rows = np.minimum(np.arange(whole), size - 1).reshape(-1, at_once)
+    full_size = -(-size // at_once) * at_once
+    rows = np.minimum(np.arange(full_size), size - 1).reshape(-1, at_once)
     parts = [
         jax.tree.map(np.asarray, function(jax.tree.map(lambda leaf, k=part: leaf[k], batch)))
         for part in rows
@@ -92,22 +91,18 @@ def priced(
     *,
     quickly: bool = False,
 ) -> Tree:
-    """Price a batch: what it returns for each, with the axis of configurations first."""
-    # One that returns values takes `times` (batch) behind the row. `quickly` is for few
-    # configurations: it compiles quickly, and computes slowly.
+    """Return the prices of a batch as a tree of arrays (batch, ..).
+
+    A `price_one` that returns values gets `times` (batch) after the row. With `quickly`, for few
+    configurations, it compiles fast and computes slowly.
+    """
     return _compiled(_priced, quickly)(price_one, shared, at, rows, tuple(times))
 
 
 def pulled(
-    price_one: PriceOne,
-    shared: Tree,
-    at: Tree,
-    rows: Tree,
-    counts: Tree,
-    *,
-    quickly: bool = False,
+    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, quickly: bool = False
 ) -> tuple[Tree, Tree]:
-    """Return the prices, and the slopes like `at` of their sum weighted by counts."""
+    """Return the prices, and the derivatives by `at` of their sum weighted by counts."""
     result: tuple[Tree, Tree] = _compiled(_pulled, quickly)(price_one, shared, at, rows, counts)
     return result
 
@@ -128,13 +123,15 @@ def _priced(
 
 
 def _pulled(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:
-    def value_and_slopes(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
-        def price(at: Tree) -> Tree:
-            return jax.tree.map(jnp.asarray, price_one(shared, at, row))
+    """Return prices (batch, ..), and derivatives by `at` of the sum of counts times prices."""
 
-        value, back = jax.vjp(price, at)
+    def value_and_slopes(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
+        """Return both for one configuration."""
+        value, pull_back = jax.vjp(
+            lambda at: jax.tree.map(jnp.asarray, price_one(shared, at, row)), at
+        )
         weights = jax.tree.map(lambda count, cost: count.astype(cost.dtype), counts, value)
-        return value, back(weights)[0]
+        return value, pull_back(weights)[0]
 
     return jax.vmap(value_and_slopes)(at, rows, counts)
 
@@ -149,38 +146,41 @@ def priced_on_host(
     *,
     slopes: bool = False,
 ) -> tuple[Tree, Tree]:
-    """Price few configurations as `priced`, compiling nothing; with `slopes` by all of `at`."""
-    # Without `slopes` what was solved are times alone, and there are none in the result.
+    """Return prices of few configurations, and their slopes by `at`, without compiling.
+
+    Prices have shape (batch, ..), slopes (batch, numbers of at, ..); slopes are None if they are
+    not asked for. `solved` holds times and counts of runs, `moved` the slopes of their costs.
+    """
     leaves, structure = jax.tree.flatten(at)
     size, ends = len(leaves[0]), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
-    along = np.eye(ends[-1])[None]  # one row for each number of `at`
-    lifted = [
-        Many(
-            np.asarray(leaf),
-            {AT: along[..., low:high].reshape(1, -1, *leaf.shape[1:])} if slopes else {},
-        )
-        for leaf, low, high in zip(leaves, ends[:-1], ends[1:], strict=True)
-    ]
+    # the slopes of the numbers by themselves are the identity matrix, a column for each number
+    identity = np.eye(ends[-1])[None]
+    lifted = []
+    for leaf, low, high in zip(leaves, ends[:-1], ends[1:], strict=True):
+        slope = {AT: identity[..., low:high].reshape(1, -1, *leaf.shape[1:])} if slopes else {}
+        lifted.append(Many(np.asarray(leaf), slope))
     times = [
-        Many(time, {} if moved is None else {AT: _sums_along(counts, moved)})
+        Many(time, {} if moved is None else {AT: _path_slopes(counts, moved)})
         for time, counts in solved
     ]
     row = jax.tree.map(to_many, rows)
     prices = price_one(shared, jax.tree.unflatten(structure, lifted), row, *times)
 
-    def whole(part: NumpyArray) -> NumpyArray:
-        return np.broadcast_to(part, (size, *part.shape[1:]))
+    def for_all(leaf: NumpyArray) -> NumpyArray:
+        """Broadcast a leaf to the whole batch."""
+        return np.broadcast_to(leaf, (size, *leaf.shape[1:]))
 
-    def full_slopes(leaf: Any) -> NumpyArray:
-        part = leaf.slopes.get(AT) if isinstance(leaf, Many) else None
-        return whole(np.zeros((1, ends[-1], *np.shape(leaf))) if part is None else part)
+    def slopes_for_all(leaf: Any) -> NumpyArray:
+        """Return the slopes of a leaf, 0 if it depends on none of the numbers."""
+        slope = leaf.slopes.get(AT) if isinstance(leaf, Many) else None
+        return for_all(np.zeros((1, ends[-1], *np.shape(leaf))) if slope is None else slope)
 
-    values = jax.tree.map(lambda leaf: whole(many_values(leaf)), prices)
-    return values, jax.tree.map(full_slopes, prices) if slopes else None
+    values = jax.tree.map(lambda leaf: for_all(many_values(leaf)), prices)
+    return values, jax.tree.map(slopes_for_all, prices) if slopes else None
 
 
-def _sums_along(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]:
-    """Return how far the ends of critical paths move [s] if the costs on them move."""
+def _path_slopes(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]:
+    """Return the slopes of step times: sums of counts times the slopes of costs."""
     sums = np.zeros(())
     for name, move in vars(moved).items():
         if move is not None:
@@ -192,9 +192,10 @@ def _sums_along(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]
 def programs_of_batch(
     table: ScheduleTable, links: Links, costs: Costs
 ) -> Iterator[tuple[Program, Rows | None]]:
-    """Lower a table for a batch of costs, whose axis stands first on every leaf with axes."""
-    # Yields programs, one for each set of messages that lie below `Links.eager_below`, each with
-    # the rows of the batch that it is for; None stands for all.
+    """Yield programs of a table for a batch of costs, each with its rows of the batch; None is all.
+
+    There is one for each set of messages that are below `Links.eager_below`.
+    """
     if not links.eager_below:
         yield lower(table, link=links), None
         return
@@ -209,13 +210,10 @@ def programs_of_batch(
         yield program, None if len(first) == 1 else np.flatnonzero(kind.ravel() == number)
 
 
-# A program in which every op and every message has a cost of its own.
-#
-# Where durations vary from op to op, a cost per phase and stage is not enough. Here the batched
-# engine reads a column for each op and each message, sorted by phase, stage and microbatch, so that
-# schedules of the same ops have the same columns.
+# A program in which every op and every message has its own column of costs, sorted by phase, stage
+# and microbatch, so that schedules of the same ops have the same columns.
 
-LEAST_COLUMNS = 64
+MIN_COLUMNS = 64
 
 Nodes = Int[NumpyArray, " some"]
 
@@ -237,7 +235,11 @@ class PerOpCosts(NamedTuple):
 
 
 def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
-    """Assign every op and every message of a program its own column."""
+    """Return a program with a cost column of its own for every op and every message.
+
+    Columns are padded to a power of two: first ops, then messages that are nodes, then messages
+    that delay an edge, as under the link models "queued" and "blocking".
+    """
     sent = program.messages
     duration, delay = map(np.asarray, costs)
     is_op = (program.phase != Phase.IDLE) & (program.sender == NO_WORKER)
@@ -278,7 +280,7 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
 
 
 def _width(count: int) -> int:
-    return max(LEAST_COLUMNS, 1 << max(0, count - 1).bit_length())
+    return max(MIN_COLUMNS, 1 << max(0, count - 1).bit_length())
 
 
 def _filled(values: NumpyArray, width: int, rest: int = 0) -> NumpyArray:
@@ -286,7 +288,7 @@ def _filled(values: NumpyArray, width: int, rest: int = 0) -> NumpyArray:
 
 
 def _rows(duration_index: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:
-    """One row for every column that is read."""
+    """Return a cost row for every column that is read, with one term each."""
     used = np.union1d(ZERO, np.append(duration_index, lag))
     row_of_position = np.zeros(1 + num_columns, np.int32)
     row_of_position[used] = np.arange(len(used))

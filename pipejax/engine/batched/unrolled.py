@@ -2,8 +2,8 @@
 
 XLA fuses the whole program into a single pass over the batch, which it also splits over the cores.
 That is the fastest form, but its compile time grows with the program; `interpreter.py` takes over
-where it would be too long. There is no backward pass here: how often each cost stands on the
-longest path so far goes along with every value, all counts as bit fields of a few words.
+when it would be too long. There is no backward pass here: every value carries the counts of costs
+on the longest path so far, as bit fields of a few words.
 """
 
 import functools
@@ -23,7 +23,7 @@ from pipejax.engine.batched.interpreter import num_threads, side_by_side
 from pipejax.engine.batched.interpreter_loops import LOOPS
 
 MAX_OPS = 700  # about a second of compilation
-MAX_WITH_COUNTS = 1600  # values and words of the ops: a second of compilation
+MAX_VALUES_AND_WORDS = 1600  # of all ops, with counts: a second of compilation
 
 Code = list[list[int]]  # of each op: its operands, and the rows of lag and own cost
 Values = Float[Array, " batch"]
@@ -38,11 +38,11 @@ IN_ONE_PIECE = LOOPS | {"xla_cpu_use_fusion_emitters": False}
 class BitFields(NamedTuple):
     """The uses of each cost row on a path as bit fields of a few words."""
 
-    # Words add up as the uses do, all fields at once. It does not matter what a field carries over
-    # into the next on the way, for those of a whole path fit.
+    # Words add up as the uses do, all fields together. A field may carry over into the next on the
+    # way, for the sums of a whole path fit.
 
-    once: UInt[NumpyArray, "rows words"]  # what one use of a row adds
-    places: dict[int, tuple[int, int, int]]  # word, lowest bit and width of each field
+    one_use: UInt[NumpyArray, "rows words"]  # number that one use of a row adds
+    places: dict[int, tuple[int, int, int]]  # word, lowest bit and width of each field, by row
     least: Int[NumpyArray, " rows"]  # uses that every path has; fields count those beyond
 
 
@@ -54,11 +54,14 @@ def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
 def unrolled_with_counts(
     ops: BinaryOps, rows: CostRows, dtype: np.dtype
 ) -> KernelWithCounts | None:
-    """Build the same with counts of each column of the costs on the critical path."""
-    # None where it would take long to compile. Words are as wide as costs; where these would be too
-    # many, they have 64 bits, which takes a fifth longer and compiles faster.
+    """Compile a program into a kernel for makespans and counts; None if that would take long.
+
+    Counts (columns, batch) are of each column of the costs on the critical path.
+    """
+    # Words are as wide as costs; if these would be too many, they have 64 bits, which takes a fifth
+    # longer and compiles faster.
     candidates = (bit_fields(ops, rows, bits) for bits in sorted({8 * dtype.itemsize, 64}))
-    few = (f for f in candidates if ops.num_ops * (1 + f.once.shape[1]) <= MAX_WITH_COUNTS)
+    few = (f for f in candidates if ops.num_ops * (1 + f.one_use.shape[1]) <= MAX_VALUES_AND_WORDS)
     if (fields := next(few, None)) is None:
         return None
     options = cpu_options(**IN_ONE_PIECE)
@@ -66,6 +69,7 @@ def unrolled_with_counts(
     solve = jax.jit(kernel, compiler_options=options)
 
     def run(leaves: Leaves) -> tuple[Values, Counts]:
+        """Return makespans (batch) and counts (columns, batch), solved in threads."""
         pieces = rows.pieces({name: np.asarray(leaf) for name, leaf in leaves.items()})
         size = max(map(len, pieces))
         values, counts = np.empty(size, dtype), np.empty((rows.num_columns, size), dtype)
@@ -91,10 +95,11 @@ def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
 def _with_counts(
     ops: BinaryOps, rows: CostRows, fields: BitFields, pieces: tuple[Array, ...]
 ) -> list[Array]:
-    """Makespans (batch) [s], and (batch) uses of each column but the first, that of no cost."""
+    """Return makespans (batch) [s], then uses (batch) of each column but 0, which is no cost."""
     code, size, dtype = _code(ops, rows), max(map(len, pieces)), pieces[0].dtype
 
     def solve(entries: list[Array]) -> list[Array]:
+        """Return makespan and column counts from the costs of one configuration."""
         makespan, second_wins = _forward(code, rows.sums(entries))
         uses = _uses(_words(code, second_wins, fields), fields, dtype)
         column_counts = [jnp.zeros((), dtype)] * rows.num_columns
@@ -104,17 +109,18 @@ def _with_counts(
         return [makespan, *column_counts[1:]]
 
     entries = [jnp.broadcast_to(column, (size,)) for piece in pieces for column in piece.T]
-    return _at_once(solve, entries)
+    return _in_one_pass(solve, entries)
 
 
 def _code(ops: BinaryOps, rows: CostRows) -> Code:
+    """Return first and second operand, and rows of lag and duration, of each op."""
     row = rows.row_of_position
     code: Code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.duration]], axis=1).tolist()
     return code
 
 
 def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
-    """Makespan [s], and of each op with two operands whether it waited for the second."""
+    """Return the makespan [s], and whether each op with two operands waited for the second."""
     values, second_wins = {START: jnp.zeros_like(cost[ZERO_ROW])}, {}
     for op, (first, second, lag, duration) in enumerate(code):
         if second == NO_OPERAND:
@@ -136,76 +142,82 @@ def _plus(value: Array, row: int, cost: list[Array]) -> Array:
 
 
 def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
-    """Fit the uses of every row, as many as any path may have, into words of so many bits."""
+    """Return fields for the uses of every row, as many as any path has, in words of `bits` bits."""
+    # If paths have 2 to 5 uses of row 1 and 0 to 1 of row 2, row 1 has a field of 2 bits for the 0
+    # to 3 uses beyond 2, and row 2 one of 1 bit: a use of row 1 adds 0b001, one of row 2 0b100.
     code, num_rows = _code(ops, rows), len(rows.terms)
     unit = np.eye(num_rows, dtype=np.int64)
     unit[ZERO_ROW] = 0
-    low, high = {START: unit[ZERO_ROW]}, {START: unit[ZERO_ROW]}
+    low, high = {START: unit[ZERO_ROW]}, {START: unit[ZERO_ROW]}  # uses up to the end of each op
     for op, (first, second, lag, duration) in enumerate(code):
-        ways = [(first, ZERO_ROW), (second, lag)]
-        for ends, extreme in ((low, np.minimum), (high, np.maximum)):
-            extremes = [ends[operand] + unit[row] for operand, row in ways if operand != NO_OPERAND]
-            ends[op] = functools.reduce(extreme, extremes) + unit[duration]
+        edges = [(x, row) for x, row in ((first, ZERO_ROW), (second, lag)) if x != NO_OPERAND]
+        for uses, extreme in ((low, np.minimum), (high, np.maximum)):
+            edge_uses = [uses[operand] + unit[row] for operand, row in edges]
+            uses[op] = functools.reduce(extreme, edge_uses) + unit[duration]
     least = low[len(code) - 1]
     places: dict[int, tuple[int, int, int]] = {}
     word = bit = 0
-    for row, more in enumerate((high[len(code) - 1] - least).tolist()):
-        width = more.bit_length()
+    for row, excess in enumerate((high[len(code) - 1] - least).tolist()):
+        width = excess.bit_length()
         if bit + width > bits:
             word, bit = word + 1, 0
         if width:
             places[row] = (word, bit, width)
         bit += width
-    once = np.zeros((num_rows, word + 1), f"u{bits // 8}")
+    one_use = np.zeros((num_rows, word + 1), f"u{bits // 8}")
     for row, (word, bit, _) in places.items():
-        once[row, word] = 1 << bit
-    return BitFields(once, places, least)
+        one_use[row, word] = 1 << bit
+    return BitFields(one_use, places, least)
 
 
 def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list[Array]:
-    """Add up the words of the critical path."""
-    # Those of the path over first operands alone are known. An op's words say how far they are from
-    # these, and change only where an op waits for its second operand.
-    once, num_words = fields.once, fields.once.shape[1]
-    base_words = {START: once[ZERO_ROW]}
-    differences = {START: [jnp.zeros((), once.dtype)] * num_words}
+    """Return the words with the uses of all rows on the critical path."""
+    # The words of the path over first operands alone (`base_words`) are known numbers. Each op
+    # carries the difference from these, which changes only if it waits for its second operand.
+    one_use, num_words = fields.one_use, fields.one_use.shape[1]
+    base_words = {START: one_use[ZERO_ROW]}
+    differences = {START: [jnp.zeros((), one_use.dtype)] * num_words}
     for op, (first, second, lag, duration) in enumerate(code):
         if second == NO_OPERAND:
             base, words = base_words[first], differences[first]
         else:
-            base, words = base_words[second] + once[lag], differences[second]
+            base, words = base_words[second] + one_use[lag], differences[second]
         if op in second_wins:
             gaps, base = base - base_words[first], base_words[first]
             words = [
                 jax.lax.select(second_wins[op], jax.lax.add(word, gap) if gap else word, first_word)
                 for first_word, word, gap in zip(differences[first], words, gaps, strict=True)
             ]
-        base_words[op], differences[op] = base + once[duration], words
+        base_words[op], differences[op] = base + one_use[duration], words
     last = len(code) - 1
-    least = (fields.least[:, None].astype(once.dtype) * once).sum(axis=0, dtype=once.dtype)
+    least = (fields.least[:, None].astype(one_use.dtype) * one_use).sum(axis=0, dtype=one_use.dtype)
     pairs = zip(differences[last], base_words[last] - least, strict=True)
-    return [word + more for word, more in pairs]
+    return [difference + base for difference, base in pairs]
 
 
 def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]:
+    """Return the number of uses of each row from the bit fields of words."""
     uses = [jnp.array(least, dtype) for least in fields.least.tolist()]
     for row, (word, bit, width) in fields.places.items():
-        number = fields.once.dtype.type
+        number = fields.one_use.dtype.type
         field = (words[word] >> number(bit)) & number((1 << width) - 1)
         uses[row] += field.astype(dtype)
     return uses
 
 
-def _at_once(function: Callable[[list[Array]], list[Array]], inputs: list[Array]) -> list[Array]:
-    """Apply a function of numbers, with one result more than inputs, to every entry in one pass."""
+def _in_one_pass(
+    function: Callable[[list[Array]], list[Array]], inputs: list[Array]
+) -> list[Array]:
+    """Return the results (batch) of a function of numbers, one more than inputs, in one pass."""
 
-    # On a CPU, XLA makes kernels of one result each and computes what several share once for each
-    # of them. A reduction may have several. So this is one: over two copies of the inputs, which
-    # are never stored, by a function that ignores what was reduced so far. It takes as many results
-    # as inputs, so the last input is there twice.
-    def newest(_: Sequence[Array], entry: Sequence[Array]) -> tuple[Array, ...]:
+    # On a CPU, XLA compiles a kernel for each result and repeats shared computations in each. Only
+    # a reduction may have several results. So this is one, over two copies of the inputs, which are
+    # never stored, by a function that ignores the value reduced so far. It needs as many results as
+    # inputs, so the last input is passed twice.
+    def reduce_entry(_: Sequence[Array], entry: Sequence[Array]) -> tuple[Array, ...]:
+        """Return the function's results at an entry, whatever was reduced before."""
         return tuple(function(list(entry[:-1])))
 
     copies = [jnp.broadcast_to(row, (2, *row.shape)) for row in (*inputs, inputs[-1])]
     zero = np.zeros((), inputs[0].dtype)[()]
-    return list(jax.lax.reduce(copies, [zero] * len(copies), newest, (0,)))
+    return list(jax.lax.reduce(copies, [zero] * len(copies), reduce_entry, (0,)))

@@ -78,9 +78,7 @@ def lower(
       (13, 2)
     """
     check_types(
-        table=(table, ScheduleTable),
-        step_end=(step_end, bool),
-        costs=(costs, Costs, type(None)),
+        table=(table, ScheduleTable), step_end=(step_end, bool), costs=(costs, Costs, type(None))
     )
     links = Links.resolve(link)
     if links.eager_below and costs is not None:

@@ -7,6 +7,7 @@ Every buffer of a worker has an entry for each stage copy and microbatch, and a 
 values. So instructions need no conditions: an op without a result writes to the last entry.
 """
 
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -55,14 +56,10 @@ class SpmdSizes(NamedTuple):
 
     @classmethod
     def joined(cls, sizes: Iterable["SpmdSizes"]) -> "SpmdSizes":
-        """Return sizes in which all of these fit; shifts need equal numbers of workers."""
-        listed = list(sizes)
-        largest = (max(values) for values in zip(*(size[:7] for size in listed), strict=True))
-        shifts = (
-            tuple(sorted({shift for shifts in values for shift in shifts}))
-            for values in zip(*(size[7:] for size in listed), strict=True)
-        )
-        return cls(*largest, *shifts)
+        """Return the largest of each size and the union of shifts, of as many workers."""
+        *sizes_by_field, activations, gradients = zip(*sizes, strict=True)
+        shifts = (tuple(sorted({*itertools.chain(*sets)})) for sets in (activations, gradients))
+        return cls(*map(max, sizes_by_field), *shifts)
 
 
 class Instructions(NamedTuple):

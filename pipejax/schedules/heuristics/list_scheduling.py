@@ -48,7 +48,7 @@ NO_GOAL = Goal()
 
 
 def list_schedule(work: Work, rules: Rules, goal: Goal = NO_GOAL) -> Timeline | None:
-    """Schedule all ops by some rules; None if memory blocks an op for ever, or past the goal."""
+    """Schedule all ops by rules; None if memory blocks an op for ever, or the goal is missed."""
     run = _ListScheduler(work, rules, goal).run()
     computed = sum(phase in KIND for phase, *_ in run.log)
     return run if computed == work.total else None

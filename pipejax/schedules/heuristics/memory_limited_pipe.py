@@ -189,6 +189,7 @@ class _Rounds:
     """One run of the heuristic: it chooses the next op of each stage, a timeline runs it."""
 
     def __init__(self, pipe: LimitedPipe, rules: RoundRules) -> None:
+        """Begin an empty timeline of a pipe's ops; `back` is the time of messages back."""
         self.rules, self.total, self.stages = rules, pipe.num_microbatches, range(pipe.num_stages)
         work = pipe.work()
         self.timeline = Timeline(work)

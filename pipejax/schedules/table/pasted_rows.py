@@ -76,7 +76,7 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
 
 
 def _list_lines(text: str) -> list[str]:
-    """Return each list in brackets as a line, behind the number that stands before it."""
+    """Return each list in brackets as a line, with the number before it, if any, in front."""
     lists = [*re.finditer(r"([^\[\]]*)\[([^\[\]]*)\]", text)]
     outside = [*(cells[1] for cells in lists), text[lists[-1].end() if lists else 0 :]]
     if rest := [part.strip("()]}, \n") for part in outside if _OP.search(part)]:

@@ -145,6 +145,7 @@ class _StageNeeds:
     def __init__(
         self, row: Sequence[Cell], compute: Sequence[AnyPhase], lookahead: Lookahead
     ) -> None:
+        """Find the stages of each cell's ops with phases in `compute`; check that they fit."""
         self._lookahead, self._row = lookahead, row
         # different stages of the ops of each cell
         self.stages = [

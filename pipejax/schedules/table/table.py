@@ -125,9 +125,6 @@ class ScheduleTable(Content, Drawn):
           weights: which weights a forward reads, where U cells update them.
           grammar: kinds and rules of its own, slices, a graph of stages.
 
-        Returns:
-          The table.
-
         Raises:
           ScheduleError: if a cell is not an op or the schedule cannot run.
 

@@ -14,14 +14,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import check_types, resolve_choice, whole_number
+from pipejax.base.checks import check_types, resolve_choice
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import abbreviated
+from pipejax.base.file_fields import (
+    FLAG,
+    NUMBER,
+    TEXT,
+    FieldKind,
+    Fields,
+    FileField,
+    choice,
+    read_fields,
+    section,
+    whole,
+)
 from pipejax.base.files import read_file
 from pipejax.base.progress import Notice
 from pipejax.schedules.cells.cells import WeightRule
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
+    COMPUTING,
+    MICROBATCH,
     SHARDING,
     CustomPhase,
     Op,
@@ -34,25 +48,57 @@ from pipejax.schedules.cells.ops import (
 from pipejax.schedules.table import pasted_rows
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
-GRAMMAR = ("kinds", "rules", "items", "slices", "forward_only", "graph", "lanes")
-_KIND_KEYS: Mapping[str, Any] = {  # keys of a kind of op in JSON, and the types of their values
-    "letters": str,
-    "name": str,
-    "time": str,
-    "lane": str,
-    "of": str,
-    "together": bool,
-    "slot": (int, float),
-    "at_start": dict,
-    "at_end": dict,
-    "look": list,
+
+def _with_form(has_form: Callable[[Any], bool], form: str, json_type: str) -> FieldKind:
+    """Return the kind of values with a form, which errors describe."""
+
+    def check(value: Any, where: str) -> Any:
+        if not has_form(value):
+            raise ValueError(f"{where} must be {form}, got {abbreviated(value)}")
+        return value
+
+    return FieldKind(check, {"type": json_type, "description": form})
+
+
+def _list_kind(form: str, *types: type) -> FieldKind:
+    return _with_form(lambda value: _is_list(value, *types), form, "array")
+
+
+_OBJECT = _with_form(lambda value: isinstance(value, dict), "an object", "object")
+_KIND: Fields = {  # of a kind of op; name and time default to the letters
+    "letters": FileField(TEXT, None),
+    "name": FileField(TEXT, None),
+    "time": FileField(TEXT, None),
+    "lane": FileField(TEXT, COMPUTING),
+    "of": FileField(TEXT, MICROBATCH, target="scope"),
+    "together": FileField(FLAG, False, target="is_collective"),
+    "slot": FileField(NUMBER, None),
+    "at_start": FileField(_OBJECT, {}),
+    "at_end": FileField(_OBJECT, {}),
+    "look": FileField(_list_kind("a list of colours", str), None),
 }
-_KIND_FIELDS = {"of": "scope", "together": "is_collective"}  # field of `OpKind`, if not the key
+GRAMMAR: Fields = {
+    "kinds": FileField(_list_kind("a list of objects", dict), []),
+    "rules": FileField(_list_kind("a list of texts", str), []),
+    "items": FileField(_OBJECT, {}),
+    "slices": FileField(whole(), 1),
+    "forward_only": FileField(FLAG, False),
+    "graph": FileField(
+        _with_form(
+            lambda value: _is_list(value, list) and all(len(edge) == 2 for edge in value),
+            "a list of pairs of stages",
+            "array",
+        ),
+        [],
+    ),
+    "lanes": FileField(_OBJECT, {}),
+}
 
 
 def _kind_data(phase: CustomPhase, part_names: Mapping[int, str]) -> dict[str, Any]:
     """Return a custom kind of op for JSON, without the fields that have their default."""
-    values = {key: getattr(phase.kind, _KIND_FIELDS.get(key, key), None) for key in _KIND_KEYS}
+    fields = _KIND.items()
+    values = {key: getattr(phase.kind, field.target or key, None) for key, field in fields}
     for moment in ("at_start", "at_end"):
         changes = getattr(phase.kind, moment)
         values[moment] = {part_names[part]: change for part, change in changes.items()}
@@ -74,63 +120,39 @@ def grammar_data(grammar: Grammar) -> dict[str, Any]:
         "graph": [list(edge) for edge in grammar.graph],
         "lanes": dict(grammar.lanes),
     }
-    usual = {"slices": 1, "forward_only": False}
-    return {name: value for name, value in data.items() if value not in ([], {}, usual.get(name))}
+    return {name: value for name, value in data.items() if value != GRAMMAR[name].default}
 
 
-def read_grammar(data: Mapping[str, Any]) -> Grammar:
-    """Read the grammar of a table from the keys of its JSON object."""
-    fields = {name: data[name] for name in GRAMMAR if name in data}
-    if not fields:
+def _read_grammar(fields: Mapping[str, Any]) -> Grammar:
+    """Return the grammar of a table from the fields of its file."""
+    own_fields = {name: fields[name] for name in GRAMMAR}
+    if all(own_fields[name] == field.default for name, field in GRAMMAR.items()):
         return USUAL
     try:
-        for name, value in fields.items():
-            has_form, form = _GRAMMAR_FORMS[name]
-            if not has_form(value):
-                raise ValueError(f"{name} must be {form}, got {value!r}")
-        pairs = [_kind(entry) for entry in fields.pop("kinds", [])]
+        pairs = [_kind(entry) for entry in own_fields.pop("kinds")]
         kinds = dict(pairs)
         if len(kinds) < len(pairs):
             letters = [letters for letters, _ in pairs]
             raise ValueError(f"letters of kinds stand once each, got {letters}")
-        graph = [tuple(edge) for edge in fields.pop("graph", [])]
-        return Grammar(kinds=kinds, graph=graph, **fields)
+        graph = [tuple(edge) for edge in own_fields.pop("graph")]
+        return Grammar(kinds=kinds, graph=graph, **own_fields)
     except ValueError as error:
         raise ScheduleError(f"the table's own kinds and rules: {error}") from None
 
 
-_GRAMMAR_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "kinds": (lambda value: _is_list(value, dict), "a list of objects"),
-    "rules": (lambda value: _is_list(value, str), "a list of texts"),
-    "items": (lambda value: isinstance(value, dict), "an object of numbers"),
-    "slices": (lambda value: type(value) is int, "a whole number"),
-    "forward_only": (lambda value: isinstance(value, bool), "true or false"),
-    "graph": (
-        lambda value: _is_list(value, list) and all(len(edge) == 2 for edge in value),
-        "a list of pairs of stages",
-    ),
-    "lanes": (lambda value: isinstance(value, dict), "an object of lanes by letters"),
-}
-
-
 def _kind(entry: Mapping[str, Any]) -> tuple[str, OpKind]:
-    """Read the letters and the record of a kind of op; name and time default to the letters."""
-    for key, value in entry.items():
-        resolve_choice(key, tuple(_KIND_KEYS), "key of a kind")
-        if not isinstance(value, _KIND_KEYS[key]):
-            raise ValueError(f"{key} of a kind cannot be {value!r}")
-    fields = {_KIND_FIELDS.get(key, key): value for key, value in entry.items()}
-    letters = fields.pop("letters", None)
-    if "look" in fields:
-        fields["look"] = tuple(fields["look"])
-    return letters, OpKind(**{"name": letters, "time": letters, **fields})
+    """Read the letters and the record of a kind of op."""
+    values = read_fields(_KIND, entry, "a kind")
+    letters, look = values.pop("letters"), values.pop("look")
+    values |= {name: values[name] or letters for name in ("name", "time")}
+    fields = {_KIND[name].target or name: value for name, value in values.items()}
+    return letters, OpKind(look=None if look is None else tuple(look), **fields)
 
 
 FORMAT = "pipejax-table"
 VERSION = 1
 MAX_NAME_LENGTH = 1000  # characters of a name, which reports print
 FIELDS = ("name", "placement", "pipe_of_microbatch", "slots", "stage_shares", "rows")
-_KEYS = {"format", "version", *FIELDS}
 
 
 class LossWarning(Notice):
@@ -258,7 +280,8 @@ def to_json(table: ScheduleTable) -> str:
 
 def _as_data(table: ScheduleTable) -> dict[str, Any]:
     """Return a table as the object of its JSON file."""
-    weights = {key: getattr(table.weights, field) for key, field in _WEIGHT_KEYS.items()}
+    rule_fields = _WEIGHTS.items()
+    weights = {key: getattr(table.weights, field.target or key) for key, field in rule_fields}
     rule = {"weights": weights} if table.updates_within else {}
     return {
         "format": FORMAT,
@@ -319,51 +342,23 @@ def _from_json(text: str) -> ScheduleTable:
         data = parse_json(text)
     except ValueError as error:
         raise ScheduleError(f"this is not JSON: {error}") from None
-    check_json(data)
+    if (data.get("format"), str(data.get("version"))) != (FORMAT, str(VERSION)):
+        raise ScheduleError(
+            f'this is not a table: expected "format": "{FORMAT}" and "version": {VERSION}, '
+            f"got {data.get('format')!r} and {data.get('version')!r}"
+        )
     return from_json(data)
 
 
 def from_json(data: Mapping[str, Any]) -> ScheduleTable:
-    """Make a table from a JSON object with a checked form, as `to_json` writes it."""
-    fields = {name: data[name] for name in FIELDS}
-    weights = _weights(data.get("weights", {}))
-    return ScheduleTable.from_rows(**fields, weights=weights, grammar=read_grammar(data))
-
-
-_WEIGHT_KEYS = {"behind": "lag", "runs": "runs", "local_steps": "local_steps"}  # JSON: field
-
-
-def _weights(rule: Any) -> WeightRule:
-    """Read the weight rule of a table from its JSON object."""
-    if not isinstance(rule, dict) or not set(rule) <= set(_WEIGHT_KEYS):
-        keys = ", ".join(_WEIGHT_KEYS)
-        raise ScheduleError(f"weights: expected an object with {keys}, got {rule!r}")
+    """Make a table from a JSON object, as `to_json` writes it."""
     try:
-        if rule.get("behind") is not None:
-            whole_number(rule["behind"], "behind", minimum=0)
-        return WeightRule(**{_WEIGHT_KEYS[key]: value for key, value in rule.items()})
+        fields = read_fields(FILE, data, "")
+        weights = WeightRule(**fields["weights"])
     except ValueError as error:
-        raise ScheduleError(f"weights: {error}") from None
-
-
-def check_json(data: Mapping[str, Any]) -> None:
-    """Check the keys of a table's JSON object, and the types of their values."""
-    version = data.get("version")
-    has_version = version == VERSION and not isinstance(version, bool)  # true is 1 in Python
-    if data.get("format") != FORMAT or not has_version:
-        raise ScheduleError(
-            f'this is not a table: expected "format": "{FORMAT}" and "version": {VERSION}, '
-            f"got {data.get('format')!r} and {version!r}"
-        )
-    if wrong_keys := (set(data) - {"weights", *GRAMMAR}) ^ _KEYS:  # missing or unknown
-        key = min(wrong_keys)
-        raise ScheduleError(f"{'missing' if key in _KEYS else 'unknown'} key {key!r} in the table")
-    for name, (has_form, form) in _FORMS.items():
-        if not has_form(data[name]):
-            raise ScheduleError(f"{name} must be {form}, got {abbreviated(data[name])}")
-    if len(data["name"]) > MAX_NAME_LENGTH:
-        name = abbreviated(data["name"])
-        raise ScheduleError(f"name must have at most {MAX_NAME_LENGTH} characters, got {name}")
+        raise ScheduleError(str(error)) from None
+    arguments = {name: fields[name] for name in FIELDS}
+    return ScheduleTable.from_rows(**arguments, weights=weights, grammar=_read_grammar(fields))
 
 
 def _is_list(value: Any, *kinds: type) -> bool:
@@ -377,19 +372,39 @@ def _are_lists(value: Any, kind: type) -> bool:
     return _is_list(value, list) and all(_is_list(row, kind) for row in value)
 
 
-_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (lambda value: isinstance(value, str), "a text"),
-    "rows": (lambda value: _are_lists(value, str), "lists of texts"),
-    "placement": (
-        lambda value: _are_lists(value, int) and len({len(row) for row in value}) <= 1,
-        "lists of whole numbers of one length",
-    ),
-    "pipe_of_microbatch": (lambda value: _is_list(value, int), "a list of whole numbers"),
-    "stage_shares": (lambda value: _is_list(value, int, float), "a list of numbers"),
-    "slots": (
-        lambda value: isinstance(value, dict) and _is_list([*value.values()], int, float),
-        "numbers by phase letter",
-    ),
+_NAME = _with_form(
+    lambda value: isinstance(value, str) and len(value) <= MAX_NAME_LENGTH,
+    f"a text of at most {MAX_NAME_LENGTH} characters",
+    "string",
+)
+_ROWS = _with_form(lambda value: _are_lists(value, str), "lists of texts", "array")
+_PLACEMENT = _with_form(
+    lambda value: _are_lists(value, int) and len({len(row) for row in value}) <= 1,
+    "lists of whole numbers of one length",
+    "array",
+)
+_NUMBERS = _with_form(
+    lambda value: isinstance(value, dict) and _is_list([*value.values()], int, float),
+    "numbers by phase letter",
+    "object",
+)
+_LAG = FieldKind(lambda value, where: None if value is None else whole(0).read(value, where))
+_WEIGHTS: Fields = {
+    "behind": FileField(_LAG, None, target="lag"),
+    "runs": FileField(whole(), 1),
+    "local_steps": FileField(whole(), 1),
+}
+FILE: Fields = {
+    "format": FileField(choice((FORMAT,))),
+    "version": FileField(whole(VERSION, VERSION)),
+    "name": FileField(_NAME),
+    "placement": FileField(_PLACEMENT),
+    "pipe_of_microbatch": FileField(_list_kind("a list of whole numbers", int)),
+    "slots": FileField(_NUMBERS),
+    "stage_shares": FileField(_list_kind("a list of numbers", int, float)),
+    "weights": FileField(section(_WEIGHTS, dict), {}),
+    **GRAMMAR,
+    "rows": FileField(_ROWS),
 }
 
 

@@ -182,7 +182,7 @@ def calibrate(
     none = Folds((), np.zeros((0, len(rows)), bool))
     folds = none if hold_out is None else read_folds(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
-    points[0] = 0.0
+    points[0] = 0.0  # the medians of the priors
     weights = np.tile(problem.weights, (starts, 1))
     with telling("calibrate", on_progress) as tell:
         steps = itertools.count(1)

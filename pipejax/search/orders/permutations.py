@@ -235,9 +235,10 @@ def alone(longest: int, least: int, count: int) -> Orders:
 def _least_run(
     table: ScheduleTable, costs: Costs, links: Links, replicas: int
 ) -> tuple[Program, float, Workers]:
-    """Run a table with least times, averaged over the shortest microbatches of all replicas."""
-    # Return its program, its makespan, and per worker the time before, between and after its ops
-    # [s].
+    """Run a table in which every op has the mean time of the shortest microbatches, one a replica.
+
+    Return its program, its makespan, and per worker the time before, between and after its ops [s].
+    """
     least = map_microbatches(
         lambda time: np.sort(np.asarray(time, float))[..., :replicas].mean(axis=-1), costs
     )

@@ -120,7 +120,7 @@ class PathCuts:
         return spent
 
     def price_path(self, counts: Counts, vector: Float[NumpyArray, " costs"]) -> Cut:
-        """Price the costs on a path under every holding."""
+        """Return the seconds on a path by each holding on each stage, and those of neither."""
         layout, prices = self.program.layout, self.prices
         weights = counts.astype(float)
         pairs = weights[layout.first_pair : layout.first_link, None]
@@ -131,12 +131,14 @@ class PathCuts:
             if times.any():
                 seconds += in_sum(prices.seconds[PHASE_FIELDS[phase.name]], times)
         shape = (len(LINK_COSTS), *layout.link_shape)
-        latency, transmit, both = weights[layout.first_link :].reshape(shape).sum(axis=-1)
-        fixed = float(((latency + both) * prices.latency).sum())
-        sent = ((transmit + both) * prices.transmit).sum(axis=(0, 1))  # (boundaries)
-        # behind the layers for further tokens a message is longer: their stage says where that is
-        more = prices.mtp_layers * np.append(np.cumsum(sent[::-1])[::-1], 0.0)
-        seconds += prices.counts("mtp")[:, None] * more
+        # counts of latencies, of transmit times, and of messages, which take both
+        latency, transmit, message = weights[layout.first_link :].reshape(shape).sum(axis=-1)
+        fixed = float(((latency + message) * prices.latency).sum())
+        sent = ((transmit + message) * prices.transmit).sum(axis=(0, 1))  # (boundaries)
+        # MTP layers on a stage make all messages after it longer: of boundaries that take [1 2 3],
+        # they lengthen [6 5 3 0] seconds if they are on stage 0, 1, 2 or 3
+        lengthened = prices.mtp_layers * np.append(np.cumsum(sent[::-1])[::-1], 0.0)
+        seconds += prices.counts("mtp")[:, None] * lengthened
         return Cut(seconds, fixed + float(sent.sum()))
 
     def _shares_of_pairs(self, vector: Float[NumpyArray, " costs"]) -> Float[NumpyArray, "pairs 2"]:
@@ -144,10 +146,10 @@ class PathCuts:
         # a pair takes max(F, B) + k min(F, B); with k <= 1 this is max(F + k B, B + k F), so the
         # one that holds in the run is a lower bound elsewhere; with k > 1 F + B is one
         factor = self.prices.pair_factor
-        both = vector[self.program.pair_index]
+        times = vector[self.program.pair_index]
         if factor is None or float(factor) >= 1:
-            return np.ones(both.shape)
-        is_longer = both >= both[:, ::-1]
+            return np.ones(times.shape)
+        is_longer = times >= times[:, ::-1]
         is_longer[:, 1] = ~is_longer[:, 0]  # at a tie the forward
         return np.where(is_longer, 1.0, float(factor))
 
@@ -156,7 +158,7 @@ def in_sum(
     seconds: Float[NumpyArray, "holdings stages *microbatches"],
     times: Float[NumpyArray, "stages columns"],
 ) -> Float[NumpyArray, "holdings stages"]:
-    """Return the total seconds of so many ops (holdings, stages)."""
+    """Return seconds times how many `times` each stage runs an op, summed over its microbatches."""
     if seconds.ndim == times.ndim:
         return seconds * times.sum(axis=-1)
     total: Float[NumpyArray, "holdings stages"] = (seconds * times).sum(axis=-1)
@@ -166,12 +168,16 @@ def in_sum(
 def busy_of_stages(
     program: Program, pair_factor: float
 ) -> Callable[[Costs], Float[NumpyArray, " stages"]]:
-    """Return a function from costs to the least step time by each stage [s]."""
+    """Return a function from costs to the work of each stage, which bounds the step time [s].
+
+    A fused pair counts as the part of both its ops that it surely takes.
+    """
     layout = program.layout
     counts = op_counts(program).astype(float)
     pairs = counts[:, layout.first_pair : layout.first_link] * (1 + min(pair_factor, 1.0)) / 2
+    # max(F, B) + k min(F, B) is at least (1 + k) / 2 (F + B): half of this weight for each op
     for pair, times in zip(program.pair_index, pairs.T, strict=True):
-        for position in pair.tolist():  # at least half of max + k min, both ways
+        for position in pair.tolist():
             counts[:, position] += times
     phase_counts = counts[:, 1 : layout.first_pair].reshape(
         len(counts), len(TIMED), *layout.op_shape

@@ -153,15 +153,15 @@ class AnytimeSearch:
             self._offer("one by one", one_by_one(self.problem))
 
     def _baselines(self) -> None:
-        """Begin at the best of the literature, however little effort is left."""
-        for name, other in baseline_tables(self.problem, self.start_table):
+        """Measure and offer the tables of published schedules, whatever effort is left."""
+        for name, table in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
-            keeps = table_keeps_limits(self.problem, other)
-            before, here = self.baselines.get(name), self._measure(other) if keeps else None
-            self.baselines[name] = min((t for t in (before, here) if t is not None), default=None)
-            self._offer(name, to_plan(self.problem, other))
-            if keeps and not (other.offloads or other.is_fused.any()):
-                self._take(name, other)  # may be better by less than a unit
+            keeps_limits = table_keeps_limits(self.problem, table)
+            values = [self.baselines.get(name), self._measure(table) if keeps_limits else None]
+            self.baselines[name] = min((v for v in values if v is not None), default=None)
+            self._offer(name, to_plan(self.problem, table))
+            if keeps_limits and not (table.offloads or table.is_fused.any()):
+                self._take(name, table)  # it may beat its plan, whose times are whole units
             if self.budget.is_late:
                 return
 

@@ -226,7 +226,7 @@ def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
     is_uniform = min(k.size for k in kinds) == largest
 
     def usable(parts: int) -> int:
-        """Return the part that whole activations can fill."""
+        """Return the memory that whole activations can fill, out of `parts`."""
         return parts - parts % largest if is_uniform else parts
 
     limit = usable(room)

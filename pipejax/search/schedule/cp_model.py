@@ -142,26 +142,32 @@ class ScheduleModel:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
-        """Add O and L of an activation, used if `out`; return the time since when I can hold it."""
+        """Add O and L of an activation as a choice; return the time from which I's memory counts.
+
+        With O and L the activation takes memory from F to the end of O, and again from L on.
+        """
         model, stage, worker = self.model, key[0], self._worker(*key)
         forward = self.start["F"][key]
         forward_end = forward + int(self.problem.forward[stage])
-        out = self.out[key] = model.new_bool_var("out {},{}".format(*key))
-        leave, back, since = (self._time("") for _ in range(3))
-        self.start["O"][key], self.start["L"][key] = leave, back
+        is_out = self.out[key] = model.new_bool_var("out {},{}".format(*key))
+        offload_start, load_start, since = (self._time("") for _ in range(3))
+        self.start["O"][key], self.start["L"][key] = offload_start, load_start
         group = next((g for g in self.problem.host_links if worker in g), (worker,))
         link = self._on_host.setdefault(group, [])
-        link.append(model.new_optional_fixed_size_interval_var(leave, offload, out, ""))
-        link.append(model.new_optional_fixed_size_interval_var(back, load, out, ""))
-        model.add(leave >= forward_end).only_enforce_if(out)
-        model.add(back >= leave + offload).only_enforce_if(out)
-        model.add(self.start["I"][key] >= back + load).only_enforce_if(out)
-        model.add(since == back).only_enforce_if(out)
-        model.add(since == forward).only_enforce_if(~out)
-        model.add(leave == forward).only_enforce_if(~out)  # one value where they do not matter
-        model.add(back == forward).only_enforce_if(~out)
-        away = model.new_optional_interval_var(forward, self._time(""), leave + offload, out, "")
-        self._held[worker].append((away, int(self.problem.sizes[stage])))
+        link.append(model.new_optional_fixed_size_interval_var(offload_start, offload, is_out, ""))
+        link.append(model.new_optional_fixed_size_interval_var(load_start, load, is_out, ""))
+        model.add(offload_start >= forward_end).only_enforce_if(is_out)
+        model.add(load_start >= offload_start + offload).only_enforce_if(is_out)
+        model.add(self.start["I"][key] >= load_start + load).only_enforce_if(is_out)
+        model.add(since == load_start).only_enforce_if(is_out)
+        model.add(since == forward).only_enforce_if(~is_out)
+        # unused starts have one value, so that the solver does not try others
+        model.add(offload_start == forward).only_enforce_if(~is_out)
+        model.add(load_start == forward).only_enforce_if(~is_out)
+        until_out = model.new_optional_interval_var(
+            forward, self._time(""), offload_start + offload, is_out, ""
+        )
+        self._held[worker].append((until_out, int(self.problem.sizes[stage])))
         return since
 
     def _add_waits(self, stage: int, microbatch: int) -> None:

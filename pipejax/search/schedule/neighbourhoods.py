@@ -302,34 +302,36 @@ def search_neighbourhoods(
     grids, running = search_grids(problem), dict[int, NeighbourhoodSearch]()
 
     def is_over() -> bool:
+        """Return whether the budget is spent, or half of it without a gain, or a stop is asked."""
         patience = max(PATIENCE, PATIENCE_SHARE * (best.since - begun))
         return over.is_set() or budget.is_over or budget.spent > best.since + patience
 
     def visit(search: NeighbourhoodSearch, limit: float, tell: Tell) -> None:
         """Search on one grid until it gets stuck; report and adopt the best table of all."""
-        grid, seen = search.problem, best.table
+        grid, adopted = search.problem, best.table
         while search.idle < limit and not is_over():
             if search.step(budget, num_threads) and keeps_limits(grid, search.plan):
                 table = to_table(grid, search.plan, "optimized neighbourhoods")
                 search.take(to_plan(grid, table))  # as early as its rows allow
                 if best.offer(table):
                     tell(table)
-            if best.table is not seen:
-                seen = best.table
-                search.take(to_plan(grid, seen))
+            if best.table is not adopted:  # another thread improved it
+                adopted = best.table
+                search.take(to_plan(grid, adopted))
 
     def job(thread: int) -> Callable[[Tell], None]:
         """Return the work of one thread: visits of all grids in turn."""
 
         def run(tell: Tell) -> None:
+            """Visit one grid after the other from the best table, longer in each round."""
             for visits in itertools.count(thread):
                 if is_over():
                     return
-                turn, number = divmod(visits, len(grids))
+                round_number, number = divmod(visits, len(grids))
                 seed = visits * num_threads + thread
                 plan = to_plan(grids[number], best.table)
                 search = running[thread] = NeighbourhoodSearch(grids[number], plan, seed)
-                visit(search, STUCK * (1 + turn) if len(grids) > 1 else np.inf, tell)
+                visit(search, STUCK * (1 + round_number) if len(grids) > 1 else np.inf, tell)
 
         return run
 

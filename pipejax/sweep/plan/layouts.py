@@ -20,9 +20,9 @@ from pipejax.base.checks import (
     wrong,
 )
 from pipejax.base.display import short_repr
-from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, stage_layers
-from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS
+from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.parts import HEADROOM

@@ -150,7 +150,7 @@ class ProgramShape(NamedTuple):
 
 
 def build_table(shape: ProgramShape, microbatches: int) -> ScheduleTable:
-    """Build the table for M microbatches; the latest are kept."""
+    """Build the table for M microbatches; a cache holds the latest tables."""
     several = "stages_per_worker" in schedules.find(shape.schedule).options
     options = (("stages_per_worker", shape.stages_per_worker),) if several else ()
     return built(Choice(shape.schedule, options), shape.workers, microbatches)

@@ -22,8 +22,9 @@ from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import Model, parse_recompute
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Stages, Workload, assign_layers, build_stages
+from pipejax.costs.model.workload_fields import parse_recompute
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
 from pipejax.costs.system.system import System
@@ -327,10 +328,14 @@ class Evaluator:
         self.tell()
 
     def _last_of_best(self, count: int, among: Bool[NumpyArray, " layouts"]) -> float:
-        """Return the limit on the bound of a better idea [s]; infinite if too few are evaluated."""
+        """Return the step time of the `count`-th best idea so far [s]; infinite without so many.
+
+        An idea whose lower bound is above it is not among the best. Its step time is that of its
+        fastest layout.
+        """
         rows = np.flatnonzero(among & ~np.isnan(self.estimates.step_time))
-        least = np.full(1 + self.idea.max(), np.inf)
-        np.minimum.at(least, self.idea[rows], self.estimates.step_time[rows])
-        if len(least) < count:
+        idea_times = np.full(1 + self.idea.max(), np.inf)
+        np.minimum.at(idea_times, self.idea[rows], self.estimates.step_time[rows])
+        if len(idea_times) < count:
             return np.inf
-        return float(np.partition(least, count - 1)[count - 1]) * (1 + ROUNDING)
+        return float(np.partition(idea_times, count - 1)[count - 1]) * (1 + ROUNDING)

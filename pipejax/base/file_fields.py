@@ -1,0 +1,281 @@
+"""Fields of input files: values, unit and default of each in one record.
+
+Readers of JSON, TOML and CSV and the JSON Schema of a file come from the same records. A key of a
+quantity is its name and a unit, as in "bandwidth_GB_per_s"; `UNITS` lists the units.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pipejax.base.checks import (
+    MAX_COUNT,
+    efficiency,
+    nearest,
+    number,
+    positive,
+    resolve_choice,
+    share,
+    whole_number,
+)
+from pipejax.base.data_files import UNITS, read_lines, to_si
+
+NEEDED: Any = object()  # default of a field that each file must give
+Record = TypeVar("Record")
+
+
+class FieldKind(NamedTuple):
+    """Values that a field may have.
+
+    Attributes:
+      read: checks a value and returns it; the second argument is its place, for errors.
+      schema: the same as JSON Schema.
+      fields: of an object, if it is one.
+      entry: of an object with free names, the kind of each entry.
+    """
+
+    read: Callable[[Any, str], Any]
+    schema: Mapping[str, Any] = {}
+    fields: "Mapping[str, FileField] | None" = None
+    entry: "FieldKind | None" = None
+
+
+class FileField(NamedTuple):
+    """One field of a section of a file.
+
+    Attributes:
+      kind: its values, in the unit of its key.
+      default: what stands for a missing field; `NEEDED` if the file must give it.
+      dimension: SI unit of a quantity; empty for keys without a unit.
+      target: name or path of the number in the record that the section makes.
+    """
+
+    kind: FieldKind
+    default: Any = NEEDED
+    dimension: str = ""
+    target: str = ""
+
+
+Fields = Mapping[str, FileField]
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} must be a text, got {value!r}")
+    return value
+
+
+def _name(value: Any, where: str) -> str:
+    if value == "":
+        raise ValueError(f"{where} must be a text, got {value!r}")
+    return _text(value, where)
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{where} must be true or false, got {value!r}")
+    return value
+
+
+def _fraction(value: Any, where: str) -> float:
+    return share(float(value) if isinstance(value, bool) else value, where)
+
+
+TEXT = FieldKind(_text, {"type": "string"})
+NAME = FieldKind(_name, {"type": "string", "minLength": 1})
+FLAG = FieldKind(_flag, {"type": "boolean"})
+SHARE = FieldKind(_fraction, {"type": "number", "minimum": 0, "maximum": 1})
+EFFICIENCY = FieldKind(efficiency, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
+POSITIVE = FieldKind(positive, {"type": "number", "exclusiveMinimum": 0})
+
+
+def at_least(minimum: float) -> FieldKind:
+    """Return the kind of finite numbers of at least a minimum."""
+    return FieldKind(partial(number, least=minimum), {"type": "number", "minimum": minimum})
+
+
+NUMBER = at_least(0)
+
+
+def whole(minimum: int = 1, maximum: int = MAX_COUNT) -> FieldKind:
+    """Return the kind of whole numbers in a range."""
+    schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
+    return FieldKind(partial(whole_number, minimum=minimum, maximum=maximum), schema)
+
+
+def choice(names: Collection[str]) -> FieldKind:
+    """Return the kind of some names; case does not matter."""
+    return FieldKind(lambda value, where: resolve_choice(value, names, where), {"enum": [*names]})
+
+
+def section(fields: Fields, make: Callable[..., Any] | None = None) -> FieldKind:
+    """Return the kind of objects with some fields, which make a record, or a mapping by field."""
+    read = partial(read_fields, fields) if make is None else partial(read_record, make, fields)
+    return FieldKind(read, fields=fields)
+
+
+def sections(entry: FieldKind) -> FieldKind:
+    """Return the kind of objects with free names and entries of one kind."""
+
+    def read(value: Any, where: str) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{where} must be an object, got {value!r}")
+        return {name: entry.read(part, f"{where}: {name}") for name, part in value.items()}
+
+    return FieldKind(read, entry=entry)
+
+
+def several(kind: FieldKind) -> FieldKind:
+    """Return the kind of fields with one value or a list; `read` takes each value."""
+    entries = {"type": "array", "items": kind.schema}
+    return FieldKind(kind.read, {"anyOf": [kind.schema, entries]})
+
+
+def unit_factors(name: str, dimension: str) -> dict[str, float]:
+    """Return the keys that a field may have, each with the factor of its unit."""
+    if not dimension:
+        return {name: 1.0}
+    units = ((unit, factor) for unit, (kind, factor) in UNITS.items() if kind == dimension)
+    return {f"{name}_{unit}": factor for unit, factor in units}
+
+
+def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None:
+    """Refuse anything but an object with keys of some fields."""
+    keys = [key for name in fields for key in unit_factors(name, fields[name].dimension)]
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} must be an object with the keys {', '.join(keys)}")
+    for key in data:
+        if key in fields and fields[key].dimension:
+            units = ", ".join(unit_factors(key, fields[key].dimension))
+            raise ValueError(f"{where}: {what} {key!r} has no unit: expected {units}")
+        if key not in keys:
+            examples = [key for key in keys if key not in fields]
+            more = f", quantities with a unit, as {examples[0]}" if examples else ""
+            listed = f"known are {', '.join(fields)}{more}{nearest(key, keys)}"
+            raise ValueError(f"{where}: unknown {what} {key!r}: {listed}")
+
+
+def read_fields(fields: Fields, data: Any, where: str, what: str = "key") -> dict[str, Any]:
+    """Read a section into values by field, quantities in SI units."""
+    check_keys(data, fields, where, what)
+    return {name: read_field(name, field, data, where) for name, field in fields.items()}
+
+
+def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str = "") -> Any:
+    """Read one field of a section whose keys are checked."""
+    prefix = f"{where}: " if where else ""
+    factors = unit_factors(name, field.dimension)
+    keys = [key for key in factors if key in data]
+    if not keys and field.default is not NEEDED:
+        return field.default
+    if len(keys) != 1:
+        state = f"has {' and '.join(keys)}" if keys else "is missing"
+        expected = factors if field.dimension else field.kind.schema.get("enum")
+        more = f": expected one of {', '.join(expected)}" if expected else ""
+        raise ValueError(f"{prefix}{name} {state}{more}")
+    value = field.kind.read(data[keys[0]], f"{prefix}{keys[0]}")
+    return to_si(value, factors[keys[0]]) if field.dimension else value
+
+
+def read_record(make: Callable[..., Record], fields: Fields, data: Any, where: str) -> Record:
+    """Read a section into a record, whose fields are the targets."""
+    values = read_fields(fields, data, where)
+    return make(**{field.target or name: values[name] for name, field in fields.items()})
+
+
+def read_cell(kind: FieldKind, text: str, where: str) -> Any:
+    """Read the text of a cell of CSV as a value of a kind."""
+    if kind.schema.get("type") not in ("number", "integer"):
+        return kind.read(text, where)
+    if text.isascii() and text.isdigit():
+        return kind.read(int(text), where)
+    try:
+        return kind.read(float(text), where)
+    except ValueError:
+        return kind.read(text, where)  # an error shows the text as it is written
+
+
+def read_cells(
+    path: Path, fields: Fields, read: Callable[[int, dict[str, Any]], Record]
+) -> list[Record]:
+    """Apply `read` to each row of a CSV file: its number from 1, and its cells but empty ones.
+
+    The file has a header. Cells come as values by field, quantities in SI units. An error of a row
+    names file and row.
+    """
+    header, *rows = read_lines(path)
+    columns = check_header(path, header, fields)
+    if not rows:
+        raise ValueError(f"{path} has no rows: give a header and a row for each run")
+    records = []
+    for row_number, row in enumerate(rows, 1):
+        try:
+            if len(row) != len(header):
+                raise ValueError(f"it has {len(row)} cells, the header {len(header)}")
+            cells = {
+                name: to_si(read_cell(fields[name].kind, text, key), factor)
+                if fields[name].dimension
+                else read_cell(fields[name].kind, text, key)
+                for (key, (name, factor)), text in zip(columns.items(), row, strict=True)
+                if text
+            }
+            records.append(read(row_number, cells))
+        except ValueError as error:
+            reason = getattr(error, "reason", error)  # a ScheduleError appends its table
+            raise ValueError(f"{path}, row {row_number}: {reason}") from None
+    return records
+
+
+def check_header(
+    path: Path, header: Collection[str], fields: Fields
+) -> dict[str, tuple[str, float]]:
+    """Check the columns of a CSV file; return the field of each, and the factor of its unit."""
+    check_keys(dict.fromkeys(header), fields, str(path), "column")
+    columns: dict[str, tuple[str, float]] = {}
+    for name, field in fields.items():
+        factors = unit_factors(name, field.dimension)
+        keys = [key for key in header if key in factors]
+        if len(keys) > 1:
+            units = ", with two units" if len({*keys}) > 1 else ""
+            raise ValueError(f"{path}: column {name} stands twice{units}")
+        columns |= {key: (name, factors[key]) for key in keys}
+    return {key: columns[key] for key in header}
+
+
+def with_defaults(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete the values of a row by defaults."""
+    for name, field in fields.items():
+        if field.default is NEEDED and name not in values:
+            raise ValueError(f"{name} is missing")
+    return {name: values.get(name, field.default) for name, field in fields.items()}
+
+
+def json_schema(fields: Fields, meanings: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Return the JSON Schema of an object with some fields; `meanings` describe their targets."""
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    choices: list[Any] = []  # of units
+    for name, field in fields.items():
+        keys = [*unit_factors(name, field.dimension)]
+        entry = _kind_schema(field.kind, meanings)
+        if meaning := meanings.get(field.target or name):
+            entry["description"] = meaning
+        if isinstance(field.default, str | int | float) and not field.dimension:
+            entry["default"] = field.default
+        properties |= dict.fromkeys(keys, entry)
+        if field.default is NEEDED and len(keys) == 1:
+            required += keys
+        elif field.default is NEEDED:
+            choices.append({"oneOf": [{"required": [key]} for key in keys]})
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    groups = {"required": required, "allOf": choices}
+    return schema | {name: group for name, group in groups.items() if group}
+
+
+def _kind_schema(kind: FieldKind, meanings: Mapping[str, str]) -> dict[str, Any]:
+    if kind.fields is not None:
+        return json_schema(kind.fields, meanings)
+    if kind.entry is not None:
+        return {"type": "object", "additionalProperties": _kind_schema(kind.entry, meanings)}
+    return dict(kind.schema)
