@@ -452,10 +452,11 @@ def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
             said.append(f"backwards that {name} alone splits into I and W: {count}")
     if found.fused != (0, 0):
         said.append("fused pairs: A has {}, B has {}".format(*found.fused))
-    only = {
-        f"ops {phase}": pair for phase, pair in found.only.items() if phase not in COMMUNICATION
-    }
-    for what, counts in {"cells of communication": found.communication, **only}.items():
+    only = [
+        ("cells of communication", found.communication),
+        *((f"ops {p.name}", ab) for p, ab in found.only.items() if p not in COMMUNICATION),
+    ]
+    for what, counts in only:
         for name, count in zip("AB", counts, strict=True):
             if count:
                 said.append(f"{what} that only {name} has: {count}")
