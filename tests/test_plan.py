@@ -134,7 +134,7 @@ def test_what_would_turn_best_and_runner_up_round_does_so(small):
 def test_what_evaluate_is_given_has_the_step_time_of_the_plan(small, answer, tmp_path):
     for layout in (small.best, small.runners_up[3]):
         with written_as({"model": "gpt-22b", "system": "h100", "scatter_gather": True}):
-            options = plan_command.options_of(layout)
+            options = plan_command.layout_options(layout)
         assert options["minibatch"] * options.get("data_parallel", 1) == 8
         path = tmp_path / f"{id(layout)}.toml"
         path.write_text(config_text(options))

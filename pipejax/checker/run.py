@@ -103,41 +103,35 @@ class Run:
         self.last_op: dict[int, Event] = {}
         self.reduced: dict[tuple[int, int], list[Event]] = defaultdict(list)
         for worker, row in enumerate(self.table.rows):
-            lane_cell: dict[str, Event] = {}  # last cell on each lane so far
-            stage_cell: dict[tuple[str, int], Event] = {}  # the same by letters and stage
+            self.lane_cell: dict[str, Event] = {}  # last cell of the row on each lane so far
+            self.stage_cell: dict[tuple[str, int], Event] = {}  # the same by letters and stage
             for slot, cell in enumerate(row):
                 event = worker, slot
-                self.previous[event] = lane_cell.get("compute")
+                self.previous[event] = self.lane_cell.get("compute")
                 if cell and cell[0][0] not in skipped:
-                    self._add_cell(event, cell, lane_cell, stage_cell)
-            if "compute" in lane_cell:
-                self.last[worker] = lane_cell["compute"]
+                    self._add_cell(event, cell)
+            if "compute" in self.lane_cell:
+                self.last[worker] = self.lane_cell["compute"]
 
-    def _add_cell(
-        self,
-        event: Cell,
-        cell: list[Op],
-        lane_cell: dict[str, Event],
-        stage_cell: dict[tuple[str, int], Event],
-    ) -> None:
+    def _add_cell(self, event: Cell, cell: list[Op]) -> None:
         """Add an executed cell after those before it in its row, and make it the last of these."""
         worker, (letters, stage, _) = event[0], cell[0]
         lane, previous = self.rules.lane(letters), self.previous[event]
         self.durations[event] = self.duration(cell)
-        self._wait(event, previous if lane == "host" else lane_cell.get(lane))
+        self._wait(event, previous if lane == "host" else self.lane_cell.get(lane))
         for op in cell:
             needs = [(x, op[1]) for x in self.rules.stage_cells(op[0])]
-            self._wait(event, *map(stage_cell.get, needs))
+            self._wait(event, *map(self.stage_cell.get, needs))
         if letters in self.rules.lanes:
             self._wait(event, previous)
-            stage_cell[letters, stage] = event
+            self.stage_cell[letters, stage] = event
             if letters == "REDUCE_GRAD":
                 self.reduced[stage, worker].append(event)
         if lane == "compute" and self.rules.is_row_op(letters):
             if worker in self.last_op:
                 self.next_op[self.last_op[worker]] = event
             self.last_op[worker] = event
-        lane_cell[lane] = event
+        self.lane_cell[lane] = event
 
     def _add_host_links(self) -> None:
         """Queue the offloads and loads of workers that share a host link by slot, then worker."""

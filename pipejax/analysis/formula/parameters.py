@@ -96,9 +96,10 @@ def named_parameters(
 def _add_derived_times(
     share: dict[str, NumpyArray], times: Mapping[str, NumpyArray]
 ) -> dict[str, NumpyArray]:
-    """Return a parameter's share of cost fields with B = I + W, or I = W = B / 2, and L = O.
+    """Add the cost fields that follow from a parameter's field: B = I + W, or I = W = B / 2; L = O.
 
-    `share` has the one field that the parameter names; `times` has all fields that any names.
+    `share` has the one field that the parameter names, `times` those that any parameter names. If
+    no parameter names I or W, {"backward": 1} becomes the same with input_grad and weight_grad 0.5.
     """
     b, i, w = (PHASE_FIELDS[phase] for phase in BACKWARDS)
     factors = {}  # of a derived field, by the field that it follows from

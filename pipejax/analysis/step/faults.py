@@ -336,7 +336,7 @@ DETAILS = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch
 
 
 def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[Fault]:
-    """Yield causes that are parts of the step, and too few microbatches."""
+    """Yield as causes the parts of the step with time to wait, and too few microbatches."""
     run = trial.run
     lanes = {name: f"ops on {name} are waited for" for name in seconds if name.startswith(LANE)}
     for name, why in {**WHY, **lanes}.items():

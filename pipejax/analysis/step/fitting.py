@@ -36,11 +36,10 @@ def _cost_rank(change: Change) -> tuple[int, int]:
 
 def _changes(workload: Workload) -> Iterator[dict[str, Any]]:
     """Yield every combination of possible changes, as fields of the workload, but not none."""
-    can_shard = workload.data_parallel * workload.context_parallel > 1
     values: dict[str, list[Any]] = {name: [None] for name, _ in COST_RANKS}
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         values["sequence_parallel"].append(True)
-    if can_shard:
+    if workload.data_parallel * workload.context_parallel > 1:
         values["zero"].extend(range(workload.zero + 1, 4))
     # flash attention writes no scores out that could be recomputed
     if workload.recompute == "none" and not workload.model.flash_attention:

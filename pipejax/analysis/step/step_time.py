@@ -122,9 +122,8 @@ class RowBatch(NamedTuple):
         """Return costs by field (batch, rows, ...) of all rows under each set of values."""
         from pipejax.engine.batched.pricing import priced  # rows are read without JAX
 
-        costs: Known = self._map_pairs(
-            lambda pairs: priced(kind, system, *pairs, quickly=True), values, {}
-        )
+        price = functools.partial(priced, kind, system, quickly=True)
+        costs: Known = self._map_pairs(lambda pairs: price(*pairs), values, {})
         return costs
 
     def slopes(

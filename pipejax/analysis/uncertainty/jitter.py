@@ -300,8 +300,7 @@ def _durations(
     `spread` holds the factor tables of ops, workers and messages, `rare` a row (probability,
     slowdown) for stragglers and for ops that straggle.
     """
-    # Every sample has its own keys, so it depends neither on its block nor on the padding of
-    # columns.
+    # Every sample has its own keys, so that blocks and the padding of columns do not matter.
     sample = first + jnp.arange(size, dtype=jnp.uint32)
 
     def draw(stream: int, sampler: Callable[..., Array], count: int) -> Float[Array, "samples _"]:

@@ -125,7 +125,7 @@ def plan(
         return f"{out.path} keeps what was evaluated, go on with --resume"
 
     with if_interrupted(say), progress("layouts", None) as bar:
-        found = pj.plan(
+        planned = pj.plan(
             load_with(model, sequence),
             pj.load_system(system),
             gpus=gpus,
@@ -145,34 +145,34 @@ def plan(
             replace=out.force,
             on_progress=bar.tell,
         )
-    _draw(found, figure)
-    options = options_of(found.best)
+    _draw(planned, figure)
+    options = layout_options(planned.best)
     if is_config:
         out.save_text(config_text(options))
         options = {"config": out.path}
-    told = pj.costing.launches(found.best.workload, found.best.table)
-    stages = layout_json(found.best.workload, found.best.table)
+    launches = pj.costing.launches(planned.best.workload, planned.best.table)
+    stages = layout_json(planned.best.workload, planned.best.table)
     notes = map(plain, stages.get("notes", ()))
     result = {
-        "model": found.request.model.name,
-        "system": found.request.system.name,
-        **pick(found.request, "gpus minibatch memory_limit headroom room"),
-        "best": _as_json(found.best) | stages,
-        "runners_up": [_as_json(one) for one in found.runners_up],
-        "outside": [_as_json(one) for one in found.outside],
-        "reversals": [one._asdict() for one in found.break_even_factors],
-        **pick(found, "enumerated fitting evaluated programs seconds"),
-        "launch": launch_json(told),
+        "model": planned.request.model.name,
+        "system": planned.request.system.name,
+        **pick(planned.request, "gpus minibatch memory_limit headroom room"),
+        "best": _as_json(planned.best) | stages,
+        "runners_up": [_as_json(entry) for entry in planned.runners_up],
+        "outside": [_as_json(entry) for entry in planned.outside],
+        "reversals": [entry._asdict() for entry in planned.break_even_factors],
+        **pick(planned, "enumerated fitting evaluated programs seconds"),
+        "launch": launch_json(launches),
     }
-    kept = "the best as options for --config in" if is_config else "all layouts in"
+    out_words = "the best as options for --config in" if is_config else "all layouts in"
     go_on = tuple(
         command_line(command, options | more)
         for command, more in {"evaluate": {}, "show": {"out": "plan.html"}}.items()
     )
-    details = {"launcher options": [*launch_lines(told)]} | plan_details(found)
-    outputs = {kept: out, "picture in": figure}
+    details = {"launcher options": [*launch_lines(launches)]} | plan_details(planned)
+    outputs = {out_words: out, "picture in": figure}
     files = {words: output for words, output in outputs.items() if output.path is not None}
-    return Answer(result, chain(plan_view(found), notes), files, next=go_on, details=details)
+    return Answer(result, chain(plan_view(planned), notes), files, next=go_on, details=details)
 
 
 def _read_limit(text: str) -> float:
@@ -183,38 +183,38 @@ def _read_limit(text: str) -> float:
     return limit.values[0]
 
 
-def options_of(best: "PlannedLayout") -> dict[str, Any]:
+def layout_options(best: "PlannedLayout") -> dict[str, Any]:
     """The best layout as options of `evaluate`, which says the same step time."""
     layout, workload = best.layout, best.workload
-    found: dict[str, Any] = {
+    planned: dict[str, Any] = {
         "schedule": layout["schedule"],
         "workers": layout["pipeline"],
         "microbatches": layout["microbatches"],
     }
     if "stages_per_worker" in pj.schedules.find(layout["schedule"]).options:
-        found["stages_per_worker"] = layout["stages_per_worker"]
-    found |= written(*COMMON) | {"minibatch": workload.minibatch}
+        planned["stages_per_worker"] = layout["stages_per_worker"]
+    planned |= written(*COMMON) | {"minibatch": workload.minibatch}
     usual = pj.Workload(workload.model, workload.minibatch)
-    of_layout = (
+    layout_names = (
         name for name, field in WORKLOAD_FIELDS.items() if field.head and not field.in_plan
     )
-    for name in of_layout:
+    for name in layout_names:
         value = getattr(workload, name)
         if value != getattr(usual, name):
-            found[name] = value
+            planned[name] = value
     if workload.tensor_parallel == 1:  # nobody to scatter over
-        found.pop("scatter_gather", None)
-    return found
+        planned.pop("scatter_gather", None)
+    return planned
 
 
-def _as_json(one: "PlannedLayout") -> dict[str, Any]:
+def _as_json(entry: "PlannedLayout") -> dict[str, Any]:
     """A layout with what is known of its regime."""
-    names = [field.name for field in dataclasses.fields(one) if field.name != "workload"]
-    evidence = None if one.evidence is None else pick(one.evidence, "configurations mean_error")
-    return pick(one, " ".join(names)) | {"evidence": evidence}
+    names = [field.name for field in dataclasses.fields(entry) if field.name != "workload"]
+    evidence = None if entry.evidence is None else pick(entry.evidence, "configurations mean_error")
+    return pick(entry, " ".join(names)) | {"evidence": evidence}
 
 
-def _draw(found: "PlanResult", figure: Output) -> None:
+def _draw(planned: "PlanResult", figure: Output) -> None:
     """Draw step time against memory."""
     if figure.path is None:
         return
@@ -223,9 +223,9 @@ def _draw(found: "PlanResult", figure: Output) -> None:
     with drawing(figure, columns=2, height=3.2) as (_, axes):
         draw_plan(
             axes,
-            found.columns(),
-            found.front,
-            apart=found.apart,
-            best=found.place,
-            capacity=found.request.room,
+            planned.columns(),
+            planned.front,
+            apart=planned.apart,
+            best=planned.place,
+            capacity=planned.request.room,
         )

@@ -143,6 +143,7 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
     """Return the cost rows of a tile, (rows, lanes) [s], each a sum of two columns."""
 
     def step(r: Array, cost: Array) -> Array:
+        """Write row r."""
         first_term, second_term = (take_row(columns, terms[r, k]) for k in range(2))
         return put_row(cost, first_term + second_term, r)
 

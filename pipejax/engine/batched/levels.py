@@ -6,8 +6,7 @@ and an op of an odd level the other way round: its level is the length of the lo
 before it. Along most edges of a pipeline's program the level rises by one. If it rises by an even
 number, an additional op first copies the value to the other buffer.
 
-Levels are padded to whole strides, the ops of one iteration. The program is data, as in
-`interpreter_loops`.
+Levels are padded to whole strides, the ops of one iteration. The program is data here too.
 """
 
 import dataclasses

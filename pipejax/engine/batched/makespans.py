@@ -462,7 +462,7 @@ def _parts(
 
 
 def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
-    """Return whether a batch is to be solved by a kernel of its own."""
+    """Return whether a kernel compiled for this program alone solves a batch fastest, or must."""
     if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
         return False
     if problem.unroll is not None and not with_counts:
