@@ -87,11 +87,7 @@ def sweep_show(
     if knee is not None:
         axis = resolve_choice(knee, [n for n in results.numbers() if n in results.axes], "--knee")
         bends = [*knees(results, among, rank, axis, percent / 100)]
-        asked["knee"] = {
-            "axis": axis,
-            "within": percent / 100,
-            "rows": [b._asdict() for b in bends],
-        }
+        asked["knee"] = knee_json(axis, percent, bends)
         view += knee_lines(results, rank, axis, bends[:1], percent)
         details["knee by axis"] = knee_table(results, rank, axis, bends)
     if map is not None:

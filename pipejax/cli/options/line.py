@@ -300,18 +300,6 @@ def command_line(command: str, options: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def changed_command(
-    command: str,
-    options: Mapping[str, Any],
-    changes: Mapping[str, str | None],
-    without: Collection[str],
-) -> str:
-    """Write a command with other values for some options, None for none, and without others."""
-    remaining = {name: value for name, value in options.items() if name not in without}
-    changed = {**remaining, **changes}
-    return command_line(command, {n: value for n, value in changed.items() if value is not None})
-
-
 def config_text(options: Mapping[str, Any]) -> str:
     """Write options as a file of `--config`."""
     return "".join(f"{flag(name)[2:]} = {json.dumps(value)}\n" for name, value in options.items())

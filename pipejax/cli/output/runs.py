@@ -159,9 +159,7 @@ def paths_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
     columns = [
         Column("path", "number"),
         Column("length", "length", seconds),
-        Column(
-            "shorter by", lambda r: seconds(r["behind"] * (r["behind"] > _ROUNDING * r["length"]))
-        ),
+        Column("shorter by", _shorter_by),
         *(Column(name, name) for name in (rows[0]["counts"] if rows else ())),
         Column("ops", "ops", short_form),
     ]
