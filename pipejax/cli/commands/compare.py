@@ -302,15 +302,17 @@ def difference(
     scenarios = [listed.scenario(run, links, point) for point in listed.sized(microbatches)]
     has_times = scenarios[0].has_times
     if not has_times:
-        scenarios = [one.replace(costs=pj.costing.SlotCosts(in_units=True)) for one in scenarios]
+        scenarios = [
+            first.replace(costs=pj.costing.SlotCosts(in_units=True)) for first in scenarios
+        ]
     tables, runs = [scenario.table() for scenario in scenarios], []
     listed.check_used(scenarios)
     for scenario in scenarios:
         with naming(scenario.table()):
             runs.append(scenario.evaluate())
-    found = table_difference(tables[0], tables[1])
-    cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots
-    exchanged = _exchanged(found, runs) if exchange or cells <= QUICK else []
+    differences = table_difference(tables[0], tables[1])
+    cells = len(differences.rows) * tables[0].num_workers * tables[0].num_slots
+    exchanged = _exchanged(differences, runs) if exchange or cells <= QUICK else []
     called = with_labels(labels, [run.schedule for run in runs])
     result = {
         "link": links.model,
@@ -319,29 +321,31 @@ def difference(
             _run_json(scenario) | {"schedule": name}
             for scenario, name in zip(scenarios, called, strict=True)
         ],
-        **_as_json(found, tables[0].grammar),
+        **_as_json(differences, tables[0].grammar),
         "exchanges": [
             {"worker": row.worker, "makespan": makespan}
-            for row, makespan in zip(found.rows, exchanged, strict=bool(exchanged))
+            for row, makespan in zip(differences.rows, exchanged, strict=bool(exchanged))
         ],
     }
-    parts = found, result, tables[0].grammar
+    parts = differences, result, tables[0].grammar
     return Answer(result, _difference_view(*parts), details=_difference_details(*parts))
 
 
-def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> list[float | None]:
+def _exchanged(
+    differences: "TableDifference", runs: Sequence["pj.Evaluation"]
+) -> list[float | None]:
     """Makespans of the first table with one row of the second; none where they do not match."""
     from pipejax.analysis.comparison.table_difference import row_exchanges
 
-    if found.sizes or found.other_placement:
+    if differences.sizes or differences.other_placement:
         return []
-    run, workers = runs[0], [row.worker for row in found.rows]
+    run, workers = runs[0], [row.worker for row in differences.rows]
     with progress("exchanging rows", len(workers)) as bar:
-        made = []
+        makespans = []
         for makespan in row_exchanges(run.table, runs[1].table, workers, run.costs, run.links):
-            made.append(makespan)
+            makespans.append(makespan)
             bar.move(advance=1)
-    return made
+    return makespans
 
 
 def _run_json(scenario: "pj.Scenario") -> dict[str, Any]:
@@ -349,54 +353,56 @@ def _run_json(scenario: "pj.Scenario") -> dict[str, Any]:
     return pick(scenario.evaluate(), names) | memory_room(scenario, scenario.table())
 
 
-def _as_json(found: "TableDifference", grammar: "Grammar") -> dict[str, Any]:
-    """What `--json` says; cells are written as in a grammar, of one number of slices."""
+def _as_json(differences: "TableDifference", grammar: "Grammar") -> dict[str, Any]:
+    """Return differences for `--json`; cells are written as in a grammar."""
     return {
-        "equal": found.is_none,
-        "sizes": found.sizes,
-        "other_placement": found.other_placement,
+        "equal": differences.is_none,
+        "sizes": differences.sizes,
+        "other_placement": differences.other_placement,
         "moved": [
-            {"op": grammar.text((op,)), "workers": workers} for op, workers in found.moved.items()
+            {"op": grammar.text((op,)), "workers": workers}
+            for op, workers in differences.moved.items()
         ],
-        "split": found.split,
-        "fused": found.fused,
-        "only": {phase.name: pair for phase, pair in found.only.items()},
-        "communication": found.communication,
+        "split": differences.split,
+        "fused": differences.fused,
+        "only": {phase.name: pair for phase, pair in differences.only.items()},
+        "communication": differences.communication,
         "rows": [
             {
                 **pick(row, "worker first reordered only"),
                 "cells": [grammar.text(cells[at]) if at < len(cells) else "" for at, cells in near],
             }
-            for row in found.rows
+            for row in differences.rows
             for near in [[*row.around(0)]]
         ],
     }
 
 
 def _difference_view(
-    found: "TableDifference", result: dict[str, Any], grammar: "Grammar"
+    differences: "TableDifference", result: dict[str, Any], grammar: "Grammar"
 ) -> Iterator[object]:
-    one, other = result["tables"]
-    names = [escape(table["schedule"]) for table in (one, other)]
+    first, other = result["tables"]
+    names = [escape(table["schedule"]) for table in (first, other)]
     time = _time(result)
-    change = _ratio(one["makespan"], other["makespan"])
+    change = _ratio(first["makespan"], other["makespan"])
     verdict = f"takes {time(other['makespan'])}, {change} against {names[0]}"
     if change == "=":
-        verdict = f"is as fast as {names[0]}: {time(one['makespan'])}"
-    same = "; the tables have the same cells in the same order" * found.is_none
+        verdict = f"is as fast as {names[0]}: {time(first['makespan'])}"
+    same = "; the tables have the same cells in the same order" * differences.is_none
     yield f"{names[1]} {verdict}{same}"
-    unit = ", in units of F = I = W = 1, B = 2: no times are given" * (result["unit"] == "slots")
+    in_slots = result["unit"] == "slots"
+    unit = ", in units of F = I = W = 1, B = 2: no times are given" if in_slots else ""
     yield f"A is {names[0]}, B is {names[1]}, {result['link']} links{unit}"
-    yield _costs(one, other, time)
-    yield from map(plain, _sentences(found, grammar))
+    yield _costs(first, other, time)
+    yield from map(plain, _sentences(differences, grammar))
 
 
 def _difference_details(
-    found: "TableDifference", result: dict[str, Any], grammar: "Grammar"
+    differences: "TableDifference", result: dict[str, Any], grammar: "Grammar"
 ) -> dict[str, list[object]]:
     details: dict[str, list[object]] = {}
-    if found.rows:
-        details["first differences"] = [_first_differences(found.rows, grammar)]
+    if differences.rows:
+        details["first differences"] = [_first_differences(differences.rows, grammar)]
     rows = [row for row in result["exchanges"] if row["makespan"] is not None]
     if rows:
         before, time = result["tables"][0]["makespan"], _time(result)
@@ -414,7 +420,7 @@ def _time(result: dict[str, Any]) -> Callable[[float], str]:
     return digits if result["unit"] == "slots" else seconds
 
 
-def _costs(one: dict[str, Any], other: dict[str, Any], time: Callable[[float], str]) -> TextTable:
+def _costs(first: dict[str, Any], other: dict[str, Any], time: Callable[[float], str]) -> TextTable:
     """Show the costs of both side by side."""
     lines: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
         ("makespan", "makespan", time, _ratio),
@@ -422,11 +428,11 @@ def _costs(one: dict[str, Any], other: dict[str, Any], time: Callable[[float], s
         ("largest span", "max_span", time, _ratio),
         ("most in flight", "peak_in_flight", digits, lambda a, b: f"{b - a:+.0f}"),
     ]
-    if "memory_bytes" in one:
+    if "memory_bytes" in first:
         lines.append(("most memory", "memory_bytes", gigabytes, _ratio))
     rows = []
     for title, key, form, against in lines:
-        values = [float(np.max(run[key])) for run in (one, other)]  # of the worker with the most
+        values = [float(np.max(run[key])) for run in (first, other)]  # of the worker with the most
         change = "=" if values[0] == values[1] else against(values[0], values[1])
         rows.append((title, *map(form, values), change))
     return grid(zip(("measure", "A", "B", "B against A"), zip(*rows, strict=True), strict=True))
@@ -435,47 +441,49 @@ def _costs(one: dict[str, Any], other: dict[str, Any], time: Callable[[float], s
 def _ratio(before: float, after: float) -> str:
     if before == after:
         return "="
-    return f"{100 * (after / before - 1):+.2f} %" if before else f"{after:+.4g}"
+    return f"{100 * (after / before - 1):+.3g} %" if before else f"{after:+.4g}"
 
 
 def _points(before: float, after: float) -> str:
-    return f"{100 * (after - before):+.2f} points"
+    return f"{100 * (after - before):+.3g} points"
 
 
-def _sentences(found: "TableDifference", grammar: "Grammar") -> list[str]:
+def _sentences(differences: "TableDifference", grammar: "Grammar") -> list[str]:
     """Say in words what differs over the whole tables."""
-    said = [f"{name}: A has {a}, B has {b}" for name, (a, b) in found.sizes.items()]
-    if found.other_placement and not found.sizes:
-        said.append("stages lie on other workers, or microbatches go another way")
-    for name, count in zip("AB", found.split, strict=True):
+    sentences = [f"{name}: A has {a}, B has {b}" for name, (a, b) in differences.sizes.items()]
+    if differences.other_placement and not differences.sizes:
+        sentences.append("stages lie on other workers, or microbatches go another way")
+    for name, count in zip("AB", differences.split, strict=True):
         if count:
-            said.append(f"backwards that {name} alone splits into I and W: {count}")
-    if found.fused != (0, 0):
-        said.append("fused pairs: A has {}, B has {}".format(*found.fused))
-    if found.communication != (0, 0):
-        told = "cells of communication that only A has: {}, only B: {}"
-        said.append(told.format(*found.communication))
-    for phase, (a, b) in found.only.items():
-        if phase not in COMMUNICATION:
-            said.append(f"ops {phase.name} that only A has: {a}, only B: {b}")
-    if found.moved:
-        (op, (was, now)), *_ = found.moved.items()
+            sentences.append(f"backwards that {name} alone splits into I and W: {count}")
+    if differences.fused != (0, 0):
+        sentences.append("fused pairs: A has {}, B has {}".format(*differences.fused))
+    only = [
+        ("cells of communication", differences.communication),
+        *((f"ops {p.name}", ab) for p, ab in differences.only.items() if p not in COMMUNICATION),
+    ]
+    for what, counts in only:
+        for name, count in zip("AB", counts, strict=True):
+            if count:
+                sentences.append(f"{what} that only {name} has: {count}")
+    if differences.moved:
+        (op, (was, now)), *_ = differences.moved.items()
         where = f"{grammar.text((op,))}: {was} in A, {now} in B"
-        said.append(f"ops on another worker: {len(found.moved)}, as {where}")
-    if found.rows:
-        order = sum(row.reordered for row in found.rows)
-        moved = f"; at least {order} of their ops run in another order" * (order > 0)
-        said.append(f"rows that differ: {len(found.rows)}{moved}")
-    return said
+        sentences.append(f"ops on another worker: {len(differences.moved)}, as {where}")
+    if differences.rows:
+        order = sum(row.reordered for row in differences.rows)
+        moved = f"; at least {order} of their ops run in another order" if order else ""
+        sentences.append(f"rows that differ: {len(differences.rows)}{moved}")
+    return sentences
 
 
 def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> TextTable:
     """Around the first cell that differs on each worker, both rows with the cell marked."""
     cells = []
     for row in rows:
-        of_row = (row.worker, row.first, row.reordered), ("", "", "")
-        for name, near, said in zip("AB", row.around(AROUND), of_row, strict=True):
-            (at, ops), (worker, first, reordered) = near, said
+        row_cells = (row.worker, row.first, row.reordered), ("", "", "")
+        for name, near, sentences in zip("AB", row.around(AROUND), row_cells, strict=True):
+            (at, ops), (worker, first, reordered) = near, sentences
             cells.append((worker, name, first, _marked(at, map(grammar.text, ops)), reordered))
     heads = ("worker", "table", "from cell", "cells", "reordered")
     title = "first difference of each worker, idle slots left out"

@@ -69,7 +69,7 @@ CORNERS = (
 
 @options
 class TimingSettings:
-    """What is to be shown beside the makespan.
+    """Slack, corners and paths of a run.
 
     Attributes:
       target: slack is against it, and what workers are late is summed up.
@@ -288,12 +288,12 @@ def _does_not_fit(result: dict[str, Any]) -> str:
 def _check_pairs(evaluation: "pj.Evaluation") -> None:
     """Refuse the link model of two workers that send each other nothing."""
     sent = evaluation.program.messages
-    known = set(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
-    for (one, other), model in evaluation.links.named_pairs:
-        if not {(one, other), (other, one)} & known:
+    sent_pairs = set(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
+    for (sender, other), model in evaluation.links.named_pairs:
+        if not {(sender, other), (other, sender)} & sent_pairs:
             raise ValueError(
-                f"--pair-links {one}-{other}={model} has no effect: no message goes between "
-                f"workers {one} and {other} in {evaluation.schedule}"
+                f"--pair-links {sender}-{other}={model} has no effect: no message goes between "
+                f"workers {sender} and {other} in {evaluation.schedule}"
             )
 
 
@@ -342,11 +342,11 @@ def _link(evaluation: "pj.Evaluation") -> str:
         notes.append(f"posted by program{put_in * (not evaluation.table.has_communication)}")
     if links.eager_below:
         eager = evaluation.program.messages.eager
-        of_all = f"{eager.sum()} of {len(eager)} messages"
-        notes.append(f"{of_all} below {seconds(links.eager_below)} are buffered")
+        eager_text = f"{eager.sum()} of {len(eager)} messages"
+        notes.append(f"{eager_text} below {seconds(links.eager_below)} are buffered")
     if links.shared_links:
         notes.append(f"shared: {format_pairs(links.shared_links)}")
-    return links.model + f" ({'; '.join(notes)})" * bool(notes)
+    return f"{links.model} ({'; '.join(notes)})" if notes else links.model
 
 
 def _workers(
@@ -358,7 +358,7 @@ def _workers(
     peaks = zip(memory.peak, memory.peak_at, strict=True)
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(evaluation.workers)),
-        ("stages", [_stages_of(evaluation, worker) for worker in range(evaluation.workers)]),
+        ("stages", [_worker_stages(evaluation, worker) for worker in range(evaluation.workers)]),
         ("busy", map(seconds, result["busy"])),
         ("idle", (percent(1 - busy / (evaluation.makespan or 1)) for busy in result["busy"])),
         *(
@@ -380,14 +380,14 @@ def _workers(
     if "memory_bytes" in result and scenario.system is not None:
         room = float(scenario.system.memory_available)
         needs = (
-            gigabytes(need) + "  [red]too much[/]" * (need > room)
+            gigabytes(need) + ("  [red]too much[/]" if need > room else "")
             for need in result["memory_bytes"].tolist()
         )
         columns.append((f"memory (of {gigabytes(room)})", needs))
     return grid(columns)
 
 
-def _stages_of(evaluation: "pj.Evaluation", worker: int) -> str:
+def _worker_stages(evaluation: "pj.Evaluation", worker: int) -> str:
     """Stages of all pipes on a worker; what several pipes share there is named once."""
-    own = np.argwhere(evaluation.table.placement == worker)[:, 1].tolist()
-    return " ".join(map(str, dict.fromkeys(own)))
+    stages = np.argwhere(evaluation.table.placement == worker)[:, 1].tolist()
+    return " ".join(map(str, dict.fromkeys(stages)))

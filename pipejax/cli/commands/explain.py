@@ -25,9 +25,9 @@ from pipejax.cli.output.remedies import (
     advice_view,
     first_fault,
     remedies_json,
-    tables_of,
+    table_files,
     takes_limit,
-    write_tables_of,
+    write_table_files,
 )
 from pipejax.cli.output.report import heading, plain, sizes_of
 from pipejax.cli.output.report_pages import report_page
@@ -83,7 +83,7 @@ def explain(
     table = build(scenario)
     names = None if schedules is None else [name.strip() for name in schedules.split(",")]
     with progress("explaining", None) as bar:
-        found = pj.explain(
+        explanation = pj.explain(
             required(scenario),
             memory_limit=_limit(run.memory_limit, scenario),
             stage_layers=parse_layers(stage_layers, table.num_stages),
@@ -91,73 +91,79 @@ def explain(
             search=search,
             on_progress=bar.tell,
         )
-    files = dict(tables_of(found, write_tables.path))
+    files = dict(table_files(explanation, write_tables.path))
     result = (
         sizes_of(table)
         | {"link": scenario.links.model}
-        | _as_json(found, files)
+        | _as_json(explanation, files)
         | layout_json(scenario.model_workload, table)
         | write_tables.as_json()
     )
-    write_tables.save(lambda draft: write_tables_of(draft, found, files))
-    details = advice_details(found, result["remedies"]) | {"limits": [*_limits(found, result)]}
+    write_tables.save(lambda draft: write_table_files(draft, explanation, files))
+    details = advice_details(explanation, result["remedies"]) | {
+        "limits": [*_limits(explanation, result)]
+    }
     if out.path is not None:
-        title = f"{table.name}: why a step takes {seconds(found.step_time)}"
-        text = report_page(found, title, _view(found, result), details)
+        title = f"{table.name}: why a step takes {seconds(explanation.step_time)}"
+        text = report_page(explanation, title, _view(explanation, result), details)
         out.save(lambda draft: write_file(draft, text))
     files_by_words = {"wrote the report to": out, "wrote tables to": write_tables}
-    return Answer(result, _view(found, result), files_by_words, details=details)
+    return Answer(result, _view(explanation, result), files_by_words, details=details)
 
 
 def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:
-    """What each worker may hold, in the unit in which needs are counted."""
+    """Return the memory limit of each worker, in the unit of the needs."""
     if text is None:
         return None
     read, workers = MemoryLimit.read(text), scenario.table().num_workers
     if read.in_bytes != (scenario.model_workload is not None):
-        wanted = "activations" if read.in_bytes else "bytes, as 80GB"
-        raise ValueError(f"--memory-limit {text}: memory is counted in {wanted} here")
+        unit = "activations" if read.in_bytes else "bytes, as 80GB"
+        raise ValueError(f"--memory-limit {text}: memory is counted in {unit} here")
     if len(read.values) not in (1, workers):
         raise ValueError(f"--memory-limit must have one entry or {workers}, got {text!r}")
     return read.values * (workers // len(read.values))
 
 
-def _as_json(found: "Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
-    first = found.memory.begin
-    worst = found.bottleneck
+def _as_json(explanation: "Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
+    first = explanation.memory.begin
+    worst = explanation.bottleneck
     return {
-        "step_time": found.step_time,
-        "parts": [dict(zip(("name", "seconds", "of"), part, strict=True)) for part in found.parts],
+        "step_time": explanation.step_time,
+        "parts": [
+            dict(zip(("name", "seconds", "of"), part, strict=True)) for part in explanation.parts
+        ],
         "bottleneck": worst._asdict(),
-        "faults": [fault._asdict() for fault in found.faults],
+        "faults": [fault._asdict() for fault in explanation.faults],
         # JSON has no infinity: what tolerates any time has none
-        "tolerated": found.tolerated if math.isfinite(found.tolerated or math.inf) else None,
+        "tolerated": explanation.tolerated
+        if math.isfinite(explanation.tolerated or math.inf)
+        else None,
         "memory": {
-            "unit": found.memory.unit,
-            "needs": found.memory.begin_needs,
-            "limit": found.memory.limit,
-            "fits": found.memory.fits(first),
+            "unit": explanation.memory.unit,
+            "needs": explanation.memory.begin_needs,
+            "limit": explanation.memory.limit,
+            "fits": explanation.memory.fits(first),
         },
-        "remedies": remedies_json(found, files),
+        "remedies": remedies_json(explanation, files),
     }
 
 
-def _view(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
-    yield plain(f"{seconds(found.step_time)} per step; {first_fault(found)}")
+def _view(explanation: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
+    yield plain(f"{seconds(explanation.step_time)} per step; {first_fault(explanation)}")
     yield f"{heading(result)}, {result['link']} links"
-    yield from advice_view(found, result["remedies"])
+    yield from advice_view(explanation, result["remedies"])
 
 
-def _limits(found: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
+def _limits(explanation: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
     """Yield notes on layers, how much slower messages may be, and what remedies may need."""
     from pipejax.costs.system.parts import HEADROOM
 
     yield from map(plain, result.get("notes", ()))
-    if found.tolerated is not None and math.isinf(found.tolerated):
+    if explanation.tolerated is not None and math.isinf(explanation.tolerated):
         yield "messages: no op waits for them"
-    elif found.tolerated is not None:
-        yield f"messages: {found.tolerated:.3g} times as long makes the step 1 % longer"
-    memory = found.memory
+    elif explanation.tolerated is not None:
+        yield f"messages: {explanation.tolerated:.3g} times as long makes the step 1 % longer"
+    memory = explanation.memory
     if memory.limit is not None and not np.ndim(memory.limit):
         whole = float(np.asarray(memory.limit))
         yield plain(

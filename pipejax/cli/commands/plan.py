@@ -121,7 +121,7 @@ def plan(
         return f"{out.path} keeps what was evaluated, go on with --resume"
 
     with if_interrupted(say), progress("layouts", None) as bar:
-        found = pj.plan(
+        planned = pj.plan(
             load_with(model, sequence),
             pj.load_system(system),
             gpus=gpus,
@@ -141,35 +141,35 @@ def plan(
             replace=out.force,
             on_progress=bar.tell,
         )
-    _draw(found, figure)
+    _draw(planned, figure)
     names = {"model": model, "system": system} | ({} if stack is None else {"stack": stack})
-    options = scenario_options(found.best.scenario.replace(files=names))
+    options = scenario_options(planned.best.scenario.replace(files=names))
     if is_config:
         out.save_text(config_text(options))
         options = {"config": out.path}
-    best = found.best.workload, found.best.table
-    told, stages = pj.costing.launches(*best), layout_json(*best)
+    launches = pj.costing.launches(planned.best.workload, planned.best.table)
+    stages = layout_json(planned.best.workload, planned.best.table)
     notes = map(plain, stages.get("notes", ()))
     result = {
-        "model": found.request.model.name,
-        "system": found.request.system.name,
-        **pick(found.request, "gpus minibatch memory_limit headroom room"),
-        "best": _as_json(found.best) | stages,
-        "runners_up": [_as_json(one) for one in found.runners_up],
-        "outside": [_as_json(one) for one in found.outside],
-        "reversals": [one._asdict() for one in found.break_even_factors],
-        **pick(found, "enumerated fitting evaluated programs seconds"),
-        "launch": launch_json(told),
+        "model": planned.request.model.name,
+        "system": planned.request.system.name,
+        **pick(planned.request, "gpus minibatch memory_limit headroom room"),
+        "best": _as_json(planned.best) | stages,
+        "runners_up": [_as_json(entry) for entry in planned.runners_up],
+        "outside": [_as_json(entry) for entry in planned.outside],
+        "reversals": [entry._asdict() for entry in planned.break_even_factors],
+        **pick(planned, "enumerated fitting evaluated programs seconds"),
+        "launch": launch_json(launches),
     }
-    kept = "the best as options for --config in" if is_config else "all layouts in"
+    out_words = "the best as options for --config in" if is_config else "all layouts in"
     go_on = tuple(
         command_line(command, options | more)
         for command, more in {"evaluate": {}, "show": {"out": "plan.html"}}.items()
     )
-    details = {"launcher options": [*launch_lines(told)]} | plan_details(found)
-    outputs = {kept: out, "picture in": figure}
+    details = {"launcher options": [*launch_lines(launches)]} | plan_details(planned)
+    outputs = {out_words: out, "picture in": figure}
     files = {words: output for words, output in outputs.items() if output.path is not None}
-    return Answer(result, chain(plan_view(found), notes), files, next=go_on, details=details)
+    return Answer(result, chain(plan_view(planned), notes), files, next=go_on, details=details)
 
 
 def _read_limit(text: str) -> float:
@@ -180,14 +180,14 @@ def _read_limit(text: str) -> float:
     return limit.values[0]
 
 
-def _as_json(one: "PlannedLayout") -> dict[str, Any]:
+def _as_json(entry: "PlannedLayout") -> dict[str, Any]:
     """A layout with what is known of its regime."""
-    names = [field.name for field in dataclasses.fields(one) if field.name != "scenario"]
-    evidence = None if one.evidence is None else pick(one.evidence, "configurations mean_error")
-    return pick(one, " ".join(names)) | {"evidence": evidence}
+    names = [field.name for field in dataclasses.fields(entry) if field.name != "scenario"]
+    evidence = None if entry.evidence is None else pick(entry.evidence, "configurations mean_error")
+    return pick(entry, " ".join(names)) | {"evidence": evidence}
 
 
-def _draw(found: "PlanResult", figure: Output) -> None:
+def _draw(planned: "PlanResult", figure: Output) -> None:
     """Draw step time against memory."""
     if figure.path is None:
         return
@@ -196,9 +196,9 @@ def _draw(found: "PlanResult", figure: Output) -> None:
     with drawing(figure, columns=2, height=3.2) as (_, axes):
         draw_plan(
             axes,
-            found.columns(),
-            found.front,
-            apart=found.apart,
-            best=found.place,
-            capacity=found.request.room,
+            planned.columns(),
+            planned.front,
+            apart=planned.apart,
+            best=planned.place,
+            capacity=planned.request.room,
         )

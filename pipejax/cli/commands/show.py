@@ -42,7 +42,7 @@ PLACES = ("under", "beside")  # of a caption
 
 @options
 class PictureSettings:
-    """How a timeline is shown.
+    """Style of a timeline.
 
     Attributes:
       from_: without times in slots.
@@ -109,7 +109,7 @@ class PictureSettings:
         return choose_unit(runs, resolve_choice(self.unit, TIME_UNITS, "--unit"))
 
 
-def setting_of(scenario: "pj.Scenario") -> str:
+def setting_text(scenario: "pj.Scenario") -> str:
     """Say where times come from, if that is a model on a system."""
     work, system = scenario.workload, scenario.system
     if work is None or system is None:
@@ -123,7 +123,7 @@ def caption_file(label: str, caption: str) -> str:
 
 
 class Scene(NamedTuple):
-    """What is shown."""
+    """Runs on one time axis, with their style."""
 
     runs: "Mapping[str, pj.Evaluation]"  # by name
     sizes: Sequence[StageSizes]  # how the activations of each are sized
@@ -171,7 +171,7 @@ def show(
     if choose and suffix != ".html":
         raise ValueError("--choose has no effect without --out PAGE.html")
     paper = None if suffix in (None, ".html") else printed.paper()
-    beside = _caption_output(picture, out)
+    caption_out = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
     settings = run.table_options((*OF_RUNS, "memory_limit") if with_curves else OF_RUNS)
     scenarios, missing = shown_scenarios(run, links.links(), settings, schedules)
@@ -181,15 +181,15 @@ def show(
         choices = carried(run, settings, scenarios, choose)
         save_page(scene, scenarios[0], activations, limit, memory, choices, out)
     elif paper is not None:
-        _draw(scene, paper, out, beside)
+        _draw(scene, paper, out, caption_out)
     if open and out.written is not None:
         webbrowser.open(out.written.resolve().as_uri())
     result = _as_json(scene, out, missing, several=schedules is not None)
-    return Answer(result, _view(scene, missing, out, beside, width))
+    return Answer(result, _view(scene, missing, out, caption_out, width))
 
 
 def _caption_output(picture: PictureSettings, out: Output) -> Output:
-    """Where the caption goes, if a file of its own is asked for."""
+    """Return the file of the caption, if it has one."""
     if picture.caption != "beside" or out.path is None:
         return Output()
     return Output(out.path.with_suffix(".md"), "--caption beside: --out", out.force).check(ANY)
@@ -219,11 +219,11 @@ def _scene(
     runs = picture.named(evaluated)
     unit = picture.time_unit(evaluated, in_slots=not scenarios[0].has_times)
     window = picture.window(evaluated)
-    caption = caption_of_runs(runs, unit, setting=setting_of(scenarios[0]), window=window)
+    caption = caption_of_runs(runs, unit, setting=setting_text(scenarios[0]), window=window)
     return Scene(runs, sized, held, unit, window, messages, picture, caption)
 
 
-def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
+def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> None:
     """Draw to a file, and write the caption beside it where that is asked for."""
     from pipejax.plots.bars import Curves
     from pipejax.plots.timeline import Drawing, Panel, draw_panels, save
@@ -249,16 +249,16 @@ def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
         scene.picture.transfers,
         scene.picture.title or "",
     )
-    drawn = draw_panels(panels, look)
-    out.save(lambda draft: save(drawn, draft))
+    panels_picture = draw_panels(panels, look)
+    out.save(lambda draft: save(panels_picture, draft))
     text = caption_file(str(out.path and out.path.name), scene.caption)
-    beside.save_text(text)
+    caption_out.save_text(text)
 
 
 def _as_json(
     scene: Scene, out: Output, missing: Mapping[str, str], *, several: bool
 ) -> dict[str, Any]:
-    """What `--json` says: of one schedule as it is, of several as a list."""
+    """Return one schedule for `--json` as it is, several as a list."""
     runs = [
         _run_json(run) | ({} if held is None else _memory_json(held))
         for run, held in zip(scene.runs.values(), scene.held, strict=True)
@@ -295,7 +295,7 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
 
 
 def _view(
-    scene: Scene, missing: Mapping[str, str], out: Output, beside: Output, width: int | None
+    scene: Scene, missing: Mapping[str, str], out: Output, caption_out: Output, width: int | None
 ) -> Iterator[object]:
     if out.path is None:
         _print(scene, width)
@@ -305,8 +305,8 @@ def _view(
             yield plain(f"{name} takes {time}; idle {idle}")
     for name, reason in missing.items():
         yield plain(f"{name} does not exist here: {reason}")
-    yield from file_lines({"drawn to": out, "caption in": beside})
-    beside.end(json=False)
+    yield from file_lines({"drawn to": out, "caption in": caption_out})
+    caption_out.end(json=False)
 
 
 def _print(scene: Scene, width: int | None) -> None:
@@ -321,15 +321,15 @@ def _print(scene: Scene, width: int | None) -> None:
         for run, held in zip(scene.runs.values(), scene.held, strict=True)
     ]
     label, looks = label_width(shown), looks_of_runs(shown)
-    for name, each in zip(scene.runs, shown, strict=True):
-        run = each.run
+    for name, shown_run in zip(scene.runs, shown, strict=True):
+        run = shown_run.run
         out.print(
             f"[bold]{escape(name)}[/] on {run.workers} workers: {scene.unit.text(run.makespan)}, "
             f"idle {percent(run.bubble_ratio)}, {run.links.model} links"
         )
-        print_run(out, each, label, (width or out.width) - label - 3, looks)
-        if each.held is not None:
-            print_limit(out, each.held)
+        print_run(out, shown_run, label, (width or out.width) - label - 3, looks)
+        if shown_run.held is not None:
+            print_limit(out, shown_run.held)
     if scene.window is not None:
         low, high = scene.window
         out.print(f"shown: {low / scene.unit.seconds:.5g} to {scene.unit.text(high)}")

@@ -45,8 +45,8 @@ def save_page(
         limits = _limits(run.table, sizes, scenario, activations, limit)
         held = MemoryView(*sizes[:5], limits, sizes.static)
         explored.append(Explored(run, held, _step(run, scenario), name))
-    wanted = {"messages": scene.messages, "memory": memory}
-    show = {name: True for name, is_wanted in wanted.items() if is_wanted}
+    flags = {"messages": scene.messages, "memory": memory}
+    show = {name: True for name, is_wanted in flags.items() if is_wanted}
     show |= {"critical": False} if scene.picture.no_critical else {}
     unit = "s" if scenario.has_times else "slots"
     with waiting("looking for closed forms"):
@@ -61,7 +61,7 @@ def carried(
     scenarios: "Sequence[pj.Scenario]",
     choose: bool,
 ) -> "Carried":
-    """What a page can show beside the tables that it is written with."""
+    """Return further tables that a page can show."""
     from pipejax.costs.sources import GivenTimes
     from pipejax.plots.explorer.library import OfferedTimes
     from pipejax.plots.explorer.payload import NOTHING, Carried
@@ -90,25 +90,27 @@ def _every_table(
     """Build what is built in for all sizes of a page; what does not exist for some is left out."""
     from pipejax.schedules import REGISTRY
 
-    found: dict[str, list[pj.ScheduleTable]] = {}
+    tables_by_name: dict[str, list[pj.ScheduleTable]] = {}
     with waiting("building schedules to choose from"):
         for name, workers, microbatches in itertools.product(REGISTRY, WORKERS, MICROBATCHES):
             takes = REGISTRY[name].options
             if "offload" in takes:  # no page lowers offloads
                 continue
             for count in STAGES_PER_WORKER if "stages_per_worker" in takes else (0,):
-                own = options.of(name)
+                settings = options.of(name)
                 if count:
-                    own = own._replace(options={**own.options, "stages_per_worker": count})
+                    settings = settings._replace(
+                        options={**settings.options, "stages_per_worker": count}
+                    )
                 with contextlib.suppress(MismatchError):
                     point = SizedSchedule(name, workers, microbatches)
-                    scenario = parse_scenario(run, pj.Links(), settings=own, point=point)
-                    found.setdefault(name, []).append(scenario.table())
-    return found
+                    scenario = parse_scenario(run, pj.Links(), settings=settings, point=point)
+                    tables_by_name.setdefault(name, []).append(scenario.table())
+    return tables_by_name
 
 
 def _step(run: "pj.Evaluation", scenario: "pj.Scenario") -> "StepView | None":
-    """What a step is worth, where a model gives its costs."""
+    """Return tokens and MFU of a step, if a model gives its costs."""
     from pipejax.plots.explorer.payload import StepView
 
     if scenario.workload is None or scenario.system is None:
@@ -124,7 +126,7 @@ def _limits(
     activations: ActivationOptions,
     limit: MemoryLimit | None,
 ) -> Float[NumpyArray, " workers"] | None:
-    """What the activations of each worker may take: what is asked, or what the system has left."""
+    """Return the memory limit of activations: the option, or the free memory of the system."""
     if limit is not None:
         return limit.levels(table, sized, activations, scenario.workload)
     if sized.static is None or scenario.system is None:

@@ -68,51 +68,47 @@ def sweep_show(
     from pipejax.sweep.questions import distinct_best, distinct_front, knees, regions
     from pipejax.sweep.results import check_measure, read_results, selectable
 
-    found = read_results(dataset)
-    rank = check_measure(by, found, "--by")
-    sides = _pair(axes, found.numbers(), "--axes", AXES)
+    results = read_results(dataset)
+    rank = check_measure(by, results, "--by")
+    sides = _pair(axes, results.numbers(), "--axes", AXES)
     percent = parse_percent(within, "--within")
-    kept = found.where(where or ())
-    among = kept & selectable(found, memory_limit=not no_memory_limit)
-    first, front = distinct_best(found, among, rank, best), found.front(among, sides)
+    selected = results.where(where or ())
+    among = selected & selectable(results, memory_limit=not no_memory_limit)
+    first, front = distinct_best(results, among, rank, best), results.front(among, sides)
     front = front if pareto else front[:0]
-    fronts = distinct_front(found, among, sides, front)
-    near = {text: value for text in where or () if (value := found.nearest(text)) is not None}
-    lacking = [*_lacking(found, kept, near, is_filtered=bool(where))] if not first else []
+    fronts = distinct_front(results, among, sides, front)
+    near = {text: value for text in where or () if (value := results.nearest(text)) is not None}
+    lacking = [*_lacking(results, selected, near, is_filtered=bool(where))] if not first else []
     if lacking and figure.path is not None:
         raise ValueError(f"{figure.option} {figure.path}: {'; '.join(lacking)}")
     asked: dict[str, Any] = {}
     view: list[object] = []
     details: dict[str, Iterable[object]] = {}
     if knee is not None:
-        axis = resolve_choice(knee, [n for n in found.numbers() if n in found.axes], "--knee")
-        bends = [*knees(found, among, rank, axis, percent / 100)]
-        asked["knee"] = {
-            "axis": axis,
-            "within": percent / 100,
-            "rows": [b._asdict() for b in bends],
-        }
-        view += knee_lines(found, rank, axis, bends[:1], percent)
-        details["knee by axis"] = knee_table(found, rank, axis, bends)
+        axis = resolve_choice(knee, [n for n in results.numbers() if n in results.axes], "--knee")
+        bends = [*knees(results, among, rank, axis, percent / 100)]
+        asked["knee"] = knee_json(axis, percent, bends)
+        view += knee_lines(results, rank, axis, bends[:1], percent)
+        details["knee by axis"] = knee_table(results, rank, axis, bends)
     if map is not None:
-        across, up = _pair(map, found.axes, "--map", "network.bandwidth,microbatch_size")
-        shown = regions(found, among, rank, across, up)
-        asked["map"] = map_json(found, shown, across, up)
-        view += map_lines(found, shown, across, up)
+        across, up = _pair(map, results.axes, "--map", "network.bandwidth,microbatch_size")
+        shown = regions(results, among, rank, across, up)
+        asked["map"] = map_json(results, shown, across, up)
+        view += map_lines(results, shown, across, up)
     if figure.path is not None and map is not None:
-        draw_map(found, rank, shown, across, up, figure)
+        draw_map(results, rank, shown, across, up, figure)
     elif figure.path is not None and knee is not None:
-        draw_bends(found, among, rank, bends, axis, percent, figure)
+        draw_bends(results, among, rank, bends, axis, percent, figure)
     elif figure.path is not None:
-        draw_front(found, among, sides, front, fronts, first[0].place, figure)
-    out.save(lambda draft: found.frame(np.flatnonzero(kept)).to_parquet(draft, index=False))
-    front_json = {"axes": sides, "pareto": _rows(found, fronts)} if pareto else {}
+        draw_front(results, among, sides, front, fronts, first[0].place, figure)
+    out.save(lambda draft: results.frame(np.flatnonzero(selected)).to_parquet(draft, index=False))
+    front_json = {"axes": sides, "pareto": _rows(results, fronts)} if pareto else {}
     nearest = {"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}
-    answers = {"best": _rows(found, first), **front_json, **asked, **nearest}
-    result = _as_json(dataset, found, kept, rank, answers)
-    lists = _point_lists(found, rank, among, first, sides, fronts)
-    _add_points(view, details, found, lists)
-    view = [*lacking, *view, *_counts(result, found.counts(), is_filtered=bool(where))]
+    answers = {"best": _rows(results, first), **front_json, **asked, **nearest}
+    result = _as_json(dataset, results, selected, rank, answers)
+    lists = _point_lists(results, rank, among, first, sides, fronts)
+    _add_points(view, details, results, lists)
+    view = [*lacking, *view, *_counts(result, results.counts(), is_filtered=bool(where))]
     details |= _reasons(result["reasons"])
     return Answer(
         result,
@@ -123,16 +119,16 @@ def sweep_show(
 
 
 def _as_json(
-    dataset: Path, found: "SweepResults", kept: Any, rank: str, answers: Mapping[str, Any]
+    dataset: Path, results: "SweepResults", selected: Any, rank: str, answers: Mapping[str, Any]
 ) -> dict[str, Any]:
     return {
         "store": dataset,
-        "points": len(found.status),
-        **{name.replace(" ", "_"): count for name, count in found.counts().items()},
-        "selected": int(kept.sum()),
+        "points": len(results.status),
+        **{name.replace(" ", "_"): count for name, count in results.counts().items()},
+        "selected": int(selected.sum()),
         "by": rank,
         **answers,
-        "reasons": dict(Counter(str(text) for text in found.reasons if text).most_common()),
+        "reasons": dict(Counter(str(text) for text in results.reasons if text).most_common()),
     }
 
 
@@ -140,7 +136,7 @@ WHOLE_FRONT = "whole front"
 
 
 def _point_lists(
-    found: "SweepResults",
+    results: "SweepResults",
     rank: str,
     among: Any,
     first: "Sequence[DistinctPoint]",
@@ -153,7 +149,7 @@ def _point_lists(
         head = f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points"
         lists[WHOLE_FRONT] = head, fronts
     if first:
-        text = f"best of {int(among.sum()):,} points by {words(rank)}: {_point(found, first[0])}"
+        text = f"best of {int(among.sum()):,} points by {words(rank)}: {_point(results, first[0])}"
         lists[f"best {len(first)} points"] = text, first
     return lists
 
@@ -161,27 +157,27 @@ def _point_lists(
 def _add_points(
     view: list[object],
     details: dict[str, Iterable[object]],
-    found: "SweepResults",
+    results: "SweepResults",
     lists: "Mapping[str, tuple[str, Sequence[DistinctPoint]]]",
 ) -> None:
     """Add lists of points: sentences to the view, with a short table of the first one."""
     for name, (text, points) in lists.items():
         is_short = not has_details() and (name == WHOLE_FRONT or not view)
-        view += [text, *(_table(found, points, SHORT) if is_short else ())]
-        details[name] = _table(found, points)
+        view += [text, *(_table(results, points, SHORT) if is_short else ())]
+        details[name] = _table(results, points)
 
 
-def _point(found: "SweepResults", point: "DistinctPoint") -> str:
+def _point(results: "SweepResults", point: "DistinctPoint") -> str:
     """Return a point in words: its measure first, then the axes that matter."""
-    row = {name: value for name, value in found.point(point.place).items() if name != "fits"}
-    names = [n for n in row if n not in found.axes and n != "bubble_ratio"]
-    names += [n for n, labels in found.axes.items() if len(labels) > 1 and n not in point.same]
-    return ", ".join(named(found.units, name, row[name]) for name in names)
+    row = {name: value for name, value in results.point(point.place).items() if name != "fits"}
+    names = [n for n in row if n not in results.axes and n != "bubble_ratio"]
+    names += [n for n, labels in results.axes.items() if len(labels) > 1 and n not in point.same]
+    return ", ".join(named(results.units, name, row[name]) for name in names)
 
 
 def _lacking(
-    found: "SweepResults",
-    kept: Any,
+    results: "SweepResults",
+    selected: Any,
     near: Mapping[str, tuple[str, float, str]],
     *,
     is_filtered: bool,
@@ -190,21 +186,21 @@ def _lacking(
     from pipejax.sweep.results import selectable
 
     for text, (axis, value, _) in near.items():
-        nearest = named(found.units, axis, value)
+        nearest = named(results.units, axis, value)
         yield f"{text} holds for no point: the nearest is {nearest}"
     yield "no point can be chosen" + " where these conditions hold" * is_filtered
-    if np.any(kept & selectable(found, memory_limit=False)):
+    if np.any(selected & selectable(results, memory_limit=False)):
         yield "those that need more memory than there is are shown by --no-memory-limit"
 
 
-def _rows(found: "SweepResults", points: "Sequence[DistinctPoint]") -> list[dict[str, Any]]:
+def _rows(results: "SweepResults", points: "Sequence[DistinctPoint]") -> list[dict[str, Any]]:
     """Points for `--json`, with the values of axes that do not matter there."""
-    return [found.point(e.place) | ({"same": e.same} if e.same else {}) for e in points]
+    return [results.point(e.place) | ({"same": e.same} if e.same else {}) for e in points]
 
 
-def _pair(text: str, known: Any, option: str, example: str) -> list[str]:
+def _pair(text: str, valid_names: Any, option: str, example: str) -> list[str]:
     """Read two different names."""
-    names = [str(resolve_choice(name.strip(), known, option)) for name in text.split(",")]
+    names = [str(resolve_choice(name.strip(), valid_names, option)) for name in text.split(",")]
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"{option} must be two different names, as {example}, got {text!r}")
     return names
@@ -228,16 +224,16 @@ def _reasons(reasons: Mapping[str, int]) -> dict[str, list[object]]:
 
 
 def _table(
-    found: "SweepResults", points: "Sequence[DistinctPoint]", longest: int = LONGEST
+    results: "SweepResults", points: "Sequence[DistinctPoint]", longest: int = LONGEST
 ) -> Iterator[object]:
     """Show points; axes that are the same in all of them stand once, below."""
     shown = points[:longest] if has_lines() else points
-    rows = [found.point(point.place) for point in shown]
+    rows = [results.point(point.place) for point in shown]
     columns: list[tuple[str, list[str]]] = []
     for name in [name for name in rows[0] if name != "fits"]:
-        scale = display_scale(found.units, name, [row[name] for row in rows])
+        scale = display_scale(results.units, name, [row[name] for row in rows])
         cells = [
-            span(name, point.same[name], scale, len(found.axes[name]))
+            span(name, point.same[name], scale, len(results.axes[name]))
             if name in point.same
             else cell(name, row[name], scale)
             for row, point in zip(rows, shown, strict=True)
@@ -262,44 +258,44 @@ def knee_json(axis: str, percent: float, bends: "Sequence[Knee]") -> dict[str, A
 
 
 def knee_lines(
-    found: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]", within: float
+    results: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]", within: float
 ) -> Iterator[str]:
     """Yield between which values of an axis the cost is near its best."""
     for bend in bends:
-        scale = display_scale(found.units, axis, found.axes[axis].tolist())
-        measure = display_scale(found.units, rank, [abs(bend.best)])
+        scale = display_scale(results.units, axis, results.axes[axis].tolist())
+        measure = display_scale(results.units, rank, [abs(bend.best)])
         cost, best = (cell(rank, abs(value), measure) for value in (bend.cost, bend.best))
         yield (
-            f"{words(axis)} {_between(found, axis, bend, scale)} {scale[1]}".rstrip()
+            f"{words(axis)} {_between(results, axis, bend, scale)} {scale[1]}".rstrip()
             + f" keeps {words(rank)} within {within:g} % of its best: {cost} {measure[1]} instead "
             f"of {best} {measure[1]}"
         )
 
 
-def _between(found: "SweepResults", axis: str, bend: "Knee", scale: tuple[float, str]) -> str:
+def _between(results: "SweepResults", axis: str, bend: "Knee", scale: tuple[float, str]) -> str:
     low, high = (cell(axis, float(end), scale) for end in (bend.low, bend.high))
-    values = found.axes[axis].astype(float)
+    values = results.axes[axis].astype(float)
     ends = bend.low == values.min(), bend.high == values.max()
     texts = {(True, True): "any", (False, True): f">= {low}", (True, False): f"<= {high}"}
     return texts.get(ends, f"{low} to {high}")
 
 
 def knee_table(
-    found: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]"
+    results: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]"
 ) -> Iterator[object]:
     """Yield the near values with other axes at their best, and for each of their values."""
     if not bends:
         return
-    scale = display_scale(found.units, axis, found.axes[axis].astype(float).tolist())
-    cost = display_scale(found.units, rank, [abs(bend.best) for bend in bends])
+    scale = display_scale(results.units, axis, results.axes[axis].astype(float).tolist())
+    cost = display_scale(results.units, rank, [abs(bend.best) for bend in bends])
     labels = (
-        "all others at their best" if b.axis is None else named(found.units, b.axis, b.label)
+        "all others at their best" if b.axis is None else named(results.units, b.axis, b.label)
         for b in bends
     )
     yield grid(
         [
             ("with", labels),
-            (escape(head(axis, scale)), [_between(found, axis, b, scale) for b in bends]),
+            (escape(head(axis, scale)), [_between(results, axis, b, scale) for b in bends]),
             (
                 escape(head(f"{rank} at the knee", cost)),
                 [cell(rank, abs(b.cost), cost) for b in bends],
@@ -309,26 +305,26 @@ def knee_table(
     )
 
 
-def map_json(found: "SweepResults", shown: "Regions", across: str, up: str) -> dict[str, Any]:
+def map_json(results: "SweepResults", shown: "Regions", across: str, up: str) -> dict[str, Any]:
     """Return the map for `--json`: rows of schedules, and of the least values, from the bottom."""
     names = [*shown.names, None]
     costs = np.abs(shown.costs)
     return {
         "axes": [across, up],
-        **{axis: found.axes[axis].tolist() for axis in (across, up)},
+        **{axis: results.axes[axis].tolist() for axis in (across, up)},
         "schedule": [[names[code] for code in row] for row in shown.codes.tolist()],
         "value": [[None if np.isnan(v) else v for v in row] for row in costs.tolist()],
     }
 
 
-def map_lines(found: "SweepResults", shown: "Regions", across: str, up: str) -> Iterator[object]:
+def map_lines(results: "SweepResults", shown: "Regions", across: str, up: str) -> Iterator[object]:
     """Show which schedule is best over two axes: a letter for each, or a row where no lines are."""
     if not shown.names:
         return
     heads, cells = [], []
     for axis in (across, up):
-        values = found.axes[axis].tolist()
-        scale = display_scale(found.units, axis, values)
+        values = results.axes[axis].tolist()
+        scale = display_scale(results.units, axis, values)
         heads.append(head(axis, scale))
         cells.append([cell(axis, value, scale) for value in values])
     if not has_lines():
@@ -342,7 +338,7 @@ def map_lines(found: "SweepResults", shown: "Regions", across: str, up: str) -> 
         f"{name} on {np.mean(shown.codes == code):.0%} of the map ({letters[code]})"
         for code, name in enumerate(shown.names)
     )
-    nowhere = "; no point can be chosen at the dots" * bool((shown.codes < 0).any())
+    nowhere = "; no point can be chosen at the dots" if (shown.codes < 0).any() else ""
     yield plain(f"best schedule: {', '.join(shares)}{nowhere}")
     yield plain(f"{heads[0]} across, from {cells[0][0]} to {cells[0][-1]}; {heads[1]} up")
     wide = max(map(len, cells[1]))
@@ -351,26 +347,26 @@ def map_lines(found: "SweepResults", shown: "Regions", across: str, up: str) -> 
 
 
 def draw_map(
-    found: "SweepResults", rank: str, shown: "Regions", across: str, up: str, figure: Output
+    results: "SweepResults", rank: str, shown: "Regions", across: str, up: str, figure: Output
 ) -> None:
     """Draw which schedule is best over two axes, with lines of equal costs."""
     from pipejax.plots.regions import Height, Side, draw_regions
 
     sides = []
     for axis in (across, up):
-        values = found.axes[axis]
-        scale = display_scale(found.units, axis, values.tolist())
+        values = results.axes[axis]
+        scale = display_scale(results.units, axis, values.tolist())
         is_numeric = values.dtype.kind in "iuf"
         shown_as = values / scale[0] if is_numeric else [str(value) for value in values]
         sides.append(Side(head(axis, scale), shown_as))
-    cost = display_scale(found.units, rank, shown.costs[np.isfinite(shown.costs)].tolist())
+    cost = display_scale(results.units, rank, shown.costs[np.isfinite(shown.costs)].tolist())
     height = Height(head(rank, cost), np.abs(shown.costs) / cost[0])
     with drawing(figure, 1, HEIGHT) as (_, axes):
         draw_regions(axes, sides[0], sides[1], shown.codes, shown.names, height)
 
 
 def draw_bends(
-    found: "SweepResults",
+    results: "SweepResults",
     among: Any,
     rank: str,
     bends: "Sequence[Knee]",
@@ -382,16 +378,16 @@ def draw_bends(
     from pipejax.plots.fronts import Shown, draw_knee
     from pipejax.sweep.questions import least_along
 
-    is_several = len(found.axes.get("schedule", ())) > 1
-    curves = least_along(found, among, rank, axis, "schedule" if is_several else None)
-    scale = display_scale(found.units, axis, found.axes[axis].tolist())
-    cost = display_scale(found.units, rank, [abs(bends[0].best)])
+    is_several = len(results.axes.get("schedule", ())) > 1
+    curves = least_along(results, among, rank, axis, "schedule" if is_several else None)
+    scale = display_scale(results.units, axis, results.axes[axis].tolist())
+    cost = display_scale(results.units, rank, [abs(bends[0].best)])
     named_curves = {
         str(name or "best"): np.abs(curve) / cost[0]
         for name, curve in curves.items()
         if np.isfinite(curve).any()
     }
-    along = Shown(head(axis, scale), found.axes[axis] / scale[0])
+    along = Shown(head(axis, scale), results.axes[axis] / scale[0])
     near = bends[0].low / scale[0], bends[0].high / scale[0]
     with drawing(figure, 1, HEIGHT) as (_, axes):
         text = f"within {within:g} % of the best"
@@ -399,7 +395,7 @@ def draw_bends(
 
 
 def draw_front(
-    found: "SweepResults",
+    results: "SweepResults",
     among: Any,
     names: list[str],
     front: "Points",
@@ -412,43 +408,44 @@ def draw_front(
     from pipejax.sweep.results import MORE_IS_BETTER
 
     groups = {"points": among}
-    if "schedule" in found.axes:
-        schedules = found.column("schedule")
-        own = {name: among & (schedules == name) for name in found.axes["schedule"].tolist()}
-        groups = {name: points for name, points in own.items() if np.any(points)}
+    if "schedule" in results.axes:
+        schedules = results.column("schedule")
+        members = {name: among & (schedules == name) for name in results.axes["schedule"].tolist()}
+        groups = {name: points for name, points in members.items() if np.any(points)}
     sides = []
     for name in names:
-        values = np.asarray(found.column(name), float)
-        scale = display_scale(found.units, name, values[among].tolist())
+        values = np.asarray(results.column(name), float)
+        scale = display_scale(results.units, name, values[among].tolist())
         label = head(name, scale).replace(words(name), LONG.get(name, words(name)))
         sides.append(Shown(label, values / scale[0], name in MORE_IS_BETTER))
     with drawing(figure, 1, HEIGHT) as (_, axes):
-        told = _told(found, names, front, named)
-        draw_results(axes, sides, groups, front, np.array([best]), told)
+        axis_cells = _front_names(results, names, front, named)
+        draw_results(axes, sides, groups, front, np.array([best]), axis_cells)
 
 
-def _told(
-    found: "SweepResults", names: list[str], front: "Points", rows: "Sequence[DistinctPoint]"
+def _front_names(
+    results: "SweepResults", names: list[str], front: "Points", rows: "Sequence[DistinctPoint]"
 ) -> tuple[str, list[str]]:
     """Tell the points of a front apart: by which axes, and each in these, ties as "a = b"."""
-    told: dict[str, list[str]] = {}
+    axis_cells: dict[str, list[str]] = {}
     heads = []
-    for axis, labels in found.axes.items():
-        scale = display_scale(found.units, axis, labels.tolist())
+    for axis, labels in results.axes.items():
+        scale = display_scale(results.units, axis, labels.tolist())
         cells = [
             span(axis, e.same[axis], scale, len(labels))
             if axis in e.same
-            else cell(axis, found.point(e.place)[axis], scale)
+            else cell(axis, results.point(e.place)[axis], scale)
             for e in rows
         ]
         if axis not in names and len({*cells}) > 1:
-            told[axis] = cells
+            axis_cells[axis] = cells
             heads.append(head(axis, scale))
-    texts = ["; ".join(cells) for cells in zip(*told.values(), strict=True)]
-    sides = np.stack([np.asarray(found.column(name), float) for name in names])
-    own = sides[:, [each.place for each in rows]]
+    texts = ["; ".join(cells) for cells in zip(*axis_cells.values(), strict=True)]
+    sides = np.stack([np.asarray(results.column(name), float) for name in names])
+    members = sides[:, [row.place for row in rows]]
     tied = [
-        np.all(np.isclose(own, at, rtol=TIE, atol=0), axis=0) for at in sides[:, front].T[..., None]
+        np.all(np.isclose(members, at, rtol=TIE, atol=0), axis=0)
+        for at in sides[:, front].T[..., None]
     ]
-    joined = [" = ".join(np.array(texts)[each].tolist()) for each in tied] if texts else []
+    joined = [" = ".join(np.array(texts)[row].tolist()) for row in tied] if texts else []
     return "; ".join(heads), joined

@@ -94,15 +94,15 @@ def trace(
     with progress("reading", None) as bar:
         sizes = {"stages_per_worker": stages_per_worker, "microbatches": microbatches}
         sizes |= {"steps": steps, "world": world}
-        found = pj.traces.read(files, columns=named, **sizes, on_progress=bar.tell)
+        measured = pj.traces.read(files, columns=named, **sizes, on_progress=bar.tell)
         other = None
         if against:
             other = pj.traces.read(against, columns=named, **sizes, on_progress=bar.tell)
     with progress("replaying", None) as bar:
         analysis = pj.traces.analyse(
-            found if only_steps is None else found.only(_steps(only_steps, found)),
+            measured if only_steps is None else measured.only(_steps(only_steps, measured)),
             against=other,
-            stage_layers=parse_layers(stage_layers, found.stages),
+            stage_layers=parse_layers(stage_layers, measured.stages),
             schedules=None if schedules is None else [n.strip() for n in schedules.split(",")],
             search=search,
             on_progress=bar.tell,
@@ -124,23 +124,23 @@ def trace(
     return Answer(result, view, written, next=go_on, details=details)
 
 
-def _steps(text: str, found: "pj.traces.Trace") -> Any:
-    """Which slices are of the steps that are asked for: from a to b, both among them, or a list."""
+def _steps(text: str, measured: "pj.traces.Trace") -> Any:
+    """Return which slices belong to the selected steps: a range with both ends, or a list."""
     first, colon, last = text.partition(":")
     numbers = [part.strip() for part in ([first, last] if colon else text.split(","))]
     if not all(part.isdigit() or (colon and not part) for part in numbers):
         raise ValueError(f"--only-steps must be as 2:20, 5: or 3,4,7, got {text!r}")
     if colon:
-        low, high = int(numbers[0] or 0), int(numbers[1] or found.steps[-1])
-        wanted = [step for step in found.steps if low <= step <= high]
+        low, high = int(numbers[0] or 0), int(numbers[1] or measured.steps[-1])
+        selected_steps = [step for step in measured.steps if low <= step <= high]
     else:
-        wanted = [int(part) for part in numbers]
-    lacks = sorted({*wanted} - {*found.steps})
-    if lacks or not wanted:
-        none = f" and not {', '.join(map(str, lacks))}" if wanted else ""
-        known = f"{found.steps[0]} to {found.steps[-1]}"
-        raise ValueError(f"--only-steps {text}: the files have steps {known}{none}")
-    return np.isin(found.step, wanted)
+        selected_steps = [int(part) for part in numbers]
+    lacks = sorted({*selected_steps} - {*measured.steps})
+    if lacks or not selected_steps:
+        none = f" and not {', '.join(map(str, lacks))}" if selected_steps else ""
+        recorded = f"{measured.steps[0]} to {measured.steps[-1]}"
+        raise ValueError(f"--only-steps {text}: the files have steps {recorded}{none}")
+    return np.isin(measured.step, selected_steps)
 
 
 def _table_name(analysis: "Analysis") -> str:
@@ -196,7 +196,7 @@ def _next(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...]:
 
 def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
     pipelines, replayed, shares = analysis.pipelines, analysis.replay, analysis.attribution
-    known, forecast, advice = analysis.schedule, analysis.forecast, analysis.advice
+    recorded, forecast, advice = analysis.schedule, analysis.forecast, analysis.advice
     links = replayed.links
     return {
         "steps": len({pipeline.step for pipeline in pipelines.pipelines}),
@@ -204,7 +204,7 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
         "workers": pipelines.table.num_workers,
         "stages": pipelines.table.num_stages,
         "microbatches": pipelines.table.num_microbatches,
-        "schedule": known,
+        "schedule": recorded,
         "orders": len(pipelines.tables),
         "odd_steps": pipelines.odd_steps,
         "inferred": list(pipelines.trace.inferred),

@@ -26,9 +26,9 @@ REVERSALS = 2  # numbers of the machine that a report names
 UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 
-def plan_view(found: "PlanResult") -> Iterator[object]:
+def plan_view(plan: "PlanResult") -> Iterator[object]:
     """Yield the best layout, how sure it is, what was assumed, and the next ones."""
-    best, request = found.best, found.request
+    best, request = plan.best, plan.request
     yield (
         f"[bold]{seconds(best.step_time)}[/] per step{_band(best)} for {request.model.name} on "
         f"{request.gpus} {request.system.name}: {_long_text(best)}"
@@ -37,53 +37,54 @@ def plan_view(found: "PlanResult") -> Iterator[object]:
         f"MFU {percent(best.mfu)}; memory {gigabytes(best.memory_bytes)}; bound by {best.bound_by}"
     )
     yield evidence_line(best.regime, best.evidence, request.system.name)
-    yield _room(found)
-    yield _assumptions(found)
-    if found.runners_up:
-        yield from _break_even(found)
-    if found.outside:
-        first = found.outside[0]
+    yield _room(plan)
+    yield _assumptions(plan)
+    if plan.runners_up:
+        yield from _break_even(plan)
+    if plan.outside:
+        first = plan.outside[0]
         yield plain(
             f"not ranked, too little is measured of {first.regime}: {seconds(first.step_time)} "
             f"with {_long_text(first)}; calibrate first"
         )
 
 
-def plan_details(found: "PlanResult") -> dict[str, list[object]]:
+def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
     """Return the layouts that come next, those that are not ranked, and the search."""
     search = (
-        f"{found.enumerated:,} layouts, {found.fitting:,} fit the memory; {found.evaluated:,} were "
-        f"evaluated in {found.seconds:.3g} s, all others are provably slower"
+        f"{plan.enumerated:,} layouts, {plan.fitting:,} fit the memory; {plan.evaluated:,} were "
+        f"evaluated in {plan.seconds:.3g} s, all others are provably slower"
     )
     details: dict[str, list[object]] = {
-        "best layouts": [_table((found.best, *found.runners_up))],
-        "layouts that are not ranked": [_table(found.outside)] if found.outside else [],
+        "best layouts": [_table((plan.best, *plan.runners_up))],
+        "layouts that are not ranked": [_table(plan.outside)] if plan.outside else [],
         "search": [plain(search)],
     }
     return {name: parts for name, parts in details.items() if parts}
 
 
-def _long_text(one: "PlannedLayout") -> str:
+def _long_text(entry: "PlannedLayout") -> str:
     """Return a layout in words, without what has its usual value."""
-    layout = one.layout
+    layout = entry.layout
     sizes = [f"{words} {layout[name]}" for name, words in WORDS.items() if layout[name] > 1]
-    kept = f", recompute {layout['recompute']}" * (layout["recompute"] != "none")
-    return f"{layout['schedule']}, {', '.join(sizes)}, ZeRO {layout['zero']}{kept}"
+    is_recomputed = layout["recompute"] != "none"
+    recompute = f", recompute {layout['recompute']}" if is_recomputed else ""
+    return f"{layout['schedule']}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
 
 
-def evidence_line(regime: object, known: "Evidence | None", system: str) -> object:
+def evidence_line(regime: object, evidence: "Evidence | None", system: str) -> object:
     """Return how far predictions of similar runs were off."""
-    if known is None:
+    if evidence is None:
         return plain(f"extrapolated: no measured run on {system} is like this one ({regime})")
     return plain(
-        f"evidence: {known.configurations} measured configurations like this one ({regime}) were "
-        f"predicted within {known.mean_error:.3g} % on average"
+        f"evidence: {evidence.configurations} measured configurations like this one ({regime}) "
+        f"were predicted within {evidence.mean_error:.3g} % on average"
     )
 
 
-def _room(found: "PlanResult") -> object:
+def _room(plan: "PlanResult") -> object:
     """Return what tensors may take, and why."""
-    request = found.request
+    request = plan.request
     if request.memory_limit is not None:
         return plain(f"tensors may take {gigabytes(request.room)} (--memory-limit)")
     whole = gigabytes(float(request.system.memory_available))
@@ -93,26 +94,26 @@ def _room(found: "PlanResult") -> object:
     )
 
 
-def _assumptions(found: "PlanResult") -> object:
+def _assumptions(plan: "PlanResult") -> object:
     """Return what was assumed of exchanges and of gradients."""
-    share = found.request.shared.get("overlap", 0.0)
+    share = plan.request.shared.get("overlap", 0.0)
     overlap = f"{100 * share:g} % of communication that fits overlaps compute"
     if not share:
         overlap = "no communication overlaps compute (--overlap 1: all that fits does)"
-    model = found.best.workload.model
+    model = plan.best.workload.model
     size = model.gradient_bytes or model.element_bytes
     return plain(f"assumes: {overlap}; gradients of {8 * float(size):g} bits")
 
 
-def _break_even(found: "PlanResult") -> Iterator[object]:
+def _break_even(plan: "PlanResult") -> Iterator[object]:
     """Yield what would have to hold for the runner-up to win."""
-    lag = found.runners_up[0].step_time / found.best.step_time - 1
+    lag = plan.runners_up[0].step_time / plan.best.step_time - 1
     if lag <= 0:
         yield "the second layout is as fast, but less is measured of such layouts"
         return
     cases = [
         f"{number.number} is {_quantity(number.number, number.value)} ({number.factor:.3g} times)"
-        for number in found.break_even_factors[:REVERSALS]
+        for number in plan.break_even_factors[:REVERSALS]
     ]
     when = "and stays behind if any one number of the machine is up to 8 times off"
     if cases:
@@ -141,24 +142,26 @@ def _table(layouts: "Sequence[PlannedLayout]") -> object:
         Column("other splits", "splits"),
         Column("bound by", "bound_by"),
     )
-    rows = ({**vars(one), **one.layout, "splits": " ".join(_splits(one))} for one in layouts)
+    rows = (
+        {**vars(entry), **entry.layout, "splits": " ".join(_splits(entry))} for entry in layouts
+    )
     return folded(table_of(rows, columns, keys=2))
 
 
-def _splits(one: "PlannedLayout") -> Iterator[str]:
+def _splits(entry: "PlannedLayout") -> Iterator[str]:
     """Yield whether embedding and head count as layers, and how else layers could be split."""
-    if one.layout["embedding_units"]:
+    if entry.layout["embedding_units"]:
         yield "edges"
     also = [
-        f"V{split['stages_per_worker']}" + " edges" * (split["embedding_units"] > 0)
-        for split in one.also
+        f"V{split['stages_per_worker']}" + (" edges" if split["embedding_units"] > 0 else "")
+        for split in entry.also
     ]
     if also:
-        yield f"(also {', '.join(also[:SPLITS])}{', ..' * (len(also) > SPLITS)})"
+        yield f"(also {', '.join(also[:SPLITS])}{', ..' if also[SPLITS:] else ''})"
 
 
-def _band(one: "PlannedLayout") -> str:
-    if one.band is None:
+def _band(entry: "PlannedLayout") -> str:
+    if entry.band is None:
         return ""
-    low, high = one.band
-    return f" ({one.band_percent:g} %: {seconds(low)} to {seconds(high)})"
+    low, high = entry.band
+    return f" ({entry.band_percent:g} %: {seconds(low)} to {seconds(high)})"

@@ -32,34 +32,35 @@ LONGEST = 40  # letters of what a file's name says of its table
 # causes that another schedule is held against: nothing is undone
 OF_SCHEDULES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
+LONG_COMMAND = 700  # letters from which a first screen does not print a command
 NEGLIGIBLE = 0.005  # change of the memory that a first screen does not name
 
 
 def takes_limit(schedule: Text) -> bool:
-    """Whether a schedule is planned for a memory limit."""
+    """Return whether a schedule is planned for a memory limit."""
     return schedule is not None and "memory_limit" in find(schedule).options
 
 
-def tables_of(found: "Explanation", folder: Path | None) -> Iterator[tuple[int, Path]]:
+def table_files(explanation: "Explanation", folder: Path | None) -> Iterator[tuple[int, Path]]:
     """The file of each remedy's table, by its number, where it is another than now."""
-    for number, remedy in enumerate(found.remedies if folder else (), 1):
-        if has_other_table(remedy, found.memory.begin.scenario):
+    for number, remedy in enumerate(explanation.remedies if folder else (), 1):
+        if has_other_table(remedy, explanation.memory.begin.scenario):
             table = remedy.scenario.table()
             what = re.sub("[^a-z0-9]+", "-", remedy.what.lower()).strip("-")[:LONGEST]
             suffix = ".csv" if is_csv(table) else ".json"
             yield number, (folder or Path()) / f"{number}-{what}{suffix}"
 
 
-def write_tables_of(draft: Path, found: "Explanation", files: Mapping[int, Path]) -> None:
+def write_table_files(draft: Path, explanation: "Explanation", files: Mapping[int, Path]) -> None:
     """Write the tables of remedies into a new folder."""
     draft.mkdir()
     for number, path in files.items():
-        text = text_for(found.remedies[number - 1].scenario.table(), path)
+        text = text_for(explanation.remedies[number - 1].scenario.table(), path)
         write_file(draft / path.name, text)
 
 
 def has_other_table(remedy: "Remedy", begin: "pj.Scenario") -> bool:
-    """Whether the remedy runs another table than now."""
+    """Return whether the remedy runs another table than now."""
     from pipejax.search.remedies.explain import is_same_table
 
     return not is_same_table(remedy.scenario.table(), begin.table())
@@ -70,7 +71,7 @@ OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
 OF_REMEDIES = ("memory_limit", "stage_layers", "schedules", "search")  # options that choose them
 
 
-def command_of(
+def remedy_command(
     remedy: "Remedy",
     table: Path | None,
     default: Path | None,
@@ -86,8 +87,8 @@ def command_of(
     before = _with_files(search.scenario, begin, saved)
     if search.kind == "ring" and default is not None:
         options = {**written(*OF_REMEDIES), "write_tables": str(default.parent)}
-        found = scenario.replace(schedule=pj.costing.TableFile(str(default)))
-        return f"{command_line(begin, 'explain', **options)} && {command_line(found)}"
+        explanation = scenario.replace(schedule=pj.costing.TableFile(str(default)))
+        return f"{command_line(begin, 'explain', **options)} && {command_line(explanation)}"
     if search.kind == "optimize":
         limit = ",".join(f"{limit:g}" for limit in search.limits)
         more = {"memory_limit": limit, "time_limit": "8s", "out": FOUND}
@@ -95,8 +96,8 @@ def command_of(
     more = {"iterations": str(STEPS), "time_limit": "1000s", "out": FOUND}
     command = command_line(before, "tune messages", OF_LINKS, **more)
     if scenario.links.posting != POSTINGS[0]:  # it runs early posts
-        found = scenario.replace(schedule=pj.costing.TableFile(FOUND))
-        command += f" && {command_line(found)}"
+        explanation = scenario.replace(schedule=pj.costing.TableFile(FOUND))
+        command += f" && {command_line(explanation)}"
     return command
 
 
@@ -118,8 +119,8 @@ def _with_files(
     return scenario.replace(**{name: getattr(saved, name) for name in names})
 
 
-def launches_of(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
-    """What launchers are told to run a remedy; of measured times, of the pipeline alone."""
+def remedy_launches(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
+    """Return options of launchers for a remedy; at measured times those of the pipeline alone."""
     scenario = remedy.scenario
     if scenario.source.workload is not None:
         return pj.costing.launches(scenario.source.workload, scenario.table())
@@ -127,79 +128,88 @@ def launches_of(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
 
 
 def remedies_json(
-    found: "Explanation", files: Mapping[int, Path], saved: "pj.Scenario | None" = None
+    explanation: "Explanation", files: Mapping[int, Path], saved: "pj.Scenario | None" = None
 ) -> list[dict[str, Any]]:
     """Remedies with their commands; tables of some are in files."""
-    defaults, begin = dict(tables_of(found, TABLES)), found.memory.begin.scenario
+    defaults, begin = dict(table_files(explanation, TABLES)), explanation.memory.begin.scenario
     return [
         {
             "what": remedy.what,
-            "command": command_of(remedy, files.get(number), defaults.get(number), begin, saved),
+            "command": remedy_command(
+                remedy, files.get(number), defaults.get(number), begin, saved
+            ),
             "saves": remedy.saves,
             "step_time": remedy.step_time,
             "assumes": "; ".join(remedy.assumes),
             "bound": remedy.bound,
             "kind": remedy.kind,
             "memory": remedy.memory,
-            "launch": launch_json(launches_of(remedy)),
+            "launch": launch_json(remedy_launches(remedy)),
             "fits": remedy.fits,
         }
-        for number, remedy in enumerate(found.remedies, 1)
+        for number, remedy in enumerate(explanation.remedies, 1)
     ]
 
 
-def first_fault(found: "Explanation") -> str:
+def first_fault(explanation: "Explanation") -> str:
     """Return the bottleneck, and the time that it costs."""
-    worst = found.bottleneck
+    worst = explanation.bottleneck
     why = worst.why.partition("; ")[0]
     if worst.seconds <= 0 or worst.kind in OF_SCHEDULES:
         return why
-    return f"{why}, which costs {_with_share(worst.seconds, found)}"
+    return f"{why}, which costs {_with_share(worst.seconds, explanation)}"
 
 
-def _with_share(time: float, found: "Explanation") -> str:
-    return f"{seconds(time)} ({percent(time / (found.step_time or 1.0))})"
+def _with_share(time: float, explanation: "Explanation") -> str:
+    return f"{seconds(time)} ({percent(time / (explanation.step_time or 1.0))})"
 
 
-def advice_view(found: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
+def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
     """Yield the next causes, the remedy that saves most, and the best that a launcher can run."""
-    for fault in found.faults[1:3]:
+    for fault in explanation.faults[1:3]:
         yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
     if not rows:
         yield "no remedy that was tried makes it shorter"
         return
-    yield plain(f"best remedy {_remedy_text(rows[0], found)}")
+    yield plain(f"best remedy {_remedy_text(rows[0], explanation)}")
     if rows[0]["assumes"]:
         yield plain(f"  assumes: {rows[0]['assumes']}")
-    for remedy, row in zip(found.remedies, rows, strict=True):
+    for remedy, row in zip(explanation.remedies, rows, strict=True):
         names = [name for name, launch in row["launch"].items() if not launch["lacks"]]
         if names and not _is_scaled(remedy):
             if row is not rows[0]:
                 yield plain(
-                    f"best with options of {' and '.join(names)} {_remedy_text(row, found)}"
+                    f"best with options of {' and '.join(names)} {_remedy_text(row, explanation)}"
                 )
             break
-    yield plain(f"next: {rows[0]['command']}")
+    command = rows[0]["command"]
+    if len(command) > LONG_COMMAND:
+        yield f"next: the command of remedy 1, which has {len(command)} letters (--details)"
+    else:
+        yield plain(f"next: {command}")
 
 
 def _is_scaled(remedy: "Remedy") -> bool:
     return remedy.scenario.find_edit(pj.costing.ScaledTimes) is not None
 
 
-def _remedy_text(row: Mapping[str, Any], found: "Explanation") -> str:
-    needs = f", {row['memory']:.3g} times the memory" * (abs(row["memory"] - 1) > NEGLIGIBLE)
-    return f"saves {_with_share(row['saves'], found)}{needs}: {row['what']}"
+def _remedy_text(row: Mapping[str, Any], explanation: "Explanation") -> str:
+    is_same = abs(row["memory"] - 1) <= NEGLIGIBLE
+    needs = "" if is_same else f", {row['memory']:.3g} times the memory"
+    return f"saves {_with_share(row['saves'], explanation)}{needs}: {row['what']}"
 
 
 def advice_details(
-    found: "Explanation", rows: Sequence[Mapping[str, Any]]
+    explanation: "Explanation", rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[object]]:
     """Return the parts of the step, and the remedies with their commands."""
-    parts = [part for part in found.parts if abs(part.seconds) > ROUNDING * found.step_time]
+    parts = [
+        part for part in explanation.parts if abs(part.seconds) > ROUNDING * explanation.step_time
+    ]
     columns = (
         Column("part", "name"),
         Column("time", "seconds", seconds),
-        Column("of the step", lambda row: percent(row["seconds"] / (found.step_time or 1.0))),
+        Column("of the step", lambda row: percent(row["seconds"] / (explanation.step_time or 1.0))),
         Column("meaning", "meaning"),
     )
     details: dict[str, list[object]] = {
@@ -207,7 +217,7 @@ def advice_details(
             share_bar({part.name: part.seconds for part in parts}),
             table_of((part._asdict() for part in parts), columns),
         ],
-        "causes": [plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in found.faults],
+        "causes": [plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in explanation.faults],
     }
     if not rows:
         return details
@@ -222,8 +232,8 @@ def advice_details(
     return details | {
         "remedies": [table, *commands],
         "launcher options of remedy 1": [
-            *unchanged[: _is_scaled(found.remedies[0])],
-            *launch_lines(launches_of(found.remedies[0])),
+            *unchanged[: _is_scaled(explanation.remedies[0])],
+            *launch_lines(remedy_launches(explanation.remedies[0])),
         ],
     }
 

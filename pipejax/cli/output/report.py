@@ -1,4 +1,4 @@
-"""What is printed: tables from columns or from the rows of the JSON, and single lines."""
+"""Parts of a report: tables from columns or from rows of the JSON, lines and drawings."""
 
 import csv
 import io
@@ -363,7 +363,7 @@ def _print_line(text: Text) -> None:
 
 
 def sizes_of(table: Any) -> dict[str, Any]:
-    """What a report is of, for `--json`; slices where microbatches are in some."""
+    """Return name and sizes of a table for `--json`; slices if microbatches have some."""
     slices = table.grammar.slices
     return {
         "schedule": table.name,

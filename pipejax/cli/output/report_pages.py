@@ -52,7 +52,7 @@ def share_bar(parts: Mapping[str, float]) -> Figure:
 
 
 def report_page(
-    found: "Explanation",
+    explanation: "Explanation",
     title: str,
     view: Iterable[object],
     details: Mapping[str, Iterable[object]],
@@ -64,12 +64,12 @@ def report_page(
     from pipejax.plots.explorer.page import page, rendered
     from pipejax.plots.explorer.payload import Explored
 
-    runs = [found.run, *(remedy.scenario.evaluate() for remedy in found.remedies[:1])]
+    runs = [explanation.run, *(remedy.scenario.evaluate() for remedy in explanation.remedies[:1])]
     explored = [
         Explored(run, _memory(run.table), name=called)
         for called, run in zip((name, "first remedy"), runs, strict=False)
     ]
-    names = [name, *(remedy.what for remedy in found.remedies[:1])]
+    names = [name, *(remedy.what for remedy in explanation.remedies[:1])]
     if ran is not None:
         replayed = Explored(ran.run, _memory(ran.run.table), None, "replayed", ran.starts)
         explored.insert(0, replayed)
@@ -82,7 +82,9 @@ def report_page(
         title=title,
         view=[*map(_page_part, view)],
         details={name: [*map(_page_part, parts)] for name, parts in details.items()},
-        shown=f"{first[0].upper()}{first[1:]}" + ", and below: " * bool(below) + "; ".join(below),
+        shown=f"{first[0].upper()}{first[1:]}"
+        + (", and below: " if below else "")
+        + "; ".join(below),
         explorer=explorer,
     )
 

@@ -1,4 +1,4 @@
-"""What is printed of a run: its step on a machine, numbers of its ops, and its longest paths."""
+"""Tables and lines of a run: its step on a machine, numbers of its ops, its longest paths."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,18 +20,18 @@ IF_KNOWN = ("cost_per_step", "cost_per_token")
 
 
 def step_json(run: "pj.Evaluation", workload: "pj.Workload", system: "pj.System") -> dict[str, Any]:
-    """What `--json` says of a step."""
+    """Return a step for `--json`."""
     report = pj.step_report(run, workload, system)
-    found = {name: value for name, value in vars(report).items() if name != "bands"}
+    fields = {name: value for name, value in vars(report).items() if name != "bands"}
     if report.bands:
-        found["step_time_band"] = report.bands
-    return {name: v for name, v in found.items() if v is not None or name not in IF_KNOWN}
+        fields["step_time_band"] = report.bands
+    return {name: v for name, v in fields.items() if v is not None or name not in IF_KNOWN}
 
 
 def memory_json(
     table: pj.ScheduleTable, workload: "pj.Workload", system: "pj.System", held: HeldMemory
 ) -> dict[str, Any]:
-    """What `--json` says of the memory of each worker, in all and by part [B]."""
+    """Return the memory of each worker for `--json`, in all and by part [B]."""
     from pipejax.costs.stage.stage_work import static_parts
 
     # without backwards the ledger holds keys and values, and activations are those at work
@@ -72,16 +72,16 @@ def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the range and the price of a step, as far as they are known."""
     rows = []
     if ends := result.get("step_time_band", {}):
-        bands = (f"{seconds(a)} to {seconds(b)} ({each} %)" for each, (a, b) in ends.items())
+        bands = (f"{seconds(a)} to {seconds(b)} ({label} %)" for label, (a, b) in ends.items())
         rows.append(("range of the step time", ", ".join(bands)))
     if "cost_per_step" in result:
-        each = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
-        rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {each}"))
+        label = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
+        rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {label}"))
     return rows
 
 
 def step_parts(result: Mapping[str, Any]) -> TextTable:
-    """Where the seconds of a step go; parts that take none are left out."""
+    """List the parts of a step that take time."""
     parts = {name: time for name, time in result["breakdown"].items() if time > 0}
     shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())
     columns = ("part", parts), ("time", map(seconds, parts.values())), ("of the step", shares)
@@ -97,7 +97,9 @@ class OpValue(NamedTuple):
     value: float  # the number
 
 
-def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
+def op_values(
+    evaluation: "pj.Evaluation", node_values: Float[NumpyArray, " nodes"]
+) -> list[OpValue]:
     """List every op with its node's number."""
     from pipejax.analysis.runs.timeline import bars
 
@@ -106,7 +108,7 @@ def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"])
             bar.label,
             "+".join(op.phase.name for op in bar.ops),
             bar.worker,
-            float(of_node[bar.node]),
+            float(node_values[bar.node]),
         )
         for bar in bars(evaluation)
     ]
@@ -120,7 +122,7 @@ def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], 
     for value in values:
         groups.setdefault((value.worker, value.phase), []).append(value)
     least = [min(group, key=lambda v: v.value) for group in groups.values()]
-    most = [max(group, key=lambda v: v.value) for group in groups.values()]
+    largest = [max(group, key=lambda v: v.value) for group in groups.values()]
     return grid(
         [
             ("worker", ("-" if worker == NO_WORKER else worker for worker, _ in groups)),
@@ -128,8 +130,8 @@ def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], 
             ("ops", map(len, groups.values())),
             (f"least {name}", (format(v.value) for v in least)),
             ("op with least", (v.op for v in least)),
-            (f"most {name}", (format(v.value) for v in most)),
-            ("op with most", (v.op for v in most)),
+            (f"most {name}", (format(v.value) for v in largest)),
+            ("op with most", (v.op for v in largest)),
         ],
         keys=2,
     )
@@ -157,9 +159,7 @@ def paths_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
     columns = [
         Column("path", "number"),
         Column("length", "length", seconds),
-        Column(
-            "shorter by", lambda r: seconds(r["behind"] * (r["behind"] > _ROUNDING * r["length"]))
-        ),
+        Column("shorter by", _shorter_by),
         *(Column(name, name) for name in (rows[0]["counts"] if rows else ())),
         Column("ops", "ops", short_form),
     ]
@@ -189,7 +189,7 @@ def short_form(ops: Iterable[str]) -> str:
 
 
 def _continues(run: list[tuple[str, ...]], step: tuple[str, ...]) -> bool:
-    """Whether an op is the next of a run: one number goes on as before, all else stays."""
+    """Return whether an op continues a run: one number goes on as before, all else stays."""
     if len(step) != 3 or len(run[-1]) != 3 or run[-1][1] != step[1]:
         return False
     (stage, _, microbatch), (last_stage, _, last) = step, run[-1]

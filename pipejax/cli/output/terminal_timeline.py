@@ -37,11 +37,11 @@ class ShownRun:
 
     @functools.cached_property
     def bars(self) -> "list[Bar]":
-        """What takes time; waits are not shown."""
+        """Return the bars that take time, without waits."""
         from pipejax.analysis.runs.timeline import bars
 
-        found = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
-        return [bar if self.critical else bar._replace(is_critical=False) for bar in found]
+        timed_bars = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
+        return [bar if self.critical else bar._replace(is_critical=False) for bar in timed_bars]
 
     @property
     def lanes(self) -> dict[str, str]:
@@ -55,7 +55,7 @@ def looks_of_runs(shown: Sequence[ShownRun]) -> Looks:
     """Colours of what runs have that are shown one below the other."""
     from pipejax.analysis.runs.timeline import bar_phases
 
-    return palette.phase_looks(bar_phases(bar for each in shown for bar in each.bars))
+    return palette.phase_looks(bar_phases(bar for shown_run in shown for bar in shown_run.bars))
 
 
 class _Line(NamedTuple):
@@ -74,16 +74,18 @@ class _Line(NamedTuple):
         return first, min(max(round(high), first + 1), self.columns) - first
 
     def shows(self, start: float, finish: float) -> bool:
-        """Whether something of it lies in the window."""
+        """Return whether a part of it lies in the window."""
         low, high = self.window
         return (start < high and finish > low) or (start == finish and low <= start <= high)
 
 
 def label_width(shown: Sequence[ShownRun]) -> int:
     """Return the width of what stands before the lines: names of workers and lanes, and peaks."""
-    names = [f"worker {each.run.workers - 1}" for each in shown]
-    names += [lane for each in shown for lane in each.lanes]
-    return max(map(len, [*names, *(peak for each in shown for peak in _peaks(each.held))]))
+    names = [f"worker {shown_run.run.workers - 1}" for shown_run in shown]
+    names += [lane for shown_run in shown for lane in shown_run.lanes]
+    return max(
+        map(len, [*names, *(peak for shown_run in shown for peak in _peaks(shown_run.held))])
+    )
 
 
 def _peaks(held: HeldMemory | None) -> list[str]:
@@ -125,14 +127,16 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     number = "number: microbatch  " if in_colour else ""  # else it stands behind its letter
     legend = Text(f"{number}{mark if shown[0].critical else ''}{IDLE} idle  ")
     looks = looks_of_runs(shown)
-    for name, look in sorted(looks.items(), key=lambda each: -palette.lightness(each[1].fill)):
+    for name, look in sorted(
+        looks.items(), key=lambda shown_run: -palette.lightness(shown_run[1].fill)
+    ):
         letter = f" {name} " if in_colour else name
         legend.append(letter, f"{look.ink} on {look.fill}" if in_colour else "").append(
             f" {look.name}  "
         )
-    if any(each.run.table.is_fused.any() for each in shown):
+    if any(shown_run.run.table.is_fused.any() for shown_run in shown):
         legend.append("+ fused pair  ")
-    if second := name_of_second(each.run.table for each in shown):
+    if second := name_of_second(shown_run.run.table for shown_run in shown):
         legend.append(f"{STROKE} {second}  ")
     if shown[0].messages:
         legend.append("─ message under its sender  ")
@@ -164,12 +168,14 @@ def _row(
         if not line.shows(bar.start, bar.finish):
             continue
         first, size = line.place(bar.start, bar.finish)
-        left = size - size // 2 if len(bar.ops) == 2 else size
-        for op, begin, width in zip(bar.ops, (0, left), (left, size - left), strict=False):
+        left_width = size - size // 2 if len(bar.ops) == 2 else size
+        for op, begin, width in zip(
+            bar.ops, (0, left_width), (left_width, size - left_width), strict=False
+        ):
             edge = "+" if begin else CRITICAL_EDGE if bar.is_critical else EDGE
-            one = bar._replace(ops=(op,))
-            drawn = _OpCells(one, looks[op.phase.name], width, edge, op in second, with_stage)
-            shown = drawn.coloured() if line.in_colour else drawn.plain()
+            single = bar._replace(ops=(op,))
+            op_cells = _OpCells(single, looks[op.phase.name], width, edge, op in second, with_stage)
+            shown = op_cells.coloured() if line.in_colour else op_cells.plain()
             cells[first + begin : first + begin + width] = shown
     return Text.assemble(*cells)
 
@@ -220,8 +226,8 @@ def _curve(memory: "ActivationMemory", worker: int, line: _Line) -> Text:
     first = np.searchsorted(time, edges[:-1], side="right") - 1
     after = np.maximum(np.searchsorted(time, edges[1:], side="left"), first + 1)
     steps = zip(first.tolist(), after.tolist(), strict=True)
-    most = np.array([held[max(a, 0) : b].max(initial=0) for a, b in steps])
-    size = np.ceil(most / (memory.peak.max() or 1) * (len(BLOCKS) - 1)).astype(int)
+    largest = np.array([held[max(a, 0) : b].max(initial=0) for a, b in steps])
+    size = np.ceil(largest / (memory.peak.max() or 1) * (len(BLOCKS) - 1)).astype(int)
     return Text("".join(BLOCKS[k] for k in size), palette.HELD)
 
 

@@ -47,7 +47,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         )
         fault = f"{name} costs {seconds(worst.saves)} ({percent(worst.saves / step)})"
     median = float(np.median(shares.recorded))
-    mean = f" (the median is {seconds(median)})" * (step > MEAN_RATIO * median)
+    mean = f" (the median is {seconds(median)})" if step > MEAN_RATIO * median else ""
     yield plain(f"{seconds(step)} per step{mean}; {fault}")
     yield _heading(analysis, result)
     if worst is not None and worst.kind == "place":
@@ -114,7 +114,7 @@ def _heading(analysis: "Analysis", result: Mapping[str, Any]) -> str:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _replay(analysis: "Analysis") -> Iterator[object]:
@@ -148,7 +148,7 @@ def _outlying_steps(analysis: "Analysis") -> Iterator[object]:
     forecast = analysis.forecast
     if forecast is not None and forecast.left_out:
         steps = [*forecast.left_out]
-        hint = f"; --only-steps {max(steps) + 1}: leaves it out" * (len(steps) == 1)
+        hint = f"; --only-steps {max(steps) + 1}: leaves it out" if len(steps) == 1 else ""
         yield plain(f"outliers: step {', '.join(map(str, steps))}{hint}")
 
 
@@ -260,6 +260,7 @@ TIMES = (
     Column("5 %", "low", seconds),
     Column("median", "median", seconds),
     Column("95 %", "high", seconds),
+    Column("samples", "slices"),
 )
 
 
@@ -277,7 +278,7 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
     from pipejax.plots.heat_maps import HeatMap
 
     shares, table = analysis.attribution, analysis.pipelines.table
-    replicas = sorted({one.replica for one in analysis.pipelines.pipelines})
+    replicas = sorted({pipeline.replica for pipeline in analysis.pipelines.pipelines})
     place = shares.by_name("place")
     if place:
         cells = [
@@ -295,20 +296,18 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
 def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
     from pipejax.plots.heat_maps import HeatMap
 
-    order, of_kind = np.argsort(shares.steps), shares.by_name(kind)
+    order, shares_by_name = np.argsort(shares.steps), shares.by_name(kind)
     # a warm-up step would take all the colours
     is_usual = shares.recorded[order] <= OUTLIER * np.median(shares.recorded)
-    without = [f"{shares.steps[k]}" for k in order[~is_usual]]
+    outliers = ", ".join(f"{shares.steps[k]}" for k in order[~is_usual])
     order = order[is_usual]
-    names = sorted(of_kind, key=int)
+    names = sorted(shares_by_name, key=int)
     return HeatMap(
-        f"cost of a slow {kind} by step"
-        + f", without the outlying step{'s' * (len(without) > 1)} {', '.join(without)}"
-        * bool(without),
+        f"cost of a slow {kind} by step" + (f", without {outliers}" if outliers else ""),
         "step",
         [str(shares.steps[k]) for k in order],
         [f"{kind} {name}" for name in names],
-        np.stack([of_kind[name].by_step[order] for name in names]),
+        np.stack([shares_by_name[name].by_step[order] for name in names]),
     )
 
 
@@ -318,10 +317,10 @@ def _median_pipeline(analysis: "Analysis") -> tuple[Pipeline, str]:
     step = shares.steps[int(np.argsort(shares.recorded)[len(shares.steps) // 2])]
     spans = [
         (span, k)
-        for k, (one, span) in enumerate(
+        for k, (pipeline, span) in enumerate(
             zip(pipelines.pipelines, pipelines.spans.tolist(), strict=True)
         )
-        if one.step == step
+        if pipeline.step == step
     ]
     slowest = pipelines.pipelines[max(spans)[1]]
     several = len(pipelines.trace.replicas) > 1
@@ -330,10 +329,10 @@ def _median_pipeline(analysis: "Analysis") -> tuple[Pipeline, str]:
 
 def _median_ran(analysis: "Analysis") -> Ran:
     """The median step for the explorer, whose replay has the times of its own ops."""
-    one, title = _median_pipeline(analysis)
-    costs = measured_costs(analysis.replay, pipeline=one)
-    run = pj.evaluate(analysis.pipelines.tables[one.table], costs, link=analysis.replay.links)
-    return Ran(title, run, analysis.pipelines.starts(one))
+    pipeline, title = _median_pipeline(analysis)
+    costs = measured_costs(analysis.replay, pipeline=pipeline)
+    run = pj.evaluate(analysis.pipelines.tables[pipeline.table], costs, link=analysis.replay.links)
+    return Ran(title, run, analysis.pipelines.starts(pipeline))
 
 
 def _median_step(analysis: "Analysis") -> "RecordedStep":
