@@ -307,9 +307,8 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
     monkeypatch.setattr(
         "pipejax.engine.batched.makespans.MIN_UNCOPIED_NUMBERS", 0 if size > 128 else 10**9
     )
-    monkeypatch.setattr(
-        "pipejax.engine.batched.interpreter.MIN_WORK_OF_THREAD", 1
-    )  # threads even for a short program
+    # threads even for a short program
+    monkeypatch.setattr("pipejax.engine.batched.interpreter.MIN_WORK_OF_THREAD", 1)
     again, others = run(costs)
     np.testing.assert_allclose(again, values, rtol=1e-12)
     np.testing.assert_allclose(others.forward, counts.forward, rtol=1e-9, atol=1e-12)

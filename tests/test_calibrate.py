@@ -82,9 +82,8 @@ def test_outliers_are_listed_and_pull_little(result_case):
 
 def test_rows_left_out_are_predicted(result_case):
     assert result_case.held_out.rows == result_case.fit.rows == 54
-    errors = np.abs(
-        result_case.predicted_unseen / result_case.predicted - 1
-    )  # each row has been left out once
+    # each row has been left out once
+    errors = np.abs(result_case.predicted_unseen / result_case.predicted - 1)
     assert 0 < errors.max() < 0.2
     assert len(result_case.folds) == 12
     assert result_case.fit.median < result_case.held_out.median < 3

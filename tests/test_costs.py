@@ -265,9 +265,8 @@ def test_types_of_numbers():
     assert pj.Costs(forward=jnp.arange(3)).forward.dtype == jnp.result_type(float)
     for dtype in (np.float16, np.float32, np.float64, np.longdouble, jnp.bfloat16):
         size = np.dtype(dtype).itemsize
-        expected = {
-            np.dtype(np.float32 if size <= 4 else np.float64)
-        }  # smaller cannot add up a step
+        # smaller cannot add up a step
+        expected = {np.dtype(np.float32 if size <= 4 else np.float64)}
         for make in (np.ones, jnp.ones)[: 1 if size > 8 else 2]:
             costs = pj.Costs(forward=make(2, dtype), backward=make(2, dtype))
             assert {leaf.dtype for leaf in jax.tree.leaves(costs) if np.ndim(leaf)} == expected

@@ -81,9 +81,8 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
     assert {ranked.layout["zero"] for ranked in result.outside} == {3}
     assert all(ranked.evidence.is_enough for ranked in first)
     assert sum(ranked.chance for ranked in first) == pytest.approx(1)
-    assert {str(ranked.evidence) for ranked in result.outside} != {
-        "None"
-    }  # one run, which is no evidence
+    # one run, which is no evidence
+    assert {str(ranked.evidence) for ranked in result.outside} != {"None"}
     rows = as_numbers([Evidence(SPLIT, 5, 4.0)])
     record = CalibrationRecord("runs of FSDP", 5, (), (), "", rows)
     calibrated = layouts(dataclasses.replace(h100, calibration=record))

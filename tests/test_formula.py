@@ -293,11 +293,8 @@ def test_jax_takes_it():
         return form(F=1.0, B=backward, c_F=0.0, c_B=0.0)
 
     assert evaluate_form(2.0) == jax.jit(evaluate_form)(2.0) == 16.0
-    assert [float(jax.grad(evaluate_form)(b)) for b in (0.5, 1.0, 2.0)] == [
-        4.0,
-        4.0,
-        6.0,
-    ]  # the first wins
+    # the first wins
+    assert [float(jax.grad(evaluate_form)(b)) for b in (0.5, 1.0, 2.0)] == [4.0, 4.0, 6.0]
     assert jax.vmap(evaluate_form)(np.array([0.5, 1.0, 2.0])).tolist() == [8.0, 10.0, 16.0]
     theta = np.random.default_rng(0).random((500_000, 4)).astype(np.float32)  # compiled for so many
     many = form(theta)

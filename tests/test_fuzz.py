@@ -206,9 +206,8 @@ def files(draw, kind):
 # ------------------------------------------------------------------------------ the second reader
 def their_rows(files):
     text = files.table.removeprefix("\ufeff").strip()
-    text = (
-        text.strip('"') if text.startswith('"{') else text
-    )  # a pasted text may have quotes around it
+    # a pasted text may have quotes around it
+    text = text.strip('"') if text.startswith('"{') else text
     if text.lstrip().startswith("{"):
         return json.loads(text)["rows"]
     return [

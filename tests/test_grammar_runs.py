@@ -322,10 +322,8 @@ def test_grammars_that_make_no_sense_are_refused(arguments, why):
 
 
 PLAIN = [["0F0", "0N0", "0B0"], ["1F0", "1N0", "1B0"]]
-TWO = {
-    "placement": [[0, 1], [1, 0]],
-    "pipe_of_microbatch": [0, 1],
-}  # two pipes that mirror each other
+# two pipes that mirror each other
+TWO = {"placement": [[0, 1], [1, 0]], "pipe_of_microbatch": [0, 1]}
 CROSSED = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
 
 

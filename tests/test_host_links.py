@@ -140,9 +140,8 @@ def test_a_drawing_keeps_the_rows_and_fits_every_shared_link(case):
     ]
     assert rows[0] == rows[1]
     everyone = [list(range(drawing.num_workers))]
-    assert (
-        pj.evaluate(drawing, case.costs, link=pj.Links(host_links=everyone)).makespan >= 0
-    )  # no deadlock
+    # no deadlock
+    assert pj.evaluate(drawing, case.costs, link=pj.Links(host_links=everyone)).makespan >= 0
     start, finish = slot_times(drawing)
     on_host = np.isin(drawing.phase, HOST)
     assert np.array_equal(start[on_host], finish[on_host])

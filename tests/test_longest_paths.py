@@ -100,9 +100,8 @@ def test_counts_are_what_is_on_the_path(case, link, distinct):
     if distinct:
         assert len({tuple(path.counts.values()) for path in result}) == len(result)
     for path in result:
-        spent = sum(
-            float(run.node_duration[node]) for node in path.nodes
-        )  # and the messages that are no nodes
+        # and the messages that are no nodes
+        spent = sum(float(run.node_duration[node]) for node in path.nodes)
         assert spent <= path.length + 1e-9
         letters = Counter(
             letter

@@ -127,9 +127,8 @@ def test_no_step_makes_a_plan_worse(steps):
 
 
 def test_threads_share_what_they_find():
-    problem = make_problem(
-        seconds=10.5
-    )  # halves of a second: the grid is fine enough to be coarser
+    # halves of a second: the grid is fine enough to be coarser
+    problem = make_problem(seconds=10.5)
     assert [grid.unit for grid in search_grids(problem)] == [5 * problem.unit, problem.unit]
     start = to_table(problem, one_by_one(problem), "start")
     ends = [plan_objective(problem, to_plan(problem, start))]

@@ -155,8 +155,8 @@ def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(s
     """The looser one has a poor schedule; its own time is too short to find another."""
     poor = put_table(store, small(8, **HARD), "gpipe")
     good = put_table(store, small(4, **HARD), "zb-h1")
-    near = store.nearest(make_problem(small(8, **HARD)))
-    assert [source(entry) for entry in near.starts] == ["zb-h1"]
+    starts, _ = store.nearest(make_problem(small(8, **HARD)))
+    assert [source(entry) for entry in starts] == ["zb-h1"]
     assert good < poor
     assert best(small(8, **HARD), store, 0.001).value <= good
 
@@ -174,9 +174,9 @@ def test_a_bound_of_an_easier_problem_is_one(store):
     easy = small(3, forward=1.0, input_grad=1.0, weight_grad=1.0)
     hard = small(2, forward=1.5, input_grad=1.0, weight_grad=1.25, transfer=0.25)
     assert put_table(store, easy, "zero-bubble", bound=31, memory_limit=3) == 31.0
-    assert store.nearest(make_problem(hard)).bound * make_problem(hard).unit == 31.0
+    assert store.nearest(make_problem(hard))[1] * make_problem(hard).unit == 31.0
     assert best(hard, store, 0.001).lower_bound >= 31.0
-    assert store.nearest(make_problem(small(4, forward=0.5, backward=1.0))).bound == 0
+    assert store.nearest(make_problem(small(4, forward=0.5, backward=1.0)))[1] == 0
 
 
 def test_what_bounds_say_of_each_other():
@@ -255,7 +255,7 @@ def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
     (store.path / solved.name).write_text(json.dumps(summed(data)))
     entry = store.get(make_problem(small()))
     assert (entry.objective, entry.proven_bound) == (31, 0)
-    assert store.nearest(make_problem(small(2))).bound == 0
+    assert store.nearest(make_problem(small(2)))[1] == 0
     result = best(small(), store)
     assert (result.best.source, result.best.status) == ("store", "optimal")  # proved again
     assert store.get(make_problem(small())).proven_bound == 31

@@ -115,9 +115,8 @@ def test_what_would_turn_best_and_runner_up_round_does_so(small):
     assert [change.number for change in result][:2] == ["host.launch", "compute.peak"]
     far = [abs(np.log(change.factor)) for change in result]
     assert far == sorted(far)
-    assert (
-        break_even_factors(small.request, small.layouts, np.array(rows[::-1])) == ()
-    )  # it is not behind
+    # it is not behind
+    assert break_even_factors(small.request, small.layouts, np.array(rows[::-1])) == ()
     for number, factor, value in result:
         assert value == pytest.approx(factor * H100_NUMBERS[number])
         for share, is_turned in ((1, True), (0.999, False)):

@@ -55,9 +55,8 @@ def test_wait_holds_the_row():  # 0F1 starts when the first activation has arriv
     assert makespan(free, "rendezvous", costs) == (5 + 5 + X) + after
     assert makespan(held, "rendezvous", costs) == (5 + X) + (5 + X) + after
     assert makespan(held, "delay", costs) == makespan(free, "delay", costs)
-    result = pj.search.messages(
-        held, costs, iterations=0
-    )  # waits of its own, where they delay nothing
+    # waits of its own, where they delay nothing
+    result = pj.search.messages(held, costs, iterations=0)
     assert (result.baselines["own"], result.value) == (31, 28)
     assert int(np.isin(result.best.table.phase, WAIT_SEND).sum()) == 4
 

@@ -370,9 +370,8 @@ def test_a_model_prices_the_cells_as_its_ops_otherwise():
     assert np.asarray(costs.reduce_grad) == pytest.approx(reductions)
     assert (np.asarray(bare.unshard) == 0).all()
     assert (np.asarray(costs.forward) < np.asarray(bare.forward)).all()
-    assert not np.any(
-        parts_of_weights(workload, system, sharded)
-    )  # ops exchange nothing themselves
+    # ops exchange nothing themselves
+    assert not np.any(parts_of_weights(workload, system, sharded))
     whole = dataclasses.replace(workload, zero=0)  # weights are there all the time
     whole_costs = pj.stage_costs(whole, system, sharded)
     assert not np.any(whole_costs.unshard)

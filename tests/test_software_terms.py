@@ -424,9 +424,8 @@ def test_only_adapters_have_gradients_optimizer_state_and_exchanges(name):
     assert need.weights[0] - frozen.weights[0] == pytest.approx(2 * count)
     assert (frozen.gradients[0], frozen.optimizer[0], frozen.version[0]) == (0, 0, 0)
     work = stage_work(pj.Workload(layer, 1, **LORA), TABLE)
-    assert (
-        sum(float(np.sum(parameter)) for parameter in work.parameters) == count
-    )  # what A and U are of
+    # what A and U are of
+    assert sum(float(np.sum(parameter)) for parameter in work.parameters) == count
     assert sum(work.kinds[-1].trained) == count  # what ZeRO 2 and 3 reduce in W
     assert work.head.trained == (0, 0)
     assert work.tied_parameters == 0

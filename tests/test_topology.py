@@ -158,9 +158,8 @@ def test_the_bound_knows_how_often_nodes_are_left():
 def test_placements_that_cost_the_same_are_run_once():
     table = build("1f1b", 8, 8)
     result = pj.search.places(table, COSTS, pj.Topology(4, transmit=(0.0, 1.0)))
-    assert (
-        result.evaluated <= 35
-    )  # 70 halves of 8 workers, less those with the nodes' names exchanged
+    # 70 halves of 8 workers, less those with the nodes' names exchanged
+    assert result.evaluated <= 35
     assert (result.best.places // 4).tolist() in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
 
 

@@ -196,10 +196,10 @@ def test_descent_keeps_to_its_bounds_and_the_best_point():
     def jump(x):  # falls, then jumps up
         return jnp.where(x < 2, -x, 5.0), jnp.full_like(x, -1.0)
 
-    result = descend(jump, np.array([0.0, 1.5]), steps=30)
-    assert np.all((result.points < 2) & (result.points > 1.5))
-    np.testing.assert_allclose(result.values, -result.points)
-    assert descend(jump, np.array([0.0]), upper=1.0).points.tolist() == [1.0]
+    points, values = descend(jump, np.array([0.0, 1.5]), steps=30)
+    assert np.all((points < 2) & (points > 1.5))
+    np.testing.assert_allclose(values, -points)
+    assert descend(jump, np.array([0.0]), upper=1.0)[0].tolist() == [1.0]
     with pytest.raises(ValueError, match="steps must be a whole number of at least 1, got 0"):
         descend(jump, np.array([0.0]), steps=0)
 

@@ -56,15 +56,13 @@ def test_memory_is_what_the_authors_say():  # in microbatches, of two stages on 
             assert peak_in_flight(built(name, p, 2 * p)).max() == 2 * microbatches
 
 
-def zb_v_table(setting):
-    key = f"zbv.prof.{setting['model']}.m{setting['m']}"
-    f, i, w = (RECORDS[f"{key}.T_{x}_chunk"]["value"] for x in "FBW")
-    return {"F": f, "I": i, "W": w}, RECORDS[f"{key}.T_comm"]["value"]
-
-
 def searched(setting, limit=1.0, **options):
     """Run of ZB-V planned for published times, and its memory in activations of one stage."""
-    slots, comm = zb_v_table(setting)
+    key = f"zbv.prof.{setting['model']}.m{setting['m']}"
+    slots = {
+        phase: RECORDS[f"{key}.T_{x}_chunk"]["value"] for phase, x in zip("FIW", "FBW", strict=True)
+    }
+    comm = RECORDS[f"{key}.T_comm"]["value"]
     p, share = setting["p"], weight_share(setting["model"])
     options |= {"weight_share": share, "transfer": comm, "slots": slots}
     table = built("zb-v", p, setting["m"], memory_limit=2 * limit * p, **options)

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import match_name, resolve_choice, resolve_name, unknown, wrong
+from pipejax.base.checks import match_name, resolve_name, unknown, wrong
 from pipejax.base.data_files import WRITTEN, read_quantity
 from pipejax.base.printed import PRINTED
 from pipejax.base.provenance import ATTRIBUTES, is_dataset
@@ -243,11 +243,6 @@ def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
     blocks = np.ravel_multi_index(np.ix_(*along), counts) if counts else np.array(0)
     whole: NumpyArray = data[CHECKSUM].values[blocks].ravel() != 0
     return whole
-
-
-def check_measure(name: str, results: SweepResults, where: str) -> str:
-    """Return the name of a number that every point has."""
-    return str(resolve_choice(name.strip(), results.numbers(), where))
 
 
 def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:

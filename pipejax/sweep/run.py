@@ -74,22 +74,15 @@ def run_sweep(
         missing = [block.number for block in blocks if not store.is_whole(block)]
         done = sweep.num_points - sum(blocks[number].num_points for number in missing)
         tell(done, sweep.num_points, "points")
-        for number, values in _evaluate_blocks(sweep, missing, scheduler):
+        if scheduler is not None:
+            results = evaluated_on(scheduler, sweep, missing)
+        else:
+            results = ((number, evaluate_block(sweep, blocks[number])) for number in missing)
+        for number, values in results:
             store.write(blocks[number], values)
             done += blocks[number].num_points
             tell(done, sweep.num_points, "points")
     return xr.open_zarr(path, chunks=None)
-
-
-def _evaluate_blocks(
-    sweep: Sweep, numbers: list[int], scheduler: str | None
-) -> Iterator[tuple[int, Values]]:
-    """Evaluate blocks in this process, one after the other, or on a cluster in any order."""
-    if scheduler is not None:
-        yield from evaluated_on(scheduler, sweep, numbers)
-        return
-    for number in numbers:
-        yield number, evaluate_block(sweep, get_block(sweep, number))
 
 
 def evaluated_on(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:

@@ -49,9 +49,8 @@ def test_other_simulators_are_the_limit_on_their_rows(result):
         ("Calculon", 6),
     ]
     theirs = rows[1].errors.mape
-    assert theirs == pytest.approx(
-        5.233, abs=0.001
-    )  # the mean of the errors that its authors print
+    # the mean of the errors that its authors print
+    assert theirs == pytest.approx(5.233, abs=0.001)
     assert rows[0].holds == (theirs >= 5)
     assert rows[3].errors.mape == pytest.approx(4.7, abs=0.1)
 

@@ -242,9 +242,8 @@ def test_timelines(runs):
         more = int(runs.is_critical.values[is_case].sum() + runs.is_upward.values[is_case].sum())
         collections = [c for c in axes.collections if isinstance(c, PolyCollection)]
         assert axes.get_title(loc="left").startswith(f"{LOOK[name]['label']}: ")
-        assert (
-            sum(len(c.get_paths()) for c in collections) == is_case.sum() + more
-        )  # frames and strokes
+        # frames and strokes
+        assert sum(len(c.get_paths()) for c in collections) == is_case.sum() + more
         assert axes.get_yticklabels()[0].get_text() == "worker 0"
     assert figure.axes[-1].get_xlabel() == "time [s]"
 
@@ -279,9 +278,8 @@ def test_both_ops_of_a_fused_pair_are_drawn(runs):
 
 @pytest.fixture
 def stores(space_store, elasticity, runs, shaken, tmp_path):
-    two = runs.isel(
-        schedule=[0, 1], op=np.isin(runs.case, runs.schedule[:2])
-    )  # the drawing takes long
+    # the drawing takes long
+    two = runs.isel(schedule=[0, 1], op=np.isin(runs.case, runs.schedule[:2]))
     for name, data in {"sensitivity": elasticity, "timelines": two, "jitter": shaken}.items():
         data.to_zarr(tmp_path / f"{name}.zarr", zarr_format=2)
     shutil.copytree(space_store, tmp_path / "design_space.zarr")

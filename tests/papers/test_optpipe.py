@@ -184,9 +184,8 @@ def test_a_small_comparison(tmp_path):
     least = grid.makespan.sel(schedule=list(optpipe_checks.ONE_STAGE)).min("schedule")
     assert not bool((least < ours * (1 - 1e-9)).any())
     assert not bool((grid.lower_bound > ours).any())
-    assert (
-        int(grid.solved.sum()) == 6
-    )  # two limits, each without a link, with one, with half of one
+    # two limits, each without a link, with one, with half of one
+    assert int(grid.solved.sum()) == 6
     assert grid.attrs["effort of a solve"] == 0.2
     with xr.open_zarr(tmp_path / "optpipe_timelines.zarr") as store:
         runs = store.load()

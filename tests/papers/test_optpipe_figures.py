@@ -107,9 +107,8 @@ def test_gaps_and_times(grid):
     closed = int((grid.solve_status == "optimal").sum())
     assert 0 < closed < solved
     assert remaining.get_title(loc="left") == f"{closed} of {solved} problems have a gap of 0"
-    assert (
-        len(remaining.lines) == 2 * grid.sizes["limit"]
-    )  # what may be offloaded, and what may not
+    # what may be offloaded, and what may not
+    assert len(remaining.lines) == 2 * grid.sizes["limit"]
     gaps = np.concatenate([line.get_xdata() for line in remaining.lines])
     np.testing.assert_allclose(np.unique(gaps.round(6)), [0, round(100 * (1 - 1.05 / 1.18), 6)])
     assert all(line.get_ydata()[-1] == 100 for line in remaining.lines)

@@ -292,11 +292,8 @@ def test_a_difference_within_the_spread_of_seeds_is_open(data):
 def test_every_figure_of_the_claims_is_drawn(data):
     named = {claim.figure.removesuffix(".pdf") for claim in pipedream_claims.CLAIMS} - {""}
     names = set()
-    single = {
-        "staleness",
-        "convergence_bound",
-        "pipedream_schedules",
-    }  # of one script and one figure
+    # of one script and one figure
+    single = {"staleness", "convergence_bound", "pipedream_schedules"}
     for store in data.keys() - single:
         (script,) = figures_command.STORES[f"{store}.zarr"].scripts
         if store == "pipedream_machines":

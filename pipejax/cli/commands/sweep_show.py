@@ -66,10 +66,10 @@ def sweep_show(
     """
     check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
     from pipejax.sweep.questions import distinct_best, distinct_front, knees, regions
-    from pipejax.sweep.results import check_measure, read_results, selectable
+    from pipejax.sweep.results import read_results, selectable
 
     results = read_results(dataset)
-    rank = check_measure(by, results, "--by")
+    rank = resolve_choice(by.strip(), results.numbers(), "--by")
     sides = _pair(axes, results.numbers(), "--axes", AXES)
     percent = parse_percent(within, "--within")
     selected = results.where(where or ())

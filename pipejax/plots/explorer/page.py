@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,7 @@ def page(
     )
 
 
-def rendered(
-    template: Path, filters: Mapping[str, Callable[[Any], str]] | None = None, **values: Any
-) -> str:
+def rendered(template: Path, **values: Any) -> str:
     """Fill a template of HTML; values are escaped unless the template marks them as safe."""
     from jinja2 import Environment, StrictUndefined  # of the command line's extra
 
@@ -55,7 +53,6 @@ def rendered(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= filters or {}
     return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 
 

@@ -162,18 +162,6 @@ def step_errors(
     return StepErrors(float(np.max(errors)), mean, abs(mean - float(loss)) / abs(float(loss)))
 
 
-def run_steps(tables: Sequence[ScheduleTable], model: SmallModel) -> list[StepErrors]:
-    """Run a step under each table; all of them share one compilation."""
-    workers = max(table.num_workers for table in tables)
-    sizes = SpmdSizes.joined(sizes_for(table, workers) for table in tables)
-    stages = max(table.num_stages for table in tables)
-    microbatches = max(table.num_microbatches for table in tables)
-    return [
-        step_errors(table, train(table, model, sizes), model, stages, microbatches)
-        for table in tables
-    ]
-
-
 MODULE = "pipejax.runtimes.spmd.runtime"
 FORCED = "--xla_force_host_platform_device_count"  # an older way to say so: JAX refuses both
 
@@ -223,9 +211,13 @@ def left_out(table: ScheduleTable) -> dict[str, str]:
 
 
 def answer_to(request: Any) -> dict[str, Any]:
-    """Run a step under each table; errors that are no numbers are None."""
+    """Run a step under each table, all in one compilation; errors that are no numbers are None."""
     tables = [from_json(data) for data in request["tables"]]
-    steps = run_steps(tables, SmallModel(**request["model"]))
+    model = SmallModel(**request["model"])
+    workers = max(table.num_workers for table in tables)
+    sizes = SpmdSizes.joined(sizes_for(table, workers) for table in tables)
+    largest = max(table.num_stages for table in tables), sizes.microbatches
+    steps = [step_errors(table, train(table, model, sizes), model, *largest) for table in tables]
     return {"version": jax.__version__, "steps": [step._asdict() for step in steps]}
 
 

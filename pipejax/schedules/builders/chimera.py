@@ -197,9 +197,8 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
 
 def _visits(workers: int, worker: int) -> NumpyArray:
     """Return the forwards of a unit on a worker in order: (visits, 3) pipe, leg, index in pipe."""
-    # A unit is P microbatches, half of them in each pipe.
-    # The pipe that starts nearer to the worker comes first, until microbatches of the far pipe
-    # arrive; then they alternate.
+    # A unit is P microbatches, half of them in each pipe. The pipe that starts nearer to the worker
+    # comes first, until microbatches of the far pipe arrive; then they alternate.
     half = workers // 2
     near = worker // half
     far, num_alone = 1 - near, (half - worker if near == 0 else worker - half + 1)

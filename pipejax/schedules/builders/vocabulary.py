@@ -1,10 +1,9 @@
 """Vocabulary parallelism: every worker computes a part of the output layer.
 
 The output of the last stage is broadcast (X). Every worker computes its part of the logits (S), a
-reduction combines them (Y), and a second pass (T) computes gradients. In variant 2, S also
-computes the gradient of the input, Y sums it, and T computes the gradient of the weights alone. In
-variant 1, T computes both gradients, and a second reduction (Z) precedes the backward of the last
-stage.
+reduction combines them (Y), and a second pass (T) computes gradients. In variant 2, S also computes
+the gradient of the input, Y sums it, and T computes the gradient of the weights alone. In variant
+1, T computes both gradients, and a second reduction (Z) precedes the backward of the last stage.
 
 Each reduction delays the first backward of a microbatch by one interval. So any schedule that
 repeats a block can be extended: backwards come one interval later for each reduction, and S and T

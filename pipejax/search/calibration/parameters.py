@@ -165,7 +165,7 @@ def fitted_numbers(
 ) -> tuple[FittedParameter, ...]:
     """Return the numbers with standard errors, linearised at the minimum."""
     # `num_numbers` of the parameters are a system's, with units; those behind are factors.
-    errors = uncertainty(minimum)
+    error, is_identified = uncertainty(minimum)
     values = parameters.values(minimum.point)[best]
     slope = parameters.slopes(minimum.point)[best]
     units = [number_dimension(name) for name in parameters.names[:num_numbers]]
@@ -174,8 +174,8 @@ def fitted_numbers(
         parameters.names,
         values.tolist(),
         units,
-        (slope * errors.error[best]).tolist(),
-        errors.identified[best].tolist(),
+        (slope * error[best]).tolist(),
+        is_identified[best].tolist(),
     )
     return tuple(FittedParameter(*row) for row in zip(*columns, strict=True))
 

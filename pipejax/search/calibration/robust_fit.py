@@ -228,17 +228,11 @@ def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArra
     return np.maximum(np.sqrt(squares / free_rows), LEAST_NOISE)
 
 
-class Uncertainty(NamedTuple):
-    """Uncertainty of each parameter, in spreads of its prior."""
-
-    error: Points  # standard error by rows and prior together
-    identified: NumpyArray  # whether the rows say more of a parameter than its prior
-
-
-def uncertainty(fit: RobustFit) -> Uncertainty:
+def uncertainty(fit: RobustFit) -> tuple[Points, NumpyArray]:
     """Return standard errors at the minimum (Laplace), and which parameters the rows identify."""
+    # Errors are in spreads of the prior.
     # A whitened parameter has prior variance 1. Rows that determine it better than its prior, with
     # all others free, more than halve this variance.
     size = fit.point.shape[1]
     error = np.sqrt(np.einsum("bpp->bp", np.linalg.inv(fit.curvature + np.eye(size))))
-    return Uncertainty(error, error**2 < 0.5)
+    return error, error**2 < 0.5

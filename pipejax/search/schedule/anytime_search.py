@@ -126,10 +126,10 @@ class AnytimeSearch:
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
-        similar = self.store.nearest(self.problem)
-        if similar.bound > self.bound:
-            self.bound, self.bound_by = similar.bound, "solver"
-        for other in similar.starts:
+        starts, bound = self.store.nearest(self.problem)
+        if bound > self.bound:
+            self.bound, self.bound_by = bound, "solver"
+        for other in starts:
             if rows_keep_limits(other.problem, self.problem):  # its plan might be slower
                 self._take("neighbour", other.table)
                 continue

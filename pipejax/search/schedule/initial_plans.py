@@ -214,17 +214,8 @@ def _times(problem: Problem) -> Mapping[str, NumpyArray]:
 
 
 LONGEST = (1, 2, 4, 8)  # waits that are drawn, at most [half ops]
-STRETCHES = (
-    1.0,
-    1.0,
-    1.0,
-    1.0,
-    1.05,
-    1.1,
-    1.2,
-    1.4,
-    1.7,
-)  # of the interval that memory and work allow
+# of the interval that memory and work allow
+STRETCHES = (1.0, 1.0, 1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7)
 DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, FOREVER)  # intervals until a weight gradient is due
 USUALLY = (True, True, True, False)  # the last weight gradients wait; workers run ahead
 ELITE = 4  # best draws of which others are made

@@ -9,6 +9,7 @@ earlier end, or an equal end with a smaller sum of the ends of input gradients: 
 steps the end gets earlier, too.
 """
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -86,32 +87,19 @@ def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) 
     return free | dict.fromkeys("OL", free["F"] | free["I"] | free["O"] | free["L"])
 
 
-def _offloads(
-    problem: Problem, plan: Plan, share: float, rng: np.random.Generator
+def _random_ops(
+    phases: str, _: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Free the offloads: all compute keeps its order."""
-    free = _random_ops(plan, 2 * share, rng)
-    return dict.fromkeys("OL", free)
-
-
-def _weight_grads(
-    problem: Problem, plan: Plan, share: float, rng: np.random.Generator
-) -> dict[str, Ops]:
-    """Free the weight gradients, and offloads of their activations."""
-    free = _random_ops(plan, 2 * share, rng)
-    return dict.fromkeys("WOL", free)
-
-
-def _random_ops(plan: Plan, share: float, rng: np.random.Generator) -> Ops:
-    return np.asarray(rng.random(plan.forward.shape) < share)
+    """Free the ops of some phases of random microbatches on random stages."""
+    return dict.fromkeys(phases, np.asarray(rng.random(plan.forward.shape) < 2 * share))
 
 
 KINDS: Mapping[str, Callable[[Problem, Plan, float, np.random.Generator], dict[str, Ops]]] = {
     "microbatches": _microbatches,
     "workers": _workers,
     "time": _time,
-    "offloads": _offloads,
-    "weight grads": _weight_grads,
+    "offloads": functools.partial(_random_ops, "OL"),  # all compute keeps its order
+    "weight grads": functools.partial(_random_ops, "WOL"),
 }
 
 

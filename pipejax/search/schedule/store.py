@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -152,13 +152,6 @@ def read_entry(path: Path) -> Entry:
     return Entry(problem, data)
 
 
-class Neighbours(NamedTuple):
-    """Similar solved problems, whose plans are good starts, and a bound [units]; 0 without one."""
-
-    starts: list[Entry]
-    bound: int
-
-
 class SolvedProblems:
     """A folder of solved problems, created by the first write."""
 
@@ -199,8 +192,8 @@ class SolvedProblems:
         except OSError as error:
             self._warn(self.path, error.strerror or str(error))
 
-    def nearest(self, problem: Problem) -> Neighbours:
-        """Return starts and a bound from solved problems of the same shape."""
+    def nearest(self, problem: Problem) -> tuple[list[Entry], int]:
+        """Return starts and a bound [units], or 0, from solved problems of the same shape."""
         # Plans that surely fit come first, the shortest first; then plans of similar problems.
         others = self._others(problem)
         ends = {n: reach(problem, other.problem, other.objective) for n, other in others.items()}
@@ -211,7 +204,7 @@ class SolvedProblems:
         chosen = dict.fromkeys(n for order in (sure, near) for _, n in order[:MOST_STARTS])
         starts = [others[n] for n in chosen if self._checked(n, others[n])]
         bound = next((bound for bound, n in bounds if bound and self._checked(n, others[n])), 0)
-        return Neighbours(starts, bound)
+        return starts, bound
 
     def _file(self, problem: Problem) -> Path:
         return self.path / f"{problem.key}.json"

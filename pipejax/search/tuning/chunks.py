@@ -210,7 +210,7 @@ class _ChunkSearch:
         noise = self.rng.normal(0, 0.3, (STARTS - 2, count))
         starts = np.log([equal_sizes, equal_times, *equal_times * np.exp(noise)])
         if count > 1:
-            starts = descend(self._value_and_grad, starts, steps=STEPS, rate=0.1).points
+            starts = descend(self._value_and_grad, starts, steps=STEPS, rate=0.1)[0]
             self.evaluated += STARTS * (STEPS + 1)
         cuts = self._round_sizes(np.concatenate([[equal_sizes, equal_times], self._sizes(starts)]))
         values = self._values(cuts)

@@ -240,7 +240,7 @@ def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> Tu
     points, lower, upper = _starts(joint, starts)
     objective = joint.problem.objective(relax, *counts)
     inputs = joint.problem.inputs(starts, joint.microbatches or 1)
-    minima = descend(
+    minima, values = descend(
         lambda points: objective.value_and_grad(points, inputs),
         points,
         steps=steps,
@@ -248,14 +248,14 @@ def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> Tu
         lower=lower,
         upper=upper,
     )
-    sizes, soft = _relaxed(joint, minima.points[minima.values.argsort()[:NUM_ROUNDED]])
+    sizes, soft = _relaxed(joint, minima[values.argsort()[:NUM_ROUNDED]])
     evaluate = _Counted(joint)
     rounded = _round_settings(joint, sizes, soft)
     shortlist = rounded.at(_best(rounded, evaluate(rounded), per_size=len(joint.parts) > 1))
     settings, times = improve_settings(joint, shortlist, evaluate)
     best = StageLayers(*(stages[0] for stages in soft))
-    evaluated = evaluate.count + minima.values.size * (steps + 1)
-    relaxed = minima.values.min().item(), sizes[0].item(), best
+    evaluated = evaluate.count + values.size * (steps + 1)
+    relaxed = values.min().item(), sizes[0].item(), best
     return joint.pick(settings, times, evaluated, relaxed)
 
 

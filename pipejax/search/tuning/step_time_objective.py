@@ -46,13 +46,6 @@ Values = Float[Array, " starts"] | Float[NumpyArray, " starts"]
 ValueAndGrad = Callable[[Points], tuple[Values, Points]]
 
 
-class Descent(NamedTuple):
-    """Best point of each start."""
-
-    points: Float[NumpyArray, "starts ..."]  # (starts, ...) best point that each has seen
-    values: Float[NumpyArray, " starts"]  # its value
-
-
 def descend(
     value_and_grad: ValueAndGrad,
     starts: Points,
@@ -61,8 +54,8 @@ def descend(
     rate: float = 0.3,
     lower: Points | float = -jnp.inf,
     upper: Points | float = jnp.inf,
-) -> Descent:
-    """Descend from many starts with Adam and a cosine schedule; return the best points."""
+) -> tuple[Float[NumpyArray, "starts ..."], Float[NumpyArray, " starts"]]:
+    """Descend with Adam and a cosine schedule; return each start's best point and its value."""
     whole_number(steps, "steps")
     points = jnp.clip(jnp.asarray(starts), lower, upper)
     state = _adam(rate, steps).init(points)
@@ -76,7 +69,7 @@ def descend(
         if step < steps:
             gradient = jnp.asarray(gradient, points.dtype)
             points, state = _move(points, state, gradient, rate, lower, upper, steps=steps)
-    return Descent(best, values)
+    return best, values
 
 
 def _adam(rate: Array | float, steps: int) -> optax.GradientTransformation:
