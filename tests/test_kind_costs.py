@@ -149,6 +149,8 @@ def test_sweeps_go_on_without_what_they_cannot_price(call, tmp_path):
         'schedules = ["1f1b", "combined-1f1b"]\nmodels = "mixtral-8x7b"\nsystems = "h100"\n'
         "workers = 4\nmicrobatches = 8\nminibatch = 8\nexpert_parallel = 8\ndata_parallel = 8\n"
     )
-    code, text, error = call("sweep", "run", tmp_path / "grid.toml", "-o", tmp_path / "grid.zarr")
+    code, text, error = call(
+        "sweep", "run", tmp_path / "grid.toml", "-o", tmp_path / "grid.zarr", "--details"
+    )
     assert (code, "Traceback" in error) == (0, False)
     assert "a sweep over models knows the usual ops and rules alone" in text + error

@@ -11,7 +11,7 @@ from pipejax.base.data_files import time_unit
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import above, gigabytes, percent, seconds, short_percent
-from pipejax.cli.output.report import Column, grid, lines_of, printing, table_of
+from pipejax.cli.output.report import Column, format_table, grid, printing, rows_table
 from pipejax.cli.output.runs import short_form
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
@@ -112,15 +112,15 @@ def test_tables_of_several_sizes_go_on_below_with_their_names(call, tmp_path, mo
 
 def test_cells_are_written_as_each_format_has_it():
     table = grid([("a|b", ["1 | 2", "x"]), ("c_%", ["50 %", "[bold]7[/]"])], title="t & u")
-    assert lines_of(table, "markdown").splitlines()[2:] == [
+    assert format_table(table, "markdown").splitlines()[2:] == [
         "| a\\|b | c_% |",
         "| --- | ---: |",
         "| 1 \\| 2 | 50 % |",
         "| x | 7 |",
         "",
     ]
-    assert "a|b & c\\_\\% \\\\\n" in lines_of(table, "latex")
-    assert lines_of(table, "csv") == "a|b,c_%\n1 | 2,50 %\nx,7\n\n"
+    assert "a|b & c\\_\\% \\\\\n" in format_table(table, "latex")
+    assert format_table(table, "csv") == "a|b,c_%\n1 | 2,50 %\nx,7\n\n"
 
 
 def test_latex_has_the_rules_of_booktabs_and_units_in_the_head():
@@ -130,7 +130,7 @@ def test_latex_has_the_rules_of_booktabs_and_units_in_the_head():
         ("c", ["1 GB", "x"] * 2),
     ]
     table = grid([(name, cells[:3]) for name, cells in times])
-    assert lines_of(table, "latex").splitlines() == [
+    assert format_table(table, "latex").splitlines() == [
         "\\begin{tabular}{rrl}",
         "\\toprule",
         "a [s] & b [\\%] & c \\\\",
@@ -162,7 +162,7 @@ def test_slack_that_is_rounding_is_printed_as_none(call, monkeypatch):
 def test_a_row_without_a_value_has_a_dash():
     columns = Column("schedule", "name"), Column("times", "count", "{:+d}".format)
     rows = [{"name": "a", "count": 1}, {"name": "b", "count": None}, {"name": "c"}]
-    assert lines_of(table_of(rows, columns), "csv") == "schedule,times\na,+1\nb,-\nc,-\n\n"
+    assert format_table(rows_table(rows, columns), "csv") == "schedule,times\na,+1\nb,-\nc,-\n\n"
 
 
 def test_an_answer_is_said_or_one_json_object(capsys):

@@ -15,7 +15,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import SYSTEM
 from pipejax.cli.output.numbers import digits, seconds
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Column, TextTable, pick, plain, table_of
+from pipejax.cli.output.report import Column, TextTable, pick, plain, rows_table
 
 if TYPE_CHECKING:
     from pipejax.costs.system.system import FittedParameter
@@ -173,7 +173,7 @@ def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextTable:
             }
         )
     columns = [Column(name, name) for name in ("number", "value", "standard error", "by")]
-    return table_of(rows, columns, title=f"fitted to {fitted_to}")
+    return rows_table(rows, columns, title=f"fitted to {fitted_to}")
 
 
 def _view(fit: "Calibration") -> Iterator[object]:
@@ -229,4 +229,4 @@ def _errors(parts: Mapping[str, Mapping[str, Any]], title: str) -> TextTable:
         Column("rows", "rows"),
         *(Column(name, name, "{:.2f} %".format) for name in percents),
     )
-    return table_of(rows, columns, title=title)
+    return rows_table(rows, columns, title=title)

@@ -28,7 +28,7 @@ from pipejax.cli.output.report import (
     has_lines,
     pick,
     plain,
-    table_of,
+    rows_table,
 )
 from pipejax.cli.output.runs import step_json
 from pipejax.schedules.cells.ops import COMMUNICATION
@@ -70,7 +70,7 @@ def compare(
     listed, link = run.listed, links.links()
     if diff:
         return difference(run, listed, link, counts, labels, exchange)
-    settings = listed.options._replace(of_runs=OF_RUNS if run.model is not None else ())
+    settings = listed.options._replace(run_options=OF_RUNS if run.model is not None else ())
     settings.check(listed.names)
     points = listed.sized(counts)
     first = required(listed.scenario(run, link, points[0]))
@@ -164,7 +164,7 @@ def _view(
     if not has_lines():
         columns.append(Column("fits", "fits", lambda fits: "yes" if fits else "no"))
         columns.append(Column("reason", lambda row: escape(_reason(row))))
-    yield table_of(ranked, columns, keys=keys)
+    yield rows_table(ranked, columns, keys=keys)
     large = [row for row in ranked if not row.get("fits", True)]
     if large and scenario.system is not None:
         names = ", ".join(f"{_named(row, sizes)} ({_gigabytes(row)} GB)" for row in large)
@@ -411,7 +411,7 @@ def _difference_details(
             Column("makespan", "makespan", time),
             Column("against A", "makespan", partial(_ratio, before)),
         )
-        details["exchanges of one row"] = [table_of(rows, columns)]
+        details["exchanges of one row"] = [rows_table(rows, columns)]
     return details
 
 

@@ -29,8 +29,8 @@ from pipejax.cli.output.report import (
     heading,
     pick,
     plain,
-    sizes_of,
-    table_of,
+    rows_table,
+    table_sizes,
 )
 from pipejax.cli.output.runs import (
     memory_json,
@@ -142,7 +142,7 @@ def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Eva
         del values["worst_slack"], values["total_negative_slack"]
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     result["corners"] = rows
-    return table_of(rows, (column for column in CORNERS if column.value in values))
+    return rows_table(rows, (column for column in CORNERS if column.value in values))
 
 
 def _add_slack(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
@@ -176,7 +176,7 @@ def evaluate(
     scenario = run.scenario(links.links())
     table, evaluation = build(scenario), required(scenario).evaluate()
     _check_pairs(evaluation)
-    held = run.activations.of_scenario(scenario).held(evaluation)
+    held = run.activations.scenario_sizes(scenario).held(evaluation)
     result = summary(evaluation, scenario, held)
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
@@ -302,7 +302,7 @@ def summary(
 ) -> dict[str, Any]:
     """Collect what `--json` prints."""
     links = evaluation.links
-    result = sizes_of(evaluation.table) | {"link": links.model}
+    result = table_sizes(evaluation.table) | {"link": links.model}
     if links.is_rendezvous:
         result["queues"] = links.queues
     if links.posting != "early":

@@ -29,7 +29,7 @@ from pipejax.cli.output.remedies import (
     takes_limit,
     write_table_files,
 )
-from pipejax.cli.output.report import heading, plain, sizes_of
+from pipejax.cli.output.report import heading, plain, table_sizes
 from pipejax.cli.output.report_pages import report_page
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def explain(
         )
     files = dict(table_files(explanation, write_tables.path))
     result = (
-        sizes_of(table)
+        table_sizes(table)
         | {"link": scenario.links.model}
         | _as_json(explanation, files)
         | layout_json(scenario.model_workload, table)

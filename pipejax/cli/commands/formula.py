@@ -20,7 +20,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import CERTIFICATE, DRAWING
 from pipejax.cli.output.numbers import percent
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import TextTable, facts, grid, heading, pick, plain, sizes_of
+from pipejax.cli.output.report import TextTable, facts, grid, heading, pick, plain, table_sizes
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.naming import named
 
@@ -94,7 +94,7 @@ def form_view(
     if len(form.facets) <= SHOWN:
         text = escape(form.text)
     yield f"makespan = {text}, {escape(_quality(form))}"
-    yield f"{heading(sizes_of(table))}, {form.program.links.model} links"
+    yield f"{heading(table_sizes(table))}, {form.program.links.model} links"
     yield from map(plain, plans.lines())
 
 
@@ -247,7 +247,7 @@ def formula(
     plans.add(table.name, names_shown[0], run.planned_for(table))
     for rival, label in zip(rivals, names_shown[1:], strict=True):
         with waiting(f"building {rival.schedule}"):
-            tables.append(rival.scenario(settings=rival.settings.of(rival.name or "")).table())
+            tables.append(rival.scenario(settings=rival.settings.only(rival.name or "")).table())
         plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
     if rivals and names is None and len({Phase.W in table.used_phases for table in tables}) > 1:
         chosen = chosen._replace(names=["F", "I", "W", "c"])  # times that all of them have

@@ -23,7 +23,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.kinds import DATASET, DRAWING
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import Column, TextTable, grid, has_lines, pick, plain, table_of
+from pipejax.cli.output.report import Column, TextTable, grid, has_lines, pick, plain, rows_table
 from pipejax.cli.output.runs import op_values, values_by_phase
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def jitter(
         details["critical ops"] = _critical_ops(runs)
     if failed and not has_lines():
         columns = Column("schedule", "schedule"), Column("reason", "error", escape)
-        details["failures"] = [table_of(failed, columns)]
+        details["failures"] = [rows_table(failed, columns)]
     failures = (plain(f"{row['schedule']}: not evaluated: {row['error']}") for row in failed)
     view = chain(_view(runs, ranked, quantile), failures)
     return Answer(result, view, files, details=details)
@@ -275,7 +275,7 @@ def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, Jittered]") -> TextT
     ]
     count = len(next(iter(runs.values())).makespans)
     title = f"step time over {count} samples"
-    return table_of([row | row["quantiles"] for row in rows], columns, title=title)
+    return rows_table([row | row["quantiles"] for row in rows], columns, title=title)
 
 
 def _critical_ops(runs: "dict[str, Jittered]") -> Iterator[object]:

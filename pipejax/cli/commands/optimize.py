@@ -153,7 +153,7 @@ def optimize(
             result = pj.optimize(
                 task.table,
                 task.costs,
-                memory_limit=task.room.of_search(task.table).tolist(),
+                memory_limit=task.room.search_limits(task.table).tolist(),
                 sizes=task.room.stages.sizes.tolist(),
                 weight_share=task.room.stages.weight_share.tolist(),
                 offload=task.may_offload,

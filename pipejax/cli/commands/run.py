@@ -20,7 +20,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import TABLES
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import grid, pick, sizes_of
+from pipejax.cli.output.report import grid, pick, table_sizes
 
 if TYPE_CHECKING:
     from pipejax.runtimes.runtime_run import RuntimeRun
@@ -90,7 +90,7 @@ def _as_json(table: pj.ScheduleTable, run: "RuntimeRun", ok: bool) -> dict[str, 
     """Return the object of `--json`; a number that is not finite is null."""
     errors = pick(run, "gradient_error loss_error loss")
     return {
-        **sizes_of(table),
+        **table_sizes(table),
         **pick(run, "runtime version"),
         "ok": ok,
         **{name: value if math.isfinite(value) else None for name, value in errors.items()},

@@ -9,7 +9,7 @@ from pipejax.base.progress import Notice
 from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import written
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import Column, has_lines, is_json, pick, table_of
+from pipejax.cli.output.report import Column, has_lines, is_json, pick, rows_table
 from pipejax.schedules import Builder, find, names
 
 
@@ -76,7 +76,7 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         columns = {"--models": MODELS, "--systems": SYSTEMS}.get(asked[0], (NAME, SOURCE))
         if SOURCE not in columns and not has_lines():
             columns = (*columns, SOURCE)
-        return Answer(rows, [table_of(rows, columns)])
+        return Answer(rows, [rows_table(rows, columns)])
     rows = [
         {
             "name": name,
@@ -88,7 +88,7 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         for name, builder in _builders().items()
     ]
     others = (f"{kind[2:]}: {', '.join(listed)}" for kind, (*_, listed) in lists.items())
-    return Answer(rows, [table_of(rows, COLUMNS), *others])
+    return Answer(rows, [rows_table(rows, COLUMNS), *others])
 
 
 def _model(model: "pj.Model") -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pipejax.cli.output.answer import Answer, file_lines
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import ANY, TIMELINE
 from pipejax.cli.output.numbers import percent
-from pipejax.cli.output.report import console, pick, plain, print_all, sizes_of
+from pipejax.cli.output.report import console, pick, plain, print_all, table_sizes
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,
@@ -211,7 +211,7 @@ def _scene(
         table = scenario.table()
         with naming(table):
             run = scenario.evaluate()
-        sizes = activations.of_scenario(scenario)
+        sizes = activations.scenario_sizes(scenario)
         evaluated.append(run)
         sized.append(sizes)
         limits = limit and limit.levels(table, sizes, activations, scenario.workload)
@@ -277,7 +277,7 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
     from pipejax.analysis.runs.timeline import arrows, bars
 
     return {
-        **{k: size for k, size in sizes_of(evaluation.table).items() if k != "stages"},
+        **{k: size for k, size in table_sizes(evaluation.table).items() if k != "stages"},
         **pick(evaluation, "makespan bubble_ratio"),
         "ops": [
             {"op": bar.label, **pick(bar, "worker lane start finish"), "critical": bar.is_critical}

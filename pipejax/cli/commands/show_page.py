@@ -97,7 +97,7 @@ def _every_table(
             if "offload" in takes:  # no page lowers offloads
                 continue
             for count in STAGES_PER_WORKER if "stages_per_worker" in takes else (0,):
-                settings = options.of(name)
+                settings = options.only(name)
                 if count:
                     settings = settings._replace(
                         options={**settings.options, "stages_per_worker": count}

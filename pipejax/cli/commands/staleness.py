@@ -14,7 +14,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import gigabytes, percent
-from pipejax.cli.output.report import Column, TextTable, grid, has_lines, heading, pick, table_of
+from pipejax.cli.output.report import Column, TextTable, grid, has_lines, heading, pick, rows_table
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.staleness import Staleness
@@ -70,7 +70,7 @@ def staleness(
     if table.updates_within:
         rows = [_histogram([row["share"] for row in result["histogram"]])]
         if not has_lines():
-            rows = [table_of([result], NUMBERS), table_of(result["histogram"], COUNTS)]
+            rows = [rows_table([result], NUMBERS), rows_table(result["histogram"], COUNTS)]
         details["delays"] = rows
     view = _view(table, staleness_result, result)
     return Answer(result, view, files, details=details)

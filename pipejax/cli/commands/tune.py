@@ -19,7 +19,7 @@ from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, Column, TextTable, grid, pick, table_of
+from pipejax.cli.output.report import FOUND, Column, TextTable, grid, pick, rows_table
 from pipejax.schedules.naming import find, named
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> TextTable:
     is_best = [size["microbatch_size"] == best.microbatch_size for size in sizes]
     styles = ["bold green" if is_chosen else "" for is_chosen in is_best]
     title = "every legal microbatch size" if is_complete else "microbatch sizes evaluated"
-    return table_of(sizes, columns, styles=styles, title=title)
+    return rows_table(sizes, columns, styles=styles, title=title)
 
 
 def _stages(best: "TunedSetting") -> TextTable:

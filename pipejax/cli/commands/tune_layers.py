@@ -25,7 +25,7 @@ from pipejax.cli.output.kinds import LAYOUT
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import FOUND, grid, pick, savings, search_end, sizes_of
+from pipejax.cli.output.report import FOUND, grid, pick, savings, search_end, table_sizes
 from pipejax.schedules.naming import find
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _as_json(
     layout, best = result.best.layout, result.best
     has_mtp = layout.count("m").any()
     return {
-        **sizes_of(table),
+        **table_sizes(table),
         "link": links.model,
         "what": "layers",
         "best": {

@@ -16,7 +16,7 @@ from pipejax.cli.output.answer import Answer, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs, save_table
 from pipejax.cli.output.kinds import DRAWING, TABLE
 from pipejax.cli.output.numbers import gigabytes, seconds
-from pipejax.cli.output.report import FOUND, TextTable, grid, pick, savings, search_end, sizes_of
+from pipejax.cli.output.report import FOUND, TextTable, grid, pick, savings, search_end, table_sizes
 
 if TYPE_CHECKING:
     from pipejax.search.found import Found
@@ -70,7 +70,7 @@ def lookahead(
     def report(result: "Found[Gathering]") -> Callable[[], Answer]:
         best = result.best
         data = {
-            **sizes_of(table),
+            **table_sizes(table),
             "link": link.model,
             "lane": lane,
             "best": {

@@ -22,10 +22,10 @@ from pipejax.cli.output.report import (
     TextTable,
     grid,
     pick,
+    rows_table,
     savings,
     search_end,
-    sizes_of,
-    table_of,
+    table_sizes,
 )
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.found import gap as gap_of
@@ -140,7 +140,7 @@ def _messages_as_json(
     table: pj.ScheduleTable, result: "Found[TransferOrder]", waits: "TransferWaits"
 ) -> dict[str, Any]:
     return {
-        **sizes_of(table),
+        **table_sizes(table),
         "queues": result.best.links.queues,
         "own_order": "cells" if table.has_communication else "default",
         "best": {"order": result.best.order.tolist()},
@@ -184,7 +184,7 @@ def _messages_view(data: Mapping[str, Any], result: "Found[TransferOrder]") -> I
 
 
 def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
-    yield table_of(
+    yield rows_table(
         data["waits"][:count],
         WAITS,
         title=f"{len(data['waits'])} transfers wait, order: {data['waits_of']}",
@@ -246,12 +246,12 @@ class _Permutation(NamedTuple):
     @property
     def result(self) -> dict[str, Any]:
         """Return the object of `--json`."""
-        sizes = sizes_of(self.table) | {"link": self.links.model}
+        sizes = table_sizes(self.table) | {"link": self.links.model}
         return sizes | {"best": self.best, **pick(self.search, FOUND)}
 
     def save(self, out: Output) -> None:
         """Write the permutation and its sizes to a file that other commands read."""
-        sizes = {k: v for k, v in sizes_of(self.table).items() if k != "stages"}
+        sizes = {k: v for k, v in table_sizes(self.table).items() if k != "stages"}
         saved = {name: self.best[name] for name in SAVED if name in self.best}
         out.save_json({**sizes, **saved, "makespan": self.search.value})
 

@@ -17,7 +17,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import digits, seconds
 from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Column, pick, plain, table_of
+from pipejax.cli.output.report import Column, pick, plain, rows_table
 
 if TYPE_CHECKING:
     from pipejax.analysis.step.validation import Validation
@@ -148,8 +148,8 @@ def _details(data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
             Column("memory: mean", "memory", lambda errors: _percent(errors["mape"])),
             Column("bias", "memory", lambda errors: _percent(errors["bias"])),
         ]
-    worst = table_of(data["worst"], WORST, title="rows with the largest errors")
-    return {"errors by group": [table_of(rows, columns)], "worst rows": [worst]}
+    worst = rows_table(data["worst"], WORST, title="rows with the largest errors")
+    return {"errors by group": [rows_table(rows, columns)], "worst rows": [worst]}
 
 
 def _percent(value: float) -> str:

@@ -46,7 +46,7 @@ def verify(
     else:
         build(required(scenario))
         evaluation = scenario.evaluate()
-        held = activations.of_scenario(scenario).held(evaluation)
+        held = activations.scenario_sizes(scenario).held(evaluation)
         verdict = pj.verify(pj.certificate(evaluation, memory=held.memory))
     problems = [*map(str, verdict.problems)]
     bounds = [bound._asdict() for bound in verdict.bounds]

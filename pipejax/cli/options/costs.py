@@ -37,7 +37,7 @@ SHARED = tuple(field.name for field in dataclasses.fields(SharedOptions))
 
 @options
 class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields of a workload
-    """How ops and messages are priced.
+    """Options of the costs of ops and messages.
 
     Attributes:
       stage_times: or F=1ms,I=1ms,W=1ms where the backward is split; pair=2ms is what a fused pair

@@ -25,7 +25,7 @@ class Needs(NamedTuple):
 
     other: str  # the option
     values: tuple[str, ...] = ()  # one of these must be its value, if there are any
-    known: tuple[str, ...] = ()  # values of the option itself; of others its own check speaks
+    legal: tuple[str, ...] = ()  # values of the option itself; its own check refuses others
     within: str = ""  # an option of which a part, behind =, may be one of the values instead
     otherwise: str = ""  # what it is in commands that do not take that one
 
@@ -132,7 +132,7 @@ class LineOptions:
                 continue
             if needs.are_met(seen):
                 continue
-            if not needs.known or seen[name].lower() in needs.known:
+            if not needs.legal or seen[name].lower() in needs.legal:
                 lacks = f"{flag(needs.other)} {', '.join(needs.values)}".strip()
                 raise ValueError(f"{flag(name)} has no effect without {lacks}")
 
@@ -214,30 +214,30 @@ def read_config(
 ) -> Iterator[tuple[str, str]]:
     """Yield the options that a file gives to a command, by name and as they would be written."""
     content = _load(path)
-    firsts = {each.partition(" ")[0] for each in commands}
-    sections = {name: own for name, own in content.items() if name in firsts and _is_table(own)}
-    given = [(key, value) for key, value in content.items() if key not in sections]
-    own: dict[str, Any] = sections
+    firsts = {name.partition(" ")[0] for name in commands}
+    sections = {key: value for key, value in content.items() if key in firsts and _is_table(value)}
+    shared = [(key, value) for key, value in content.items() if key not in sections]
+    section: dict[str, Any] = sections
     for word in command.split():  # the section of `sweep run` is sweep.run
-        own = own.get(word, {})
+        section = section.get(word, {})
     seen: set[str] = set()
-    for key, value in [*given, *own.items()]:
+    for key, value in [*shared, *section.items()]:
         name = key.replace("-", "_")
         if name not in takes or name in OF_THE_LINE:
-            known = [flag(each)[2:] for each in takes if each not in OF_THE_LINE]
-            raise ValueError(f"{path}: {command} has no option {key!r}{nearest(key, known)}")
+            names = [flag(option)[2:] for option in takes if option not in OF_THE_LINE]
+            raise ValueError(f"{path}: {command} has no option {key!r}{nearest(key, names)}")
         if name in seen:
             raise ValueError(f"{path}: {key} is given twice")
         seen.add(name)
         is_repeated = any(get_origin(kind) is list for kind in takes[name])
-        for each in value if is_repeated and isinstance(value, list) else [value]:
-            is_layout = name == "pipeline_layout" and isinstance(each, list)
-            text = json.dumps(each) if is_layout else _text(each, f"{path}: {key}")
+        for entry in value if is_repeated and isinstance(value, list) else [value]:
+            is_layout = name == "pipeline_layout" and isinstance(entry, list)
+            text = json.dumps(entry) if is_layout else _text(entry, f"{path}: {key}")
             if bool not in takes[name]:
                 yield name, text
-            elif not isinstance(each, bool):
-                raise ValueError(f"{path}: {key} must be true or false, got {each!r}")
-            elif each:
+            elif not isinstance(entry, bool):
+                raise ValueError(f"{path}: {key} must be true or false, got {entry!r}")
+            elif entry:
                 yield name, name
 
 
@@ -295,8 +295,8 @@ def command_line(command: str, options: Mapping[str, Any]) -> str:
     words = ["pipejax", *command.split()]
     for name, value in options.items():
         named = [] if name in BARE else [flag(name)]
-        for each in value if isinstance(value, list) else [value]:  # of options given several times
-            words += named if each is True or each == "" else [*named, str(each)]
+        for entry in value if isinstance(value, list) else [value]:  # of repeated options
+            words += named if entry is True or entry == "" else [*named, str(entry)]
     return shlex.join(words)
 
 

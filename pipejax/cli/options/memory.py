@@ -21,7 +21,7 @@ _ROUNDING = 1e-9  # relative, of sums of sizes
 
 
 class StageSizes(NamedTuple):
-    """What the activations of a table's stages take, and what is static beside them."""
+    """Sizes of the activations of stages, and static memory."""
 
     unit: str  # "activations" or "bytes"
     # (stages) what one takes, or (stages, microbatches)
@@ -37,7 +37,7 @@ class StageSizes(NamedTuple):
 
     @property
     def text(self) -> Callable[[float], str]:
-        """How a level is printed."""
+        """Return the function that formats an amount of memory."""
         return gigabytes if self.unit == "bytes" else "{:.4g}".format
 
     def held(self, evaluation: "pj.Evaluation") -> "HeldMemory":
@@ -59,11 +59,11 @@ class HeldMemory(NamedTuple):
         """The weight share as `--json` says it: one number, or where stages differ a list."""
         shares = self.stages.weight_share
         different = np.unique(shares)
-        one: float | list[Any] = float(different[0]) if len(different) == 1 else shares.tolist()
-        return one
+        share: float | list[Any] = float(different[0]) if len(different) == 1 else shares.tolist()
+        return share
 
     def as_json(self) -> dict[str, Any]:
-        """What `--json` says of it."""
+        """Return the object of `--json`."""
         peaks = {"peak": self.memory.peak, "peak_at": self.memory.peak_at}
         limit = {} if self.limits is None else {"memory_limit": self.limits, "fits": not self.over}
         return {"unit": self.stages.unit, "weight_share": self.weight_share, **peaks, **limit}
@@ -79,16 +79,16 @@ class HeldMemory(NamedTuple):
 
 
 class ActivationOptions(NamedTuple):
-    """How activations are sized."""
+    """Options of the sizes of activations."""
 
     weight_share: float | None
     sizes: list[float] | None
 
-    def of_scenario(self, scenario: "pj.Scenario") -> StageSizes:
+    def scenario_sizes(self, scenario: "pj.Scenario") -> StageSizes:
         """Size the activations of a scenario's table."""
         model, table = scenario.source.workload, scenario.table()
         if model is None or scenario.model_workload is not None:
-            return self.of(table, scenario.workload)
+            return self.stage_sizes(table, scenario.workload)
         self._check_sizes()
         sizes = scenario.microbatches.ledger_sizes(model, table)
         return StageSizes("bytes", **sizes, static=None)
@@ -97,7 +97,7 @@ class ActivationOptions(NamedTuple):
         if self.sizes is not None:
             raise ValueError("--activation-sizes does not go with --model, which has its own")
 
-    def of(self, table: pj.ScheduleTable, workload: "pj.Workload | None") -> StageSizes:
+    def stage_sizes(self, table: pj.ScheduleTable, workload: "pj.Workload | None") -> StageSizes:
         """Size the activations of a table: in bytes where a model says how many."""
         if workload is None:
             sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
@@ -118,7 +118,7 @@ WEIGHTS_OPTION = "--weights-limit"
 
 
 class Room(NamedTuple):
-    """What activations may take on the workers of a table."""
+    """Memory of workers that is left for activations."""
 
     limits: Float[NumpyArray, " workers"]  # (workers) room for activations
     stages: StageSizes  # what they take, and what is static beside them
@@ -130,7 +130,7 @@ class Room(NamedTuple):
         whole = stages.sizes * np.maximum(stages.weight_share, 1.0)
         return float((self.limits.min() - stages.at_work[0].max()) / whole.max())
 
-    def of_search(self, table: pj.ScheduleTable) -> Float[NumpyArray, " workers"]:
+    def search_limits(self, table: pj.ScheduleTable) -> Float[NumpyArray, " workers"]:
         """Return (workers) the limits of a search, which takes and frees at F, I and W alone."""
         work = self.stages.at_work
         if work.any() and (self.stages.weight_share > 1).any():
@@ -157,8 +157,8 @@ class MemoryLimit(NamedTuple):
           ValueError: if it is not a number above 0, with a unit of bytes or without, or several.
         """
         entries = [entry.strip() for entry in text.split(",")]
-        given = [read_quantity(entry, "B", option) for entry in entries]
-        in_bytes = [value for value in given if value is not None]
+        sizes = [read_quantity(entry, "B", option) for entry in entries]
+        in_bytes = [size for size in sizes if size is not None]
         if in_bytes and len(in_bytes) < len(entries):
             raise ValueError(f"{option}: give all entries in bytes or none, got {text!r}")
         values = in_bytes or parse_list(text, option)
@@ -176,14 +176,14 @@ class MemoryLimit(NamedTuple):
         limits = for_each(self.values, table.num_workers, LIMIT_OPTION, "workers")
         if self.in_bytes and workload is None:
             raise ValueError(f"{LIMIT_OPTION} in bytes needs --model, which says what they hold")
-        stages = activations.of(table, workload if self.in_bytes else None)
+        stages = activations.stage_sizes(table, workload if self.in_bytes else None)
         if stages.static is None:
             return Room(limits, stages)
-        for worker, (limit, own) in enumerate(zip(limits, stages.static, strict=True)):
-            if own >= limit:
+        for worker, (limit, static) in enumerate(zip(limits, stages.static, strict=True)):
+            if static >= limit:
                 raise pj.search.InfeasibleError(
                     f"parameters, gradients and optimizer of worker {worker} alone take "
-                    f"{gigabytes(own)}: infeasible"
+                    f"{gigabytes(static)}: infeasible"
                 )
         return Room(limits - stages.static, stages)
 

@@ -131,7 +131,7 @@ def _parse_table(run: Any, settings: "TableOptions") -> Options:
         numbers = {f"num_{size}": getattr(run, size) for size in SIZES}
         return {"schedule": run.name, **numbers}
     extra = [flag(name) for name in SIZES if getattr(run, name) is not None]
-    extra += [option_text(name) for name in settings.options if name not in settings.of_runs]
+    extra += [option_text(name) for name in settings.options if name not in settings.run_options]
     if extra:
         raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
     repair = run.repair

@@ -42,7 +42,7 @@ class TableOptions(NamedTuple):
     """Options of schedules, and edits of their tables."""
 
     options: dict[str, Any]  # of the line, by argument of builders
-    of_runs: tuple[str, ...] = ()  # those that the command reads too, under any schedule
+    run_options: tuple[str, ...] = ()  # those that the command reads too, under any schedule
     repair: str | None = None  # known fault of tables, see `read_table`
     edits: tuple[Any, ...] = ()  # of the tables
 
@@ -53,14 +53,14 @@ class TableOptions(NamedTuple):
     def for_schedule(self, schedule: str) -> dict[str, Any]:
         """Return the options of a schedule, without those that only say something of the run."""
         takes = self.builder(schedule).takes
-        return {k: v for k, v in self.options.items() if k in takes or k not in self.of_runs}
+        return {k: v for k, v in self.options.items() if k in takes or k not in self.run_options}
 
     def check(self, schedules: Sequence[str]) -> None:
         """Refuse an option that none of the schedules has."""
         builders = {name: self.builder(name) for name in schedules}
         takes = dict.fromkeys(name for builder in builders.values() for name in builder.takes)
         for option in self.options:
-            if option in self.of_runs or option in takes:
+            if option in self.run_options or option in takes:
                 continue
             words = option.replace("_", " ")
             more = MEMORY_LIMITS if option == "memory_limit" else ""
@@ -93,7 +93,7 @@ class TableOptions(NamedTuple):
         usual = inspect.signature(self.builder(schedule).function).parameters
         other = {
             name: value
-            for name, value in self.of(schedule).options.items()
+            for name, value in self.only(schedule).options.items()
             if isinstance(value, int | float | str)
             and (name not in usual or usual[name].default != value)
         }
@@ -103,16 +103,16 @@ class TableOptions(NamedTuple):
         """Leave out an option that is not for building the table."""
         return self._replace(options={k: v for k, v in self.options.items() if k != name})
 
-    def of(self, schedule: str) -> "TableOptions":
+    def only(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
         takes = self.builder(schedule).takes
-        own = {k: v for k, v in self.options.items() if k in takes}
-        return self._replace(options=own, of_runs=())
+        options = {k: v for k, v in self.options.items() if k in takes}
+        return self._replace(options=options, run_options=())
 
 
 @options
 class ScheduleSettings:
-    """What a schedule takes besides workers and microbatches.
+    """Options of a schedule besides workers and microbatches.
 
     Attributes:
       admission: each-stage (if not given) or first-stage.
@@ -157,19 +157,19 @@ class ScheduleSettings:
     lookahead: Text = None
     residency: Text = None
 
-    def table_options(self, of_runs: tuple[str, ...] = ()) -> TableOptions:
-        """Keep the options that are given; `of_runs` are those that say something of a run too."""
+    def table_options(self, run_options: tuple[str, ...] = ()) -> TableOptions:
+        """Return the options that are set; `run_options` name those of runs too."""
         fields = {name: getattr(self, name) for name in SCHEDULE_OPTIONS}
         options = {name: value for name, value in fields.items() if value is not None}
         for name in ("recompute_cells", "sharding_lane", "lookahead", "residency"):
             options.pop(name, None)
         gathering = parse_gathering(self.sharding_lane, self.lookahead, self.residency)
         if self.schedule_options is not None:
-            own = _parse_options(options.pop("schedule_options"))
-            for name in own:
+            custom = _parse_options(options.pop("schedule_options"))
+            for name in custom:
                 if name in SCHEDULE_OPTIONS:
                     raise ValueError(f"--schedule-options {name}: it has an option, {flag(name)}")
-            options |= own
+            options |= custom
         if self.weight_share is not None:
             share(self.weight_share, "--weight-share")
         if self.stage_shares is not None:
@@ -188,7 +188,7 @@ class ScheduleSettings:
         from pipejax.costs.edits import RecomputeCells
 
         edits = (*([RecomputeCells()] if self.recompute_cells else []), gathering)
-        return TableOptions(options, of_runs, edits=tuple(filter(None, edits)))
+        return TableOptions(options, run_options, edits=tuple(filter(None, edits)))
 
 
 SCHEDULE_OPTIONS = tuple(field.name for field in dataclasses.fields(ScheduleSettings))
@@ -196,16 +196,16 @@ SCHEDULE_OPTIONS = tuple(field.name for field in dataclasses.fields(ScheduleSett
 
 def _parse_options(text: str) -> dict[str, Any]:
     """Read options of a schedule of the user's own: numbers, true, false, or texts."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for entry in text.split(","):
         name, equals, value = (part.strip() for part in entry.partition("="))
-        if not (name.isidentifier() and equals and value) or name in found:
+        if not (name.isidentifier() and equals and value) or name in options:
             raise ValueError(f"--schedule-options must be as depth=2,kind=wide, got {text!r}")
         try:
-            found[name] = json.loads(value)
+            options[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            options[name] = value
+    return options
 
 
 def _parse_slots(text: str) -> dict[str, float]:
@@ -228,13 +228,13 @@ def with_labels(labels: str | None, names: Sequence[str]) -> list[str]:
     """Return names that --labels gives in place of others, or these."""
     if labels is None:
         return [*names]
-    found = [label.strip() for label in labels.split(",")]
-    if len({*found}) < len(found) or "" in found or len(found) != len(names):
+    texts = [label.strip() for label in labels.split(",")]
+    if len({*texts}) < len(texts) or "" in texts or len(texts) != len(names):
         what = ", ".join(names)
         raise ValueError(
             f"--labels must be {len(names)} different names, of {what}, got {labels!r}"
         )
-    return found
+    return texts
 
 
 class SizedSchedule(NamedTuple):
@@ -246,7 +246,7 @@ class SizedSchedule(NamedTuple):
 
 
 class ScheduleList(NamedTuple):
-    """Which schedules are looked at.
+    """Schedules that a command compares.
 
     Attributes:
       options: of those that are built.
@@ -265,9 +265,9 @@ class ScheduleList(NamedTuple):
         if self.schedules is None and self.tables is None:
             raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
         repair = None if self.repair is None else resolve_choice(self.repair, REPAIRS, "--repair")
-        made = self._replace(options=self.options._replace(repair=repair))
-        made.check()
-        return made
+        schedules = self._replace(options=self.options._replace(repair=repair))
+        schedules.check()
+        return schedules
 
     def check(self) -> None:
         """Refuse a schedule that is named twice, and an option without effect."""
@@ -277,7 +277,7 @@ class ScheduleList(NamedTuple):
                 option = "--schedules" if self.tables is None else "--schedules and --tables"
                 raise ValueError(f"{option} names {name} twice")
         # whether an option that says something of runs too has an effect, the command knows
-        self.options._replace(of_runs=(*self.options.of_runs, *OF_RUNS)).check(names)
+        self.options._replace(run_options=(*self.options.run_options, *OF_RUNS)).check(names)
         repair = self.options.repair
         if repair and all(self.options.builder(name).sizes is None for name in names):
             raise ValueError(f"--repair {repair} has no effect without a table")
@@ -293,25 +293,25 @@ class ScheduleList(NamedTuple):
 
     def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
         """Give each its size: as asked for, else that of its table, else that of all tables."""
-        own = {name: self.options.builder(name).sizes for name in self.names}
-        tables = [sizes for sizes in own.values() if sizes is not None]
+        table_sizes = {name: self.options.builder(name).sizes for name in self.names}
+        tables = [sizes for sizes in table_sizes.values() if sizes is not None]
         alike = [{sizes[k] for sizes in tables} for k in range(2)]
-        given = [None if self.workers is None else [self.workers], microbatches]
-        every: dict[str, list[Sequence[int]]] = {name: [] for name in own}
+        options = [None if self.workers is None else [self.workers], microbatches]
+        counts_by_name: dict[str, list[Sequence[int]]] = {name: [] for name in table_sizes}
         for place, option in enumerate(("--workers", "--microbatches")):
             common = sorted(alike[place]) if len(alike[place]) == 1 else None
-            for name, sizes in own.items():
-                of_table = None if sizes is None else [sizes[place]]
-                found = given[place] or of_table or common
-                if found is None:
+            for name, sizes in table_sizes.items():
+                from_table = None if sizes is None else [sizes[place]]
+                counts = options[place] or from_table or common
+                if counts is None:
                     differ = " and the tables differ" if tables else ""
                     raise ValueError(f"{option} is missing: {name} is of any size{differ}")
-                every[name].append(found)
+                counts_by_name[name].append(counts)
         rounds = range(len(microbatches or [1]))  # of all schedules, one for each M
         return [
             SizedSchedule(name, workers[0], counts[k])
             for k in rounds
-            for name, (workers, counts) in every.items()
+            for name, (workers, counts) in counts_by_name.items()
         ]
 
     def build(
@@ -331,13 +331,13 @@ class ScheduleList(NamedTuple):
 
     def scenario(self, run: Any, links: pj.Links, point: SizedSchedule) -> "pj.Scenario":
         """Read the scenario of a schedule, with the options that it has."""
-        return parse_scenario(run, links, settings=self.options.of(point.name), point=point)
+        return parse_scenario(run, links, settings=self.options.only(point.name), point=point)
 
     def check_used(self, scenarios: "Iterable[pj.Scenario]") -> None:
         """Refuse a time of ops that no table has, and that none is planned for."""
-        every = list(scenarios)
+        listed = list(scenarios)
         builders = map(self.options.builder, self.names)
-        check_used(every[0], [scenario.table() for scenario in every], builders)
+        check_used(listed[0], [scenario.table() for scenario in listed], builders)
 
 
 @contextmanager

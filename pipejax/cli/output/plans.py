@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import Column, folded, plain, table_of
+from pipejax.cli.output.report import Column, folded, plain, rows_table
 
 if TYPE_CHECKING:
     from pipejax.analysis.step.evidence import Evidence
@@ -145,7 +145,7 @@ def _table(layouts: "Sequence[PlannedLayout]") -> object:
     rows = (
         {**vars(entry), **entry.layout, "splits": " ".join(_splits(entry))} for entry in layouts
     )
-    return folded(table_of(rows, columns, keys=2))
+    return folded(rows_table(rows, columns, keys=2))
 
 
 def _splits(entry: "PlannedLayout") -> Iterator[str]:

@@ -15,7 +15,7 @@ from pipejax.cli.options.scenario import command_line
 from pipejax.cli.options.values import Text
 from pipejax.cli.output.launches import launch_json, launch_lines
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import Column, plain, table_of
+from pipejax.cli.output.report import Column, plain, rows_table
 from pipejax.cli.output.report_pages import share_bar
 from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import POSTINGS
@@ -215,14 +215,14 @@ def advice_details(
     details: dict[str, list[object]] = {
         "parts of the step": [
             share_bar({part.name: part.seconds for part in parts}),
-            table_of((part._asdict() for part in parts), columns),
+            rows_table((part._asdict() for part in parts), columns),
         ],
         "causes": [plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in explanation.faults],
     }
     if not rows:
         return details
     numbered = [{"number": k, **row} for k, row in enumerate(rows, 1)]
-    table = table_of(numbered, REMEDIES, caption="memory: of the fullest worker, relative to now")
+    table = rows_table(numbered, REMEDIES, caption="memory: of the fullest worker, relative to now")
     commands = []
     for row in numbered:
         if row["assumes"]:

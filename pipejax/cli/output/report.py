@@ -27,9 +27,9 @@ NARROWEST = 40  # columns: in fewer, tables lose their text
 
 def console() -> Console:
     """Return the console on stdout: as wide as the terminal or COLUMNS say, or 80 columns."""
-    found = Console(highlight=False)
-    found.width = max(found.width, NARROWEST)
-    return found
+    terminal = Console(highlight=False)
+    terminal.width = max(terminal.width, NARROWEST)
+    return terminal
 
 
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -121,7 +121,7 @@ class Column(NamedTuple):
         return "-" if value is None else self.format(value)
 
 
-def table_of(
+def rows_table(
     rows: Iterable[Mapping[str, Any]], columns: Iterable[Column], keys: int = 1, **style: Any
 ) -> TextTable:
     """Make a table of rows as `grid` makes one of columns."""
@@ -135,7 +135,7 @@ def facts(rows: Iterable[tuple[str, str]], math: Mapping[str, str] | None = None
     return grid([("name", names), ("value", values)], is_list=True, math=math or {})
 
 
-def lines_of(table: TextTable, format: str) -> str:
+def format_table(table: TextTable, format: str) -> str:
     """Write a table in a format that is not for a terminal."""
     headers, columns = table.plain()
     if format == "latex":
@@ -154,9 +154,9 @@ def _markdown(
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
-    rule = line("---:" if each else "---" for each in right)
-    said = "".join(f"{title}\n\n" for title in titles)
-    return said + line(headers) + rule + "".join(map(line, rows)) + "\n"
+    rule = line("---:" if is_right else "---" for is_right in right)
+    text = "".join(f"{title}\n\n" for title in titles)
+    return text + line(headers) + rule + "".join(map(line, rows)) + "\n"
 
 
 def _latex(
@@ -170,10 +170,10 @@ def _latex(
     parts = [_unit_apart(h, [row[k] for row in rows]) for k, h in enumerate(headers)]
     heads = [head for head, _ in parts]
     cells = list(zip(*(column for _, column in parts), strict=True))
-    columns = "".join("r" if each else "l" for each in right)
-    said = "".join(f"% {title}\n" for title in titles)
+    columns = "".join("r" if is_right else "l" for is_right in right)
+    head = "".join(f"% {title}\n" for title in titles)
     body = f"\\toprule\n{line(heads)}\\midrule\n{''.join(map(line, cells))}\\bottomrule\n"
-    return f"{said}\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n\n"
+    return f"{head}\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n\n"
 
 
 class _Math(str):
@@ -188,21 +188,22 @@ def _latex_cell(cell: str) -> str:
 
 def _unit_apart(header: str, cells: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Put the unit of a column into its head, where all cells have one; times get one for all."""
-    found = [_WITH_UNIT.fullmatch(cell) for cell in cells]
-    if not any(found) or any(
-        each is None and cell != "-" for each, cell in zip(found, cells, strict=True)
+    matches = [_WITH_UNIT.fullmatch(cell) for cell in cells]
+    if not any(matches) or any(
+        match is None and cell != "-" for match, cell in zip(matches, cells, strict=True)
     ):
         return header, cells
-    numbers = [(each[1], each[2]) for each in found if each is not None]
+    numbers = [(match[1], match[2]) for match in matches if match is not None]
     units = {unit for _, unit in numbers}
     if len(units) == 1:
-        return f"{header} [{units.pop()}]", [each[1] if each else "-" for each in found]
+        return f"{header} [{units.pop()}]", [match[1] if match else "-" for match in matches]
     if not units <= {*WRITTEN["s"]}:
         return header, cells
     times = [float(number) * WRITTEN["s"][unit] for number, unit in numbers]
     factor, unit = time_unit(max(map(abs, times)))
     return f"{header} [{unit}]", [
-        f"{float(each[1]) * WRITTEN['s'][each[2]] / factor:.5g}" if each else "-" for each in found
+        f"{float(match[1]) * WRITTEN['s'][match[2]] / factor:.5g}" if match else "-"
+        for match in matches
     ]
 
 
@@ -344,7 +345,7 @@ def plain(text: str) -> Text:
 
 def _print_table(table: TextTable) -> None:
     if _styles[-1].format != "text":
-        sys.stdout.write(lines_of(table, _styles[-1].format))
+        sys.stdout.write(format_table(table, _styles[-1].format))
         return
     out = console()
     for part in fitted(table, out.width):
@@ -362,7 +363,7 @@ def _print_line(text: Text) -> None:
         sys.stdout.write("".join(f"{begin}{line}\n" for line in lines) + end)
 
 
-def sizes_of(table: Any) -> dict[str, Any]:
+def table_sizes(table: Any) -> dict[str, Any]:
     """Return name and sizes of a table for `--json`; slices if microbatches have some."""
     slices = table.grammar.slices
     return {
@@ -374,10 +375,10 @@ def sizes_of(table: Any) -> dict[str, Any]:
     }
 
 
-def heading(sizes: Mapping[str, Any], found: str = "") -> str:
+def heading(sizes: Mapping[str, Any], note: str = "") -> str:
     """Say what a report is about: the schedule, what was done to it, and its sizes."""
     return (
-        f"[bold]{escape(sizes['schedule'])}[/]{found}, {sizes['workers']} workers, "
+        f"[bold]{escape(sizes['schedule'])}[/]{note}, {sizes['workers']} workers, "
         f"{sizes['stages']} stages, {sizes['microbatches']} microbatches"
         f"{' in {slices} slices'.format(**sizes) if 'slices' in sizes else ''}"
     )

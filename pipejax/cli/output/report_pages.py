@@ -107,4 +107,4 @@ def _memory(table: "ScheduleTable") -> "MemoryView":
     """Return the activations that a table holds, in numbers and not in bytes."""
     from pipejax.plots.explorer.payload import MemoryView
 
-    return MemoryView(*ActivationOptions(None, None).of(table, None)[:5], None)
+    return MemoryView(*ActivationOptions(None, None).stage_sizes(table, None)[:5], None)

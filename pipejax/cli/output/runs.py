@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
-from pipejax.cli.output.report import Column, TextTable, grid, table_of
+from pipejax.cli.output.report import Column, TextTable, grid, rows_table
 
 if TYPE_CHECKING:
     from pipejax.analysis.paths.longest_paths import LongPath
@@ -64,7 +64,9 @@ def memory_text(result: Mapping[str, Any]) -> str:
     """Return what fills the fullest worker."""
     fullest = int(np.argmax(result["memory_bytes"]))
     parts = ((name, float(sizes[fullest])) for name, sizes in result["memory_parts"].items())
-    shares = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts if size > 0)
+    shares = ", ".join(
+        f"{name} {gigabytes(size)}" for name, size in parts if size > 0 and name != "reserve"
+    )
     return f"worker {fullest} needs {gigabytes(result['memory_bytes'][fullest])}: {shares}"
 
 
@@ -163,7 +165,7 @@ def paths_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
         *(Column(name, name) for name in (rows[0]["counts"] if rows else ())),
         Column("ops", "ops", short_form),
     ]
-    return table_of(
+    return rows_table(
         ({**row, **row["counts"], "number": k} for k, row in enumerate(rows, 1)), columns
     )
 

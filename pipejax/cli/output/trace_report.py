@@ -11,7 +11,7 @@ import pipejax as pj
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import advice_details, advice_view, first_fault
-from pipejax.cli.output.report import Column, Figure, plain, table_of
+from pipejax.cli.output.report import Column, Figure, plain, rows_table
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
@@ -129,7 +129,7 @@ def _replay(analysis: "Analysis") -> Iterator[object]:
     for name, longest in replay.unobserved.items():
         yield f"messages {name} never delay an op: each takes under {seconds(longest)}"
     fits = [{"links": name, "error": error} for name, error in replay.fits.items()]
-    yield table_of(fits, (Column("links", "links"), Column("mean error", "error", percent)))
+    yield rows_table(fits, (Column("links", "links"), Column("mean error", "error", percent)))
 
 
 def _against(shares: "Attribution") -> object:
@@ -214,7 +214,7 @@ def _shares(shares: "Attribution") -> object:
     rows = [*_largest(shares, SHARES)]
     if not rows:
         return f"no part alone costs more than {percent(MIN_SHARE)}"
-    return table_of(
+    return rows_table(
         (share._asdict() for share in rows),
         (
             Column("part", _name),
@@ -232,7 +232,7 @@ def _table(
 ) -> list[object]:
     """Make a table of the first rows, and count the others."""
     more = [f"and {len(rows) - count} more: --json"] if len(rows) > count else []
-    return [table_of(rows[:count], columns), *more] if rows else []
+    return [rows_table(rows[:count], columns), *more] if rows else []
 
 
 def _name(row: Mapping[str, Any]) -> str:
