@@ -106,7 +106,7 @@ def test_the_report_says_what_is_held(answer, call):
     result = answer(*run)
     assert result["fits"]
     assert {*result["memory_parts"]} == {"parameters", "activations", "keys and values", "reserve"}
-    _, text, _ = call(*run)
+    _, text, _ = call(*run, "--details")
     assert "keys and values 0.336 GB" in " ".join(text.split())
     assert "peak keys and values" in " ".join(text.split())
 

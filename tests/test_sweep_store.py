@@ -271,7 +271,7 @@ def test_report_for_people(whole, grid_file, capsys):
     assert run(["sweep", "run", str(grid_file), "--out", str(whole), "--resume", "--details"]) == 0
     printed = capsys.readouterr().out
     assert "560 points" in printed
-    assert "illegal: microbatch size 5 does not divide a minibatch of 12" in printed
+    assert "microbatch size 5 does not divide a minibatch of 12" in printed
 
 
 def test_a_store_is_begun_anew_where_that_is_asked_for(tmp_path):
