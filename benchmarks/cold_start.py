@@ -27,7 +27,7 @@ MODEL = "-s 1f1b -P 8 -M 32 -m llama3-8b -y a100 --minibatch 32"
 IMPORTS = {
     "Python": "pass",
     "NumPy": "import numpy",
-    "NumPy, typer, rich, pydantic": "import numpy, typer._adapters, rich.table",
+    "NumPy, cyclopts, rich, pydantic": "import numpy, cyclopts, rich.table",
     "JAX": "import jax.numpy",
 }
 COMMANDS = {
