@@ -18,7 +18,7 @@ def main() -> None:
         from pipejax.cli.jax_start import prepare
 
         prepare()  # before a record is imported
-        from pipejax.cli.app import run  # typer and rich are an extra
+        from pipejax.cli.app import run  # cyclopts and rich are an extra
 
         code = run(sys.argv[1:])
     except ModuleNotFoundError as error:

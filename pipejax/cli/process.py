@@ -25,7 +25,7 @@ from pipejax.base.progress import act
 class OutputError(Exception):
     """Standard output cannot be written."""
 
-    # It is no OSError: typer and rich end the process at a broken pipe, without a line.
+    # It is no OSError: rich ends the process at a broken pipe, without a line.
 
     def __init__(self, error: OSError) -> None:
         super().__init__(f"standard output: {error.strerror}")
