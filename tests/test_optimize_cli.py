@@ -282,3 +282,9 @@ def test_what_rendezvous_costs_and_the_commands_that_follow(
     assert second == f"pipejax tune messages --table best.csv {costs} --out ordered.csv"
     free = answer("optimize", *THREE, "--time-limit", "1", "--no-store")  # no message takes time
     assert {"next", "rendezvous_makespan"}.isdisjoint(free)
+
+
+@pytest.mark.parametrize("times", ["F=1,I=1,W=1,pair=2", "F=1,I=1,W=1 --pair-factor 0.5"])
+def test_a_time_of_pairs_needs_a_pair(mistake, times):
+    line = [*ONE, "--memory-limit", "3", "-T", *times.split()]
+    assert "has no effect: no fused pair in 1f1b" in mistake("optimize", *line)

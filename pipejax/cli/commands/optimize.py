@@ -21,7 +21,7 @@ from pipejax.cli.options.memory import (
 )
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, SizedRunOptions
-from pipejax.cli.options.scenario import command_line, parse_scenario, required
+from pipejax.cli.options.scenario import check_pairs, command_line, parse_scenario, required
 from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, save_table
@@ -225,6 +225,7 @@ def _pose(
     scenario = required(parse_scenario(run, links, settings=settings))
     # times of O and L may be used even if the table has none: the search may offload
     table, costs = scenario.table(), scenario.table_costs()
+    check_pairs(scenario, [table])  # O and L may be missing: the search may put them in
     room = limit.room(table, activations, scenario.workload)
     # a model's times of O and L stand there whether or not activations are to go to the host
     is_said = has_host_times(costs) if scenario.workload is None else table.offloads

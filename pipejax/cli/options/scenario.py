@@ -656,9 +656,8 @@ def check_used(
 ) -> None:
     """Refuse a time of ops that no table has, and that none is planned for."""
     tables, rare = list(tables), _rare_times(scenario)
-    if (pairs := rare.pop("pair", "")) and not any(table.is_fused.any() for table in tables):
-        names = ", ".join(dict.fromkeys(table.name for table in tables))
-        raise ValueError(f"{pairs} has no effect: no fused pair in {names}")
+    check_pairs(scenario, tables)
+    rare.pop("pair", None)
     if not rare:
         return
     from pipejax.costs.costs import PHASE_FIELDS
@@ -673,6 +672,14 @@ def check_used(
         is_planned = PHASE_FIELDS.get(letter) in planned
         if not is_planned and not any(letter in phases for phases in used.values()):
             raise ValueError(f"{text} has no effect: no {letter} in {', '.join(used)}")
+
+
+def check_pairs(scenario: "pj.Scenario", tables: Iterable[pj.ScheduleTable]) -> None:
+    """Refuse a time of fused pairs that no table has."""
+    pairs, tables = _rare_times(scenario).get("pair", ""), list(tables)
+    if pairs and not any(table.is_fused.any() for table in tables):
+        names = ", ".join(dict.fromkeys(table.name for table in tables))
+        raise ValueError(f"{pairs} has no effect: no fused pair in {names}")
 
 
 # times without effect on a table that lacks these ops; without cells, the step ends with A and U
