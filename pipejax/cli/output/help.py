@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from shutil import get_terminal_size
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
@@ -18,7 +18,9 @@ from pipejax.cli.options.catalogue import (
     option_panel,
     record,
 )
-from pipejax.cli.options.option import Option, command_options
+
+if TYPE_CHECKING:
+    from pipejax.cli.options.option import Option
 
 SCREEN = 24  # lines
 NARROWEST, WIDEST = 60, 100  # columns of a help text
@@ -69,6 +71,8 @@ def all_commands_help(groups: Mapping[str, Mapping[str, str]]) -> str:
 
 def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
     """Return what a command does and takes: on one screen, or everything."""
+    from pipejax.cli.options.option import command_options  # loads cyclopts
+
     width, listed = _width(), command_options(command)
     options = {key: option for key, option in listed.items() if key in CATALOGUE}
     if everything:
@@ -93,12 +97,12 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     return "\n".join([*lines, f"{foot}pipejax {name} --help-all", ""])
 
 
-def is_frequent(name: str, option: Option) -> bool:
+def is_frequent(name: str, option: "Option") -> bool:
     """Return whether an option has a line where there is no room for all."""
     return CATALOGUE[name].frequent or option.default is inspect.Parameter.empty
 
 
-def _rank(name: str, option: Option) -> int:
+def _rank(name: str, option: "Option") -> int:
     """Return how early an option gets its line; the lowest first."""
     if option.default is inspect.Parameter.empty or name in ("details", "json"):
         return 0
@@ -116,7 +120,7 @@ def _bold(text: str) -> str:
 def _head(
     name: str,
     command: Callable[..., Any],
-    options: Mapping[str, Option],
+    options: "Mapping[str, Option]",
     width: int,
     *,
     short: bool = False,
@@ -142,7 +146,7 @@ def _head(
     return lines
 
 
-def _panels(command: str, options: Mapping[str, Option], width: int) -> Iterator[list[str]]:
+def _panels(command: str, options: "Mapping[str, Option]", width: int) -> Iterator[list[str]]:
     """Yield the lines of each panel, with every option explained."""
     records = {key: record(key, command) for key in CATALOGUE if key in options}
     column = min(max(len(_option_text(key, entry)) for key, entry in records.items()) + 2, LEFT)
@@ -162,7 +166,7 @@ def _option_text(name: str, option: OptionRecord) -> str:
     return f"  {letter}{flag(name)} {option.kind.metavar}".rstrip()
 
 
-def _default(option: Option) -> str:
+def _default(option: "Option") -> str:
     """Return a note on the default of an option."""
     if option.default is inspect.Parameter.empty:
         return " [required]"
@@ -171,7 +175,7 @@ def _default(option: Option) -> str:
     return f" [default: {option.default}]"
 
 
-def _text(entry: OptionRecord, option: Option, room: int) -> str:
+def _text(entry: OptionRecord, option: "Option", room: int) -> str:
     """Return the help of an option: all of it if it has room in a line, else its first part."""
     end = _default(option)
     text = option.help + end
@@ -192,7 +196,7 @@ def _columns(rows: Iterable[tuple[str, str]], column: int, width: int) -> Iterat
         yield from (" " * column + line for line in lines[1:])
 
 
-def _notes(command: str, options: Mapping[str, Option], width: int) -> Iterator[str]:
+def _notes(command: str, options: "Mapping[str, Option]", width: int) -> Iterator[str]:
     """Yield notes on values whose placeholder does not say how they are written."""
     kinds = [record(key, command).kind for key in options]
     notes = {kind.note: "TIME" if kind.note == TIME.note else kind.metavar for kind in kinds}
