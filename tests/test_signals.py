@@ -140,7 +140,7 @@ def test_a_search_ends_with_the_best_so_far(tmp_path):
         assert process.poll() is None
         assert time.monotonic() < until
         time.sleep(0.02)
-    time.sleep(0.5)  # it is stored before the command hears of it
+    # the command has been told of the plan before it was stored
     out, err, took = ended(process, signal.SIGTERM)
     check_interrupted(process, err, took, signal.SIGTERM)
     assert err == "error: interrupted by SIGTERM: this is the best so far\n"

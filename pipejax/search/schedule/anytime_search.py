@@ -291,9 +291,9 @@ class AnytimeSearch:
 
     def _tell(self, table: ScheduleTable, makespan: float, source: str) -> None:
         self.best = self._solution(table, makespan, source)
-        self._save()
         self.last_report = time.monotonic()
-        self.on_best(self.best)
+        self.on_best(self.best)  # first: an interruption may come while it is stored
+        self._save()
 
     def _raise_bound(self, bound: int) -> None:
         """Take a bound if it is better; one above an existing plan is an internal error."""
