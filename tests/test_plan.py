@@ -39,7 +39,7 @@ H100_NUMBERS = {name: float(system_number(H100, name)) for name in RESOURCES}
 FEW = {
     "tensor": (2, 4),
     "microbatch_size": (1, 2),
-    "zero": (1,),
+    "zero": (0, 1),
     "recompute": ("none", "full"),
     "edge_units": (0,),
     "stages_per_worker": (1, 3),
@@ -67,9 +67,14 @@ def test_the_best_is_that_of_brute_force(small):
     np.testing.assert_allclose(small.estimates.memory_bytes, memory, rtol=1e-12)
     fits = memory <= H100.memory_available
     assert small.fitting == fits.sum() < small.enumerated == len(layouts)
-    shortest = np.sort(times[fits])[: 1 + len(small.runners_up)]
-    result = [layout.step_time for layout in (small.best, *small.runners_up)]
-    np.testing.assert_allclose(result, shortest, rtol=1e-12)
+    ideas, axes = {}, [layouts.tensor, layouts.pipeline, layouts.expert, layouts.zero]
+    for k in np.flatnonzero(fits):
+        ideas.setdefault(tuple(axis[k] for axis in axes), []).append(times[k])
+    shortest = sorted(map(sorted, ideas.values()))[: 1 + len(small.runners_up)]
+    for layout, same in zip((small.best, *small.runners_up), shortest, strict=True):
+        ties = [time for time in same if time <= 1.01 * same[0]]
+        result = [layout.step_time, *(tie["step_time"] for tie in layout.also)]
+        np.testing.assert_allclose(result, ties, rtol=1e-12)
     assert (small.estimates.lower_bound <= times * (1 + 1e-9)).all()
     assert small.evaluated < small.fitting  # some were left out, and rightly so
     front = [
@@ -90,29 +95,35 @@ def test_shares_of_the_step_are_of_one_whole(small):
     assert small.best.bound_by == RESOURCES[shares.argmax()] == "host.launch"
 
 
-def test_an_idea_is_all_but_the_split_of_layers_and_a_name_without_a_pipeline():
-    request = PlanRequest(GPT, H100, 64, 96)
-    result = enumerate_layouts(request)
-    ideas = {}
-    for place, idea in enumerate(result.idea.tolist()):
-        described = result.described(request, place)
-        message = {k: v for k, v in described.items() if k not in result.split(place)}
-        if described["pipeline"] == 1:
-            del message["schedule"]
-        assert ideas.setdefault(idea, message) == message
-    assert len({str(sorted(message.items())) for message in ideas.values()}) == len(ideas)
-    assert len(ideas) < len(result) / 2
+@pytest.mark.parametrize(
+    ("model", "system", "gpus", "recipe"),
+    [  # published recipes: tensor, pipeline, stages per worker, expert, edge units
+        ("llama3-405b", "h100", 1024, (8, 8, 8, 1, 0)),
+        ("llama3-405b", "gb200", 256, (4, 16, 8, 1, 1)),  # 126 layers and 2 edges in 128 stages
+        ("deepseek-v3", "gb200", 256, (1, 4, 4, 64, 0)),  # 61 layers in 16 stages
+        ("deepseek-v3", "h100", 1024, (1, 16, 1, 64, 0)),
+    ],
+)
+def test_published_recipes_are_searched(model, system, gpus, recipe):
+    names = "tensor", "pipeline", "stages_per_worker", "expert", "edge_units"
+    choices = {"microbatch_size": (1,), "tensor": recipe[:1], "context": (1, 2), "zero": (1,)}
+    request = PlanRequest(
+        pj.load_model(model), pj.load_system(system), gpus, 2 * gpus, choices=choices
+    )
+    layouts = enumerate_layouts(request)
+    columns = [getattr(layouts, name).tolist() for name in names]
+    assert recipe in zip(*columns, strict=True)
 
 
 def test_what_would_turn_best_and_runner_up_round_does_so(small):
-    assert small.break_even_factors == ()  # nothing does: less bubble at the same costs
-    best, other = small.best, small.runners_up[2]
-    rows = [
-        int(np.nanargmin(abs(small.estimates.step_time - layout.step_time)))
-        for layout in (best, other)
-    ]
-    result = break_even_factors(small.request, small.layouts, np.array(rows))
-    assert [change.number for change in result][:2] == ["host.launch", "compute.peak"]
+    best, other = small.best, small.runners_up[0]
+    described = [small.layouts.described(small.request, k) for k in range(len(small.layouts))]
+    rows = [described.index(layout.layout) for layout in (best, other)]
+    result = small.break_even_factors
+    assert [change.number for change in result][:2] == ["node.bandwidth", "memory.bandwidth"]
+    # nothing helps 1F1B: more bubble at the same costs
+    plain = described.index(best.layout | {"schedule": "1f1b", "stages_per_worker": 1})
+    assert break_even_factors(small.request, small.layouts, np.array([rows[0], plain])) == ()
     far = [abs(np.log(change.factor)) for change in result]
     assert far == sorted(far)
     # it is not behind
@@ -131,7 +142,7 @@ def test_what_would_turn_best_and_runner_up_round_does_so(small):
 
 
 def test_what_evaluate_is_given_has_the_step_time_of_the_plan(small, answer, tmp_path):
-    for layout in (small.best, small.runners_up[3]):
+    for layout in (small.best, *small.runners_up):
         options = scenario_options(layout.scenario)
         assert options["minibatch"] * options.get("data_parallel", 1) == 8
         path = tmp_path / f"{id(layout)}.toml"
@@ -191,9 +202,11 @@ def test_layouts_are_legal_and_complete():
     assert (result.data * result.microbatch_size * result.microbatches == 96).all()
     assert (result.tensor <= 8).all()
     assert (GPT.heads % result.tensor == 0).all()
-    assert (result.stages <= GPT.layers).all()
+    layers = GPT.layers + 2 * result.edge_units
+    assert (result.stages <= layers).all()
     several = result.stages_per_worker > 1
-    assert ((GPT.layers + 2 * result.edge_units)[several] % result.stages[several] == 0).all()
+    fullest = np.ceil(layers / result.stages)
+    assert (fullest * result.stages <= 1.1 * layers)[several].all()
     assert (result.microbatches[several] % result.pipeline[several] == 0).all()
     rows = set(zip(*(column.tolist() for column in result), strict=True))
     assert len(rows) == len(result)
@@ -225,7 +238,8 @@ def test_edge_units_that_change_nothing_are_left_out():
     result = enumerate_layouts(PlanRequest(llama, H100, 64, 64))
     assert set(result.edge_units[result.stages_per_worker == 1]) == {0}
     several = result.stages_per_worker > 1
-    assert set(result.edge_units[several & (result.stages == 32)]) == {1}  # else they are uneven
+    assert set(result.edge_units[several & (result.stages == 32)]) == {0}
+    assert set(result.edge_units[result.stages == 128]) == {1}  # embedding and head stand alone
 
 
 @pytest.mark.parametrize(
@@ -274,7 +288,7 @@ def test_what_cannot_be_planned_says_why(arguments, message):
 
 def test_where_nothing_fits_the_nearest_layout_says_what_it_lacks():
     tiny = dataclasses.replace(H100, memory_capacity=5e9, memory_reserve=0.0)
-    with pytest.raises(ValueError, match=r"nearest \(.*tensor 2.*\) needs .* more than the 5.0 GB"):
+    with pytest.raises(ValueError, match=r"nearest \(.*tensor 4.*\) needs .* more than the 5.0 GB"):
         pj.plan(GPT, tiny, **SMALL)
 
 
@@ -316,17 +330,17 @@ def test_long_programs_have_the_times_of_whole_ones(schedule, stages, monkeypatc
 @pytest.mark.slow
 def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypatch):
     words = ["plan", "--model", "gpt-22b", "--system", "h100", "--gpus", "8", "--minibatch", "8"]
-    words += ["--tensor", "4", "--zero", "1", "--recompute", "none,full"]
+    words += ["--tensor", "4", "--zero", "0,1", "--recompute", "none,full", "-S", "1f1b"]
     words += ["--edge-units", "0", "--stages-per-worker", "1", "--microbatch-size", "1,2"]
     out = tmp_path / "plan.zarr"
-    assert run([*words, "--runners-up", "2", "--json", "--out", str(out)]) == 0
+    assert run([*words, "--runners-up", "1", "--json", "--out", str(out)]) == 0
     result = json.loads(capsys.readouterr().out)
     says = (
         "layout step_time band band_percent mfu memory_bytes bound_by memory_left tokens_per_second"
     )
     says += " regime evidence chance also layers_of_stages"
     assert set(result["best"]) == set(says.split())
-    assert len(result["runners_up"]) == 2
+    assert len(result["runners_up"]) == 1
     assert (result["memory_limit"], result["headroom"]) == (None, 0.1)
     assert result["room"] == 0.9 * H100.memory_available
     assert all({"number", "factor", "value"} == set(change) for change in result["reversals"])

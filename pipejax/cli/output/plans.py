@@ -21,7 +21,7 @@ WORDS = {  # degrees of a layout, in the order in which a row names them
     "microbatch_size": "microbatch",
     "microbatches": "microbatches",
 }
-SPLITS = 3  # other splits of the layers that a row names
+TIES = 2  # other layouts of an idea that a row names
 REVERSALS = 2  # numbers of the machine that a report names
 UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
@@ -139,25 +139,21 @@ def _table(layouts: "Sequence[PlannedLayout]") -> object:
         *(Column(words, name) for name, words in WORDS.items()),
         Column("ZeRO", "zero"),
         Column("recompute", "recompute"),
-        Column("other splits", "splits"),
+        Column("within 1 %", "ties"),
         Column("bound by", "bound_by"),
     )
-    rows = (
-        {**vars(entry), **entry.layout, "splits": " ".join(_splits(entry))} for entry in layouts
-    )
+    rows = ({**vars(entry), **entry.layout, "ties": _ties(entry)} for entry in layouts)
     return folded(rows_table(rows, columns, keys=2))
 
 
-def _splits(entry: "PlannedLayout") -> Iterator[str]:
-    """Yield whether embedding and head count as layers, and how else layers could be split."""
-    if entry.layout["embedding_units"]:
-        yield "edges"
-    also = [
-        f"V{split['stages_per_worker']}" + (" edges" if split["embedding_units"] > 0 else "")
-        for split in entry.also
-    ]
-    if also:
-        yield f"(also {', '.join(also[:SPLITS])}{', ..' if also[SPLITS:] else ''})"
+def _ties(entry: "PlannedLayout") -> str:
+    """Return what differs in layouts of the same idea that are as fast."""
+    texts = []
+    for tie in entry.also[:TIES]:
+        sizes = [f"{words} {tie[name]}" for name, words in WORDS.items() if name in tie]
+        sizes += [str(tie[name]) for name in ("schedule", "recompute") if name in tie]
+        texts.append(", ".join(sizes) or "other edges")
+    return "; ".join(texts) + ("; .." if entry.also[TIES:] else "")
 
 
 def _band(entry: "PlannedLayout") -> str:

@@ -38,6 +38,7 @@ COUNTED = (
     *("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "stages_per_worker"),
 )
 SHARED = tuple(sorted(name for name, field in WORKLOAD_FIELDS.items() if field.in_plan))
+IDEA = ("tensor", "pipeline", "expert", "expert_tensor", "zero")  # one reported layout of each
 CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 
 
@@ -136,6 +137,7 @@ LEAST_TOKENS = (
     1024  # of a sequence on one accelerator of context parallelism, if c is not asked for
 )
 MOST_STAGES = 16  # of a worker, if v is not asked for
+UNEVEN = 0.1  # layers that the fullest stage has above the mean, if v is not asked for
 IN_GROUPS = "interleaved-1f1b"  # whose runtimes take microbatches in whole groups of P
 
 Column = Int[NumpyArray, " layouts"]
@@ -173,12 +175,8 @@ class Layouts(NamedTuple):
 
     @property
     def idea(self) -> Column:
-        """Return a number per layout, equal if only the split of layers over stages differs."""
-        # with one worker all schedules are equal
-        columns_by_name = self._asdict()
-        del columns_by_name["stages_per_worker"], columns_by_name["edge_units"]
-        columns_by_name["schedule"] = np.where(self.pipeline == 1, -1, self.schedule)
-        columns = np.stack([*columns_by_name.values()], axis=1)
+        """Return a number per layout, equal if all axes of `IDEA` are equal."""
+        columns = np.stack([getattr(self, axis) for axis in IDEA], axis=1)
         number: Column = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
         return number
 
@@ -190,14 +188,9 @@ class Layouts(NamedTuple):
             "schedule": request.schedules[fields["schedule"]],
             "recompute": request.recomputations[fields["recompute"]],
             "sequence_parallel": fields["tensor"] > 1,
-            **self.split(place),
+            "embedding_units": int(self.edge_units[place]),
+            "loss_units": int(self.edge_units[place]),
         }
-
-    def split(self, place: int) -> dict[str, int]:
-        """Return the settings that split the layers of one layout over stages."""
-        units = int(self.edge_units[place])
-        stages = int(self.stages_per_worker[place])
-        return {"stages_per_worker": stages, "embedding_units": units, "loss_units": units}
 
 
 def enumerate_layouts(request: PlanRequest) -> Layouts:
@@ -238,8 +231,10 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
     """Return whether schedule, stages and the splits between replicas agree (layouts)."""
     layers = int(request.model.layers) + 2 * rows.edge_units
-    is_even = (rows.stages_per_worker == 1) | (layers % rows.stages == 0)
+    fullest = -(-layers // rows.stages) * rows.stages / layers  # layers over their mean
+    is_even = (rows.stages_per_worker == 1) | (fullest <= 1 + UNEVEN)
     is_even |= "stages_per_worker" in request.choices
+    is_even &= rows.stages <= layers
     in_groups = np.array([name == IN_GROUPS for name in request.schedules])[rows.schedule]
     whole_groups = ~in_groups | (rows.microbatches % rows.pipeline == 0)
     splits = (rows.zero == 0) | (rows.data * rows.context > 1)  # else there is nobody to split with
@@ -264,6 +259,8 @@ def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layo
     if units != EDGE_UNITS:
         return repeated
     for place, workers, stages in {*zip(*(column.tolist() for column in rows[:3]), strict=True)}:
+        if workers * stages > request.model.layers:
+            continue
         table = build_table(ProgramShape(request.schedules[place], workers, stages), 2 * workers)
         plain, shifted = (stage_layers(request.model, table, (u, u)) for u in EDGE_UNITS)
         same = (rows.schedule == place) & (rows.pipeline == workers)
@@ -274,9 +271,10 @@ def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layo
 
 
 def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
-    """List (schedule, P, V) with at least a layer for every stage."""
+    """List (schedule, P, V) with at least a layer, embedding or head for every stage."""
     pipes = []
-    num_layers = int(request.model.layers)
+    units = request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
+    num_layers = int(request.model.layers) + 2 * max(units, default=0)
     for place, name in enumerate(request.schedules):
         for workers in request.allowed("pipeline", divisors(request.gpus)):
             if workers > num_layers:

@@ -78,8 +78,9 @@ def plan(
     All legal layouts are enumerated: tensor, context, expert, data and pipeline parallelism, stages
     per worker, microbatch size, schedule, recomputation, ZeRO, and whether embedding and head count
     as layers. Those that fit in memory are evaluated exactly, in the order of a lower bound, until
-    no other can be among the best. So best and runners-up are exact. Of layouts that differ only in
-    the split of layers over stages, only the best is reported.
+    no other can be among the best. So best and runners-up are exact. They are different ideas: of
+    layouts with equal tensor, pipeline, expert parallelism and ZeRO only the fastest is reported,
+    with those within 1 % of it (`also`).
 
     Args:
       model: the transformer, or its name.
@@ -90,7 +91,8 @@ def plan(
       choices: allowed values by axis: tensor, context, expert, data, pipeline, stages_per_worker,
         microbatch_size, recompute, zero, edge_units. Default: all legal values, with tensor
         parallelism inside a node, at least 1024 tokens of a sequence on an accelerator, at most 16
-        stages per worker, which divide the layers evenly, and recompute none, selective and full.
+        stages per worker, none of which has over 10 % more layers than their mean, and recompute
+        none, selective and full.
       link: link model, or `Links`.
       runners_up: number of reported layouts after the best.
       exhaustive: whether all layouts that fit are evaluated exactly.
@@ -282,8 +284,9 @@ def _describe_layout(
     widest = max(known_bands.items(), key=lambda pair: float(pair[0]), default=None)
     flop = model_flop(request.model, request.minibatch)
     peak = request.system.peak(request.shared.get("precision", "bf16"))
+    layout = layouts.described(request, row)
     return PlannedLayout(
-        layout=layouts.described(request, row),
+        layout=layout,
         step_time=step,
         band=None if widest is None else widest[1],
         band_percent=None if widest is None else float(widest[0]),
@@ -295,8 +298,9 @@ def _describe_layout(
         regime=str(layout_regimes(request, layouts.take(np.array([row])))[0]),
         evidence=evidence,
         also=tuple(
-            layouts.split(place) | {"step_time": float(estimates.step_time[place])}
-            for place in evaluator.others(row).tolist()
+            dict(layouts.described(request, place).items() - layout.items())
+            | {"step_time": float(estimates.step_time[place])}
+            for place in evaluator.ties(row).tolist()
         ),
         scenario=_layout_scenario(request, layouts, row),
     )

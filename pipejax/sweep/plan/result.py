@@ -203,7 +203,8 @@ class PlannedLayout:
         there are none.
       chance: probability to be the best reported layout, by the errors of predictions; 0 without
         evidence.
-      also: other evaluated splits of its layers over stages, with their step times [s].
+      also: layouts of the same idea within 1 % of the step: the fields that differ, and their step
+        times [s].
       scenario: each of its pipelines.
     """
 

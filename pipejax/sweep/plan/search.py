@@ -4,8 +4,7 @@ All layouts are priced, which gives memory and a lower bound on the step time. T
 exactly in the order of bounds, each with all layouts of its program that may still be among the
 best. The search ends when the next bound exceeds the last of the best.
 
-The best are different ideas: layouts that differ only in the split of layers over stages count as
-one.
+The best are different ideas: of layouts with the same axes of `IDEA` only the fastest counts.
 """
 
 import dataclasses
@@ -181,6 +180,7 @@ def _cut(priced: Priced, stages: int) -> Priced:
     return Priced(dataclasses.replace(priced.costs, **ops, **messages), memory)
 
 
+TIE = 0.01  # of a step: layouts of an idea within it are reported together
 ROUNDING = 1e-9  # by which a bound may be above the makespan, for sums in another order
 
 Times = Float[NumpyArray, " layouts"]
@@ -256,34 +256,30 @@ class Evaluator:
     ) -> None:
         self.request, self.layouts, self.estimates, self.tell = request, layouts, estimates, tell
         self.programs = 0  # number of evaluated programs
-        self.idea = layouts.idea  # (layouts) equal if only the split over stages differs
+        self.idea = layouts.idea  # (layouts)
         self._program_rows = row_groups((*layouts[:3], layouts.microbatches))
         self._program = np.empty(len(layouts), int)
         for number, rows in enumerate(self._program_rows):
             self._program[rows] = number
 
     def find_best(self, count: int, among: Bool[NumpyArray, " layouts"]) -> Rows:
-        """Evaluate all that can stand for one of the best ideas; return these, shortest first."""
+        """Evaluate all layouts of the best ideas that may tie; return the best of each idea."""
         bound, times = self.estimates.lower_bound, self.estimates.step_time
-        rows = np.flatnonzero(self.estimates.fits & among)
-        limit = self._last_of_best(count, among)
-        for row in rows[np.argsort(bound[rows], kind="stable")].tolist():
-            if bound[row] > limit:
+        while True:
+            may_tie = among & (bound <= (1 + TIE) * self._idea_limits(count, among))
+            missing = np.flatnonzero(self.estimates.fits & may_tie & np.isnan(times))
+            if not len(missing):
                 break
-            if np.isnan(times[row]):
-                self._evaluate(self._program[row], among & (bound <= limit))
-                limit = self._last_of_best(count, among)
+            self._evaluate(self._program[missing[bound[missing].argmin()]], may_tie)
         order = self._known_in_order(among)
         _, first = np.unique(self.idea[order], return_index=True)
         return order[np.sort(first)][:count]
 
-    def others(self, row: int) -> Rows:
-        """Return other evaluated splits of the layers of a layout, the shortest first."""
+    def ties(self, row: int) -> Rows:
+        """Return the other layouts of the same idea within `TIE` of its step, shortest first."""
+        times = self.estimates.step_time
         order = self._known_in_order(self.idea == self.idea[row])
-        splits = np.stack([self.layouts.stages_per_worker, self.layouts.edge_units], axis=1)
-        _, first = np.unique(splits[order], axis=0, return_index=True)
-        distinct = order[np.sort(first)]
-        return distinct[(splits[distinct] != splits[row]).any(axis=1)]
+        return order[(times[order] <= (1 + TIE) * times[row]) & (order != row)]
 
     def _known_in_order(self, among: Bool[NumpyArray, " layouts"]) -> Rows:
         """Select the evaluated rows, sorted by step time and memory."""
@@ -327,15 +323,16 @@ class Evaluator:
         self.programs += 1
         self.tell()
 
-    def _last_of_best(self, count: int, among: Bool[NumpyArray, " layouts"]) -> float:
-        """Return the step time of the `count`-th best idea so far [s]; infinite without so many.
+    def _idea_limits(
+        self, count: int, among: Bool[NumpyArray, " layouts"]
+    ) -> Float[NumpyArray, " layouts"]:
+        """Return the step time of each layout's idea so far [s], at most that of the last best.
 
-        An idea whose lower bound is above it is not among the best. Its step time is that of its
-        fastest layout.
+        The last best is the `count`-th fastest idea. A lower bound above this time rules out that
+        the layout changes the answer. Infinite while fewer ideas are evaluated.
         """
         rows = np.flatnonzero(among & ~np.isnan(self.estimates.step_time))
-        idea_times = np.full(1 + self.idea.max(), np.inf)
+        idea_times = np.full(max(count, 1 + self.idea.max()), np.inf)
         np.minimum.at(idea_times, self.idea[rows], self.estimates.step_time[rows])
-        if len(idea_times) < count:
-            return np.inf
-        return float(np.partition(idea_times, count - 1)[count - 1]) * (1 + ROUNDING)
+        last = np.partition(idea_times, count - 1)[count - 1]
+        return np.minimum(idea_times, last)[self.idea]
