@@ -80,7 +80,7 @@ def test_an_option_may_stand_in_another_panel(call):
     _, out, _ = call("init", "--help-all")
     assert out.index("Model and system") < out.index("--from FILE") < out.index("Output")
     assert "Picture" not in out
-    assert "Picture" not in call("compare", "--help-all")[1]
+    assert "\nPicture" not in call("compare", "--help-all")[1]
     assert "--from TIME" in call("show", "--help-all")[1]
 
 

@@ -250,3 +250,14 @@ def test_collectives_are_drawn_beside_compute():
     assert (phases.count("A"), phases.count("U")) == (2, 4)
     assert np.isclose(max(bar.finish for bar in bars(run)), run.makespan)
     assert '"collectives"' in pj.files.chrome_trace(run)
+
+
+def test_a_figure_has_the_runs_that_exist(tmp_path, call):
+    figure = tmp_path / "runs.svg"
+    run = "compare -S gpipe,chimera -P 4 -M 7,8 -W F=1,B=2"  # chimera needs an even number
+    code, shown, _ = call(*run.split(), "--figure", str(figure))
+    assert (code, str(figure) in shown) == (0, True)
+    titles = re.findall(r">([^<>]+ M = \d): ([^<>,]+)", figure.read_text())
+    assert titles == [("gpipe M = 7", "30 s"), ("gpipe M = 8", "33 s"), ("chimera M = 8", "29 s")]
+    code, _, error = call(*run.split(), "--diff", "--figure", str(tmp_path / "x.svg"))
+    assert (code, error) == (2, "error: --figure has no effect with --diff: it draws all runs\n")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from rich.markup import escape
@@ -17,6 +17,8 @@ from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import above, digits, gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
@@ -54,6 +56,7 @@ def compare(
     labels: Text = None,
     diff: bool = False,
     exchange: bool = False,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Compare schedules as published formula, idealised table and communication-aware run.
 
@@ -62,6 +65,7 @@ def compare(
       labels: in place of their own names.
       diff: order, workers, phases, messages; in units of F = I = W = 1, B = 2 without times.
       exchange: each worker in turn, in large tables too, where that takes long.
+      figure: timelines of the runs under one time axis (.png, .pdf, .svg).
 
     Example:
       pipejax compare -S gpipe,1f1b,chimera -P 8 -M 8,16,32 -W F=1,B=2 --comm 0.1
@@ -69,6 +73,8 @@ def compare(
     counts = None if microbatches is None else parse_counts(microbatches, "--microbatches")
     listed, link = run.listed, links.links()
     if diff:
+        if figure.path is not None:
+            raise ValueError("--figure has no effect with --diff: it draws all runs")
         return difference(run, listed, link, counts, labels, exchange)
     settings = listed.options._replace(run_options=OF_RUNS if run.model is not None else ())
     settings.check(listed.names)
@@ -96,9 +102,17 @@ def compare(
             row["above_best"] = row["makespan"] / best[_size(row)] - 1
     sizes = {point.workers for point in points}
     workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
+    if figure.path is not None:
+        from pipejax.plots.timeline import save  # matplotlib is an extra
+
+        names = (_named(row, _varying_sizes(rows)) for row in rows if "error" not in row)
+        runs = {name: scenarios[k].evaluate() for k, name in enumerate(names)}
+        picture = pj.plot(runs)
+        figure.save(lambda draft: save(picture, draft))
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, stages, first)
-    return Answer(result, view, details={"why the levels differ": _reasons(rows, slots)})
+    details = {"why the levels differ": _reasons(rows, slots)}
+    return Answer(result, view, {"drawn to": figure}, details=details)
 
 
 def _row(
@@ -114,7 +128,6 @@ def _row(
     try:
         scenario = listed.scenario(run, links, at)
         table = scenario.table()
-        scenarios.append(scenario)
         costs = scenario.table_costs()
         point: Comparison = pj.compare(table, costs, link=links, slots=slots)
     except MismatchError as error:
@@ -122,6 +135,7 @@ def _row(
         return {"schedule": name, "workers": workers, "microbatches": count, "error": reason}
     except ValueError as error:
         raise ValueError(f"{name}, M = {count}: {error}") from error
+    scenarios.append(scenario)
     row = point._asdict()
     workload, system = scenario.workload, scenario.system
     if workload is not None and system is not None:
