@@ -65,7 +65,7 @@ def compare(
       labels: in place of their own names.
       diff: order, workers, phases, messages; in units of F = I = W = 1, B = 2 without times.
       exchange: each worker in turn, in large tables too, where that takes long.
-      figure: timelines of the runs under one time axis (.png, .pdf, .svg).
+      figure: timelines of the runs under one time axis.
 
     Example:
       pipejax compare -S gpipe,1f1b,chimera -P 8 -M 8,16,32 -W F=1,B=2 --comm 0.1

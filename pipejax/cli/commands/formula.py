@@ -218,7 +218,7 @@ def formula(
         is fixed, the first is 1, in times of which the ranges are; else they are in seconds, or
         with units.
       figure: with --versus, who is fastest where the second and third parameter, F,B,c if none are
-        given, vary in times of the first (.png, .pdf or .svg); a column wide if no --size is given.
+        given, vary in times of the first; a column wide if no --size is given.
       labels: in --figure, the schedule before those of --versus.
       max_facets: the gap to the makespan is certified.
       out: the form and its certificate (.json), for `pipejax verify`.

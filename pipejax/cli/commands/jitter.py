@@ -109,7 +109,7 @@ def jitter(
     Options:
       microbatches: those of the tables if not given.
       ops: of the samples.
-      figure: the samples of each schedule as a violin (.png, .pdf or .svg).
+      figure: the samples of each schedule as a violin.
       out: all samples (.zarr).
 
     Example:

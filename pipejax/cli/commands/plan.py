@@ -105,7 +105,7 @@ def plan(
       headroom: fragmentation, and what the allocator keeps; 10% if neither is given.
       exhaustive: else only those that can be among the best.
       out: all layouts (.zarr or .csv), or the best one as options of `evaluate` and `show` (.toml).
-      figure: step time against memory, its front exact (.png, .pdf, .svg).
+      figure: step time against memory, its front exact.
 
     Example:
       pipejax plan -m llama3-405b -y h100 --gpus 2048 --minibatch 2048

@@ -37,7 +37,7 @@ def sensitivity(
 
     Options:
       factor: for the tornado chart.
-      figure: the tornado chart (.png, .pdf, .svg).
+      figure: the tornado chart.
 
     Example:
       pipejax sensitivity -s 1f1b -P 8 -M 64 -m gpt-22b -y a100 --minibatch 64

@@ -36,7 +36,7 @@ def staleness(
     """Show weight versions and delays of an asynchronous table; in unit slots without times.
 
     Options:
-      figure: the delays as a picture (.png, .pdf, .svg).
+      figure: the delays as a picture.
 
     Example:
       pipejax staleness -s pipedream -P 8 -M 320 -T F=1,B=2 --comm 0.5

@@ -59,7 +59,7 @@ def sweep_show(
       within: of --knee.
       map: two axes, across and up; all others are at their best.
       out: all points that --where keeps, for DuckDB or polars (.parquet).
-      figure: all points in the two of --axes, or the --map (.png, .pdf or .svg).
+      figure: all points in the two of --axes, or the --map.
 
     Example:
       pipejax sweep show results.zarr --best 5 --where systems=h100 --knee network.bandwidth

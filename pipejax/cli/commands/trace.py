@@ -79,7 +79,7 @@ def trace(
       search: schedules in the memory of now, and schedules that take long to plan.
       save: table, costs, dataset and a trace for Perfetto, into a new folder.
       out: a report as one page (.html).
-      figure: who costs how much: workers by replicas, stages by steps (.png, .pdf or .svg).
+      figure: who costs how much: workers by replicas, stages by steps.
 
     Example:
       pipejax trace run.parquet --save trace

@@ -40,7 +40,7 @@ def lookahead(
       weights_limit: a number of stages, or bytes with --model (20GB); one for all workers or each.
       iterations: steps of the search.
       out: the table with the cells (.json).
-      figure: runs without lookahead and with it (.png, .pdf or .svg).
+      figure: runs without lookahead and with it.
 
     Example:
       pipejax tune lookahead -s interleaved-1f1b -P 4 -M 8 -V 3 -T F=1,B=2,UNSHARD=1,REDUCE_GRAD=1

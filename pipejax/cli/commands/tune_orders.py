@@ -71,7 +71,7 @@ def messages(
     Options:
       certificate: for `pipejax verify`.
       out: the better table (.csv or .json).
-      figure: runs before and after (.png, .pdf or .svg).
+      figure: runs before and after.
 
     Example:
       pipejax tune messages -s interleaved-1f1b -P 8 -M 16 -V 2 -T F=1,I=1.5,W=0.7 --comm 0.95
@@ -333,7 +333,7 @@ def places(
 
     Options:
       out: the places (.json), for `--worker-places`.
-      figure: who sits where, in order and as found (.png, .pdf or .svg).
+      figure: who sits where, in order and as found.
 
     Example:
       pipejax tune places -s interleaved-1f1b -P 8 -M 16 -T F=1,B=2 --workers-per-node 4

@@ -53,7 +53,7 @@ def validate(
       stack: likewise.
       predictions: pipejax is judged by the same rows; columns row (of DATA.csv, from 1), seconds
         and memory_bytes.
-      figure: a picture (.png, .pdf, .svg).
+      figure: predicted against measured step times.
 
     Example:
       pipejax validate runs.csv --system h100
