@@ -17,7 +17,7 @@ from pipejax.costs.edits import Microbatches, ScaledTimes
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.topology import places_on
-from pipejax.schedules.cells.ops import COMPUTING, MICROBATCH, WORKER, Phase, ScheduleError
+from pipejax.schedules.cells.ops import Phase, ScheduleError
 from pipejax.schedules.naming import find
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import POSTINGS
@@ -83,7 +83,10 @@ def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
         yield "all layers of a stage cost the same, also when moved"
     if new.table.num_pipes > old.table.num_pipes:
         yield "weights twice on every worker, and a runtime with two pipes"
-    if is_measured and _has_split_backwards(new) and not _has_split_backwards(old):
+    costs = old.table_costs
+    is_halved = np.array_equal(np.asarray(costs.input_grad), np.asarray(costs.weight_grad))
+    has_new_split = _has_split_backwards(new) and not _has_split_backwards(old)
+    if is_measured and is_halved and has_new_split:
         yield "I and W as given, or half of B each"
 
 
@@ -93,39 +96,29 @@ def _has_split_backwards(run: Candidate) -> bool:
 
 def microbatches(run: Candidate) -> Iterator[Candidate]:
     """Yield candidates with more, smaller microbatches of the minibatch, or fewer, larger ones."""
-    scenario, table = run.scenario, run.table
+    # Only a model knows times at other sizes: kernels on small microbatches are less efficient.
+    scenario, table, workload = run.scenario, run.table, run.scenario.source.workload
     is_named = isinstance(scenario.schedule, str) and find(scenario.schedule).sizes is None
     # a schedule that is planned for a memory limit would be another one at another size
-    if not is_named or "memory_limit" in scenario.options or run.table_costs.per_microbatch():
+    is_planned_for_limit = "memory_limit" in scenario.options
+    if workload is None or not is_named or is_planned_for_limit or run.table_costs.per_microbatch():
         return
     count = scenario.size["num_microbatches"]
     has_few = 2 * count < ENOUGH * table.num_workers
-    workload = scenario.source.workload
     for factor in (2, 0.5, *([4] if has_few else [])):
         new_count = int(count * factor)
         if new_count / factor != count or new_count * table.num_stages > MAX_OPS:
             continue
-        if workload is not None and workload.minibatch % new_count:
+        if workload.minibatch % new_count:
             continue
         what = f"{1 / factor:g} times the microbatch size ({new_count} microbatches)"
         try:
-            # a model prices microbatches of any size, measured times scale with it
-            begin = run if workload is not None else _resize_times(run, 1 / factor)
             options = scenario.options  # planned for the new times
-            resized = begin.rebuilt(what, num_microbatches=new_count, options=options)
+            resized = run.rebuilt(what, num_microbatches=new_count, options=options)
             resized.run  # noqa: B018 - evaluated here for its errors
         except ValueError:
             continue
         yield resized
-
-
-def _resize_times(run: Candidate, size: float) -> Candidate:
-    """Scale measured times with the size of microbatches."""
-    fields = ["compute", "transmit", *(["O", "L"] if run.table.offloads else [])]
-    on_lanes = (phase for phase in run.table.grammar.custom_phases if phase.kind.lane != COMPUTING)
-    fields += [phase.name for phase in on_lanes if phase.kind.scope in (MICROBATCH, WORKER)]
-    assumption = "microbatches can be divided, and times of ops are proportional to their size"
-    return run.scaled("", [f"{field}*{size!r}" for field in fields], assumption)
 
 
 def repairs(run: Candidate) -> Iterator[Candidate]:

@@ -11,6 +11,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
+from pipejax.schedules.recognition import registered
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain
 from pipejax.traces.clocks import Offset, aligned
@@ -26,7 +27,7 @@ from pipejax.traces.findings.new_deal import (
 from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
 from pipejax.traces.findings.suspects import Suspect, is_outlier, suspects
 from pipejax.traces.record import LeftOut, Trace
-from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines, registered
+from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines
 from pipejax.traces.replaying.replay import Replay, replay
 
 

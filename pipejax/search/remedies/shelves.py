@@ -1,0 +1,86 @@
+"""Shelves of remedies: what a launcher runs today, what needs code, what needs other hardware."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from pipejax.analysis.scenario import Scenario
+from pipejax.base.checks import unknown
+from pipejax.costs.model.launchers import Launch, launches, pipeline_launches
+from pipejax.search.remedies.candidates import Candidate
+
+SHELVES: Mapping[str, str] = {  # and what a remedy of each needs
+    "launcher": "options of a launcher",
+    "code": "a table file or code",
+    "hardware": "other hardware or a repair",
+}
+
+
+class UnsaidStages(NamedTuple):
+    """Stages per worker that a launcher takes without these options."""
+
+    stages_per_worker: int
+    options: Collection[str]
+
+
+TABLE_SUFFIX = ".csv"  # of an option that names the file of a table
+UNSAID: Mapping[str, UnsaidStages] = {
+    "torchtitan": UnsaidStages(
+        2,
+        {
+            "parallelism.pipeline_parallel_layers_per_stage",
+            "parallelism.module_fqns_per_model_part",
+        },
+    ),
+}
+
+
+def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...]:
+    """Return options of launchers for a run; at measured times those of the pipeline alone."""
+    workload = scenario.source.workload
+    if workload is not None:
+        return launches(workload, scenario.table())
+    return pipeline_launches(scenario.table(), layers or None)
+
+
+def check_launcher(launcher: str | None, begin: Candidate) -> None:
+    """Refuse an unknown launcher."""
+    names = [launch.launcher for launch in run_launches(begin.scenario, begin.layers)]
+    if launcher is not None and launcher not in names:
+        raise unknown("launcher", launcher, names)
+
+
+def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
+    """List the launchers that run a candidate, and whose options say what it changes."""
+    if not _is_expressible(old, new):
+        return ()
+    before = {launch.launcher: launch for launch in run_launches(old.scenario, old.layers)}
+    return tuple(
+        launch.launcher
+        for launch in run_launches(new.scenario, new.layers)
+        if not launch.lacks
+        and _says_stages(launch, new)
+        # equal options start the same run
+        and (launch.options, launch.program)
+        != (before[launch.launcher].options, before[launch.launcher].program)
+    )
+
+
+def _is_expressible(old: Candidate, new: Candidate) -> bool:
+    """Return whether a candidate keeps the links, places and times that no option says."""
+    scenario, before = new.scenario, old.scenario
+    if new.search is not None or (old.layers and not new.layers):
+        return False  # a table of its own, or a divided layer
+    has_moved_layers = bool(old.layers) and new.layers != old.layers
+    has_times = scenario.edits == before.edits or has_moved_layers
+    has_places = scenario.source.worker_places == before.source.worker_places
+    return has_times and has_places and scenario.links == before.links
+
+
+def _says_stages(launch: Launch, candidate: Candidate) -> bool:
+    """Return whether the options say the stages of each worker, and need no table file."""
+    if any(str(value).endswith(TABLE_SUFFIX) for value in launch.options.values()):
+        return False
+    unsaid = UNSAID.get(launch.launcher)
+    if unsaid is None or any(name in launch.options for name in unsaid.options):
+        return True
+    return candidate.table.stages_per_worker in (1, unsaid.stages_per_worker)
