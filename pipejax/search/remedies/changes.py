@@ -14,7 +14,8 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
-from pipejax.costs.model.workload import Workload
+from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.topology import places_on
 from pipejax.schedules.cells.ops import Phase, ScheduleError
@@ -128,7 +129,10 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
             pair = f"workers {fault.link[0]} and {fault.link[1]}"
             what = f"messages between {pair} as fast as the others"
             yield run.scaled(what, [fault.rules], "the link can be repaired")
-    slow = slowest_place(run.run)
+    workload = run.scenario.source.workload
+    # stages of a model differ by their layers alone, unless edits or stragglers slow them
+    is_slowed = workload is None or bool(run.scenario.edits) or bool(workload.stragglers)
+    slow = slowest_place(run.run) if is_slowed else None
     if slow is not None:
         place = f"worker {slow.worker}" if "worker" in slow.rules else f"stage {slow.stage}"
         assumption = f"{place} can be sped up, or its work moved away"
@@ -136,8 +140,11 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
 
 
 def balance(run: Candidate) -> Iterator[Candidate]:
-    """Yield candidates with moved layers; if layers are unknown, with even stages."""
+    """Yield candidates with moved layers; of measured times without layers, with even stages."""
     times = ComputeTimes.from_run(run.run)
+    if run.scenario.source.workload is not None:
+        yield from _move_model_layers(run, run.scenario.source.workload)
+        return
     if run.layers:
         yield from _move_layers(run, times.stages)
         return
@@ -175,6 +182,36 @@ def _move_layers(run: Candidate, measured: Stages) -> Iterator[Candidate]:
         counts = tuple(layers.tolist())
         moved = run.scaled(f"layers over stages: {','.join(map(str, counts))}", rules, assumption)
         yield dataclasses.replace(moved, layers=counts)
+
+
+def _move_model_layers(run: Candidate, workload: Workload) -> Iterator[Candidate]:
+    """Move one layer of a model after the other, as long as the busiest worker gets faster."""
+    layers = np.asarray(assign_layers(workload, run.table).layers).astype(int)
+    workers = np.arange(run.table.num_workers)
+    held = (run.table.placement == workers[:, None, None]).mean(axis=1)
+    mtp = np.zeros_like(layers)
+    mtp[-1] = int(workload.model.mtp_layers)
+    best = run
+    while True:
+        stages = ComputeTimes.from_run(best.run).stages
+        load = held @ stages
+        sources = np.flatnonzero((held[load.argmax()] > 0) & (layers > 1))
+        targets = np.flatnonzero(held[load.argmin()])
+        if not len(sources):
+            return
+        layers[sources[stages[sources].argmax()]] -= 1
+        layers[targets[stages[targets].argmin()]] += 1
+        layout = str(PipelineLayout.with_layers(layers, mtp))
+        other = dataclasses.replace(
+            workload, pipeline_layout=layout, embedding_units=0, loss_units=0
+        )
+        scenario = run.scenario.with_workload(other)
+        moved = run.changed(f"layers over stages: {','.join(map(str, layers))}", scenario)
+        moved_load = held @ ComputeTimes.from_run(moved.run).stages
+        if moved_load.max() >= load.max() * (1 - 1e-9):
+            return
+        best = moved
+        yield moved
 
 
 FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # title and cost fields, by part of a step
@@ -290,7 +327,7 @@ def in_flight(run: Candidate) -> Iterator[Candidate]:
 
 
 def settings(run: Candidate) -> Iterator[Candidate]:
-    """Yield candidates with other recomputation, sequence parallelism, overlap or head weight."""
+    """Yield candidates with other recomputation, sequence parallelism or overlap."""
     workload = run.scenario.source.workload
     if workload is None:
         return
@@ -313,8 +350,6 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "sequence parallelism", {"sequence_parallel": True}
     if workload.data_parallel > 1 and workload.overlap < 1:
         yield "exchanges beside compute", {"overlap": 1.0}
-    if not workload.pipeline_layout and not workload.loss_units:
-        yield "head counts as a layer", {"embedding_units": 1, "loss_units": 1}
 
 
 def optimised(run: Candidate) -> Iterator[Candidate]:

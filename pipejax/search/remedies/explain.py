@@ -232,7 +232,8 @@ def explain(
                 remedies.append(combined)
     order = [*SHELVES]
     remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND, -r.saves))
-    faults = _faults_with_memory(memory, candidates["schedule"])
+    faults = _faults_of_settings(memory, candidates["settings"])
+    faults = _faults_with_memory(memory, faults, candidates["schedule"])
     bottleneck = faults[0] if faults else _schedule_fault(begin)
     return Explanation(
         run=begin.run,
@@ -447,10 +448,24 @@ def _step_time(candidate: Candidate) -> float:
     return candidate.step_time
 
 
-def _faults_with_memory(memory: Memory, schedules: Sequence[Candidate]) -> list[Fault]:
+def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> list[Fault]:
+    """List the faults, with recomputation if the step fits into memory with less of it."""
+    begin = memory.begin
+    workload = begin.scenario.source.workload
+    rivals = [c for c in settings if "recomputation" in c.what and memory.fits(c)]
+    best = min(rivals, key=_step_time, default=begin)
+    gain = begin.step_time - best.step_time
+    if workload is None or gain <= NEGLIGIBLE * begin.step_time:
+        return list(begin.faults)
+    why = f"activations are recomputed ({workload.recompute}) although {best.what} fits"
+    return [*begin.faults, Fault("recompute", gain, why)]
+
+
+def _faults_with_memory(
+    memory: Memory, faults: list[Fault], schedules: Sequence[Candidate]
+) -> list[Fault]:
     """List the faults, with memory if the run does not fit or it rules out a better schedule."""
     begin = memory.begin
-    faults = list(begin.faults)
     if memory.limit is not None and not memory.fits(begin):
         needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, begin.run.workers)
         worker = int((needs / limit).argmax())
