@@ -343,7 +343,9 @@ def settings(run: Candidate) -> Iterator[Candidate]:
 
 def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a title and changed fields of the workload for each alternative setting."""
-    for recompute in ("none", "selective", "full"):
+    # flash attention recomputes anyway, so that "selective" adds nothing
+    has_scores = not workload.model.flash_attention
+    for recompute in ("none", *(["selective"] if has_scores else []), "full"):
         if workload.recompute != recompute:
             yield f"recomputation {recompute}", {"recompute": recompute}
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:

@@ -1,0 +1,180 @@
+"""Remedies can be followed: options of a launcher give the promised step, and faults come first."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from daily import daily
+from launch_reader import read_launch
+
+import pipejax as pj
+
+H100 = pj.load_system("h100")
+LLAMA = pj.load_model("llama3-8b")
+SHELVES = ("launcher", "code", "hardware")
+
+
+def check_options(result, stage_layers=()):
+    """Read options of all launchers of all remedies back, and count them."""
+    from pipejax.search.remedies.shelves import run_launches
+
+    begin, count = result.memory.begin.scenario, 0
+    for remedy in result.remedies:
+        launches = {
+            launch.launcher: launch for launch in run_launches(remedy.scenario, remedy.layers)
+        }
+        for name in remedy.launchers:
+            again = read_launch(launches[name], begin, stage_layers).evaluate()
+            what = f"{name}: {remedy.what}: {launches[name].text}"
+            assert again.step_time == pytest.approx(remedy.step_time, rel=1e-9), what
+            count += 1
+    return count
+
+
+def random_model(seed):
+    """Draw a run of a model."""
+    pick = random.Random(seed).choice
+    workers, data = pick([4, 8]), pick([1, 2, 8])
+    tensor = pick([1, 2, 4])
+    workload = pj.Workload(
+        LLAMA,
+        minibatch=pick([16, 32]),
+        tensor_parallel=tensor,
+        sequence_parallel=tensor > 1 and pick([True, True, False]),
+        data_parallel=data,
+        zero=pick([0, 1]) if data > 1 else 0,
+        recompute=pick(["none", "full", "uniform:2"]),
+        **pick([{}, {"embedding_units": 1, "loss_units": 1}]),
+    )
+    name = pick(["1f1b", "gpipe", "interleaved-1f1b", "zb-h1"])
+    options = {"stages_per_worker": 2} if name == "interleaved-1f1b" else {}
+    costs, link = pj.costing.ModelCosts(workload, H100), pick(["delay", "queued", "rendezvous"])
+    run = pj.Scenario(name, workers, 16, options, costs=costs, link=link)
+    return run if pick([True, False]) else run.with_edit(pj.costing.SlowWorkers({1: 1.3}))
+
+
+def random_measured(seed):
+    """Draw measured times of the stages of a run, and the layers of these."""
+    rng, pick = np.random.default_rng(seed), random.Random(seed).choice
+    name = pick(["1f1b", "gpipe", "interleaved-1f1b"])
+    options = {"stages_per_worker": 2} if name == "interleaved-1f1b" else {}
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=16, **options)
+    layers = pick([(), (8,) * table.num_stages, tuple(range(4, 4 + table.num_stages))])
+    seconds = rng.uniform(0.97, 1.03, table.num_stages) * (np.array(layers) if layers else 8)
+    seconds[-1] += pick([0, 6])
+    costs = pj.Costs(forward=seconds, input_grad=1.1 * seconds, weight_grad=0.8 * seconds)
+    costs = dataclasses.replace(costs, transmit=pick([0.1, 1.0]))
+    return pj.Scenario(table, costs=costs, link=pick(["delay", "rendezvous"])), layers
+
+
+@pytest.mark.parametrize("seed", daily(range(40), total=10))
+def test_options_of_launchers_give_the_step_of_a_remedy(seed):
+    if seed % 2:
+        scenario, layers = random_measured(seed)
+        result = pj.explain(scenario, stage_layers=layers or None)
+        assert not any(remedy.kind == "microbatches" for remedy in result.remedies)
+    else:
+        layers, result = (), pj.explain(random_model(seed))
+    check_options(result, layers)
+    for remedy in result.remedies:
+        assert len(remedy.assumes) <= 1
+        assert (remedy.shelf == "launcher") == bool(remedy.launchers)
+
+
+# one planted fault in the terms of a launcher
+
+LAUNCHERS = ("Megatron-LM", "torchtitan", "DeepSpeed")
+
+
+def job(launcher, rng, **fields):
+    """Return a healthy job: 1F1B with enough microbatches, 16 GB links, exchanges hidden."""
+    values = {
+        "minibatch": 64,
+        "tensor_parallel": 4,
+        "sequence_parallel": launcher != "DeepSpeed",
+        "data_parallel": 2,
+        "zero": {"Megatron-LM": 1, "torchtitan": 2, "DeepSpeed": 1}[launcher],
+        "overlap": 1.0,
+    }
+    workload = pj.Workload(**{"model": LLAMA, **values, **fields})
+    costs = pj.costing.ModelCosts(workload, H100)
+    return pj.Scenario("1f1b", 4, 64, costs=costs)
+
+
+def uneven_stages(launcher, rng):
+    layers = [8, 8, 8, 8]
+    more, less = rng.choice(4, 2, replace=False)
+    layers[more] += 4
+    layers[less] -= 4
+    layout = str(pj.costing.PipelineLayout.with_layers(layers, [0] * 4))
+    return job(launcher, rng, pipeline_layout=layout), lambda fault: fault.kind == "imbalance"
+
+
+def slow_worker(launcher, rng):
+    worker = int(rng.integers(4))
+    run = job(launcher, rng).with_edit(pj.costing.SlowWorkers({worker: 1.6}))
+    return run, lambda fault: (fault.kind, fault.worker) == ("imbalance", worker)
+
+
+def slow_link(launcher, rng):
+    boundary = int(rng.integers(3))
+    run = job(launcher, rng).with_edit(pj.costing.ScaledTimes(f"message@boundary{boundary}*400"))
+    return run, lambda fault: fault.link == (boundary, boundary + 1)
+
+
+def few_microbatches(launcher, rng):
+    count = int(rng.choice([2, 4]))
+    run = job(launcher, rng, minibatch=2 * count)
+    return run.replace(num_microbatches=count), lambda fault: fault.kind == "microbatches"
+
+
+def heavy_head(launcher, rng):
+    vocabulary = int(rng.choice([512, 768])) * 1024
+    model = dataclasses.replace(LLAMA, vocabulary=vocabulary)
+    return job(launcher, rng, model=model), lambda f: (f.kind, f.stage) == ("imbalance", 3)
+
+
+def exposed_exchange(launcher, rng):
+    run = job(launcher, rng, overlap=0.0, zero=0, minibatch=8).replace(num_microbatches=8)
+    slow = run.with_edit(pj.costing.ScaledTimes(f"A*{rng.integers(100, 200)}"))
+    return slow, lambda fault: fault.kind == "exchange"
+
+
+def full_recomputation(launcher, rng):
+    return job(launcher, rng, recompute="full"), lambda fault: fault.kind == "recompute"
+
+
+def gpipe(launcher, rng):
+    run = job(launcher, rng).replace(schedule="gpipe")
+    return run, lambda fault: fault.kind == "memory"
+
+
+PLANTED = [
+    uneven_stages,
+    slow_worker,
+    slow_link,
+    few_microbatches,
+    heavy_head,
+    exposed_exchange,
+    full_recomputation,
+    gpipe,
+]
+CASES = [
+    (fault, launcher, seed) for seed in range(3) for fault in PLANTED for launcher in LAUNCHERS
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "launcher", "seed"),
+    daily(CASES, total=12),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_planted_fault_is_first_and_its_remedy_can_be_followed(plant, launcher, seed):
+    run, is_named = plant(launcher, np.random.default_rng(seed))
+    result = pj.explain(run, launcher=launcher)
+    assert is_named(result.bottleneck), [(f.kind, f.seconds, f.why) for f in result.faults]
+    check_options(result)
+    ranks = [SHELVES.index(remedy.shelf) for remedy in result.remedies]
+    assert ranks == sorted(ranks)
+    assert all(remedy.launchers in ((), (launcher,)) for remedy in result.remedies)
