@@ -98,10 +98,15 @@ def test_shares_of_the_step_are_of_one_whole(small):
 @pytest.mark.parametrize(
     ("model", "system", "gpus", "recipe"),
     [  # published recipes: tensor, pipeline, stages per worker, expert, edge units
+        ("llama3-70b", "h100", 64, (4, 8, 5, 1, 0)),
         ("llama3-405b", "h100", 1024, (8, 8, 8, 1, 0)),
+        ("llama3-8b", "h100", 8, (1, 1, 1, 1, 0)),
+        ("qwen3-235b-a22b", "h100", 256, (2, 8, 4, 32, 0)),  # 94 layers in 32 stages
         ("llama3-405b", "gb200", 256, (4, 16, 8, 1, 1)),  # 126 layers and 2 edges in 128 stages
+        ("llama3-405b", "gb300", 256, (4, 8, 4, 1, 0)),
         ("deepseek-v3", "gb200", 256, (1, 4, 4, 64, 0)),  # 61 layers in 16 stages
-        ("deepseek-v3", "h100", 1024, (1, 16, 1, 64, 0)),
+        ("deepseek-v3", "gb300", 256, (1, 2, 8, 32, 0)),
+        ("qwen3-30b-a3b", "gb200", 8, (1, 1, 1, 8, 0)),
     ],
 )
 def test_published_recipes_are_searched(model, system, gpus, recipe):

@@ -168,7 +168,7 @@ class IncrementalPath:
                 self._ends.discard(pred)
 
     def _reorder(self, tail: int, head: int, journal: list[tuple[int, list[int]]]) -> None:
-        """Move nodes so that `tail` comes before `head`, which comes before it now."""
+        """Reorder nodes so that `tail` comes before `head`; now it comes after it."""
         positions, low, high = self._positions, self._positions[head], self._positions[tail]
         # two searches between both positions: ancestors of the tail, descendants of the head
         ancestors, descendants = {tail}, {head}

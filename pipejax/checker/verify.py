@@ -96,7 +96,7 @@ def check(data: Mapping[str, Any], name: str = "certificate") -> Verdict:
 
 
 def split_report(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return (report, certificate) of a closed form's report, else ({}, certificate)."""
+    """Split the report of a closed form into itself and its certificate; others have no report."""
     inner = data.get("certificate")
     is_report = isinstance(inner, dict) and inner.get("kind") == "formula"
     return (data, inner) if is_report and isinstance(inner, dict) else ({}, data)

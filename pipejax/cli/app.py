@@ -102,7 +102,7 @@ def command_function(called: str) -> Callable[..., Any]:
 
 
 def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split off the name of the command, of one word or two; files alone are evaluated."""
+    """Split the line into a command and its words; a line of files means evaluate."""
     for count in (2, 1):
         called = " ".join(arguments[:count])
         if called in COMMANDS:

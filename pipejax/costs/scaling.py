@@ -329,7 +329,7 @@ def _rule_factors(
         else:
             is_scaled = op_workers(table) == rule.number
             has_one_time = field in scaled.per_stage and field not in scaled.on_workers
-            if is_scaled.ndim == 2 and has_one_time:
+            if is_scaled.ndim == 2 and has_one_time:  # pipes hold the stage on several workers
                 stage = int(np.flatnonzero((on_worker != on_worker[0]).any(axis=0))[0])
                 raise ValueError(
                     f"{rule.what} has one time for all workers that hold stage {stage}"

@@ -80,6 +80,7 @@ def steady_state(program: Program) -> SteadyState:
                 span.microbatches,
             )
         )
+        # the period runs in place of all repetitions, so the next piece begins at its first column
         last_cut, last_frontier = span.cut, start
     rest = columns.piece(last_cut, columns.num_columns, last_frontier, [SOURCE, ENDS])
     return SteadyState(tuple(periods), rest, microbatches)
@@ -142,7 +143,7 @@ class _Columns:
         return worker
 
     def _column_of_nodes(self, program: Program) -> list[int]:
-        """Return the column (nodes) of each node: its cell's, but not before its predecessors'."""
+        """Return the column of each node (nodes): of its cell, or of a later predecessor."""
         cells = np.asarray(program.node_of_cell)
         column = np.full(program.num_nodes, NOT_IN_TABLE)
         worker, slot = np.nonzero(cells != SOURCE)

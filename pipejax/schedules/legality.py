@@ -259,7 +259,9 @@ def _check_passes(content: Content) -> None:
     """Check that every microbatch has a forward, and a whole or split backward, on every stage."""
     stages, microbatches = content.num_stages, content.num_microbatches
     forwards = content.ops.take(content.ops.phase == Phase.F)
-    if stages * microbatches > len(forwards.cell):  # before `where` allocates arrays of that size
+    # `content.where[phase]` (stages, microbatches) is the cell of an op, or NOWHERE. A wrong table
+    # may claim huge numbers: count the forwards before `where` allocates arrays of that size.
+    if stages * microbatches > len(forwards.cell):
         present = set(zip(forwards.stage.tolist(), forwards.microbatch.tolist(), strict=True))
         places = ((s, m) for m in range(microbatches) for s in range(stages))
         missing = next(place for place in places if place not in present)

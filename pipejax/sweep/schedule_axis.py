@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
 @functools.lru_cache(MAX_CACHED)
 def built(choice: Choice, num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """Build a table, which remembers its programs; the latest are kept."""
+    """Build a table, or return it from the cache of the latest tables, with its programs."""
     size = {"num_workers": num_workers, "num_microbatches": num_microbatches}
     return choice.builder.function(**size, **dict(choice.options))
 

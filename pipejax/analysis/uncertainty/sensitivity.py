@@ -139,6 +139,7 @@ def sensitivity(
         elasticities = np.asarray(slopes) / time
     check_finite({"elasticity": elasticities}, ())
     elasticity = dict(zip(PARAMETERS, elasticities.tolist(), strict=True))
+    # time = work / rate: its share is minus the elasticity of a rate, and that of a latency
     share = {name: power * elasticity[name] for name, power in POWER.items()}
     return Sensitivity(time, elasticity, share)
 

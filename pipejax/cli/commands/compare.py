@@ -106,8 +106,8 @@ def compare(
     if figure.path is not None:
         from pipejax.plots.timeline import save  # matplotlib is an extra
 
-        called = (_named(row, _varying_sizes(rows)) for row in rows if "error" not in row)
-        runs = {name: scenarios[k].evaluate() for k, name in enumerate(called)}
+        built = (_named(row, _varying_sizes(rows)) for row in rows if "error" not in row)
+        runs = {name: scenarios[k].evaluate() for k, name in enumerate(built)}
         picture = pj.plot(runs)
         figure.save(lambda draft: save(picture, draft))
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
@@ -395,10 +395,12 @@ def _as_json(differences: "TableDifference", grammar: "Grammar") -> dict[str, An
         "rows": [
             {
                 **pick(row, "worker first reordered only"),
-                "cells": [grammar.text(cells[at]) if at < len(cells) else "" for at, cells in near],
+                "cells": [
+                    grammar.text(cells[at]) if at < len(cells) else ""
+                    for at, cells in row.around(0)
+                ],
             }
             for row in differences.rows
-            for near in [[*row.around(0)]]
         ],
     }
 

@@ -264,11 +264,13 @@ def knee_lines(
     for bend in bends:
         scale = display_scale(results.units, axis, results.axes[axis].tolist())
         measure = display_scale(results.units, rank, [abs(bend.best)])
+        unit = measure[1]
+        # costs of quantities that are better if larger are negative
         cost, best = (cell(rank, abs(value), measure) for value in (bend.cost, bend.best))
         yield (
             f"{words(axis)} {_between(results, axis, bend, scale)} {scale[1]}".rstrip()
-            + f" keeps {words(rank)} within {within:g} % of its best: {cost} {measure[1]} instead "
-            f"of {best} {measure[1]}"
+            + f" keeps {words(rank)} within {within:g} % of its best: {cost} {unit} instead "
+            f"of {best} {unit}"
         )
 
 
@@ -403,7 +405,7 @@ def draw_front(
     best: int,
     figure: Output,
 ) -> None:
-    """Draw points in two things, by schedule where there are several, the best one ringed."""
+    """Draw points by their two objectives and by schedule, with a ring around the best."""
     from pipejax.plots.fronts import Shown, draw_results
     from pipejax.sweep.results import MORE_IS_BETTER
 
@@ -412,15 +414,15 @@ def draw_front(
         schedules = results.column("schedule")
         members = {name: among & (schedules == name) for name in results.axes["schedule"].tolist()}
         groups = {name: points for name, points in members.items() if np.any(points)}
-    sides = []
+    objectives = []
     for name in names:
         values = np.asarray(results.column(name), float)
         scale = display_scale(results.units, name, values[among].tolist())
         label = head(name, scale).replace(words(name), LONG.get(name, words(name)))
-        sides.append(Shown(label, values / scale[0], name in MORE_IS_BETTER))
+        objectives.append(Shown(label, values / scale[0], name in MORE_IS_BETTER))
     with drawing(figure, 1, HEIGHT) as (_, axes):
         axis_cells = _front_names(results, names, front, named)
-        draw_results(axes, sides, groups, front, np.array([best]), axis_cells)
+        draw_results(axes, objectives, groups, front, np.array([best]), axis_cells)
 
 
 def _front_names(

@@ -256,11 +256,12 @@ def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:
 
 
 def _against_json(shares: "Attribution") -> dict[str, Any]:
+    """Return the comparison with another run for `--json`: parts of the difference by kind."""
     return {
         "step_time": float(shares.recorded.mean()),
         "other_step_time": shares.other,
         "replayed": float(shares.replayed.mean()),
-        "as_there": shares.ideal,
+        "as_there": shares.ideal,  # this run, if its ops took their times in the other run
         "attribution": _by_kind(shares),
     }
 

@@ -52,7 +52,7 @@ class RendezvousOptions:
 
 @options
 class LinkOptions(RendezvousOptions):
-    """The link models, and what messages share.
+    """The link model, and the links that messages share.
 
     Attributes:
       posting: early is from the start of the step, program when its row reaches the cell; without

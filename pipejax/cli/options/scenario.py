@@ -140,6 +140,7 @@ def _parse_table(run: Any, settings: "TableOptions") -> Options:
 
 
 def _table_options(scenario: "pj.Scenario") -> Options:
+    """Return options that build the table, or that name its file."""
     schedule = scenario.schedule
     if isinstance(schedule, pj.ScheduleTable):
         raise ValueError(f"table {schedule.name} is in no file: write it and give its path")
@@ -655,18 +656,19 @@ def check_used(
     builders: Iterable[Builder] = (),
 ) -> None:
     """Refuse a time of ops that no table has, and that none is planned for."""
-    tables, rare = list(tables), _rare_times(scenario)
+    tables, optional_times = list(tables), _optional_times(scenario)
     check_pairs(scenario, tables)
-    rare.pop("pair", None)
-    if not rare:
+    optional_times.pop("pair", None)
+    if not optional_times:
         return
     from pipejax.costs.costs import PHASE_FIELDS
 
     used = {table.name: {phase.name for phase in table.used_phases} for table in tables}
-    planned = {option for builder in builders for option in builder.takes}
+    # fields of costs for which builders plan their order
+    planned = {field for builder in builders for field in builder.takes}
     letters = (letter for table in tables for letter in table.grammar.letters)
     valid_letters = tuple(dict.fromkeys((*PHASE_FIELDS, *letters)))
-    for letter, text in rare.items():
+    for letter, text in optional_times.items():
         if letter not in valid_letters:
             raise ValueError(f"{text} is not LETTER=TIME: letters are {', '.join(valid_letters)}")
         is_planned = PHASE_FIELDS.get(letter) in planned
@@ -676,39 +678,39 @@ def check_used(
 
 def check_pairs(scenario: "pj.Scenario", tables: Iterable[pj.ScheduleTable]) -> None:
     """Refuse a time of fused pairs that no table has."""
-    pairs, tables = _rare_times(scenario).get("pair", ""), list(tables)
+    pairs, tables = _optional_times(scenario).get("pair", ""), list(tables)
     if pairs and not any(table.is_fused.any() for table in tables):
         names = ", ".join(dict.fromkeys(table.name for table in tables))
         raise ValueError(f"{pairs} has no effect: no fused pair in {names}")
 
 
 # times without effect on a table that lacks these ops; without cells, the step ends with A and U
-_RARE = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, *STEP_END)]
+_OPTIONAL = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, *STEP_END)]
 
 
-def _rare_times(scenario: "pj.Scenario") -> dict[str, str]:
+def _optional_times(scenario: "pj.Scenario") -> dict[str, str]:
     """Return letters of ops that most tables lack, and the option that gives the time of each."""
     from pipejax.costs.costs import PHASE_FIELDS, TIME_FIELDS
 
-    source, rare = scenario.source, {}
+    source, texts = scenario.source, {}
     if isinstance(source, pj.costing.GivenTimes):
         way, times = flag("worker_times" if source.per_worker else "stage_times"), source.times
-        rare = {k: f"{way}: {k}" for k in _RARE if PHASE_FIELDS[k] in times}
+        texts = {k: f"{way}: {k}" for k in _OPTIONAL if PHASE_FIELDS[k] in times}
         custom = times.keys() - TIME_FIELDS.values()
-        rare |= {k: f"{way}: '{k}={times[k]:g}'" for k in times if k in custom}
-        rare |= {"pair": f"{way}: pair={times['pair']:g}"} if "pair" in times else {}
+        texts |= {k: f"{way}: '{k}={times[k]:g}'" for k in times if k in custom}
+        texts |= {"pair": f"{way}: pair={times['pair']:g}"} if "pair" in times else {}
     if (host := scenario.find_edit(pj.costing.HostTimes)) is not None:
-        texts = _write_host_times(host)
-        rare |= {PHASES[name]: f"{flag(name)} {text}" for name, text in texts.items()}
+        host_texts = _write_host_times(host)
+        texts |= {PHASES[name]: f"{flag(name)} {text}" for name, text in host_texts.items()}
     workload = source.workload
     is_again = workload is not None and workload.recompute_again
     if is_again or scenario.find_edit(pj.costing.RecomputedAgain):
-        rare["W"] = "--recompute-again"
+        texts["W"] = "--recompute-again"
         if workload is None or not workload.recomputation.layers:
-            rare["R"] = "--recompute-again"
+            texts["R"] = "--recompute-again"
     if (pairs := scenario.find_edit(pj.costing.PairFactor)) is not None:
-        rare["pair"] = f"--pair-factor {number_text(pairs.factor)}"
-    return rare
+        texts["pair"] = f"--pair-factor {number_text(pairs.factor)}"
+    return texts
 
 
 PHASES = {"offload": "O", "load": "L"}

@@ -178,9 +178,9 @@ class ScheduleSettings:
             if name in options:
                 times = parse_list(options[name], flag(name))
                 options[name] = times if len(times) > 1 else times[0]
-        for name, written_as in PLANNED.items():
-            if written_as in options:
-                options[name] = options.pop(written_as)
+        for builder_name, option_name in PLANNED.items():
+            if option_name in options:
+                options[builder_name] = options.pop(option_name)
         if self.memory_limit is not None:
             options["memory_limit"] = MemoryLimit.read(self.memory_limit)
         if self.slots is not None:

@@ -191,15 +191,16 @@ class _OpCells(NamedTuple):
     with_stage: bool  # whether its stage does not follow from its worker
 
     def coloured(self) -> list[tuple[str, str]]:
-        """Its colour tells the phase, a thin white line parts it from its neighbour."""
+        """Return (text, style) of the edge and the inside: the colour tells the phase."""
         look = self.look
         ground = look.shade if self.is_second else look.fill
+        # "+" joins the two ops of a fused pair, a thin white line parts all others
         edge = (self.edge if self.edge == "+" else BORDER)[: self.width - 1]
         text = self._label(self.width - len(edge), self.bar.number)
         style = f"{look.ink} on {ground}" + " underline" * self.bar.is_critical
         inside = text.center(self.width - len(edge), self._stroke)
-        over = f"{look.ink if self.edge == '+' else palette.WHITE} on {ground}"
-        return [(edge, over)] * len(edge) + [(letter, style) for letter in inside]
+        edge_style = f"{look.ink if self.edge == '+' else palette.WHITE} on {ground}"
+        return [(edge, edge_style)] * len(edge) + [(letter, style) for letter in inside]
 
     def plain(self) -> list[tuple[str, str]]:
         """Its letter tells the phase."""

@@ -59,11 +59,18 @@ def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None
     """Return the run with the shortest span of a worker; None if no run keeps the limits."""
     # Each block is run in several orders; if there are many microbatches, short runs select orders.
     orders = [
-        Order(block, delay, True, runs_ahead=True, prefers_weights=prefers_weights, late=late)
+        Order(
+            block,
+            delay,
+            is_delayed_at_end=True,
+            runs_ahead=True,
+            prefers_weights=prefers_weights,
+            late=late,
+        )
         for block, (delay, late, prefers_weights) in itertools.product(blocks, ORDER_RULES)
     ]
     sample = SAMPLE_MICROBATCHES * len(work.limits)
-    if len(work.microbatch_pipes) > sample + sample // 2:
+    if len(work.microbatch_pipes) > sample + sample // 2:  # else the sample saves nothing
         short = work._replace(microbatch_pipes=work.microbatch_pipes[:sample])
         spans = [min((span for _, span in _runs(short, o)), default=FOREVER) for o in orders]
         orders = [orders[k] for k in np.argsort(spans, kind="stable")[:SELECTED_ORDERS]]

@@ -70,7 +70,7 @@ def _value(rows: MeasuredRows, hold_out: str) -> Folds:
 
 
 def _folds_by_values(columns: Mapping[str, NumpyArray]) -> Folds:
-    """Return a fold for each combination of values in these columns (rows)."""
+    """Return the fold of each row: rows with equal values in these columns share one."""
     texts = [column.astype(str) for column in columns.values()]  # entries may be None
     codes = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
     _, first, group = np.unique(

@@ -120,7 +120,9 @@ class PathCuts:
         return spent
 
     def price_path(self, counts: Counts, vector: Float[NumpyArray, " costs"]) -> Cut:
-        """Return the seconds on a path by each holding on each stage, and those of neither."""
+        """Return the seconds that each holding adds to a path per stage, and those of messages."""
+        # A path costs the sum of counts times costs. A holding is a content of a stage, as a layer
+        # or the head: its ops on the path count as often as the path passes the stage's ops.
         layout, prices = self.program.layout, self.prices
         weights = counts.astype(float)
         pairs = weights[layout.first_pair : layout.first_link, None]

@@ -421,6 +421,8 @@ def relaxed_bound(
 ) -> int:
     """Bound the objective by one stage alone."""
     bound = 0
-    for state in search(ScheduleModel(alone(problem, 0, stage), horizon), budget, num_threads):
+    for state in search(
+        ScheduleModel(alone(problem, pipe=0, stage=stage), horizon), budget, num_threads
+    ):
         bound = max(bound, state.bound)
     return bound

@@ -242,7 +242,10 @@ def _tune(
         size = task.workload.minibatch // result.microbatches
         details = {
             "microbatch_size": size,
-            **{name: getattr(result, name) for name in result._fields[:4]},
+            "microbatches": result.microbatches,
+            "step_time": result.step_time,
+            "memory_bytes": result.memory_bytes,
+            "evaluated": result.evaluated,
             **result.setting,
             **result.details,
             "tuned_step_time": result.step_time,  # step_time may be that of the relaxation

@@ -358,8 +358,8 @@ def _nearest(request: PlanRequest, layouts: Layouts, estimates: Estimates) -> st
         owner = "of memory_limit"
     elif request.headroom:
         owner = f"that headroom {request.headroom:g} leaves {owner}"
-    named = layouts.described(request, row).items()
-    what = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named)
+    fields = layouts.described(request, row).items()
+    what = ", ".join(f"{name.replace('_', ' ')} {v}" for name, v in fields if v not in (0, 1))
     return (
         f"none of {len(layouts)} layouts of {request.model.name} on {request.gpus} accelerators "
         f"fits the memory: the nearest ({what}) needs {need:.1f} GB per accelerator, "

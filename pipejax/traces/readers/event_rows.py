@@ -125,6 +125,7 @@ class _TextWindow:
                     return value
                 self.read_more()  # a number may continue in the next piece
                 continue
+            # a fault near the end may be a value that the window cuts: read on
             is_cut |= fault >= len(self.text) - _TAIL
             is_long = len(self.text) - self.position > _MAX_VALUE
             if not is_cut or is_long or not self.read_more():
@@ -300,7 +301,7 @@ class _EventCollector:
         return kernels[:, np.isfinite(kernels).all(axis=0) & (kernels[2] >= kernels[1])]
 
     def _label_kind(self, name: str) -> tuple[int, int]:
-        """Return kind and number of a label; number -1 if it is not of a pipeline."""
+        """Return kind and number of a label; the number is -1 if the label names no pipeline op."""
         if name.startswith(RECEIVES):
             name, kind = RECEIVES[0], _RECEIVE  # drop peer and tag
         elif name.startswith(STEP):
