@@ -16,10 +16,10 @@ SHELVES = ("launcher", "code", "hardware")
 
 
 def check_options(result, stage_layers=()):
-    """Read options of all launchers of all remedies back, and count them."""
+    """Read options of all launchers of all remedies back."""
     from pipejax.search.remedies.shelves import run_launches
 
-    begin, count = result.memory.begin.scenario, 0
+    begin = result.memory.begin.scenario
     for remedy in result.remedies:
         launches = {
             launch.launcher: launch for launch in run_launches(remedy.scenario, remedy.layers)
@@ -28,8 +28,6 @@ def check_options(result, stage_layers=()):
             again = read_launch(launches[name], begin, stage_layers).evaluate()
             what = f"{name}: {remedy.what}: {launches[name].text}"
             assert again.step_time == pytest.approx(remedy.step_time, rel=1e-9), what
-            count += 1
-    return count
 
 
 def random_model(seed):
@@ -178,3 +176,104 @@ def test_a_planted_fault_is_first_and_its_remedy_can_be_followed(plant, launcher
     ranks = [SHELVES.index(remedy.shelf) for remedy in result.remedies]
     assert ranks == sorted(ranks)
     assert all(remedy.launchers in ((), (launcher,)) for remedy in result.remedies)
+
+
+# a cause, its part and its remedy
+
+
+@pytest.mark.parametrize("head", [1.3, 1.5, 1.8])
+def test_a_cause_says_why_its_remedy_saves_another_time(head):
+    """Even stages wait for each other's messages under rendezvous; over links of their own not."""
+    table = pj.schedules.build(
+        "interleaved-1f1b", num_workers=4, num_microbatches=16, stages_per_worker=2
+    )
+    times = np.r_[np.ones(7), head]
+    costs = pj.Costs(forward=times, input_grad=1.1 * times, weight_grad=times, transmit=0.1)
+
+    def step(scale, link="rendezvous"):
+        slow = dataclasses.replace(
+            costs,
+            **{name: getattr(costs, name) * scale for name in ("forward", "input_grad")},
+            weight_grad=costs.weight_grad * scale,
+            backward=costs.backward * scale,
+        )
+        return pj.evaluate(table, slow, link=link).makespan
+
+    result = pj.explain(table, costs, link="rendezvous", schedules=["1f1b"])
+    part, cause, remedy = result.effects
+    mended, balanced = 1 / times, times.mean() / times
+    assert cause.seconds == pytest.approx(step(1.0) - step(mended), rel=1e-9)
+    assert remedy.seconds == pytest.approx(step(1.0) - step(balanced), rel=1e-9)
+    assert (remedy.what, remedy.part) == ("moving layers", "blocking")
+    assert remedy.without == pytest.approx(step(1.0) - step(balanced, "delay"), rel=1e-9)
+    more = (step(balanced) - step(balanced, "delay")) - (step(1.0) - step(1.0, "delay"))
+    assert remedy.grows == pytest.approx(more, rel=1e-9)
+    assert part.seconds == {part.name: part.seconds for part in result.parts}["imbalance"]
+
+
+def test_equal_effects_need_no_reason():
+    """Without messages a slow stage costs its part, and its repair saves that."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=64)
+    costs = pj.Costs(forward=[1, 1, 1, 1.5], backward=[2, 2, 2, 3.0])
+    assert pj.explain(table, costs, schedules=["1f1b"]).effects != ()  # less work: it saves more
+    alone = pj.explain(table, pj.Costs(forward=1.0, backward=2.0, all_reduce=8.0))
+    assert alone.bottleneck.kind == "exchange"
+    assert alone.effects == ()
+
+
+# names of tables
+
+
+FILES = [  # schedule, options, name of the file, whether Megatron-LM and torchtitan run it by name
+    ("1f1b", {}, "sched", (True, True)),
+    ("interleaved-1f1b", {"stages_per_worker": 2}, "mine", (True, True)),
+    ("gpipe", {}, "1f1b", (False, True)),
+    ("zb-h1", {}, "interleaved-1f1b", (False, False)),
+    ("hanayo", {"waves": 1}, "gpipe", (False, False)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "stem", "runs"), FILES, ids=lambda value: str(value))
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_launchers_go_by_the_order_of_a_table_file(tmp_path, name, options, stem, runs, suffix):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
+    path = tmp_path / f"{stem}{suffix}"
+    pj.write_table(dataclasses.replace(table, name=stem), path)
+    launches = pj.costing.pipeline_launches(pj.read_table(path))
+    by_name = [
+        not launch.lacks and not any(str(v).endswith(".csv") for v in launch.options.values())
+        for launch in launches
+    ]
+    assert tuple(by_name) == runs
+
+
+def test_explain_names_a_table_file_after_its_schedule(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    size = {"num_workers": 4, "num_microbatches": 8}
+    pj.write_table(pj.schedules.build("1f1b", **size), "sched.csv")
+    line = ["-T", "F=1,I=1,W=1", "--comm", "0.1", "--memory-limit", 8]
+    by_file = answer("explain", "-t", "sched.csv", *line)
+    by_name = answer("explain", "-s", "1f1b", "-P", 4, "-M", 8, *line)
+    assert by_file["remedies"] == by_name["remedies"]
+    assert by_file["remedies"][0]["shelf"] == "launcher"
+
+
+def test_an_order_of_messages_is_no_schedule_of_a_launcher():
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.3)
+    result = pj.explain(table, costs, link="rendezvous", schedules=["1f1b"])
+    (remedy,) = (remedy for remedy in result.remedies if remedy.kind == "messages")
+    assert (remedy.shelf, remedy.launchers) == ("code", ())
+    launches = pj.costing.pipeline_launches(remedy.scenario.table())
+    assert all(launch.lacks for launch in launches)
+
+
+def test_a_launcher_has_the_first_shelf_alone():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    costs = pj.Costs(forward=1.0, input_grad=1.1, weight_grad=0.9)
+    for name, schedule in (("Megatron-LM", "interleaved-1f1b"), ("torchtitan", "interleaved-")):
+        first = pj.explain(table, costs, launcher=name, memory_limit=8).remedies[0]
+        assert (first.shelf, first.launchers) == ("launcher", (name,))
+        assert first.what.startswith(f"schedule {schedule}")
+    with pytest.raises(ValueError, match="unknown launcher 'torchtitans': known are Megatron-LM"):
+        pj.explain(table, costs, launcher="torchtitans")

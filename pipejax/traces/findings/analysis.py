@@ -49,6 +49,7 @@ def advise(
     *,
     stage_layers: Sequence[int] | None = None,
     schedules: Sequence[str] | None = None,
+    launcher: str | None = None,
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
@@ -61,6 +62,7 @@ def advise(
       replayed: a replayed trace.
       stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
       schedules: names of schedules to try; default: the registry.
+      launcher: launcher whose options make the first shelf of remedies; default: any.
       search: whether to run the solvers too, which take some seconds.
       on_progress: called with the work done, all work, and a text.
 
@@ -83,6 +85,7 @@ def advise(
         trace_scenario(replayed),
         stage_layers=stage_layers,
         schedules=schedules,
+        launcher=launcher,
         search=search,
         on_progress=on_progress,
     )
@@ -288,6 +291,7 @@ def analyse(
     link: str | Links | None = None,
     stage_layers: Sequence[int] | None = None,
     schedules: Sequence[str] | None = None,
+    launcher: str | None = None,
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Analysis:
@@ -299,6 +303,7 @@ def analyse(
       link: link model, or `Links`; default: the model that explains the pipelines best.
       stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
       schedules: names of schedules to try; default: the registry.
+      launcher: launcher whose options make the first shelf of remedies; default: any.
       search: whether to run the solvers too, which take some seconds.
       on_progress: called with the work done, all work, and a text.
 
@@ -333,7 +338,13 @@ def analyse(
         report(2, num_parts, PROGRESS_TEXTS[2])
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])
-        advice = advise(replayed, stage_layers=stage_layers, schedules=schedules, search=search)
+        advice = advise(
+            replayed,
+            stage_layers=stage_layers,
+            schedules=schedules,
+            launcher=launcher,
+            search=search,
+        )
         report(4, num_parts, PROGRESS_TEXTS[4])
         is_short = round_work(replayed) <= MAX_WORK
         has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
