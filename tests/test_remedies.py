@@ -17,13 +17,9 @@ SHELVES = ("launcher", "code", "hardware")
 
 def check_options(result, stage_layers=()):
     """Read options of all launchers of all remedies back."""
-    from pipejax.search.remedies.shelves import run_launches
-
     begin = result.memory.begin.scenario
     for remedy in result.remedies:
-        launches = {
-            launch.launcher: launch for launch in run_launches(remedy.scenario, remedy.layers)
-        }
+        launches = {launch.launcher: launch for launch in remedy.launches}
         for name in remedy.launchers:
             again = read_launch(launches[name], begin, stage_layers).evaluate()
             what = f"{name}: {remedy.what}: {launches[name].text}"

@@ -120,13 +120,6 @@ def _with_files(
     return scenario.replace(**{name: getattr(saved, name) for name in names})
 
 
-def remedy_launches(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
-    """Return options of launchers for a remedy; at measured times those of the pipeline alone."""
-    from pipejax.search.remedies.shelves import run_launches
-
-    return run_launches(remedy.scenario, remedy.layers)
-
-
 def remedies_json(
     explanation: "Explanation", files: Mapping[int, Path], saved: "pj.Scenario | None" = None
 ) -> list[dict[str, Any]]:
@@ -146,7 +139,7 @@ def remedies_json(
             "bound": remedy.bound,
             "kind": remedy.kind,
             "memory": remedy.memory,
-            "launch": launch_json(remedy_launches(remedy)),
+            "launch": launch_json(remedy.launches),
             "fits": remedy.fits,
         }
         for number, remedy in enumerate(explanation.remedies, 1)
@@ -167,9 +160,7 @@ def _with_share(time: float, explanation: "Explanation") -> str:
 
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
-    """Yield the next causes, and the best remedy of each shelf."""
-    from pipejax.search.remedies.shelves import SHELVES
-
+    """Yield the next causes, and the best remedy of each launcher and shelf."""
     if explanation.effects:
         name = explanation.bottleneck.kind
         yield plain("; ".join(_effect_text(effect, name) for effect in explanation.effects))
@@ -178,14 +169,13 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
     if not rows:
         yield "no remedy that was tried makes it shorter"
         return
-    best = {row["shelf"]: row for row in reversed(rows)}
-    for shelf in SHELVES:
-        if shelf in best:
-            row = best[shelf]
-            yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}")
-            if row["assumes"]:
-                yield plain(f"  assumes: {row['assumes']}")
-    yield from launch_lines(_own_launches(explanation.remedies[0])[:1])
+    names: set[str] = set()  # of shelves and launchers of which a remedy was shown
+    for row in rows:
+        if not names.issuperset(row["launchers"] or [row["shelf"]]):
+            assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
+            yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}")
+        names |= {*(row["launchers"] or [row["shelf"]])}
+    yield from launch_lines(_own_launches(explanation.remedies[0]))
     yield _command_line(rows[0]["command"])
 
 
@@ -199,7 +189,7 @@ def _needs(row: Mapping[str, Any]) -> str:
 
 def _own_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
     """Return the options of the launchers that run a remedy."""
-    return [launch for launch in remedy_launches(remedy) if launch.launcher in remedy.launchers]
+    return [launch for launch in remedy.launches if launch.launcher in remedy.launchers]
 
 
 def _effect_text(effect: "Effect", name: str) -> str:
@@ -262,7 +252,7 @@ def advice_details(
         commands.append(plain(f"left out, as they rest on several assumptions: {listed}"))
     return details | {
         "remedies": [table, *commands],
-        "launchers and remedy 1": [*launch_lines(remedy_launches(explanation.remedies[0]))],
+        "launchers and remedy 1": [*launch_lines(explanation.remedies[0].launches)],
     }
 
 

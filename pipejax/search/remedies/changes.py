@@ -1,7 +1,7 @@
 """Changes that may shorten a step: functions from a candidate to changed candidates."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from pipejax.analysis.runs.activation_memory import activation_memory
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.analysis.step.faults import ENOUGH, ComputeTimes, slowest_place
 from pipejax.analysis.step.step_parts import SHARDING, without_rules
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
@@ -141,12 +141,12 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
 
 def balance(run: Candidate) -> Iterator[Candidate]:
     """Yield candidates with moved layers; of measured times without layers, with even stages."""
-    times = ComputeTimes.from_run(run.run)
-    if run.scenario.source.workload is not None:
-        yield from _move_model_layers(run, run.scenario.source.workload)
-        return
-    if run.layers:
-        yield from _move_layers(run, times.stages)
+    times, workload = ComputeTimes.from_run(run.run), run.scenario.source.workload
+    layers: Any = run.layers
+    if workload is not None:
+        layers = assign_layers(workload, run.table).layers
+    if len(layers):
+        yield from _move_layers(run, times.stages, np.asarray(layers).astype(int))
         return
     for what, rules in (("stages", times.even), ("workers", times.even_workers)):
         if rules:
@@ -154,18 +154,24 @@ def balance(run: Candidate) -> Iterator[Candidate]:
             yield run.scaled(title, [rules], "work can be moved between stages in any amount")
 
 
-def _move_layers(run: Candidate, measured: Stages) -> Iterator[Candidate]:
+def _move_layers(
+    run: Candidate, measured: Stages, old_layers: Int[NumpyArray, " stages"]
+) -> Iterator[Candidate]:
     """Move one layer after the other from the worker with most compute to that with least."""
     # The time of a layer is the median over stages. Other time of a stage, such as its head, stays.
-    old_layers = np.array(run.layers)
-    layer_seconds = float(np.median(measured / old_layers))
+    has_layers = old_layers > 0
+    layer_seconds = float(np.median(measured[has_layers] / old_layers[has_layers]))
     layers, workers = old_layers.copy(), np.arange(run.table.num_workers)
     # (workers, stages): share of the pipes that hold the stage on the worker
     held = (run.table.placement == workers[:, None, None]).mean(axis=1)
-    assumption = "a layer takes as long anywhere, its median now; activations go with layers"
+    last_spread = np.inf
     while True:
         seconds = measured + layer_seconds * (layers - old_layers)
         load = held @ seconds
+        spread = float(load @ load)
+        if spread >= last_spread * (1 - 1e-12):  # two pipes hold a stage on both workers
+            return
+        last_spread = spread
         busiest, idlest = int(load.argmax()), int(load.argmin())
         sources = np.flatnonzero((held[busiest] > 0) & (layers > 1))
         targets = np.flatnonzero(held[idlest])
@@ -173,45 +179,27 @@ def _move_layers(run: Candidate, measured: Stages) -> Iterator[Candidate]:
             return
         layers[sources[seconds[sources].argmax()]] -= 1
         layers[targets[seconds[targets].argmin()]] += 1
+        counts = tuple(layers.tolist())
+        title = f"layers over stages: {','.join(map(str, counts))}"
+        workload = run.scenario.source.workload
+        if workload is not None:
+            yield run.changed(title, run.scenario.with_workload(_with_layers(workload, counts)))
+            continue
         factors = 1 + layer_seconds * (layers - old_layers) / measured
         rules = [
             f"compute@stage{stage}*{factor!r}"
             for stage, factor in enumerate(factors.tolist())
             if factor != 1
         ]
-        counts = tuple(layers.tolist())
-        moved = run.scaled(f"layers over stages: {','.join(map(str, counts))}", rules, assumption)
-        yield dataclasses.replace(moved, layers=counts)
+        assumption = "a layer takes as long anywhere, its median now; activations go with layers"
+        yield dataclasses.replace(run.scaled(title, rules, assumption), layers=counts)
 
 
-def _move_model_layers(run: Candidate, workload: Workload) -> Iterator[Candidate]:
-    """Move one layer of a model after the other, as long as the busiest worker gets faster."""
-    layers = np.asarray(assign_layers(workload, run.table).layers).astype(int)
-    workers = np.arange(run.table.num_workers)
-    held = (run.table.placement == workers[:, None, None]).mean(axis=1)
-    mtp = np.zeros_like(layers)
-    mtp[-1] = int(workload.model.mtp_layers)
-    best = run
-    while True:
-        stages = ComputeTimes.from_run(best.run).stages
-        load = held @ stages
-        sources = np.flatnonzero((held[load.argmax()] > 0) & (layers > 1))
-        targets = np.flatnonzero(held[load.argmin()])
-        if not len(sources):
-            return
-        layers[sources[stages[sources].argmax()]] -= 1
-        layers[targets[stages[targets].argmin()]] += 1
-        layout = str(PipelineLayout.with_layers(layers, mtp))
-        other = dataclasses.replace(
-            workload, pipeline_layout=layout, embedding_units=0, loss_units=0
-        )
-        scenario = run.scenario.with_workload(other)
-        moved = run.changed(f"layers over stages: {','.join(map(str, layers))}", scenario)
-        moved_load = held @ ComputeTimes.from_run(moved.run).stages
-        if moved_load.max() >= load.max() * (1 - 1e-9):
-            return
-        best = moved
-        yield moved
+def _with_layers(workload: Workload, layers: Sequence[int]) -> Workload:
+    """Return the workload with these layers of each stage."""
+    mtp = [0] * (len(layers) - 1) + [int(workload.model.mtp_layers)]
+    layout = str(PipelineLayout.with_layers(layers, mtp))
+    return dataclasses.replace(workload, pipeline_layout=layout, embedding_units=0, loss_units=0)
 
 
 FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # title and cost fields, by part of a step

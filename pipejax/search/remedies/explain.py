@@ -13,10 +13,11 @@ from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.faults import NEGLIGIBLE, Fault
 from pipejax.analysis.step.step_parts import Part
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, wrong
+from pipejax.base.checks import check_types, unknown, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
+from pipejax.costs.model.launchers import Launch
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.system.system import System
@@ -30,7 +31,7 @@ from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
 from pipejax.search.remedies.candidates import Candidate, Memory, TableSearch, first_candidate
 from pipejax.search.remedies.effects import TREATMENTS, Effect, cause_effects
-from pipejax.search.remedies.shelves import SHELVES, check_launcher, step_launchers
+from pipejax.search.remedies.shelves import SHELVES, run_launches, step_launchers
 
 Changes = Callable[[Candidate], Iterator[Candidate]]
 # kinds of remedies, in the order in which they combine: those that replace the table come first,
@@ -103,6 +104,11 @@ class Remedy(NamedTuple):
     scenario: Scenario
     layers: tuple[int, ...] = ()
     search: TableSearch | None = None
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """Return options of launchers; at measured times those of the pipeline alone."""
+        return run_launches(self.scenario, self.layers)
 
 
 @short_repr
@@ -208,7 +214,9 @@ def explain(
             source = ModelCosts(costs, system)
         scenario = named_scenario(Scenario(run, costs=source, link=link))
     begin = first_candidate(scenario, stage_layers)
-    check_launcher(launcher, begin)
+    names = [launch.launcher for launch in run_launches(begin.scenario, begin.layers)]
+    if launcher not in (None, *names):
+        raise unknown("launcher", launcher, names)
     memory = Memory(begin, _limit(memory_limit, begin))
     kinds = {**KINDS, **(SEARCHES if search else {})}
     if schedules is not None or search:

@@ -1,10 +1,8 @@
 """Shelves of remedies: what a launcher runs today, what needs code, what needs other hardware."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from pipejax.analysis.scenario import Scenario
-from pipejax.base.checks import unknown
 from pipejax.costs.model.launchers import Launch, launches, pipeline_launches
 from pipejax.search.remedies.candidates import Candidate
 
@@ -15,22 +13,13 @@ SHELVES: Mapping[str, str] = {  # and what a remedy of each needs
 }
 
 
-class UnsaidStages(NamedTuple):
-    """Stages per worker that a launcher takes without these options."""
-
-    stages_per_worker: int
-    options: Collection[str]
-
-
 TABLE_SUFFIX = ".csv"  # of an option that names the file of a table
-UNSAID: Mapping[str, UnsaidStages] = {
-    "torchtitan": UnsaidStages(
-        2,
-        {
-            "parallelism.pipeline_parallel_layers_per_stage",
-            "parallelism.module_fqns_per_model_part",
-        },
-    ),
+# options that say the stages of each worker, of a launcher that otherwise takes one or two
+SAY_STAGES: Mapping[str, Collection[str]] = {
+    "torchtitan": {
+        "parallelism.pipeline_parallel_layers_per_stage",
+        "parallelism.module_fqns_per_model_part",
+    },
 }
 
 
@@ -40,13 +29,6 @@ def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...
     if workload is not None:
         return launches(workload, scenario.table())
     return pipeline_launches(scenario.table(), layers or None)
-
-
-def check_launcher(launcher: str | None, begin: Candidate) -> None:
-    """Refuse an unknown launcher."""
-    names = [launch.launcher for launch in run_launches(begin.scenario, begin.layers)]
-    if launcher is not None and launcher not in names:
-        raise unknown("launcher", launcher, names)
 
 
 def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
@@ -78,9 +60,9 @@ def _is_expressible(old: Candidate, new: Candidate) -> bool:
 
 def _says_stages(launch: Launch, candidate: Candidate) -> bool:
     """Return whether the options say the stages of each worker, and need no table file."""
-    if any(str(value).endswith(TABLE_SUFFIX) for value in launch.options.values()):
-        return False
-    unsaid = UNSAID.get(launch.launcher)
-    if unsaid is None or any(name in launch.options for name in unsaid.options):
-        return True
-    return candidate.table.stages_per_worker in (1, unsaid.stages_per_worker)
+    names = SAY_STAGES.get(launch.launcher, launch.options)
+    is_said = candidate.table.stages_per_worker <= 2 or any(
+        name in launch.options for name in names
+    )
+    has_file = any(str(value).endswith(TABLE_SUFFIX) for value in launch.options.values())
+    return is_said and not has_file
