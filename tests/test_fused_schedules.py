@@ -16,10 +16,6 @@ def build(name, workers, microbatches):
     return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
 
 
-def texts(table):
-    return [[format_cell(cell) for cell in row if cell] for row in table.rows()]
-
-
 @pytest.mark.parametrize(
     ("name", "file"),
     [
@@ -29,7 +25,8 @@ def texts(table):
 )
 def test_the_order_is_the_published_one(data, name, file):
     rows = list(csv.reader((data / f"{file}.csv").read_text().splitlines()))
-    assert texts(build(name, 4, 8)) == [[cell for cell in row if cell] for row in rows]
+    built = [[format_cell(cell) for cell in row if cell] for row in build(name, 4, 8).rows()]
+    assert built == [[cell for cell in row if cell] for row in rows]
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)

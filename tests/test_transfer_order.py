@@ -41,13 +41,10 @@ CROSSED = [
 ]
 
 
-def texts(table):
-    return [[format_cell(cell) for cell in row] for row in table.rows()]
-
-
 def by_reference(table, costs, queues, host_links=()):
     pipes = table.pipe_of_microbatch.tolist()
-    return reference.Run(texts(table), pipes, costs, "rendezvous", queues, host_links)
+    texts = [[format_cell(cell) for cell in row] for row in table.rows()]
+    return reference.Run(texts, pipes, costs, "rendezvous", queues, host_links)
 
 
 @st.composite
