@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import Times, closed_form
@@ -10,10 +11,6 @@ from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.held_activations import peak_in_flight
 
 SIZES = [(2, 4), (4, 8), (4, 14), (6, 18), (8, 16), (12, 30)]
-
-
-def build(name, workers, microbatches):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
 
 
 @pytest.mark.parametrize(
