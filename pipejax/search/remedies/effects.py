@@ -32,10 +32,6 @@ class Effect(NamedTuple):
       grows: time by which it grows, or that stays of the cause [s]; below 0 if it shrinks.
       without: time that the remedy saves if the part that grows is removed too [s]; None if it
         cannot be.
-
-    Example:
-      >>> Effect("cause", 0.263, "blocking", 0.094).part
-      'blocking'
     """
 
     what: str

@@ -356,19 +356,16 @@ class _Shelves:
 
     def select(self, kind: str, candidates: Sequence[Candidate]) -> list[Remedy]:
         """Keep those that shorten the step or make it fit in memory; of alternatives, the best."""
-        begin, memory = self.memory.begin, self.memory
+        begin, memory, remedies = self.memory.begin, self.memory, []
         min_gain = changes.MIN_GAIN * begin.step_time if memory.fits(begin) else -math.inf
-        useful = [
-            candidate
-            for candidate in sorted(candidates, key=_step_time)
-            if memory.fits(candidate) and begin.step_time - candidate.step_time > min_gain
-        ]
-        self.skipped += [c for c in useful if len(c.assumes) > MAX_ASSUMPTIONS]
-        remedies = [
-            self.remedy(kind, candidate, self.launchers(kind, begin, candidate))
-            for candidate in useful
-            if len(candidate.assumes) <= MAX_ASSUMPTIONS
-        ]
+        for candidate in sorted(candidates, key=_step_time):
+            if begin.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
+                continue
+            if len(candidate.assumes) > MAX_ASSUMPTIONS:
+                self.skipped.append(candidate)
+            else:
+                launchers = self.launchers(kind, begin, candidate)
+                remedies.append(self.remedy(kind, candidate, launchers))
         if kind not in BEST_ONLY:
             return remedies
         names = {name for remedy in remedies for name in remedy.launchers or [""]}
@@ -411,11 +408,11 @@ class _Shelves:
         max_time = (1 - changes.MIN_GAIN) * memory.begin.step_time
         if any(c.step_time < max_time and not memory.fits(c) for c in candidates["schedule"]):
             orders.append(SMALLER_FIRST)
-        combinations = [
+        combined = (
             self._apply_in_turn({kind: kinds[kind] for kind in order}, candidates, has_options)
             for order in orders
-        ]
-        return min(filter(None, combinations), key=lambda remedy: remedy.step_time, default=None)
+        )
+        return min(filter(None, combined), key=lambda remedy: remedy.step_time, default=None)
 
     def _apply_in_turn(
         self,
@@ -432,17 +429,11 @@ class _Shelves:
         for kind, change in kinds.items():
             max_time = best.step_time - changes.MIN_GAIN * begin.step_time
             options = candidates[kind] if best is begin else change(best)
-            better = [
-                c
-                for c in options
-                if c.step_time < max_time
-                and self.memory.fits(c)
-                and len(c.assumes) <= MAX_ASSUMPTIONS
-            ]
+            better = [c for c in options if c.step_time < max_time and self.memory.fits(c)]
             for candidate in sorted(better, key=_step_time):
                 launchers = {*self.launchers(kind, best, candidate)}
                 both = launchers if names is None else names & launchers
-                if both or not has_options:
+                if len(candidate.assumes) <= MAX_ASSUMPTIONS and (both or not has_options):
                     best, names = candidate, both
                     titles.append(candidate.what)
                     break

@@ -33,29 +33,18 @@ def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...
 
 def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
     """List the launchers that run a candidate, and whose options say what it changes."""
-    if not _is_expressible(old, new):
-        return ()
+    if old.layers and not new.layers:
+        return ()  # a layer would be divided
     before = {launch.launcher: launch for launch in run_launches(old.scenario, old.layers)}
     return tuple(
         launch.launcher
         for launch in run_launches(new.scenario, new.layers)
         if not launch.lacks
         and _says_stages(launch, new)
-        # equal options start the same run
+        # equal options start the same run: they say no times, places or order of messages
         and (launch.options, launch.program)
         != (before[launch.launcher].options, before[launch.launcher].program)
     )
-
-
-def _is_expressible(old: Candidate, new: Candidate) -> bool:
-    """Return whether a candidate keeps the links, places and times that no option says."""
-    scenario, before = new.scenario, old.scenario
-    if new.search is not None or (old.layers and not new.layers):
-        return False  # a table of its own, or a divided layer
-    has_moved_layers = bool(old.layers) and new.layers != old.layers
-    has_times = scenario.edits == before.edits or has_moved_layers
-    has_places = scenario.source.worker_places == before.source.worker_places
-    return has_times and has_places and scenario.links == before.links
 
 
 def _says_stages(launch: Launch, candidate: Candidate) -> bool:
