@@ -198,7 +198,8 @@ def _move_layers(
 def _with_layers(workload: Workload, layers: Sequence[int]) -> Workload:
     """Return the workload with these layers of each stage."""
     mtp = [0] * (len(layers) - 1) + [int(workload.model.mtp_layers)]
-    layout = str(PipelineLayout.with_layers(layers, mtp))
+    is_even = len({*layers}) == 1  # as launchers split them
+    layout = "" if is_even else str(PipelineLayout.with_layers(layers, mtp))
     return dataclasses.replace(workload, pipeline_layout=layout, embedding_units=0, loss_units=0)
 
 

@@ -42,8 +42,7 @@ def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
         if not launch.lacks
         and _says_stages(launch, new)
         # equal options start the same run: they say no times, places or order of messages
-        and (launch.options, launch.program)
-        != (before[launch.launcher].options, before[launch.launcher].program)
+        and launch != before[launch.launcher]
     )
 
 
