@@ -22,9 +22,13 @@ from rich.progress import track
 
 import pipejax as pj
 from pipejax.analysis import (
+    DEFAULT_STACK,
     EVIDENCE,
-    evidence_of_tables,
+    Runs,
+    error_range,
+    group_errors,
     judge,
+    measured_runs,
     measured_tables,
     prediction_errors,
 )
@@ -38,6 +42,7 @@ from sweeps.published.page import Section, page
 from sweeps.published.step_line import median_times, on_one_line, step_line
 
 FIGURE = "accuracy.png"  # beside the page
+FITTED = ("a100-vtrain", "b200-simumax")  # machines whose numbers come from the same runs
 
 
 class Limit(NamedTuple):
@@ -535,6 +540,64 @@ def run() -> tuple[list[Validation], list[Section]]:
     return validations, sections
 
 
+def evidence_of_tables(tables: Sequence[Validation]) -> list[dict[str, Any]]:
+    """Return the errors of tables in the form of `EVIDENCE`.
+
+    Args:
+      tables: tables with their predictions; runs to which their machine was fitted are skipped.
+
+    Returns:
+      For each source (the first word of the column), machine, stack and regime: the regime as a
+      calibrated system's file has it, and the errors of its configurations [%].
+
+    Raises:
+      ValueError: if there is no table, or a row names no machine.
+
+    Example:
+      >>> runs = pj.validate(pj.files.DATA / "measured" / "megatron_bridge_b300.csv")
+      >>> [(*row["regime"], len(row["errors"])) for row in evidence_of_tables([runs])]
+      [(0, 1, 8, 9), (0, 1, 16, 2), (0, 2, 16, 1)]
+    """
+    if not tables:
+        raise ValueError("tables: no table is given")
+    measured = joined([table.measured for table in tables])
+    error = np.concatenate([table.errors for table in tables])
+    stacks = np.where(measured.stack == "", DEFAULT_STACK, measured.stack)
+    sources = np.array([text.replace(",", " ").split()[0] for text in measured.source])
+    keys = np.array([sources, measured.system, stacks]).T
+    records = []
+    for source, system, stack in sorted(set(map(tuple, keys.tolist()))):
+        if system in FITTED:
+            continue
+        is_group = (keys == [source, system, stack]).all(axis=1)
+        per_node = float(pj.load_system(system).gpus_per_node)
+        errors = group_errors(measured.take(is_group), error[is_group], per_node)
+        records += [
+            {"source": source, "system": system, "stack": stack}
+            | {"regime": [*map(int, regime)], "errors": [*values]}
+            for regime, values in errors.items()
+        ]
+    return records
+
+
+def coverage(judged_runs: Sequence[Runs]) -> dict[str, list[bool]]:
+    """Say of each run, by its source, if it lies in the range that all other sources give."""
+    inside: dict[str, list[bool]] = {}
+    for group in judged_runs:
+        others = [other for other in measured_runs() if other.source != group.source]
+        ends = error_range(group.regime, group.system, others)
+        if ends is not None:
+            are_inside = [ends.low <= 1 / (1 + error / 100) <= ends.high for error in group.errors]
+            inside.setdefault(group.source, []).extend(are_inside)
+    return inside
+
+
+def evidence_text(validations: Sequence[Validation]) -> str:
+    """The file of evidence, with one record in a line."""
+    records = map(json.dumps, evidence_of_tables(validations))
+    return "[\n " + ",\n ".join(records) + "\n]\n"
+
+
 def main() -> None:
     """Write the page and the dataset, and print what the page says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -547,7 +610,7 @@ def main() -> None:
     except OSError as error:
         parser.error(f"--page {options.page}: {error.strerror}")
     validations, sections = run()
-    write_file(EVIDENCE, json.dumps(evidence_of_tables(validations), indent=1) + "\n")
+    write_file(EVIDENCE, evidence_text([*validations, *predicted(measured_tables(unseen=True))]))
     command.save(dataset(validations), options.out)
     write_file(options.page, page(sections, FIGURE))
     rows = [row for section in sections for row in section.accuracies]

@@ -221,7 +221,7 @@ def _view(
                 f"a microbatch has {size:g} sequences: --minibatch counts those of one pipeline, "
                 "not of the whole job"
             )
-        yield _evidence(scenario.workload, scenario.system, scenario.source.stack)
+        yield _evidence(scenario.workload, scenario.system, scenario.source.stack, result)
     else:
         peak = result["peak_in_flight"]
         yield f"at most {peak.max()} microbatches in flight, on worker {peak.argmax()}"
@@ -251,12 +251,15 @@ def _details(
     }
 
 
-def _evidence(workload: "pj.Workload", system: "pj.System", stack: str) -> object:
+def _evidence(
+    workload: "pj.Workload", system: "pj.System", stack: str, result: dict[str, Any]
+) -> object:
     """Say what the step time rests on, as a plan does."""
-    from pipejax.analysis.step.evidence import evidence_for, known_evidence, workload_regime
+    from pipejax.analysis.step.evidence import find_evidence, workload_regime
 
     regime = workload_regime(workload, float(system.gpus_per_node))
-    return evidence_line(regime, evidence_for(regime, known_evidence(system, stack)), system.name)
+    evidence = find_evidence(regime, system, stack)
+    return evidence_line(evidence, regime, system.name, float(result["makespan"]))
 
 
 def _fitting(

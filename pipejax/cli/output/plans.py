@@ -22,6 +22,7 @@ WORDS = {  # degrees of a layout, in the order in which a row names them
     "microbatches": "microbatches",
 }
 TIES = 2  # other layouts of an idea that a row names
+SOURCES = 2  # publications that a line names
 REVERSALS = 2  # numbers of the machine that a report names
 UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
@@ -36,7 +37,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     yield plain(
         f"MFU {percent(best.mfu)}; memory {gigabytes(best.memory_bytes)}; bound by {best.bound_by}"
     )
-    yield evidence_line(best.regime, best.evidence, request.system.name)
+    yield evidence_line(best.evidence, best.regime, request.system.name, best.step_time)
     yield _room(plan)
     yield _assumptions(plan)
     if plan.runners_up:
@@ -72,14 +73,28 @@ def _long_text(entry: "PlannedLayout") -> str:
     return f"{layout['schedule']}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
 
 
-def evidence_line(regime: object, evidence: "Evidence | None", system: str) -> object:
-    """Return how far predictions of similar runs were off."""
+def evidence_line(evidence: "Evidence | None", regime: object, system: str, step: float) -> object:
+    """Return the range of a step time, and the runs nearest to it; or that there are none."""
     if evidence is None:
-        return plain(f"extrapolated: no measured run on {system} is like this one ({regime})")
-    return plain(
-        f"evidence: {evidence.configurations} measured configurations like this one ({regime}) "
-        f"were predicted within {evidence.mean_error:.3g} % on average"
+        return plain(
+            f"extrapolated: nobody measured such runs ({regime}) on machines like {system}"
+        )
+    differs = f"; yours: {', '.join(evidence.differs)}" if evidence.differs else ""
+    nearest = (
+        f"nearest evidence: {evidence.configurations} configurations of "
+        f"{_short_list(evidence.sources)} ({evidence.regime}) on {evidence.system} with "
+        f"{evidence.stack}, "
+        f"{evidence.mean_error:.3g} % off, bias {evidence.bias:+.3g} %{differs}"
     )
+    if (ends := evidence.range(step)) is None:
+        return plain(f"extrapolated; {nearest}")
+    assert evidence.factors is not None
+    basis = evidence.factors.basis
+    return plain(f"expect {seconds(ends[0])} to {seconds(ends[1])} (90 %, {basis}); {nearest}")
+
+
+def _short_list(sources: Sequence[str]) -> str:
+    return ", ".join(sources) if len(sources) <= SOURCES else f"{len(sources)} sources"
 
 
 def _room(plan: "PlanResult") -> object:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from pipejax.analysis.scenario import Scenario
-from pipejax.analysis.step.evidence import Evidence, Regime, evidence_for, known_evidence
+from pipejax.analysis.step.evidence import Evidence, Regime, find_evidence, operand_bits
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
-from pipejax.costs.layers.formulas import OPERAND_BYTES, model_flop
+from pipejax.costs.layers.formulas import model_flop
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.stack import Stack, machine_software
 from pipejax.costs.model.workload_fields import PRECISIONS
@@ -239,19 +239,18 @@ class _Keeper:
 
 def evidence_by_row(request: PlanRequest, layouts: Layouts) -> list[Evidence | None]:
     """Return the measured evidence of each layout's regime; None if there is none."""
-    measured = known_evidence(request.system, request.stack)
     regimes = layout_regimes(request, layouts)
-    evidence = {regime: evidence_for(regime, measured) for regime in {*regimes}}
+    evidence = {x: find_evidence(x, request.system, request.stack) for x in {*regimes}}
     return [evidence[regime] for regime in regimes]
 
 
 def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
     """Return the regime of each layout."""
-    is_narrow = request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES
+    bits = operand_bits(request.shared.get("precision", PRECISIONS[0]))
     far = layouts.expert > float(request.system.gpus_per_node)
     experts = np.where(request.model.moe is None, 0, 1 + far)
     pairs = zip((layouts.zero >= 3).tolist(), experts.tolist(), strict=True)
-    return [Regime(*pair, is_narrow) for pair in pairs]
+    return [Regime(*pair, bits) for pair in pairs]
 
 
 def _parted(
