@@ -22,12 +22,10 @@ from pipejax.analysis.step.evidence import (
     EVIDENCE as EVIDENCE,
     MAX_MEAN_ERROR as MAX_MEAN_ERROR,
     MIN_CONFIGURATIONS as MIN_CONFIGURATIONS,
-    Evidence as Evidence,
     Runs as Runs,
-    are_tied as are_tied,
+    as_numbers as as_numbers,
     as_runs as as_runs,
     error_range as error_range,
-    find_evidence as find_evidence,
     group_errors as group_errors,
     measured_runs as measured_runs,
 )

@@ -25,6 +25,7 @@ from pipejax.analysis import (
     DEFAULT_STACK,
     EVIDENCE,
     Runs,
+    as_numbers,
     error_range,
     group_errors,
     judge,
@@ -547,16 +548,16 @@ def evidence_of_tables(tables: Sequence[Validation]) -> list[dict[str, Any]]:
       tables: tables with their predictions; runs to which their machine was fitted are skipped.
 
     Returns:
-      For each source (the first word of the column), machine, stack and regime: the regime as a
-      calibrated system's file has it, and the errors of its configurations [%].
+      For each source (the first word of the column), machine and stack the errors [%] of each
+      regime, as in the file of a calibrated system.
 
     Raises:
       ValueError: if there is no table, or a row names no machine.
 
     Example:
       >>> runs = pj.validate(pj.files.DATA / "measured" / "megatron_bridge_b300.csv")
-      >>> [(*row["regime"], len(row["errors"])) for row in evidence_of_tables([runs])]
-      [(0, 1, 8, 9), (0, 1, 16, 2), (0, 2, 16, 1)]
+      >>> [row[:3] for row in evidence_of_tables([runs])[0]["errors"]]
+      [[0, 1, 8], [0, 1, 16], [0, 2, 16]]
     """
     if not tables:
         raise ValueError("tables: no table is given")
@@ -571,12 +572,9 @@ def evidence_of_tables(tables: Sequence[Validation]) -> list[dict[str, Any]]:
             continue
         is_group = (keys == [source, system, stack]).all(axis=1)
         per_node = float(pj.load_system(system).gpus_per_node)
-        errors = group_errors(measured.take(is_group), error[is_group], per_node)
-        records += [
-            {"source": source, "system": system, "stack": stack}
-            | {"regime": [*map(int, regime)], "errors": [*values]}
-            for regime, values in errors.items()
-        ]
+        errors = as_numbers(group_errors(measured.take(is_group), error[is_group], per_node))
+        names = {"source": source, "system": system, "stack": stack}
+        records.append(names | {"errors": [*map(list, errors)]})
     return records
 
 

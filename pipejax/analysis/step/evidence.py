@@ -1,6 +1,7 @@
 """Evidence: measured runs nearest to a workload, and the range of step times that follows."""
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +48,7 @@ class Regime(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Measured runs of one source, machine, stack and regime; `EVIDENCE` has one such a line."""
+    """Measured runs of one source, machine, stack and regime."""
 
     source: str
     system: str
@@ -66,25 +67,15 @@ class ErrorRange(NamedTuple):
 
 @short_repr
 class Evidence(NamedTuple):
-    """Measured runs nearest to a workload, and the range of its step time.
+    """Measured runs nearest to a workload, and the range of its step time."""
 
-    Attributes:
-      regime: of the nearest runs.
-      errors: predicted / measured - 1 of each of their configurations [%].
-      sources: their publications.
-      system: their machine.
-      stack: their software.
-      differs: facts of the workload in which the nearest runs differ from it; empty if in none.
-      factors: range of measured / predicted step times; None if unknown.
-    """
-
-    regime: Regime
-    errors: tuple[float, ...]
-    sources: tuple[str, ...] = ()
+    regime: Regime  # of the runs
+    errors: tuple[float, ...]  # predicted / measured - 1 of each configuration [%]
+    sources: tuple[str, ...] = ()  # their publications
     system: str = ""
     stack: str = ""
-    differs: tuple[str, ...] = ()
-    factors: ErrorRange | None = None
+    differs: tuple[str, ...] = ()  # facts of the workload that the runs do not share
+    factors: ErrorRange | None = None  # None if unknown
 
     @property
     def configurations(self) -> int:
@@ -103,11 +94,9 @@ class Evidence(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Return the mean absolute difference of the errors of two configurations [%]."""
-        first, second = np.triu_indices(len(self.errors), 1)
-        errors = np.array(self.errors)
-        # one configuration says nothing of differences
-        return float(np.abs(errors[first] - errors[second]).mean()) if len(first) else math.nan
+        """Return the mean absolute difference of two errors [%]; NaN if there is only one."""
+        differences = [abs(a - b) for a, b in itertools.combinations(self.errors, 2)]
+        return float(np.mean(differences)) if differences else math.nan
 
     @property
     def is_enough(self) -> bool:
@@ -172,58 +161,49 @@ def from_numbers(row: Sequence[float]) -> tuple[Regime, tuple[float, ...]]:
     return Regime(bool(splits), int(experts), int(bits)), tuple(errors)
 
 
+def as_runs(records: Iterable[Mapping[str, Any]]) -> tuple[Runs, ...]:
+    """Return records in the form of `EVIDENCE` as runs."""
+    return tuple(
+        Runs(record["source"], record["system"], record["stack"], *from_numbers(row))
+        for record in records
+        for row in record["errors"]
+    )
+
+
 @functools.cache
 def measured_runs() -> tuple[Runs, ...]:
     """Return the runs that come with pipejax."""
     return as_runs(json.loads(EVIDENCE.read_text("utf-8")))
 
 
-def as_runs(records: Iterable[Mapping[str, Any]]) -> tuple[Runs, ...]:
-    """Return records in the form of `EVIDENCE` as runs."""
-    return tuple(
-        Runs(
-            row["source"], row["system"], row["stack"], *from_numbers(row["regime"] + row["errors"])
-        )
-        for row in records
-    )
+def _alike(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
+    """Return the runs of models that have experts as the regime does."""
+    return [group for group in runs if (group.regime.experts > 0) == (regime.experts > 0)]
 
 
-def _generation(system: str) -> str | None:
-    """Return the generation of a machine; None if it is of none that was measured."""
-    return next((name for name, systems in GENERATIONS.items() if system in systems), None)
-
-
-def _is_alike(runs: Runs, regime: Regime, generation: str | None = None) -> bool:
-    """Return whether runs are of models with or without experts alike, and of a generation."""
-    is_near = generation is None or _generation(runs.system) == generation
-    return is_near and (runs.regime.experts > 0) == (regime.experts > 0)
+def _near(runs: Iterable[Runs], system: str) -> list[Runs]:
+    """Return the runs on machines of the same generation; none if that is unknown."""
+    systems = next((names for names in GENERATIONS.values() if system in names), ())
+    return [group for group in runs if group.system in systems]
 
 
 def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange | None:
-    """Return the range of measured / predicted step times of a new source.
+    """Return the range of measured / predicted step times of a new source; None without runs.
 
     The class of a workload is models with or without experts on one generation of machines. A new
     source is as likely to be like each of the K sources of the class as like none of them. In the
     latter case the next wider class decides: all generations, then all models. All sources count
     alike, and so do all runs of a source. The range leaves 5 % at either end.
-
-    Args:
-      regime: of the workload.
-      system: name of the machine.
-      runs: of any class.
-
-    Returns:
-      The range; None if no run is of the class.
     """
-    all_runs, generation = tuple(runs), _generation(system)
-    alike = [group for group in all_runs if _is_alike(group, regime)]
-    near = [group for group in alike if _is_alike(group, regime, generation)]
-    if generation is None or not near:
+    levels = [[*runs]]
+    levels.insert(0, _alike(levels[0], regime))
+    levels.insert(0, _near(levels[0], system))
+    if not levels[0]:
         return None
     ratios: list[float] = []
     weights: list[float] = []
     share = 1.0
-    for level in (near, alike, all_runs):
+    for level in levels:
         errors: dict[str, list[float]] = {}
         for group in level:
             errors.setdefault(group.source, []).extend(group.errors)
@@ -236,27 +216,20 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     tail = (1 - PERCENT / 100) / 2
     ends = np.searchsorted(cumulative / cumulative[-1], [tail, 1 - tail])
     low, high = np.array(ratios)[order][ends].tolist()
-    sources = len({group.source for group in near})
+    sources = len({group.source for group in levels[0]})
+    generation = next(name for name, names in GENERATIONS.items() if system in names)
     kind = "with experts" if regime.experts else "without experts"
-    basis = f"from {sources} source{'s'[: sources > 1]} of models {kind} on {generation}"
-    # the range leaves out as much as wider classes add
-    is_wide = 1 / (sources + 1) > 1 - PERCENT / 100
-    return ErrorRange(low, high, f"{basis} and from wider classes" if is_wide else basis)
+    basis = f"sources: {sources} of models {kind} on {generation}"
+    is_wide = 1 / (sources + 1) > 1 - PERCENT / 100  # wider classes add what the range leaves out
+    return ErrorRange(low, high, f"{basis}, and wider classes" if is_wide else basis)
 
 
 def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None:
-    """Return the nearest evidence about a workload on a machine and its software.
+    """Return the runs that differ from a workload in the fewest facts, and the range of its times.
 
-    A calibrated machine has that of its own runs, and their band as the range. Other machines have
-    runs that come with pipejax, of models with experts or without, on machines of one generation.
-
-    Args:
-      regime: of the workload.
-      system: the machine.
-      stack: name of the software; empty for the default.
-
-    Returns:
-      The runs that differ in the fewest facts; None if nobody measured such models there.
+    A calibrated machine has its own runs, and their band as the range. Other machines have runs
+    that come with pipejax, of models with experts or without, on machines of one generation. The
+    result is None if there are none. An empty stack is the default.
 
     Example:
       >>> import pipejax as pj
@@ -267,51 +240,36 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
       >>> low < 7.0 < evidence.pessimistic(7.0) == high
       True
     """
-    if system.calibration is None:
-        factors, generation = (
-            error_range(regime, system.name, measured_runs()),
-            _generation(system.name),
-        )
-        if factors is None:
-            return None
-        nearest = _nearest(regime, system.name, stack or DEFAULT_STACK, measured_runs(), generation)
-        return None if nearest is None else nearest._replace(factors=factors)
-    record = system.calibration
-    software = record.stack or stack or DEFAULT_STACK
-    rows = [from_numbers(row) for row in record.evidence]
-    runs = [Runs(record.source, system.name, software, *row) for row in rows]
-    nearest = _nearest(regime, system.name, stack or software, runs)
-    if nearest is None or nearest.differs:
-        return nearest
-    bands = (band for band in record.bands if band.percent == PERCENT)
-    factors = next((ErrorRange(x.low, x.high, "from its own runs") for x in bands), None)
-    return nearest._replace(factors=factors)
-
-
-def _nearest(
-    regime: Regime, system: str, stack: str, runs: Iterable[Runs], generation: str | None = None
-) -> Evidence | None:
-    """Return the runs that differ in the fewest facts; few runs only if there are no others."""
+    record, runs = system.calibration, _near(measured_runs(), system.name)
+    software = stack or DEFAULT_STACK
+    if record is not None:
+        software = stack or record.stack or DEFAULT_STACK
+        rows = map(from_numbers, record.evidence)
+        runs = [Runs(record.source, system.name, record.stack or software, *row) for row in rows]
     groups: dict[tuple[str, str, Regime], list[Runs]] = {}
-    for group in runs:
-        if _is_alike(group, regime, generation):
-            groups.setdefault((group.system, group.stack, group.regime), []).append(group)
+    for group in _alike(runs, regime):
+        groups.setdefault((group.system, group.stack, group.regime), []).append(group)
     candidates = []
-    for (name, software, kind), parts in groups.items():
-        pairs = zip((*regime.facts, system, stack), (*kind.facts, name, software), strict=True)
+    for (name, other, kind), parts in groups.items():
+        pairs = zip((*regime.facts, system.name, software), (*kind.facts, name, other), strict=True)
         errors = tuple(error for part in parts for error in part.errors)
         sources = tuple(dict.fromkeys(part.source for part in parts))
-        differs = tuple(fact for fact, other in pairs if fact != other)
-        candidates.append(Evidence(kind, errors, sources, name, software, differs))
-    return max(
-        candidates,
-        key=lambda record: (
-            record.configurations >= MIN_CONFIGURATIONS,
-            -len(record.differs),
-            record.configurations,
-        ),
-        default=None,
-    )
+        differs = tuple(fact for fact, measured in pairs if fact != measured)
+        candidates.append(Evidence(kind, errors, sources, name, other, differs))
+    if not candidates:
+        return None
+    nearest = max(candidates, key=_nearness)
+    if record is None:
+        return nearest._replace(factors=error_range(regime, system.name, measured_runs()))
+    bands = [band for band in record.bands if band.percent == PERCENT and not nearest.differs]
+    factors = [ErrorRange(band.low, band.high, "its own runs") for band in bands]
+    return nearest._replace(factors=next(iter(factors), None))
+
+
+def _nearness(evidence: Evidence) -> tuple[bool, int, int]:
+    """Return a key that sorts evidence by nearness; few runs count only if there are no others."""
+    is_many = evidence.configurations >= MIN_CONFIGURATIONS
+    return is_many, -len(evidence.differs), evidence.configurations
 
 
 def are_tied(
@@ -319,16 +277,9 @@ def are_tied(
 ) -> Bool[NumpyArray, " layouts"]:
     """Return which layouts predictions cannot tell from the fastest.
 
-    Two layouts of one job share what is wrong about the machine. They tie if their times differ by
-    at most the `spread` of the errors in the nearest evidence. A layout without evidence ties with
-    none: its error is unknown.
-
-    Args:
-      times: predicted step times [s].
-      evidence: of each layout.
-
-    Returns:
-      The layouts that tie with the fastest, itself included.
+    Layouts of one job share errors of the machine. They tie with the fastest if they are slower by
+    at most the `spread` of errors in their evidence. Without evidence, none ties: its error is
+    unknown.
 
     Example:
       >>> runs = Evidence(Regime(False, 0, 16), (1.0, 3.0, 2.0))  # spread 1.3 %

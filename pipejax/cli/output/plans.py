@@ -1,10 +1,10 @@
 """A plan as text: the best layout, the next ones, and what would change the order."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import Column, folded, plain, rows_table
+from pipejax.cli.output.report import Column, folded, pick, plain, rows_table
 
 if TYPE_CHECKING:
     from pipejax.analysis.step.evidence import Evidence
@@ -37,7 +37,8 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     yield plain(
         f"MFU {percent(best.mfu)}; memory {gigabytes(best.memory_bytes)}; bound by {best.bound_by}"
     )
-    yield evidence_line(best.evidence, best.regime, request.system.name, best.step_time)
+    evidence = evidence_json(best.evidence, best.step_time)
+    yield evidence_line(evidence, best.regime, request.system.name)
     yield _room(plan)
     yield _assumptions(plan)
     if plan.runners_up:
@@ -73,28 +74,35 @@ def _long_text(entry: "PlannedLayout") -> str:
     return f"{layout['schedule']}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
 
 
-def evidence_line(evidence: "Evidence | None", regime: object, system: str, step: float) -> object:
-    """Return the range of a step time, and the runs nearest to it; or that there are none."""
+def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | None:
+    """Return the nearest runs, their errors [%], and the range of a step time [s]."""
     if evidence is None:
+        return None
+    names = "configurations mean_error bias sources system stack differs"
+    basis = evidence.factors and evidence.factors.basis
+    more = {"regime": str(evidence.regime), "range": evidence.range(step), "range_basis": basis}
+    return pick(evidence, names) | more
+
+
+def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) -> object:
+    """Say from `evidence_json` how sure a step time is, and what runs are nearest to it."""
+    if record is None:
         return plain(
             f"extrapolated: nobody measured such runs ({regime}) on machines like {system}"
         )
-    differs = f"; yours: {', '.join(evidence.differs)}" if evidence.differs else ""
-    nearest = (
-        f"nearest evidence: {evidence.configurations} configurations of "
-        f"{_short_list(evidence.sources)} ({evidence.regime}) on {evidence.system} with "
-        f"{evidence.stack}, "
-        f"{evidence.mean_error:.3g} % off, bias {evidence.bias:+.3g} %{differs}"
+    sources = ", ".join(record["sources"])
+    if len(record["sources"]) > SOURCES:
+        sources = f"{len(record['sources'])} sources"
+    differs = f"; yours: {', '.join(record['differs'])}" if record["differs"] else ""
+    expected = "extrapolated"
+    if record["range"] is not None:
+        ends = " to ".join(map(seconds, record["range"]))
+        expected = f"expect {ends} (90 %, {record['range_basis']})"
+    return plain(
+        f"{expected}; nearest evidence: {record['configurations']} configurations of {sources} "
+        f"({record['regime']}) on {record['system']} with {record['stack']}, "
+        f"{record['mean_error']:.3g} % off, bias {record['bias']:+.3g} %{differs}"
     )
-    if (ends := evidence.range(step)) is None:
-        return plain(f"extrapolated; {nearest}")
-    assert evidence.factors is not None
-    basis = evidence.factors.basis
-    return plain(f"expect {seconds(ends[0])} to {seconds(ends[1])} (90 %, {basis}); {nearest}")
-
-
-def _short_list(sources: Sequence[str]) -> str:
-    return ", ".join(sources) if len(sources) <= SOURCES else f"{len(sources)} sources"
 
 
 def _room(plan: "PlanResult") -> object:
