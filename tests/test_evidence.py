@@ -24,7 +24,7 @@ from pipejax.analysis.step.evidence import (
 )
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.system.system import DATA, Band, CalibrationRecord
-from pipejax.sweep.plan.plan import chances
+from pipejax.sweep.plan.plan import layout_regimes
 from sweeps.published.fidelity import coverage, evidence_of_tables
 
 QUICK = ("llm_foundry_h100", "torchtitan_h100", "megatron_bridge_b300")  # tables
@@ -140,7 +140,9 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
     assert {ranked.layout["zero"] for ranked in first} == {1}
     assert {ranked.layout["zero"] for ranked in result.outside} == {3}
     assert all(ranked.evidence.is_enough for ranked in first)
-    assert sum(ranked.chance for ranked in first) == pytest.approx(1)
+    spread = result.best.evidence.spread / 100
+    ratios = [ranked.step_time / result.best.step_time for ranked in first]
+    assert result.num_tied == sum(ratio <= 1 + spread for ratio in ratios)
     # one run, which is no evidence
     assert {str(ranked.evidence) for ranked in result.outside} != {"None"}
     rows = as_numbers({SPLIT: FIVE})
@@ -149,21 +151,15 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
     assert {ranked.layout["zero"] for ranked in (calibrated.best, *calibrated.runners_up)} == {3}
     assert {ranked.evidence.differs for ranked in calibrated.outside} == {("ZeRO 0 to 2",)}
     unknown = layouts(dataclasses.replace(h100, name="of one's own"))
-    assert (unknown.outside, unknown.best.evidence, unknown.best.chance) == ((), None, 0)
+    assert (unknown.outside, unknown.best.evidence, unknown.num_tied) == ((), None, 0)
     assert unknown.best.step_time == min(ranked.step_time for ranked in (*first, *result.outside))
 
 
 def test_runs_of_dense_models_tell_nothing_of_experts():
     choices = {"tensor": [2], "pipeline": [2], "zero": [1], "recompute": ["none"], "expert": [1, 8]}
-    result = pj.plan(
-        "mixtral-8x7b",
-        "h100",
-        gpus=64,
-        minibatch=64,
-        schedules=["1f1b"],
-        choices=choices | {"context": [1], "microbatch_size": [1]},
-        memory_limit=1e12,
-    )
+    more = {"choices": choices | {"context": [1], "microbatch_size": [1]}, "memory_limit": 1e12}
+    job = {"gpus": 64, "minibatch": 64, "schedules": ["1f1b"], **more}
+    result = pj.plan("mixtral-8x7b", "h100", **job)
     assert result.best.regime == "16 bits, ZeRO 0 to 2, experts within nodes"
     evidence = result.best.evidence
     assert evidence is None or evidence.regime.experts == 1
@@ -196,12 +192,18 @@ def test_a_plan_has_the_band_of_evaluate(layouts):
     assert best.band_percent == 80
 
 
-def test_chances_are_those_of_draws():
-    times, spreads = np.array([1.0, 1.01, 1.1, 1.02]), np.array([0.02, 0.02, 0.02, 0.1])
-    draws = np.log(times) + spreads * np.random.default_rng(0).standard_normal((200_000, 4))
-    counted = np.bincount(draws.argmin(axis=1), minlength=4) / len(draws)
-    np.testing.assert_allclose(chances(times, spreads), counted, atol=0.005)
-    alike = chances([1.0, 1.0, 2.0], [0.01] * 3)
-    assert alike[0] == pytest.approx(0.5)
-    assert alike[2] < 1e-6
-    assert chances([3.0], [0.1]) == pytest.approx([1.0])
+def test_each_unmeasured_regime_has_its_best_layout_apart():
+    choices = {"tensor": [2], "pipeline": [2], "context": [1], "microbatch_size": [1]}
+    choices |= {"zero": [1, 3], "recompute": ["full"], "expert": [1, 8, 32]}
+    job = {"gpus": 256, "minibatch": 256, "precision": "fp8", "schedules": ["1f1b"]}
+    result = pj.plan("qwen3-30b-a3b", "h100", **job, choices=choices, exhaustive=True)
+    ranked = (result.best, *result.runners_up)
+    measured = {f"8 bits, ZeRO 0 to 2, experts {where} nodes" for where in ("within", "over")}
+    assert {layout.regime for layout in ranked} == measured
+    times = {}
+    for k, layout in enumerate(layout_regimes(result.request, result.layouts)):
+        step = result.estimates.step_time[k]
+        times[str(layout)] = np.nanmin([step, times.get(str(layout), np.inf)])
+    apart = {layout.regime: layout.step_time for layout in result.outside}
+    assert apart == {regime: times[regime] for regime in times.keys() - measured}
+    assert len(apart) == 2

@@ -99,10 +99,14 @@ class Evidence(NamedTuple):
         return float(np.mean(differences)) if differences else math.nan
 
     @property
+    def is_many(self) -> bool:
+        """Return whether there are enough configurations to judge predictions by."""
+        return self.configurations >= MIN_CONFIGURATIONS
+
+    @property
     def is_enough(self) -> bool:
         """Return whether a step time is no extrapolation: runs of its kind, well predicted."""
-        is_many = self.configurations >= MIN_CONFIGURATIONS
-        return not self.differs and is_many and self.mean_error <= MAX_MEAN_ERROR
+        return not self.differs and self.is_many and self.mean_error <= MAX_MEAN_ERROR
 
     def range(self, step: float) -> tuple[float, float] | None:
         """Return the range of measured times for a prediction [s]; None if unknown."""
@@ -268,8 +272,7 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
 
 def _nearness(evidence: Evidence) -> tuple[bool, int, int]:
     """Return a key that sorts evidence by nearness; few runs count only if there are no others."""
-    is_many = evidence.configurations >= MIN_CONFIGURATIONS
-    return is_many, -len(evidence.differs), evidence.configurations
+    return evidence.is_many, -len(evidence.differs), evidence.configurations
 
 
 def are_tied(

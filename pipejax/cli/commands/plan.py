@@ -157,6 +157,7 @@ def plan(
         "best": _as_json(planned.best) | stages,
         "runners_up": [_as_json(entry) for entry in planned.runners_up],
         "outside": [_as_json(entry) for entry in planned.outside],
+        "tied": planned.num_tied,
         "reversals": [entry._asdict() for entry in planned.break_even_factors],
         **pick(planned, "enumerated fitting evaluated programs seconds"),
         "launch": launch_json(launches),

@@ -43,11 +43,10 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     yield _assumptions(plan)
     if plan.runners_up:
         yield from _break_even(plan)
-    if plan.outside:
-        first = plan.outside[0]
+    for entry in plan.outside:
         yield plain(
-            f"not ranked, too little is measured of {first.regime}: {seconds(first.step_time)} "
-            f"with {_long_text(first)}; calibrate first"
+            f"not ranked, nobody measured {entry.regime} here well: {seconds(entry.step_time)} "
+            f"with {_long_text(entry)}"
         )
 
 
@@ -129,11 +128,14 @@ def _assumptions(plan: "PlanResult") -> object:
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
-    """Yield what would have to hold for the runner-up to win."""
-    lag = plan.runners_up[0].step_time / plan.best.step_time - 1
-    if lag <= 0:
-        yield "the second layout is as fast, but less is measured of such layouts"
+    """Yield the layouts that may be as fast, or what would have to hold for the second to win."""
+    if plan.num_tied > 1:
+        yield (
+            f"{plan.num_tied} layouts tie: predictions of such runs differ by as much "
+            "(--details lists them)"
+        )
         return
+    lag = plan.runners_up[0].step_time / plan.best.step_time - 1
     cases = [
         f"{number.number} is {_quantity(number.number, number.value)} ({number.factor:.3g} times)"
         for number in plan.break_even_factors[:REVERSALS]
