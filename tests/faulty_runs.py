@@ -65,7 +65,8 @@ def _recorded(table, random, factor, message, ahead, late):
     """Run all steps one behind the other."""
     parts, begin = [], 0.0
     shape = table.num_stages, table.num_microbatches
-    has = {name: 1.0 for name in OPS if name in {cell.name for cell in _phases(table)}}
+    phases = {op.phase.name for row in table.rows() for cell in row for op in cell}
+    has = {name: 1.0 for name in OPS if name in phases}
     for step in range(STEPS):
         took = {k: factor[step] * random.lognormal(0, NOISE, shape) for k in has}
         gaps = {k: random.exponential(GAP, shape) for k in has}
@@ -88,10 +89,6 @@ def _recorded(table, random, factor, message, ahead, late):
     for at, name in ((2, "start"), (3, "end")):
         columns[name] = np.concatenate([part[at] for part in parts]) + ahead[columns["worker"]]
     return pj.traces.Trace.from_columns(columns, OPS)
-
-
-def _phases(table):
-    return {op.phase for row in table.rows() for cell in row for op in cell}
 
 
 def find_suspects(trace):

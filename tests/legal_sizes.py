@@ -2,6 +2,7 @@
 
 import itertools
 
+import pipejax as pj
 from pipejax.schedules import REGISTRY
 
 LEGAL = {  # what is said, and what it means
@@ -15,6 +16,11 @@ LEGAL = {  # what is said, and what it means
 # schedules whose microbatches are in slices, which files and runtimes of others have no word for
 SLICED = ("seq-1f1b", "terapipe", "slimpipe", "chunked-prefill")
 WHOLE = tuple(name for name in REGISTRY if name not in SLICED)
+
+
+def build(name, workers, microbatches, **options):
+    """Build a registered schedule."""
+    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
 
 
 def is_legal(name, workers, microbatches):

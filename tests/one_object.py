@@ -158,19 +158,11 @@ def alone(costs):
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], costs)
 
 
-def _makespan(options):
-    return [float(pj.makespan(options.padded, row)) for row in options.rows]
-
-
 def _finish_times(options):
     for row, run in zip(options.rows, options.runs, strict=True):
         finish = np.asarray(pj.finish_times(options.padded, row))
         assert np.array_equal(finish[: len(run.node_finish)], run.node_finish)
         yield finish.max()
-
-
-def _batch(options):
-    return pj.makespans(options.program, options.many, batch_size=MANY, unroll=False)
 
 
 def _batch_of_one(options):
@@ -197,10 +189,6 @@ def _corners(options):
     last = np.append(program.last_node, none)[:WORKERS]
     named = {f"costs {k}": row for k, row in enumerate(options.rows)}
     return pj.analysis.corners(dataclasses.replace(program, last_node=last), named).makespan
-
-
-def _first_path(options):
-    return [pj.analysis.longest_paths(run, 1)[0].length for run in options.runs]
 
 
 def _formula(options):
@@ -250,10 +238,6 @@ def _jitter(options):
     ).makespans
 
 
-def _sweep(options):
-    return _step_times(options.program, options.many, len(options.rows))
-
-
 def _periods(options):
     """As it is, grown by periods, and what each further microbatch takes, of the first costs."""
     program, costs, step = (
@@ -297,25 +281,22 @@ def _has_period(options):
 
 
 DOORS = {
-    "makespan": Door(_makespan),
+    "makespan": Door(lambda x: [float(pj.makespan(x.padded, row)) for row in x.rows]),
     "finish_times": Door(_finish_times, rounding=0.0),
-    "makespans": Door(_batch),
+    "makespans": Door(lambda x: pj.makespans(x.program, x.many, batch_size=MANY, unroll=False)),
     "makespans of one": Door(_batch_of_one),
     "makespans in float32": Door(_single_precision, rounding=NODES * 2.0**-24),
     "makespans_and_grad": Door(_counts),
     "corners": Door(_corners),
-    "first path": Door(_first_path),
+    "first path": Door(lambda x: [pj.analysis.longest_paths(run, 1)[0].length for run in x.runs]),
     "formula": Door(
-        _formula, applies=lambda x: x.exact and not x.links.eager_below and _is_linear(x)
+        _formula,
+        applies=lambda x: x.exact and not x.links.eager_below and x.rows[0].pair_factor is None,
     ),
     "certificate": Door(_certificate),
     "trace": Door(_trace, rounding=1e-9, off=2e-9),
     "explorer": Door(_explorer, applies=lambda x: not x.links.eager_below),
     "jitter": Door(_jitter, rounding=0.0),
-    "sweep": Door(_sweep),
+    "sweep": Door(lambda x: _step_times(x.program, x.many, len(x.rows))),
     "periods": Door(_periods, off=1e-12, applies=_has_period),
 }
-
-
-def _is_linear(options):
-    return options.rows[0].pair_factor is None

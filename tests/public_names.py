@@ -1,6 +1,7 @@
 """The public names by namespace, as their stubs list them."""
 
 import inspect
+import typing
 
 import pipejax as pj
 
@@ -72,3 +73,11 @@ PARTS = {
 def public():
     """Every public name, with its namespace."""
     return [f"{room}.{name}" if room else name for room, names in NAMES.items() for name in names]
+
+
+def get_classes(annotation):
+    """Classes of pipejax that an annotation names."""
+    if inspect.isclass(annotation) and annotation.__module__.startswith("pipejax."):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from get_classes(part)

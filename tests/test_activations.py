@@ -12,8 +12,6 @@ from pipejax.costs.layers.formulas import (
 )
 from pipejax.costs.model.layout import Layout
 
-MIB = 2.0**20
-
 
 def test_context_parallelism_divides_all_of_it():
     for name, kind in (("gpt3-175b", "dense"), ("deepseek-v3", "moe")):

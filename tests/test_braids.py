@@ -6,6 +6,7 @@ Rules and orders are written down again: of Megatron-LM from `TransformerLayerSc
 
 import numpy as np
 import pytest
+from legal_sizes import build
 from reference import assert_runs, parsed, texts
 from test_megatron_orders import megatron_row
 
@@ -38,11 +39,6 @@ def make_costs(times, hop=0.1):
     return pj.Costs(transmit=hop, others={letters.lower(): t for letters, t in times.items()})
 
 
-def built(name, workers, microbatches, **options):
-    arguments = {"num_workers": workers, "num_microbatches": microbatches}
-    return pj.schedules.build(name, **arguments, **options)
-
-
 def by_lane(row):
     return [[op for op in row if (op[0] in NET) == nearby] for nearby in (False, True)]
 
@@ -65,7 +61,7 @@ MEGATRON = {"F": "Fa Fd Fm Fc", "B": "Bc Bm Bd Ba", "FB": "Bc Fa Bm Fd Bd Fm Fc 
 def test_the_order_of_megatron(workers, stages):
     """Warm-up with a forward more, then pairs, in each the order in which ops are launched."""
     for microbatches in range(workers, 3 * workers + 1, workers):
-        table = built("combined-1f1b", workers, microbatches, stages_per_worker=stages)
+        table = build("combined-1f1b", workers, microbatches, stages_per_worker=stages)
         for rank, row in enumerate(parsed(texts(table))):
             plain = megatron_row(workers, microbatches, stages, workers, 1, rank)
             (ops,) = parsed([plain])
@@ -79,8 +75,8 @@ def test_the_order_of_megatron(workers, stages):
 
 
 def test_the_braid_takes_123_seconds_where_1f1b_takes_162():
-    braid = pj.evaluate(built("combined-1f1b", 4, 16), make_costs(TIMES))
-    plain = pj.evaluate(built("1f1b", 4, 16), pj.Costs(forward=3.2, backward=5.2, transmit=0.1))
+    braid = pj.evaluate(build("combined-1f1b", 4, 16), make_costs(TIMES))
+    plain = pj.evaluate(build("1f1b", 4, 16), pj.Costs(forward=3.2, backward=5.2, transmit=0.1))
     assert (braid.makespan, plain.makespan) == pytest.approx((123.2, 162.4))
     assert braid.peak_in_flight.tolist() == [8, 6, 4, 2]
 
@@ -90,7 +86,7 @@ def test_combined_runs_as_the_event_loop(stages):
     rng = np.random.default_rng(stages)
     for workers in (1, 2, 4):
         for microbatches in (1, 5, 8):
-            table = built("combined-1f1b", workers, microbatches, stages_per_worker=stages)
+            table = build("combined-1f1b", workers, microbatches, stages_per_worker=stages)
             times = {letters: float(rng.integers(0, 20)) / 8 for letters in TIMES}
             waits = to_waits(workers * stages - 1, BACKWARD)
             assert_runs(table, make_costs(times, 0.25), waits)
@@ -112,8 +108,8 @@ SPLIT_ORDERS = {
 def test_dualpipe_is_braided_pair_by_pair(name, sizes):
     rng = np.random.default_rng(5)
     for workers, microbatches in sizes:
-        table = built(f"braided-{name}", workers, microbatches)
-        fused = built(name, workers, microbatches)
+        table = build(f"braided-{name}", workers, microbatches)
+        fused = build(name, workers, microbatches)
         assert (table.placement == fused.placement).all()
         assert (table.pipe_of_microbatch == fused.pipe_of_microbatch).all()
         rows = parsed(texts(table))
@@ -138,19 +134,19 @@ STEPS = {  # braid; fused pairs of k = 0, of the compute of both, of k = 1
 def test_what_a_fused_pair_takes_and_what_a_braid(name):
     """No k says it: 0 is less than the compute of a pair, and where pairs meet braids save more."""
     times = {k: v for k, v in {**TIMES, **HALVES}.items() if k not in ("Bm", "Ba")}
-    result = [pj.evaluate(built(f"braided-{name}", 4, 16), make_costs(times)).makespan]
+    result = [pj.evaluate(build(f"braided-{name}", 4, 16), make_costs(times)).makespan]
     for pair in ({"pair_factor": 0.0}, {"pair": 6.0}, {"pair_factor": 1.0}):
-        result.append(pj.evaluate(built(name, 4, 16), pj.Costs(**FUSED, **pair)).makespan)
+        result.append(pj.evaluate(build(name, 4, 16), pj.Costs(**FUSED, **pair)).makespan)
     assert result == pytest.approx(STEPS[name])
 
 
 def test_sizes_that_are_none():
     with pytest.raises(ValueError, match="group_size must lie between the workers"):
-        built("combined-1f1b", 4, 8, group_size=3)
+        build("combined-1f1b", 4, 8, group_size=3)
     with pytest.raises(ValueError, match="braided-dualpipe needs an even number of workers"):
-        built("braided-dualpipe", 3, 8)
+        build("braided-dualpipe", 3, 8)
     with pytest.raises(ValueError, match="braided-dualpipe-v needs microbatches, at least twice"):
-        built("braided-dualpipe-v", 4, 7)
+        build("braided-dualpipe-v", 4, 7)
 
 
 @pytest.mark.parametrize("name", ["combined-1f1b", "braided-dualpipe", "braided-dualpipe-v"])

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import scipy.optimize
+from legal_sizes import build
 
 import pipejax as pj
 
@@ -14,9 +15,7 @@ RANDOM = 10_000
 
 
 def make_table(workers, count, prompts=1):
-    return pj.schedules.build(
-        "chunked-prefill", num_workers=workers, num_microbatches=prompts, slices=count
-    )
+    return build("chunked-prefill", workers, prompts, slices=count)
 
 
 def first_token(

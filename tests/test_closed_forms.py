@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import closed_form
@@ -55,9 +56,7 @@ def test_interleaved(p, m, v):
 def test_circular(p, m, v):
     """Delayed forwarding takes two ops a hop, both ways: the bubble doubles; M is at least 2P."""
     for transfer, bubble in ((0.0, p - 1), (1.0, 2 * (p - 1))):
-        table = pj.schedules.build(
-            "circular", num_workers=p, num_microbatches=m, stages_per_worker=v
-        )
+        table = build("circular", p, m, stages_per_worker=v)
         run = pj.evaluate(table, pj.Costs(forward=1.0, backward=1.0, transmit=transfer))
         assert run.makespan == 2 * (m * v + bubble)
         assert run.bubble_ratio == pytest.approx(bubble / (m * v + bubble))

@@ -2,14 +2,10 @@
 
 import numpy as np
 import pytest
+from legal_sizes import build
 from reference import assert_runs, parsed, texts
 
 import pipejax as pj
-
-
-def built(name, workers, microbatches, **options):
-    arguments = {"num_workers": workers, "num_microbatches": microbatches}
-    return pj.schedules.build(name, **arguments, **options)
 
 
 def to_waits(encoders, entry, stages):
@@ -39,7 +35,7 @@ def test_runs_as_the_event_loop(name, encoders, entry):
         if name == "encoders-1f1b" and encoders * entry >= workers:
             continue
         options = {"encoders": encoders, "encoder_stages": entry}
-        table = built(name, workers, microbatches, **options)
+        table = build(name, workers, microbatches, **options)
         times = {"F": rng.integers(1, 20) / 8, "B": rng.integers(1, 20) / 8}
         waits = to_waits(encoders, entry, table.num_stages)
         costs = pj.Costs(forward=times["F"], backward=times["B"], transmit=0.25)
@@ -53,7 +49,7 @@ def test_encoders_side_by_side_are_one_chain_with_the_model(encoders, entry, mod
     for microbatches in (1, 4, 9):
         workers = encoders * entry + model
         options = {"encoders": encoders, "encoder_stages": entry}
-        table = built("encoders-1f1b", workers, microbatches, **options)
+        table = build("encoders-1f1b", workers, microbatches, **options)
         result = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
         assert result.makespan == 3.0 * (microbatches + entry + model - 1)
         chain = [entry + model - k for k in range(entry)] * encoders
@@ -63,7 +59,7 @@ def test_encoders_side_by_side_are_one_chain_with_the_model(encoders, entry, mod
 
 def filled_run(workers, microbatches, encoders, depth, share, **options):
     options |= {"encoders": encoders, "encoder_stages": depth, "encoder_share": share}
-    table = built("filled-encoders", workers, microbatches, **options)
+    table = build("filled-encoders", workers, microbatches, **options)
     parts = np.array([share] * (encoders * depth) + [1.0] * workers)
     return pj.evaluate(table, pj.Costs(forward=parts, backward=2 * parts))
 
@@ -93,7 +89,7 @@ def test_encoders_hold_no_more_than_they_may(entry, held):
     if held is not None and held < entry:
         return
     options = {"held": held, "encoder_stages": entry, "encoders": 2}
-    table = built("filled-encoders", 4, 16, **options)
+    table = build("filled-encoders", 4, 16, **options)
     copies = 4 // entry
     largest = []
     for row in parsed(texts(table)):
@@ -107,10 +103,10 @@ def test_encoders_hold_no_more_than_they_may(entry, held):
 
 def test_sizes_that_are_none():
     with pytest.raises(ValueError, match="needs more workers than the 4 stages of its encoders"):
-        built("encoders-1f1b", 4, 8, encoder_stages=2)
+        build("encoders-1f1b", 4, 8, encoder_stages=2)
     with pytest.raises(ValueError, match=r"encoder_stages that divide the workers \(4\), got 3"):
-        built("filled-encoders", 4, 8, encoder_stages=3)
+        build("filled-encoders", 4, 8, encoder_stages=3)
     with pytest.raises(ValueError, match=r"held must be at least encoder_stages \(2\), .* got 1"):
-        built("filled-encoders", 4, 8, encoder_stages=2, held=1)
+        build("filled-encoders", 4, 8, encoder_stages=2, held=1)
     with pytest.raises(ValueError, match="encoder_share"):
-        built("filled-encoders", 4, 8, encoder_share=0)
+        build("filled-encoders", 4, 8, encoder_share=0)

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.stage.stage_work import stage_bytes, static_parts
@@ -13,9 +14,7 @@ LLAMA = pj.load_model("llama3-70b")  # h 8192, 64 heads, 8 of keys and values, M
 
 
 def prefill(workers, slices, requests=1):
-    return pj.schedules.build(
-        "chunked-prefill", num_workers=workers, num_microbatches=requests, slices=slices
-    )
+    return build("chunked-prefill", workers, requests, slices=slices)
 
 
 def caches(workload, table):

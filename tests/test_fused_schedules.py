@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import Times, closed_form
@@ -10,14 +11,6 @@ from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.held_activations import peak_in_flight
 
 SIZES = [(2, 4), (4, 8), (4, 14), (6, 18), (8, 16), (12, 30)]
-
-
-def build(name, workers, microbatches):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
-
-
-def texts(table):
-    return [[format_cell(cell) for cell in row if cell] for row in table.rows()]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +22,8 @@ def texts(table):
 )
 def test_the_order_is_the_published_one(data, name, file):
     rows = list(csv.reader((data / f"{file}.csv").read_text().splitlines()))
-    assert texts(build(name, 4, 8)) == [[cell for cell in row if cell] for row in rows]
+    built = [[format_cell(cell) for cell in row if cell] for row in build(name, 4, 8).rows()]
+    assert built == [[cell for cell in row if cell] for row in rows]
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)

@@ -111,13 +111,9 @@ def assert_lanes(result, run):
     assert not expected
 
 
-def stacked(rows):
-    return jax.tree.map(lambda *leaf: np.stack(leaf), *rows)
-
-
 def assert_batch(result, rows, links):
     """A batch of costs is so many runs; counts times costs are the makespan."""
-    program, many = result.program, stacked(rows)
+    program, many = result.program, jax.tree.map(lambda *leaf: np.stack(leaf), *rows)
     expected = [pj.evaluate(result.table, row, link=links).makespan for row in rows]
     assert pj.makespans(program, many, batch_size=len(rows)).tolist() == expected
     values, counts = pj.makespans_and_grad(program, many, batch_size=len(rows))

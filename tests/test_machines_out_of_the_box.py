@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.analysis.step.validation import prediction_errors
@@ -24,9 +25,7 @@ def predicted(rows, system):
 def step_time(rows, k, system):
     stages, count = int(rows.stages_per_worker[k]), int(rows.microbatches[k])
     options = {"stages_per_worker": stages} if stages > 1 else {}
-    table = pj.schedules.build(
-        str(rows.schedule[k]), num_workers=int(rows.pipeline[k]), num_microbatches=count, **options
-    )
+    table = build(str(rows.schedule[k]), int(rows.pipeline[k]), count, **options)
     workload = pj.Workload(
         rows.models[rows.model[k]],
         count * int(rows.microbatch_size[k]),

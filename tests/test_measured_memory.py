@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.layers.formulas import buffer_bytes, head_weight_grad_bytes
@@ -37,9 +38,7 @@ def errors(path, **changes):
         rows = read_rows(path)
     result = []
     for k in range(len(rows)):
-        table = pj.schedules.build(
-            "1f1b", num_workers=int(rows.pipeline[k]), num_microbatches=int(rows.microbatches[k])
-        )
+        table = build("1f1b", int(rows.pipeline[k]), int(rows.microbatches[k]))
         need = pj.memory_bytes(layout_workload(rows, k, **changes), table).max()
         result.append(need / rows.memory_bytes[k] - 1)
     return np.array(result)

@@ -7,6 +7,7 @@ import pytest
 import reference
 from daily import daily
 from hypothesis import given, strategies as st
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
@@ -243,9 +244,7 @@ def test_columns_follow_the_starts_on_a_shared_link():
 def test_builders_keep_their_limit_whatever_the_times(name, limit):
     options = {"memory_limit": limit} if name == "zero-bubble" else {}
     for share in (0.0, 0.2, 0.5):
-        table = pj.schedules.build(
-            name, num_workers=4, num_microbatches=12, weight_share=share, transfer=0.3, **options
-        )
+        table = build(name, 4, 12, weight_share=share, transfer=0.3, **options)
         run = make_run(table, random_costs(4, 3))
         assert peak_over_time(run, [1] * 4, share).max() <= limit + 1e-9
 
@@ -268,14 +267,8 @@ OF_STAGE = {"F": 2.0, "I": 2.25, "W": 1.5}  # of one stage
 def pipe_offload(p, v, m, **options):
     """The table, planned for these times, its run on them, and the most that a worker holds."""
     slots = {**OF_STAGE, "B": OF_STAGE["I"] + OF_STAGE["W"]}
-    table = pj.schedules.build(
-        "pipe-offload",
-        num_workers=p,
-        num_microbatches=m,
-        stages_per_worker=v,
-        slots=slots,
-        weight_share=1 / 3,
-        **options,
+    table = build(
+        "pipe-offload", p, m, stages_per_worker=v, slots=slots, weight_share=1 / 3, **options
     )
     costs = {(letter, s): time for letter, time in OF_STAGE.items() for s in range(p * v)}
     trips = {"O": options.get("offload", 1.0), "L": options.get("load", options.get("offload", 1))}

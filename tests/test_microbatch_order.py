@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.stage.microbatches import check_order, in_order
@@ -19,17 +20,13 @@ ONE = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "4"]
 WORKLOAD = {"minibatch": 4, "tensor_parallel": 8}
 
 
-def make_table(name="1f1b", workers=2, microbatches=5):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
-
-
 def draw_samples(count, seed):
     return np.random.default_rng(seed).lognormal(0, 0.8, count)
 
 
 @functools.cache
 def in_every_order(name, link, seed, microbatches=5):
-    table = make_table(name, 4 if name == "chimera" else 2, microbatches)
+    table = build(name, 4 if name == "chimera" else 2, microbatches)
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=draw_samples(microbatches, seed))
     orders = [np.array(order) for order in itertools.permutations(range(microbatches))]
     times = [pj.evaluate(table, in_order(costs, order), link=link).makespan for order in orders]
@@ -76,7 +73,7 @@ def test_neighbours_are_all_swaps_and_insertions():
 
 
 def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
-    table, lengths = make_table("1f1b", 4, 12), draw_samples(12, 5)
+    table, lengths = build("1f1b", 4, 12), draw_samples(12, 5)
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=lengths)
     first, same = (pj.search.microbatches(table, costs, iterations=5, seed=7) for _ in range(2))
     assert first.best.order.tolist() == same.best.order.tolist()
@@ -99,7 +96,7 @@ def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     data=st.data(),
 )
 def test_microbatches_of_one_length_may_change_places(kinds, name, data):
-    table = make_table(name, 2, len(kinds))
+    table = build(name, 2, len(kinds))
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=kinds)
     alike = [np.flatnonzero(np.array(kinds) == kind) for kind in sorted({*kinds})]
     order = np.arange(len(kinds))
@@ -116,19 +113,19 @@ def test_microbatches_of_one_length_may_change_places(kinds, name, data):
 
 
 def test_a_run_above_the_table_is_one_of_unequal_microbatches():
-    table, alike = make_table(), pj.Costs(forward=1.0, backward=2.0)
+    table, alike = build("1f1b", 2, 5), pj.Costs(forward=1.0, backward=2.0)
     costs = pj.costing.scaled_costs(alike, table, microbatches=draw_samples(5, 0))
     assert "microbatches are unequal" in pj.compare(table, costs).why
 
 
 def test_an_order_belongs_to_a_schedule_and_a_number():
     with pytest.raises(ValueError, match="costs do not differ by microbatch: any order is as good"):
-        pj.search.microbatches(make_table(), TIMES)
+        pj.search.microbatches(build("1f1b", 2, 5), TIMES)
     for wrong in ([0, 1, 1], [0, 1], [1, 2, 3]):
         with pytest.raises(ValueError, match="order must name each of 3 microbatches once, 0 to 2"):
             check_order(wrong, 3)
     several = in_order(
-        pj.costing.scaled_costs(TIMES, make_table(), microbatches=[1.0, 2.0]),
+        pj.costing.scaled_costs(TIMES, build("1f1b", 2, 5), microbatches=[1.0, 2.0]),
         np.array([[0, 1], [1, 0], [1, 1]]),
     )
     assert several.forward.tolist() == [[[1.0, 2.0]], [[2.0, 1.0]], [[2.0, 2.0]]]
@@ -137,7 +134,7 @@ def test_an_order_belongs_to_a_schedule_and_a_number():
 
 @pytest.mark.usefixtures("unchecked")
 def test_costs_that_scale_are_functions_of_their_factors():
-    table, scale = make_table("zb-h1", 4, 8), draw_samples(8, 1)
+    table, scale = build("zb-h1", 4, 8), draw_samples(8, 1)
     program = pj.lower(table)
     stages = np.array([1.0, 2.0, 1.0, 1.0])
     costs = pj.Costs(forward=stages, backward=2 * stages, transmit=np.full(3, 0.25))
@@ -169,7 +166,7 @@ def test_costs_that_scale_are_functions_of_their_factors():
 
 
 def test_lengths_of_a_model():
-    table = make_table("1f1b", 2, 4)
+    table = build("1f1b", 2, 4)
     system = pj.load_system("h100").with_number("host.launch", 0.0)  # whatever the length
     workload = pj.Workload(pj.load_model("gpt-22b"), **WORKLOAD)
     alike, length = pj.stage_costs(workload, system, table), workload.model.sequence
@@ -191,7 +188,7 @@ def test_lengths_of_a_model():
 
 
 def test_a_window_is_no_longer_than_a_short_sequence():
-    table, system = make_table("1f1b", 2, 4), pj.load_system("h100")
+    table, system = build("1f1b", 2, 4), pj.load_system("h100")
     workload = pj.Workload(pj.load_model("gpt-oss-120b"), minibatch=4)
     result = pj.stage_costs(workload, system, table, lengths=[16, 32, 64, 4096])
     assert (np.diff(np.asarray(result.forward)) > 0).all()
@@ -243,7 +240,7 @@ COSTS = {  # F, messages and B of a file for 2 stages and 3 microbatches, or wha
 
 @pytest.mark.parametrize("name", COSTS)
 def test_files_of_costs_per_microbatch(tmp_path, name):
-    table, path = make_table("1f1b", 2, 3), tmp_path / "costs.json"
+    table, path = build("1f1b", 2, 3), tmp_path / "costs.json"
     content, wrong = COSTS[name] if isinstance(COSTS[name], tuple) else (COSTS[name], None)
     path.write_text(json.dumps({"unit": "milliseconds", **content}))
     if wrong is not None:

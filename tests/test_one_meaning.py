@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from legal_sizes import build
 from one_object import DOORS, EXAMPLES, MANY, alone, sets
 
 import pipejax as pj
@@ -119,9 +120,7 @@ def test_a_row_of_a_sweep_is_an_evaluation(tmp_path):
     axes = [name for name in result.dims if result.sizes[name] > 1]
     for at in itertools.product(*(result[name].values.tolist() for name in axes)):
         point = dict(zip(axes, at, strict=True))
-        table = pj.schedules.build(
-            point["schedule"], num_workers=point["workers"], num_microbatches=4
-        )
+        table = build(point["schedule"], point["workers"], 4)
         slow = {1: 1.5} if point["stragglers"] else {}
         work = pj.Workload(
             pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8, stragglers=slow

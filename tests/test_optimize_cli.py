@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.search.schedule import anytime_search as run
@@ -130,9 +131,7 @@ def test_stages_have_their_own_times_of_o_and_l(answer, store_options, tmp_path,
 def test_a_schedule_that_offloads_is_no_start_where_nothing_may(
     answer, store_options, tmp_path, few_baselines
 ):
-    table = pj.schedules.build(
-        "ada-offload", num_workers=4, num_microbatches=8, memory_limit=2, offload=0.5
-    )
+    table = build("ada-offload", 4, 8, memory_limit=2, offload=0.5)
     pj.write_table(table, tmp_path / "given.json")
     result = answer(
         "optimize",

@@ -333,10 +333,6 @@ def test_a_folder_that_cannot_be_written_does_not_keep_an_answer_back(tmp_path):
         assert best(small(), tmp_path, 0.001).value == 310.0
 
 
-def started(code, *arguments):
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)])
-
-
 def wait_for(condition, seconds=30):
     until = time.monotonic() + seconds
     while not condition():
@@ -351,7 +347,9 @@ def big(limit):
 
 def test_two_processes_that_write_and_one_that_is_killed(store):
     """A reader sees a whole entry at any moment, and a bound that only rises."""
-    processes = [started(WRITE, store.path, 6) for _ in range(2)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", WRITE, str(store.path), "6"]) for _ in range(2)
+    ]
     problem, bounds = big(6), [0]
     try:
         wait_for(lambda: store.get(problem) is not None)

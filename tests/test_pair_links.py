@@ -5,22 +5,13 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from test_posting import COSTS, B, F, X, makespan, table
 
 import pipejax as pj
 from pipejax.schedules.table.links import format_pair_links, parse_pair_links
 
-F, B, X = 1.0, 2.0, 3.0
 GPIPE = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
 THREE = pj.schedules.build("gpipe", num_workers=3, num_microbatches=2)
-COSTS = pj.Costs(forward=F, backward=B, transmit=X)
-
-
-def makespan(table, link, costs=COSTS):
-    return pj.evaluate(table, costs, link=link).makespan
-
-
-def table(*rows):
-    return pj.ScheduleTable.from_rows([row.split() for row in rows])
 
 
 def test_each_pair_follows_its_own_model():

@@ -140,6 +140,12 @@ REFUSED = {
     "a cell outside the lists": ("0F0 [0B0]\n", "'0F0 ' is in no list|'0F0' is in no list"),
     "lists of numbers": ("model 8B [1, 2]\n", "is in no list|is not an op"),
     "small letters": ("0f0,0B0\n", "'0f0' is not an op"),
+    "B with and without W": (
+        "0F0,0F1,0B0,0W0,0B1\n",
+        "0B1 has no W, other B have .*write 0B1 as BW, or B as I",
+    ),
+    "BW beside I": ("0F0,0F1,0I0,0W0,0BW1\n", "BW and I do not go together .*write I, W and B"),
+    "B beside I": ("0F0,0B0,0I0,0W0\n", "twice"),
 }
 
 
@@ -193,19 +199,6 @@ def test_letters_of_today_are_read_as_they_are(tmp_path):
     table, notices = read(text, tmp_path / "today.csv")
     assert [cell[0].phase.name for cell in next(iter(table.rows())) if cell] == [*"FFIWB"]
     assert not notices
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("0F0,0F1,0B0,0W0,0B1\n", "0B1 has no W, other B have .*write 0B1 as BW, or B as I"),
-        ("0F0,0F1,0I0,0W0,0BW1\n", "BW and I do not go together .*write I, W and B"),
-        ("0F0,0B0,0I0,0W0\n", "twice"),
-    ],
-)
-def test_letters_that_are_neither(text, message, tmp_path):
-    with pytest.raises(pj.ScheduleError, match=message):
-        read(text, tmp_path / "neither.csv")
 
 
 def test_a_command_says_which_letters_it_read(call, tmp_path):

@@ -51,10 +51,6 @@ def figure(chimera):
     return pj.plot([chimera, run("zb-h1")], messages=True, caption=True)
 
 
-def hatches(axes):
-    return [c.get_hatch() for c in axes.collections if isinstance(c, PolyCollection)]
-
-
 def test_matplotlib_stays_as_it_is(chimera, tmp_path):
     before, backend, figures = dict(mpl.rcParams), mpl.get_backend(), plt.get_fignums()
     picture = chimera.plot(size="column", font="serif", font_size=9)
@@ -268,7 +264,7 @@ def test_pipes_are_told_apart_by_strokes(chimera):
     assert [round((box.y0 + box.y1) / 2) for box in at_once] == [3]  # it begins at the last worker
     assert {c.get_hatch() for c in strokes} == {HATCH}
     (one_pipe,) = run("1f1b").plot().axes
-    assert not any(hatches(one_pipe))
+    assert not any(c.get_hatch() for c in one_pipe.collections if isinstance(c, PolyCollection))
 
 
 def test_a_fused_pair_of_two_pipes_is_two_halves():

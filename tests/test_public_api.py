@@ -1,26 +1,21 @@
 """The public names: a list that changes on purpose, each documented with an example."""
 
 import inspect
-import typing
 from operator import attrgetter
 from pathlib import Path
 
 import jax
 import pytest
-from public_names import NAMES, PARTS, public
+from public_names import NAMES, PARTS, get_classes, public
 
 import pipejax as pj
 
 RESULT = {"write_table": "Raises:", "schedules.register": "Raises:"}
 
 
-def order(name):
-    return not name[0].isupper(), name
-
-
 def test_names():
     for names in NAMES.values():
-        assert names == sorted(names, key=order)
+        assert names == sorted(names, key=lambda name: (not name[0].isupper(), name))
     assert 40 <= len(NAMES[""]) - len(NAMES) + 1 <= 46
 
 
@@ -35,12 +30,10 @@ def test_no_name_hides_a_module():
     for room, names in NAMES.items():
         folder = Path(pj.__file__).parent / room
         inside = {path.stem for path in folder.glob("*")} if folder.is_dir() else set()
-        modules = {name for name in names if inspect.ismodule(attrgetter(dotted(room, name))(pj))}
+        modules = {
+            name for name in names if inspect.ismodule(attrgetter(f"{room}.{name}".lstrip("."))(pj))
+        }
         assert inside & set(names) == modules & inside
-
-
-def dotted(room, name):
-    return f"{room}.{name}" if room else name
 
 
 def test_functions_document_arguments_results_and_show_an_example():
@@ -54,13 +47,6 @@ def test_functions_document_arguments_results_and_show_an_example():
             assert section in text, (name, section)
         for parameter in parameters:
             assert f"{parameter}:" in text, (name, parameter)
-
-
-def get_classes(annotation):
-    if inspect.isclass(annotation) and annotation.__module__.startswith("pipejax."):
-        yield annotation
-    for part in typing.get_args(annotation):
-        yield from get_classes(part)
 
 
 def test_what_functions_return_is_public():

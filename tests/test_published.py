@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from legal_sizes import build
 from step_flop import step_flop
 
 import pipejax as pj
@@ -116,9 +117,7 @@ def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage
     mode = {"TP baseline": "tensor parallel"}.get(setting["mode"], setting["mode"])
     interleave, p = setting["interleave"], setting["p"]
     table = (
-        pj.schedules.build(
-            "interleaved-1f1b", num_workers=p, num_microbatches=2 * p, stages_per_worker=interleave
-        )
+        build("interleaved-1f1b", p, 2 * p, stages_per_worker=interleave)
         if interleave > 1
         else pj.schedules.build("1f1b", num_workers=p, num_microbatches=2 * p)
     )
@@ -197,9 +196,7 @@ def test_zero_bubble_tables_interleaved(record):
     total = times["T_F"] + times["T_B"] + times["T_W"]
     published = m * total + (p - 1) * total / v + (2 * p * v - p - 2) * times["T_comm"]
     assert 1 - m * total / published == pytest.approx(record["value"], abs=5e-5)
-    table = pj.schedules.build(
-        "interleaved-1f1b", num_workers=p, num_microbatches=m, stages_per_worker=v
-    )
+    table = build("interleaved-1f1b", p, m, stages_per_worker=v)
     costs = pj.Costs.uniform(
         table,
         forward=times["T_F"] / v,
@@ -257,9 +254,7 @@ def test_zero_bubble_measured_memory(record):  # Table 4 [GB]: ours are 5 % belo
         "transfer": times["T_comm"],
         "slots": {"F": times["T_F"], "I": times["T_B"], "W": times["T_W"]},
     }
-    table = pj.schedules.build(
-        name, num_workers=p, num_microbatches=m, **(planned if name != "1f1b" else {})
-    )
+    table = build(name, p, m, **(planned if name != "1f1b" else {}))
     workload = pj.Workload(gpt(shape | {"vocab": 51200}), setting["b"] * m)
     need = pj.memory_bytes(workload, table).max() / 1e9
     assert need == pytest.approx(record["value"], rel=0.06)
@@ -296,10 +291,10 @@ def test_zero_bubble_table_5_searched(record):  # ours is as good, in spans of a
     )
     assert span_bubble_ratio(pipe) == pytest.approx(record["value"], abs=6e-5)
     if p == 8:
-        table = pj.schedules.build(
+        table = build(
             name,
-            num_workers=p,
-            num_microbatches=m,
+            p,
+            m,
             weight_share=share,
             transfer=times["T_comm"],
             slots={"F": times["T_F"], "I": times["T_B"], "W": times["T_W"]},
@@ -334,12 +329,7 @@ def test_zero_bubble_against_memory(record):  # Figure 9: the limit in multiples
 def test_megatron_bubble(record):  # bubble / ideal of interleaved and plain 1F1B
     setting = record["setting"]
     options = {"stages_per_worker": setting["v"]} if setting["v"] > 1 else {}
-    table = pj.schedules.build(
-        "interleaved-1f1b" if options else "1f1b",
-        num_workers=setting["p"],
-        num_microbatches=setting["m"],
-        **options,
-    )
+    table = build("interleaved-1f1b" if options else "1f1b", setting["p"], setting["m"], **options)
     result = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
     assert result.bubble_overhead == pytest.approx(record["value"], abs=5e-9)
 

@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 from hypothesis import given, strategies as st
+from legal_sizes import build
 
 import pipejax as pj
 
@@ -31,10 +32,6 @@ def check(table, **options):
         for later, earlier in itertools.combinations(reversed(ops), 2):
             message = circular(later, earlier, table.num_workers, **options)
             assert not message, f"{later} should stand before {earlier}"
-
-
-def build(name, workers, microbatches, **options):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
 
 
 REVERSE = {"circular": True, "looped-bfs": False}

@@ -5,16 +5,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from legal_sizes import build
 from reference import assert_runs, texts
 
 import pipejax as pj
 from examples.recycle import recycle
 
 SPLIT = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
-
-
-def built(name, p, m):
-    return pj.schedules.build(name, num_workers=p, num_microbatches=m)
 
 
 def step(table, f=1.0, b=2.0, r=1.0):
@@ -32,7 +29,7 @@ SIZES = [*product((2, 3, 4, 8), (1, 3, 4, 8, 16))]
 
 def test_recomputation_as_cells_is_free_at_both_ends_of_a_step():
     for (p, m), (f, b, r) in product(SIZES, [(1, 2, 1), (2, 3, 1), (1, 1, 0.5)]):
-        table = built("1f1b", p, m)
+        table = build("1f1b", p, m)
         assert step(table, f, b + r) == (m + p - 1) * (f + b + r)
         if m >= p:
             cells = step(table.with_recomputation(), f, b, r)
@@ -43,7 +40,7 @@ def test_earlier_forwards_and_no_recomputation_at_the_last_stage():
     """Two microbatches of F = R = 1, B = 2 are free in 1F1B, three where forwards come earlier."""
     for p, m in SIZES:
         for name, free in (("1f1b", 2), ("eager-1f1b", 3)):
-            result = step(but_last(built(name, p, m).with_recomputation()))
+            result = step(but_last(build(name, p, m).with_recomputation()))
             assert result == (m + p - 1) * 3 + max(m - free, 0)
 
 
@@ -53,7 +50,7 @@ def test_earlier_forwards_and_no_recomputation_at_the_last_stage():
 def test_what_order_alone_can_save(name, limit):
     """At R = F and B = 2 F: from recomputation within B to none, which no R cell goes below."""
     for p, m in [(4, 4), (4, 8), (8, 8), (8, 32)]:
-        table = built(name, p, m)
+        table = build(name, p, m)
         within, cells, none = step(table, b=3.0), step(table.with_recomputation()), step(table)
         assert none < cells < within <= limit * none + 1e-9
 
@@ -111,7 +108,7 @@ def test_without_failures_pipelines_run_1f1b():
     for d, p, m in product((1, 2, 3), (1, 2, 4), (1, 2, 5)):
         table = recycle(d * p, d * m, stages=p, split=False)
         assert step(table) == (m + p - 1) * 3
-        expected = texts(built("1f1b", p, m))
+        expected = texts(build("1f1b", p, m))
         for w, row in enumerate(texts(table)):
             ops = [(op[:2], int(op[2:]) // d) for op in row]
             assert [f"{kind}{number}" for kind, number in ops] == [

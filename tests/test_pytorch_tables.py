@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 
@@ -52,9 +53,7 @@ def test_interleaved_zb_is_pytorchs(data):  # cell by cell; columns of idle cell
             files.append((case["workers"], case["microbatches"], table.rows()))
     assert len(files) == 2
     for workers, microbatches, rows in files:
-        ours = pj.schedules.build(
-            "interleaved-zb", num_workers=workers, num_microbatches=microbatches
-        )
+        ours = build("interleaved-zb", workers, microbatches)
         theirs = [[cell for cell in row if cell] for row in rows]
         assert [[cell for cell in row if cell] for row in ours.rows()] == theirs
 

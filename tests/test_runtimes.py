@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from daily import daily
 from hypothesis import Phase as Stage, given, settings
-from legal_sizes import WHOLE
+from legal_sizes import WHOLE, build
 from strategies import tables
 
 import pipejax as pj
@@ -93,10 +93,7 @@ def steps(request):
         for name in names
     ]
     random = draw_samples(FEW, communication=True)
-    trained = [
-        pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
-        for name, options in ASYNCHRONOUS
-    ]
+    trained = [build(name, 4, 8, **options) for name, options in ASYNCHRONOUS]
     result = in_one_process([*registered, *random], trained)
     names = [*names, *range(len(random))]
     return {
@@ -182,18 +179,14 @@ def test_an_asynchronous_table_ends_with_the_weights_of_the_replay(number, steps
 
 
 def test_what_is_not_executed_is_said():
-    table = pj.links.insert_transfers(
-        pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    )
+    table = pj.links.insert_transfers(build("gpipe", 2, 2))
     assert not executed(table).has_communication
     assert {phase.name for phase in LEFT_OUT} >= {"SEND_F", "RECV_B", "WAIT_SEND_F", "UNSHARD"}
 
 
 @pytest.mark.slow
 def test_the_command_says_what_it_found_and_what_it_left_out(call, tmp_path):
-    table = pj.links.insert_transfers(
-        pj.schedules.build("zb-h1", num_workers=2, num_microbatches=3)
-    )
+    table = pj.links.insert_transfers(build("zb-h1", 2, 3))
     pj.write_table(table, tmp_path / "table.csv")
     code, out, _ = call("run", "--table", tmp_path / "table.csv", "--tolerance", "1e-300", "--json")
     result = json.loads(out)

@@ -9,19 +9,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from justhtml import JustHTML
-from public_names import PARTS, public
+from public_names import PARTS, get_classes, public
 
 import pipejax as pj
 from pipejax.base.display import MAX_REPR, ResultDict, ResultList, record_html, with_short_repr
 
 HOSTILE = "<script>alert('&\"')</script>\x00\u2028" * 100
-
-
-def named_types(annotation):
-    if inspect.isclass(annotation) and annotation.__module__.startswith("pipejax."):
-        yield annotation
-    for part in typing.get_args(annotation):
-        yield from named_types(part)
 
 
 def public_types():
@@ -33,12 +26,12 @@ def public_types():
     while waiting:
         door = waiting.pop()
         if not inspect.isclass(door):
-            waiting += named_types(inspect.signature(door).return_annotation)
+            waiting += get_classes(inspect.signature(door).return_annotation)
         elif door not in result and (dataclasses.is_dataclass(door) or issubclass(door, tuple)):
             result[door] = door.__name__
             waiting += [m for n, m in vars(door).items() if n[0] != "_" and inspect.isfunction(m)]
             for hint in typing.get_type_hints(door).values():
-                waiting += named_types(hint)
+                waiting += get_classes(hint)
     return sorted(result, key=lambda record: record.__name__)
 
 
@@ -74,7 +67,7 @@ class Filler:
         }
 
     def value(self, annotation):
-        ours = list(named_types(annotation))
+        ours = list(get_classes(annotation))
         text = getattr(annotation, "__name__", "") + str(annotation)
         if ours and not text.startswith(("tuple", "list")):
             return self.example(ours[0])

@@ -6,6 +6,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.layers.collectives import Spread, _pairs, layer_collectives
@@ -576,9 +577,7 @@ def test_model_flop_of_frozen_products_are_two_thirds():
 def test_frozen_weights_meet_the_published_run_of_lora():
     """Megatron-Bridge 26.06: 8 H100, FP8, t 2, P 4 x 20, 32 sequences of 4,096; 2,643 tokens/s each."""
     measured = 32 * 4096 / (8 * 2643)
-    table = pj.schedules.build(
-        "interleaved-1f1b", num_workers=4, num_microbatches=32, stages_per_worker=20
-    )
+    table = build("interleaved-1f1b", 4, 32, stages_per_worker=20)
     model = dataclasses.replace(pj.load_model("llama3-70b"), sequence=4096)
     layout = {"tensor_parallel": 2, "sequence_parallel": True, "precision": "fp8"}
     frozen, whole = (

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from legal_sizes import build
 from sweep_cases import GRID, TOML, declare, refused, write_grid
 
 import pipejax as pj
@@ -68,9 +69,7 @@ def test_points_are_single_evaluations(data):
     for number in rng.sample(legal.tolist(), 12):
         at = stacked.isel(point=number)
         name, options = names[str(at.schedule.values)]
-        table = pj.schedules.build(
-            name, num_workers=2, num_microbatches=8 // int(at.microbatch_size), **options
-        )
+        table = build(name, 2, 8 // int(at.microbatch_size), **options)
         workload = pj.Workload(
             pj.load_model(str(at.model.values)),
             8,

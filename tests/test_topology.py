@@ -11,6 +11,7 @@ import reference
 import strategies
 from daily import daily
 from hypothesis import given, settings, strategies as st
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.stage.model_topology import model_placements
@@ -19,10 +20,6 @@ from pipejax.search.orders import permutations as permutation_search
 
 COSTS = pj.Costs(forward=1.0, backward=2.0)
 MODEL = {"minibatch": 8, "tensor_parallel": 2}
-
-
-def build(name, workers=6, microbatches=6, **options):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
 
 
 def far_times(placement, sizes, times, places):
@@ -82,7 +79,7 @@ MACHINES = [(2, (0.0, 1.0)), (3, (0.125, 0.75)), (4, (0.0, 0.5)), ((1, 3), (0.0,
 @functools.cache
 def all_placements(name, sizes, transmit):
     """Makespans of all 720 placements of 6 workers, each priced by itself, in one batch."""
-    table = build(name)
+    table = build(name, 6, 6)
     orders = list(itertools.permutations(range(6)))
     costs = [
         pj.costing.topology_costs(COSTS, table, pj.Topology(sizes, transmit=transmit, places=order))
@@ -100,7 +97,7 @@ def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     if tried == "some":
         monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)
     sizes, transmit = machine
-    table, times = build(name), all_placements(name, sizes, transmit)
+    table, times = build(name, 6, 6), all_placements(name, sizes, transmit)
     topology = pj.Topology(sizes, transmit=transmit)
     result = pj.search.places(table, COSTS, topology, iterations=30)
     assert result.value == pytest.approx(times.min(), rel=1e-12)

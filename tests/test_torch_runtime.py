@@ -4,7 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from legal_sizes import WHOLE
+from legal_sizes import WHOLE, build
 
 import pipejax as pj
 from pipejax.runtimes.exports import add_runtime_cells, check_sayable
@@ -21,15 +21,9 @@ def table(*rows, **more):
 
 
 REFUSED = {
-    "stage 0 is on workers 0 and 1, it has one rank each": pj.schedules.build(
-        "chimera", num_workers=2, num_microbatches=2
-    ),
-    r"\d+ O cells, it offloads nothing": pj.schedules.build(
-        "pipe-offload", num_workers=2, num_microbatches=8
-    ),
-    "cells, it updates after the whole table": pj.schedules.build(
-        "pipedream", num_workers=2, num_microbatches=4
-    ),
+    "stage 0 is on workers 0 and 1, it has one rank each": build("chimera", 2, 2),
+    r"\d+ O cells, it offloads nothing": build("pipe-offload", 2, 8),
+    "cells, it updates after the whole table": build("pipedream", 2, 4),
     "2 R cells, it recomputes within the backward": table("0F0 0R0 0B0 0F1 0R1 0B1"),
     "0F1 stands before 0F0, but it takes the losses": table("0F1 0F0 0B0 0B1"),
     # activations cross the other way round, and the runtime would mix them up

@@ -342,14 +342,9 @@ def write_csv(path, trace):
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow([*INTEGERS, *TIMES])
-        for row in zip(
-            *(getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)), strict=True
-        ):
-            rows.writerow([trace.phases[x] if k == "phase" else x for k, x in named(row)])
-
-
-def named(row):
-    return zip((*INTEGERS, *TIMES), row, strict=True)
+        columns = {name: getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)}
+        columns["phase"] = [trace.phases[code] for code in columns["phase"]]
+        rows.writerows(zip(*columns.values(), strict=True))
 
 
 @pytest.fixture
@@ -716,8 +711,5 @@ def test_a_fused_pair_is_drawn_once():
     step = _median_step(traces.analyse(traces.record_runs([run]), schedules=["1f1b"]))
     table = make_table("dualpipe-v")
     assert sum(" " in label for label in step.label) == table.is_fused.sum()
-    assert len(step.label) == len(step.start) == sum(map(len, map(list, _cells(table))))
-
-
-def _cells(table):
-    return [[cell for cell in row if cell] for row in table.rows()]
+    cells = [cell for row in table.rows() for cell in row if cell]
+    assert len(step.label) == len(step.start) == len(cells)

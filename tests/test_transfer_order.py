@@ -10,7 +10,7 @@ import reference
 import strategies
 from daily import daily
 from hypothesis import given, settings, strategies as st
-from legal_sizes import WHOLE, at_least
+from legal_sizes import WHOLE, at_least, build
 
 import pipejax as pj
 from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
@@ -31,9 +31,7 @@ from pipejax.search.orders.transfer_graph import (
 from pipejax.search.orders.transfers import apply_moves, propose_moves, random_moves
 
 SCOPES = st.sampled_from(QUEUES)
-TABLE = pj.schedules.build(
-    "interleaved-1f1b", num_workers=8, num_microbatches=16, stages_per_worker=2
-)
+TABLE = build("interleaved-1f1b", 8, 16, stages_per_worker=2)
 COSTS = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.95)
 CROSSED = [
     ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
@@ -41,13 +39,10 @@ CROSSED = [
 ]
 
 
-def texts(table):
-    return [[format_cell(cell) for cell in row] for row in table.rows()]
-
-
 def by_reference(table, costs, queues, host_links=()):
     pipes = table.pipe_of_microbatch.tolist()
-    return reference.Run(texts(table), pipes, costs, "rendezvous", queues, host_links)
+    texts = [[format_cell(cell) for cell in row] for row in table.rows()]
+    return reference.Run(texts, pipes, costs, "rendezvous", queues, host_links)
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from legal_sizes import build
 from test_published import RECORDS, gpt, records, weight_share
 
 import pipejax as pj
@@ -10,10 +11,6 @@ from pipejax.schedules.table.held_activations import peak_in_flight
 
 EQUAL = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0}
 WORKERS = (2, 3, 4, 5, 8, 16)  # and all microbatches up to twice as many, some more
-
-
-def built(name, workers, microbatches, **options):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
 
 
 def span_idle(table):
@@ -27,7 +24,7 @@ def span_idle(table):
 def test_published_bubbles_and_peaks(record):  # "any of 2p, 3p, 8p": all three
     setting, value = record["setting"], record["value"]
     for per_worker in (2, 3, 8):
-        table = built(setting["schedule"].lower(), setting["p"], per_worker * setting["p"])
+        table = build(setting["schedule"].lower(), setting["p"], per_worker * setting["p"])
         assert span_idle(table) == value["bubble"]
         assert peak_in_flight(table).max() == value["peak_chunks"]
 
@@ -38,7 +35,7 @@ def test_published_bubbles_and_peaks(record):  # "any of 2p, 3p, 8p": all three
 def test_closed_forms_hold_where_they_say(name, workers):
     step = 1 if workers < 8 else 5
     for m in (*range(1, 2 * workers + 1, step), 3 * workers, 8 * workers):
-        table = built(name, workers, m)
+        table = build(name, workers, m)
         form, shape = closed_form(table)
         run = pj.evaluate(table, pj.Costs(**EQUAL))
         assert peak_in_flight(table).max() == form.in_flight[1](shape, 0)
@@ -53,7 +50,7 @@ def test_memory_is_what_the_authors_say():  # in microbatches, of two stages on 
     assert (message["V-Min"], message["V-Half"]) == ("(p+4)//3", "(p+2)//2")
     for p in WORKERS:
         for name, microbatches in (("v-min", (p + 4) // 3), ("v-half", (p + 2) // 2)):
-            assert peak_in_flight(built(name, p, 2 * p)).max() == 2 * microbatches
+            assert peak_in_flight(build(name, p, 2 * p)).max() == 2 * microbatches
 
 
 def searched(setting, limit=1.0, **options):
@@ -65,7 +62,7 @@ def searched(setting, limit=1.0, **options):
     comm = RECORDS[f"{key}.T_comm"]["value"]
     p, share = setting["p"], weight_share(setting["model"])
     options |= {"weight_share": share, "transfer": comm, "slots": slots}
-    table = built("zb-v", p, setting["m"], memory_limit=2 * limit * p, **options)
+    table = build("zb-v", p, setting["m"], memory_limit=2 * limit * p, **options)
     names = ("forward", "input_grad", "weight_grad")
     times = dict(zip(names, map(float, slots.values()), strict=True))
     run = pj.evaluate(table, pj.Costs(**times, transmit=float(comm)))
@@ -117,7 +114,7 @@ def test_zb_v_is_planned_for_its_messages():
     slots, message = {"F": 1.0, "I": 1.1, "W": 0.8}, 0.5
     costs = pj.Costs(forward=1.0, input_grad=1.1, weight_grad=0.8, transmit=message)
     spans = [
-        pj.evaluate(built("zb-v", 4, 8, slots=slots, transfer=c), costs).max_span
+        pj.evaluate(build("zb-v", 4, 8, slots=slots, transfer=c), costs).max_span
         for c in (0.0, message)
     ]
     assert spans[1] < spans[0]
@@ -127,7 +124,7 @@ def test_zb_v_is_planned_for_its_messages():
 def test_zb_v_keeps_any_limit():
     spans = []
     for limit in (2, 2.5, 3, 5, 8, 13):
-        run = pj.evaluate(built("zb-v", 4, 8, memory_limit=limit), pj.Costs(**EQUAL))
+        run = pj.evaluate(build("zb-v", 4, 8, memory_limit=limit), pj.Costs(**EQUAL))
         assert pj.analysis.activation_memory(run, weight_share=1 / 3).peak.max() <= limit * (
             1 + 1e-9
         )
@@ -135,7 +132,7 @@ def test_zb_v_keeps_any_limit():
     assert spans == sorted(spans, reverse=True)
     assert spans[-1] == 48  # no bubble
     with pytest.raises(ValueError, match="its two stages takes 2"):
-        built("zb-v", 4, 8, memory_limit=1.5)
+        build("zb-v", 4, 8, memory_limit=1.5)
 
 
 # spans by the authors' generator (sail-sg/zero-bubble-pipeline-parallelism, zbv_greedy.py, run at
@@ -156,8 +153,8 @@ def planned(name, workers, microbatches, times):
         forward=forward, input_grad=input_grad, weight_grad=weight_grad, transmit=transfer
     )
     slots = dict(zip("FIW", (forward, input_grad, weight_grad), strict=True))
-    table = built(name, workers, microbatches, slots=slots, transfer=transfer)
-    fixed = built(name, workers, microbatches)
+    table = build(name, workers, microbatches, slots=slots, transfer=transfer)
+    fixed = build(name, workers, microbatches)
     spans = (pj.evaluate(candidate, costs).max_span for candidate in (table, fixed))
     return *spans, table
 

@@ -9,6 +9,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.stage.stage_work import stage_bytes, static_parts
@@ -19,10 +20,6 @@ BODY = dataclasses.replace(LLAMA, vocabulary=0)  # no embedding, no head
 TOKENS = 8192
 LAYER, MLP, CHECKPOINT = (2 * TOKENS * units for units in (69632, 43008, 4096))
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "interleaved-zb", "v-half", "dualpipe", "dualpipe-v")
-
-
-def make_table(name, workers=4, microbatches=16):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
 
 
 def activations(workload, table):
@@ -62,7 +59,7 @@ WAYS = {  # of n layers: F leaves, B brings back, I brings back
 @pytest.mark.parametrize("recompute", WAYS)
 @pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "chimera", *SPLIT])
 def test_what_is_held_follows_the_ops(name, recompute):
-    table = make_table(name)
+    table = build(name, 4, 16)
     layers = 32 / table.num_stages  # flash attention, no dropout: W needs all that a layer keeps
     peaks = counted(table, *WAYS[recompute](layers), for_w=layers * LAYER)
     workload = pj.Workload(BODY, 16, recompute=recompute)
@@ -72,7 +69,7 @@ def test_what_is_held_follows_the_ops(name, recompute):
 @pytest.mark.parametrize("recompute", ["full", "uniform:4"])
 @pytest.mark.parametrize("name", SPLIT)
 def test_recomputation_within_i_holds_what_r_before_it_does(name, recompute):
-    table, workload = make_table(name), pj.Workload(LLAMA, 16, recompute=recompute)
+    table, workload = build(name, 4, 16), pj.Workload(LLAMA, 16, recompute=recompute)
     within, cells = (activations(workload, t) for t in (table, table.with_recomputation()))
     if "B" in {phase.name for phase in table.used_phases}:  # R brings a stage back, B a layer
         assert (within <= cells).all()
@@ -83,7 +80,7 @@ def test_recomputation_within_i_holds_what_r_before_it_does(name, recompute):
 def test_zero_bubble_with_recomputation_by_hand():
     # 8 layers a stage: c = 0.537 GB, a = 9.127 GB; worker w holds w of them whole when the next I
     # runs, and the head 4.33 GB from F to I, 2.17 GB from I to W
-    peaks = activations(pj.Workload(LLAMA, 16, recompute="full"), make_table("zb-h1")) / 1e9
+    peaks = activations(pj.Workload(LLAMA, 16, recompute="full"), build("zb-h1", 4, 16)) / 1e9
     np.testing.assert_allclose(peaks, [10.74, 19.33, 27.92, 47.35], atol=0.01)
 
 
@@ -99,7 +96,7 @@ GB = {  # of worker 0 of 8, 4 layers each, 8 in flight; at 65536 tokens: layer 9
 
 @pytest.mark.parametrize("recompute", GB)
 def test_one_layer_group_or_module_is_whole_while_it_is_recomputed(recompute):
-    peaks = activations(pj.Workload(LONG, 16, recompute=recompute), make_table("1f1b", 8))
+    peaks = activations(pj.Workload(LONG, 16, recompute=recompute), build("1f1b", 8, 16))
     assert peaks[0] / 1e9 == pytest.approx(GB[recompute], rel=1e-6)
 
 
@@ -107,11 +104,11 @@ def test_tensor_parallelism_splits_the_whole_layer():
     # t = 8, no sequence parallelism: 4 h whole, 53248 units by 8; a checkpoint is whole
     workload = pj.Workload(LONG, 16, recompute="full", tensor_parallel=8)
     layer, checkpoint = 2 * 65536 * (4 * 4096 + 53248 / 8), 2 * 65536 * 4096
-    peaks = activations(workload, make_table("1f1b", 8))
+    peaks = activations(workload, build("1f1b", 8, 16))
     assert peaks[0] == pytest.approx(8 * 4 * checkpoint + layer - checkpoint)
     shared = dataclasses.replace(workload, sequence_parallel=True)
     layer, checkpoint = layer / (4 * 4096 + 53248 / 8) * 69632 / 8, checkpoint / 8
-    peaks = activations(shared, make_table("1f1b", 8))
+    peaks = activations(shared, build("1f1b", 8, 16))
     assert peaks[0] == pytest.approx(8 * 4 * checkpoint + layer - checkpoint)
 
 
@@ -120,7 +117,7 @@ def test_scores_of_one_layer_come_back_where_attention_is_recomputed(name):
     # 5 a s^2 b bytes by t; W needs none of them, so I goes layer by layer too
     model = dataclasses.replace(pj.load_model("gpt-22b"), vocabulary=0)
     workload = pj.Workload(model, 8, recompute="selective", tensor_parallel=8)
-    memory = stage_bytes(workload, make_table(name, 4, 8))
+    memory = stage_bytes(workload, build(name, 4, 8))
     scores = 5 * 64 * 2048**2 / 8
     assert [size.tolist() for size in memory.at_work] == [[scores] * 4, [scores] * 4, [0.0] * 4]
 
@@ -130,14 +127,14 @@ def test_the_kind_of_layer_that_is_whole_is_the_widest():
     model = dataclasses.replace(pj.load_model("mixtral-8x7b"), vocabulary=0, sequence=8192)
     workload = pj.Workload(model, 8, recompute="full")
     layer = 2 * TOKENS * (6 * 4096 + 2048 + 2 * 2 * 4096 + 2 * 3 * 14336)
-    in_b = stage_bytes(workload, make_table("1f1b", 4, 8)).at_work[0]
+    in_b = stage_bytes(workload, build("1f1b", 4, 8)).at_work[0]
     assert in_b.tolist() == [layer - CHECKPOINT] * 4
 
 
 def test_frozen_weights_have_no_w_that_holds_what_i_brought_back():
     # below adapters there is no W: I goes layer by layer, as B does
     workload = pj.Workload(BODY, 16, recompute="full", frozen=True)
-    in_b, in_i, in_w = stage_bytes(workload, make_table("zb-h1")).at_work
+    in_b, in_i, in_w = stage_bytes(workload, build("zb-h1", 4, 16)).at_work
     assert (in_i == in_b).all()
     assert (in_w == 0).all()
 
@@ -153,7 +150,7 @@ AGAIN = {  # by how many activations of worker 0, 4 in flight, 8 layers each; W 
 
 @pytest.mark.parametrize(("recompute", "cells"), AGAIN)
 def test_w_that_recomputes_again_holds_checkpoints(recompute, cells):
-    table = make_table("zb-h1")
+    table = build("zb-h1", 4, 16)
     table = table.with_recomputation() if cells else table
     workload = pj.Workload(BODY, 16, recompute=recompute, recompute_again=True)
     assert activations(workload, table)[0] == pytest.approx(AGAIN[recompute, cells])
@@ -162,7 +159,7 @@ def test_w_that_recomputes_again_holds_checkpoints(recompute, cells):
 @pytest.mark.parametrize("cells", [False, True])
 @pytest.mark.parametrize(("recompute", "layers"), [("full", 8), ("block:3", 3), ("uniform:2", 8)])
 def test_w_that_recomputes_again_lasts_w_and_r(recompute, layers, cells):
-    table, h100 = make_table("zb-h1"), pj.load_system("h100")
+    table, h100 = build("zb-h1", 4, 16), pj.load_system("h100")
     table = table.with_recomputation() if cells else table
     workload = pj.Workload(LLAMA, 16, recompute=recompute)
     costs = pj.stage_costs(workload, h100, table)
@@ -178,7 +175,7 @@ def test_recompute_again_at_the_command_line(answer, mistake):
     run += ["--minibatch", 16]
     full = ["--recompute", "full", "--recompute-cells"]
     once, again = (answer(*run, *full, *more) for more in ((), ["--recompute-again"]))
-    costs = pj.stage_costs(pj.Workload(LLAMA, 16), pj.load_system("h100"), make_table("zb-h1"))
+    costs = pj.stage_costs(pj.Workload(LLAMA, 16), pj.load_system("h100"), build("zb-h1", 4, 16))
     longer = np.subtract(again["busy"], once["busy"])
     np.testing.assert_allclose(longer, 16 * np.asarray(costs.recompute), rtol=1e-3)
     assert sum(again["breakdown"].values()) == pytest.approx(again["step_time"])
@@ -210,7 +207,7 @@ def test_an_unknown_form_names_the_forms(mistake):
 
 def test_time_of_a_block_lies_between_none_and_full():
     def busy(recompute):
-        workload, table = pj.Workload(LLAMA, 16, recompute=recompute), make_table("1f1b")
+        workload, table = pj.Workload(LLAMA, 16, recompute=recompute), build("1f1b", 4, 16)
         return pj.stage_costs(workload, pj.load_system("h100"), table).backward[1]
 
     none, full = busy("none"), busy("full")
@@ -229,7 +226,7 @@ FLAGS = {
 def test_launchers_are_told_the_form(recompute):
     workload = pj.Workload(LLAMA, 16, recompute=recompute)
     launches = {
-        launch.launcher: launch for launch in pj.costing.launches(workload, make_table("1f1b"))
+        launch.launcher: launch for launch in pj.costing.launches(workload, build("1f1b", 4, 16))
     }
     assert launches["Megatron-LM"].options.items() >= FLAGS[recompute].items()
     deepspeed = launches["DeepSpeed"]
@@ -246,7 +243,7 @@ def test_a_sweep_takes_forms(tmp_path):
     grid = {"schedules": "zb-h1", "workers": 4, "minibatch": 8, "microbatch_size": 1}
     grid |= {"models": "llama3-8b", "systems": "h100", "recompute": ways}
     data = run_sweep(grid, tmp_path / "out.zarr")
-    table = make_table("zb-h1", 4, 8)
+    table = build("zb-h1", 4, 8)
     for recompute in ways:
         need = pj.memory_bytes(pj.Workload(LLAMA, 8, recompute=recompute), table).max()
         assert float(data.memory_bytes.sel(recompute=recompute)) == pytest.approx(need, rel=1e-12)
@@ -269,7 +266,7 @@ def test_a_plan_needs_what_evaluate_does():
     rows = [result.best, *result.runners_up]
     assert {row.layout["recompute"] for row in rows} == {*ways}
     for row in rows:
-        table = make_table(row.layout["schedule"])
+        table = build(row.layout["schedule"], 4, 16)
         workload = pj.Workload(LLAMA, 16, recompute=row.layout["recompute"])
         need = pj.memory_bytes(workload, table).max()
         assert row.memory_bytes == pytest.approx(need, rel=1e-9)
