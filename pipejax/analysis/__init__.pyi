@@ -27,7 +27,6 @@ from pipejax.analysis.step.evidence import (
     as_runs as as_runs,
     error_range as error_range,
     group_errors as group_errors,
-    measured_runs as measured_runs,
 )
 from pipejax.analysis.step.faults import find_faults as find_faults
 from pipejax.analysis.step.step_parts import step_parts as step_parts

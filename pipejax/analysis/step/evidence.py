@@ -223,8 +223,10 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     sources = len({group.source for group in levels[0]})
     generation = next(name for name, names in GENERATIONS.items() if system in names)
     kind = "with experts" if regime.experts else "without experts"
-    basis = f"sources: {sources} of models {kind} on {generation}"
-    is_wide = 1 / (sources + 1) > 1 - PERCENT / 100  # wider classes add what the range leaves out
+    noun = "source" if sources == 1 else "sources"
+    basis = f"{sources} {noun} of models {kind} on {generation}"
+    # the weight of wider classes is more than the range leaves out
+    is_wide = 100 > (sources + 1) * (100 - PERCENT)
     return ErrorRange(low, high, f"{basis}, and wider classes" if is_wide else basis)
 
 
