@@ -144,7 +144,7 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
     assert all(ranked.evidence.is_enough for ranked in first)
     spread = result.best.evidence.spread / 100
     ratios = [ranked.step_time / result.best.step_time for ranked in first]
-    assert result.num_tied == sum(ratio <= 1 + spread for ratio in ratios)
+    assert result.tied == sum(ratio <= 1 + spread for ratio in ratios)
     # one run, which is no evidence
     assert {str(ranked.evidence) for ranked in result.outside} != {"None"}
     rows = as_numbers({SPLIT: FIVE})
@@ -153,7 +153,7 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
     assert {ranked.layout["zero"] for ranked in (calibrated.best, *calibrated.runners_up)} == {3}
     assert {ranked.evidence.differs for ranked in calibrated.outside} == {("ZeRO 0 to 2",)}
     unknown = layouts(dataclasses.replace(h100, name="of one's own"))
-    assert (unknown.outside, unknown.best.evidence, unknown.num_tied) == ((), None, 0)
+    assert (unknown.outside, unknown.best.evidence, unknown.tied) == ((), None, 0)
     assert unknown.best.step_time == min(ranked.step_time for ranked in (*first, *result.outside))
 
 

@@ -226,7 +226,7 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     noun = "source" if sources == 1 else "sources"
     basis = f"{sources} {noun} of models {kind} on {generation}"
     # the weight of wider classes is more than the range leaves out
-    is_wide = 100 > (sources + 1) * (100 - PERCENT)
+    is_wide = (sources + 1) * (100 - PERCENT) < 100
     return ErrorRange(low, high, f"{basis}, and wider classes" if is_wide else basis)
 
 

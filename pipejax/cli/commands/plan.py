@@ -157,9 +157,8 @@ def plan(
         "best": _as_json(planned.best) | stages,
         "runners_up": [_as_json(entry) for entry in planned.runners_up],
         "outside": [_as_json(entry) for entry in planned.outside],
-        "tied": planned.num_tied,
         "reversals": [entry._asdict() for entry in planned.break_even_factors],
-        **pick(planned, "enumerated fitting evaluated programs seconds"),
+        **pick(planned, "tied enumerated fitting evaluated programs seconds"),
         "launch": launch_json(launches),
     }
     out_words = "the best as options for --config in" if is_config else "all layouts in"

@@ -129,9 +129,9 @@ def _assumptions(plan: "PlanResult") -> object:
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
     """Yield the layouts that may be as fast, or what would have to hold for the second to win."""
-    if plan.num_tied > 1:
+    if plan.tied > 1:
         yield (
-            f"{plan.num_tied} layouts tie: predictions of such runs differ by as much "
+            f"{plan.tied} layouts tie: predictions of such runs differ by as much "
             "(--details lists them)"
         )
         return

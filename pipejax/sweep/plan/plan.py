@@ -18,7 +18,7 @@ from pipejax.analysis.step.evidence import (
     operand_bits,
 )
 from pipejax.analysis.step.step_report import bands, mfu
-from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
@@ -162,25 +162,16 @@ def plan(
         evaluator = Evaluator(request, layouts, estimates, keep.after_program)
         if exhaustive:
             evaluator.evaluate_all()
-        regimes = layout_regimes(request, layouts)
-        by_row = evidence_by_row(request, regimes)
-        levels = evidence_levels(regimes, by_row)
-        apart = levels > levels[estimates.fits].min()
-        best = evaluator.find_best(1 + runners_up, ~apart)
-        beyond = [
-            evaluator.find_best(1, np.array([other == regime for other in regimes]))
-            for regime in sorted({regimes[row] for row in np.flatnonzero(apart)})
-        ]
+        apart, rows, planned = _find_layouts(evaluator, 1 + runners_up)
         on_front = evaluator.find_front() if front else None
-    planned = _planned_layouts(evaluator, np.concatenate([best, *beyond]), by_row)
-    ranked, outside = planned[: len(best)], planned[len(best) :]
+    ranked = [layout for row, layout in zip(rows, planned, strict=True) if not apart[row]]
     ties = are_tied([layout.step_time for layout in ranked], [layout.evidence for layout in ranked])
     result = PlanResult(
         best=ranked[0],
         runners_up=tuple(ranked[1:]),
-        outside=tuple(sorted(outside, key=lambda layout: layout.step_time)),
-        num_tied=int(ties.sum()),
-        break_even_factors=break_even_factors(request, layouts, best[:2]),
+        outside=tuple(sorted(planned[len(ranked) :], key=lambda layout: layout.step_time)),
+        tied=int(ties.sum()),
+        break_even_factors=break_even_factors(request, layouts, rows[: len(ranked)][:2]),
         enumerated=len(layouts),
         fitting=int(estimates.fits.sum()),
         evaluated=int((~np.isnan(estimates.step_time)).sum()),
@@ -189,7 +180,7 @@ def plan(
         request=request,
         layouts=layouts,
         estimates=estimates,
-        place=int(best[0]),
+        place=int(rows[0]),
         apart=apart,
         front=on_front,
     )
@@ -244,6 +235,25 @@ class _Keeper:
         if time.perf_counter() - self._saved > PATIENCE:
             save_columns(self._out, self._state[0], layout_columns(*self._state), replace=True)
             self._saved = time.perf_counter()
+
+
+def _find_layouts(
+    evaluator: Evaluator, count: int
+) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
+    """Find the best layouts of the regimes that are measured best, then the best of each other.
+
+    The result is whether a layout is of another regime, the rows of those found, and these.
+    """
+    request, layouts = evaluator.request, evaluator.layouts
+    regimes = layout_regimes(request, layouts)
+    by_row = evidence_by_row(request, regimes)
+    levels = evidence_levels(regimes, by_row)
+    apart = levels > levels[evaluator.estimates.fits].min()
+    rows = [evaluator.find_best(count, ~apart)]
+    for regime in sorted({regimes[row] for row in np.flatnonzero(apart)}):
+        rows.append(evaluator.find_best(1, np.array([other == regime for other in regimes])))
+    joined = np.concatenate(rows)
+    return apart, joined, _planned_layouts(evaluator, joined, by_row)
 
 
 def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evidence | None]:

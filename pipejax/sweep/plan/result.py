@@ -241,7 +241,7 @@ class PlanResult:
       best: the layout of the shortest step, among regimes that are measured best on the machine.
       runners_up: the next ones of these regimes.
       outside: the best layout of each other regime, whose step times are extrapolations.
-      num_tied: layouts, with the best, that predictions cannot tell from the best; 0 if unknown.
+      tied: layouts, with the best, that predictions cannot tell from the best; 0 if unknown.
       break_even_factors: numbers of the machine, each with the factor on it alone that makes the
         first runner-up as fast as the best; the nearest to 1 first.
       enumerated: legal layouts.
@@ -261,7 +261,7 @@ class PlanResult:
     best: PlannedLayout
     runners_up: tuple[PlannedLayout, ...]
     outside: tuple[PlannedLayout, ...]
-    num_tied: int
+    tied: int
     break_even_factors: tuple[BreakEven, ...]
     enumerated: int
     fitting: int
