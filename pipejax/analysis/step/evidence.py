@@ -108,10 +108,6 @@ class Evidence(NamedTuple):
         """Return the range of measured times for a prediction [s]; None if unknown."""
         return None if self.factors is None else (step * self.factors.low, step * self.factors.high)
 
-    def pessimistic(self, step: float) -> float:
-        """Return the slow end of the range for a prediction [s]; infinite if unknown."""
-        return math.inf if self.factors is None else step * self.factors.high
-
 
 def operand_bits(precision: str) -> int:
     """Return the bits of an operand of products, without its share of scales."""
@@ -233,7 +229,7 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
       >>> evidence.differs, evidence.is_enough
       ((), True)
       >>> low, high = evidence.range(7.0)
-      >>> low < 7.0 < evidence.pessimistic(7.0) == high
+      >>> low < 7.0 < high
       True
     """
     record, software = system.calibration, stack or DEFAULT_STACK
