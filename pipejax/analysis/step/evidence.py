@@ -112,10 +112,6 @@ class Evidence(NamedTuple):
         """Return the range of measured times for a prediction [s]; None if unknown."""
         return None if self.factors is None else (step * self.factors.low, step * self.factors.high)
 
-    def pessimistic(self, step: float) -> float:
-        """Return the slow end of the range for a prediction [s]; infinite if unknown."""
-        return math.inf if self.factors is None else step * self.factors.high
-
 
 def operand_bits(precision: str) -> int:
     """Return the bits of an operand of products, without its share of scales."""
@@ -180,15 +176,13 @@ def measured_runs() -> tuple[Runs, ...]:
     return as_runs(json.loads(EVIDENCE.read_text("utf-8")))
 
 
+def _generation(system: str) -> str:
+    return next((name for name, systems in GENERATIONS.items() if system in systems), "")
+
+
 def _alike(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
     """Return the runs of models that have experts as the regime does."""
     return [group for group in runs if (group.regime.experts > 0) == (regime.experts > 0)]
-
-
-def _near(runs: Iterable[Runs], system: str) -> list[Runs]:
-    """Return the runs on machines of the same generation; none if that is unknown."""
-    systems = next((names for names in GENERATIONS.values() if system in names), ())
-    return [group for group in runs if group.system in systems]
 
 
 def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange | None:
@@ -199,15 +193,15 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     latter case the next wider class decides: all generations, then all models. All sources count
     alike, and so do all runs of a source. The range leaves 5 % at either end.
     """
-    levels = [[*runs]]
-    levels.insert(0, _alike(levels[0], regime))
-    levels.insert(0, _near(levels[0], system))
-    if not levels[0]:
+    everything, generation = tuple(runs), _generation(system)
+    alike = _alike(everything, regime)
+    near = [group for group in alike if generation == _generation(group.system)]
+    if not generation or not near:
         return None
     ratios: list[float] = []
     weights: list[float] = []
     share = 1.0
-    for level in levels:
+    for level in (near, alike, everything):
         errors: dict[str, list[float]] = {}
         for group in level:
             errors.setdefault(group.source, []).extend(group.errors)
@@ -215,16 +209,12 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
         for values in errors.values():
             ratios += [1 / (1 + error / 100) for error in values]
             weights += [share / len(values)] * len(values)
-    order = np.argsort(ratios)
-    cumulative = np.cumsum(np.array(weights)[order])
     tail = (1 - PERCENT / 100) / 2
-    ends = np.searchsorted(cumulative / cumulative[-1], [tail, 1 - tail])
-    low, high = np.array(ratios)[order][ends].tolist()
-    sources = len({group.source for group in levels[0]})
-    generation = next(name for name, names in GENERATIONS.items() if system in names)
-    kind = "with experts" if regime.experts else "without experts"
-    noun = "source" if sources == 1 else "sources"
-    basis = f"{sources} {noun} of models {kind} on {generation}"
+    ends = np.quantile(ratios, [tail, 1 - tail], weights=weights, method="inverted_cdf")
+    low, high = ends.tolist()
+    sources = len({group.source for group in near})
+    kind, noun = "with" if regime.experts else "without", "source" if sources == 1 else "sources"
+    basis = f"{sources} {noun} of models {kind} experts on {generation}"
     # the weight of wider classes is more than the range leaves out
     is_wide = (sources + 1) * (100 - PERCENT) < 100
     return ErrorRange(low, high, f"{basis}, and wider classes" if is_wide else basis)
@@ -243,15 +233,20 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
       >>> evidence.differs, evidence.is_enough
       ((), True)
       >>> low, high = evidence.range(7.0)
-      >>> low < 7.0 < evidence.pessimistic(7.0) == high
+      >>> low < 7.0 < high
       True
     """
-    record, runs = system.calibration, _near(measured_runs(), system.name)
-    software = stack or DEFAULT_STACK
-    if record is not None:
+    record, software = system.calibration, stack or DEFAULT_STACK
+    if record is None:
+        factors = error_range(regime, system.name, measured_runs())
+        runs = [x for x in measured_runs() if _generation(x.system) == _generation(system.name)]
+    else:
         software = stack or record.stack or DEFAULT_STACK
         rows = map(from_numbers, record.evidence)
         runs = [Runs(record.source, system.name, record.stack or software, *row) for row in rows]
+        bands = (band for band in record.bands if band.percent == PERCENT)
+        ranges = (ErrorRange(band.low, band.high, "its own runs") for band in bands)
+        factors = next(ranges, None)
     groups: dict[tuple[str, str, Regime], list[Runs]] = {}
     for group in _alike(runs, regime):
         groups.setdefault((group.system, group.stack, group.regime), []).append(group)
@@ -261,15 +256,10 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
         errors = tuple(error for part in parts for error in part.errors)
         sources = tuple(dict.fromkeys(part.source for part in parts))
         differs = tuple(fact for fact, measured in pairs if fact != measured)
-        candidates.append(Evidence(kind, errors, sources, name, other, differs))
-    if not candidates:
-        return None
-    nearest = max(candidates, key=_nearness)
-    if record is None:
-        return nearest._replace(factors=error_range(regime, system.name, measured_runs()))
-    bands = [band for band in record.bands if band.percent == PERCENT and not nearest.differs]
-    factors = [ErrorRange(band.low, band.high, "its own runs") for band in bands]
-    return nearest._replace(factors=next(iter(factors), None))
+        # a calibration says nothing of other regimes
+        ends = factors if record is None or not differs else None
+        candidates.append(Evidence(kind, errors, sources, name, other, differs, ends))
+    return max(candidates, key=_nearness, default=None)
 
 
 def _nearness(evidence: Evidence) -> tuple[bool, int, int]:

@@ -119,12 +119,18 @@ class CalibrationRecord(NamedTuple):
     overlap: float | None = None
 
 
+BITS = (4, 8, 16)  # of operands
+
+
 def _evidence(value: Any, where: str) -> tuple[tuple[float, ...], ...]:
-    """Read rows of numbers: three of a regime, then the errors of its configurations."""
+    """Read rows of numbers: three of a regime, then the errors of its configurations [%]."""
     rows = value if isinstance(value, list) else [None]
     for row in rows:
-        if not (isinstance(row, list) and row[3:] and all(is_number(x, least=-100) for x in row)):
-            raise ValueError(f"{where} must be rows of at least four numbers, got {row!r}")
+        is_row = isinstance(row, list) and all(is_number(x, least=-100) for x in row)
+        if not (is_row and row and row[3:] and row[2] in BITS):
+            raise ValueError(
+                f"{where} must be rows of a regime and errors, as [0, 0, 16, -1.5], got {row!r}"
+            )
     return tuple(map(tuple, rows))
 
 
