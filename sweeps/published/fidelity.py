@@ -554,16 +554,11 @@ def evidence_of_tables(tables: Sequence[Validation]) -> list[dict[str, Any]]:
       For each source (the first word of the column), machine and stack the errors [%] of each
       regime, as in the file of a calibrated system.
 
-    Raises:
-      ValueError: if there is no table, or a row names no machine.
-
     Example:
       >>> runs = pj.validate(pj.files.DATA / "measured" / "megatron_bridge_b300.csv")
       >>> [row[:3] for row in evidence_of_tables([runs])[0]["errors"]]
       [[0, 1, 8], [0, 1, 16], [0, 2, 16]]
     """
-    if not tables:
-        raise ValueError("tables: no table is given")
     measured = joined([table.measured for table in tables])
     error = np.concatenate([table.errors for table in tables])
     stacks = np.where(measured.stack == "", DEFAULT_STACK, measured.stack)

@@ -47,6 +47,7 @@ class Regime(NamedTuple):
         return ", ".join(self.facts)
 
 
+@short_repr
 class Runs(NamedTuple):
     """Measured runs of one source, machine, stack and regime."""
 
@@ -57,6 +58,7 @@ class Runs(NamedTuple):
     errors: tuple[float, ...]  # predicted / measured - 1 of each configuration [%]
 
 
+@short_repr
 class ErrorRange(NamedTuple):
     """Range of `PERCENT` % of measured / predicted step times."""
 
