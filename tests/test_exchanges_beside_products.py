@@ -20,7 +20,7 @@ LAYOUT = Layout(tensor=8, sequence_parallel=1)
 
 
 def costs(system, *, overlap):
-    workload = pj.Workload(MODEL, 4, tensor_parallel=8, sequence_parallel=True, overlap=overlap)
+    workload = pj.Workload(MODEL, 4, tensor_parallel=8, sequence_parallel=True, tensor_overlap=overlap)
     return pj.stage_costs(workload, system, TABLE)
 
 

@@ -24,6 +24,10 @@ WORDS = {  # degrees of a layout, in the order in which a row names them
 TIES = 2  # other layouts of an idea that a row names
 SOURCES = 2  # publications that a line names
 REVERSALS = 2  # numbers of the machine that a report names
+OVERLAPS = (  # fields of a workload, what travels, and the option
+    ("overlap", "gradients and weights", "--overlap"),
+    ("tensor_overlap", "tensor parallelism", "--tensor-overlap"),
+)
 UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 
@@ -118,10 +122,12 @@ def _room(plan: "PlanResult") -> object:
 
 def _assumptions(plan: "PlanResult") -> object:
     """Return what was assumed of exchanges and of gradients."""
-    share = plan.request.shared.get("overlap", 0.0)
-    overlap = f"{100 * share:g} % of communication that fits overlaps compute"
-    if not share:
-        overlap = "no communication overlaps compute (--overlap 1: all that fits does)"
+    overlap = "; ".join(
+        f"{'no ' if not share else '' if share == 1 else f'{100 * share:g} % of '}{what} beside "
+        f"compute ({flag})"
+        for name, what, flag in OVERLAPS
+        for share in [plan.request.shared.get(name, 0.0)]
+    )
     model = plan.best.workload.model
     size = model.gradient_bytes or model.element_bytes
     return plain(f"assumes: {overlap}; gradients of {8 * float(size):g} bits")

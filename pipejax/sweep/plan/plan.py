@@ -108,7 +108,7 @@ def plan(
       memory_limit: memory for the tensors of an accelerator [B], in place of headroom.
       headroom: share of an accelerator's memory reserved for fragmentation and buffers; default
         0.1.
-      **shared: fields of `Workload` for all layouts: overlap, precision, rank_order,
+      **shared: fields of `Workload` for all layouts: overlap, tensor_overlap, precision, rank_order,
         scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs, optimizer_offload,
         attention_precision, head_precision.
 
