@@ -64,6 +64,7 @@ def _megatron(options, launch, begin):
         "sequence_parallel": "sequence-parallel" in options,
         "zero": zero,
         "overlap": overlap,
+        "tensor_overlap": float("tp-comm-overlap" in options),
         "recompute": recompute,
     }
     return workers, schedule, per_worker, layout or "", fields | NO_UNITS

@@ -10,6 +10,10 @@ NAMES = {"": pj.__all__} | {
 }
 # parts that the papers' sweeps and figures are made of: told in a sentence, without an example
 PARTS = {
+    *(
+        f"analysis.{name}"
+        for name in ("Runs", "as_numbers", "as_runs", "error_range", "group_errors")
+    ),
     "analysis.bars",
     "analysis.bubble_ratio",
     "analysis.closed_form",

@@ -20,7 +20,9 @@ LAYOUT = Layout(tensor=8, sequence_parallel=1)
 
 
 def costs(system, *, overlap):
-    workload = pj.Workload(MODEL, 4, tensor_parallel=8, sequence_parallel=True, overlap=overlap)
+    workload = pj.Workload(
+        MODEL, 4, tensor_parallel=8, sequence_parallel=True, tensor_overlap=overlap
+    )
     return pj.stage_costs(workload, system, TABLE)
 
 
@@ -54,3 +56,16 @@ def test_what_is_longer_than_the_products_stays_exposed():
     difference = np.asarray(apart.backward - nearby.backward)[1]
     both = products(slow, "input_grad") + products(slow, "weight_grad")
     assert difference == pytest.approx(LAYERS * both, rel=1e-9)
+
+
+def test_gradients_and_tensor_parallelism_have_shares_of_their_own():
+    layout = {"tensor_parallel": 8, "sequence_parallel": True, "data_parallel": 8, "zero": 1}
+    shares = [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)]  # of gradients and weights, of products
+    none, gradients, products = (
+        pj.stage_costs(pj.Workload(MODEL, 4, **layout, overlap=a, tensor_overlap=b), H100, TABLE)
+        for a, b in shares
+    )
+    np.testing.assert_array_equal(none.backward, gradients.backward)
+    np.testing.assert_array_equal(none.all_reduce, products.all_reduce)
+    assert (np.asarray(products.backward) < none.backward).all()
+    assert (np.asarray(gradients.all_reduce) < none.all_reduce).any()

@@ -32,6 +32,7 @@ MEGATRON = {
     "use-tp-pp-dp-mapping",
     "overlap-grad-reduce",
     "overlap-param-gather",
+    "tp-comm-overlap",
     "grad-reduce-in-bf16",
 }
 TORCHTITAN = {
@@ -40,6 +41,7 @@ TORCHTITAN = {
     "parallelism.data_parallel_replicate_degree",
     "parallelism.data_parallel_shard_degree",
     "parallelism.fsdp_reshard_after_forward",
+    "parallelism.enable_async_tensor_parallel",
     "parallelism.tensor_parallel_degree",
     "parallelism.context_parallel_degree",
     "parallelism.expert_parallel_degree",
@@ -106,21 +108,26 @@ def test_degrees_batches_and_stages():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "gradients", "weights"),
+    ("arguments", "names"),
     [
-        ({"overlap": 1.0, "zero": 1, "data_parallel": 2}, True, True),
-        ({"overlap": 0.5, "zero": 1, "data_parallel": 2}, True, False),  # as logs are read
-        ({"overlap": 1.0, "data_parallel": 2}, True, False),
-        ({"overlap": 1.0}, False, False),  # nobody to exchange with
-        ({"zero": 1, "data_parallel": 2}, False, False),
+        ({"overlap": 1.0, "zero": 1, "data_parallel": 2}, "grad-reduce param-gather"),
+        ({"overlap": 0.5, "zero": 1, "data_parallel": 2}, "grad-reduce"),  # as logs are read
+        ({"overlap": 1.0, "data_parallel": 2}, "grad-reduce"),
+        ({"overlap": 1.0}, ""),  # nobody to exchange with
+        ({"zero": 1, "data_parallel": 2}, ""),
+        ({"overlap": 1.0, "tensor_parallel": 2}, ""),
+        ({"tensor_overlap": 1.0, "tensor_parallel": 2, "data_parallel": 2}, "tp-comm"),
+        ({"tensor_overlap": 1.0}, ""),
     ],
 )
-def test_megatron_is_told_what_travels_beside_compute(arguments, gradients, weights):
-    options = launcher_settings(**arguments)[0].options
-    assert ("overlap-grad-reduce" in options, "overlap-param-gather" in options) == (
-        gradients,
-        weights,
-    )
+def test_launchers_are_told_what_travels_beside_compute(arguments, names):
+    megatron, torchtitan, deepspeed = launcher_settings(**arguments)
+    flags = {"overlap-grad-reduce": "grad-reduce", "overlap-param-gather": "param-gather"}
+    flags["tp-comm-overlap"] = "tp-comm"
+    assert [short for name, short in flags.items() if name in megatron.options] == names.split()
+    is_async = "parallelism.enable_async_tensor_parallel" in torchtitan.options
+    lacks = "tensor parallelism beside compute" in deepspeed.lacks
+    assert (is_async, lacks) == (("tp-comm" in names),) * 2
 
 
 def test_megatron_is_told_of_gradients_that_it_would_accumulate_wider():

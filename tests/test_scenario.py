@@ -132,6 +132,7 @@ class Draw:
             "data_parallel": pick([1, 2]),
             "zero": pick([0, 1, 3]),
             "overlap": pick([0.0, 0.25, 1.0, self.number(0, 1)]),
+            "tensor_overlap": pick([0.0, 0.5, 1.0]),
             "recompute": pick(["none", "selective", "full", "block:2", "layernorm+mlp"]),
             "precision": pick(["bf16", "fp8"]),
             "embedding_units": pick([0, 1]),

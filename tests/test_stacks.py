@@ -75,14 +75,15 @@ def test_a_mistake_in_a_file_is_named(tmp_path, change, message):
 
 def test_a_file_of_ones_own_is_a_stack(tmp_path, capsys):
     path = tmp_path / "mine.json"
-    content = {"name": "mine", "source": "", "host": {"launch_us": 5}, "workload": {"overlap": 1.0}}
+    content = {"name": "mine", "source": "", "host": {"launch_us": 5}}
+    content["workload"] = {"tensor_overlap": 1.0}
     path.write_text(json.dumps(content))
     assert pj.load_stack(path).on(pj.load_system("h100")).host.launch == 5e-6
     times = []
     for options in (
         ["--stack", str(path)],
-        ["--overlap", "1"],
-        ["--stack", str(path), "--overlap", "0"],
+        ["--tensor-overlap", "1"],
+        ["--stack", str(path), "--tensor-overlap", "0"],
     ):
         assert run([*EVALUATE, *options, "--json"]) == 0
         times.append(json.loads(capsys.readouterr().out)["step_time"])

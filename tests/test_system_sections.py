@@ -139,6 +139,18 @@ BAD = {
         "calibration",
         {"source": "x", "rows": 1, "parameters": {"host.launch": {"value": "1"}}},
     ),
+    **{
+        rf"regime and errors, as \[0, 0, 16, -1.5\], got {text}": (
+            "calibration",
+            {"source": "x", "rows": 1, "evidence": rows},
+        )
+        for text, rows in {
+            r"\[0, 0, 1, 16, 1.6\]": [[0, 0, 1, 16, 1.6]],  # 1 is no number of bits
+            r"\[0, 0, 16\]": [[0, 0, 16]],
+            r"\[0, 0, 16, 'x'\]": [[0, 0, 16, "x"]],
+            "None": 5,
+        }.items()
+    },
 }
 
 

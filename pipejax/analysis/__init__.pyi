@@ -18,8 +18,15 @@ from pipejax.analysis.runs.evaluate import bubble_ratio as bubble_ratio, op_coun
 from pipejax.analysis.runs.staleness import op_times as op_times
 from pipejax.analysis.runs.timeline import bars as bars, lane_times as lane_times
 from pipejax.analysis.step.evidence import (
+    DEFAULT_STACK as DEFAULT_STACK,
     EVIDENCE as EVIDENCE,
-    evidence_of_tables as evidence_of_tables,
+    MAX_MEAN_ERROR as MAX_MEAN_ERROR,
+    MIN_CONFIGURATIONS as MIN_CONFIGURATIONS,
+    Runs as Runs,
+    as_numbers as as_numbers,
+    as_runs as as_runs,
+    error_range as error_range,
+    group_errors as group_errors,
 )
 from pipejax.analysis.step.faults import find_faults as find_faults
 from pipejax.analysis.step.step_parts import step_parts as step_parts

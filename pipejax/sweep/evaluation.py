@@ -47,7 +47,7 @@ OF_PATHS = {"share", "bound_by"}  # outputs that ask for critical paths
 FLAGGED = ("collectives", "kernels")
 
 # fields of the workload that are none of the axes, or are read otherwise
-APART = ("model", "weight_share", "tensor_overlap", "stragglers", "worker_places")
+APART = ("model", "weight_share", "stragglers", "worker_places")
 # axes that are fields of the workload as they stand
 WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name not in APART)
 

@@ -1,24 +1,31 @@
-"""Evidence: which regimes of training were measured, and how far predictions were off."""
+"""Evidence: measured runs nearest to a workload, and the range of step times that follows."""
 
+import functools
+import itertools
 import json
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.step.validation import Validation
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs.layers.formulas import OPERAND_BYTES
-from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows, joined
+from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.system.system import DATA, System, load_system
+from pipejax.costs.system.system import DATA, System
 
 EVIDENCE = DATA / "evidence.json"
-MIN_CONFIGURATIONS = 3  # from which measured runs are evidence
-MAX_MEAN_ERROR = 15.0  # of their predictions up to which they are [%]
+MIN_CONFIGURATIONS = 3  # fewer measured runs are no evidence
+MAX_MEAN_ERROR = 15.0  # of their predictions; above, they are no evidence [%]
+PERCENT = 90  # of measured times lie in a range
 EXPERTS = ("no experts", "experts within nodes", "experts over nodes")
-PROFILES = ("a100-vtrain", "b200-simumax")  # machines whose numbers come from the same runs
+GENERATIONS = {
+    "Ampere": ("a100", "a100-40gb", "a100-vtrain"),
+    "Hopper": ("h100", "h100-500w", "h200"),
+    "Blackwell": ("b200", "b200-simumax", "b300", "gb200", "gb300"),
+}
 DEFAULT_STACK = "megatron-core-2024"  # of systems that name none
 
 
@@ -28,32 +35,89 @@ class Regime(NamedTuple):
 
     splits_weights: bool  # whether replicas split weights (ZeRO 3): exchanges beside every layer
     experts: int  # index in `EXPERTS`
-    is_narrow: bool  # whether products are below 16 bits
+    bits: int  # of an operand of products
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Return each fact in words."""
+        zero = "ZeRO 3" if self.splits_weights else "ZeRO 0 to 2"
+        return f"{self.bits} bits", zero, EXPERTS[self.experts]
 
     def __str__(self) -> str:
-        parts = [
-            "below 16 bits" if self.is_narrow else "16 bits",
-            "ZeRO 3" if self.splits_weights else "ZeRO 0 to 2",
-        ]
-        return ", ".join([*parts, EXPERTS[self.experts]])
+        return ", ".join(self.facts)
 
-    def is_covered_by(self, other: "Regime") -> bool:
-        """Return whether runs of another regime count here: runs in 16 bits do not cover 8 bits."""
-        return other[:2] == self[:2] and other.is_narrow >= self.is_narrow
+
+@short_repr
+class Runs(NamedTuple):
+    """Measured runs of one source, machine, stack and regime."""
+
+    source: str
+    system: str
+    stack: str
+    regime: Regime
+    errors: tuple[float, ...]  # predicted / measured - 1 of each configuration [%]
+
+
+@short_repr
+class ErrorRange(NamedTuple):
+    """Range of `PERCENT` % of measured / predicted step times."""
+
+    low: float
+    high: float
+    basis: str  # the runs that it follows from
 
 
 @short_repr
 class Evidence(NamedTuple):
-    """Measured runs of a regime, and how far predictions were from them."""
+    """Measured runs nearest to a workload, and the range of its step time."""
 
     regime: Regime  # of the runs
-    configurations: int  # different ones
-    mean_error: float  # mean of the absolute errors of their predictions [%]
+    errors: tuple[float, ...]  # predicted / measured - 1 of each configuration [%]
+    sources: tuple[str, ...] = ()  # their publications
+    system: str = ""
+    stack: str = ""
+    differs: tuple[str, ...] = ()  # facts of the workload that the runs do not share
+    factors: ErrorRange | None = None  # None if unknown
+
+    @property
+    def configurations(self) -> int:
+        """Return the number of different configurations."""
+        return len(self.errors)
+
+    @property
+    def mean_error(self) -> float:
+        """Return the mean absolute error of their predictions [%]."""
+        return float(np.mean(np.abs(self.errors)))
+
+    @property
+    def bias(self) -> float:
+        """Return the mean error of their predictions [%]; negative if these are too fast."""
+        return float(np.mean(self.errors))
+
+    @property
+    def spread(self) -> float:
+        """Return the mean absolute difference of two errors [%]; NaN if there is only one."""
+        differences = [abs(a - b) for a, b in itertools.combinations(self.errors, 2)]
+        return float(np.mean(differences)) if differences else math.nan
+
+    @property
+    def is_many(self) -> bool:
+        """Return whether there are enough configurations to judge predictions by."""
+        return self.configurations >= MIN_CONFIGURATIONS
 
     @property
     def is_enough(self) -> bool:
-        """Return whether a step time of the regime is no extrapolation."""
-        return self.configurations >= MIN_CONFIGURATIONS and self.mean_error <= MAX_MEAN_ERROR
+        """Return whether a step time is no extrapolation: runs of its kind, well predicted."""
+        return not self.differs and self.is_many and self.mean_error <= MAX_MEAN_ERROR
+
+    def range(self, step: float) -> tuple[float, float] | None:
+        """Return the range of measured times for a prediction [s]; None if unknown."""
+        return None if self.factors is None else (step * self.factors.low, step * self.factors.high)
+
+
+def operand_bits(precision: str) -> int:
+    """Return the bits of an operand of products, without its share of scales."""
+    return int(8 * OPERAND_BYTES.get(precision, 2.0))
 
 
 def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
@@ -61,99 +125,164 @@ def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
     # The accelerators that experts are spread over are neighbours: they fill a node first.
     nodes = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
     experts = (rows.column("experts") > 0) * (1 + (rows.expert > nodes))
-    narrow = np.isin(rows.precision, list(OPERAND_BYTES))
-    columns = zip((rows.zero >= 3).tolist(), experts.tolist(), narrow.tolist(), strict=True)
+    bits = map(operand_bits, rows.precision.tolist())
+    columns = zip((rows.zero >= 3).tolist(), experts.tolist(), bits, strict=True)
     return [Regime(*values) for values in columns]
 
 
 def workload_regime(workload: Workload, per_node: float) -> Regime:
     """Return the regime of a workload on nodes of so many accelerators."""
     experts = 0 if workload.model.moe is None else 1 + (workload.expert_parallel > per_node)
-    return Regime(workload.zero >= 3, experts, workload.precision in OPERAND_BYTES)
+    return Regime(workload.zero >= 3, int(experts), operand_bits(workload.precision))
 
 
-def evidence_for(regime: Regime, evidence: Iterable[Evidence]) -> Evidence | None:
-    """Return the best evidence about a regime: enough runs first, then most runs."""
-    return max(
-        (record for record in evidence if regime.is_covered_by(record.regime)),
-        key=lambda record: (record.is_enough, record.configurations),
-        default=None,
-    )
-
-
-def summarize_evidence(
+def group_errors(
     rows: MeasuredRows, error: Float[NumpyArray, " rows"], per_node: float
-) -> tuple[Evidence, ...]:
-    """Average the relative errors of each regime; runs of one configuration count once."""
+) -> dict[Regime, tuple[float, ...]]:
+    """Return the errors of each regime [%], one for each configuration: the mean of its runs."""
     texts = [rows.column(name).astype(str) for name in CONFIGURATION]
     runs = list(zip(*(column.tolist() for column in texts), strict=True))
     errors: dict[Regime, dict[tuple[str, ...], list[float]]] = {}
     for regime, run, value in zip(row_regimes(rows, per_node), runs, error.tolist(), strict=True):
         if np.isfinite(value):
-            errors.setdefault(regime, {}).setdefault(run, []).append(value)
-    evidence = []
-    for regime, by_run in sorted(errors.items()):
-        means = [abs(np.mean(run_errors)) for run_errors in by_run.values()]
-        evidence.append(Evidence(regime, len(by_run), 100 * float(np.mean(means))))
-    return tuple(evidence)
+            errors.setdefault(regime, {}).setdefault(run, []).append(100 * value)
+    return {
+        regime: tuple(round(float(np.mean(values)), 2) for values in by_run.values())
+        for regime, by_run in sorted(errors.items())
+    }
 
 
-def as_numbers(evidence: Iterable[Evidence]) -> tuple[tuple[float, ...], ...]:
-    """Return evidence as files hold it, a row each: regime, configurations and mean error."""
+def as_numbers(errors: dict[Regime, tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
+    """Return errors as the file of a calibrated system holds them: a regime and errors [%]."""
+    return tuple((*map(int, regime), *values) for regime, values in errors.items())
+
+
+def from_numbers(row: Sequence[float]) -> tuple[Regime, tuple[float, ...]]:
+    """Read a regime and the errors of its configurations from a row of `as_numbers`."""
+    splits, experts, bits, *errors = row
+    return Regime(bool(splits), int(experts), int(bits)), tuple(errors)
+
+
+def as_runs(records: Iterable[Mapping[str, Any]]) -> tuple[Runs, ...]:
+    """Return records in the form of `EVIDENCE` as runs."""
     return tuple(
-        (*map(int, record.regime), record.configurations, round(record.mean_error, 2))
-        for record in evidence
+        Runs(record["source"], record["system"], record["stack"], *from_numbers(row))
+        for record in records
+        for row in record["errors"]
     )
 
 
-def from_numbers(rows: Iterable[Sequence[float]]) -> tuple[Evidence, ...]:
-    """Read evidence from the numbers of `as_numbers`."""
-    return tuple(
-        Evidence(
-            Regime(bool(splits), int(experts), bool(narrow)), int(configurations), float(error)
-        )
-        for splits, experts, narrow, configurations, error in rows
-    )
+@functools.cache
+def measured_runs() -> tuple[Runs, ...]:
+    """Return the runs that come with pipejax."""
+    return as_runs(json.loads(EVIDENCE.read_text("utf-8")))
 
 
-def evidence_of_tables(tables: Sequence[Validation]) -> dict[str, dict[str, list[list[float]]]]:
-    """Summarize the evidence of tables by machine and stack, in the form of `EVIDENCE`.
+def _generation(system: str) -> str:
+    return next((name for name, systems in GENERATIONS.items() if system in systems), "")
 
-    Args:
-      tables: tables with their predictions; profiles of the same runs are skipped.
 
-    Returns:
-      By machine and stack a row for each regime: whether weights are split, the index in `EXPERTS`,
-      whether products are below 16 bits, then configurations and mean error [%].
+def _alike(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
+    """Return the runs of models that have experts as the regime does."""
+    return [group for group in runs if (group.regime.experts > 0) == (regime.experts > 0)]
 
-    Raises:
-      ValueError: if there is no table, or a row names no machine.
+
+def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange | None:
+    """Return the range of measured / predicted step times of a new source; None without runs.
+
+    The class of a workload is models with or without experts on one generation of machines. A new
+    source is as likely to be like each of the K sources of the class as like none of them. In the
+    latter case the next wider class decides: all generations, then all models. All sources count
+    alike, and so do all runs of a source. The range leaves 5 % at either end.
+    """
+    everything, generation = tuple(runs), _generation(system)
+    alike = _alike(everything, regime)
+    near = [group for group in alike if generation == _generation(group.system)]
+    if not generation or not near:
+        return None
+    ratios: list[float] = []
+    weights: list[float] = []
+    share = 1.0
+    for level in (near, alike, everything):
+        errors: dict[str, list[float]] = {}
+        for group in level:
+            errors.setdefault(group.source, []).extend(group.errors)
+        share /= len(errors) + 1  # of each source, and of all wider classes together
+        for values in errors.values():
+            ratios += [1 / (1 + error / 100) for error in values]
+            weights += [share / len(values)] * len(values)
+    tail = (1 - PERCENT / 100) / 2
+    ends = np.quantile(ratios, [tail, 1 - tail], weights=weights, method="inverted_cdf")
+    low, high = ends.tolist()
+    sources = len({group.source for group in near})
+    kind, noun = "with" if regime.experts else "without", "source" if sources == 1 else "sources"
+    basis = f"{sources} {noun} of models {kind} experts on {generation}"
+    # the weight of wider classes is more than the range leaves out
+    is_wide = (sources + 1) * (100 - PERCENT) < 100
+    return ErrorRange(low, high, f"{basis}, and wider classes" if is_wide else basis)
+
+
+def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None:
+    """Return the runs that differ from a workload in the fewest facts, and the range of its times.
+
+    A calibrated machine has its own runs, and their band as the range. Other machines have runs
+    that come with pipejax, of models with experts or without, on machines of one generation. The
+    result is None if there are none. An empty stack is the default.
 
     Example:
       >>> import pipejax as pj
-      >>> runs = pj.validate(pj.files.DATA / "measured" / "megatron_bridge_b300.csv")
-      >>> [row[:4] for row in evidence_of_tables([runs])["b300"]["megatron-core-2024"]]
-      [[0, 1, 0, 2], [0, 1, 1, 9], [0, 2, 0, 1]]
+      >>> evidence = find_evidence(Regime(False, 0, 16), pj.load_system("h100"), "")
+      >>> evidence.differs, evidence.is_enough
+      ((), True)
+      >>> low, high = evidence.range(7.0)
+      >>> low < 7.0 < high
+      True
     """
-    if not tables:
-        raise ValueError("tables: no table is given")
-    measured = joined([table.measured for table in tables])
-    error = np.concatenate([table.errors for table in tables])
-    stacks = np.where(measured.stack == "", DEFAULT_STACK, measured.stack)
-    rows_by_system: dict[str, dict[str, list[list[float]]]] = {}
-    for name, stack in sorted(set(zip(measured.system.tolist(), stacks.tolist(), strict=True))):
-        if name in PROFILES:
-            continue
-        is_pair = (measured.system == name) & (stacks == stack)
-        per_node = float(load_system(name).gpus_per_node)
-        numbers = as_numbers(summarize_evidence(measured.take(is_pair), error[is_pair], per_node))
-        rows_by_system.setdefault(name, {})[stack] = list(map(list, numbers))
-    return rows_by_system
+    record, software = system.calibration, stack or DEFAULT_STACK
+    if record is None:
+        factors = error_range(regime, system.name, measured_runs())
+        runs = [x for x in measured_runs() if _generation(x.system) == _generation(system.name)]
+    else:
+        software = stack or record.stack or DEFAULT_STACK
+        rows = map(from_numbers, record.evidence)
+        runs = [Runs(record.source, system.name, record.stack or software, *row) for row in rows]
+        bands = (band for band in record.bands if band.percent == PERCENT)
+        ranges = (ErrorRange(band.low, band.high, "its own runs") for band in bands)
+        factors = next(ranges, None)
+    groups: dict[tuple[str, str, Regime], list[Runs]] = {}
+    for group in _alike(runs, regime):
+        groups.setdefault((group.system, group.stack, group.regime), []).append(group)
+    candidates = []
+    for (name, other, kind), parts in groups.items():
+        pairs = zip((*regime.facts, system.name, software), (*kind.facts, name, other), strict=True)
+        errors = tuple(error for part in parts for error in part.errors)
+        sources = tuple(dict.fromkeys(part.source for part in parts))
+        differs = tuple(fact for fact, measured in pairs if fact != measured)
+        # a calibration says nothing of other regimes
+        ends = factors if record is None or not differs else None
+        candidates.append(Evidence(kind, errors, sources, name, other, differs, ends))
+    return max(candidates, key=_nearness, default=None)
 
 
-def known_evidence(system: System, stack: str) -> tuple[Evidence, ...]:
-    """Return the evidence about a machine and its software, from its calibration or our tables."""
-    if system.calibration is not None:
-        return from_numbers(system.calibration.evidence)
-    by_stack = json.loads(EVIDENCE.read_text("utf-8")).get(system.name, {})
-    return from_numbers(by_stack.get(stack or DEFAULT_STACK, []))
+def _nearness(evidence: Evidence) -> tuple[bool, int, int]:
+    """Return a key that sorts evidence by nearness; few runs count only if there are no others."""
+    return evidence.is_many, -len(evidence.differs), evidence.configurations
+
+
+def are_tied(
+    times: Sequence[float], evidence: Sequence[Evidence | None]
+) -> Bool[NumpyArray, " layouts"]:
+    """Return which layouts predictions cannot tell from the fastest.
+
+    Layouts of one job share errors of the machine. They tie with the fastest if they are slower by
+    at most the `spread` of errors in their evidence. Without evidence, none ties: its error is
+    unknown.
+
+    Example:
+      >>> runs = Evidence(Regime(False, 0, 16), (1.0, 3.0, 2.0))  # spread 1.3 %
+      >>> are_tied([7.0, 7.09, 7.1, 7.0], [runs, runs, runs, None]).tolist()
+      [True, True, False, False]
+    """
+    spreads = [math.nan if record is None else record.spread / 100 for record in evidence]
+    lags = np.array(times) / min(times) - 1
+    return np.array(lags <= spreads) | (lags == 0) & np.array([r is not None for r in evidence])

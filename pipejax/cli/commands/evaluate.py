@@ -20,7 +20,7 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, certify
 from pipejax.cli.output.kinds import CERTIFICATE
 from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds, short_percent
-from pipejax.cli.output.plans import evidence_line
+from pipejax.cli.output.plans import evidence_json, evidence_line
 from pipejax.cli.output.report import (
     Column,
     TextTable,
@@ -177,7 +177,7 @@ def evaluate(
     table, evaluation = build(scenario), required(scenario).evaluate()
     _check_pairs(evaluation)
     held = run.activations.scenario_sizes(scenario).held(evaluation)
-    result = summary(evaluation, scenario, held)
+    result = summary(evaluation, scenario, held) | _evidence(scenario, evaluation.makespan)
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
     timing_parts = [*timing.add_to(result, evaluation)]
@@ -221,7 +221,7 @@ def _view(
                 f"a microbatch has {size:g} sequences: --minibatch counts those of one pipeline, "
                 "not of the whole job"
             )
-        yield _evidence(scenario.workload, scenario.system, scenario.source.stack)
+        yield evidence_line(result["evidence"], result["regime"], scenario.system.name)
     else:
         peak = result["peak_in_flight"]
         yield f"at most {peak.max()} microbatches in flight, on worker {peak.argmax()}"
@@ -251,12 +251,16 @@ def _details(
     }
 
 
-def _evidence(workload: "pj.Workload", system: "pj.System", stack: str) -> object:
-    """Say what the step time rests on, as a plan does."""
-    from pipejax.analysis.step.evidence import evidence_for, known_evidence, workload_regime
+def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
+    """Return what the step time rests on; nothing if it is not of a model on a machine."""
+    from pipejax.analysis.step.evidence import find_evidence, workload_regime
 
+    workload, system = scenario.workload, scenario.system
+    if workload is None or system is None:
+        return {}
     regime = workload_regime(workload, float(system.gpus_per_node))
-    return evidence_line(regime, evidence_for(regime, known_evidence(system, stack)), system.name)
+    evidence = find_evidence(regime, system, scenario.source.stack)
+    return {"regime": str(regime), "evidence": evidence_json(evidence, step)}
 
 
 def _fitting(

@@ -24,7 +24,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, PLAN, SWEEPS
 from pipejax.cli.output.launches import launch_json, launch_lines, layout_json
-from pipejax.cli.output.plans import plan_details, plan_view
+from pipejax.cli.output.plans import evidence_json, plan_details, plan_view
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import pick, plain
 
@@ -158,7 +158,7 @@ def plan(
         "runners_up": [_as_json(entry) for entry in planned.runners_up],
         "outside": [_as_json(entry) for entry in planned.outside],
         "reversals": [entry._asdict() for entry in planned.break_even_factors],
-        **pick(planned, "enumerated fitting evaluated programs seconds"),
+        **pick(planned, "tied enumerated fitting evaluated programs seconds"),
         "launch": launch_json(launches),
     }
     out_words = "the best as options for --config in" if is_config else "all layouts in"
@@ -183,7 +183,7 @@ def _read_limit(text: str) -> float:
 def _as_json(entry: "PlannedLayout") -> dict[str, Any]:
     """A layout with what is known of its regime."""
     names = [field.name for field in dataclasses.fields(entry) if field.name != "scenario"]
-    evidence = None if entry.evidence is None else pick(entry.evidence, "configurations mean_error")
+    evidence = evidence_json(entry.evidence, entry.step_time)
     return pick(entry, " ".join(names)) | {"evidence": evidence}
 
 

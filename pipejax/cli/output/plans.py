@@ -1,10 +1,10 @@
 """A plan as text: the best layout, the next ones, and what would change the order."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import Column, folded, plain, rows_table
+from pipejax.cli.output.report import Column, folded, pick, plain, rows_table
 
 if TYPE_CHECKING:
     from pipejax.analysis.step.evidence import Evidence
@@ -22,7 +22,12 @@ WORDS = {  # degrees of a layout, in the order in which a row names them
     "microbatches": "microbatches",
 }
 TIES = 2  # other layouts of an idea that a row names
+SOURCES = 2  # publications that a line names
 REVERSALS = 2  # numbers of the machine that a report names
+OVERLAPS = (  # fields of a workload, what travels, and the option
+    ("overlap", "gradients and weights", "--overlap"),
+    ("tensor_overlap", "tensor parallelism", "--tensor-overlap"),
+)
 UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 
@@ -36,16 +41,16 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     yield plain(
         f"MFU {percent(best.mfu)}; memory {gigabytes(best.memory_bytes)}; bound by {best.bound_by}"
     )
-    yield evidence_line(best.regime, best.evidence, request.system.name)
+    evidence = evidence_json(best.evidence, best.step_time)
+    yield evidence_line(evidence, best.regime, request.system.name)
     yield _room(plan)
     yield _assumptions(plan)
     if plan.runners_up:
         yield from _break_even(plan)
-    if plan.outside:
-        first = plan.outside[0]
+    for entry in plan.outside:
         yield plain(
-            f"not ranked, too little is measured of {first.regime}: {seconds(first.step_time)} "
-            f"with {_long_text(first)}; calibrate first"
+            f"not ranked, nobody measured {entry.regime} here well: {seconds(entry.step_time)} "
+            f"with {_long_text(entry)}"
         )
 
 
@@ -72,13 +77,34 @@ def _long_text(entry: "PlannedLayout") -> str:
     return f"{layout['schedule']}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
 
 
-def evidence_line(regime: object, evidence: "Evidence | None", system: str) -> object:
-    """Return how far predictions of similar runs were off."""
+def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | None:
+    """Return the nearest runs, their errors [%], and the range of a step time [s]."""
     if evidence is None:
-        return plain(f"extrapolated: no measured run on {system} is like this one ({regime})")
+        return None
+    names = "configurations mean_error bias sources system stack differs"
+    basis = evidence.factors and evidence.factors.basis
+    more = {"regime": str(evidence.regime), "range": evidence.range(step), "range_basis": basis}
+    return pick(evidence, names) | more
+
+
+def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) -> object:
+    """Say from `evidence_json` how sure a step time is, and what runs are nearest to it."""
+    if record is None:
+        return plain(
+            f"extrapolated: nobody measured such runs ({regime}) on machines like {system}"
+        )
+    sources = ", ".join(record["sources"])
+    if len(record["sources"]) > SOURCES:
+        sources = f"{len(record['sources'])} sources"
+    differs = f"; yours: {', '.join(record['differs'])}" if record["differs"] else ""
+    expected = "extrapolated"
+    if record["range"] is not None:
+        ends = " to ".join(map(seconds, record["range"]))
+        expected = f"expect {ends} (90 %, {record['range_basis']})"
     return plain(
-        f"evidence: {evidence.configurations} measured configurations like this one ({regime}) "
-        f"were predicted within {evidence.mean_error:.3g} % on average"
+        f"{expected}; nearest evidence: {record['configurations']} configurations of {sources} "
+        f"({record['regime']}) on {record['system']} with {record['stack']}, "
+        f"{record['mean_error']:.3g} % off, bias {record['bias']:+.3g} %{differs}"
     )
 
 
@@ -96,21 +122,26 @@ def _room(plan: "PlanResult") -> object:
 
 def _assumptions(plan: "PlanResult") -> object:
     """Return what was assumed of exchanges and of gradients."""
-    share = plan.request.shared.get("overlap", 0.0)
-    overlap = f"{100 * share:g} % of communication that fits overlaps compute"
-    if not share:
-        overlap = "no communication overlaps compute (--overlap 1: all that fits does)"
+    overlap = "; ".join(
+        f"{'no ' if not share else '' if share == 1 else f'{100 * share:g} % of '}{what} beside "
+        f"compute ({flag})"
+        for name, what, flag in OVERLAPS
+        for share in [plan.request.shared.get(name, 0.0)]
+    )
     model = plan.best.workload.model
     size = model.gradient_bytes or model.element_bytes
     return plain(f"assumes: {overlap}; gradients of {8 * float(size):g} bits")
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
-    """Yield what would have to hold for the runner-up to win."""
-    lag = plan.runners_up[0].step_time / plan.best.step_time - 1
-    if lag <= 0:
-        yield "the second layout is as fast, but less is measured of such layouts"
+    """Yield the layouts that may be as fast, or what would have to hold for the second to win."""
+    if plan.tied > 1:
+        yield (
+            f"{plan.tied} layouts tie: predictions of such runs differ by as much "
+            "(--details lists them)"
+        )
         return
+    lag = plan.runners_up[0].step_time / plan.best.step_time - 1
     cases = [
         f"{number.number} is {_quantity(number.number, number.value)} ({number.factor:.3g} times)"
         for number in plan.break_even_factors[:REVERSALS]

@@ -95,7 +95,7 @@ CONFIGURATION: Mapping[str, FileField] = {
     "out_of_memory": FileField(_SWITCH, False),
     **{
         name: _OF_WORKLOAD[name]
-        for name in ("overlap", "expert_overlap", "graphs", "optimizer_offload")
+        for name in ("overlap", "tensor_overlap", "expert_overlap", "graphs", "optimizer_offload")
     },
     "network_bandwidth": FileField(POSITIVE, 0.0),
     "schedule": FileField(
@@ -154,6 +154,7 @@ class MeasuredRows:
     # of a ring through all accelerators to another node; 0 where the system says it [B/s]
     network_bandwidth: Float[NumpyArray, " rows"]
     overlap: Float[NumpyArray, " rows"]  # share of gradients and weights that is hidden
+    tensor_overlap: Float[NumpyArray, " rows"]  # the same of tensor parallelism
     expert_overlap: Float[NumpyArray, " rows"]  # the same of the tokens' way to their experts
     schedule: NumpyArray  # (rows) names
     link: NumpyArray  # (rows) link model of messages, empty where the row does not say it

@@ -225,6 +225,7 @@ class MegatronLog(NamedTuple):
             "zero": shards,
             "sequence_parallel": int(self.is_on("sequence_parallel")),
             "overlap": sum(overlaps) / 2 if shards else float(overlaps[0]),
+            "tensor_overlap": float(self.is_on("tp_comm_overlap")),
             "embedding_units": int(self.is_on("account_for_embedding_in_pipeline_split")),
             "loss_units": int(self.is_on("account_for_loss_in_pipeline_split")),
         }

@@ -219,6 +219,8 @@ def _megatron(job: _Job) -> Options:
         options["overlap-grad-reduce"] = True
         if workload.zero and workload.overlap > HALF:
             options["overlap-param-gather"] = True
+    if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
+        options["tp-comm-overlap"] = True
     if float(workload.model.accumulated_bytes) < FULL_GRADIENT:
         options["grad-reduce-in-bf16"] = True
     if layers := workload.recomputation.layers:
@@ -273,6 +275,8 @@ def _torchtitan(job: _Job) -> Options:
     }
     # by default all other accelerators split weights
     parallelism: Options = {name: n for name, n in degrees.items() if n > 1 or "shard" in name}
+    if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
+        parallelism["enable_async_tensor_parallel"] = True
     if workload.zero > 1:
         parallelism["fsdp_reshard_after_forward"] = "always" if workload.zero == 3 else "never"
     if many:
@@ -370,6 +374,8 @@ def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
         yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
     if workload.sequence_parallel:
         yield "sequence parallelism beside tensor parallelism"
+    if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
+        yield "tensor parallelism beside compute"
     if workload.context_parallel > 1:
         yield "context parallelism"
     if workload.tensor_parallel > 1 and workload.expert_parallel > 1:

@@ -30,8 +30,8 @@ from pipejax.costs.system.parts import ATTENTION, system_number
 from pipejax.costs.system.system import System, names_in, read_named
 
 OF_WORKLOAD = (
-    *("overlap", "expert_overlap", "dispatcher", "contiguous_context", "graphs"),
-    *("optimizer_offload", "attention_precision", "head_precision"),
+    *("overlap", "tensor_overlap", "expert_overlap", "dispatcher", "contiguous_context"),
+    *("graphs", "optimizer_offload", "attention_precision", "head_precision"),
 )
 
 

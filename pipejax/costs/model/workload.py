@@ -64,7 +64,7 @@ class Workload:
         gradients too, which every backward then reduces, 3 weights too (FSDP).
       overlap: share of gradients and gathered weights that travels beside compute, layer by layer,
         of what fits beside it; False is 0, True 1.
-      tensor_overlap: the same of exchanges of tensor parallelism; as overlap if None.
+      tensor_overlap: the same of exchanges of tensor parallelism, beside products of a backward.
       expert_overlap: the same of the tokens' way to their experts and back.
       dispatcher: "all-to-all" sends a copy of a token to each of its experts, "per-node" one to
         each node that has any, where it is handed on.
@@ -134,7 +134,7 @@ class Workload:
     dispatcher: str = DISPATCHERS[0]
     contiguous_context: bool = False
     graphs: float = 0.0
-    tensor_overlap: float | None = None
+    tensor_overlap: float = 0.0
     optimizer_offload: float = 0.0
     attention_precision: str = ""
     head_precision: str = ""
@@ -161,9 +161,8 @@ class Workload:
                 f"cells, got recompute {self.recompute}",
                 "recompute_again",
             )
-        for name in ("weight_share", "tensor_overlap"):
-            if getattr(self, name) is not None:
-                share(getattr(self, name), name)
+        if self.weight_share is not None:
+            share(self.weight_share, "weight_share")
         check_types(pipeline_layout=(self.pipeline_layout, str, list, tuple))
         if self.pipeline_layout != "":
             if self.embedding_units or self.loss_units:
@@ -229,7 +228,7 @@ class Workload:
             zero=self.zero,
             microbatch_size=size,
             overlap=self.overlap,
-            tensor_overlap=self.overlap if self.tensor_overlap is None else self.tensor_overlap,
+            tensor_overlap=self.tensor_overlap,
             expert_overlap=self.expert_overlap,
             dispatch_per_node=float(self.dispatcher == "per-node"),
             contiguous_context=float(self.contiguous_context),

@@ -130,6 +130,12 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "0 none of what fits beside it, 1 all.",
         in_plan=True,
     ),
+    "tensor_overlap": WorkloadField(
+        "share",
+        "share of the exchange of tensor parallelism hidden by compute",
+        "0 none of what fits beside products of a backward, 1 all.",
+        in_plan=True,
+    ),
     # on the command line these seven come with a stack
     "expert_overlap": WorkloadField("share", in_plan=True),
     "dispatcher": WorkloadField("name", names=DISPATCHERS, in_plan=True),

@@ -104,8 +104,8 @@ class CalibrationRecord(NamedTuple):
       parameters: what was fitted.
       bands: how far measured times lie from predicted ones.
       stack: of the runs, by name or file; empty where they are of none that is named.
-      evidence: of what regimes they were, and how far predictions were from them, as
-        `analysis/step/evidence.py` writes it.
+      evidence: their regimes, and the errors of predictions of their configurations, as
+        `analysis/step/evidence.py` writes them.
       overlap: share of gradients and gathered weights that travelled beside compute in all runs of
         several replicas; None where they differ, or there are none.
     """
@@ -119,12 +119,18 @@ class CalibrationRecord(NamedTuple):
     overlap: float | None = None
 
 
+BITS = (4, 8, 16)  # of operands
+
+
 def _evidence(value: Any, where: str) -> tuple[tuple[float, ...], ...]:
-    """Read rows of numbers: a regime, configurations, mean error."""
+    """Read rows of numbers: three of a regime, then the errors of its configurations [%]."""
     rows = value if isinstance(value, list) else [None]
     for row in rows:
-        if not isinstance(row, list) or len(row) != 5 or not all(map(is_number, row)):
-            raise ValueError(f"{where} must be rows of five numbers, got {row!r}")
+        is_row = isinstance(row, list) and all(is_number(x, least=-100) for x in row)
+        if not (is_row and row and row[3:] and row[2] in BITS):
+            raise ValueError(
+                f"{where} must be rows of a regime and errors, as [0, 0, 16, -1.5], got {row!r}"
+            )
     return tuple(map(tuple, rows))
 
 

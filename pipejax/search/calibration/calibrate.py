@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.step.evidence import as_numbers, summarize_evidence
+from pipejax.analysis.step.evidence import as_numbers, group_errors
 from pipejax.analysis.step.step_time import StepTimes
 from pipejax.analysis.step.validation import (
     PredictionErrors,
@@ -394,7 +394,7 @@ def _result(
     unseen = residual.copy()
     if chosen is not None:
         unseen[chosen.rows] = chosen.residual
-    evidence = summarize_evidence(rows, np.expm1(unseen), float(problem.system.gpus_per_node))
+    evidence = group_errors(rows, np.expm1(unseen), float(problem.system.gpus_per_node))
     record = CalibrationRecord(
         _sources(rows),
         len(rows),

@@ -340,7 +340,9 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         yield "sequence parallelism", {"sequence_parallel": True}
     if workload.data_parallel > 1 and workload.overlap < 1:
-        yield "exchanges beside compute", {"overlap": 1.0}
+        yield "gradients and weights beside compute", {"overlap": 1.0}
+    if workload.tensor_parallel > 1 and workload.tensor_overlap < 1:
+        yield "tensor parallelism beside compute", {"tensor_overlap": 1.0}
 
 
 def optimised(run: Candidate) -> Iterator[Candidate]:

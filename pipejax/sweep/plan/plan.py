@@ -1,8 +1,6 @@
 """`pj.plan`: search for the layout of a training job with the shortest step."""
 
-import dataclasses
 import errno
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -12,13 +10,19 @@ from typing import Any
 import numpy as np
 
 from pipejax.analysis.scenario import Scenario
-from pipejax.analysis.step.evidence import Evidence, Regime, evidence_for, known_evidence
+from pipejax.analysis.step.evidence import (
+    Evidence,
+    Regime,
+    are_tied,
+    find_evidence,
+    operand_bits,
+)
 from pipejax.analysis.step.step_report import bands, mfu
-from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
-from pipejax.costs.layers.formulas import OPERAND_BYTES, model_flop
+from pipejax.costs.layers.formulas import model_flop
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.stack import Stack, machine_software
 from pipejax.costs.model.workload_fields import PRECISIONS
@@ -47,8 +51,6 @@ from pipejax.sweep.plan.search import (
 )
 
 RUNNERS_UP = 9
-LEAST_ERROR = 0.005  # of predictions, by the accuracy of measurements
-OUTSIDE = 3  # layouts of unmeasured regimes, which are listed separately
 PATIENCE = 10.0  # seconds of work that an interruption may cost
 
 
@@ -106,9 +108,9 @@ def plan(
       memory_limit: memory for the tensors of an accelerator [B], in place of headroom.
       headroom: share of an accelerator's memory reserved for fragmentation and buffers; default
         0.1.
-      **shared: fields of `Workload` for all layouts: overlap, precision, rank_order,
-        scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs, optimizer_offload,
-        attention_precision, head_precision.
+      **shared: fields of `Workload` for all layouts: overlap, tensor_overlap, precision,
+        rank_order, scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs,
+        optimizer_offload, attention_precision, head_precision.
 
     Returns:
       The best layout, runners-up, and estimates of all layouts.
@@ -160,18 +162,16 @@ def plan(
         evaluator = Evaluator(request, layouts, estimates, keep.after_program)
         if exhaustive:
             evaluator.evaluate_all()
-        by_row = evidence_by_row(request, layouts)
-        first, apart = _parted(by_row, estimates)
-        best = evaluator.find_best(1 + runners_up, first)
-        beyond = evaluator.find_best(OUTSIDE, apart)
+        apart, rows, planned = _find_layouts(evaluator, 1 + runners_up)
         on_front = evaluator.find_front() if front else None
-    planned = _planned_layouts(evaluator, np.concatenate([best, beyond]), by_row)
-    order, ranked = _ranked(planned[: len(best)])
+    ranked = [layout for row, layout in zip(rows, planned, strict=True) if not apart[row]]
+    ties = are_tied([layout.step_time for layout in ranked], [layout.evidence for layout in ranked])
     result = PlanResult(
         best=ranked[0],
-        runners_up=ranked[1:],
-        outside=tuple(planned[len(best) :]),
-        break_even_factors=break_even_factors(request, layouts, best[order[:2]]),
+        runners_up=tuple(ranked[1:]),
+        outside=tuple(sorted(planned[len(ranked) :], key=lambda layout: layout.step_time)),
+        tied=int(ties.sum()),
+        break_even_factors=break_even_factors(request, layouts, rows[: len(ranked)][:2]),
         enumerated=len(layouts),
         fitting=int(estimates.fits.sum()),
         evaluated=int((~np.isnan(estimates.step_time)).sum()),
@@ -180,7 +180,7 @@ def plan(
         request=request,
         layouts=layouts,
         estimates=estimates,
-        place=int(best[order[0]]),
+        place=int(rows[0]),
         apart=apart,
         front=on_front,
     )
@@ -237,30 +237,49 @@ class _Keeper:
             self._saved = time.perf_counter()
 
 
-def evidence_by_row(request: PlanRequest, layouts: Layouts) -> list[Evidence | None]:
-    """Return the measured evidence of each layout's regime; None if there is none."""
-    measured = known_evidence(request.system, request.stack)
+def _find_layouts(
+    evaluator: Evaluator, count: int
+) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
+    """Find the best layouts of the regimes that are measured best, then the best of each other.
+
+    The result is whether a layout is of another regime, the rows of those found, and these.
+    """
+    request, layouts = evaluator.request, evaluator.layouts
     regimes = layout_regimes(request, layouts)
-    evidence = {regime: evidence_for(regime, measured) for regime in {*regimes}}
+    by_row = evidence_by_row(request, regimes)
+    levels = evidence_levels(regimes, by_row)
+    apart = levels > levels[evaluator.estimates.fits].min()
+    rows = [evaluator.find_best(count, ~apart)]
+    for regime in sorted({regimes[row] for row in np.flatnonzero(apart)}):
+        rows.append(evaluator.find_best(1, np.array([other == regime for other in regimes])))
+    joined = np.concatenate(rows)
+    return apart, joined, _planned_layouts(evaluator, joined, by_row)
+
+
+def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evidence | None]:
+    """Return the evidence of each layout's regime; None if there is none."""
+    evidence = {x: find_evidence(x, request.system, request.stack) for x in {*regimes}}
     return [evidence[regime] for regime in regimes]
 
 
 def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
     """Return the regime of each layout."""
-    is_narrow = request.shared.get("precision", PRECISIONS[0]) in OPERAND_BYTES
+    bits = operand_bits(request.shared.get("precision", PRECISIONS[0]))
     far = layouts.expert > float(request.system.gpus_per_node)
     experts = np.where(request.model.moe is None, 0, 1 + far)
     pairs = zip((layouts.zero >= 3).tolist(), experts.tolist(), strict=True)
-    return [Regime(*pair, is_narrow) for pair in pairs]
+    return [Regime(*pair, bits) for pair in pairs]
 
 
-def _parted(
-    by_row: Sequence[Evidence | None], estimates: Estimates
-) -> tuple[Bool[NumpyArray, " layouts"], Bool[NumpyArray, " layouts"]]:
-    """Split layouts into those ranked first, measured ones if any fits, and those ranked apart."""
-    is_known = np.array([evidence is not None and evidence.is_enough for evidence in by_row])
-    first = is_known if (is_known & estimates.fits).any() else ~is_known
-    return first, ~is_known & ~first
+def evidence_levels(
+    regimes: Sequence[Regime], by_row: Sequence[Evidence | None]
+) -> Int[NumpyArray, " layouts"]:
+    """Return 0 if a regime is measured and predicted well, 1 if predicted badly, else 2."""
+    levels = {}
+    for regime, record in zip(regimes, by_row, strict=True):
+        is_measured = record is not None and record.regime == regime and record.is_many
+        levels[regime] = 2 - is_measured - (record is not None and record.is_enough)
+    return np.array([levels[regime] for regime in regimes])
 
 
 def _planned_layouts(
@@ -317,36 +336,6 @@ def _layout_scenario(request: PlanRequest, layouts: Layouts, row: int) -> Scenar
         costs=ModelCosts(workload, request.system, stack=request.stack),
         link=request.links,
     )
-
-
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
-
-
-def chances(times: Sequence[float], spreads: Sequence[float]) -> Float[NumpyArray, " layouts"]:
-    """Return the probability of each layout to have the shortest step, for independent errors."""
-    # Logarithms of step times are normal with the prediction m_i as mean and spread s_i: P(i) =
-    # integral over z of phi(z) product over j != i of Phi((m_j - m_i - s_i z) / s_j).
-    log, spread = np.log(times), np.asarray(spreads)
-    values = log[:, None] + spread[:, None] * NODES  # (layouts, nodes of the quadrature)
-    z = (log[None, :, None] - values[:, None]) / spread[None, :, None]
-    is_slower = np.vectorize(math.erfc)(-z / math.sqrt(2)) / 2  # (layouts, others, nodes)
-    is_self = np.eye(len(log), dtype=bool)[..., None]
-    products = np.where(is_self, 1.0, is_slower).prod(axis=1) @ WEIGHTS
-    return np.asarray(products / products.sum())
-
-
-def _ranked(planned: Sequence[PlannedLayout]) -> tuple[list[int], tuple[PlannedLayout, ...]]:
-    """Rank layouts by their chance to be the best; return old positions and layouts."""
-    # They stay as they are if errors of predictions are unknown.
-    # the mean absolute value of a normal error is sqrt(2 / pi) times its spread
-    errors = [layout.evidence.mean_error / 100 for layout in planned if layout.evidence is not None]
-    if len(errors) < len(planned):
-        return [*range(len(planned))], tuple(planned)
-    spreads = [math.sqrt(math.pi / 2) * max(error, LEAST_ERROR) for error in errors]
-    probabilities = chances([layout.step_time for layout in planned], spreads).tolist()
-    order = sorted(range(len(planned)), key=lambda place: -probabilities[place])
-    ranked = (dataclasses.replace(planned[place], chance=probabilities[place]) for place in order)
-    return order, tuple(ranked)
 
 
 def _nearest(request: PlanRequest, layouts: Layouts, estimates: Estimates) -> str:

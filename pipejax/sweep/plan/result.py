@@ -201,8 +201,6 @@ class PlannedLayout:
       regime: regime of the layout.
       evidence: measured runs of this regime on the machine, and errors of predictions; None if
         there are none.
-      chance: probability to be the best reported layout, by the errors of predictions; 0 without
-        evidence.
       also: layouts of the same idea within 1 % of the step: the fields that differ, and their step
         times [s].
       scenario: each of its pipelines.
@@ -221,7 +219,6 @@ class PlannedLayout:
     evidence: Evidence | None
     also: tuple[Mapping[str, Any], ...]
     scenario: Scenario
-    chance: float = 0.0
 
     @property
     def workload(self) -> Workload:
@@ -241,10 +238,10 @@ class PlanResult:
     """The best layouts of a job, and the estimates of all others.
 
     Attributes:
-      best: the layout of the shortest step, of those whose regime was measured on the machine; of
-        all where none was.
-      runners_up: the next ones of them, by their chance to be the best.
-      outside: the best of the others, whose step times are extrapolations.
+      best: the layout of the shortest step, among regimes that are measured best on the machine.
+      runners_up: the next ones of these regimes.
+      outside: the best layout of each other regime, whose step times are extrapolations.
+      tied: layouts, with the best, that predictions cannot tell from the best; 0 if unknown.
       break_even_factors: numbers of the machine, each with the factor on it alone that makes the
         first runner-up as fast as the best; the nearest to 1 first.
       enumerated: legal layouts.
@@ -264,6 +261,7 @@ class PlanResult:
     best: PlannedLayout
     runners_up: tuple[PlannedLayout, ...]
     outside: tuple[PlannedLayout, ...]
+    tied: int
     break_even_factors: tuple[BreakEven, ...]
     enumerated: int
     fitting: int
