@@ -101,6 +101,7 @@ def _torchtitan(options, launch, begin):
         "minibatch": options["local_batch_size"],
         "tensor_parallel": tensor,
         "sequence_parallel": tensor > 1,
+        "tensor_overlap": float("enable_async_tensor_parallel" in options),
         "data_parallel": replicate * shard,
         "zero": reshard,
         "recompute": {"selective": "half_products"}.get(options["mode"], options["mode"]),
