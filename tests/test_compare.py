@@ -1,5 +1,6 @@
 """Three levels side by side, and the explanation of where they part."""
 
+import json
 import re
 
 import numpy as np
@@ -110,6 +111,33 @@ def test_one_ratio_for_all_that_is_compared(answer, call):
     _, printed, _ = call("compare", "--schedules", "chimera,1f1b", *options, "--details")
     assert "in slots of F = 1, B = 2, I = 1, W = 1" in printed
     assert "26.2 %" in printed
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [["-T", "F=1,I=1,W=1"], ["-T", "F=1,B=2", "--comm", "0.1"], ["-C", "even.json"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("deep", ["zb-v", "interleaved-zb", "hanayo"])
+def test_unequal_work_is_not_ranked(answer, call, tmp_path, monkeypatch, costs, deep):
+    """Two stages of 3 s on each worker are twice the work of one: 16 x 6 s against 16 x 3 s."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "even.json").write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1}))
+    line = ["compare", "-S", f"zb-h1,1f1b,{deep}", "-P", 4, "-M", 16, *costs]
+    zb, pipe, other = answer(*line)["rows"]
+    assert (zb["stages"], pipe["stages"], other["stages"]) == (4, 4, 8)
+    assert other["makespan"] > 16 * 6 > pipe["makespan"] > zb["makespan"] > 16 * 3
+    assert (zb["above_best"], other["above_best"]) == (0, 0)
+    assert pipe["above_best"] == pipe["makespan"] / zb["makespan"] - 1
+    text = " ".join(call(*line)[1].split())
+    assert f"zb-h1 is fastest at S = 4: {zb['makespan']:.3g} s; next is 1f1b" in text
+    assert f"{deep} is fastest at S = 8" in text
+    assert "not ranked together: times are of a stage" in text
+    assert "--measured-stages N" in text
+    equal = answer(*line, "--measured-stages", 4)["rows"]
+    assert equal[2]["makespan"] < other["makespan"] / 1.5
+    assert sorted(row["above_best"] for row in equal)[0] == 0 < equal[1]["above_best"]
+    assert "not ranked together" not in call(*line, "--measured-stages", 4)[1]
 
 
 LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-parallel", 2

@@ -173,6 +173,7 @@ FAULTS = [
     blocked_messages,
     little_memory,
 ]
+SHELVES = ("launcher", "code", "hardware")
 PLANTED = [(fault, schedule) for schedule in HEALTHY for fault in FAULTS]
 
 
@@ -192,8 +193,10 @@ def test_a_planted_fault_is_the_first_one(fault, schedule):
         again = remedy.scenario.replace().evaluate()
         assert again.step_time == remedy.step_time == result.step_time - remedy.saves
         assert remedy.bound <= remedy.step_time * (1 + 1e-9)
-    saves = [remedy.saves for remedy in result.remedies]
-    assert saves == sorted(saves, reverse=True)
+        assert len(remedy.assumes) <= 1
+        assert (remedy.shelf == "launcher") == bool(remedy.launchers)
+    ranks = [(SHELVES.index(r.shelf), r.kind == "combined", -r.saves) for r in result.remedies]
+    assert ranks == sorted(ranks)
 
 
 def test_a_limit_of_each_worker_that_does_not_suffice():

@@ -630,7 +630,7 @@ def test_the_report_is_one_page(call, folder):
         "Files",
         "Replay",
     ]
-    assert heads[-4:-1] == ["Causes", "Remedies", "Launcher options of remedy 1"]
+    assert heads[-4:-1] == ["Causes", "Remedies", "Launchers and remedy 1"]
     widths = [float(width) for width in re.findall(r"width:([\d.]+)%", text)]
     assert sum(widths) == pytest.approx(100.0, abs=0.01)
     (inside,) = re.findall(r'srcdoc="([^"]*)"', text)

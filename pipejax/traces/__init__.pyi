@@ -1,5 +1,6 @@
 """Measured runs: read, checked, replayed, explained and improved."""
 
+from pipejax.schedules.recognition import registered as registered
 from pipejax.traces.clocks import Offset as Offset, aligned as aligned
 from pipejax.traces.findings.analysis import (
     advise as advise,
@@ -12,10 +13,7 @@ from pipejax.traces.findings.op_times import measured_costs as measured_costs, o
 from pipejax.traces.findings.suspects import suspects as suspects
 from pipejax.traces.readers.reading import read as read
 from pipejax.traces.record import Trace as Trace
-from pipejax.traces.replaying.pipelines import (
-    find_pipelines as find_pipelines,
-    registered as registered,
-)
+from pipejax.traces.replaying.pipelines import find_pipelines as find_pipelines
 from pipejax.traces.replaying.replay import replay as replay
 from pipejax.traces.writers import (
     costs_text as costs_text,

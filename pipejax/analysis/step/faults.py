@@ -38,8 +38,8 @@ class Fault(NamedTuple):
 
     Attributes:
       kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, a lane by
-        its name, rules of the table, microbatches (few), uneven microbatches, memory, or schedule
-        where nothing else is wrong.
+        its name, rules of the table, microbatches (few), uneven microbatches, memory, recompute,
+        or schedule where nothing else is wrong.
       seconds: time that the step would save without it [s]; of memory that rules out a schedule,
         the time that this would save beyond the best that fits.
       why: one sentence.
@@ -178,8 +178,8 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     """Yield a single stage or worker as the cause of imbalance, else the split over stages."""
     times, table = ComputeTimes.from_run(trial.run), trial.table
     single = slowest_place(trial.run)
-    even = [rules for rules in (times.even, times.even_workers) if rules]
-    saved_by_even = max((trial.saves(rules) for rules in even), default=0.0)
+    even = [(trial.saves(rules), rules) for rules in (times.even, times.even_workers) if rules]
+    saved_by_even, even_rules = max(even, default=(0.0, ""))
     if single is None and saved_by_even <= 0:
         return
     busiest = int(times.workers.argmax())
@@ -198,7 +198,8 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
         is_on_others = (table.placement != single.worker).all(axis=0)
         if not (is_uneven & is_on_others).any():
             why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
-            yield single._replace(seconds=max(saved_by_even, single.seconds), why=why)
+            rules = single.rules if single.seconds >= saved_by_even else even_rules
+            yield single._replace(seconds=max(saved_by_even, single.seconds), why=why, rules=rules)
             return
     stages = np.flatnonzero((table.placement == busiest).any(axis=0))
     yield Fault(
@@ -208,7 +209,7 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
         f"{ratios.min():.3g} to {ratios.max():.3g} times the median stage",
         worker=busiest,
         stage=int(stages[times.stages[stages].argmax()]),
-        rules=times.even,
+        rules=even_rules,
     )
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pipejax.schedules.cells.grammar import Grammar
 
 
-Best = dict[tuple[int, int], float]  # least makespan by workers and microbatches
+Best = dict[tuple[int, int, int], float]  # least makespan by the sizes of rows that compare
 
 
 @options
@@ -94,9 +94,10 @@ def compare(
     if slots is None:
         raise ValueError(rows[0]["error"])
     listed.check_used(scenarios)
+    is_unequal = _is_unequal_work(scenarios)
+    for row in rows if is_unequal else ():
+        row["unequal_stages"] = row.get("stages")
     best = _best(rows)
-    tables = [scenario.table() for scenario in scenarios]
-    stages = {table.num_stages // table.num_workers for table in tables}
     for row in rows:
         if "error" not in row and row.get("fits", True) and best.get(_size(row)):
             row["above_best"] = row["makespan"] / best[_size(row)] - 1
@@ -110,7 +111,7 @@ def compare(
         picture = pj.plot(runs)
         figure.save(lambda draft: save(picture, draft))
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
-    view = _view(rows, best, link.model, stages, first)
+    view = _view(rows, best, link.model, first)
     details = {"why the levels differ": _reasons(rows, slots)}
     return Answer(result, view, {"drawn to": figure}, details=details)
 
@@ -144,23 +145,31 @@ def _row(
     return row | memory_room(scenario, table)
 
 
+def _is_unequal_work(scenarios: "Sequence[pj.Scenario]") -> bool:
+    """Return whether times belong to stages, of which the tables have different numbers."""
+    counts = {
+        scenario.table().num_stages / scenario.table().num_workers
+        for scenario in scenarios
+        if scenario.source.is_per_stage and scenario.source.stages is None
+    }
+    return len(counts) > 1
+
+
 def _view(
-    rows: list[dict[str, Any]], best: Best, link: str, stages: set[int], scenario: "pj.Scenario"
+    rows: list[dict[str, Any]], best: Best, link: str, scenario: "pj.Scenario"
 ) -> Iterator[object]:
     """Yield who is fastest, all rows from the fastest on, and who does not fit."""
-    sizes = _varying_sizes(rows)
+    sizes, compared = _varying_sizes(rows), _varying_sizes(rows, WORDS)
     ranked = _ranked(rows)
-    yield from _winners(ranked, best, sizes)
-    same = [f"{rows[0][name]} {name}" for name in WORDS if name not in sizes]
+    yield from _winners(ranked, best, compared)
+    same = [f"{rows[0][name]} {name}" for name in SIZES if name not in sizes]
     yield plain(", ".join([*same, f"{link} links"]))
-    source = scenario.source
-    is_per_stage = isinstance(source, pj.costing.GivenTimes) and not source.per_worker
-    if len(stages) > 1 and is_per_stage:
+    if "unequal_stages" in rows[0]:
         yield (
-            "schedules with more stages per worker do more work here: times are of a stage; "
-            "--worker-times compares equal work"
+            "not ranked together: times are of a stage, and schedules with more stages do more "
+            "work; --measured-stages N or --worker-times compares equal work"
         )
-    columns = [*(Column(WORDS[name], name) for name in sizes), Column("schedule", "schedule")]
+    columns = [*(Column(WORDS[name], name) for name in compared), Column("schedule", "schedule")]
     keys = len(columns)
     columns += [
         Column("makespan", partial(_makespan, best)),
@@ -210,7 +219,9 @@ def _by_text(texts: Iterable[tuple[str, dict[str, Any]]], sizes: list[str]) -> I
     return (plain(f"{', '.join(rows)}: {text}") for text, rows in names.items())
 
 
-WORDS = {"workers": "P", "microbatches": "M"}  # sizes of a row, and their columns
+SIZES = ("workers", "microbatches")
+# sizes of a row and their columns; rows of unequal work have their stages too
+WORDS = {"workers": "P", "microbatches": "M", "unequal_stages": "S"}
 LEVELS = (
     Column("bubble: formula", "formula_bubble_ratio", percent),
     Column("bubble: table", "table_bubble_ratio", percent),
@@ -219,8 +230,8 @@ LEVELS = (
 )
 
 
-def _varying_sizes(rows: list[dict[str, Any]]) -> list[str]:
-    return [name for name in WORDS if len({row[name] for row in rows}) > 1]
+def _varying_sizes(rows: list[dict[str, Any]], names: Iterable[str] = SIZES) -> list[str]:
+    return [name for name in names if len({row.get(name) for row in rows}) > 1]
 
 
 def _ranked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -231,7 +242,7 @@ TIE = 1e-9  # relative difference of makespans that count as equal
 
 
 def _best(rows: list[dict[str, Any]]) -> Best:
-    """Return the least makespan of those that fit, by numbers of workers and microbatches."""
+    """Return the least makespan of those that fit, by the sizes of rows that compare."""
     best: Best = {}
     for row in rows:
         if "error" not in row and row.get("fits", True):
@@ -275,15 +286,15 @@ def _reason(row: dict[str, Any]) -> str:
     return row.get("why") or f"not evaluated: {row['error']}"
 
 
-def _size(row: dict[str, Any]) -> tuple[int, int]:
-    return row["workers"], row["microbatches"]
+def _size(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["workers"], row["microbatches"], row.get("unequal_stages") or 0
 
 
 def _is_least(time: float, least: float) -> bool:
     return time <= least * (1 + TIE)
 
 
-def _makespan(best: dict[tuple[int, int], float], row: dict[str, Any]) -> str:
+def _makespan(best: Best, row: dict[str, Any]) -> str:
     """Mark the fastest of those that fit, for its numbers of workers and microbatches."""
     if "error" in row:
         return "-"

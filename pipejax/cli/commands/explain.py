@@ -133,6 +133,7 @@ def _as_json(explanation: "Explanation", files: Mapping[int, Path]) -> dict[str,
             dict(zip(("name", "seconds", "of"), part, strict=True)) for part in explanation.parts
         ],
         "bottleneck": worst._asdict(),
+        "effects": [effect._asdict() for effect in explanation.effects],
         "faults": [fault._asdict() for fault in explanation.faults],
         # JSON has no infinity: what tolerates any time has none
         "tolerated": explanation.tolerated

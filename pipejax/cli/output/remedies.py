@@ -22,6 +22,7 @@ from pipejax.schedules.table.links import POSTINGS
 from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
+    from pipejax.search.remedies.effects import Effect
     from pipejax.search.remedies.explain import Explanation, Remedy
 
 
@@ -119,14 +120,6 @@ def _with_files(
     return scenario.replace(**{name: getattr(saved, name) for name in names})
 
 
-def remedy_launches(remedy: "Remedy") -> "Sequence[pj.results.Launch]":
-    """Return options of launchers for a remedy; at measured times those of the pipeline alone."""
-    scenario = remedy.scenario
-    if scenario.source.workload is not None:
-        return pj.costing.launches(scenario.source.workload, scenario.table())
-    return pj.costing.pipeline_launches(scenario.table(), remedy.layers or None)
-
-
 def remedies_json(
     explanation: "Explanation", files: Mapping[int, Path], saved: "pj.Scenario | None" = None
 ) -> list[dict[str, Any]]:
@@ -135,6 +128,8 @@ def remedies_json(
     return [
         {
             "what": remedy.what,
+            "shelf": remedy.shelf,
+            "launchers": remedy.launchers,
             "command": remedy_command(
                 remedy, files.get(number), defaults.get(number), begin, saved
             ),
@@ -144,7 +139,7 @@ def remedies_json(
             "bound": remedy.bound,
             "kind": remedy.kind,
             "memory": remedy.memory,
-            "launch": launch_json(remedy_launches(remedy)),
+            "launch": launch_json(remedy.launches),
             "fits": remedy.fits,
         }
         for number, remedy in enumerate(explanation.remedies, 1)
@@ -165,32 +160,55 @@ def _with_share(time: float, explanation: "Explanation") -> str:
 
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
-    """Yield the next causes, the remedy that saves most, and the best that a launcher can run."""
+    """Yield the next causes, and the best remedy of each launcher and shelf."""
+    if explanation.effects:
+        name = explanation.bottleneck.kind
+        yield plain("; ".join(_effect_text(effect, name) for effect in explanation.effects))
     for fault in explanation.faults[1:3]:
         yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
     if not rows:
         yield "no remedy that was tried makes it shorter"
         return
-    yield plain(f"best remedy {_remedy_text(rows[0], explanation)}")
-    if rows[0]["assumes"]:
-        yield plain(f"  assumes: {rows[0]['assumes']}")
-    for remedy, row in zip(explanation.remedies, rows, strict=True):
-        names = [name for name, launch in row["launch"].items() if not launch["lacks"]]
-        if names and not _is_scaled(remedy):
-            if row is not rows[0]:
-                yield plain(
-                    f"best with options of {' and '.join(names)} {_remedy_text(row, explanation)}"
-                )
-            break
-    command = rows[0]["command"]
+    names: set[str] = set()  # of shelves and launchers of which a remedy was shown
+    for row in rows:
+        if not names.issuperset(row["launchers"] or [row["shelf"]]):
+            assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
+            yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}")
+        names |= {*(row["launchers"] or [row["shelf"]])}
+    yield from launch_lines(_own_launches(explanation.remedies[0]))
+    yield _command_line(rows[0]["command"])
+
+
+def _needs(row: Mapping[str, Any]) -> str:
+    """Say what a remedy needs."""
+    from pipejax.search.remedies.shelves import SHELVES
+
+    names = " or ".join(row["launchers"])
+    return f"with {f'options of {names}' if names else SHELVES[row['shelf']]}"
+
+
+def _own_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
+    """Return the options of the launchers that run a remedy."""
+    return [launch for launch in remedy.launches if launch.launcher in remedy.launchers]
+
+
+def _effect_text(effect: "Effect", name: str) -> str:
+    """Say how long a cause takes or what its removal saves, and what else changes."""
+    time = seconds(effect.seconds)
+    text = f"{effect.what} saves {time}"
+    if effect.what in ("part", "cause"):
+        is_part = effect.what == "part"
+        text = f"{name} takes {time} of the step" if is_part else f"undoing it saves {time}"
+    if effect.part:
+        more = "more" if effect.grows > 0 else "less"
+        text += f", with {seconds(abs(effect.grows))} {more} of {effect.part}"
+    return text if effect.without is None else f"{text}; without that, {seconds(effect.without)}"
+
+
+def _command_line(command: str) -> object:
     if len(command) > LONG_COMMAND:
-        yield f"next: the command of remedy 1, which has {len(command)} letters (--details)"
-    else:
-        yield plain(f"next: {command}")
-
-
-def _is_scaled(remedy: "Remedy") -> bool:
-    return remedy.scenario.find_edit(pj.costing.ScaledTimes) is not None
+        return f"next: the command of remedy 1, which has {len(command)} letters (--details)"
+    return plain(f"next: {command}")
 
 
 def _remedy_text(row: Mapping[str, Any], explanation: "Explanation") -> str:
@@ -224,22 +242,23 @@ def advice_details(
     numbered = [{"number": k, **row} for k, row in enumerate(rows, 1)]
     table = rows_table(numbered, REMEDIES, caption="memory: of the fullest worker, relative to now")
     commands = []
-    for row in numbered:
+    for remedy, row in zip(explanation.remedies, numbered, strict=True):
         if row["assumes"]:
             commands.append(plain(f"{row['number']}. assumes: {row['assumes']}"))
         commands.append(plain(f"{row['number']}. {row['command']}"))
-    unchanged = ["launchers cannot change the times of ops that remedy 1 changes"]
+        commands += launch_lines(_own_launches(remedy))
+    if explanation.skipped:
+        listed = "; ".join(explanation.skipped)
+        commands.append(plain(f"left out, as they rest on several assumptions: {listed}"))
     return details | {
         "remedies": [table, *commands],
-        "launcher options of remedy 1": [
-            *unchanged[: _is_scaled(explanation.remedies[0])],
-            *launch_lines(remedy_launches(explanation.remedies[0])),
-        ],
+        "launchers and remedy 1": [*launch_lines(explanation.remedies[0].launches)],
     }
 
 
 REMEDIES = (
     Column("", "number"),
+    Column("needs", _needs),
     Column("remedy", "what", escape),
     Column("saves", "saves", seconds),
     Column("step time", "step_time", seconds),

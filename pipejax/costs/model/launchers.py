@@ -20,6 +20,7 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import RANK_ORDERS
+from pipejax.schedules.recognition import schedule_name
 from pipejax.schedules.table.table import ScheduleTable
 
 PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
@@ -176,7 +177,7 @@ class _Pipeline:
         self.table = table
         self.workers = table.num_workers
         self.several = table.num_stages // self.workers if table.num_pipes == 1 else 0
-        self.schedule = table.name if self.workers > 1 else "1f1b"
+        self.schedule = schedule_name(table) if self.workers > 1 else "1f1b"
         self.unusual = [table.grammar.unusual] * (not table.grammar.is_usual)
 
 

@@ -1,7 +1,7 @@
 """Changes that may shorten a step: functions from a candidate to changed candidates."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,15 @@ from pipejax.analysis.runs.activation_memory import activation_memory
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.analysis.step.faults import ENOUGH, ComputeTimes, slowest_place
 from pipejax.analysis.step.step_parts import SHARDING, without_rules
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
-from pipejax.costs.model.workload import Workload
+from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.topology import places_on
-from pipejax.schedules.cells.ops import COMPUTING, MICROBATCH, WORKER, Phase, ScheduleError
+from pipejax.schedules.cells.ops import Phase, ScheduleError
 from pipejax.schedules.naming import find
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import POSTINGS
@@ -83,7 +84,10 @@ def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
         yield "all layers of a stage cost the same, also when moved"
     if new.table.num_pipes > old.table.num_pipes:
         yield "weights twice on every worker, and a runtime with two pipes"
-    if is_measured and _has_split_backwards(new) and not _has_split_backwards(old):
+    costs = old.table_costs
+    is_halved = np.array_equal(np.asarray(costs.input_grad), np.asarray(costs.weight_grad))
+    has_new_split = _has_split_backwards(new) and not _has_split_backwards(old)
+    if is_measured and is_halved and has_new_split:
         yield "I and W as given, or half of B each"
 
 
@@ -93,39 +97,29 @@ def _has_split_backwards(run: Candidate) -> bool:
 
 def microbatches(run: Candidate) -> Iterator[Candidate]:
     """Yield candidates with more, smaller microbatches of the minibatch, or fewer, larger ones."""
-    scenario, table = run.scenario, run.table
+    # Only a model knows times at other sizes: kernels on small microbatches are less efficient.
+    scenario, table, workload = run.scenario, run.table, run.scenario.source.workload
     is_named = isinstance(scenario.schedule, str) and find(scenario.schedule).sizes is None
     # a schedule that is planned for a memory limit would be another one at another size
-    if not is_named or "memory_limit" in scenario.options or run.table_costs.per_microbatch():
+    is_planned_for_limit = "memory_limit" in scenario.options
+    if workload is None or not is_named or is_planned_for_limit or run.table_costs.per_microbatch():
         return
     count = scenario.size["num_microbatches"]
     has_few = 2 * count < ENOUGH * table.num_workers
-    workload = scenario.source.workload
     for factor in (2, 0.5, *([4] if has_few else [])):
         new_count = int(count * factor)
         if new_count / factor != count or new_count * table.num_stages > MAX_OPS:
             continue
-        if workload is not None and workload.minibatch % new_count:
+        if workload.minibatch % new_count:
             continue
         what = f"{1 / factor:g} times the microbatch size ({new_count} microbatches)"
         try:
-            # a model prices microbatches of any size, measured times scale with it
-            begin = run if workload is not None else _resize_times(run, 1 / factor)
             options = scenario.options  # planned for the new times
-            resized = begin.rebuilt(what, num_microbatches=new_count, options=options)
+            resized = run.rebuilt(what, num_microbatches=new_count, options=options)
             resized.run  # noqa: B018 - evaluated here for its errors
         except ValueError:
             continue
         yield resized
-
-
-def _resize_times(run: Candidate, size: float) -> Candidate:
-    """Scale measured times with the size of microbatches."""
-    fields = ["compute", "transmit", *(["O", "L"] if run.table.offloads else [])]
-    on_lanes = (phase for phase in run.table.grammar.custom_phases if phase.kind.lane != COMPUTING)
-    fields += [phase.name for phase in on_lanes if phase.kind.scope in (MICROBATCH, WORKER)]
-    assumption = "microbatches can be divided, and times of ops are proportional to their size"
-    return run.scaled("", [f"{field}*{size!r}" for field in fields], assumption)
 
 
 def repairs(run: Candidate) -> Iterator[Candidate]:
@@ -135,7 +129,10 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
             pair = f"workers {fault.link[0]} and {fault.link[1]}"
             what = f"messages between {pair} as fast as the others"
             yield run.scaled(what, [fault.rules], "the link can be repaired")
-    slow = slowest_place(run.run)
+    workload = run.scenario.source.workload
+    # stages of a model differ by their layers alone, unless edits or stragglers slow them
+    is_slowed = workload is None or bool(run.scenario.edits) or bool(workload.stragglers)
+    slow = slowest_place(run.run) if is_slowed else None
     if slow is not None:
         place = f"worker {slow.worker}" if "worker" in slow.rules else f"stage {slow.stage}"
         assumption = f"{place} can be sped up, or its work moved away"
@@ -143,10 +140,13 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
 
 
 def balance(run: Candidate) -> Iterator[Candidate]:
-    """Yield candidates with moved layers; if layers are unknown, with even stages."""
-    times = ComputeTimes.from_run(run.run)
-    if run.layers:
-        yield from _move_layers(run, times.stages)
+    """Yield candidates with moved layers; of measured times without layers, with even stages."""
+    times, workload = ComputeTimes.from_run(run.run), run.scenario.source.workload
+    layers: Any = run.layers
+    if workload is not None:
+        layers = assign_layers(workload, run.table).layers
+    if len(layers):
+        yield from _move_layers(run, times.stages, np.asarray(layers).astype(int))
         return
     for what, rules in (("stages", times.even), ("workers", times.even_workers)):
         if rules:
@@ -154,18 +154,24 @@ def balance(run: Candidate) -> Iterator[Candidate]:
             yield run.scaled(title, [rules], "work can be moved between stages in any amount")
 
 
-def _move_layers(run: Candidate, measured: Stages) -> Iterator[Candidate]:
+def _move_layers(
+    run: Candidate, measured: Stages, old_layers: Int[NumpyArray, " stages"]
+) -> Iterator[Candidate]:
     """Move one layer after the other from the worker with most compute to that with least."""
     # The time of a layer is the median over stages. Other time of a stage, such as its head, stays.
-    old_layers = np.array(run.layers)
-    layer_seconds = float(np.median(measured / old_layers))
+    has_layers = old_layers > 0
+    layer_seconds = float(np.median(measured[has_layers] / old_layers[has_layers]))
     layers, workers = old_layers.copy(), np.arange(run.table.num_workers)
     # (workers, stages): share of the pipes that hold the stage on the worker
     held = (run.table.placement == workers[:, None, None]).mean(axis=1)
-    assumption = "a layer takes as long anywhere, its median now; activations go with layers"
+    last_spread = np.inf
     while True:
         seconds = measured + layer_seconds * (layers - old_layers)
         load = held @ seconds
+        spread = float(load @ load)
+        if spread >= last_spread * (1 - 1e-12):  # two pipes hold a stage on both workers
+            return
+        last_spread = spread
         busiest, idlest = int(load.argmax()), int(load.argmin())
         sources = np.flatnonzero((held[busiest] > 0) & (layers > 1))
         targets = np.flatnonzero(held[idlest])
@@ -173,15 +179,28 @@ def _move_layers(run: Candidate, measured: Stages) -> Iterator[Candidate]:
             return
         layers[sources[seconds[sources].argmax()]] -= 1
         layers[targets[seconds[targets].argmin()]] += 1
+        counts = tuple(layers.tolist())
+        title = f"layers over stages: {','.join(map(str, counts))}"
+        workload = run.scenario.source.workload
+        if workload is not None:
+            yield run.changed(title, run.scenario.with_workload(_with_layers(workload, counts)))
+            continue
         factors = 1 + layer_seconds * (layers - old_layers) / measured
         rules = [
             f"compute@stage{stage}*{factor!r}"
             for stage, factor in enumerate(factors.tolist())
             if factor != 1
         ]
-        counts = tuple(layers.tolist())
-        moved = run.scaled(f"layers over stages: {','.join(map(str, counts))}", rules, assumption)
-        yield dataclasses.replace(moved, layers=counts)
+        assumption = "a layer takes as long anywhere, its median now; activations go with layers"
+        yield dataclasses.replace(run.scaled(title, rules, assumption), layers=counts)
+
+
+def _with_layers(workload: Workload, layers: Sequence[int]) -> Workload:
+    """Return the workload with these layers of each stage."""
+    mtp = [0] * (len(layers) - 1) + [int(workload.model.mtp_layers)]
+    is_even = len({*layers}) == 1  # as launchers split them
+    layout = "" if is_even else str(PipelineLayout.with_layers(layers, mtp))
+    return dataclasses.replace(workload, pipeline_layout=layout, embedding_units=0, loss_units=0)
 
 
 FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # title and cost fields, by part of a step
@@ -297,7 +316,7 @@ def in_flight(run: Candidate) -> Iterator[Candidate]:
 
 
 def settings(run: Candidate) -> Iterator[Candidate]:
-    """Yield candidates with other recomputation, sequence parallelism, overlap or head weight."""
+    """Yield candidates with other recomputation, sequence parallelism or overlap."""
     workload = run.scenario.source.workload
     if workload is None:
         return
@@ -313,7 +332,9 @@ def settings(run: Candidate) -> Iterator[Candidate]:
 
 def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a title and changed fields of the workload for each alternative setting."""
-    for recompute in ("none", "selective", "full"):
+    # flash attention recomputes anyway, so that "selective" adds nothing
+    has_scores = not workload.model.flash_attention
+    for recompute in ("none", *(["selective"] if has_scores else []), "full"):
         if workload.recompute != recompute:
             yield f"recomputation {recompute}", {"recompute": recompute}
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
@@ -322,8 +343,6 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "gradients and weights beside compute", {"overlap": 1.0}
     if workload.tensor_parallel > 1 and workload.tensor_overlap < 1:
         yield "tensor parallelism beside compute", {"tensor_overlap": 1.0}
-    if not workload.pipeline_layout and not workload.loss_units:
-        yield "head counts as a layer", {"embedding_units": 1, "loss_units": 1}
 
 
 def optimised(run: Candidate) -> Iterator[Candidate]:

@@ -13,21 +13,25 @@ from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.faults import NEGLIGIBLE, Fault
 from pipejax.analysis.step.step_parts import Part
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, wrong
+from pipejax.base.checks import check_types, unknown, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
+from pipejax.costs.model.launchers import Launch
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.system.system import System
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.naming import named
+from pipejax.schedules.recognition import registered
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
 from pipejax.search.remedies.candidates import Candidate, Memory, TableSearch, first_candidate
+from pipejax.search.remedies.effects import TREATMENTS, Effect, cause_effects
+from pipejax.search.remedies.shelves import SHELVES, run_launches, step_launchers
 
 Changes = Callable[[Candidate], Iterator[Candidate]]
 # kinds of remedies, in the order in which they combine: those that replace the table come first,
@@ -50,8 +54,12 @@ SMALLER_FIRST = (
     "schedule",
     *(kind for kind in COMBINED[1:] if kind != "microbatches"),
 )
+COMBINED_KIND = "combined"
 SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
-BEST_ONLY = ("schedule", "microbatches", "layers", "in flight")  # kinds with one reported remedy
+# kinds of which the best of each launcher and of no launcher are reported
+BEST_ONLY = ("schedule", "microbatches", "layers", "in flight")
+OF_HARDWARE = ("repair", "hardware")  # kinds that no launcher and no code brings
+MAX_ASSUMPTIONS = 1  # of a remedy
 
 
 @short_repr
@@ -63,7 +71,10 @@ class Remedy(NamedTuple):
       what: the change, in words.
       saves: time that the step saves [s].
       step_time: new step time [s].
-      assumes: assumptions of the change.
+      assumes: assumptions of the change, at most one.
+      shelf: "launcher" if options of a launcher run it, "code" if it needs a table file or code,
+        "hardware" if it needs other hardware or a repair.
+      launchers: launchers whose options run it.
       bound: lower bound on the step time of any schedule of the same stages and workers [s].
       memory: need of the fullest worker over that of the unchanged run.
       fits: whether it stays within the limit; without a limit, within the present peak.
@@ -85,12 +96,19 @@ class Remedy(NamedTuple):
     saves: float
     step_time: float
     assumes: tuple[str, ...]
+    shelf: str
+    launchers: tuple[str, ...]
     bound: float
     memory: float
     fits: bool
     scenario: Scenario
     layers: tuple[int, ...] = ()
     search: TableSearch | None = None
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """Return options of launchers; at measured times those of the pipeline alone."""
+        return run_launches(self.scenario, self.layers)
 
 
 @short_repr
@@ -103,7 +121,10 @@ class Explanation:
       parts: parts of the step time, which sum to it.
       faults: causes of lost time, by the time that the step saves without each.
       bottleneck: the first fault; without faults, start and end of the pipeline.
-      remedies: remedies, by the time they save.
+      effects: its part of the step, the time saved without it and the time that its remedy saves;
+        empty if these are equal.
+      remedies: remedies, by shelf; in each by the time they save, a combined one last.
+      skipped: remedies that rest on more assumptions than one.
       memory: needs and limits of the workers.
       tolerated: factor on message times that makes the step 1 % longer; infinite if no op waits for
         messages, None if messages take no time.
@@ -123,7 +144,9 @@ class Explanation:
     parts: Sequence[Part]
     faults: Sequence[Fault]
     bottleneck: Fault
+    effects: Sequence[Effect]
     remedies: Sequence[Remedy]
+    skipped: Sequence[str]
     memory: Memory
     tolerated: float | None
 
@@ -142,6 +165,7 @@ def explain(
     memory_limit: float | Sequence[float] | None = None,
     stage_layers: Sequence[int] | None = None,
     schedules: Sequence[str] | None = None,
+    launcher: str | None = None,
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
@@ -159,6 +183,7 @@ def explain(
         that of the system. Without any, remedies that need more memory than now are marked.
       stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
       schedules: names of schedules to try; default: the registry.
+      launcher: launcher whose options make the first shelf, as "Megatron-LM"; default: any.
       search: whether to run the solvers too, which take some seconds: schedules under the limit,
         layers over stages.
       on_progress: called with the kinds of remedies done, all kinds, and a text.
@@ -179,7 +204,7 @@ def explain(
     """
     check_types(system=(system, System, type(None)), run=(run, Scenario, ScheduleTable))
     if isinstance(run, Scenario):
-        scenario = run
+        scenario = named_scenario(run)
     else:
         check_types(costs=(costs, Costs, Workload))
         if isinstance(costs, Workload) != (system is not None):
@@ -189,45 +214,69 @@ def explain(
             source = ModelCosts(costs, system)
         scenario = named_scenario(Scenario(run, costs=source, link=link))
     begin = first_candidate(scenario, stage_layers)
+    names = [launch.launcher for launch in run_launches(begin.scenario, begin.layers)]
+    if launcher not in (None, *names):
+        raise unknown("launcher", launcher, names)
     memory = Memory(begin, _limit(memory_limit, begin))
     kinds = {**KINDS, **(SEARCHES if search else {})}
     if schedules is not None or search:
         names = [named(name) for name in schedules] if schedules is not None else [*REGISTRY]
         kinds["schedule"] = functools.partial(changes.schedules, names=names)
+    shelved = _Shelves(memory, launcher)
     remedies: list[Remedy] = []
     candidates: dict[str, list[Candidate]] = {}
     with telling("explain", on_progress) as report:
         for done, (kind, change) in enumerate(kinds.items()):
             report(done, len(kinds) + 1, kind)
             candidates[kind] = list(change(begin))
-            useful = _select(kind, candidates[kind], memory)
-            remedies += [_remedy(kind, candidate, memory) for candidate in useful]
+            remedies += shelved.select(kind, candidates[kind])
         report(len(kinds), len(kinds) + 1, "combined")
-        combined = _combine(kinds, candidates, memory)
-        best_single = max((remedy.saves for remedy in remedies), default=0.0)
-        if combined and combined.saves > best_single * (1 + 1e-9):
-            remedies.append(combined)
-    remedies.sort(key=lambda remedy: -remedy.saves)
-    faults = _faults_with_memory(memory, candidates["schedule"])
+        # options of a launcher alone, then any changes
+        for has_options in (True, False):
+            combined = shelved.combine(kinds, candidates, has_options)
+            shelves = ("launcher",) if has_options else ("launcher", "code")
+            rivals = [remedy.saves for remedy in remedies if remedy.shelf in shelves]
+            if combined and combined.saves > max(rivals, default=0.0) * (1 + 1e-9):
+                remedies.append(combined)
+    order = [*SHELVES]
+    remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND, -r.saves))
+    faults = _faults_of_settings(memory, candidates["settings"])
+    faults = _faults_with_memory(memory, faults, candidates["schedule"])
+    bottleneck = faults[0] if faults else _schedule_fault(begin)
     return Explanation(
         run=begin.run,
         parts=_parts_with_places(begin),
         faults=faults,
-        bottleneck=faults[0] if faults else _schedule_fault(begin),
+        bottleneck=bottleneck,
+        effects=_effects(begin, bottleneck, remedies),
         remedies=remedies,
+        skipped=[candidate.what for candidate in shelved.skipped],
         memory=memory,
         tolerated=_tolerated_factor(begin),
     )
 
 
+def _effects(begin: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple[Effect, ...]:
+    """List the effects of a cause and of its first remedy."""
+    words = TREATMENTS.get(fault.kind, {})
+    remedy = next((remedy for remedy in remedies if remedy.kind in words), None)
+    if remedy is None:
+        return ()
+    return cause_effects(begin, fault, words[remedy.kind], remedy.scenario)
+
+
 def named_scenario(scenario: Scenario) -> Scenario:
     """Return a scenario of a table with the schedule that builds it, if one does."""
-    table = scenario.table()
+    if isinstance(scenario.schedule, str) and scenario.schedule in REGISTRY:
+        return scenario
+    table = scenario.replace(edits=()).table()
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    for options in changes.VARIANTS.get(table.name, ({},)) if table.name in REGISTRY else ():
-        match = scenario.replace(schedule=table.name, options=options, **size)
+    options = changes.VARIANTS.get(table.name, ({},)) if table.name in REGISTRY else ()
+    matches = [(table.name, variant) for variant in options]
+    for name, variant in filter(None, (registered(table), *matches)):
+        match = scenario.replace(schedule=name, options=variant, **size)
         try:
-            if is_same_table(match.table(), table):
+            if is_same_table(match.replace(edits=()).table(), table):
                 return match
         except ValueError:  # it does not exist for these numbers
             continue
@@ -298,83 +347,124 @@ def _parts_with_places(begin: Candidate) -> list[Part]:
     ]
 
 
-def _remedy(kind: str, candidate: Candidate, memory: Memory) -> Remedy:
-    """Compare a candidate with the unchanged run."""
-    return Remedy(
-        kind,
-        candidate.what,
-        saves=memory.begin.step_time - candidate.step_time,
-        step_time=candidate.step_time,
-        assumes=candidate.assumes,
-        bound=candidate.bound,
-        memory=memory.ratio(candidate),
-        fits=memory.fits(candidate),
-        scenario=candidate.scenario,
-        layers=candidate.layers,
-        search=candidate.search,
-    )
+class _Shelves:
+    """Remedies of the candidates, with their launchers."""
 
+    def __init__(self, memory: Memory, launcher: str | None) -> None:
+        self.memory, self.launcher = memory, launcher
+        self.skipped: list[Candidate] = []  # those that rest on several assumptions
 
-def _select(kind: str, candidates: Sequence[Candidate], memory: Memory) -> list[Candidate]:
-    """Keep remedies that shorten the step or make it fit in memory; of alternatives, the best."""
-    # Also keep the best without more pipes than now, which most runtimes do not support.
-    begin = memory.begin
-    min_gain = changes.MIN_GAIN * begin.step_time if memory.fits(begin) else -math.inf
-    useful = [
-        candidate
-        for candidate in candidates
-        if memory.fits(candidate) and begin.step_time - candidate.step_time > min_gain
-    ]
-    if kind not in BEST_ONLY or not useful:
-        return useful
-    pipes = begin.table.num_pipes
-    no_new_pipe = [candidate for candidate in useful if candidate.table.num_pipes <= pipes]
-    best = [min(group, key=_step_time) for group in (useful, no_new_pipe) if group]
-    return best if best[0] is not best[-1] else best[:1]
+    def select(self, kind: str, candidates: Sequence[Candidate]) -> list[Remedy]:
+        """Keep those that shorten the step or make it fit in memory; of alternatives, the best."""
+        begin, memory, remedies = self.memory.begin, self.memory, []
+        min_gain = changes.MIN_GAIN * begin.step_time if memory.fits(begin) else -math.inf
+        for candidate in sorted(candidates, key=_step_time):
+            if begin.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
+                continue
+            if len(candidate.assumes) > MAX_ASSUMPTIONS:
+                self.skipped.append(candidate)
+            else:
+                launchers = self.launchers(kind, begin, candidate)
+                remedies.append(self.remedy(kind, candidate, launchers))
+        if kind not in BEST_ONLY:
+            return remedies
+        names = {name for remedy in remedies for name in remedy.launchers or [""]}
+        best = [next(r for r in remedies if name in (r.launchers or [""])) for name in names]
+        return [remedy for remedy in remedies if any(remedy is other for other in best)]
+
+    def launchers(self, kind: str, old: Candidate, new: Candidate) -> tuple[str, ...]:
+        """List the launchers whose options bring a change."""
+        names = () if kind in OF_HARDWARE else step_launchers(old, new)
+        return tuple(name for name in names if self.launcher in (None, name))
+
+    def remedy(self, kind: str, candidate: Candidate, launchers: Sequence[str]) -> Remedy:
+        """Compare a candidate with the unchanged run."""
+        return Remedy(
+            kind,
+            candidate.what,
+            saves=self.memory.begin.step_time - candidate.step_time,
+            step_time=candidate.step_time,
+            assumes=candidate.assumes,
+            shelf="hardware" if kind in OF_HARDWARE else "launcher" if launchers else "code",
+            launchers=tuple(launchers),
+            bound=candidate.bound,
+            memory=self.memory.ratio(candidate),
+            fits=self.memory.fits(candidate),
+            scenario=candidate.scenario,
+            layers=candidate.layers,
+            search=candidate.search,
+        )
+
+    def combine(
+        self,
+        kinds: Mapping[str, Changes],
+        candidates: Mapping[str, Sequence[Candidate]],
+        has_options: bool,
+    ) -> Remedy | None:
+        """Combine candidates of several kinds; return the best combination, if two kinds help."""
+        # If memory rules out a good schedule, a second order starts with smaller microbatches.
+        memory = self.memory
+        orders: list[tuple[str, ...]] = [COMBINED]
+        max_time = (1 - changes.MIN_GAIN) * memory.begin.step_time
+        if any(c.step_time < max_time and not memory.fits(c) for c in candidates["schedule"]):
+            orders.append(SMALLER_FIRST)
+        combined = (
+            self._apply_in_turn({kind: kinds[kind] for kind in order}, candidates, has_options)
+            for order in orders
+        )
+        return min(filter(None, combined), key=lambda remedy: remedy.step_time, default=None)
+
+    def _apply_in_turn(
+        self,
+        kinds: Mapping[str, Changes],
+        candidates: Mapping[str, Sequence[Candidate]],
+        has_options: bool,
+    ) -> Remedy | None:
+        """Apply the best change of each kind in this order; None if fewer than two help."""
+        # `candidates` are the changes of each kind to the unchanged run. With options, each change
+        # must be one of a launcher that also brings the changes before.
+        begin = best = self.memory.begin
+        names: set[str] | None = None
+        titles = []
+        for kind, change in kinds.items():
+            max_time = best.step_time - changes.MIN_GAIN * begin.step_time
+            options = candidates[kind] if best is begin else change(best)
+            better = [c for c in options if c.step_time < max_time and self.memory.fits(c)]
+            for candidate in sorted(better, key=_step_time):
+                launchers = {*self.launchers(kind, best, candidate)}
+                both = launchers if names is None else names & launchers
+                if len(candidate.assumes) <= MAX_ASSUMPTIONS and (both or not has_options):
+                    best, names = candidate, both
+                    titles.append(candidate.what)
+                    break
+        if len(titles) < 2:
+            return None
+        combined = best.changed(f"combined: {'; '.join(titles)}", best.scenario)
+        return self.remedy(COMBINED_KIND, combined, sorted(names or ()))
 
 
 def _step_time(candidate: Candidate) -> float:
     return candidate.step_time
 
 
-def _combine(
-    kinds: Mapping[str, Changes], candidates: Mapping[str, Sequence[Candidate]], memory: Memory
-) -> Remedy | None:
-    """Combine candidates of several kinds; return the best combination, if two kinds help."""
-    # If memory rules out a good schedule, a second order starts with smaller microbatches.
-    orders: list[tuple[str, ...]] = [COMBINED]
-    max_time = (1 - changes.MIN_GAIN) * memory.begin.step_time
-    if any(c.step_time < max_time and not memory.fits(c) for c in candidates["schedule"]):
-        orders.append(SMALLER_FIRST)
-    combinations = [
-        _apply_in_turn({kind: kinds[kind] for kind in order}, candidates, memory)
-        for order in orders
-    ]
-    best = min(filter(None, combinations), key=_step_time, default=None)
-    return None if best is None else _remedy("combined", best, memory)
+def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> list[Fault]:
+    """List the faults, with recomputation if the step fits into memory with less of it."""
+    begin = memory.begin
+    workload = begin.scenario.source.workload
+    rivals = [c for c in settings if "recomputation" in c.what and memory.fits(c)]
+    best = min(rivals, key=_step_time, default=begin)
+    gain = begin.step_time - best.step_time
+    if workload is None or gain <= NEGLIGIBLE * begin.step_time:
+        return list(begin.faults)
+    why = f"activations are recomputed ({workload.recompute}) although {best.what} fits"
+    return [*begin.faults, Fault("recompute", gain, why)]
 
 
-def _apply_in_turn(
-    kinds: Mapping[str, Changes], candidates: Mapping[str, Sequence[Candidate]], memory: Memory
-) -> Candidate | None:
-    """Apply the best change of each kind in this order; None if fewer than two help."""
-    # `candidates` are the changes of each kind to the unchanged run.
-    begin = best = memory.begin
-    titles = []
-    for kind, change in kinds.items():
-        max_time = best.step_time - changes.MIN_GAIN * begin.step_time
-        options = candidates[kind] if best is begin else change(best)
-        better = [c for c in options if c.step_time < max_time and memory.fits(c)]
-        if better:
-            best = min(better, key=_step_time)
-            titles.append(best.what)
-    return best.changed("; ".join(titles), best.scenario) if len(titles) > 1 else None
-
-
-def _faults_with_memory(memory: Memory, schedules: Sequence[Candidate]) -> list[Fault]:
+def _faults_with_memory(
+    memory: Memory, faults: list[Fault], schedules: Sequence[Candidate]
+) -> list[Fault]:
     """List the faults, with memory if the run does not fit or it rules out a better schedule."""
     begin = memory.begin
-    faults = list(begin.faults)
     if memory.limit is not None and not memory.fits(begin):
         needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, begin.run.workers)
         worker = int((needs / limit).argmax())

@@ -11,6 +11,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
+from pipejax.schedules.recognition import registered
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain
 from pipejax.traces.clocks import Offset, aligned
@@ -26,7 +27,7 @@ from pipejax.traces.findings.new_deal import (
 from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
 from pipejax.traces.findings.suspects import Suspect, is_outlier, suspects
 from pipejax.traces.record import LeftOut, Trace
-from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines, registered
+from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines
 from pipejax.traces.replaying.replay import Replay, replay
 
 
@@ -48,6 +49,7 @@ def advise(
     *,
     stage_layers: Sequence[int] | None = None,
     schedules: Sequence[str] | None = None,
+    launcher: str | None = None,
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
@@ -60,6 +62,7 @@ def advise(
       replayed: a replayed trace.
       stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
       schedules: names of schedules to try; default: the registry.
+      launcher: launcher whose options make the first shelf of remedies; default: any.
       search: whether to run the solvers too, which take some seconds.
       on_progress: called with the work done, all work, and a text.
 
@@ -82,6 +85,7 @@ def advise(
         trace_scenario(replayed),
         stage_layers=stage_layers,
         schedules=schedules,
+        launcher=launcher,
         search=search,
         on_progress=on_progress,
     )
@@ -287,6 +291,7 @@ def analyse(
     link: str | Links | None = None,
     stage_layers: Sequence[int] | None = None,
     schedules: Sequence[str] | None = None,
+    launcher: str | None = None,
     search: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Analysis:
@@ -298,6 +303,7 @@ def analyse(
       link: link model, or `Links`; default: the model that explains the pipelines best.
       stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
       schedules: names of schedules to try; default: the registry.
+      launcher: launcher whose options make the first shelf of remedies; default: any.
       search: whether to run the solvers too, which take some seconds.
       on_progress: called with the work done, all work, and a text.
 
@@ -332,7 +338,13 @@ def analyse(
         report(2, num_parts, PROGRESS_TEXTS[2])
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])
-        advice = advise(replayed, stage_layers=stage_layers, schedules=schedules, search=search)
+        advice = advise(
+            replayed,
+            stage_layers=stage_layers,
+            schedules=schedules,
+            launcher=launcher,
+            search=search,
+        )
         report(4, num_parts, PROGRESS_TEXTS[4])
         is_short = round_work(replayed) <= MAX_WORK
         has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE

@@ -5,7 +5,7 @@ Pipelines that break a rule are dropped and named; no missing slice is invented.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NewType
 
 import numpy as np
@@ -14,7 +14,6 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
-from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.traces.record import NONE, OP_INPUTS, OPS, LeftOut, Trace, transfers
 
@@ -328,40 +327,3 @@ def _find_held_waits(
         "and no offset of clocks explains the messages of both directions; record receives as "
         "slices of their own, or ops without their waits"
     )
-
-
-def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
-    """Find the registered schedule with the rows of a table, and its options; None without one.
-
-    Args:
-      table: any schedule, without communication.
-
-    Returns:
-      Name and options of its builder. Planned schedules are not tried, because their rows depend
-      on times.
-
-    Example:
-      >>> import pipejax as pj
-      >>> rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
-      >>> pj.traces.registered(pj.ScheduleTable.from_rows(rows))
-      ('1f1b', {})
-    """
-    check_types(table=(table, ScheduleTable))
-    slices = table.grammar.slices
-    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
-    values = {"stages_per_worker": table.num_stages // table.num_workers, "slices": slices}
-    for name, builder in REGISTRY.items():
-        options = {key: value for key, value in values.items() if key in builder.options}
-        if builder.planned:
-            continue
-        try:
-            other = builder.function(**size, **options)
-        except ValueError:  # it does not exist for these numbers
-            continue
-        if _rows_without_idle(other) == _rows_without_idle(table):
-            return name, options
-    return None
-
-
-def _rows_without_idle(table: ScheduleTable) -> list[list[Cell]]:
-    return [[cell for cell in row if cell] for row in table.rows()]

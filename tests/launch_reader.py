@@ -1,0 +1,139 @@
+"""Options of launchers read back into a run."""
+
+import re
+
+import numpy as np
+
+import pipejax as pj
+
+TORCHTITAN = {
+    "1F1B": "1f1b",
+    "GPipe": "gpipe",
+    "Interleaved1F1B": "interleaved-1f1b",
+    "InterleavedZeroBubble": "interleaved-zb",
+    "LoopedBFS": "looped-bfs",
+}
+SEVERAL = ("interleaved-1f1b", "interleaved-zb", "looped-bfs")
+
+
+def read_launch(launch, begin, stage_layers=()):
+    """Return the run that options start, on the machine and at the settings of another run."""
+    options = {name.rpartition(".")[2]: value for name, value in launch.options.items()}
+    workload = begin.source.workload
+    read = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "DeepSpeed": _deepspeed}
+    workers, schedule, per_worker, layout, fields = read[launch.launcher](options, launch, begin)
+    layers = [stage.count("t") for stage in _stages(layout)] if layout else []
+    more = {"stages_per_worker": per_worker} if schedule in SEVERAL else {}
+    run = begin.replace(schedule=schedule, num_workers=workers, options=more)
+    if workload is None:
+        return _moved(run, stage_layers, layers) if layers else run
+    size = fields.pop("size")
+    layout = {"pipeline_layout": layout} if layout is not None else {}
+    workload = pj.Workload(**{**vars(workload), **fields, **layout})
+    return run.replace(num_microbatches=workload.minibatch // size).with_workload(workload)
+
+
+def _stages(layout):
+    return pj.costing.PipelineLayout.parse(layout).stages
+
+
+def _megatron(options, launch, begin):
+    workers, layout = options["pipeline-model-parallel-size"], None
+    per_worker = options.get("num-virtual-stages-per-pipeline-rank", 1)
+    if "pipeline-model-parallel-layout" in options:
+        layout = options["pipeline-model-parallel-layout"]
+        per_worker = len(_stages(layout)) // workers
+    schedule = "interleaved-1f1b" if per_worker > 1 else "1f1b"
+    workload = begin.source.workload
+    if workload is None:
+        return workers, schedule, per_worker, layout, {}
+    strategies = {None: int("use-distributed-optimizer" in options), "optim_grads": 2}
+    zero = {**strategies, "optim_grads_params": 3}[options.get("data-parallel-sharding-strategy")]
+    overlap = 0.0
+    if "overlap-grad-reduce" in options:
+        overlap = 1.0 if zero == 0 or "overlap-param-gather" in options else 0.5
+    recompute = {None: "none", "full": "full"}.get(options.get("recompute-granularity"), "parts")
+    if recompute == "parts":
+        recompute = "+".join(options["recompute-modules"])
+    if options.get("recompute-method") == "block":
+        recompute = f"block:{options['recompute-num-layers']}"
+    fields = {
+        "size": options["micro-batch-size"],
+        "minibatch": options["global-batch-size"] // workload.data_parallel,
+        "tensor_parallel": options["tensor-model-parallel-size"],
+        "sequence_parallel": "sequence-parallel" in options,
+        "zero": zero,
+        "overlap": overlap,
+        "tensor_overlap": float("tp-comm-overlap" in options),
+        "recompute": recompute,
+    }
+    return workers, schedule, per_worker, layout or "", fields | NO_UNITS
+
+
+NO_UNITS = {"embedding_units": 0, "loss_units": 0}
+
+
+def _torchtitan(options, launch, begin):
+    workers, layout, per_worker = options.get("pipeline_parallel_degree", 1), None, None
+    schedule = TORCHTITAN[options["pipeline_parallel_schedule"]]
+    workload = begin.source.workload
+    if modules := options.get("module_fqns_per_model_part"):
+        counts = [sum(name.startswith("layers.") for name in names) for names in modules]
+        words = ["t" * count for count in counts]
+        words[0], words[-1] = "E" + words[0], words[-1] + "L"
+        layout, per_worker = "|".join(words), len(modules) // workers
+    per_worker = per_worker or (2 if schedule in SEVERAL else 1)
+    if workload is None:
+        return workers, schedule, per_worker, layout, {}
+    units = (
+        options.get("pipeline_parallel_first_stage_less_layers", 0),
+        options.get("pipeline_parallel_last_stage_less_layers", 0),
+    )
+    if "pipeline_parallel_layers_per_stage" in options:
+        total = int(workload.model.layers) + sum(units)
+        per_worker = total // options["pipeline_parallel_layers_per_stage"] // workers
+    replicate = options.get("data_parallel_replicate_degree", 1)
+    shard = options["data_parallel_shard_degree"]
+    reshard = {None: 0, "never": 2, "always": 3}[options.get("fsdp_reshard_after_forward")]
+    tensor = options.get("tensor_parallel_degree", 1)
+    fields = {
+        "size": options["pipeline_parallel_microbatch_size"],
+        "minibatch": options["local_batch_size"],
+        "tensor_parallel": tensor,
+        "sequence_parallel": tensor > 1,
+        "data_parallel": replicate * shard,
+        "zero": reshard,
+        "recompute": {"selective": "half_products"}.get(options["mode"], options["mode"]),
+        "embedding_units": 0 if layout else units[0],
+        "loss_units": 0 if layout else units[1],
+    }
+    return workers, schedule, per_worker, layout or "", fields
+
+
+def _deepspeed(options, launch, begin):
+    axes = dict(re.findall(r"(num_\w+)=(\d+)", launch.program))
+    interval = re.search(r"activation_checkpoint_interval=(\d+)", launch.program)
+    group = 0 if interval is None else int(interval[1])
+    fields = {
+        "size": options["train_micro_batch_size_per_gpu"],
+        "minibatch": options["train_batch_size"] // int(axes["num_dp"]),
+        "tensor_parallel": int(axes["num_mp"]),
+        "data_parallel": int(axes["num_dp"]),
+        "zero": options["zero_optimization"]["stage"],
+        "recompute": "none" if not group else "full" if group == 1 else f"uniform:{group}",
+    }
+    return int(axes["num_pp"]), "1f1b", 1, "", fields | NO_UNITS
+
+
+def _moved(run, stage_layers, layers):
+    """Change the compute of stages as their layers say; a layer takes the median of all stages."""
+    table, costs = run.table(), run.table_costs()
+    split = np.repeat(stage_layers, table.num_stages // len(stage_layers))
+    old = split * len(stage_layers) / table.num_stages
+    if list(old) == list(layers):
+        return run
+    phases = ("F", "I", "W") if (table.phase == pj.Phase.W).any() else ("F", "B")
+    seconds = sum(np.broadcast_to(costs.time(pj.Phase[name]), table.num_stages) for name in phases)
+    factors = 1 + np.median(seconds / old) * (np.array(layers) - old) / seconds
+    rules = ",".join(f"compute@stage{k}*{factor!r}" for k, factor in enumerate(factors.tolist()))
+    return run.with_edit(pj.costing.ScaledTimes(rules))

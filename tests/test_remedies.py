@@ -1,0 +1,275 @@
+"""Remedies can be followed: options of a launcher give the promised step, and faults come first."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from daily import daily
+from launch_reader import read_launch
+
+import pipejax as pj
+
+H100 = pj.load_system("h100")
+LLAMA = pj.load_model("llama3-8b")
+SHELVES = ("launcher", "code", "hardware")
+
+
+def check_options(result, stage_layers=()):
+    """Read options of all launchers of all remedies back."""
+    begin = result.memory.begin.scenario
+    for remedy in result.remedies:
+        launches = {launch.launcher: launch for launch in remedy.launches}
+        for name in remedy.launchers:
+            again = read_launch(launches[name], begin, stage_layers).evaluate()
+            what = f"{name}: {remedy.what}: {launches[name].text}"
+            assert again.step_time == pytest.approx(remedy.step_time, rel=1e-9), what
+
+
+def random_model(seed):
+    """Draw a run of a model."""
+    pick = random.Random(seed).choice
+    workers, data = pick([4, 8]), pick([1, 2, 8])
+    tensor = pick([1, 2, 4])
+    workload = pj.Workload(
+        LLAMA,
+        minibatch=pick([16, 32]),
+        tensor_parallel=tensor,
+        sequence_parallel=tensor > 1 and pick([True, True, False]),
+        data_parallel=data,
+        zero=pick([0, 1]) if data > 1 else 0,
+        recompute=pick(["none", "full", "uniform:2"]),
+        **pick([{}, {"embedding_units": 1, "loss_units": 1}]),
+    )
+    name = pick(["1f1b", "gpipe", "interleaved-1f1b", "zb-h1"])
+    options = {"stages_per_worker": 2} if name == "interleaved-1f1b" else {}
+    costs, link = pj.costing.ModelCosts(workload, H100), pick(["delay", "queued", "rendezvous"])
+    run = pj.Scenario(name, workers, 16, options, costs=costs, link=link)
+    return run if pick([True, False]) else run.with_edit(pj.costing.SlowWorkers({1: 1.3}))
+
+
+def random_measured(seed):
+    """Draw measured times of the stages of a run, and the layers of these."""
+    rng, pick = np.random.default_rng(seed), random.Random(seed).choice
+    name = pick(["1f1b", "gpipe", "interleaved-1f1b"])
+    options = {"stages_per_worker": 2} if name == "interleaved-1f1b" else {}
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=16, **options)
+    layers = pick([(), (8,) * table.num_stages, tuple(range(4, 4 + table.num_stages))])
+    seconds = rng.uniform(0.97, 1.03, table.num_stages) * (np.array(layers) if layers else 8)
+    seconds[-1] += pick([0, 6])
+    costs = pj.Costs(forward=seconds, input_grad=1.1 * seconds, weight_grad=0.8 * seconds)
+    costs = dataclasses.replace(costs, transmit=pick([0.1, 1.0]))
+    return pj.Scenario(table, costs=costs, link=pick(["delay", "rendezvous"])), layers
+
+
+@pytest.mark.parametrize("seed", daily(range(40), total=10))
+def test_options_of_launchers_give_the_step_of_a_remedy(seed):
+    if seed % 2:
+        scenario, layers = random_measured(seed)
+        result = pj.explain(scenario, stage_layers=layers or None)
+        assert not any(remedy.kind == "microbatches" for remedy in result.remedies)
+    else:
+        layers, result = (), pj.explain(random_model(seed))
+    check_options(result, layers)
+    for remedy in result.remedies:
+        assert len(remedy.assumes) <= 1
+        assert (remedy.shelf == "launcher") == bool(remedy.launchers)
+
+
+# one planted fault in the terms of a launcher
+
+LAUNCHERS = ("Megatron-LM", "torchtitan", "DeepSpeed")
+
+
+def job(launcher, rng, **fields):
+    """Return a healthy job: 1F1B with enough microbatches, 16 GB links, exchanges hidden."""
+    values = {
+        "minibatch": 64,
+        "tensor_parallel": 4,
+        "sequence_parallel": launcher != "DeepSpeed",
+        "data_parallel": 2,
+        "zero": {"Megatron-LM": 1, "torchtitan": 2, "DeepSpeed": 1}[launcher],
+        "overlap": 1.0,
+    }
+    workload = pj.Workload(**{"model": LLAMA, **values, **fields})
+    costs = pj.costing.ModelCosts(workload, H100)
+    return pj.Scenario("1f1b", 4, 64, costs=costs)
+
+
+def uneven_stages(launcher, rng):
+    layers = [8, 8, 8, 8]
+    more, less = rng.choice(4, 2, replace=False)
+    layers[more] += 4
+    layers[less] -= 4
+    layout = str(pj.costing.PipelineLayout.with_layers(layers, [0] * 4))
+    return job(launcher, rng, pipeline_layout=layout), lambda fault: fault.kind == "imbalance"
+
+
+def slow_worker(launcher, rng):
+    worker = int(rng.integers(4))
+    run = job(launcher, rng).with_edit(pj.costing.SlowWorkers({worker: 1.6}))
+    return run, lambda fault: (fault.kind, fault.worker) == ("imbalance", worker)
+
+
+def slow_link(launcher, rng):
+    boundary = int(rng.integers(3))
+    run = job(launcher, rng).with_edit(pj.costing.ScaledTimes(f"message@boundary{boundary}*400"))
+    return run, lambda fault: fault.link == (boundary, boundary + 1)
+
+
+def few_microbatches(launcher, rng):
+    count = int(rng.choice([2, 4]))
+    run = job(launcher, rng, minibatch=2 * count)
+    return run.replace(num_microbatches=count), lambda fault: fault.kind == "microbatches"
+
+
+def heavy_head(launcher, rng):
+    vocabulary = int(rng.choice([512, 768])) * 1024
+    model = dataclasses.replace(LLAMA, vocabulary=vocabulary)
+    return job(launcher, rng, model=model), lambda f: (f.kind, f.stage) == ("imbalance", 3)
+
+
+def exposed_exchange(launcher, rng):
+    run = job(launcher, rng, overlap=0.0, zero=0, minibatch=8).replace(num_microbatches=8)
+    slow = run.with_edit(pj.costing.ScaledTimes(f"A*{rng.integers(100, 200)}"))
+    return slow, lambda fault: fault.kind == "exchange"
+
+
+def full_recomputation(launcher, rng):
+    return job(launcher, rng, recompute="full"), lambda fault: fault.kind == "recompute"
+
+
+def gpipe(launcher, rng):
+    run = job(launcher, rng).replace(schedule="gpipe")
+    return run, lambda fault: fault.kind == "memory"
+
+
+PLANTED = [
+    uneven_stages,
+    slow_worker,
+    slow_link,
+    few_microbatches,
+    heavy_head,
+    exposed_exchange,
+    full_recomputation,
+    gpipe,
+]
+CASES = [
+    (fault, launcher, seed) for seed in range(3) for fault in PLANTED for launcher in LAUNCHERS
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "launcher", "seed"),
+    daily(CASES, total=12),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_planted_fault_is_first_and_its_remedy_can_be_followed(plant, launcher, seed):
+    run, is_named = plant(launcher, np.random.default_rng(seed))
+    result = pj.explain(run, launcher=launcher)
+    assert is_named(result.bottleneck), [(f.kind, f.seconds, f.why) for f in result.faults]
+    check_options(result)
+    ranks = [SHELVES.index(remedy.shelf) for remedy in result.remedies]
+    assert ranks == sorted(ranks)
+    assert all(remedy.launchers in ((), (launcher,)) for remedy in result.remedies)
+
+
+# a cause, its part and its remedy
+
+
+@pytest.mark.parametrize("head", [1.3, 1.5, 1.8])
+def test_a_cause_says_why_its_remedy_saves_another_time(head):
+    """Even stages wait for each other's messages under rendezvous; over links of their own not."""
+    table = pj.schedules.build(
+        "interleaved-1f1b", num_workers=4, num_microbatches=16, stages_per_worker=2
+    )
+    times = np.r_[np.ones(7), head]
+    costs = pj.Costs(forward=times, input_grad=1.1 * times, weight_grad=times, transmit=0.1)
+
+    def step(scale, link="rendezvous"):
+        slow = dataclasses.replace(
+            costs,
+            **{name: getattr(costs, name) * scale for name in ("forward", "input_grad")},
+            weight_grad=costs.weight_grad * scale,
+            backward=costs.backward * scale,
+        )
+        return pj.evaluate(table, slow, link=link).makespan
+
+    result = pj.explain(table, costs, link="rendezvous", schedules=["1f1b"])
+    part, cause, remedy = result.effects
+    mended, balanced = 1 / times, times.mean() / times
+    assert cause.seconds == pytest.approx(step(1.0) - step(mended), rel=1e-9)
+    assert remedy.seconds == pytest.approx(step(1.0) - step(balanced), rel=1e-9)
+    assert (remedy.what, remedy.part) == ("moving layers", "blocking")
+    assert remedy.without == pytest.approx(step(1.0) - step(balanced, "delay"), rel=1e-9)
+    more = (step(balanced) - step(balanced, "delay")) - (step(1.0) - step(1.0, "delay"))
+    assert remedy.grows == pytest.approx(more, rel=1e-9)
+    assert part.seconds == {part.name: part.seconds for part in result.parts}["imbalance"]
+
+
+def test_equal_effects_need_no_reason():
+    """Without messages a slow stage costs its part, and its repair saves that."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=64)
+    costs = pj.Costs(forward=[1, 1, 1, 1.5], backward=[2, 2, 2, 3.0])
+    assert pj.explain(table, costs, schedules=["1f1b"]).effects != ()  # less work: it saves more
+    alone = pj.explain(table, pj.Costs(forward=1.0, backward=2.0, all_reduce=8.0))
+    assert alone.bottleneck.kind == "exchange"
+    assert alone.effects == ()
+
+
+# names of tables
+
+
+FILES = [  # schedule, options, name of the file, whether Megatron-LM and torchtitan run it by name
+    ("1f1b", {}, "sched", (True, True)),
+    ("interleaved-1f1b", {"stages_per_worker": 2}, "mine", (True, True)),
+    ("gpipe", {}, "1f1b", (False, True)),
+    ("zb-h1", {}, "interleaved-1f1b", (False, False)),
+    ("hanayo", {"waves": 1}, "gpipe", (False, False)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "stem", "runs"), FILES, ids=lambda value: str(value))
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_launchers_go_by_the_order_of_a_table_file(tmp_path, name, options, stem, runs, suffix):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
+    path = tmp_path / f"{stem}{suffix}"
+    pj.write_table(dataclasses.replace(table, name=stem), path)
+    launches = pj.costing.pipeline_launches(pj.read_table(path))
+    by_name = [
+        not launch.lacks and not any(str(v).endswith(".csv") for v in launch.options.values())
+        for launch in launches
+    ]
+    assert tuple(by_name) == runs
+
+
+def test_explain_names_a_table_file_after_its_schedule(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    size = {"num_workers": 4, "num_microbatches": 8}
+    pj.write_table(pj.schedules.build("1f1b", **size), "sched.csv")
+    line = ["-T", "F=1,I=1,W=1", "--comm", "0.1", "--memory-limit", 8]
+    by_file = answer("explain", "-t", "sched.csv", *line)
+    by_name = answer("explain", "-s", "1f1b", "-P", 4, "-M", 8, *line)
+    assert by_file["remedies"] == by_name["remedies"]
+    assert by_file["remedies"][0]["shelf"] == "launcher"
+
+
+def test_an_order_of_messages_is_no_schedule_of_a_launcher():
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.3)
+    result = pj.explain(table, costs, link="rendezvous", schedules=["1f1b"])
+    (remedy,) = (remedy for remedy in result.remedies if remedy.kind == "messages")
+    assert (remedy.shelf, remedy.launchers) == ("code", ())
+    launches = pj.costing.pipeline_launches(remedy.scenario.table())
+    assert all(launch.lacks for launch in launches)
+
+
+def test_a_launcher_has_the_first_shelf_alone():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    costs = pj.Costs(forward=1.0, input_grad=1.1, weight_grad=0.9)
+    for name, schedule in (("Megatron-LM", "interleaved-1f1b"), ("torchtitan", "interleaved-")):
+        first = pj.explain(table, costs, launcher=name, memory_limit=8).remedies[0]
+        assert (first.shelf, first.launchers) == ("launcher", (name,))
+        assert first.what.startswith(f"schedule {schedule}")
+    with pytest.raises(ValueError, match="unknown launcher 'torchtitans': known are Megatron-LM"):
+        pj.explain(table, costs, launcher="torchtitans")
