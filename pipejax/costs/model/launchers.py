@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import MismatchError, check_types, resolve_choice
+from pipejax.base.checks import MismatchError, check_types, unknown
 from pipejax.base.display import short_repr
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
@@ -400,7 +400,8 @@ def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
 def _maxtext(job: _Job) -> Options:
     """Return the configuration of MaxText that runs a job."""
     workload = job.workload
-    replicas = workload.data_parallel // workload.expert_parallel
+    # experts lie on replicas; where they do not fit there, `_lacks_of_maxtext` says so
+    replicas = max(1, workload.data_parallel // workload.expert_parallel)
     degrees = {
         "fsdp" if workload.zero == 3 else "data": replicas,
         "tensor": workload.tensor_parallel,
@@ -432,7 +433,8 @@ def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
         yield f"{job.table.num_microbatches} microbatches (multiples of {job.workers} are there)"
     if workload.zero in (1, 2):
         yield f"ZeRO {workload.zero} (0 and 3 are there)"
-    if workload.data_parallel % workload.expert_parallel or workload.expert_tensor > 1:
+    cuts_experts = workload.has_experts and workload.expert_tensor > 1
+    if workload.data_parallel % workload.expert_parallel or cuts_experts:
         yield "experts beyond the replicas"
     if workload.recompute != "full":
         yield f"recomputation {workload.recompute} (full is there; minimal is near none)"
@@ -530,7 +532,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
 
 def find_launcher(name: str) -> Launcher:
     """Return a launcher by its name, in letters of any case."""
-    by_lower = {known.lower(): record for known, record in LAUNCHERS.items()}
+    by_lower = {key.lower(): record for key, record in LAUNCHERS.items()}
     if name.lower() not in by_lower:
-        resolve_choice(name, tuple(LAUNCHERS), "launcher")
+        raise unknown("launcher", name, LAUNCHERS)
     return by_lower[name.lower()]
