@@ -273,3 +273,12 @@ def test_a_launcher_has_the_first_shelf_alone():
         assert first.what.startswith(f"schedule {schedule}")
     with pytest.raises(ValueError, match="unknown launcher 'torchtitans': known are Megatron-LM"):
         pj.explain(table, costs, launcher="torchtitans")
+
+
+def test_a_command_puts_one_launcher_first(answer, mistake):
+    line = ("explain", "-t", "examples/schedule.csv", "-C", "examples/measured.json")
+    for name, launchers in (("TORCHTITAN", {"torchtitan"}), ("megatron-lm", set())):
+        remedies = answer(*line, "-l", "rendezvous", "--launcher", name)["remedies"]
+        assert launchers == {name for row in remedies for name in row["launchers"]}
+    assert "did you mean torchtitan?" in mistake(*line, "--launcher", "torchtitans")
+    assert "known are Megatron-LM" in mistake(*line, "--launcher", "maxtext")
