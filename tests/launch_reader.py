@@ -13,7 +13,7 @@ TORCHTITAN = {
     "InterleavedZeroBubble": "interleaved-zb",
     "LoopedBFS": "looped-bfs",
 }
-SEVERAL = ("interleaved-1f1b", "interleaved-zb", "looped-bfs")
+SEVERAL = ("circular", "interleaved-1f1b", "interleaved-zb", "looped-bfs")
 
 
 def read_launch(launch, begin, stage_layers=()):
@@ -21,6 +21,7 @@ def read_launch(launch, begin, stage_layers=()):
     options = {name.rpartition(".")[2]: value for name, value in launch.options.items()}
     workload = begin.source.workload
     read = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "DeepSpeed": _deepspeed}
+    read |= {"Megatron-Bridge": _bridge, "MaxText": _maxtext}
     workers, schedule, per_worker, layout, fields = read[launch.launcher](options, launch, begin)
     layers = [stage.count("t") for stage in _stages(layout)] if layout else []
     more = {"stages_per_worker": per_worker} if schedule in SEVERAL else {}
@@ -71,6 +72,40 @@ def _megatron(options, launch, begin):
 
 
 NO_UNITS = {"embedding_units": 0, "loss_units": 0}
+
+
+def _bridge(options, launch, begin):
+    names = {"virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank"}
+    renamed = {names.get(name, name).replace("_", "-"): v for name, v in options.items()}
+    return _megatron(renamed, launch, begin)
+
+
+def _maxtext(options, launch, begin):
+    axes = {name: options.get(f"ici_{name}_parallelism", 1) for name in AXES}
+    workers, workload = axes["pipeline"], begin.source.workload
+    count = options.get("num_pipeline_microbatches", options.get("gradient_accumulation_steps", 1))
+    data = axes["data"] * axes["fsdp"] * axes["expert"]
+    sequences = options["per_device_batch_size"] * np.prod([*axes.values()])
+    minibatch = round(sequences / data) * (1 if workers > 1 else count)
+    per_worker = 1
+    if workers > 1:
+        on_stage = workers * options["num_layers_per_pipeline_stage"]
+        per_worker = int(workload.model.layers) // on_stage
+    fields = {
+        "size": minibatch // count,
+        "minibatch": minibatch,
+        "tensor_parallel": axes["tensor"],
+        "context_parallel": axes["context"],
+        "data_parallel": data,
+        "expert_parallel": axes["expert"],
+        "zero": 3 if axes["fsdp"] > 1 else 0,
+        "recompute": options["remat_policy"],
+    }
+    schedule = "circular" if per_worker > 1 else "gpipe"
+    return workers, schedule, per_worker, "", fields | NO_UNITS
+
+
+AXES = ("data", "fsdp", "tensor", "context", "expert", "pipeline")
 
 
 def _torchtitan(options, launch, begin):

@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 import pipejax as pj
+from pipejax.costs.model.launchers import LAUNCHERS
 
 LLAMA = pj.load_model("llama3-8b")  # 32 layers
 # options of Megatron-LM core 0.20 and of torchtitan 0.2.2 that a layout can need
@@ -68,10 +69,12 @@ DEEPSPEED = {
 
 
 def launcher_settings(schedule="1f1b", workers=4, model=LLAMA, **arguments):
-    """Return the settings of the three launchers, by their first letters."""
+    """Return the settings of three launchers."""
     options = {"stages_per_worker": arguments.pop("stages")} if "stages" in arguments else {}
     table = pj.schedules.build(schedule, num_workers=workers, num_microbatches=8, **options)
     result = pj.costing.launches(pj.Workload(model, minibatch=16, **arguments), table)
+    assert [launch.launcher for launch in result] == [*LAUNCHERS]
+    result = [result[k] for k in (0, 2, 3)]
     assert [launch.launcher for launch in result] == ["Megatron-LM", "torchtitan", "DeepSpeed"]
     for launch, expected in zip(result, (MEGATRON, TORCHTITAN, DEEPSPEED), strict=True):
         assert set(launch.options) <= expected
@@ -258,8 +261,60 @@ def test_the_parts_of_experts_are_always_in_the_command(degrees, parts):
 
 def test_torchtitan_reads_tables_of_compute_alone():
     table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=4)
-    lacks = pj.costing.pipeline_launches(pj.links.insert_transfers(table))[1].lacks
+    lacks = pj.costing.pipeline_launches(pj.links.insert_transfers(table))[2].lacks
     assert lacks == ("tables with SEND and RECV (it reads compute alone)",)
-    assert pj.costing.pipeline_launches(table)[1].lacks == ()
+    assert pj.costing.pipeline_launches(table)[2].lacks == ()
     with pytest.raises(ValueError, match="layers are of 3 stages, the table has 2"):
         pj.costing.pipeline_launches(table, [1, 2, 3])
+
+
+def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records():
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+    workload = pj.Workload(LLAMA, 16, tensor_parallel=2, sequence_parallel=True, data_parallel=2)
+    workload = dataclasses.replace(workload, zero=1, overlap=1.0, tensor_overlap=1.0)
+    (bridge,) = pj.costing.launches(workload, table, "megatron-bridge")
+    assert bridge.lacks == ()
+    assert bridge.text.split() == [
+        "train.micro_batch_size=2",
+        "train.global_batch_size=32",
+        "model.tensor_model_parallel_size=2",
+        "model.sequence_parallel=true",
+        "model.pipeline_model_parallel_size=4",
+        "ddp.use_distributed_optimizer=true",
+        "ddp.overlap_grad_reduce=true",
+        "ddp.overlap_param_gather=true",
+        "comm_overlap.tp_comm_overlap=true",
+        "ddp.grad_reduce_in_fp32=false",
+        "model.virtual_pipeline_model_parallel_size=2",
+    ]
+    with pytest.raises(ValueError, match="unknown launcher 'megatron': known are Megatron-LM"):
+        pj.costing.launches(workload, table, "megatron")
+
+
+def test_maxtext_has_two_schedules_and_full_recomputation():
+    table = pj.schedules.build("circular", num_workers=4, num_microbatches=8)
+    workload = pj.Workload(LLAMA, 16, tensor_parallel=2, data_parallel=4, zero=3, recompute="full")
+    (maxtext,) = pj.costing.launches(workload, table, "MaxText")
+    assert maxtext.lacks == ()
+    assert maxtext.options == {  # 64 sequences on 32 accelerators, 32 layers in 8 stages
+        "per_device_batch_size": 2.0,
+        "ici_fsdp_parallelism": 4,
+        "ici_tensor_parallelism": 2,
+        "ici_pipeline_parallelism": 4,
+        "num_pipeline_microbatches": 8,
+        "num_layers_per_pipeline_stage": 4,
+        "remat_policy": "full",
+    }
+    other = dataclasses.replace(workload, zero=1, recompute="none")
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=6)
+    other = dataclasses.replace(other, minibatch=6)
+    (lacking,) = pj.costing.launches(other, table, "MaxText")
+    assert [text.split()[0] for text in lacking.lacks] == ["schedule", "6", "ZeRO", "recomputation"]
+
+
+def test_gradients_are_those_of_the_launcher_unless_the_model_says_its_own():
+    unsaid = dataclasses.replace(LLAMA, gradient_bytes=None)
+    wide = [LAUNCHERS[name].model(unsaid).gradient_bytes for name in LAUNCHERS]
+    assert wide == [4.0, 4.0, 4.0, None, 4.0]
+    narrow = dataclasses.replace(LLAMA, gradient_bytes=2.0)
+    assert LAUNCHERS["Megatron-LM"].model(narrow) is narrow

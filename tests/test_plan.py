@@ -19,6 +19,7 @@ from pipejax.cli.app import run
 from pipejax.cli.options.line import command_line, config_text
 from pipejax.cli.options.scenario import scenario_options
 from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.model.launchers import LAUNCHERS
 from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.system.parts import system_number
 from pipejax.schedules.table.held_activations import held_counts
@@ -349,7 +350,7 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypat
     assert (result["memory_limit"], result["headroom"]) == (None, 0.1)
     assert result["room"] == 0.9 * H100.memory_available
     assert all({"number", "factor", "value"} == set(change) for change in result["reversals"])
-    assert set(result["launch"]) == {"Megatron-LM", "torchtitan", "DeepSpeed"}
+    assert set(result["launch"]) == {*LAUNCHERS}
     assert result["launch"]["Megatron-LM"]["options"]["tensor-model-parallel-size"] == 4
     evaluate, show = result["next"]
     assert evaluate.startswith("pipejax evaluate --schedule ")

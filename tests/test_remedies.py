@@ -78,7 +78,7 @@ def test_options_of_launchers_give_the_step_of_a_remedy(seed):
 
 # one planted fault in the terms of a launcher
 
-LAUNCHERS = ("Megatron-LM", "torchtitan", "DeepSpeed")
+LAUNCHERS = ("Megatron-LM", "Megatron-Bridge", "torchtitan", "DeepSpeed")
 
 
 def job(launcher, rng, **fields):
@@ -88,7 +88,7 @@ def job(launcher, rng, **fields):
         "tensor_parallel": 4,
         "sequence_parallel": launcher != "DeepSpeed",
         "data_parallel": 2,
-        "zero": {"Megatron-LM": 1, "torchtitan": 2, "DeepSpeed": 1}[launcher],
+        "zero": 2 if launcher == "torchtitan" else 1,
         "overlap": 1.0,
     }
     workload = pj.Workload(**{"model": LLAMA, **values, **fields})
@@ -235,10 +235,10 @@ def test_launchers_go_by_the_order_of_a_table_file(tmp_path, name, options, stem
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
     path = tmp_path / f"{stem}{suffix}"
     pj.write_table(dataclasses.replace(table, name=stem), path)
-    launches = pj.costing.pipeline_launches(pj.read_table(path))
+    megatron, _, torchtitan = pj.costing.pipeline_launches(pj.read_table(path))
     by_name = [
         not launch.lacks and not any(str(v).endswith(".csv") for v in launch.options.values())
-        for launch in launches
+        for launch in (megatron, torchtitan)
     ]
     assert tuple(by_name) == runs
 
@@ -273,3 +273,12 @@ def test_a_launcher_has_the_first_shelf_alone():
         assert first.what.startswith(f"schedule {schedule}")
     with pytest.raises(ValueError, match="unknown launcher 'torchtitans': known are Megatron-LM"):
         pj.explain(table, costs, launcher="torchtitans")
+
+
+def test_a_command_puts_one_launcher_first(answer, mistake):
+    line = ("explain", "-t", "examples/schedule.csv", "-C", "examples/measured.json")
+    for name, launchers in (("TORCHTITAN", {"torchtitan"}), ("megatron-lm", set())):
+        remedies = answer(*line, "-l", "rendezvous", "--launcher", name)["remedies"]
+        assert launchers == {name for row in remedies for name in row["launchers"]}
+    assert "did you mean torchtitan?" in mistake(*line, "--launcher", "torchtitans")
+    assert "known are Megatron-LM" in mistake(*line, "--launcher", "maxtext")

@@ -237,6 +237,8 @@ def formula(
     ranges = _parse_box(box, names[0] if names else "F")
     chosen = _FormOptions(run, links.links(), names, per_worker, ranges, max_facets)
     paper = None if figure.path is None else printed.paper("column")
+    if labels is not None and paper is None:
+        raise ValueError("--labels has no effect without --figure")
     table = run.scenario().table()
     if symbol and names is None:
         chosen = chosen._replace(names=_messages_alike(chosen.program(table)))

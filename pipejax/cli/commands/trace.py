@@ -55,6 +55,7 @@ def trace(
     against: list[str] | None = None,
     stage_layers: Text = None,
     schedules: Text = None,
+    launcher: Text = None,
     search: bool = False,
     save: Annotated[Output, TABLES] = NO_OUTPUT,
     out: Annotated[Output, PAGE] = NO_OUTPUT,
@@ -76,6 +77,7 @@ def trace(
       against: files of another run of the same stages; may be given several times.
       stage_layers: one number for all stages, or one each; layers are moved whole then.
       schedules: only these are tried; all if not given.
+      launcher: any if not given.
       search: schedules in the memory of now, and schedules that take long to plan.
       save: table, costs, dataset and a trace for Perfetto, into a new folder.
       out: a report as one page (.html).
@@ -104,6 +106,7 @@ def trace(
             against=other,
             stage_layers=parse_layers(stage_layers, measured.stages),
             schedules=None if schedules is None else [n.strip() for n in schedules.split(",")],
+            launcher=launcher,
             search=search,
             on_progress=bar.tell,
         )

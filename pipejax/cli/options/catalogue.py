@@ -289,6 +289,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "only_steps": OptionRecord(RULES, "steps of the trace to use, as 2:"),
         "against": _often(FILE_OR_FOLDER, "files of an earlier run to compare with"),
         "stage_layers": OptionRecord(NUMBERS, "layers of each measured stage"),
+        "launcher": OptionRecord(
+            NAME, "launcher whose options come first, as megatron-lm or torchtitan"
+        ),
         "search": OptionRecord(FLAG, "search orders and splits too (some seconds)"),
         "threads": OptionRecord(
             COUNT, "threads of the solver; default: one per processor", argument="num_threads"

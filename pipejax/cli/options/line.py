@@ -53,7 +53,6 @@ NEEDS: Mapping[str, Needs] = {
     "size": Needs("figure", otherwise="out"),
     "font": Needs("figure", otherwise="out"),
     "font_size": Needs("figure", otherwise="out"),
-    "labels": Needs("figure"),
     "distinct_counts": Needs("paths"),
     "exchange": Needs("diff"),
 }

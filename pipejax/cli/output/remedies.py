@@ -69,7 +69,13 @@ def has_other_table(remedy: "Remedy", begin: "pj.Scenario") -> bool:
 
 # options of tune messages say nothing of links but their queues
 OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
-OF_REMEDIES = ("memory_limit", "stage_layers", "schedules", "search")  # options that choose them
+OF_REMEDIES = (
+    "memory_limit",
+    "stage_layers",
+    "schedules",
+    "launcher",
+    "search",
+)  # options that choose them
 
 
 def remedy_command(

@@ -1,23 +1,22 @@
 """Flags and files of options with which launchers of training run a layout.
 
-Names are those of Megatron-LM core 0.20 (megatron/training/arguments.py and the records that it
-makes flags of), torchtitan 0.2.2 (torchtitan/config/job_config.py) and DeepSpeed 0.19 (its page on
-config-json, deepspeed/runtime/pipe). Number formats of products and kernels are said elsewhere:
-here is who holds what, in which order it runs, and of Megatron, by whose defaults exchanges of
-replicas wait and gradients have four bytes, where these are otherwise.
+`LAUNCHERS` has one record for each. Number formats of products and kernels are not here: options
+say who holds what, in which order it runs, and which exchanges run beside compute.
 """
 
+import dataclasses
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import MismatchError, check_types
+from pipejax.base.checks import MismatchError, check_types, unknown
 from pipejax.base.display import short_repr
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import RANK_ORDERS
@@ -55,8 +54,14 @@ class Launch(NamedTuple):
     @property
     def text(self) -> str:
         """Return the typed command; for DeepSpeed the content of its file and of the program."""
-        if self.launcher == "DeepSpeed":
+        style = LAUNCHERS[self.launcher].style
+        if style == "file":
             return "; ".join(filter(None, (json.dumps(dict(self.options)), self.program)))
+        if style == "pairs":
+            return shlex.join(
+                f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+                for name, value in self.options.items()
+            )
         words = []
         for name, value in self.options.items():
             several = value if isinstance(value, list) else [value]
@@ -66,26 +71,29 @@ class Launch(NamedTuple):
         return shlex.join(words)
 
 
-def launches(workload: Workload, table: ScheduleTable) -> tuple[Launch, ...]:
-    """Return the options of Megatron-LM, torchtitan and DeepSpeed for a workload and schedule.
+def launches(
+    workload: Workload, table: ScheduleTable, launcher: str | None = None
+) -> tuple[Launch, ...]:
+    """Return the options of each launcher for a workload and schedule.
 
     Args:
       workload: degrees of parallelism, what replicas split, what is recomputed, and the layers of
         each stage; its minibatch is of one pipeline.
       table: the schedule.
+      launcher: name of the only one that counts; default: all.
 
     Returns:
       One record for each launcher: its options, and what it lacks.
 
     Raises:
-      ValueError: if layers or microbatches do not go with the table.
+      ValueError: if layers or microbatches do not go with the table, or the name is unknown.
 
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=16, tensor_parallel=2,
       ...                        sequence_parallel=True, data_parallel=2, zero=1)
-      >>> megatron, torchtitan, deepspeed = pj.costing.launches(workload, table)
+      >>> megatron, bridge, torchtitan, *others = pj.costing.launches(workload, table)
       >>> print(megatron.text)
       --micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 2
       --sequence-parallel --pipeline-model-parallel-size 4 --use-distributed-optimizer
@@ -94,16 +102,20 @@ def launches(workload: Workload, table: ScheduleTable) -> tuple[Launch, ...]:
       ('ZeRO 1 (0, 2 and 3 are there)',)
 
     References:
-      NVIDIA/Megatron-LM, pytorch/torchtitan v0.2.2, deepspeedai/DeepSpeed.
+      NVIDIA/Megatron-LM, NVIDIA-NeMo/Megatron-Bridge, pytorch/torchtitan v0.2.2,
+      deepspeedai/DeepSpeed, AI-Hypercomputer/maxtext.
     """
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     job = _Job(workload, table)
-    return (
-        Launch("Megatron-LM", _megatron(job), tuple(_lacks_of_megatron(job))),
-        Launch("torchtitan", _torchtitan(job), tuple(_lacks_of_torchtitan(job))),
+    return tuple(
         Launch(
-            "DeepSpeed", _deepspeed(job), tuple(_lacks_of_deepspeed(job)), _pipeline_module(job)
-        ),
+            record.name,
+            record.renamed(record.options(job)),
+            tuple(record.lacks(job)),
+            "" if record.program is None else record.program(job),
+        )
+        for record in LAUNCHERS.values()
+        if launcher is None or record == find_launcher(launcher)
     )
 
 
@@ -117,7 +129,8 @@ def pipeline_launches(
       layers: (stages) layers of each stage; as the launcher has them if None.
 
     Returns:
-      Records of Megatron-LM and torchtitan, whose options say what runs in which order.
+      Records of Megatron-LM, Megatron-Bridge and torchtitan, whose options say what runs in which
+      order.
 
     Raises:
       ValueError: if layers are of another number of stages.
@@ -128,6 +141,7 @@ def pipeline_launches(
       >>> for launch in pj.costing.pipeline_launches(table, layers=[5, 3]):
       ...     print(launch.text)
       --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*5|tttL'
+      model.pipeline_model_parallel_size=2 'model.pipeline_model_parallel_layout=Et*5|tttL'
       --parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule 1F1B
       --parallelism.module_fqns_per_model_part '[["tok_embeddings", "layers.0", "layers.1",
       "layers.2", "layers.3", "layers.4"], ["layers.5", "layers.6", "layers.7", "norm", "output"]]'
@@ -143,12 +157,11 @@ def pipeline_launches(
     parallelism = {"pipeline_parallel_degree": pipeline.workers, **_order_of_torchtitan(pipeline)}
     if layout is not None:
         parallelism["module_fqns_per_model_part"] = layout.module_fqns()
+    megatron = _stages_of_megatron(pipeline, layout)
+    lacks = tuple(_order_lacks_of_megatron(pipeline))
     return (
-        Launch(
-            "Megatron-LM",
-            _stages_of_megatron(pipeline, layout),
-            tuple(_order_lacks_of_megatron(pipeline)),
-        ),
+        Launch("Megatron-LM", megatron, lacks),
+        Launch("Megatron-Bridge", LAUNCHERS["Megatron-Bridge"].renamed(megatron), lacks),
         Launch(
             "torchtitan",
             {f"parallelism.{name}": value for name, value in parallelism.items()},
@@ -382,3 +395,144 @@ def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
         yield "experts beside tensor parallelism"
     if workload.recompute != "none" and workload.recomputation.layers < math.inf:
         yield f"recomputation {workload.recompute} (none, full and uniform:N are there)"
+
+
+def _maxtext(job: _Job) -> Options:
+    """Return the configuration of MaxText that runs a job."""
+    workload = job.workload
+    # experts lie on replicas; where they do not fit there, `_lacks_of_maxtext` says so
+    replicas = max(1, workload.data_parallel // workload.expert_parallel)
+    degrees = {
+        "fsdp" if workload.zero == 3 else "data": replicas,
+        "tensor": workload.tensor_parallel,
+        "context": workload.context_parallel,
+        "expert": workload.expert_parallel,
+        "pipeline": job.workers,
+    }
+    options: Options = {f"ici_{name}_parallelism": n for name, n in degrees.items() if n > 1}
+    # a step has per_device_batch_size x devices sequences, times the steps of accumulation
+    on_device = workload.data_parallel * job.size / math.prod([*degrees.values()])
+    if job.workers > 1:
+        on_device *= job.table.num_microbatches
+        options["num_pipeline_microbatches"] = job.table.num_microbatches
+        options["num_layers_per_pipeline_stage"] = int(job.layers[0])
+    elif job.table.num_microbatches > 1:
+        options["gradient_accumulation_steps"] = job.table.num_microbatches
+    return {"per_device_batch_size": on_device, **options, "remat_policy": "full"}
+
+
+def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
+    """Yield the properties of a job that MaxText does not support."""
+    workload, many = job.workload, job.workers > 1
+    yield from job.unusual
+    if many and job.schedule != ("circular" if job.several > 1 else "gpipe"):
+        yield f"schedule {job.schedule} (gpipe and circular are there)"
+    if many and len({*job.layers.tolist()}) > 1:
+        yield "stages with unequal layers"
+    if many and job.table.num_microbatches % job.workers:
+        yield f"{job.table.num_microbatches} microbatches (multiples of {job.workers} are there)"
+    if workload.zero in (1, 2):
+        yield f"ZeRO {workload.zero} (0 and 3 are there)"
+    cuts_experts = workload.has_experts and workload.expert_tensor > 1
+    if workload.data_parallel % workload.expert_parallel or cuts_experts:
+        yield "experts beyond the replicas"
+    if workload.recompute != "full":
+        yield f"recomputation {workload.recompute} (full is there; minimal is near none)"
+
+
+class Launcher(NamedTuple):
+    """A launcher of training: its options, what it lacks, and its defaults."""
+
+    name: str
+    version: str  # whose names and defaults these are
+    options: Callable[[_Job], Options]  # that run a job
+    lacks: Callable[[_Job], Iterator[str]]  # of a job
+    style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
+    program: Callable[[_Job], str] | None = None  # what stands in the user's program
+    groups: Mapping[str, tuple[str, ...]] = {}  # records of options whose names begin with them
+    gradient_bytes: float | None = None  # of an accumulated gradient, if it is not the weights'
+    workload: Mapping[str, Any] = {}  # fields of `Workload` where nobody says otherwise
+
+    def renamed(self, options: Options) -> Options:
+        """Return the options of Megatron-LM as fields of its records, if it has such groups."""
+        if not self.groups:
+            return options
+        options = dict(options)
+        if options.pop("grad-reduce-in-bf16", False):
+            options["grad-reduce-in-fp32"] = False
+        if "num-virtual-stages-per-pipeline-rank" in options:
+            stages = options.pop("num-virtual-stages-per-pipeline-rank")
+            options["virtual-pipeline-model-parallel-size"] = stages
+        names = {name: group for group, listed in self.groups.items() for name in listed}
+        return {
+            f"{names.get(name, 'model')}.{name.replace('-', '_')}": value
+            for name, value in options.items()
+        }
+
+    def model(self, model: Model) -> Model:
+        """Return a model with the launcher's gradients, if its own are not said."""
+        if model.gradient_bytes is not None or self.gradient_bytes is None:
+            return model
+        return dataclasses.replace(model, gradient_bytes=self.gradient_bytes)
+
+
+# Exchanges of torchtitan's FSDP and of XLA run beside compute without an option. Gradients of
+# torchtitan are reduced in float32 (mixed_precision_reduce), those of MaxText are as weight_dtype.
+LAUNCHERS: Mapping[str, Launcher] = {
+    launcher.name: launcher
+    for launcher in (
+        Launcher(
+            "Megatron-LM",
+            "core 0.20",
+            _megatron,
+            _lacks_of_megatron,
+            gradient_bytes=FULL_GRADIENT,
+            workload={"overlap": 0.0, "tensor_overlap": 0.0},
+        ),
+        Launcher(
+            "Megatron-Bridge",
+            "recipes of 2026",
+            _megatron,
+            _lacks_of_megatron,
+            style="pairs",
+            groups={
+                "train": ("micro-batch-size", "global-batch-size"),
+                "ddp": (
+                    *("overlap-grad-reduce", "overlap-param-gather", "grad-reduce-in-fp32"),
+                    *("use-distributed-optimizer", "use-megatron-fsdp"),
+                    "data-parallel-sharding-strategy",
+                ),
+                "comm_overlap": ("tp-comm-overlap",),
+                "dist": ("use-tp-pp-dp-mapping",),
+            },
+            gradient_bytes=FULL_GRADIENT,
+            workload={"overlap": 1.0, "tensor_overlap": 0.0},
+        ),
+        Launcher(
+            "torchtitan",
+            "0.2.2",
+            _torchtitan,
+            _lacks_of_torchtitan,
+            gradient_bytes=FULL_GRADIENT,
+            workload={"overlap": 1.0, "tensor_overlap": 0.0, "expert_tensor_parallel": 1},
+        ),
+        Launcher("DeepSpeed", "0.19", _deepspeed, _lacks_of_deepspeed, "file", _pipeline_module),
+        Launcher(
+            "MaxText",
+            "003b4169",
+            _maxtext,
+            _lacks_of_maxtext,
+            style="pairs",
+            gradient_bytes=FULL_GRADIENT,
+            workload={"overlap": 1.0, "expert_tensor_parallel": 1},
+        ),
+    )
+}
+
+
+def find_launcher(name: str) -> Launcher:
+    """Return a launcher by its name, in letters of any case."""
+    by_lower = {key.lower(): record for key, record in LAUNCHERS.items()}
+    if name.lower() not in by_lower:
+        raise unknown("launcher", name, LAUNCHERS)
+    return by_lower[name.lower()]

@@ -17,7 +17,7 @@ from pipejax.base.checks import check_types, unknown, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
-from pipejax.costs.model.launchers import Launch
+from pipejax.costs.model.launchers import Launch, find_launcher
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.system.system import System
@@ -215,8 +215,9 @@ def explain(
         scenario = named_scenario(Scenario(run, costs=source, link=link))
     begin = first_candidate(scenario, stage_layers)
     names = [launch.launcher for launch in run_launches(begin.scenario, begin.layers)]
+    launcher = None if launcher is None else find_launcher(launcher).name
     if launcher not in (None, *names):
-        raise unknown("launcher", launcher, names)
+        raise unknown("launcher of measured times", launcher, names)
     memory = Memory(begin, _limit(memory_limit, begin))
     kinds = {**KINDS, **(SEARCHES if search else {})}
     if schedules is not None or search:
