@@ -78,7 +78,7 @@ def advise(
       >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
       >>> replayed = pj.traces.replay(pj.traces.find_pipelines(pj.traces.record_runs([run])))
       >>> pj.traces.advise(replayed, schedules=["zb-h1"]).remedies[0].what
-      'schedule zb-h1; 0.5 times the microbatch size (16 microbatches)'
+      'schedule zb-h1'
     """
     check_types(replayed=(replayed, Replay))
     return explain(
