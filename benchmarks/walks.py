@@ -24,7 +24,7 @@ def entered_files(call: Callable[[], object], stop: str = "\0") -> list[str]:
 
     def enter(frame: object, event: str, _: object) -> None:
         nonlocal has_stopped
-        path = frame.f_code.co_filename  # type: ignore[attr-defined]
+        path = frame.f_code.co_filename  # type: ignore[attr-defined]  # to mypy an object
         has_stopped |= path.startswith(stop)
         if event == "call" and path.startswith(ROOT) and not has_stopped:
             files[path.removeprefix(f"{ROOT}/")] = None
