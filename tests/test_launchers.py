@@ -312,9 +312,21 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
     assert [text.split()[0] for text in lacking.lacks] == ["schedule", "6", "ZeRO", "recomputation"]
 
 
-def test_gradients_are_those_of_the_launcher_unless_the_model_says_its_own():
-    unsaid = dataclasses.replace(LLAMA, gradient_bytes=None)
-    wide = [LAUNCHERS[name].model(unsaid).gradient_bytes for name in LAUNCHERS]
-    assert wide == [4.0, 4.0, 4.0, None, 4.0]
-    narrow = dataclasses.replace(LLAMA, gradient_bytes=2.0)
-    assert LAUNCHERS["Megatron-LM"].model(narrow) is narrow
+def test_a_plan_names_launchers_with_other_gradients(call, tmp_path):
+    job = (
+        "--gpus",
+        8,
+        "--minibatch",
+        8,
+        "-y",
+        "h100",
+        "-S",
+        "gpipe",
+        "--pipeline",
+        2,
+        "--tensor",
+        4,
+    )
+    shown = call("plan", "-m", "llama3-8b", *job)[1]
+    names = "Megatron-LM, Megatron-Bridge, torchtitan"
+    assert f"gradients of 16 bits (32 by default in {names})" in " ".join(shown.split())

@@ -122,6 +122,8 @@ def _room(plan: "PlanResult") -> object:
 
 def _assumptions(plan: "PlanResult") -> object:
     """Return what was assumed of exchanges and of gradients."""
+    from pipejax.costs.model.launchers import LAUNCHERS  # needs JAX, which help does without
+
     overlap = "; ".join(
         f"{'no ' if not share else '' if share == 1 else f'{100 * share:g} % of '}{what} beside "
         f"compute ({flag})"
@@ -129,8 +131,13 @@ def _assumptions(plan: "PlanResult") -> object:
         for share in [plan.request.shared.get(name, 0.0)]
     )
     model = plan.best.workload.model
-    size = model.gradient_bytes or model.element_bytes
-    return plain(f"assumes: {overlap}; gradients of {8 * float(size):g} bits")
+    size = float(model.accumulated_bytes)
+    others: dict[float, list[str]] = {}  # launchers by their own default
+    for launcher in LAUNCHERS.values():
+        if launcher.gradient_bytes not in (None, size):
+            others.setdefault(8 * launcher.gradient_bytes, []).append(launcher.name)
+    defaults = "".join(f" ({bits:g} by default in {', '.join(n)})" for bits, n in others.items())
+    return plain(f"assumes: {overlap}; gradients of {8 * size:g} bits{defaults}")
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:

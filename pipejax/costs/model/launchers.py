@@ -4,7 +4,6 @@
 say who holds what, in which order it runs, and which exchanges run beside compute.
 """
 
-import dataclasses
 import json
 import math
 import shlex
@@ -16,7 +15,6 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, unknown
 from pipejax.base.display import short_repr
-from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import RANK_ORDERS
@@ -441,7 +439,7 @@ def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
 
 
 class Launcher(NamedTuple):
-    """A launcher of training: its options, what it lacks, and its defaults."""
+    """A launcher of training: its options, and what it lacks."""
 
     name: str
     version: str  # whose names and defaults these are
@@ -450,8 +448,7 @@ class Launcher(NamedTuple):
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
     program: Callable[[_Job], str] | None = None  # what stands in the user's program
     groups: Mapping[str, tuple[str, ...]] = {}  # records of options whose names begin with them
-    gradient_bytes: float | None = None  # of an accumulated gradient, if it is not the weights'
-    workload: Mapping[str, Any] = {}  # fields of `Workload` where nobody says otherwise
+    gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
 
     def renamed(self, options: Options) -> Options:
         """Return the options of Megatron-LM as fields of its records, if it has such groups."""
@@ -469,15 +466,8 @@ class Launcher(NamedTuple):
             for name, value in options.items()
         }
 
-    def model(self, model: Model) -> Model:
-        """Return a model with the launcher's gradients, if its own are not said."""
-        if model.gradient_bytes is not None or self.gradient_bytes is None:
-            return model
-        return dataclasses.replace(model, gradient_bytes=self.gradient_bytes)
 
-
-# Exchanges of torchtitan's FSDP and of XLA run beside compute without an option. Gradients of
-# torchtitan are reduced in float32 (mixed_precision_reduce), those of MaxText are as weight_dtype.
+# torchtitan reduces gradients in float32 (mixed_precision_reduce).
 LAUNCHERS: Mapping[str, Launcher] = {
     launcher.name: launcher
     for launcher in (
@@ -487,7 +477,6 @@ LAUNCHERS: Mapping[str, Launcher] = {
             _megatron,
             _lacks_of_megatron,
             gradient_bytes=FULL_GRADIENT,
-            workload={"overlap": 0.0, "tensor_overlap": 0.0},
         ),
         Launcher(
             "Megatron-Bridge",
@@ -506,7 +495,6 @@ LAUNCHERS: Mapping[str, Launcher] = {
                 "dist": ("use-tp-pp-dp-mapping",),
             },
             gradient_bytes=FULL_GRADIENT,
-            workload={"overlap": 1.0, "tensor_overlap": 0.0},
         ),
         Launcher(
             "torchtitan",
@@ -514,7 +502,6 @@ LAUNCHERS: Mapping[str, Launcher] = {
             _torchtitan,
             _lacks_of_torchtitan,
             gradient_bytes=FULL_GRADIENT,
-            workload={"overlap": 1.0, "tensor_overlap": 0.0, "expert_tensor_parallel": 1},
         ),
         Launcher("DeepSpeed", "0.19", _deepspeed, _lacks_of_deepspeed, "file", _pipeline_module),
         Launcher(
@@ -523,8 +510,6 @@ LAUNCHERS: Mapping[str, Launcher] = {
             _maxtext,
             _lacks_of_maxtext,
             style="pairs",
-            gradient_bytes=FULL_GRADIENT,
-            workload={"overlap": 1.0, "expert_tensor_parallel": 1},
         ),
     )
 }
