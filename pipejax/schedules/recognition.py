@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
+from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import check_types
 from pipejax.schedules.cells.ops import Cell, Phase
 from pipejax.schedules.registry import REGISTRY
@@ -50,6 +51,7 @@ def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mappin
     return None
 
 
+@cached_method
 def schedule_name(table: ScheduleTable) -> str:
     """Return the name of the schedule that a table runs; of an unknown order that of the table."""
     # launchers recompute by an option of their own, in the same order
