@@ -1,400 +1,426 @@
-"""Reader of Chrome traces: of PyTorch's profiler, one file per rank, and of our own exports.
-
-In PyTorch's runtime, F, I and B contain the wait for their RECV, which we subtract. A SEND lasts
-as long as its posting; its transfer has no slice. A RECV lasts until an op has waited for it. If
-kernels were traced, the time of an op is that of its kernels on the busiest stream, and a RECV ends
-with its kernels.
-"""
+"""Reader of Chrome traces: of PyTorch's profiler, one file per rank, and of our own exports."""
 
 import dataclasses
-import itertools
+import json
+import re
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import wrong
-from pipejax.traces.readers.event_rows import Cell, Rows, parse_label, read_rows
-from pipejax.traces.readers.parts import Columns, check_phases, empty_trace
-from pipejax.traces.readers.rank_lists import check_ranks
-from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.readers.sources import OnBytes
-from pipejax.traces.record import NONE, OPS, LeftOut, Trace
-
-OUTSIDE = -1  # step of a slice whose step is unknown
-BY_MARKS = "they lie outside the marks ProfilerStep#"
-BY_TIME = (
-    "its steps are others by time than by count, and no marks ProfilerStep# say which they are"
+from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
+from pipejax.traces.readers.labels import PYTORCH, parse_label
+from pipejax.traces.readers.parts import passing_rows
+from pipejax.traces.readers.rank_lists import file_rank
+from pipejax.traces.readers.rank_slices import Rows, join_ranks
+from pipejax.traces.readers.sources import (
+    HEAD_BYTES,
+    CutError,
+    OnBytes,
+    Reader,
+    Request,
+    read_texts,
 )
-Marks = Sequence[tuple[int, float, float]]  # number, start and end of every marked step
+from pipejax.traces.record import LeftOut, Trace
+
+RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
+STEP = "ProfilerStep#"
+BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
+# A trace may have 10^7 other events: only used events and a window of the text stay in memory.
+
+_GAP = re.compile(r"[\s,:]*")
+_EVENT_GAP = re.compile(r"[\s,}]*")  # between events; a damaged event may leave a brace
+_EVENT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
+_EVENTS = re.compile(r'"traceEvents"\s*:')
+_MAX_VALUE = 2**23  # characters of an event or another JSON value
+_TAIL = 64  # characters before the end of a window in which a cut value looks damaged
+# the decoder's own scanner, a fifth faster than `raw_decode`; its stub does not list it
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # its stub lacks it
+
+Event = dict[str, Any]
 
 
-class RankSlices(NamedTuple):
-    """Slices of a rank, ascending by start."""
+class _TextWindow:
+    """The unread part of a text in memory, `text`, and a read position in it, `position`.
 
-    start: Float[NumpyArray, " slices"]  # in any unit
-    is_op: Bool[NumpyArray, " slices"]
-    is_first: Bool[NumpyArray, " slices"]  # the op that begins a step on this rank
-    is_before: Bool[NumpyArray, " slices"]  # stands before its op, such as a RECV
-    marks: Marks  # of steps, if the user marked them
-    is_cut: bool  # whether its file ends early
+    `pieces` yields the rest of the text; `why` is the fault if the text ends early.
+    """
 
+    def __init__(self, pieces: Iterator[str]) -> None:
+        self.pieces, self.text, self.position = pieces, "", 0
+        self.has_ended, self.why = False, EARLY
 
-def number_steps(ranks: Sequence[RankSlices]) -> tuple[list[Int[NumpyArray, " slices"]], str]:
-    """Return the step of each slice of each rank, and why some are OUTSIDE of all steps."""
-    # Marks decide, if there are any. Else a step begins at each first op of a rank, and the k-th
-    # steps of all ranks with the usual count are one. Other ranks, whose trace begins late or ends
-    # early, or repeats or lacks an op, are aligned in time.
-    if any(rank.marks for rank in ranks):
-        return [_steps_by_marks(rank) for rank in ranks], BY_MARKS
-    by_rank = [_steps_by_first_op(rank) for rank in ranks]
-    frequency = Counter(len(begin) for _, begin in by_rank)
-    usual_count = max(frequency, key=lambda count: (frequency[count], count))
-    usual_begin = next(begin for _, begin in by_rank if len(begin) == usual_count)
-    numbers = [
-        np.arange(usual_count)
-        if len(begin) == usual_count
-        else _align_steps(begin, usual_begin, is_cut=rank.is_cut)
-        for rank, (_, begin) in zip(ranks, by_rank, strict=True)
-    ]
-    earliest = min(int(rank_steps.min()) for rank_steps in numbers if rank_steps is not None)
-    return [
-        np.full(len(step), OUTSIDE) if rank_steps is None else (rank_steps - earliest)[step]
-        for rank_steps, (step, _) in zip(numbers, by_rank, strict=True)
-    ], BY_TIME
+    def read_more(self) -> bool:
+        """Drop the text before the position and at least double the rest; False at the end."""
+        held = [self.text[self.position :]]
+        size = size_before = len(held[0])
+        target = max(2 * size, 2**16)
+        try:
+            while size < target:
+                held.append(next(self.pieces))
+                size += len(held[-1])
+        except StopIteration:
+            self.has_ended = True
+        except CutError as error:
+            self.has_ended, self.why = True, str(error)
+        self.text, self.position = "".join(held), 0
+        return size > size_before
 
+    def next_character(self, gap: "re.Pattern[str]") -> str:
+        """Move behind a gap and return the character there; empty at the end."""
+        while True:
+            # every gap pattern matches the empty text
+            self.position = gap.match(self.text, self.position).end()  # type: ignore[union-attr]
+            if self.position < len(self.text) or not self.read_more():
+                return self.text[self.position : self.position + 1]
 
-def _steps_by_marks(rank: RankSlices) -> Int[NumpyArray, " slices"]:
-    """Return the number of the mark around the start of each slice; OUTSIDE without one."""
-    if not rank.marks:
-        return np.full(len(rank.start), OUTSIDE)
-    marks = sorted(rank.marks, key=lambda mark: mark[1])
-    number, start, end = (np.array(values) for values in zip(*marks, strict=True))
-    mark = np.searchsorted(start, rank.start, "right") - 1
-    return np.where((mark >= 0) & (rank.start < end[mark]), number[mark], OUTSIDE)
+    def find(self, pattern: "re.Pattern[str]") -> bool:
+        """Move to the next match of a pattern; False if there is none."""
+        self.position += 1
+        while not (match := pattern.search(self.text, self.position)):
+            self.position = max(self.position, len(self.text) - _TAIL)
+            if not self.read_more():
+                return False
+        self.position = match.start()
+        return True
 
-
-def _steps_by_first_op(
-    rank: RankSlices,
-) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
-    """Count first ops: return the step of each slice and the begin of each step."""
-    # A step that began before the trace has begin NaN. A slice that is no op belongs to the step of
-    # the op before it, or after it if `is_before`.
-    count, ops = np.cumsum(rank.is_first), np.flatnonzero(rank.is_op)
-    if not len(ops):
-        return np.zeros(len(count), np.int64), np.array([np.nan])
-    next_op = np.searchsorted(ops, np.arange(len(count)))
-    follows = rank.is_before | (next_op == 0)
-    step = np.where(follows, count[ops[np.minimum(next_op, len(ops) - 1)]], count)
-    begin = np.append(np.nan, rank.start[rank.is_first])[int(step.min()) :]
-    return step - int(step.min()), begin
-
-
-def _align_steps(
-    begin: Float[NumpyArray, " steps"], usual_begin: Float[NumpyArray, " others"], *, is_cut: bool
-) -> Int[NumpyArray, " steps"] | None:
-    """Number the steps of a rank as the nearest in time of a usual rank; None if in doubt."""
-    # As clocks may be wrong, either the first steps of both must agree, or, in a complete file, the
-    # last ones. NaN is a step that began before the trace.
-    present, offset = np.flatnonzero(~np.isnan(begin)), int(np.isnan(usual_begin).sum())
-    usual_begin = usual_begin[offset:]
-    if not len(present) or not len(usual_begin):
-        return None
-    period = float(np.median(np.diff(usual_begin))) if len(usual_begin) > 1 else np.inf
-    # interpolate inside the usual steps, and continue with the period outside
-    inside = np.clip(begin[present], usual_begin[0], usual_begin[-1])
-    position = np.interp(inside, usual_begin, np.arange(len(usual_begin)))
-    position += (begin[present] - inside) / period
-    number = offset + np.rint(position).astype(np.int64)
-    number = np.append(np.repeat(number[0] - 1, present[0]), number)
-    agrees = number[0] == 0 or (number[-1] == offset + len(usual_begin) - 1 and not is_cut)
-    return number if agrees else None
+    def read_value(self) -> Any:
+        """Parse the JSON value at the position, and move behind it; ValueError if it is damaged."""
+        while True:
+            try:
+                value, end = _scan(self.text, self.position)
+            except StopIteration as error:
+                fault, is_cut = int(error.value), False
+            except json.JSONDecodeError as error:
+                fault, is_cut = error.pos, error.msg.startswith("Unterminated string")
+            except RecursionError:
+                raise ValueError("nested too deeply") from None
+            else:
+                if end < len(self.text) or self.has_ended:
+                    self.position = end
+                    return value
+                self.read_more()  # a number may continue in the next piece
+                continue
+            # a fault near the end may be a value that the window cuts: read on
+            is_cut |= fault >= len(self.text) - _TAIL
+            is_long = len(self.text) - self.position > _MAX_VALUE
+            if not is_cut or is_long or not self.read_more():
+                raise ValueError("not JSON")
 
 
-_MICROSECOND = 1e-6  # [s]
-_NANOSECONDS = 1000  # in a microsecond
-_BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # phases that stand before their op
-_OP_FIELDS = ("phase", "stage", "microbatch")
-_RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # that an op waits for
+def read_events(
+    pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
+) -> Iterator[Event]:
+    """Yield the events of a trace; add other keys of the file to `header`, and count faults."""
+    window = _TextWindow(pieces)
+    is_list, is_complete = window.next_character(_GAP) == "[", False
+    window.position += 1
+    if is_list:
+        yield from _list_events(window, faults)
+        # the closing bracket is optional
+        is_complete = window.why == EARLY and window.position >= len(window.text)
+    while not is_list:
+        character = window.next_character(_GAP)
+        is_complete = character == "}"
+        if character in ("", "}"):
+            break
+        try:
+            key = window.read_value()
+            if window.next_character(_GAP) == "[" and key == "traceEvents":
+                window.position += 1
+                yield from _list_events(window, faults)
+            else:
+                header[str(key)] = window.read_value()
+        except ValueError:
+            if not window.find(_EVENTS):  # skip a damaged value before the events
+                break
+    if not is_complete:
+        faults[window.why] += 1
 
 
-def read_chrome(paths: Sequence[Path], sizes: RunSizes, on_bytes: OnBytes) -> Trace:
-    """Read the traces of all ranks; times count from the first slice, by the machines' clocks."""
+def _list_events(window: _TextWindow, faults: "Counter[str]") -> Iterator[Event]:
+    """Yield the events of a JSON list, skip and count damaged ones, and move behind the list."""
+    while True:
+        text, position = window.text, window.position
+        try:
+            while True:  # fast path inside the window
+                match = _EVENT_GAP.match(text, position)
+                value, position = _scan(text, match.end())  # type: ignore[union-attr]  # "" matches
+                if position == len(text):  # the event may be cut: read it again below
+                    break
+                window.position = position
+                if type(value) is dict:
+                    yield value
+        except (StopIteration, ValueError, RecursionError):
+            pass
+        if window.next_character(_EVENT_GAP) == "]":
+            window.position += 1
+            return
+        try:
+            value = window.read_value()
+        except ValueError:
+            if not window.find(_EVENT):
+                return
+            faults[BROKEN] += 1
+            continue
+        if type(value) is dict:
+            yield value
+
+
+_PYTORCH_PREFIXES = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
+_OUR_CATEGORIES = frozenset(("compute", "collective", "host link", "message"))
+# category of a label on a stream; backwards have none, as another thread launches their kernels
+_ON_STREAM = "gpu_user_annotation"
+_KERNEL, _LAUNCHES = "kernel", frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
+_SLICE, _RECEIVE, _MARK, _OURS = range(4)  # kinds of slices
+_COLUMNS = {
+    "kind": np.int8,
+    "label": np.int64,
+    "start": np.float64,
+    "length": np.float64,
+    "process": np.int64,
+    "thread": np.int64,
+}
+
+
+class _EventCollector:
+    """Columns of the used events of a file; `names` numbers the labels of all files."""
+
+    def __init__(self, names: dict[str, int]) -> None:
+        self.names, self.count = names, 0
+        self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
+        self.label_kinds: dict[str, tuple[int, int]] = {}  # kind and number of labels
+        self.kind, self.label = array("b"), array("q")
+        self.start, self.length = array("d"), array("d")
+        self.process, self.thread = array("q"), array("q")
+        self.receive_tracks: set[tuple[int, int]] = set()  # of our exports: process and thread
+        # correlation, start, length and stream of kernels; correlation and start of launches
+        self.kernels = array("q"), array("d"), array("d"), array("q")
+        self.launches = array("q"), array("d")
+
+    def add(self, event: Event) -> None:
+        """Append an event to the columns if it is a slice of a pipeline, a kernel or a title."""
+        self.count += 1
+        name = event.get("name")
+        if type(name) is not str:
+            return
+        if event.get("ph") != "X":
+            self._add_title(event, name)
+            return
+        category = event.get("cat")
+        if category == _KERNEL or category in _LAUNCHES:
+            self._add_kernel(event, is_launch=category != _KERNEL)
+            return
+        is_ours = not name.startswith(_PYTORCH_PREFIXES)
+        if is_ours and (category not in _OUR_CATEGORIES or not parse_label(name)):
+            if category == COMPUTING:
+                self.unknown_ops[name] += 1
+            return
+        if name not in self.label_kinds:
+            self.label_kinds[name] = self._label_kind(name)
+        kind, label = self.label_kinds[name]
+        if label < 0:
+            return
+        if is_ours:
+            kind = _OURS
+        elif kind == _SLICE and category == _ON_STREAM:
+            return
+        self.kind.append(kind)
+        self.label.append(label)
+        self.start.append(_number(event.get("ts")))
+        self.length.append(_number(event.get("dur")))
+        self.process.append(_integer(event.get("pid")))
+        self.thread.append(_integer(event.get("tid")))
+
+    def _add_kernel(self, event: Event, *, is_launch: bool) -> None:
+        """Append a kernel, or the host call that launched it: both have the same correlation."""
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
+        correlation = args.get("correlation")
+        if type(correlation) is not int or correlation <= 0:
+            return
+        correlations, starts = self.launches if is_launch else self.kernels[:2]
+        correlations.append(correlation)
+        starts.append(_number(event.get("ts")))
+        if not is_launch:
+            self.kernels[2].append(_number(event.get("dur")))
+            self.kernels[3].append(_integer(args.get("stream", event.get("tid"))))
+
+    def launched_kernels(self) -> Float[NumpyArray, "4 kernels"]:
+        """Return launch, start and end [us] and stream of every kernel whose launch is known."""
+        correlation, start, length, stream = map(np.array, self.kernels)
+        launch_correlation, launch_start = map(np.array, self.launches)
+        # look up the launch of each kernel by binary search in the sorted correlations
+        order = np.argsort(launch_correlation, kind="stable")
+        launch_correlation, launch_start = launch_correlation[order], launch_start[order]
+        row = np.searchsorted(launch_correlation, correlation)
+        has_launch = row < len(order)
+        has_launch[has_launch] = launch_correlation[row[has_launch]] == correlation[has_launch]
+        times = np.stack([start, start + length, stream])[:, has_launch]
+        kernels = np.concatenate([launch_start[row[has_launch]][None], times])
+        return kernels[:, np.isfinite(kernels).all(axis=0) & (kernels[2] >= kernels[1])]
+
+    def _label_kind(self, name: str) -> tuple[int, int]:
+        """Return kind and number of a label; the number is -1 if the label names no pipeline op."""
+        if name.startswith(RECEIVES):
+            name, kind = RECEIVES[0], _RECEIVE  # drop peer and tag
+        elif name.startswith(STEP):
+            kind = _MARK
+        elif parse_label(name):
+            kind = _SLICE
+        else:
+            return _SLICE, -1
+        return kind, self.names.setdefault(name, len(self.names))
+
+    def _add_title(self, event: Event, name: str) -> None:
+        """Remember a track of our exports whose title says that it receives."""
+        args = event.get("args")
+        title = args.get("name") if name == "thread_name" and isinstance(args, dict) else None
+        if str(title).startswith("receive from worker"):
+            self.receive_tracks.add((_integer(event.get("pid")), _integer(event.get("tid"))))
+
+
+def _number(value: Any) -> float:
+    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else np.nan
+
+
+def _integer(value: Any) -> int:
+    """Return the number of a process or thread; of a name, its hash."""
+    return value if type(value) is int and abs(value) < 2**62 else hash(str(value)) >> 2
+
+
+def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
+    """Read the traces of all ranks."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
-    files = [(path, *read_rows(path, names, on_bytes, left_out)) for path in paths]
-    ranks = _merge_files(files, left_out)
-    if not ranks:
-        return empty_trace(left_out)
-    cells = [parse_label(name) for name in names]  # ops of every label
-    merged = _time_by_kernels([rows for _, rows in sorted(ranks.items())], cells, left_out)
-    is_ours = any(rows.is_ours for rows in ranks.values())
-    world_size = max(rows.world for rows in ranks.values())
-    inferred = check_ranks(ranks, world_size, 0 if is_ours else sizes.world, left_out)
-    world = sizes.world or max(world_size, 1 + max(ranks))
-    steps, why_outside = number_steps([_rank_slices(rows, cells) for rows in merged])
-    for rows, step in zip(merged, steps, strict=True):
-        if count := int(np.sum(step == OUTSIDE)):
-            left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
-    phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
-    parts = [
-        _op_columns(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)
-    ]
-    places, workers = _find_places(parts, merged, world)
-    for columns, (replica, worker) in zip(parts, places, strict=True):
-        columns["replica"] = np.full(len(columns["start"]), replica)
-        columns["worker"] = np.full(len(columns["start"]), worker)
-    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    origin = columns["start"].min(initial=np.inf)
-    for name in ("start", "end"):
-        columns[name] = (columns[name] - origin) * _MICROSECOND
-    is_op = np.isin(columns["phase"], [k for k, name in enumerate(phases) if name in OPS])
-    columns["stage"] = np.where(
-        is_op & (columns["stage"] == NONE), columns["worker"], columns["stage"]
-    )
-    check_phases(columns, phases)
-    is_inside = columns["step"] != OUTSIDE
-    columns = {key: values[is_inside] for key, values in columns.items()}
-    return Trace.from_columns(
-        columns, phases, left_out, known_workers=workers, inferred=(*inferred,)
-    )
+    files = [(path, *_read_file(path, names, request.on_bytes, left_out)) for path in paths]
+    return join_ranks(files, [parse_label(name) for name in names], request.sizes, left_out)
 
 
-def _merge_files(
-    files: Sequence[tuple[Path, list[Rows], int | None]], left_out: list[LeftOut]
-) -> dict[int, Rows]:
-    """Join the files of each rank, on a common clock; a file is path, rows, and its zero [ns]."""
-    zeros = [zero for _, rows, zero in files if rows and zero is not None]
-    earliest = min(zeros, default=None)
-    ranks: dict[int, Rows] = {}
-    for path, file_rows, zero in files:
-        if file_rows and earliest is not None and zero is None:
-            why = "it has no baseTimeNanoseconds, so its clock is not that of the other files"
-            left_out.append(LeftOut(str(path), why))
-            continue
-        for rows in file_rows:
-            delay = 0.0 if zero is None or earliest is None else (zero - earliest) / _NANOSECONDS
-            moved = _shift(rows, delay)
-            ranks[rows.rank] = _join(ranks[rows.rank], moved) if rows.rank in ranks else moved
-    return ranks
-
-
-def _shift(rows: Rows, delay: float) -> Rows:
-    """Add a delay [us] to all times."""
-    kernels = rows.kernels.copy()
-    kernels[:3] += delay  # the last row is the stream
-    return dataclasses.replace(
-        rows,
-        start=rows.start + delay,
-        end=rows.end + delay,
-        receives=rows.receives + delay,
-        kernels=kernels,
-        marks=[(number, start + delay, end + delay) for number, start, end in rows.marks],
-    )
-
-
-def _join(first: Rows, second: Rows) -> Rows:
-    """Join the rows of two files of one rank."""
-    start = np.concatenate([first.start, second.start])
-    order = np.argsort(start, kind="stable")
-    return Rows(
-        first.rank,
-        max(first.world, second.world),
-        label=np.concatenate([first.label, second.label])[order],
-        start=start[order],
-        end=np.concatenate([first.end, second.end])[order],
-        receives=np.concatenate([first.receives, second.receives], axis=1),
-        kernels=np.concatenate([first.kernels, second.kernels], axis=1),
-        marks=[*first.marks, *second.marks],
-        is_cut=first.is_cut or second.is_cut,
-        is_ours=first.is_ours or second.is_ours,
-    )
-
-
-def _time_by_kernels(
-    ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
-) -> Sequence[Rows]:
-    """Replace the times of ops by those of their kernels, and drop ranks where this fails."""
-    # If it fails on all ranks, times of the host remain.
-    kernel_rows = [_kernel_times(rows, cells) for rows in ranks]
-    for rows, timed in zip(ranks, kernel_rows, strict=True):
-        if timed is None and any(kernel_rows):
-            why = "some ops have no kernel, and other ranks are timed by theirs"
-            left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
-        elif timed is None and rows.kernels.size:
-            why = "some ops have none: ops are timed by the host"
-            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, rows.kernels.shape[1]))
-    return [timed for timed in kernel_rows if timed is not None] or ranks
-
-
-def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
-    """Replace the times of a rank's ops by those of their kernels on the busiest stream."""
-    # None if only some ops of a phase and stage have kernels. If none of them has, as I of the
-    # first stage, these ops take no time. `cells` are the ops of every label.
-    has_op = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
-    is_receive = np.array([bool(c) and c[0][0].startswith("RECV_") for c in cells], bool)
-    launch, start, end, stream = rows.kernels
-    ops = np.flatnonzero(has_op[rows.label])
-    launcher, is_launched = _find_launchers(rows, ops, launch)
-    if not is_launched.any():
-        return None
-    streams, code = np.unique(stream[is_launched], return_inverse=True)
-    busiest = streams[np.bincount(code, (end - start)[is_launched]).argmax()]
-    is_launched &= stream == busiest
-    begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
-    np.minimum.at(begin, launcher[is_launched], start[is_launched])
-    np.maximum.at(finish, launcher[is_launched], end[is_launched])
-    kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[ops].tolist()]
-    no_kernel = np.isinf(begin[ops])
-    if {*itertools.compress(kinds, no_kernel)} & {*itertools.compress(kinds, ~no_kernel)}:
-        return None
-    # an op without kernels ends after the host and all kernels of the ops before it
-    done = np.maximum.accumulate(np.where(no_kernel, rows.end[ops], finish[ops]))
-    begin[ops[no_kernel]] = finish[ops[no_kernel]] = done[no_kernel]
-    new_start, new_end = rows.start.copy(), rows.end.copy()
-    new_start[ops], new_end[ops] = begin[ops], finish[ops]
-    receives = np.flatnonzero(is_receive[rows.label])
-    launcher, is_launched = _find_launchers(rows, receives, launch)
-    np.maximum.at(new_end, launcher[is_launched], end[is_launched])
-    order = np.argsort(new_start, kind="stable")
-    return dataclasses.replace(
-        rows, label=rows.label[order], start=new_start[order], end=new_end[order]
-    )
-
-
-def _find_launchers(
-    rows: Rows, slices: Int[NumpyArray, " candidates"], launch: Float[NumpyArray, " kernels"]
-) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
-    """Return the slice during which each kernel was launched, and whether there is one."""
-    # The thread of the launch does not matter: the thread of the slice waits meanwhile.
-    if not len(slices):
-        return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
-    position = np.searchsorted(rows.start[slices], launch, "right") - 1
-    launcher = slices[position]
-    return launcher, (position >= 0) & (launch <= rows.end[launcher])
-
-
-def _rank_slices(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
-    """Classify the slices of a rank for the numbering of steps; `cells` are the ops of labels."""
-    firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
-    is_op = np.array([phase in OPS for phase, _, _ in firsts], bool)[rows.label]
-    is_before = np.array([phase in _BEFORE for phase, _, _ in firsts], bool)[rows.label]
-    # a step begins with the forward of the first microbatch on the first stage, or, if all ops
-    # are equally frequent, with the op that ran first
-    forwards = [
-        (microbatch, stage, label)
-        for label in np.unique(rows.label).tolist()
-        for phase, stage, microbatch in [firsts[label]]
-        if phase == "F"
-    ]
-    first_label = min(forwards)[-1] if forwards else NONE
-    op_labels = rows.label[is_op]
-    _, frequencies = np.unique(op_labels, return_counts=True)
-    if len(np.unique(frequencies)) == 1:
-        first_label = op_labels[0]
-    is_first = (rows.label == first_label) & (not rows.is_ours)  # our exports have one step
-    return RankSlices(rows.start, is_op, is_first, is_before, rows.marks, rows.is_cut)
-
-
-def _op_columns(
-    rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell], phases: Sequence[str]
-) -> Columns:
-    """Return the columns of a trace with one slice for each op of each label, without waits."""
-    start, end = _subtract_waits(rows, step, cells)
-    label_ops = np.array(
+def _read_file(
+    path: Path, names: dict[str, int], on_bytes: OnBytes, left_out: list[LeftOut]
+) -> tuple[list[Rows], int | None]:
+    """Read the slices of each rank in a file, and the zero of its clock [ns], if it is stated."""
+    # `names` numbers the labels of all files; new ones are added
+    header: dict[str, Any] = {}
+    faults: Counter[str] = Counter()
+    collector = _EventCollector(names)
+    for event in read_events(read_texts(path, on_bytes), header, faults):
+        collector.add(event)
+    for why, count in faults.items():
+        left_out.append(LeftOut(f"parts of {path}", why, count))
+    if not np.isin(collector.kind, (_SLICE, _OURS)).any():
+        why = (
+            f"none of its {collector.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
+        )
+        left_out.append(LeftOut(str(path), why))
+        return [], None
+    columns = {name: np.array(getattr(collector, name), dtype) for name, dtype in _COLUMNS.items()}
+    passes, dropped = passing_rows(
         [
-            (label, phases.index(phase), stage, microbatch)
-            for label, cell in enumerate(cells)
-            for phase, stage, microbatch in cell
+            (~np.isfinite(columns["start"] + columns["length"]), "its time is no finite number"),
+            (columns["length"] < 0, "it ends before it starts"),
         ],
-        np.int64,
-    ).reshape(-1, 4)
-    # repeat each slice for each op of its label: with 2, 1 ops, slices are 0 0 1 and turns 0 1 0
-    first_op = np.searchsorted(label_ops[:, 0], np.arange(len(cells) + 1))
-    counts = np.diff(first_op)[rows.label]
-    slices = np.repeat(np.arange(len(rows.label)), counts)
-    turn = np.arange(len(slices)) - np.repeat(np.cumsum(counts) - counts, counts)
-    ops = label_ops[first_op[rows.label[slices]] + turn]
-    return {
-        "step": step[slices],
-        "phase": ops[:, 1],
-        "stage": ops[:, 2],
-        "microbatch": ops[:, 3],
-        "start": start[slices],
-        "end": end[slices],
-    }
+        f"slices of {path}",
+    )
+    left_out += dropped
+    columns = {name: values[passes] for name, values in columns.items()}
+    if np.any(columns["kind"] == _OURS):
+        if collector.unknown_ops:
+            name, count = collector.unknown_ops.most_common(1)[0][0], collector.unknown_ops.total()
+            raise wrong(
+                "files", f"must have phases by known names: {count} ops of {path} are as {name!r}"
+            )
+        return _our_rows(columns, collector, names), None
+    rank, world = _find_rank(header, path)
+    if rank is None:
+        left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
+        return [], None
+    zero = header.get("baseTimeNanoseconds")
+    is_cut = any(why != BROKEN for why in faults)
+    rows = _rank_rows(columns, rank, world, names)
+    rows = dataclasses.replace(rows, is_cut=is_cut, kernels=collector.launched_kernels())
+    return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
-def _subtract_waits(
-    rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell]
-) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"]]:
-    """Return start and end of each slice: a RECV ends at the arrival, and its op starts then."""
-    # `cells` are the ops of every label. Slices of a label without a stage receive by themselves.
-    labels = {op: label for label, cell in enumerate(cells) for op in cell}
-    receive_labels = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
-    for label, cell in enumerate(cells):
-        for k, (phase, stage, microbatch) in enumerate(cell):
-            receive = _RECEIVE_PHASES.get(phase, ""), stage, microbatch
-            receive_labels[label, k] = labels.get(receive, NONE)
-    firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
-    is_receive = np.array([phase.startswith("RECV_") for phase, _, _ in firsts], bool)
-    can_receive = is_receive | np.array([stage == NONE for _, stage, _ in firsts], bool)
-    start, end, wait_end = rows.start, rows.end.copy(), np.full(len(rows.start), -np.inf)
-    # the slice during which each receive began; it ends at the arrival, or its wait does
-    receivers = np.flatnonzero(can_receive[rows.label])
-    receivers = receivers[np.argsort(start[receivers], kind="stable")]
-    begin, arrival = rows.receives
-    position = np.searchsorted(start[receivers], begin, "right") - 1
-    is_inside = position >= 0
-    if len(receivers):
-        is_inside &= begin <= rows.end[receivers][position]
-    receiver, arrival = receivers[position[is_inside]], arrival[is_inside]
-    is_recv_cell = is_receive[rows.label[receiver]]
-    np.maximum.at(end, receiver[is_recv_cell], arrival[is_recv_cell])
-    np.maximum.at(wait_end, receiver[~is_recv_cell], arrival[~is_recv_cell])
-    # last arrival by step and label of a RECV cell; ops look up the labels that they wait for
-    receives = np.flatnonzero(is_receive[rows.label])
-    step_key = (step - OUTSIDE) * len(cells)
-    keys, group = np.unique((step_key + rows.label)[receives], return_inverse=True)
-    last_arrival = np.full(len(keys), -np.inf)
-    np.maximum.at(last_arrival, group, end[receives])
-    for label in receive_labels[rows.label].T:
-        position = np.searchsorted(keys, step_key + label)
-        has_receive = (label != NONE) & (position < len(keys))
-        has_receive[has_receive] = keys[position[has_receive]] == (step_key + label)[has_receive]
-        arrivals = last_arrival[position[has_receive]]
-        wait_end[has_receive] = np.maximum(wait_end[has_receive], arrivals)
-    return np.where((wait_end > start) & (wait_end <= end), wait_end, start), end
+def _find_rank(header: Mapping[str, Any], path: Path) -> tuple[int | None, int]:
+    """Return rank and world size by the header or the file name; None and 0 if unknown."""
+    info = header.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, world = info.get("rank"), info.get("world_size")
+    rank = rank if type(rank) is int and rank >= 0 else file_rank(path)
+    return rank, world if type(world) is int and 0 < world < 10**6 else 0
 
 
-def _find_places(
-    parts: Sequence[Columns], rows: Sequence[Rows], world: int
-) -> tuple[list[tuple[int, int]], int]:
-    """Return replica and worker of each rank, inferred from its ops, and the number of workers."""
-    # A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
-    ranks = [rank_rows.rank for rank_rows in rows]
-    ops = [
-        {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
-        for part in parts
+def _rank_rows(
+    columns: Mapping[str, NumpyArray], rank: int, world: int, names: Mapping[str, int]
+) -> Rows:
+    """Divide the columns of a rank into slices, receives and marks of steps."""
+    columns = dict(columns) | {"end": columns["start"] + columns["length"]}
+    masks = {kind: columns["kind"] == kind for kind in range(_OURS)}
+    text = {number: name for name, number in names.items()}
+    marks = [
+        (int(number), start, end)
+        for label, start, end in zip(
+            *(columns[k][masks[_MARK]].tolist() for k in ("label", "start", "end")), strict=True
+        )
+        if (number := text[label].removeprefix(STEP)).isdecimal() and len(number) < 10
     ]
-    count = Counter(op for rank_ops in ops for op in rank_ops if op[2] >= 0)
-    replicas = max(count.values(), default=1)
-    if replicas == 1 or world % replicas or any(rank_rows.is_ours for rank_rows in rows):
-        return [(0, rank) for rank in ranks], world
-    workers = world // replicas
-    by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
-    by_blocks = [divmod(rank, workers) for rank in ranks]
-    possible = []
-    for places in [by_turns, by_blocks] if by_turns != by_blocks else [by_turns]:
-        runs = Counter[object]()
-        for (replica, _), rank_ops in zip(places, ops, strict=True):
-            runs.update((replica, op) for op in rank_ops)
-        if max(runs.values()) == 1:
-            possible.append(places)
-    if len(possible) != 1:
-        why = f"{replicas} replicas run the same ops, and {len(possible)} deals of ranks can be"
-        raise wrong("files", f"must tell replicas apart, by a folder for each: {why}")
-    return possible[0], workers
+    slices = np.flatnonzero(masks[_SLICE])
+    # drop duplicates, which would begin a new step
+    key = np.stack([columns[k][slices] for k in ("start", "end", "label")])
+    slices = slices[np.unique(key, axis=1, return_index=True)[1]]
+    return Rows(
+        rank,
+        world,
+        label=columns["label"][slices],
+        start=columns["start"][slices],
+        end=columns["end"][slices],
+        receives=np.stack([columns[k][masks[_RECEIVE]] for k in ("start", "end")]),
+        kernels=np.zeros((4, 0)),
+        marks=marks,
+    )
+
+
+def _our_rows(
+    columns: Mapping[str, NumpyArray], collector: _EventCollector, names: dict[str, int]
+) -> list[Rows]:
+    """Divide one of our exports into its workers; on a receive track, a SEND becomes its RECV."""
+    label = columns["label"].copy()
+    tracks = zip(columns["process"].tolist(), columns["thread"].tolist(), strict=True)
+    text = {number: name for name, number in names.items()}
+    is_receive = np.array([track in collector.receive_tracks for track in tracks], bool)
+    for number in np.unique(label[is_receive]):
+        cell = parse_cell(text[number])
+        if len(cell) == 1 and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
+            name = format_cell((matching_receive(cell[0]),))
+            label[is_receive & (label == number)] = names.setdefault(name, len(names))
+    columns = dict(columns) | {"label": label, "kind": np.full(len(label), _SLICE)}
+    workers = np.unique(columns["process"])
+    by_worker = []
+    for worker in workers[(workers >= 0) & (workers < 10**6)]:
+        on_worker = columns["process"] == worker
+        worker_columns = {name: values[on_worker] for name, values in columns.items()}
+        rows = _rank_rows(worker_columns, int(worker), len(workers), names)
+        by_worker.append(dataclasses.replace(rows, is_ours=True))
+    return by_worker
+
+
+READER = Reader(
+    "Chrome trace",
+    "torch.profiler around PyTorch's pipelining; `pipejax run --trace`, `pipejax export`",
+    "labels as `PP:0F1`, one file for each rank; or a run of this package",
+    lambda head: (
+        head.bracket == "["
+        or (
+            head.bracket == "{"
+            and ('"traceEvents"' in head.text or len(head.text) >= HEAD_BYTES // 4)
+        )
+    ),
+    read_chrome,
+)

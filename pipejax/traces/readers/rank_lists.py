@@ -15,9 +15,18 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from pipejax.base.checks import MAX_COUNT, MAX_LISTED, is_number, wrong
-from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows, with_split_backwards
-from pipejax.traces.readers.readings import RunSizes, complete
-from pipejax.traces.readers.sources import OnBytes, read_texts
+from pipejax.traces.readers.finish import finish_trace
+from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows
+from pipejax.traces.readers.readings import RunSizes
+from pipejax.traces.readers.sources import (
+    HEAD_BYTES,
+    Head,
+    OnBytes,
+    Reader,
+    Request,
+    read_head,
+    read_texts,
+)
 from pipejax.traces.record import LeftOut, Trace
 
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
@@ -25,6 +34,7 @@ _PHASES = tuple(_SERIES.values())
 _MILLISECOND = 1e-3
 _UNSTATED = -2  # microbatch or chunk of an op without a list of them
 _MAX_SIZE = 10**6  # workers, stages or microbatches of a run; a larger number is damage
+_LIST_OF_TIMES = re.compile(r'"(fwd|bwd|wgrad)_(start|end)"\s*:\s*\[')
 _STEP = re.compile(r'"(\d{1,9})"\s*:\s*(?=\{)')
 _RANK = re.compile(r"rank[_-]?(\d{1,6})")
 
@@ -41,11 +51,12 @@ class _Series(NamedTuple):
     chunk: list[Any]
 
 
-def read_rank_lists(
-    paths: Sequence[Path], size_paths: Sequence[Path], arguments: RunSizes, on_bytes: OnBytes
-) -> Trace:
-    """Read the files of all ranks; `size_paths` are files that state the sizes of the run."""
+def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
+    """Read the files of all ranks, and files that state the sizes of the run."""
     left_out: list[LeftOut] = []
+    arguments, on_bytes = request.sizes, request.on_bytes
+    size_paths = [path for path in paths if not _LIST_OF_TIMES.search(read_head(path).text)]
+    paths = [path for path in paths if path not in size_paths]
     if not paths:
         unused = "sizes of a run without its ranks"
         return empty_trace(LeftOut(str(path), unused) for path in size_paths)
@@ -189,21 +200,9 @@ def _trace(
     columns = {key: values[passes] for key, values in columns.items()}
     if sizes.stages == 1 and "chunk" not in columns:
         columns["stage"] = columns["worker"].copy()
-    inferred += complete(columns, columns["phase"], sizes, by_step=True)
-    columns.pop("chunk", None)
-    is_op, surplus = passing_rows([(columns["microbatch"] < 0, "it is one op too many")], "ops")
-    columns = {key: values[is_op] for key, values in columns.items()}
-    if is_stated["microbatch"] and is_op.any():
+    if is_stated["microbatch"] and len(columns["microbatch"]):
         columns["microbatch"] -= columns["microbatch"].min()  # some count from 1
-    columns["phase"], phases = with_split_backwards(columns, _PHASES)
-    return Trace.from_columns(
-        columns,
-        phases,
-        [*left_out, *faults, *surplus],
-        known_workers=sizes.workers,
-        inferred=(*inferred,),
-        has_step_clocks=True,
-    )
+    return finish_trace(columns, _PHASES, sizes, [*left_out, *faults], inferred, by_step=True)
 
 
 def _columns(entry: _Series) -> Columns:
@@ -219,3 +218,20 @@ def _columns(entry: _Series) -> Columns:
         columns[key] = np.array(numbers or [_UNSTATED] * size, np.int64)
     constants = {"step": entry.step, "replica": 0, "worker": entry.worker, "phase": entry.phase}
     return columns | {key: np.full(size, value, np.int64) for key, value in constants.items()}
+
+
+def _is_rank_lists(head: Head) -> bool:
+    """Return whether a file has lists of starts and ends, or sizes of such a run."""
+    is_sizes = '"pp_size"' in head.text and len(head.text) < HEAD_BYTES // 4
+    is_sizes &= '"traceEvents"' not in head.text
+    return head.bracket == "{" and (is_sizes or bool(_LIST_OF_TIMES.search(head.text)))
+
+
+READER = Reader(
+    "JSON with lists of starts and ends",
+    "Primus, by its option dump_pp_data",
+    "a file for each rank; each step has its own zero, so clocks are aligned step by step",
+    _is_rank_lists,
+    read_rank_lists,
+    companion="config.json",
+)

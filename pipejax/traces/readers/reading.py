@@ -1,31 +1,44 @@
 """Reading of a measured run from files of any supported format, as one trace."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.readers import chrome, columns as in_columns, rank_lists, sources
+from pipejax.traces.readers import chrome, columns as in_columns, rank_lists
 from pipejax.traces.readers.parts import empty_trace, join_traces
 from pipejax.traces.readers.readings import RunSizes
+from pipejax.traces.readers.sources import Reader, Request, read_head, why_unreadable
 from pipejax.traces.record import LeftOut, Trace
 
 
-def _refuse_log(path: Path) -> LeftOut:
+def _refuse_logs(paths: Sequence[Path], _: Request) -> Trace:
     """Name the command that reads a log of Megatron, and programs that write slices of ops."""
-    return LeftOut(
-        str(path),
+    why = (
         "a log of Megatron has times of steps and sums of timers, not when an op ran: pipejax init "
         "rows --from LOG reads its steps; Primus writes ops with --dump_pp_data, PyTorch's "
-        "pipelining under torch.profiler",
+        "pipelining under torch.profiler"
     )
+    return empty_trace(LeftOut(str(path), why) for path in paths)
+
+
+_TIMER = re.compile(
+    r"elapsed time per iteration \(ms\):|time across ranks \(ms\):|^\s+forward-compute \.{2,}: \(",
+    re.MULTILINE,
+)
+_LOG = Reader(
+    "log of Megatron",
+    "Megatron-LM",
+    "sums of timers and no slices: `pipejax init rows --from LOG` reads its steps",
+    lambda head: bool(_TIMER.search(head.text)),
+    _refuse_logs,
+)
+# a file belongs to the first reader that can read it
+READERS = (rank_lists.READER, chrome.READER, _LOG, in_columns.READER)
 
 
 Files = str | Path | Sequence[str | Path]
-_FORMS = (
-    "Parquet or CSV with a slice in each row, JSON with lists of start and end of a rank, Chrome "
-    "traces of PyTorch's profiler"
-)
 _MAX_LISTED = 3  # files or reasons that a message lists
 
 
@@ -93,14 +106,12 @@ def read(
     if not paths:
         where = f" in {', '.join(map(str, entries))}" if entries else ""
         raise wrong("files", f"must hold a trace: there is no file{where}")
-    forms = {path: sources.find_form(path) for path in paths}
-    by_form: dict[str, list[Path]] = {}
-    if sources.RANK_LISTS in {form for form, _ in forms.values()}:  # their sizes lie beside them
-        configs = {path.parent / "config.json" for path in paths} - {*paths}
-        forms |= {path: sources.find_form(path) for path in sorted(configs) if path.is_file()}
-        paths = [*forms]
-    for path, (form, _) in forms.items():
-        by_form.setdefault(form, []).append(path)
+    readers, reasons = _find_readers(paths)
+    folders = {(path.parent, reader.companion) for path, reader in readers.items()}
+    companions = {folder / name for folder, name in folders if name} - {*paths}
+    others, _ = _find_readers(sorted(filter(Path.is_file, companions)))
+    readers |= others
+    paths = [*paths, *others]
     total, done = sum(path.stat().st_size for path in paths), 0
     with telling("read", on_progress) as report:
 
@@ -109,19 +120,29 @@ def read(
             done += num_bytes
             report(done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
-        tables = [*by_form.get(sources.PARQUET, []), *by_form.get(sources.CSV, [])]
-        lists, size_files = by_form.get(sources.RANK_LISTS, []), by_form.get(sources.SIZES, [])
+        request = Request(names, sizes, on_bytes)
         traces = [
-            in_columns.read_columns(tables, names, sizes, on_bytes),
-            rank_lists.read_rank_lists(lists, size_files, sizes, on_bytes),
-            chrome.read_chrome(by_form.get(sources.CHROME, []), sizes, on_bytes),
-            empty_trace(map(_refuse_log, by_form.get(sources.LOG, []))),
-            empty_trace(LeftOut(str(path), why) for path, (_, why) in forms.items() if why),
+            reader.read([path for path, other in readers.items() if other is reader], request)
+            for reader in READERS
         ]
+    traces.append(empty_trace(LeftOut(str(path), why) for path, why in reasons.items()))
     trace = join_traces(traces, _source_text(paths))
     if not len(trace):
         raise wrong("files", _why_empty(trace.left_out))
     return trace
+
+
+def _find_readers(paths: Sequence[Path]) -> tuple[dict[Path, Reader], dict[Path, str]]:
+    """Return the reader of each file, and for files without one the reason."""
+    readers, reasons = {}, {}
+    for path in paths:
+        head = read_head(path)
+        reader = next((reader for reader in READERS if reader.can_read(head)), None)
+        if reader is None:
+            reasons[path] = why_unreadable(head)
+        else:
+            readers[path] = reader
+    return readers, reasons
 
 
 def _list_files(files: Sequence[str | Path]) -> list[Path]:
@@ -148,4 +169,5 @@ def _why_empty(left_out: Sequence[LeftOut]) -> str:
     listed = "; ".join(reasons[:_MAX_LISTED])
     if len(reasons) > _MAX_LISTED:
         listed += f"; and {len(reasons) - _MAX_LISTED} more"
-    return f"hold no slice of a pipeline: {listed}. Known are {_FORMS}"
+    forms = ", ".join(f"{reader.form} ({reader.writers})" for reader in READERS)
+    return f"hold no slice of a pipeline: {listed}. Known are {forms}"
