@@ -84,6 +84,7 @@ def join_traces(traces: Sequence[Trace], source: str) -> Trace:
         known_workers=max((trace.known_workers for trace in traces), default=0),
         inferred=tuple(dict.fromkeys(text for trace in traces for text in trace.inferred)),
         has_step_clocks=any(trace.has_step_clocks for trace in traces),
+        budgets=tuple(budget for trace in traces for budget in trace.budgets),
     )
 
 

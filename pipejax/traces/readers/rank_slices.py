@@ -9,7 +9,7 @@ with its kernels.
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,19 +17,27 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
+from pipejax.schedules.registry import REGISTRY
+from pipejax.traces.readers.device import Collective, Work, match_clocks, split_windows
 from pipejax.traces.readers.finish import finish_trace
-from pipejax.traces.readers.labels import Cell
+from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
 from pipejax.traces.readers.parts import Columns, check_phases, empty_trace
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.record import NONE, OPS, LeftOut, Trace
+from pipejax.traces.record import NONE, OPS, Budget, LeftOut, Trace
 
 OUTSIDE = -1  # step of a slice whose step is unknown
-BY_MARKS = "they lie outside the marks ProfilerStep#"
-BY_TIME = (
-    "its steps are others by time than by count, and no marks ProfilerStep# say which they are"
-)
+BY_MARKS = "they lie outside the marks of steps"
+BY_TIME = "its steps are others by time than by count, and no marks of steps say which they are"
 Marks = Sequence[tuple[int, float, float]]  # number, start and end of every marked step
+
+
+class Place(NamedTuple):
+    """Place of a rank in the run, as a label states it."""
+
+    replica: tuple[int, ...]  # position on all axes but that of the pipeline
+    worker: int
+    workers: int  # of the pipeline
 
 
 @dataclasses.dataclass
@@ -42,13 +50,23 @@ class Rows:
     start: Float[NumpyArray, " slices"]
     end: Float[NumpyArray, " slices"]
     receives: Float[NumpyArray, "2 receives"]  # start and arrival
-    kernels: Float[NumpyArray, "4 kernels"]  # launch, start, end, stream
-    marks: list[tuple[int, float, float]]  # number, start and end of every marked step
+    work: Work = dataclasses.field(default_factory=Work.empty)
+    syncs: Float[NumpyArray, "2 syncs"] = dataclasses.field(
+        default_factory=lambda: np.zeros((2, 0))
+    )  # starts and ends of host calls that wait for the device
+    marks: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
     is_cut: bool = False  # whether its file ends early
     is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
+    place: Place | None = None  # if a label states it
+    step: Int[NumpyArray, " slices"] | None = None  # of each slice, once it is known
 
 
-RankFile = tuple[Path, list[Rows], int | None]  # with the zero of its clock [ns], if stated
+class RankFile(NamedTuple):
+    """Slices of each rank in a file."""
+
+    path: Path
+    ranks: list[Rows]
+    zero: int | None  # of its clock [ns]; None if the file does not state it
 
 
 class RankSlices(NamedTuple):
@@ -141,73 +159,115 @@ _RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # that an op wa
 
 
 def join_ranks(
-    files: Sequence[RankFile], cells: Sequence[Cell], sizes: RunSizes, left_out: list[LeftOut]
+    files: Sequence[RankFile],
+    cells: Sequence[Cell],
+    sizes: RunSizes,
+    left_out: list[LeftOut],
+    collectives: Sequence[Collective] = (),
+    inferred: Sequence[str] = (),
 ) -> Trace:
     """Make a trace of the slices of all ranks; times count from the first slice.
 
     `cells` are the ops of every label, by its number.
     """
-    ranks = _merge_files(files, left_out)
+    ranks, notes = _merge_files(files, collectives, left_out)
     if not ranks:
         return empty_trace(left_out)
-    merged = _time_by_kernels([rows for _, rows in sorted(ranks.items())], cells, left_out)
     is_ours = any(rows.is_ours for rows in ranks.values())
     world_size = max(rows.world for rows in ranks.values())
-    inferred = check_ranks(ranks, world_size, 0 if is_ours else sizes.world, left_out)
+    notes += check_ranks(ranks, world_size, 0 if is_ours else sizes.world, left_out)
     world = sizes.world or max(world_size, 1 + max(ranks))
-    steps, why_outside = number_steps([_rank_slices(rows, cells) for rows in merged])
-    for rows, step in zip(merged, steps, strict=True):
-        if count := int(np.sum(step == OUTSIDE)):
-            left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
-    phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
-    parts = [
-        _op_columns(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)
-    ]
+    by_rank = [rows for _, rows in sorted(ranks.items())]
+    # labels without a microbatch, or without any place, leave the numbers to the readings
+    forwards = [op for cell in cells for op in cell if op.phase == "F"]
+    is_numbered = all(
+        op.microbatch >= 0 and (op.stage, op.chunk) != (NONE, NONE) for op in forwards
+    )
+    has_steps = is_numbered or any(rows.marks for rows in by_rank)
+    if has_steps:
+        steps, why_outside = number_steps([_rank_slices(rows, cells) for rows in by_rank])
+        for rows, step in zip(by_rank, steps, strict=True):
+            rows.step = step
+            if count := int(np.sum(step == OUTSIDE)):
+                left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
+    merged = _time_by_kernels(by_rank, cells, left_out)
+    phases = tuple(dict.fromkeys(op.phase for cell in cells for op in cell))
+    parts = [_op_columns(rows, cells, phases) for rows in merged]
     places, workers = _find_places(parts, merged, world)
     for columns, (replica, worker) in zip(parts, places, strict=True):
         columns["replica"] = np.full(len(columns["start"]), replica)
         columns["worker"] = np.full(len(columns["start"]), worker)
+        if is_numbered:
+            _number_weights(columns, phases, worker, workers)
     columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     origin = columns["start"].min(initial=np.inf)
     for name in ("start", "end"):
         columns[name] = (columns[name] - origin) * _MICROSECOND
     is_op = np.isin(columns["phase"], [k for k, name in enumerate(phases) if name in OPS])
     columns["stage"] = np.where(
-        is_op & (columns["stage"] == NONE), columns["worker"], columns["stage"]
+        is_op & (columns["stage"] == ONLY_STAGE), columns["worker"], columns["stage"]
     )
     check_phases(columns, phases)
     is_inside = columns["step"] != OUTSIDE
+    if not has_steps:
+        is_inside, _ = np.ones(len(is_op), bool), columns.pop("step")
     columns = {key: values[is_inside] for key, values in columns.items()}
-    return finish_trace(columns, phases, sizes._replace(workers=workers), left_out, inferred)
+    is_op = is_op[is_inside]
+    for name in ("stage", "microbatch", "chunk"):
+        if (columns[name][is_op] == NONE).any():
+            del columns[name]
+    if "stage" in columns:
+        columns.pop("chunk", None)
+    notes = [*inferred, *notes]
+    trace = finish_trace(columns, phases, sizes._replace(workers=workers), left_out, notes)
+    budgets = _budget_steps(trace, merged, places, origin)
+    return dataclasses.replace(trace, budgets=(*budgets,))
 
 
-def _merge_files(files: Sequence[RankFile], left_out: list[LeftOut]) -> dict[int, Rows]:
-    """Join the files of each rank, on a common clock."""
-    zeros = [zero for _, rows, zero in files if rows and zero is not None]
-    earliest = min(zeros, default=None)
-    ranks: dict[int, Rows] = {}
+def _merge_files(
+    files: Sequence[RankFile], collectives: Sequence[Collective], left_out: list[LeftOut]
+) -> tuple[dict[int, Rows], list[str]]:
+    """Join the files of each rank, on a common clock; also return notes on the clocks."""
+    files = [file for file in files if file.ranks]
+    zeros = [file.zero for file in files if file.zero is not None]
+    earliest = min(zeros, default=0)
+    moved: list[tuple[Path, list[Rows]]] = []
     for path, file_rows, zero in files:
-        if file_rows and earliest is not None and zero is None:
-            why = "it has no baseTimeNanoseconds, so its clock is not that of the other files"
+        if zeros and zero is None:
+            why = "it does not state when its clock began, as other files do"
             left_out.append(LeftOut(str(path), why))
             continue
+        delay = 0.0 if zero is None else (zero - earliest) / _NANOSECONDS
+        moved.append((path, [_shift(rows, delay) for rows in file_rows]))
+    matches = match_clocks([[rows.work for rows in ranks] for _, ranks in moved], collectives)
+    notes = []
+    ranks: dict[int, Rows] = {}
+    for (path, file_rows), match in zip(moved, matches, strict=True):
+        lead = 0.0 if match is None else match.lead
+        if match is not None and match.num_collectives:
+            side = "ahead of" if lead > 0 else "behind"
+            notes.append(
+                f"clock of {path.name}: {abs(lead) / 1e3:.3f} ms {side} {moved[0][0].name} and "
+                f"corrected: {match.num_collectives} collectives end together within "
+                f"{match.spread / 1e3:.3f} ms"
+            )
+        elif match is None and collectives:
+            notes.append(f"clock of {path.name}: as recorded, for no collective matches its clock")
         for rows in file_rows:
-            delay = 0.0 if zero is None or earliest is None else (zero - earliest) / _NANOSECONDS
-            moved = _shift(rows, delay)
-            ranks[rows.rank] = _join(ranks[rows.rank], moved) if rows.rank in ranks else moved
-    return ranks
+            rows = _shift(rows, -lead)
+            ranks[rows.rank] = _join(ranks[rows.rank], rows) if rows.rank in ranks else rows
+    return ranks, notes
 
 
 def _shift(rows: Rows, delay: float) -> Rows:
     """Add a delay [us] to all times."""
-    kernels = rows.kernels.copy()
-    kernels[:3] += delay  # the last row is the stream
     return dataclasses.replace(
         rows,
         start=rows.start + delay,
         end=rows.end + delay,
         receives=rows.receives + delay,
-        kernels=kernels,
+        work=rows.work.shift(delay),
+        syncs=rows.syncs + delay,
         marks=[(number, start + delay, end + delay) for number, start, end in rows.marks],
     )
 
@@ -216,18 +276,69 @@ def _join(first: Rows, second: Rows) -> Rows:
     """Join the rows of two files of one rank."""
     start = np.concatenate([first.start, second.start])
     order = np.argsort(start, kind="stable")
-    return Rows(
-        first.rank,
-        max(first.world, second.world),
+    return dataclasses.replace(
+        first,
+        world=max(first.world, second.world),
         label=np.concatenate([first.label, second.label])[order],
         start=start[order],
         end=np.concatenate([first.end, second.end])[order],
         receives=np.concatenate([first.receives, second.receives], axis=1),
-        kernels=np.concatenate([first.kernels, second.kernels], axis=1),
+        work=first.work.join(second.work),
+        syncs=np.concatenate([first.syncs, second.syncs], axis=1),
         marks=[*first.marks, *second.marks],
         is_cut=first.is_cut or second.is_cut,
         is_ours=first.is_ours or second.is_ours,
     )
+
+
+def _number_weights(columns: Columns, phases: Sequence[str], worker: int, workers: int) -> None:
+    """Number weight gradients whose labels state no microbatch, in place, by DualPipeV's order."""
+    # PithTrain runs DualPipeV; its labels of weight gradients have no numbers.
+    names = np.array([*phases])[columns["phase"]]
+    is_weight = (names == "W") & (columns["microbatch"] == NONE)
+    if not is_weight.any():
+        return
+    size = int(columns["microbatch"].max()) + 1
+    table = REGISTRY["dualpipe-v"].function(num_workers=workers, num_microbatches=size)
+    row = [
+        (op.phase.name.replace("I", "B"), op.microbatch, int(op.stage >= workers))
+        for cell in [*table.rows()][worker]
+        for op in cell
+    ]
+    order = np.lexsort([np.arange(len(names)), columns["start"], columns["step"]])
+    for step in np.unique(columns["step"][is_weight]):
+        rows = order[columns["step"][order] == step]
+        recorded = zip(
+            names[rows], columns["microbatch"][rows], columns["chunk"][rows], strict=True
+        )
+        if len(row) != len(rows) or any(
+            op[0] != phase or (microbatch != NONE and op[1:] != (microbatch, chunk))
+            for op, (phase, microbatch, chunk) in zip(row, recorded, strict=True)
+        ):
+            why = f"worker {worker} runs step {step} in another order than DualPipeV"
+            raise wrong("files", f"must state the microbatch of each weight gradient: {why}")
+        columns["microbatch"][rows], columns["chunk"][rows] = np.array(row)[:, 1:].T.astype(int)
+
+
+def _budget_steps(
+    trace: Trace, ranks: Sequence[Rows], places: Sequence[tuple[int, int]], origin: float
+) -> Iterator[Budget]:
+    """Yield the budget of each rank and step: a marked step, or from its first to its last op."""
+    is_op = trace.has_phase(OPS)
+    for rows, (replica, worker) in zip(ranks, places, strict=True):
+        if not len(rows.work.start):
+            continue
+        windows = {number: (begin, end) for number, begin, end in rows.marks}
+        on_replica = is_op & (trace.replica == replica)
+        for step in trace.steps if not windows else ():
+            in_step = on_replica & (trace.step == step)
+            if in_step.any():
+                times = trace.start[in_step].min(), trace.end[in_step].max()
+                windows[step] = times[0] / _MICROSECOND + origin, times[1] / _MICROSECOND + origin
+        begin, end = np.array([*windows.values()]).reshape(-1, 2).T
+        parts = split_windows(rows.work, rows.syncs, begin, end) * _MICROSECOND
+        for step, seconds in zip(windows, parts.T.tolist(), strict=True):
+            yield Budget(step, replica, worker, *seconds)
 
 
 def _time_by_kernels(
@@ -240,9 +351,9 @@ def _time_by_kernels(
         if timed is None and any(kernel_rows):
             why = "some ops have no kernel, and other ranks are timed by theirs"
             left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
-        elif timed is None and rows.kernels.size:
+        elif timed is None and len(rows.work.start):
             why = "some ops have none: ops are timed by the host"
-            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, rows.kernels.shape[1]))
+            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, len(rows.work.start)))
     return [timed for timed in kernel_rows if timed is not None] or ranks
 
 
@@ -250,11 +361,12 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
     """Replace the times of a rank's ops by those of their kernels on the busiest stream."""
     # None if only some ops of a phase and stage have kernels. If none of them has, as I of the
     # first stage, these ops take no time. `cells` are the ops of every label.
-    has_op = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
-    is_receive = np.array([bool(c) and c[0][0].startswith("RECV_") for c in cells], bool)
-    launch, start, end, stream = rows.kernels
+    has_op = np.array([any(op.phase in OPS for op in cell) for cell in cells], bool)
+    is_receive = np.array([bool(c) and c[0].phase.startswith("RECV_") for c in cells], bool)
+    launch, start, end, stream, is_exchange, _ = rows.work
     ops = np.flatnonzero(has_op[rows.label])
     launcher, is_launched = _find_launchers(rows, ops, launch)
+    is_launched &= is_exchange == 0
     if not is_launched.any():
         return None
     streams, code = np.unique(stream[is_launched], return_inverse=True)
@@ -276,8 +388,9 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
     launcher, is_launched = _find_launchers(rows, receives, launch)
     np.maximum.at(new_end, launcher[is_launched], end[is_launched])
     order = np.argsort(new_start, kind="stable")
+    step = None if rows.step is None else rows.step[order]
     return dataclasses.replace(
-        rows, label=rows.label[order], start=new_start[order], end=new_end[order]
+        rows, label=rows.label[order], start=new_start[order], end=new_end[order], step=step
     )
 
 
@@ -295,16 +408,16 @@ def _find_launchers(
 
 def _rank_slices(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
     """Classify the slices of a rank for the numbering of steps; `cells` are the ops of labels."""
-    firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
-    is_op = np.array([phase in OPS for phase, _, _ in firsts], bool)[rows.label]
-    is_before = np.array([phase in _BEFORE for phase, _, _ in firsts], bool)[rows.label]
+    firsts = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
+    is_op = np.array([op.phase in OPS for op in firsts], bool)[rows.label]
+    is_before = np.array([op.phase in _BEFORE for op in firsts], bool)[rows.label]
     # a step begins with the forward of the first microbatch on the first stage, or, if all ops
     # are equally frequent, with the op that ran first
     forwards = [
-        (microbatch, stage, label)
+        (op.microbatch, op.stage, op.chunk, label)
         for label in np.unique(rows.label).tolist()
-        for phase, stage, microbatch in [firsts[label]]
-        if phase == "F"
+        for op in [firsts[label]]
+        if op.phase == "F"
     ]
     first_label = min(forwards)[-1] if forwards else NONE
     op_labels = rows.label[is_op]
@@ -315,19 +428,18 @@ def _rank_slices(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
     return RankSlices(rows.start, is_op, is_first, is_before, rows.marks, rows.is_cut)
 
 
-def _op_columns(
-    rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell], phases: Sequence[str]
-) -> Columns:
+def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Columns:
     """Return the columns of a trace with one slice for each op of each label, without waits."""
+    step = np.zeros(len(rows.start), np.int64) if rows.step is None else rows.step
     start, end = _subtract_waits(rows, step, cells)
     label_ops = np.array(
         [
-            (label, phases.index(phase), stage, microbatch)
+            (label, phases.index(op.phase), *op[1:])
             for label, cell in enumerate(cells)
-            for phase, stage, microbatch in cell
+            for op in cell
         ],
         np.int64,
-    ).reshape(-1, 4)
+    ).reshape(-1, 5)
     # repeat each slice for each op of its label: with 2, 1 ops, slices are 0 0 1 and turns 0 1 0
     first_op = np.searchsorted(label_ops[:, 0], np.arange(len(cells) + 1))
     counts = np.diff(first_op)[rows.label]
@@ -339,6 +451,7 @@ def _op_columns(
         "phase": ops[:, 1],
         "stage": ops[:, 2],
         "microbatch": ops[:, 3],
+        "chunk": ops[:, 4],
         "start": start[slices],
         "end": end[slices],
     }
@@ -352,12 +465,12 @@ def _subtract_waits(
     labels = {op: label for label, cell in enumerate(cells) for op in cell}
     receive_labels = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
     for label, cell in enumerate(cells):
-        for k, (phase, stage, microbatch) in enumerate(cell):
-            receive = _RECEIVE_PHASES.get(phase, ""), stage, microbatch
+        for k, op in enumerate(cell):
+            receive = op._replace(phase=_RECEIVE_PHASES.get(op.phase, ""))
             receive_labels[label, k] = labels.get(receive, NONE)
-    firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
-    is_receive = np.array([phase.startswith("RECV_") for phase, _, _ in firsts], bool)
-    can_receive = is_receive | np.array([stage == NONE for _, stage, _ in firsts], bool)
+    firsts = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
+    is_receive = np.array([op.phase.startswith("RECV_") for op in firsts], bool)
+    can_receive = is_receive | np.array([op.stage < 0 for op in firsts], bool)
     start, end, wait_end = rows.start, rows.end.copy(), np.full(len(rows.start), -np.inf)
     # the slice during which each receive began; it ends at the arrival, or its wait does
     receivers = np.flatnonzero(can_receive[rows.label])
@@ -391,6 +504,12 @@ def _find_places(
 ) -> tuple[list[tuple[int, int]], int]:
     """Return replica and worker of each rank, inferred from its ops, and the number of workers."""
     # A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
+    stated = [rank_rows.place for rank_rows in rows]
+    if all(place is not None for place in stated):
+        known_places = [place for place in stated if place is not None]
+        axes = sorted({place.replica for place in known_places})
+        workers = max(place.workers for place in known_places)
+        return [(axes.index(place.replica), place.worker) for place in known_places], workers
     ranks = [rank_rows.rank for rank_rows in rows]
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}

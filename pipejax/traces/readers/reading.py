@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.readers import chrome, columns as in_columns, rank_lists
+from pipejax.traces.readers import chrome, columns as in_columns, nsight, rank_lists
 from pipejax.traces.readers.parts import empty_trace, join_traces
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.readers.sources import Reader, Request, read_head, why_unreadable
@@ -35,7 +35,7 @@ _LOG = Reader(
     _refuse_logs,
 )
 # a file belongs to the first reader that can read it
-READERS = (rank_lists.READER, chrome.READER, _LOG, in_columns.READER)
+READERS = (nsight.READER, rank_lists.READER, chrome.READER, _LOG, in_columns.READER)
 
 
 Files = str | Path | Sequence[str | Path]
