@@ -116,8 +116,8 @@ def write_export(path, processes, *, utc=0, lacks=(), old=False, binary=False, t
         for name, columns in TABLES.items():
             if name in lacks:
                 continue
-            kept = [c for c in columns.split(", ") if c.split()[0] not in lacks]
-            database.execute(f"CREATE TABLE {name} ({', '.join(kept)})")
+            columns_there = [c for c in columns.split(", ") if c.split()[0] not in lacks]
+            database.execute(f"CREATE TABLE {name} ({', '.join(columns_there)})")
             for row in rows[name]:
                 row = {key: value for key, value in row.items() if key not in lacks}
                 marks = ", ".join("?" * len(row))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from nsight_files import run_processes, write_export
+from nsight_files import COPY_TO_DEVICE, Kernel, Process, Range, run_processes, write_export
 
 import pipejax as pj
 
@@ -118,3 +118,120 @@ def test_labels_of_frameworks_name_the_planted_ops(grammar, files, tmp_path):
         assert sorted(times) == sorted(expected)
         for op, (start, end) in expected.items():
             assert times[op] == pytest.approx((start, end), abs=2e-9), op
+
+
+# budgets
+
+
+def budget_process(shift=0.0, pid=100):
+    """Two marked steps of 20 ms, each with 6 ms of compute and all kinds of other time."""
+    # [ms]: 0 to 2 launch-starved; 2 to 6 compute, at the end beside an exchange; to 7.5 exposed; to
+    # 9 stalled, as the kernel was launched at 3; to 11 compute; to 14 blocking; to 15 launch-
+    # starved; to 16.5 an exposed copy; to 20 launch-starved, as the next kernel is of the next step
+    ranges, kernels, calls = [], [], []
+    for step in range(2):
+        base = shift + 20.0 * step
+        ranges.append(Range(base, base + 20.0, f"iteration {step + 5}"))
+        ranges.append(Range(base + 0.5, base + 2.5, "PP:0F0"))
+        ranges.append(Range(base + 2.6, base + 14.5, "PP:0B0"))
+        kernels += [
+            Kernel(base + 1.99, base + 2.0, base + 4.5),
+            Kernel(base + 1.995, base + 4.0, base + 6.0, stream=8),
+            Kernel(base + 1.0, base + 5.0, base + 7.5, "ncclDevKernel_AllReduce_Sum_f32", 9),
+            Kernel(base + 3.0, base + 9.0, base + 11.0),
+            Kernel(base + 14.99, base + 15.0, base + 16.5, COPY_TO_DEVICE),
+        ]
+        calls.append((base + 10.5, base + 14.0, "cudaStreamSynchronize_v3020", 1))
+        calls.append((base + 0.0, base + 20.0, "cudaEventSynchronize_v3020", 77))  # a watchdog
+    return Process(ranges, kernels, tuple(calls), pid=pid)
+
+
+PARTS = ("compute", "exposed", "blocking", "launch_starved", "dependency_stalled")
+
+
+def test_the_parts_of_a_step_are_those_of_its_hand_made_intervals(tmp_path):
+    trace = read(write_export(tmp_path / "rank0.sqlite", [budget_process()]))
+    assert [budget.step for budget in trace.budgets] == [5, 6]
+    for budget in trace.budgets:
+        parts = [1e3 * getattr(budget, name) for name in PARTS]
+        assert parts == pytest.approx([6.0, 3.0, 3.0, 6.5, 1.5], abs=0.02)
+        assert sum(parts) == pytest.approx(20.0, abs=1e-6)
+
+
+def test_an_unmarked_step_lasts_from_its_first_to_its_last_op(tmp_path):
+    run = evaluated("1f1b", 2, 6)
+    write_export(tmp_path / "node.sqlite", run_processes(run, megatron))
+    trace = read(tmp_path, steps=2, stages_per_worker=1)
+    busy = [1e-9 * round(1e9 * float(seconds)) for seconds in run.busy]
+    assert len(trace.budgets) == 4
+    for budget in trace.budgets:
+        parts = [getattr(budget, name) for name in PARTS]
+        assert sum(parts) == pytest.approx(run.makespan, abs=1e-6)
+        assert budget.compute == pytest.approx(busy[budget.worker], abs=1e-6)
+        assert budget.exposed == budget.blocking == 0
+        # the host runs 2 ms ahead: of every gap before an op, the last 2 ms come after the launch
+        stalled = sum(min(gap, 0.002 - 5e-6 - 1e-5) for gap in gaps(run, budget.worker))
+        assert budget.dependency_stalled == pytest.approx(stalled, abs=2e-5)
+
+
+def gaps(run, worker):
+    """Lengths of the gaps before the ops of a worker [s]."""
+    cells = [k for k, cell in enumerate([*run.table.rows()][worker]) if cell]
+    starts = run.start[worker][cells].tolist()
+    ends = [0.0, *run.finish[worker][cells].tolist()][:-1]
+    return [start - end for start, end in zip(starts, ends, strict=True) if start - end > 1e-6]
+
+
+# clocks
+
+BASE = 1_790_000_000_000_000_000  # [ns], UTC of a session's start
+GROUP = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+
+
+def with_collectives(processes, jitter, groups, name=GROUP):
+    """Add collectives to processes: one after each op of a rank's first half; they end together."""
+    rng = np.random.default_rng(1)
+    for group, communicator in groups:
+        last = max(k.end for rank in group for k in processes[rank].kernels)
+        for k in range(12):
+            end = last * (k + 1) / 13 + 0.3 * communicator
+            for rank in group:
+                start = end - rng.uniform(0.5, 3.0)
+                finish = end + jitter * rng.uniform(-1, 1)
+                processes[rank].kernels.append(Kernel(start - 1, start, finish, name, 9))
+                if communicator:
+                    payload = communicator, 4096
+                    call = Range(start - 1.01, start - 1.005, "ncclAllReduce", payload=payload)
+                    processes[rank].ranges.append(call)
+    return processes
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("groups", [[((0, 1), 0)], [((0, 1), 3)], [((0, 1), 3), ((0,), 5)]])
+@pytest.mark.parametrize("lead", [0.0, 7.25, -431.0])
+def test_a_planted_clock_is_recovered_from_collectives(lead, groups, binary, tmp_path):
+    run = evaluated("1f1b", 2, 6)
+    processes = with_collectives(run_processes(run, pytorch), 0.002, groups)
+    # the clock of rank 1 is ahead, and its session began 1.5 s later
+    moved = processes[1]._replace(
+        ranges=[
+            entry._replace(start=entry.start - 1500 + lead, end=entry.end - 1500 + lead)
+            for entry in processes[1].ranges
+        ],
+        kernels=[
+            kernel._replace(
+                launch=kernel.launch - 1500 + lead,
+                start=kernel.start - 1500 + lead,
+                end=kernel.end - 1500 + lead,
+            )
+            for kernel in processes[1].kernels
+        ],
+    )
+    write_export(tmp_path / "rank0.sqlite", processes[:1], utc=BASE, binary=binary)
+    write_export(tmp_path / "rank1.sqlite", [moved], utc=BASE + 1_500_000_000, binary=binary)
+    trace = read(tmp_path)
+    for op, (start, _) in planted(run).items():
+        assert recorded(trace, 0)[op][0] == pytest.approx(start, abs=4e-6)
+    (note,) = [text for text in trace.inferred if text.startswith("clock of rank1.sqlite")]
+    assert f"{abs(lead):.3f} ms" in note or abs(lead) < 0.01
+    assert "12 collectives end together within 0.00" in note

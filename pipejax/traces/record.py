@@ -36,7 +36,7 @@ class LeftOut:
 
 
 @short_repr
-class Budget(NamedTuple):
+class StepBudget(NamedTuple):
     """Parts of a step of one rank; they add up to the step.
 
     Attributes:
@@ -108,7 +108,7 @@ class Trace:
     known_workers: int = 0
     inferred: tuple[str, ...] = ()
     has_step_clocks: bool = False
-    budgets: tuple[Budget, ...] = ()
+    budgets: tuple[StepBudget, ...] = ()
 
     def __post_init__(self) -> None:
         size = len(self.start)

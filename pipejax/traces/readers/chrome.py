@@ -15,8 +15,8 @@ from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
 from pipejax.traces.readers.device import (
-    Collective,
-    Work,
+    CollectiveKey,
+    DeviceWork,
     find_calls,
     find_launches,
     is_exchange,
@@ -201,7 +201,7 @@ _COLUMNS = {
 class _EventCollector:
     """Columns of the used events of a file; `names` numbers the labels of all files."""
 
-    def __init__(self, names: dict[str, int], collectives: dict[Collective, int]) -> None:
+    def __init__(self, names: dict[str, int], collectives: dict[CollectiveKey, int]) -> None:
         self.names, self.count = names, 0
         self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
         self.label_kinds: dict[str, tuple[int, int]] = {}  # kind and number of labels
@@ -266,7 +266,7 @@ class _EventCollector:
             self.launches[1].append(start)
         elif length >= 0:
             is_copy = event["cat"] == "gpu_memcpy" and _DEVICE_COPY not in name
-            key = Collective.from_kernel(name, str(args.get("Process Group Ranks", "")))
+            key = CollectiveKey.from_kernel(name, str(args.get("Process Group Ranks", "")))
             number = (
                 NONE if key is None else self.collectives.setdefault(key, len(self.collectives))
             )
@@ -276,12 +276,12 @@ class _EventCollector:
             for column, value in zip(self.work, row, strict=True):
                 column.append(value)
 
-    def device_work(self) -> Work:
+    def device_work(self) -> DeviceWork:
         """Return the work of the device with the times of its launches [us]."""
         call_correlation, call_start = map(np.array, self.launches)
         call = find_calls(np.array(self.correlations, np.int64), call_correlation.astype(np.int64))
         launch = find_launches(call, call_start)
-        work = Work(launch, *map(np.array, self.work))
+        work = DeviceWork(launch, *map(np.array, self.work))
         return work.select(np.isfinite(work.start + work.end))
 
     def _label_kind(self, name: str) -> tuple[int, int]:
@@ -317,7 +317,7 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     """Read the traces of all ranks."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
-    collectives: dict[Collective, int] = {}
+    collectives: dict[CollectiveKey, int] = {}
     files = [
         RankFile(path, *_read_file(path, names, collectives, request.on_bytes, left_out))
         for path in paths
@@ -329,7 +329,7 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
 def _read_file(
     path: Path,
     names: dict[str, int],
-    collectives: dict[Collective, int],
+    collectives: dict[CollectiveKey, int],
     on_bytes: OnBytes,
     left_out: list[LeftOut],
 ) -> tuple[list[Rows], int | None]:

@@ -16,7 +16,7 @@ _WAITING_COPY = re.compile(r"cu(?:da)?Memcpy(?!\w*Async)")
 _EXCHANGES = ("nccl", "nvshmem", "deep_ep")  # first letters of kernels that exchange data
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """Kernels, copies and memory sets of one device; times in microseconds."""
 
     launch: Float[NumpyArray, " works"]  # by the host; -inf if it was not recorded
@@ -24,29 +24,29 @@ class Work(NamedTuple):
     end: Float[NumpyArray, " works"]
     stream: Float[NumpyArray, " works"]
     is_exchange: Float[NumpyArray, " works"]  # with another device or the host
-    collective: Float[NumpyArray, " works"]  # number of its `Collective`, NONE for other work
+    collective: Float[NumpyArray, " works"]  # number of its `CollectiveKey`, NONE for other work
 
     @classmethod
-    def empty(cls) -> "Work":
+    def empty(cls) -> "DeviceWork":
         """Return no work."""
         return cls(*np.zeros((6, 0)))
 
-    def select(self, is_selected: NumpyArray) -> "Work":
+    def select(self, is_selected: NumpyArray) -> "DeviceWork":
         """Return the selected work."""
-        return Work(*(values[is_selected] for values in self))
+        return DeviceWork(*(values[is_selected] for values in self))
 
-    def shift(self, delay: float) -> "Work":
+    def shift(self, delay: float) -> "DeviceWork":
         """Add a delay [us] to all times."""
         return self._replace(
             launch=self.launch + delay, start=self.start + delay, end=self.end + delay
         )
 
-    def join(self, other: "Work") -> "Work":
+    def join(self, other: "DeviceWork") -> "DeviceWork":
         """Return this work and the other."""
-        return Work(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+        return DeviceWork(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
-class Collective(NamedTuple):
+class CollectiveKey(NamedTuple):
     """Collectives that are matched by their order."""
 
     communicator: str  # empty if it is unknown
@@ -56,7 +56,7 @@ class Collective(NamedTuple):
     @classmethod
     def from_kernel(
         cls, kernel: str, communicator: str = "", size: int = NONE
-    ) -> "Collective | None":
+    ) -> "CollectiveKey | None":
         """Return the collective of a kernel's name, such as ncclDevKernel_AllReduce_Sum_f32."""
         name = next((name for name in COLLECTIVES if name in kernel), None)
         if name is None or not is_exchange(kernel):
@@ -64,7 +64,7 @@ class Collective(NamedTuple):
         return cls(communicator, name if communicator else kernel, size)
 
 
-def number_collective(collective: Collective | None, collectives: dict[Collective, int]) -> int:
+def number_collective(collective: CollectiveKey | None, collectives: dict[CollectiveKey, int]) -> int:
     """Return the number of a collective among those of all files; NONE for other work."""
     return NONE if collective is None else collectives.setdefault(collective, len(collectives))
 
@@ -99,7 +99,7 @@ def find_launches(
 
 
 def split_windows(
-    work: Work,
+    work: DeviceWork,
     syncs: Float[NumpyArray, "2 syncs"],
     begin: Float[NumpyArray, " windows"],
     end: Float[NumpyArray, " windows"],
@@ -148,7 +148,7 @@ class ClockMatch(NamedTuple):
 
 
 def match_clocks(
-    files: Sequence[Sequence[Work]], collectives: Sequence[Collective]
+    files: Sequence[Sequence[DeviceWork]], collectives: Sequence[CollectiveKey]
 ) -> list[ClockMatch | None]:
     """Return the lead of the clock of each file over that of the first; None without a match.
 
@@ -185,7 +185,7 @@ def match_clocks(
         _, k, matches[k] = min(edges)
 
 
-def _collective_ends(ranks: Sequence[Work]) -> Iterator[tuple[int, NumpyArray]]:
+def _collective_ends(ranks: Sequence[DeviceWork]) -> Iterator[tuple[int, NumpyArray]]:
     """Yield the ends of each collective (ranks, occurrences) that all its ranks ran as often."""
     by_key: dict[int, list[NumpyArray]] = {}
     for work in ranks:
@@ -200,7 +200,7 @@ def _collective_ends(ranks: Sequence[Work]) -> Iterator[tuple[int, NumpyArray]]:
 def _compare(
     base: Mapping[int, NumpyArray],
     other: Mapping[int, NumpyArray],
-    collectives: Sequence[Collective],
+    collectives: Sequence[CollectiveKey],
     reference: ClockMatch,
 ) -> ClockMatch | None:
     """Compare the ends of collectives of two files; the first has a known clock."""

@@ -19,8 +19,8 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.traces.readers.device import (
-    Collective,
-    Work,
+    CollectiveKey,
+    DeviceWork,
     find_calls,
     find_launches,
     is_exchange,
@@ -77,7 +77,7 @@ class _Process(NamedTuple):
     number: int
     device: int
     ranges: list[_Range]
-    work: Work
+    work: DeviceWork
     syncs: NumpyArray  # starts and ends of host calls that wait (2, calls)
 
 
@@ -88,7 +88,7 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
     import sqlite3  # most runs have no such file
 
     left_out: list[LeftOut] = []
-    collectives: dict[Collective, int] = {}
+    collectives: dict[CollectiveKey, int] = {}
     exports: list[tuple[Path, list[_Process], int | None]] = []
     for path in sorted(paths, key=_name_order):
         try:
@@ -166,7 +166,7 @@ class _Export:
         return next((start for (start,) in starts if start is not None), None)
 
     def processes(
-        self, collectives: dict[Collective, int], left_out: list[LeftOut]
+        self, collectives: dict[CollectiveKey, int], left_out: list[LeftOut]
     ) -> Iterator[_Process]:
         """Yield the processes with labels of ops."""
         by_process: dict[int, list[_Range]] = {}
@@ -260,7 +260,7 @@ class _Export:
         ranges: list[_Range],
         calls: Int[NumpyArray, "5 calls"],
         work: Int[NumpyArray, "6 works"],
-        collectives: dict[Collective, int],
+        collectives: dict[CollectiveKey, int],
         left_out: list[LeftOut],
     ) -> _Process:
         """Join the work of a process with the calls that launched it."""
@@ -287,13 +287,13 @@ class _Export:
                 launch, thread = calls[0, call[row]] / _MICROSECOND, int(calls[2, call[row]])
                 before = [entry for entry in by_thread.get(thread, ()) if entry.start <= launch]
                 payload = before[-1].payload if before else payload
-            key = Collective.from_kernel(exchange_names[int(name[row])], *payload)
+            key = CollectiveKey.from_kernel(exchange_names[int(name[row])], *payload)
             collective[row] = number_collective(key, collectives)
         times = [values / _MICROSECOND for values in (start, end)]
         launch = find_launches(call, calls[0] / _MICROSECOND)
         exchanges = np.isin(name, [*exchange_names, NONE - 1])
         columns = (launch, *times, stream, exchanges, collective)
-        all_work = Work(*(np.asarray(values, np.float64) for values in columns))
+        all_work = DeviceWork(*(np.asarray(values, np.float64) for values in columns))
         sync_names = [code for code, text in self.strings.items() if is_sync(text)]
         # threads that neither launch nor label ops, such as a watchdog, may wait at any time
         threads = {entry.thread for entry in ranges} | {*calls[2, call[call >= 0]].tolist()}

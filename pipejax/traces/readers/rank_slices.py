@@ -18,13 +18,13 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.registry import REGISTRY
-from pipejax.traces.readers.device import Collective, Work, match_clocks, split_windows
+from pipejax.traces.readers.device import CollectiveKey, DeviceWork, match_clocks, split_windows
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
 from pipejax.traces.readers.parts import Columns, check_phases, empty_trace
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.record import NONE, OPS, Budget, LeftOut, Trace
+from pipejax.traces.record import NONE, OPS, StepBudget, LeftOut, Trace
 
 OUTSIDE = -1  # step of a slice whose step is unknown
 BY_MARKS = "they lie outside the marks of steps"
@@ -50,7 +50,7 @@ class Rows:
     start: Float[NumpyArray, " slices"]
     end: Float[NumpyArray, " slices"]
     receives: Float[NumpyArray, "2 receives"]  # start and arrival
-    work: Work = dataclasses.field(default_factory=Work.empty)
+    work: DeviceWork = dataclasses.field(default_factory=DeviceWork.empty)
     syncs: Float[NumpyArray, "2 syncs"] = dataclasses.field(
         default_factory=lambda: np.zeros((2, 0))
     )  # starts and ends of host calls that wait for the device
@@ -163,7 +163,7 @@ def join_ranks(
     cells: Sequence[Cell],
     sizes: RunSizes,
     left_out: list[LeftOut],
-    collectives: Sequence[Collective] = (),
+    collectives: Sequence[CollectiveKey] = (),
     inferred: Sequence[str] = (),
 ) -> Trace:
     """Make a trace of the slices of all ranks; times count from the first slice.
@@ -225,7 +225,7 @@ def join_ranks(
 
 
 def _merge_files(
-    files: Sequence[RankFile], collectives: Sequence[Collective], left_out: list[LeftOut]
+    files: Sequence[RankFile], collectives: Sequence[CollectiveKey], left_out: list[LeftOut]
 ) -> tuple[dict[int, Rows], list[str]]:
     """Join the files of each rank, on a common clock; also return notes on the clocks."""
     files = [file for file in files if file.ranks]
@@ -322,7 +322,7 @@ def _number_weights(columns: Columns, phases: Sequence[str], worker: int, worker
 
 def _budget_steps(
     trace: Trace, ranks: Sequence[Rows], places: Sequence[tuple[int, int]], origin: float
-) -> Iterator[Budget]:
+) -> Iterator[StepBudget]:
     """Yield the budget of each rank and step: a marked step, or from its first to its last op."""
     is_op = trace.has_phase(OPS)
     for rows, (replica, worker) in zip(ranks, places, strict=True):
@@ -338,7 +338,7 @@ def _budget_steps(
         begin, end = np.array([*windows.values()]).reshape(-1, 2).T
         parts = split_windows(rows.work, rows.syncs, begin, end) * _MICROSECOND
         for step, seconds in zip(windows, parts.T.tolist(), strict=True):
-            yield Budget(step, replica, worker, *seconds)
+            yield StepBudget(step, replica, worker, *seconds)
 
 
 def _time_by_kernels(
