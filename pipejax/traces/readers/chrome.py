@@ -14,14 +14,7 @@ import numpy as np
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
-from pipejax.traces.readers.device import (
-    CollectiveKey,
-    DeviceWork,
-    find_calls,
-    find_launches,
-    is_exchange,
-    is_sync,
-)
+from pipejax.traces.readers.device import Work, find_calls
 from pipejax.traces.readers.labels import PYTORCH, parse_label
 from pipejax.traces.readers.parts import passing_rows
 from pipejax.traces.readers.rank_lists import file_rank
@@ -184,9 +177,7 @@ _PYTORCH_PREFIXES = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
 _OUR_CATEGORIES = frozenset(("compute", "collective", "host link", "message"))
 # category of a label on a stream; backwards have none, as another thread launches their kernels
 _ON_STREAM = "gpu_user_annotation"
-_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
-_LAUNCHES = frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
-_DEVICE_COPY = "DtoD"  # in the name of a copy that stays on its device
+_KERNEL, _LAUNCHES = "kernel", frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
 _SLICE, _RECEIVE, _MARK, _OURS = range(4)  # kinds of slices
 _COLUMNS = {
     "kind": np.int8,
@@ -201,7 +192,7 @@ _COLUMNS = {
 class _EventCollector:
     """Columns of the used events of a file; `names` numbers the labels of all files."""
 
-    def __init__(self, names: dict[str, int], collectives: dict[CollectiveKey, int]) -> None:
+    def __init__(self, names: dict[str, int]) -> None:
         self.names, self.count = names, 0
         self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
         self.label_kinds: dict[str, tuple[int, int]] = {}  # kind and number of labels
@@ -209,12 +200,9 @@ class _EventCollector:
         self.start, self.length = array("d"), array("d")
         self.process, self.thread = array("q"), array("q")
         self.receive_tracks: set[tuple[int, int]] = set()  # of our exports: process and thread
-        # start, end, stream, whether it is an exchange, and collective of work on the device
-        self.correlations = array("q")
-        self.work = [array("d") for _ in range(5)]
-        self.collectives = collectives
-        self.launches = array("q"), array("d")  # correlation and start
-        self.syncs = array("d"), array("d")  # start and end
+        # correlation, start, length and stream of kernels; correlation and start of launches
+        self.kernels = array("q"), array("d"), array("d"), array("q")
+        self.launches = array("q"), array("d")
 
     def add(self, event: Event) -> None:
         """Append an event to the columns if it is a slice of a pipeline, a kernel or a title."""
@@ -226,8 +214,8 @@ class _EventCollector:
             self._add_title(event, name)
             return
         category = event.get("cat")
-        if category in _WORK or category in _LAUNCHES:
-            self._add_work(event, name, is_launch=category in _LAUNCHES)
+        if category == _KERNEL or category in _LAUNCHES:
+            self._add_kernel(event, is_launch=category != _KERNEL)
             return
         is_ours = not name.startswith(_PYTORCH_PREFIXES)
         if is_ours and (category not in _OUR_CATEGORIES or not parse_label(name)):
@@ -250,39 +238,29 @@ class _EventCollector:
         self.process.append(_integer(event.get("pid")))
         self.thread.append(_integer(event.get("tid")))
 
-    def _add_work(self, event: Event, name: str, *, is_launch: bool) -> None:
-        """Append work of the device, or a host call: both have the same correlation."""
+    def _add_kernel(self, event: Event, *, is_launch: bool) -> None:
+        """Append a kernel, or the host call that launched it: both have the same correlation."""
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
-        start, length = _number(event.get("ts")), _number(event.get("dur"))
-        if is_launch and is_sync(name) and length >= 0:
-            self.syncs[0].append(start)
-            self.syncs[1].append(start + length)
         correlation = args.get("correlation")
         if type(correlation) is not int or correlation <= 0:
             return
-        if is_launch:
-            self.launches[0].append(correlation)
-            self.launches[1].append(start)
-        elif length >= 0:
-            is_copy = event["cat"] == "gpu_memcpy" and _DEVICE_COPY not in name
-            key = CollectiveKey.from_kernel(name, str(args.get("Process Group Ranks", "")))
-            number = (
-                NONE if key is None else self.collectives.setdefault(key, len(self.collectives))
-            )
-            stream = _integer(args.get("stream", event.get("tid")))
-            row = (start, start + length, stream, is_copy or is_exchange(name), number)
-            self.correlations.append(correlation)
-            for column, value in zip(self.work, row, strict=True):
-                column.append(value)
+        correlations, starts = self.launches if is_launch else self.kernels[:2]
+        correlations.append(correlation)
+        starts.append(_number(event.get("ts")))
+        if not is_launch:
+            self.kernels[2].append(_number(event.get("dur")))
+            self.kernels[3].append(_integer(args.get("stream", event.get("tid"))))
 
-    def device_work(self) -> DeviceWork:
-        """Return the work of the device with the times of its launches [us]."""
+    def launched_kernels(self) -> Work:
+        """Return every kernel whose launch is known; exchanges count as all kernels."""
+        correlation, start, length, stream = map(np.array, self.kernels)
         call_correlation, call_start = map(np.array, self.launches)
-        call = find_calls(np.array(self.correlations, np.int64), call_correlation.astype(np.int64))
-        launch = find_launches(call, call_start)
-        work = DeviceWork(launch, *map(np.array, self.work))
-        return work.select(np.isfinite(work.start + work.end))
+        call = find_calls(correlation, call_correlation)
+        launch = np.append(call_start, np.nan)[call]
+        zeros = np.zeros(len(start))
+        work = np.stack([launch, start, start + length, stream, zeros, zeros + NONE])
+        return work[:, np.isfinite(work).all(axis=0) & (length >= 0)]
 
     def _label_kind(self, name: str) -> tuple[int, int]:
         """Return kind and number of a label; the number is -1 if the label names no pipeline op."""
@@ -317,27 +295,18 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     """Read the traces of all ranks."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
-    collectives: dict[CollectiveKey, int] = {}
-    files = [
-        RankFile(path, *_read_file(path, names, collectives, request.on_bytes, left_out))
-        for path in paths
-    ]
-    cells = [parse_label(name) for name in names]
-    return join_ranks(files, cells, request.sizes, left_out, [*collectives])
+    files = [RankFile(path, *_read_file(path, names, request.on_bytes, left_out)) for path in paths]
+    return join_ranks(files, [parse_label(name) for name in names], request.sizes, left_out)
 
 
 def _read_file(
-    path: Path,
-    names: dict[str, int],
-    collectives: dict[CollectiveKey, int],
-    on_bytes: OnBytes,
-    left_out: list[LeftOut],
+    path: Path, names: dict[str, int], on_bytes: OnBytes, left_out: list[LeftOut]
 ) -> tuple[list[Rows], int | None]:
     """Read the slices of each rank in a file, and the zero of its clock [ns], if it is stated."""
     # `names` numbers the labels of all files; new ones are added
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
-    collector = _EventCollector(names, collectives)
+    collector = _EventCollector(names)
     for event in read_events(read_texts(path, on_bytes), header, faults):
         collector.add(event)
     for why, count in faults.items():
@@ -372,8 +341,7 @@ def _read_file(
     zero = header.get("baseTimeNanoseconds")
     is_cut = any(why != BROKEN for why in faults)
     rows = _rank_rows(columns, rank, world, names)
-    syncs = np.array(collector.syncs).reshape(2, -1)
-    rows = dataclasses.replace(rows, is_cut=is_cut, work=collector.device_work(), syncs=syncs)
+    rows = dataclasses.replace(rows, is_cut=is_cut, work=collector.launched_kernels())
     return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
@@ -411,6 +379,7 @@ def _rank_rows(
         start=columns["start"][slices],
         end=columns["end"][slices],
         receives=np.stack([columns[k][masks[_RECEIVE]] for k in ("start", "end")]),
+        work=np.zeros((6, 0)),
         marks=marks,
     )
 

@@ -1,7 +1,6 @@
-"""Work of a device: the budget of a step, and clocks of files from matched collectives."""
+"""Work of a device: calls that launched it, parts of a step, and clocks by collectives."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,74 +8,12 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.traces.record import NONE
 
+# launch by the host (-inf if unknown), start and end [us]; stream; whether it exchanges data;
+# number of its collective, NONE for other work
+Work = Float[NumpyArray, "6 works"]
+Key = tuple[str, str, int]  # communicator (empty if unknown), name and bytes of a collective
 _LAUNCH_LATENCY = 10.0  # from a launch until a kernel that waits for nothing starts [us]
 _SPREAD_QUANTILE = 0.9
-COLLECTIVES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
-_WAITING_COPY = re.compile(r"cu(?:da)?Memcpy(?!\w*Async)")
-_EXCHANGES = ("nccl", "nvshmem", "deep_ep")  # first letters of kernels that exchange data
-
-
-class DeviceWork(NamedTuple):
-    """Kernels, copies and memory sets of one device; times in microseconds."""
-
-    launch: Float[NumpyArray, " works"]  # by the host; -inf if it was not recorded
-    start: Float[NumpyArray, " works"]
-    end: Float[NumpyArray, " works"]
-    stream: Float[NumpyArray, " works"]
-    is_exchange: Float[NumpyArray, " works"]  # with another device or the host
-    collective: Float[NumpyArray, " works"]  # number of its `CollectiveKey`, NONE for other work
-
-    @classmethod
-    def empty(cls) -> "DeviceWork":
-        """Return no work."""
-        return cls(*np.zeros((6, 0)))
-
-    def select(self, is_selected: NumpyArray) -> "DeviceWork":
-        """Return the selected work."""
-        return DeviceWork(*(values[is_selected] for values in self))
-
-    def shift(self, delay: float) -> "DeviceWork":
-        """Add a delay [us] to all times."""
-        return self._replace(
-            launch=self.launch + delay, start=self.start + delay, end=self.end + delay
-        )
-
-    def join(self, other: "DeviceWork") -> "DeviceWork":
-        """Return this work and the other."""
-        return DeviceWork(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
-
-
-class CollectiveKey(NamedTuple):
-    """Collectives that are matched by their order."""
-
-    communicator: str  # empty if it is unknown
-    name: str
-    size: int = NONE  # in bytes
-
-    @classmethod
-    def from_kernel(
-        cls, kernel: str, communicator: str = "", size: int = NONE
-    ) -> "CollectiveKey | None":
-        """Return the collective of a kernel's name, such as ncclDevKernel_AllReduce_Sum_f32."""
-        name = next((name for name in COLLECTIVES if name in kernel), None)
-        if name is None or not is_exchange(kernel):
-            return None
-        return cls(communicator, name if communicator else kernel, size)
-
-
-def number_collective(collective: CollectiveKey | None, collectives: dict[CollectiveKey, int]) -> int:
-    """Return the number of a collective among those of all files; NONE for other work."""
-    return NONE if collective is None else collectives.setdefault(collective, len(collectives))
-
-
-def is_exchange(kernel: str) -> bool:
-    """Return whether a kernel exchanges data with other devices, by its name."""
-    return kernel.lower().startswith(_EXCHANGES)
-
-
-def is_sync(call: str) -> bool:
-    """Return whether a call of the CUDA runtime or driver waits for the device, by its name."""
-    return "Synchronize" in call or bool(_WAITING_COPY.match(call))
 
 
 def find_calls(
@@ -85,57 +22,41 @@ def find_calls(
     """Return the position of the host call that launched each work; NONE without a record."""
     # look up each call by binary search in the sorted correlations
     order = np.append(np.argsort(call_correlation, kind="stable"), NONE)
-    sorted_correlation = call_correlation[order[:-1]]
-    position = np.searchsorted(sorted_correlation, correlation)
-    has_call = np.append(sorted_correlation, NONE)[position] == correlation
-    return np.where(has_call, order[position], NONE)
-
-
-def find_launches(
-    call: Int[NumpyArray, " works"], call_start: Float[NumpyArray, " calls"]
-) -> Float[NumpyArray, " works"]:
-    """Return the start of the call of each work; -inf without a record."""
-    return np.append(call_start, -np.inf)[call]  # NONE is the last entry
+    sorted_correlation = np.append(call_correlation[order[:-1]], NONE)
+    position = np.searchsorted(sorted_correlation[:-1], correlation)
+    return np.where(sorted_correlation[position] == correlation, order[position], NONE)
 
 
 def split_windows(
-    work: DeviceWork,
+    work: Work,
     syncs: Float[NumpyArray, "2 syncs"],
     begin: Float[NumpyArray, " windows"],
     end: Float[NumpyArray, " windows"],
 ) -> Float[NumpyArray, "5 windows"]:
-    """Divide windows of time into compute, exposed, blocking, launch-starved and stalled time.
+    """Divide windows of time into the parts of a `StepBudget`.
 
-    `syncs` are starts and ends of host calls that wait for the device. A kernel is
-    launched when its host call begins, plus the usual latency of a launch.
+    `syncs` are starts and ends of host calls that wait for the device.
     """
-    issue = work.launch + _LAUNCH_LATENCY
-    points = np.unique(np.concatenate([*work[1:3], issue[np.isfinite(issue)], *syncs, begin, end]))
+    launch, start, stop, _, is_exchange, _ = work[:, np.argsort(work[1], kind="stable")]
+    issue, exchanges = launch + _LAUNCH_LATENCY, is_exchange > 0
+    points = np.unique(np.concatenate([start, stop, issue[np.isfinite(issue)], *syncs, begin, end]))
     middle, length = (points[1:] + points[:-1]) / 2, np.diff(points)
 
     def covers(starts: NumpyArray, ends: NumpyArray) -> NumpyArray:
         # more intervals have begun before a point than have ended: it lies in one
         return np.searchsorted(np.sort(starts), middle) > np.searchsorted(np.sort(ends), middle)
 
-    exchanges = work.is_exchange > 0
-    order = np.argsort(work.start, kind="stable")
-    next_work = np.searchsorted(work.start[order], middle)
-    next_issue = np.append(issue[order], np.inf)[next_work]  # no work follows: none was launched
     conditions = [
-        covers(work.start[~exchanges], work.end[~exchanges]),
-        covers(work.start[exchanges], work.end[exchanges]),
+        covers(start[~exchanges], stop[~exchanges]),
+        covers(start[exchanges], stop[exchanges]),
         covers(*syncs),
-        next_issue > middle,
+        np.append(issue, np.inf)[np.searchsorted(start, middle)] > middle,  # of the next work
         np.ones(len(middle), bool),
     ]
-    # each piece counts for the first condition that holds
+    # a piece of time belongs to the first condition that holds
     part = np.argmax(conditions, axis=0)
-    totals = np.stack(
-        [
-            np.append(0.0, np.cumsum(np.where(part == k, length, 0.0)))
-            for k in range(len(conditions))
-        ]
-    )
+    parts = np.where(part == np.arange(len(conditions))[:, None], length, 0.0)
+    totals = np.pad(np.cumsum(parts, axis=1), ((0, 0), (1, 0)))
     return totals[:, np.searchsorted(points, end)] - totals[:, np.searchsorted(points, begin)]
 
 
@@ -147,76 +68,58 @@ class ClockMatch(NamedTuple):
     num_collectives: int
 
 
-def match_clocks(
-    files: Sequence[Sequence[DeviceWork]], collectives: Sequence[CollectiveKey]
-) -> list[ClockMatch | None]:
+def match_clocks(files: Sequence[Sequence[Work]], keys: Sequence[Key]) -> list[ClockMatch | None]:
     """Return the lead of the clock of each file over that of the first; None without a match.
 
-    Each file has the work of one or several ranks. All ranks of a collective end it together.
-    Collectives without a known communicator count only if all ranks ran them equally often.
+    A file has the work of one or several ranks. All ranks of a collective end it together.
+    Collectives without a communicator count if all ranks ran them equally often.
     """
+    ends: list[dict[int, NumpyArray]] = []
+    rank_counts = np.zeros(len(keys), np.int64)
+    for ranks in files:
+        by_key: dict[int, list[NumpyArray]] = {}
+        for work in ranks:
+            _, _, stop, _, _, key = work[:, np.argsort(work[1], kind="stable")]
+            for number in np.unique(key[key >= 0]).astype(int).tolist():
+                by_key.setdefault(number, []).append(stop[key == number])
+                rank_counts[number] += 1
+        ends.append(
+            {
+                number: np.median(values, axis=0)
+                for number, values in by_key.items()
+                if len({len(value) for value in values}) == 1
+            }
+        )
     num_ranks = sum(map(len, files))
-    ends = [dict(_collective_ends(ranks)) for ranks in files]
-    rank_counts = [
-        sum(len(file_ends[key]) for file_ends in ends if key in file_ends)
-        for key in range(len(collectives))
+    usable = {k for k, key in enumerate(keys) if key[0] or rank_counts[k] == num_ranks}
+    matches: list[ClockMatch | None] = [ClockMatch(0.0, 0.0, 0), *[None] * (len(files) - 1)][
+        : len(files)
     ]
-    is_global = [
-        bool(collective.communicator) or count == num_ranks
-        for collective, count in zip(collectives, rank_counts, strict=True)
-    ]
-    common = [
-        {key: np.median(value, axis=0) for key, value in file_ends.items() if is_global[key]}
-        for file_ends in ends
-    ]
-    matches: list[ClockMatch | None] = [None] * len(files)
-    if files:
-        matches[0] = ClockMatch(0.0, 0.0, 0)
-    while True:
-        edges = [
-            (edge.spread, k, edge)
-            for k in range(len(files))
-            if matches[k] is None
-            for base, match in zip(common, matches, strict=True)
-            if match is not None and (edge := _compare(base, common[k], collectives, match))
-        ]
-        if not edges:
-            return matches
-        _, k, matches[k] = min(edges)
-
-
-def _collective_ends(ranks: Sequence[DeviceWork]) -> Iterator[tuple[int, NumpyArray]]:
-    """Yield the ends of each collective (ranks, occurrences) that all its ranks ran as often."""
-    by_key: dict[int, list[NumpyArray]] = {}
-    for work in ranks:
-        order = np.argsort(work.start, kind="stable")
-        for key in np.unique(work.collective[work.collective >= 0]).astype(int).tolist():
-            by_key.setdefault(key, []).append(work.end[order][work.collective[order] == key])
-    for key, ends in by_key.items():
-        if len({len(values) for values in ends}) == 1:
-            yield key, np.stack(ends)
+    known_ends = {key: values for key, values in (*ends, {})[0].items() if key in usable}
+    for _ in files:  # a file may match only one that is matched later
+        for k, file_ends in enumerate(ends):
+            match = matches[k] or _compare(known_ends, file_ends, keys)
+            if match is not None and matches[k] is None:
+                matches[k] = match
+                shifted = {key: values - match.lead for key, values in file_ends.items()}
+                known_ends = {key: shifted[key] for key in usable & shifted.keys()} | known_ends
+    return matches
 
 
 def _compare(
-    base: Mapping[int, NumpyArray],
-    other: Mapping[int, NumpyArray],
-    collectives: Sequence[CollectiveKey],
-    reference: ClockMatch,
+    base: Mapping[int, NumpyArray], other: Mapping[int, NumpyArray], keys: Sequence[Key]
 ) -> ClockMatch | None:
-    """Compare the ends of collectives of two files; the first has a known clock."""
-    leads: dict[object, list[NumpyArray]] = {}
-    for key in sorted(base.keys() & other.keys()):
+    """Compare the ends of collectives of two clocks; of several guesses the narrowest."""
+    # collectives with communicators count together, else each name is a guess of its own
+    leads: dict[object, list[float]] = {}
+    for key in base.keys() & other.keys():
         if len(base[key]) == len(other[key]):
-            # with known communicators all are alike, else each name is a guess of its own
-            group = True if collectives[key].communicator else key
-            leads.setdefault(group, []).append(other[key] - base[key])
+            group = keys[key][0] != "" or key
+            leads.setdefault(group, []).extend((other[key] - base[key]).tolist())
     matches = []
-    for parts in leads.values():
-        values = np.concatenate(parts)
+    for values in leads.values():
         lead = float(np.median(values))
-        spread = float(np.quantile(np.abs(values - lead), _SPREAD_QUANTILE))
-        matches.append(
-            ClockMatch(reference.lead + lead, max(reference.spread, spread), len(values))
-        )
+        spread = float(np.quantile(np.abs(np.array(values) - lead), _SPREAD_QUANTILE))
+        matches.append(ClockMatch(lead, spread, len(values)))
     # one collective alone has no spread
     return min(matches, key=lambda match: (match.num_collectives == 1, match.spread), default=None)

@@ -71,12 +71,6 @@ _GRAMMARS = (
 _PATTERNS = [(grammar, re.compile(grammar.pattern)) for grammar in _GRAMMARS]
 _WORDS = {"Forward": "F", "Backward": "B", "weight": "W"}
 FRAMEWORKS = tuple(dict.fromkeys(grammar.framework for grammar in _GRAMMARS))
-# marks of steps, without a number for the k-th mark of a rank
-_STEP = re.compile(
-    r"(?:ProfilerStep#|(?:train(?:ing)?[ _])?(?:iteration|iter|step)[ _:#=]*)(?P<number>\d{1,9})"
-    r"|(?:train(?:ing)?[ _](?:step|iteration)|iteration)",
-    re.IGNORECASE,
-)
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -114,20 +108,11 @@ def _make_op(groups: dict[str, str | None], suffix: str, default: LabelOp) -> La
     return default._replace(phase=_WORDS.get(text) or phase_name(text), **numbers)
 
 
-def find_framework(labels: Iterable[str]) -> str:
-    """Return the first framework whose grammar names forwards in these labels."""
-    labels = [*labels]
-    return next(
-        (
-            framework
-            for framework in FRAMEWORKS
-            if any(op.phase == "F" for label in labels for op in parse_label(label, framework))
-        ),
-        FRAMEWORKS[0],
-    )
-
-
-def parse_mark(label: str) -> int | None:
-    """Return the number of a mark of a step, NONE without one; None for any other label."""
-    match = _STEP.fullmatch(label)
-    return None if match is None else int(match["number"] or NONE)
+def parse_labels(labels: Iterable[str]) -> dict[str, Cell]:
+    """Return the labels of ops, by the first framework whose grammar names forwards in them."""
+    labels = sorted({*labels})
+    for framework in FRAMEWORKS:
+        cells = {label: parse_label(label, framework) for label in labels}
+        if any(op.phase == "F" for cell in cells.values() for op in cell):
+            return {label: cell for label, cell in cells.items() if cell}
+    return {}

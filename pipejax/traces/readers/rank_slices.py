@@ -18,26 +18,17 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.registry import REGISTRY
-from pipejax.traces.readers.device import CollectiveKey, DeviceWork, match_clocks, split_windows
+from pipejax.traces.readers.device import Key, Work, match_clocks, split_windows
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
 from pipejax.traces.readers.parts import Columns, check_phases, empty_trace
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.record import NONE, OPS, StepBudget, LeftOut, Trace
+from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
 
 OUTSIDE = -1  # step of a slice whose step is unknown
 BY_MARKS = "they lie outside the marks of steps"
 BY_TIME = "its steps are others by time than by count, and no marks of steps say which they are"
-Marks = Sequence[tuple[int, float, float]]  # number, start and end of every marked step
-
-
-class Place(NamedTuple):
-    """Place of a rank in the run, as a label states it."""
-
-    replica: tuple[int, ...]  # position on all axes but that of the pipeline
-    worker: int
-    workers: int  # of the pipeline
 
 
 @dataclasses.dataclass
@@ -50,14 +41,14 @@ class Rows:
     start: Float[NumpyArray, " slices"]
     end: Float[NumpyArray, " slices"]
     receives: Float[NumpyArray, "2 receives"]  # start and arrival
-    work: DeviceWork = dataclasses.field(default_factory=DeviceWork.empty)
-    syncs: Float[NumpyArray, "2 syncs"] = dataclasses.field(
-        default_factory=lambda: np.zeros((2, 0))
-    )  # starts and ends of host calls that wait for the device
-    marks: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
+    work: Work
+    marks: Sequence[tuple[int, float, float]] = ()  # number, start and end of every marked step
     is_cut: bool = False  # whether its file ends early
     is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
-    place: Place | None = None  # if a label states it
+    # of files with all work of a device: starts and ends of host calls that wait for it (2, calls)
+    syncs: Float[NumpyArray, "2 syncs"] | None = None
+    # if a label states it: position on all axes but the pipeline's, worker, workers
+    place: tuple[tuple[int, ...], int, int] | None = None
     step: Int[NumpyArray, " slices"] | None = None  # of each slice, once it is known
 
 
@@ -69,25 +60,16 @@ class RankFile(NamedTuple):
     zero: int | None  # of its clock [ns]; None if the file does not state it
 
 
-class RankSlices(NamedTuple):
-    """Slices of a rank, ascending by start."""
-
-    start: Float[NumpyArray, " slices"]  # in any unit
-    is_op: Bool[NumpyArray, " slices"]
-    is_first: Bool[NumpyArray, " slices"]  # the op that begins a step on this rank
-    is_before: Bool[NumpyArray, " slices"]  # stands before its op, such as a RECV
-    marks: Marks  # of steps, if the user marked them
-    is_cut: bool  # whether its file ends early
-
-
-def number_steps(ranks: Sequence[RankSlices]) -> tuple[list[Int[NumpyArray, " slices"]], str]:
+def number_steps(
+    ranks: Sequence[Rows], cells: Sequence[Cell]
+) -> tuple[list[Int[NumpyArray, " slices"]], str]:
     """Return the step of each slice of each rank, and why some are OUTSIDE of all steps."""
     # Marks decide, if there are any. Else a step begins at each first op of a rank, and the k-th
     # steps of all ranks with the usual count are one. Other ranks, whose trace begins late or ends
     # early, or repeats or lacks an op, are aligned in time.
     if any(rank.marks for rank in ranks):
         return [_steps_by_marks(rank) for rank in ranks], BY_MARKS
-    by_rank = [_steps_by_first_op(rank) for rank in ranks]
+    by_rank = [_steps_by_first_op(rank, cells) for rank in ranks]
     frequency = Counter(len(begin) for _, begin in by_rank)
     usual_count = max(frequency, key=lambda count: (frequency[count], count))
     usual_begin = next(begin for _, begin in by_rank if len(begin) == usual_count)
@@ -104,7 +86,7 @@ def number_steps(ranks: Sequence[RankSlices]) -> tuple[list[Int[NumpyArray, " sl
     ], BY_TIME
 
 
-def _steps_by_marks(rank: RankSlices) -> Int[NumpyArray, " slices"]:
+def _steps_by_marks(rank: Rows) -> Int[NumpyArray, " slices"]:
     """Return the number of the mark around the start of each slice; OUTSIDE without one."""
     if not rank.marks:
         return np.full(len(rank.start), OUTSIDE)
@@ -115,18 +97,35 @@ def _steps_by_marks(rank: RankSlices) -> Int[NumpyArray, " slices"]:
 
 
 def _steps_by_first_op(
-    rank: RankSlices,
+    rows: Rows, cells: Sequence[Cell]
 ) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
     """Count first ops: return the step of each slice and the begin of each step."""
     # A step that began before the trace has begin NaN. A slice that is no op belongs to the step of
     # the op before it, or after it if `is_before`.
-    count, ops = np.cumsum(rank.is_first), np.flatnonzero(rank.is_op)
+    firsts = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
+    is_op = np.array([op.phase in OPS for op in firsts], bool)[rows.label]
+    is_before = np.array([op.phase in _BEFORE for op in firsts], bool)[rows.label]
+    # a step begins with the forward of the first microbatch on the first stage, or, if all ops
+    # are equally frequent, with the op that ran first
+    forwards = [
+        (op.microbatch, op.stage, op.chunk, label)
+        for label in np.unique(rows.label).tolist()
+        for op in [firsts[label]]
+        if op.phase == "F"
+    ]
+    first_label = min(forwards)[-1] if forwards else NONE
+    op_labels = rows.label[is_op]
+    _, frequencies = np.unique(op_labels, return_counts=True)
+    if len(np.unique(frequencies)) == 1:
+        first_label = op_labels[0]
+    is_first = (rows.label == first_label) & (not rows.is_ours)  # our exports have one step
+    count, ops = np.cumsum(is_first), np.flatnonzero(is_op)
     if not len(ops):
         return np.zeros(len(count), np.int64), np.array([np.nan])
     next_op = np.searchsorted(ops, np.arange(len(count)))
-    follows = rank.is_before | (next_op == 0)
+    follows = is_before | (next_op == 0)
     step = np.where(follows, count[ops[np.minimum(next_op, len(ops) - 1)]], count)
-    begin = np.append(np.nan, rank.start[rank.is_first])[int(step.min()) :]
+    begin = np.append(np.nan, rows.start[is_first])[int(step.min()) :]
     return step - int(step.min()), begin
 
 
@@ -163,14 +162,14 @@ def join_ranks(
     cells: Sequence[Cell],
     sizes: RunSizes,
     left_out: list[LeftOut],
-    collectives: Sequence[CollectiveKey] = (),
+    keys: Sequence[Key] = (),
     inferred: Sequence[str] = (),
 ) -> Trace:
     """Make a trace of the slices of all ranks; times count from the first slice.
 
-    `cells` are the ops of every label, by its number.
+    `cells` are the ops of every label, by its number; `keys` are those of collectives.
     """
-    ranks, notes = _merge_files(files, collectives, left_out)
+    ranks, notes = _merge_files(files, keys, left_out)
     if not ranks:
         return empty_trace(left_out)
     is_ours = any(rows.is_ours for rows in ranks.values())
@@ -185,7 +184,7 @@ def join_ranks(
     )
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
-        steps, why_outside = number_steps([_rank_slices(rows, cells) for rows in by_rank])
+        steps, why_outside = number_steps(by_rank, cells)
         for rows, step in zip(by_rank, steps, strict=True):
             rows.step = step
             if count := int(np.sum(step == OUTSIDE)):
@@ -225,34 +224,29 @@ def join_ranks(
 
 
 def _merge_files(
-    files: Sequence[RankFile], collectives: Sequence[CollectiveKey], left_out: list[LeftOut]
+    files: Sequence[RankFile], keys: Sequence[Key], left_out: list[LeftOut]
 ) -> tuple[dict[int, Rows], list[str]]:
     """Join the files of each rank, on a common clock; also return notes on the clocks."""
-    files = [file for file in files if file.ranks]
-    zeros = [file.zero for file in files if file.zero is not None]
-    earliest = min(zeros, default=0)
-    moved: list[tuple[Path, list[Rows]]] = []
+    zeros = [file.zero for file in files if file.ranks and file.zero is not None]
+    moved = []
     for path, file_rows, zero in files:
-        if zeros and zero is None:
+        if file_rows and zeros and zero is None:
             why = "it does not state when its clock began, as other files do"
             left_out.append(LeftOut(str(path), why))
-            continue
-        delay = 0.0 if zero is None else (zero - earliest) / _NANOSECONDS
-        moved.append((path, [_shift(rows, delay) for rows in file_rows]))
-    matches = match_clocks([[rows.work for rows in ranks] for _, ranks in moved], collectives)
-    notes = []
+        elif file_rows:
+            delay = 0.0 if zero is None else (zero - min(zeros)) / _NANOSECONDS
+            moved.append((path, [_shift(rows, delay) for rows in file_rows]))
+    matches = match_clocks([[rows.work for rows in ranks] for _, ranks in moved], keys)
+    notes: list[str] = []
     ranks: dict[int, Rows] = {}
     for (path, file_rows), match in zip(moved, matches, strict=True):
-        lead = 0.0 if match is None else match.lead
-        if match is not None and match.num_collectives:
-            side = "ahead of" if lead > 0 else "behind"
-            notes.append(
-                f"clock of {path.name}: {abs(lead) / 1e3:.3f} ms {side} {moved[0][0].name} and "
-                f"corrected: {match.num_collectives} collectives end together within "
-                f"{match.spread / 1e3:.3f} ms"
-            )
-        elif match is None and collectives:
-            notes.append(f"clock of {path.name}: as recorded, for no collective matches its clock")
+        if match is None and keys:
+            notes.append(f"clock of {path.name}: as recorded; no collective matches it")
+        lead, spread, count = match or (0.0, 0.0, 0)
+        if count:
+            lag = f"{abs(lead) / 1e3:.3f} ms {'ahead' if lead > 0 else 'behind'}"
+            why = f"{count} collectives end together within {spread / 1e3:.3f} ms"
+            notes.append(f"clock of {path.name}: {lag}, corrected: {why}")
         for rows in file_rows:
             rows = _shift(rows, -lead)
             ranks[rows.rank] = _join(ranks[rows.rank], rows) if rows.rank in ranks else rows
@@ -266,8 +260,8 @@ def _shift(rows: Rows, delay: float) -> Rows:
         start=rows.start + delay,
         end=rows.end + delay,
         receives=rows.receives + delay,
-        work=rows.work.shift(delay),
-        syncs=rows.syncs + delay,
+        work=rows.work + np.array([delay, delay, delay, 0.0, 0.0, 0.0])[:, None],
+        syncs=None if rows.syncs is None else rows.syncs + delay,
         marks=[(number, start + delay, end + delay) for number, start, end in rows.marks],
     )
 
@@ -283,8 +277,10 @@ def _join(first: Rows, second: Rows) -> Rows:
         start=start[order],
         end=np.concatenate([first.end, second.end])[order],
         receives=np.concatenate([first.receives, second.receives], axis=1),
-        work=first.work.join(second.work),
-        syncs=np.concatenate([first.syncs, second.syncs], axis=1),
+        work=np.concatenate([first.work, second.work], axis=1),
+        syncs=None
+        if first.syncs is None or second.syncs is None
+        else np.concatenate([first.syncs, second.syncs], axis=1),
         marks=[*first.marks, *second.marks],
         is_cut=first.is_cut or second.is_cut,
         is_ours=first.is_ours or second.is_ours,
@@ -292,32 +288,26 @@ def _join(first: Rows, second: Rows) -> Rows:
 
 
 def _number_weights(columns: Columns, phases: Sequence[str], worker: int, workers: int) -> None:
-    """Number weight gradients whose labels state no microbatch, in place, by DualPipeV's order."""
-    # PithTrain runs DualPipeV; its labels of weight gradients have no numbers.
+    """Number weight gradients whose labels have no numbers, in place, by DualPipeV's order."""
     names = np.array([*phases])[columns["phase"]]
     is_weight = (names == "W") & (columns["microbatch"] == NONE)
     if not is_weight.any():
         return
     size = int(columns["microbatch"].max()) + 1
     table = REGISTRY["dualpipe-v"].function(num_workers=workers, num_microbatches=size)
-    row = [
-        (op.phase.name.replace("I", "B"), op.microbatch, int(op.stage >= workers))
-        for cell in [*table.rows()][worker]
-        for op in cell
+    cells = itertools.chain.from_iterable([*table.rows()][worker])
+    ops = [(op.phase.name, op.microbatch, op.stage // workers) for op in cells]
+    expected = [
+        (name.replace("I", "B"), *((NONE,) * 2 if name == "W" else op)) for name, *op in ops
     ]
-    order = np.lexsort([np.arange(len(names)), columns["start"], columns["step"]])
     for step in np.unique(columns["step"][is_weight]):
-        rows = order[columns["step"][order] == step]
-        recorded = zip(
-            names[rows], columns["microbatch"][rows], columns["chunk"][rows], strict=True
-        )
-        if len(row) != len(rows) or any(
-            op[0] != phase or (microbatch != NONE and op[1:] != (microbatch, chunk))
-            for op, (phase, microbatch, chunk) in zip(row, recorded, strict=True)
-        ):
+        rows = np.flatnonzero(columns["step"] == step)
+        rows = rows[np.argsort(columns["start"][rows], kind="stable")]
+        recorded = (x[rows].tolist() for x in (names, columns["microbatch"], columns["chunk"]))
+        if [*zip(*recorded, strict=True)] != expected:
             why = f"worker {worker} runs step {step} in another order than DualPipeV"
             raise wrong("files", f"must state the microbatch of each weight gradient: {why}")
-        columns["microbatch"][rows], columns["chunk"][rows] = np.array(row)[:, 1:].T.astype(int)
+        columns["microbatch"][rows], columns["chunk"][rows] = np.array([op[1:] for op in ops]).T
 
 
 def _budget_steps(
@@ -326,19 +316,16 @@ def _budget_steps(
     """Yield the budget of each rank and step: a marked step, or from its first to its last op."""
     is_op = trace.has_phase(OPS)
     for rows, (replica, worker) in zip(ranks, places, strict=True):
-        if not len(rows.work.start):
-            continue
         windows = {number: (begin, end) for number, begin, end in rows.marks}
-        on_replica = is_op & (trace.replica == replica)
-        for step in trace.steps if not windows else ():
-            in_step = on_replica & (trace.step == step)
-            if in_step.any():
-                times = trace.start[in_step].min(), trace.end[in_step].max()
-                windows[step] = times[0] / _MICROSECOND + origin, times[1] / _MICROSECOND + origin
+        for step in () if windows else trace.steps:
+            ops = is_op & (trace.replica == replica) & (trace.step == step)
+            times = trace.start[ops].min(initial=np.inf), trace.end[ops].max(initial=-np.inf)
+            windows[step] = times[0] / _MICROSECOND + origin, times[1] / _MICROSECOND + origin
         begin, end = np.array([*windows.values()]).reshape(-1, 2).T
-        parts = split_windows(rows.work, rows.syncs, begin, end) * _MICROSECOND
-        for step, seconds in zip(windows, parts.T.tolist(), strict=True):
-            yield StepBudget(step, replica, worker, *seconds)
+        if rows.syncs is not None:
+            parts = split_windows(rows.work, rows.syncs, begin, end) * _MICROSECOND
+            for step, seconds in zip(windows, parts.T.tolist(), strict=True):
+                yield StepBudget(step, replica, worker, *seconds)
 
 
 def _time_by_kernels(
@@ -351,9 +338,9 @@ def _time_by_kernels(
         if timed is None and any(kernel_rows):
             why = "some ops have no kernel, and other ranks are timed by theirs"
             left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
-        elif timed is None and len(rows.work.start):
+        elif timed is None and rows.work.size:
             why = "some ops have none: ops are timed by the host"
-            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, len(rows.work.start)))
+            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, rows.work.shape[1]))
     return [timed for timed in kernel_rows if timed is not None] or ranks
 
 
@@ -404,28 +391,6 @@ def _find_launchers(
     position = np.searchsorted(rows.start[slices], launch, "right") - 1
     launcher = slices[position]
     return launcher, (position >= 0) & (launch <= rows.end[launcher])
-
-
-def _rank_slices(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
-    """Classify the slices of a rank for the numbering of steps; `cells` are the ops of labels."""
-    firsts = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
-    is_op = np.array([op.phase in OPS for op in firsts], bool)[rows.label]
-    is_before = np.array([op.phase in _BEFORE for op in firsts], bool)[rows.label]
-    # a step begins with the forward of the first microbatch on the first stage, or, if all ops
-    # are equally frequent, with the op that ran first
-    forwards = [
-        (op.microbatch, op.stage, op.chunk, label)
-        for label in np.unique(rows.label).tolist()
-        for op in [firsts[label]]
-        if op.phase == "F"
-    ]
-    first_label = min(forwards)[-1] if forwards else NONE
-    op_labels = rows.label[is_op]
-    _, frequencies = np.unique(op_labels, return_counts=True)
-    if len(np.unique(frequencies)) == 1:
-        first_label = op_labels[0]
-    is_first = (rows.label == first_label) & (not rows.is_ours)  # our exports have one step
-    return RankSlices(rows.start, is_op, is_first, is_before, rows.marks, rows.is_cut)
 
 
 def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Columns:
@@ -505,11 +470,11 @@ def _find_places(
     """Return replica and worker of each rank, inferred from its ops, and the number of workers."""
     # A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
     stated = [rank_rows.place for rank_rows in rows]
-    if all(place is not None for place in stated):
-        known_places = [place for place in stated if place is not None]
-        axes = sorted({place.replica for place in known_places})
-        workers = max(place.workers for place in known_places)
-        return [(axes.index(place.replica), place.worker) for place in known_places], workers
+    if None not in stated:
+        axes, workers, sizes = zip(*filter(None, stated), strict=True)
+        replicas = sorted({*axes})
+        numbers = [replicas.index(position) for position in axes]
+        return [*zip(numbers, workers, strict=True)], max(sizes)
     ranks = [rank_rows.rank for rank_rows in rows]
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
