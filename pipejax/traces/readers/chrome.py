@@ -5,7 +5,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,141 +32,76 @@ from pipejax.traces.record import NONE, LeftOut, Trace
 RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
 STEP = "ProfilerStep#"
 BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
-# A trace may have 10^7 other events: only used events and a window of the text stay in memory.
-
+# A trace may have 10^7 other events: only used events, and the text of one file, stay in memory.
 _GAP = re.compile(r"[\s,:]*")
 _EVENT_GAP = re.compile(r"[\s,}]*")  # between events; a damaged event may leave a brace
 _EVENT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
 _EVENTS = re.compile(r'"traceEvents"\s*:')
-_MAX_VALUE = 2**23  # characters of an event or another JSON value
-_TAIL = 64  # characters before the end of a window in which a cut value looks damaged
 # the decoder's own scanner, a fifth faster than `raw_decode`; its stub does not list it
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # its stub lacks it
 
 Event = dict[str, Any]
 
 
-class _TextWindow:
-    """The unread part of a text in memory, `text`, and a read position in it, `position`.
-
-    `pieces` yields the rest of the text; `why` is the fault if the text ends early.
-    """
-
-    def __init__(self, pieces: Iterator[str]) -> None:
-        self.pieces, self.text, self.position = pieces, "", 0
-        self.has_ended, self.why = False, EARLY
-
-    def read_more(self) -> bool:
-        """Drop the text before the position and at least double the rest; False at the end."""
-        held = [self.text[self.position :]]
-        size = size_before = len(held[0])
-        target = max(2 * size, 2**16)
-        try:
-            while size < target:
-                held.append(next(self.pieces))
-                size += len(held[-1])
-        except StopIteration:
-            self.has_ended = True
-        except CutError as error:
-            self.has_ended, self.why = True, str(error)
-        self.text, self.position = "".join(held), 0
-        return size > size_before
-
-    def next_character(self, gap: "re.Pattern[str]") -> str:
-        """Move behind a gap and return the character there; empty at the end."""
-        while True:
-            # every gap pattern matches the empty text
-            self.position = gap.match(self.text, self.position).end()  # type: ignore[union-attr]
-            if self.position < len(self.text) or not self.read_more():
-                return self.text[self.position : self.position + 1]
-
-    def find(self, pattern: "re.Pattern[str]") -> bool:
-        """Move to the next match of a pattern; False if there is none."""
-        self.position += 1
-        while not (match := pattern.search(self.text, self.position)):
-            self.position = max(self.position, len(self.text) - _TAIL)
-            if not self.read_more():
-                return False
-        self.position = match.start()
-        return True
-
-    def read_value(self) -> Any:
-        """Parse the JSON value at the position, and move behind it; ValueError if it is damaged."""
-        while True:
-            try:
-                value, end = _scan(self.text, self.position)
-            except StopIteration as error:
-                fault, is_cut = int(error.value), False
-            except json.JSONDecodeError as error:
-                fault, is_cut = error.pos, error.msg.startswith("Unterminated string")
-            except RecursionError:
-                raise ValueError("nested too deeply") from None
-            else:
-                if end < len(self.text) or self.has_ended:
-                    self.position = end
-                    return value
-                self.read_more()  # a number may continue in the next piece
-                continue
-            # a fault near the end may be a value that the window cuts: read on
-            is_cut |= fault >= len(self.text) - _TAIL
-            is_long = len(self.text) - self.position > _MAX_VALUE
-            if not is_cut or is_long or not self.read_more():
-                raise ValueError("not JSON")
+_DAMAGE = (StopIteration, ValueError, RecursionError)
 
 
 def read_events(
     pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
 ) -> Iterator[Event]:
     """Yield the events of a trace; add other keys of the file to `header`, and count faults."""
-    window = _TextWindow(pieces)
-    is_list, is_complete = window.next_character(_GAP) == "[", False
-    window.position += 1
+    parts, why = [], EARLY
+    try:
+        for piece in pieces:
+            parts.append(piece)
+    except CutError as error:
+        why = str(error)
+    text = "".join(parts)
+    position = _end(_GAP, text, 0)
+    is_list, is_complete = text[position : position + 1] == "[", False
+    position += 1
     if is_list:
-        yield from _list_events(window, faults)
-        # the closing bracket is optional
-        is_complete = window.why == EARLY and window.position >= len(window.text)
+        position = yield from _list_events(text, position, faults)
+        is_complete = why == EARLY and not text[position:].strip()  # "]" is optional
     while not is_list:
-        character = window.next_character(_GAP)
-        is_complete = character == "}"
-        if character in ("", "}"):
+        position = _end(_GAP, text, position)
+        is_complete = text[position : position + 1] == "}"
+        if is_complete or position == len(text):
             break
         try:
-            key = window.read_value()
-            if window.next_character(_GAP) == "[" and key == "traceEvents":
-                window.position += 1
-                yield from _list_events(window, faults)
+            key, position = _scan(text, position)
+            position = _end(_GAP, text, position)
+            if text[position : position + 1] == "[" and key == "traceEvents":
+                position = yield from _list_events(text, position + 1, faults)
             else:
-                header[str(key)] = window.read_value()
-        except ValueError:
-            if not window.find(_EVENTS):  # skip a damaged value before the events
+                header[str(key)], position = _scan(text, position)
+        except _DAMAGE:  # skip a damaged value before the events
+            match = _EVENTS.search(text, position + 1)
+            if match is None:
                 break
+            position = match.start()
     if not is_complete:
-        faults[window.why] += 1
+        faults[why] += 1
 
 
-def _list_events(window: _TextWindow, faults: "Counter[str]") -> Iterator[Event]:
-    """Yield the events of a JSON list, skip and count damaged ones, and move behind the list."""
+def _end(gap: "re.Pattern[str]", text: str, position: int) -> int:
+    """Return the end of a gap."""
+    return gap.match(text, position).end()  # type: ignore[union-attr]  # it matches no text
+
+
+def _list_events(text: str, position: int, faults: "Counter[str]") -> Generator[Event, None, int]:
+    """Yield the events of a JSON list without damaged ones; return the position of its end."""
     while True:
-        text, position = window.text, window.position
+        position = _end(_EVENT_GAP, text, position)
+        if position == len(text) or text[position] == "]":
+            return min(position + 1, len(text))
         try:
-            while True:  # fast path inside the window
-                match = _EVENT_GAP.match(text, position)
-                value, position = _scan(text, match.end())  # type: ignore[union-attr]  # "" matches
-                if position == len(text):  # the event may be cut: read it again below
-                    break
-                window.position = position
-                if type(value) is dict:
-                    yield value
-        except (StopIteration, ValueError, RecursionError):
-            pass
-        if window.next_character(_EVENT_GAP) == "]":
-            window.position += 1
-            return
-        try:
-            value = window.read_value()
-        except ValueError:
-            if not window.find(_EVENT):
-                return
+            value, position = _scan(text, position)
+        except _DAMAGE:
+            match = _EVENT.search(text, position + 1)
+            if match is None:
+                return position
+            position = match.start()
             faults[BROKEN] += 1
             continue
         if type(value) is dict:
