@@ -37,27 +37,16 @@ class LeftOut:
 
 @short_repr
 class StepBudget(NamedTuple):
-    """Parts of a step of one rank; they add up to the step.
-
-    Attributes:
-      step: number of the step.
-      replica: replica of the rank.
-      worker: rank in the pipeline.
-      compute: time with a kernel that computes [s].
-      exposed: time with only exchanges of data on the device [s].
-      blocking: time without work on the device while the host waits in a call [s].
-      launch_starved: other time in which the next work was not launched yet [s].
-      dependency_stalled: other time in which the next work was launched [s].
-    """
+    """Parts of a step of one rank [s], which add up to the step; each excludes those before it."""
 
     step: int
     replica: int
     worker: int
-    compute: float
-    exposed: float
-    blocking: float
-    launch_starved: float
-    dependency_stalled: float
+    compute: float  # some kernel computes
+    exposed: float  # the device only exchanges data
+    blocking: float  # it is idle while the host waits in a call
+    launch_starved: float  # its next work is not launched yet
+    dependency_stalled: float  # its next work is launched
 
 
 @with_short_repr("steps replicas workers stages")

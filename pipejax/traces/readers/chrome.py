@@ -25,6 +25,7 @@ from pipejax.traces.readers.sources import (
     OnBytes,
     Reader,
     Request,
+    is_json,
     read_texts,
 )
 from pipejax.traces.record import NONE, LeftOut, Trace
@@ -348,11 +349,8 @@ READER = Reader(
     "torch.profiler around PyTorch's pipelining; `pipejax run --trace`, `pipejax export`",
     "labels as `PP:0F1`, one file for each rank; or a run of this package",
     lambda head: (
-        head.bracket == "["
-        or (
-            head.bracket == "{"
-            and ('"traceEvents"' in head.text or len(head.text) >= HEAD_BYTES // 4)
-        )
+        is_json(head)
+        and ('"traceEvents"' in head or head.lstrip()[0] == "[" or len(head) >= HEAD_BYTES // 4)
     ),
     read_chrome,
 )

@@ -25,6 +25,7 @@ from pipejax.traces.readers.sources import (
     Reader,
     Request,
     find_delimiter,
+    is_json,
     read_lines,
 )
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
@@ -351,8 +352,8 @@ READER = Reader(
     "production jobs, your own recorder",
     "a slice of time in each row",
     lambda head: (
-        head.content.startswith(b"PAR1")
-        or (not head.bracket and find_delimiter(head.text.split("\n", 1)[0]) is not None)
+        head.startswith("PAR1")
+        or (not is_json(head) and find_delimiter(head.split("\n", 1)[0]) is not None)
     ),
     read_columns,
 )

@@ -24,12 +24,9 @@ def finish_trace(
     *,
     by_step: bool = False,
 ) -> Trace:
-    """Infer missing numbers of ops and messages, and make the trace.
-
-    `columns` have one entry per slice; step, worker, stage and microbatch may be missing, and
-    `chunk`, the number of a stage on its worker, may replace the stage. With `by_step`, clocks of
-    workers restart in every step.
-    """
+    """Infer missing numbers of ops and messages, and make the trace."""
+    # `chunk`, the number of a stage on its worker, may replace the stage. With `by_step`, clocks of
+    # workers restart in every step.
     kind = np.array([KINDS.get(name, NONE) for name in phases], np.int64)[columns["phase"]]
     notes = complete(columns, kind, sizes, by_step=by_step)
     columns.pop("chunk", None)

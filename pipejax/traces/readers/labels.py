@@ -9,7 +9,7 @@ from pipejax.traces.readers.parts import phase_name
 from pipejax.traces.record import NONE, OPS
 
 PYTORCH = "PP:"
-ONLY_STAGE = -2  # stage of a label by a framework with one stage on each worker
+ONLY_STAGE = -2  # stage of a label that needs none, as its worker has one stage
 
 
 class LabelOp(NamedTuple):
@@ -23,54 +23,38 @@ class LabelOp(NamedTuple):
 
 Cell = tuple[LabelOp, ...]  # two of a fused pair
 
-
-class _Grammar(NamedTuple):
-    """Labels of a framework, by a pattern with groups that have the names of `LabelOp`.
-
-    The second op of a fused pair has groups with names that end in 2.
-    """
-
-    framework: str
-    pattern: str
-    default: LabelOp = LabelOp("")
-
-
 _CELL = r"(?P<stage>\d{1,9})(?P<phase>[A-Z](?:[A-Z_]*[A-Z])?)(?P<microbatch>\d{0,9})"
 _CHUNK = r"chunk (?P<microbatch>\d{1,9}) \(phase(?P<chunk>[01])\)"
 
 
 def _second(pattern: str) -> str:
-    return re.sub(r"\(\?P<(\w+)>", r"(?P<\g<1>2>", pattern)
+    """Return a pattern with the names of groups of the second op of a fused pair."""
+    return pattern.replace(">", "2>")
 
 
-# Seen in PyTorch 00722e64 (torch/distributed/pipelining/schedules.py), PithTrain 23db1829 and
-# 33fcb7f3 (dualpipev.py; its "phase" is the direction of the pipe) and Megatron-LM d98e8a64 (names
-# of functions and timers; --nvtx-ranges puts the module before a function). Labels of a run are of
-# the first framework that names forwards.
-_GRAMMARS = (
-    _Grammar("PyTorch", rf"(?:PP:)?{_CELL}"),
-    _Grammar("PyTorch", rf"(?:PP:)?\({_CELL};{_second(_CELL)}\)\s*OVERLAP_F_B"),
-    _Grammar(
-        "PyTorch",
-        r"(?P<phase>Forward|Backward) (?P<microbatch>\d{1,9})",
-        LabelOp("", stage=ONLY_STAGE),
-    ),
-    _Grammar("PithTrain", rf"(?:rank \d+ )?(?P<phase>forward|backward) {_CHUNK}"),
-    _Grammar(
+# Frameworks, and patterns of labels whose groups have the names of a `LabelOp`. Seen in PyTorch
+# 00722e64 (torch/distributed/pipelining/schedules.py), PithTrain 23db1829 and 33fcb7f3
+# (dualpipev.py, whose "phase" is the direction of the pipe), and Megatron-LM d98e8a64 (functions
+# and timers; --nvtx-ranges puts the module before a function).
+GRAMMARS = (
+    ("PyTorch", rf"(?:PP:)?{_CELL}"),
+    ("PyTorch", rf"(?:PP:)?\({_CELL};{_second(_CELL)}\)\s*OVERLAP_F_B"),
+    ("PyTorch", r"(?P<phase>Forward|Backward) (?P<microbatch>\d{1,9})"),
+    ("PithTrain", rf"(?:rank \d+ )?(?P<phase>forward|backward) {_CHUNK}"),
+    (
         "PithTrain",
         rf"(?:rank \d+ )?(?:overlapped )?(?P<phase>forward) {_CHUNK} "
         + _second(rf"(?P<phase>backward) {_CHUNK}"),
     ),
-    _Grammar("PithTrain", r"(?:rank \d+ )?(?P<phase>weight) chunk"),
-    _Grammar(
+    ("PithTrain", r"(?:rank \d+ )?(?P<phase>weight) chunk"),
+    (
         "Megatron-LM",
         r"(?:\w+\.)*(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)*?)"
         r"(?:[ _.:#-]*(?:mb|microbatch|micro_batch)?[ _.:#=-]*(?P<microbatch>\d{1,9}))?",
     ),
 )
-_PATTERNS = [(grammar, re.compile(grammar.pattern)) for grammar in _GRAMMARS]
-_WORDS = {"Forward": "F", "Backward": "B", "weight": "W"}
-FRAMEWORKS = tuple(dict.fromkeys(grammar.framework for grammar in _GRAMMARS))
+_WORDS = {"weight": "W"}  # besides the names in files of any reader
+FRAMEWORKS = tuple(dict.fromkeys(framework for framework, _ in GRAMMARS))
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -85,27 +69,18 @@ def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
       >>> parse_label("megatron.core.pipeline_parallel.schedules.forward_step", "Megatron-LM")
       (LabelOp(phase='F', stage=-1, microbatch=-1, chunk=-1),)
     """
-    for grammar, pattern in _PATTERNS:
-        match = pattern.fullmatch(label) if grammar.framework == framework else None
-        if match is not None:
-            groups = match.groupdict()
-            ops = tuple(
-                _make_op(groups, suffix, grammar.default)
-                for suffix in ("", "2")
-                if f"phase{suffix}" in groups
-            )
-            return ops if framework == FRAMEWORKS[0] or ops[0].phase in OPS else ()
-    return ()
-
-
-def _make_op(groups: dict[str, str | None], suffix: str, default: LabelOp) -> LabelOp:
-    numbers = {
-        name: int(text)
-        for name in ("stage", "microbatch", "chunk")
-        if (text := groups.get(name + suffix))
-    }
-    text = groups["phase" + suffix] or ""
-    return default._replace(phase=_WORDS.get(text) or phase_name(text), **numbers)
+    is_pytorch = framework == FRAMEWORKS[0]
+    patterns = (pattern for name, pattern in GRAMMARS if name == framework)
+    match = next(filter(None, (re.fullmatch(pattern, label) for pattern in patterns)), None)
+    if match is None:
+        return ()
+    groups, ops = match.groupdict(), []
+    for suffix in ("", "2") if "phase2" in groups else ("",):
+        text = groups[f"phase{suffix}"]
+        numbers = {"stage": ONLY_STAGE} if is_pytorch else {}
+        numbers |= {k: int(n) for k in LabelOp._fields[1:] if (n := groups.get(k + suffix))}
+        ops.append(LabelOp(_WORDS.get(text) or phase_name(text), **numbers))
+    return tuple(ops) if is_pytorch or ops[0].phase in OPS else ()
 
 
 def parse_labels(labels: Iterable[str]) -> dict[str, Cell]:

@@ -320,6 +320,6 @@ READER = Reader(
     "Nsight Systems",
     "`nsys export --type sqlite`",
     f"NVTX ranges of {', '.join(FRAMEWORKS)}, kernels and CUDA calls of one or several ranks",
-    lambda head: head.content.startswith(b"SQLite format 3\0"),
+    lambda head: head.startswith("SQLite format 3"),
     read_nsight,
 )

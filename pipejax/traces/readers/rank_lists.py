@@ -20,7 +20,6 @@ from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.readers.sources import (
     HEAD_BYTES,
-    Head,
     OnBytes,
     Reader,
     Request,
@@ -55,8 +54,10 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
     """Read the files of all ranks, and files that state the sizes of the run."""
     left_out: list[LeftOut] = []
     arguments, on_bytes = request.sizes, request.on_bytes
-    size_paths = [path for path in paths if not _LIST_OF_TIMES.search(read_head(path).text)]
+    size_paths = [path for path in paths if not _LIST_OF_TIMES.search(read_head(path))]
     paths = [path for path in paths if path not in size_paths]
+    configs = {path.parent / "config.json" for path in paths}.difference(size_paths)
+    size_paths += sorted(filter(Path.is_file, configs))
     if not paths:
         unused = "sizes of a run without its ranks"
         return empty_trace(LeftOut(str(path), unused) for path in size_paths)
@@ -220,11 +221,10 @@ def _columns(entry: _Series) -> Columns:
     return columns | {key: np.full(size, value, np.int64) for key, value in constants.items()}
 
 
-def _is_rank_lists(head: Head) -> bool:
+def _is_rank_lists(head: str) -> bool:
     """Return whether a file has lists of starts and ends, or sizes of such a run."""
-    is_sizes = '"pp_size"' in head.text and len(head.text) < HEAD_BYTES // 4
-    is_sizes &= '"traceEvents"' not in head.text
-    return head.bracket == "{" and (is_sizes or bool(_LIST_OF_TIMES.search(head.text)))
+    is_sizes = '"pp_size"' in head and '"traceEvents"' not in head and len(head) < HEAD_BYTES // 4
+    return head.lstrip()[:1] == "{" and (is_sizes or bool(_LIST_OF_TIMES.search(head)))
 
 
 READER = Reader(
@@ -233,5 +233,4 @@ READER = Reader(
     "a file for each rank; each step has its own zero, so clocks are aligned step by step",
     _is_rank_lists,
     read_rank_lists,
-    companion="config.json",
 )

@@ -31,7 +31,7 @@ _LOG = Reader(
     "log of Megatron",
     "Megatron-LM",
     "sums of timers and no slices: `pipejax init rows --from LOG` reads its steps",
-    lambda head: bool(_TIMER.search(head.text)),
+    lambda head: bool(_TIMER.search(head)),
     _refuse_logs,
 )
 # a file belongs to the first reader that can read it
@@ -106,12 +106,15 @@ def read(
     if not paths:
         where = f" in {', '.join(map(str, entries))}" if entries else ""
         raise wrong("files", f"must hold a trace: there is no file{where}")
-    readers, reasons = _find_readers(paths)
-    folders = {(path.parent, reader.companion) for path, reader in readers.items()}
-    companions = {folder / name for folder, name in folders if name} - {*paths}
-    others, _ = _find_readers(sorted(filter(Path.is_file, companions)))
-    readers |= others
-    paths = [*paths, *others]
+    by_form: dict[str, list[Path]] = {}
+    reasons = []
+    for path in paths:
+        head = read_head(path)
+        reader = next((reader for reader in READERS if reader.can_read(head)), None)
+        if reader is None:
+            reasons.append(LeftOut(str(path), why_unreadable(head)))
+        else:
+            by_form.setdefault(reader.form, []).append(path)
     total, done = sum(path.stat().st_size for path in paths), 0
     with telling("read", on_progress) as report:
 
@@ -121,28 +124,12 @@ def read(
             report(done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
         request = Request(names, sizes, on_bytes)
-        traces = [
-            reader.read([path for path, other in readers.items() if other is reader], request)
-            for reader in READERS
-        ]
-    traces.append(empty_trace(LeftOut(str(path), why) for path, why in reasons.items()))
+        traces = [reader.read(by_form.get(reader.form, []), request) for reader in READERS]
+    traces.append(empty_trace(reasons))
     trace = join_traces(traces, _source_text(paths))
     if not len(trace):
         raise wrong("files", _why_empty(trace.left_out))
     return trace
-
-
-def _find_readers(paths: Sequence[Path]) -> tuple[dict[Path, Reader], dict[Path, str]]:
-    """Return the reader of each file, and for files without one the reason."""
-    readers, reasons = {}, {}
-    for path in paths:
-        head = read_head(path)
-        reader = next((reader for reader in READERS if reader.can_read(head)), None)
-        if reader is None:
-            reasons[path] = why_unreadable(head)
-        else:
-            readers[path] = reader
-    return readers, reasons
 
 
 def _list_files(files: Sequence[str | Path]) -> list[Path]:

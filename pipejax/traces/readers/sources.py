@@ -13,6 +13,7 @@ from pipejax.traces.record import Trace
 
 OnBytes = Callable[[int], object]  # takes the number of bytes read since the last call
 
+_MAGIC_LENGTH = 16  # characters by which binary formats are recognized
 HEAD_BYTES = 2**18  # enough to recognize the format
 _READ_BYTES, _OUTPUT_BYTES = 2**16, 2**20  # bytes read at once, and unpacked at once
 _SALVAGE_BYTES = 32  # bytes unpacked at once near a fault
@@ -78,19 +79,6 @@ def read_lines(path: Path, on_bytes: OnBytes) -> Iterator[str]:
         yield rest
 
 
-class Head(NamedTuple):
-    """First bytes of a file, decompressed."""
-
-    content: bytes
-    text: str  # empty if the content is binary
-
-    @property
-    def bracket(self) -> str:
-        """Return the bracket that begins JSON; empty for any other content."""
-        first = self.text.lstrip()[:1]
-        return first if first in ("[", "{") else ""
-
-
 class Request(NamedTuple):
     """Statements of the user about a run, and where to report progress."""
 
@@ -100,18 +88,17 @@ class Request(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Form of files of a run."""
+    """Form of files of a run, and its row in the documentation."""
 
     form: str
     writers: str  # programs that write it
     content: str
-    can_read: Callable[[Head], bool]  # told by content
+    can_read: Callable[[str], bool]  # by the head of a file
     read: Callable[[Sequence[Path], Request], Trace]  # of all files of the form, or of none
-    companion: str = ""  # name of a file that belongs to all files of its folder
 
 
-def read_head(path: Path) -> Head:
-    """Return the first bytes of a file."""
+def read_head(path: Path) -> str:
+    """Return the first characters of a file, decompressed; of binary content those before NUL."""
     if not path.is_file():
         path.stat()  # raises if there is no such file
         raise wrong("files", f"must be files or folders; {path} is neither")
@@ -121,22 +108,24 @@ def read_head(path: Path) -> Head:
             content += piece
             if len(content) >= HEAD_BYTES:
                 break
-    content = content[:HEAD_BYTES]
-    text = content.decode("utf-8-sig", "replace")
+    text = content[:HEAD_BYTES].decode("utf-8-sig", "replace")
     is_binary = "\0" in text or text.count("\ufffd") > len(text) // 10
-    return Head(content, "" if is_binary else text)
+    return text[:_MAGIC_LENGTH].partition("\0")[0] + "\0" if is_binary else text
 
 
-def why_unreadable(head: Head) -> str:
+def why_unreadable(head: str) -> str:
     """Return the reason why no reader takes a file."""
-    if head.content and not head.text:
-        return (
-            "it holds binary data that is no Parquet and no SQLite; for a report of Nsight "
-            "Systems: nsys export --type sqlite FILE"
-        )
-    if not head.text.strip():
+    if "\0" in head:
+        more = "; of a report of Nsight Systems, give nsys export --type sqlite"
+        return f"it holds binary data that is no Parquet{more}"
+    if not head.strip():
         return "it is empty"
-    return "JSON without slices of time" if head.bracket else "no trace in its text"
+    return "JSON without slices of time" if is_json(head) else "no trace in its text"
+
+
+def is_json(head: str) -> bool:
+    """Return whether a file is a JSON list or object."""
+    return head.lstrip().startswith(("[", "{"))
 
 
 def find_delimiter(header: str) -> str | None:
