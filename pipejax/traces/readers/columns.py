@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import MAX_LISTED, resolve_choice, resolve_name, wrong
+from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_choice, resolve_name, wrong
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
     Columns,
-    check_phases,
     empty_trace,
     number_groups,
-    passing_rows,
     phase_positions,
 )
 from pipejax.traces.readers.readings import KINDS, RunSizes
@@ -45,7 +43,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = "unit"
-_OP_ROLES = ("stage", "chunk", "microbatch")
 # a gap before a backward is a wait for another stage if it is longer than this many median
 # backwards, and than this many usual gaps
 _WAIT_BACKWARDS, _WAIT_GAPS = 0.5, 3.0
@@ -273,32 +270,11 @@ def _number(cell: object) -> float:
 def _make_trace(
     rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], sizes: RunSizes
 ) -> Trace:
-    """Drop invalid rows, and make the trace of the others."""
-    is_op = np.array([name in OPS for name in phases])[rows["phase"]]
-    if "chunk" in rows and "stage" not in rows:
-        rows["chunk"] = np.where(np.isnan(rows["chunk"]), NONE, rows["chunk"])
-    else:
+    """Make the trace, and check that no worker is missing."""
+    if "stage" in rows:
         rows.pop("chunk", None)
-    integer_roles = [name for name in ("step", "replica", "worker", *_OP_ROLES) if name in rows]
-    checks = [
-        (~np.isfinite(rows[name]), f"its {name} is no finite number") for name in ("start", "end")
-    ]
-    checks.append((rows["end"] < rows["start"], "it ends before it starts"))
-    for name in integer_roles:
-        least = NONE if name in _OP_ROLES else 0
-        if name in _OP_ROLES:
-            rows[name] = np.where(np.isnan(rows[name]), NONE, rows[name])  # an empty cell
-        with np.errstate(invalid="ignore"):
-            fits = (rows[name] >= least) & (rows[name] == np.rint(rows[name])) & (rows[name] < 1e9)
-        checks.append((~fits, f"its {name} is no whole number of at least {least}"))
-    for name in _OP_ROLES:
-        if name in rows:
-            checks.append((is_op & (rows[name] < 0), f"it is an op and has no {name}"))
-    passes, faults = passing_rows(checks, "rows")
-    columns = {name: values[passes] for name, values in rows.items()}
-    columns |= {name: columns[name].astype(np.int64) for name in (*integer_roles, "phase")}
-    _check_numbers(columns, phases, np.flatnonzero(passes))
-    trace = finish_trace(columns, phases, sizes, [*left_out, *faults])
+    _check_numbers(rows)
+    trace = finish_trace(rows, phases, sizes, left_out)
     workers = sizes.world // (int(trace.replica.max(initial=0)) + 1)
     if workers:
         return dataclasses.replace(trace, known_workers=workers)
@@ -328,14 +304,15 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
         raise wrong("files", f"must be of all workers: {why}; --world {ranks} accepts them so")
 
 
-def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> None:
-    """Refuse absurd numbers of workers, times stored in 32 bits, and unknown phases of ops."""
-    # `row` is the row of each entry in the file, for error texts.
-    absurd = np.flatnonzero(columns.get("worker", np.zeros(0)) >= len(row))
+def _check_numbers(rows: Columns) -> None:
+    """Refuse absurd numbers of workers, and times stored in 32 bits."""
+    workers = rows.get("worker", np.zeros(0))
+    absurd = np.flatnonzero((workers >= len(rows["start"])) & (workers < MAX_COUNT))
     if len(absurd):
-        where = f"row {row[absurd[0]] + 1} has worker {columns['worker'][absurd[0]]}"
-        raise wrong("files", f"must have no more workers than rows ({len(row)}): {where}")
-    times = np.concatenate([columns["start"], columns["end"]])
+        where = f"row {absurd[0] + 1} has worker {workers[absurd[0]]:.0f}"
+        raise wrong("files", f"must have no more workers than rows ({len(workers)}): {where}")
+    times = np.concatenate([rows["start"], rows["end"]])
+    times = times[np.isfinite(times)]
     largest = np.float32(np.abs(times).max(initial=0.0))
     spacing = float(np.spacing(largest))
     if len(times) and spacing > _COARSE_SECONDS and (times == times.astype(np.float32)).all():
@@ -344,7 +321,6 @@ def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> 
             f"must have times in 64 bits: in 32 bits those of {largest:.4g} s are "
             f"{spacing:g} s apart",
         )
-    check_phases(columns, phases)
 
 
 READER = Reader(

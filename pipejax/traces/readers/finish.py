@@ -7,12 +7,16 @@ import numpy as np
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.traces.readers.parts import (
     Columns,
+    check_phases,
     number_groups,
     passing_rows,
     with_split_backwards,
 )
 from pipejax.traces.readers.readings import KINDS, RunSizes, complete
-from pipejax.traces.record import NONE, LeftOut, Trace
+from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace
+
+_OP_ROLES = ("stage", "microbatch", "chunk")
+_MAX_NUMBER = 1e9  # a larger number of a step, worker, .. is damage
 
 
 def finish_trace(
@@ -24,10 +28,28 @@ def finish_trace(
     *,
     by_step: bool = False,
 ) -> Trace:
-    """Infer missing numbers of ops and messages, and make the trace."""
-    # `chunk`, the number of a stage on its worker, may replace the stage. With `by_step`, clocks of
-    # workers restart in every step.
+    """Drop invalid rows, infer missing numbers of ops and messages, and make the trace."""
+    # Numbers may be NaN. `chunk`, the number of a stage on its worker, may replace the stage. With
+    # `by_step`, clocks of workers restart in every step.
     kind = np.array([KINDS.get(name, NONE) for name in phases], np.int64)[columns["phase"]]
+    checks = [(~np.isfinite(columns[name]), f"its {name} is no finite number") for name in TIMES]
+    checks.append((columns["end"] < columns["start"], "it ends before it starts"))
+    roles = [name for name in (*INTEGERS, "chunk") if name in columns]
+    for name in roles:
+        least, values = 0, columns[name]
+        if name in _OP_ROLES:  # an empty cell
+            least, values = NONE, np.where(np.isnan(values), NONE, values)
+        is_whole = (values >= least) & (values == np.rint(values)) & (values < _MAX_NUMBER)
+        checks.append((~is_whole, f"its {name} is no whole number of at least {least}"))
+        columns[name] = np.where(is_whole, values, NONE).astype(np.int64)
+    checks += [
+        ((kind >= 0) & (columns[name] < 0), f"it is an op and has no {name}")
+        for name in _OP_ROLES
+        if name in columns
+    ]
+    passes, faults = passing_rows(checks, "rows")
+    columns, kind = {name: values[passes] for name, values in columns.items()}, kind[passes]
+    check_phases(columns, phases)
     notes = complete(columns, kind, sizes, by_step=by_step)
     columns.pop("chunk", None)
     stays, surplus = passing_rows(
@@ -42,7 +64,7 @@ def finish_trace(
     return Trace.from_columns(
         columns,
         phases,
-        [*left_out, *surplus, *unmatched],
+        [*left_out, *faults, *surplus, *unmatched],
         known_workers=sizes.workers,
         inferred=(*inferred, *notes),
         has_step_clocks=by_step,

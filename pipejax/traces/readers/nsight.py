@@ -8,18 +8,17 @@ import bisect
 import contextlib
 import itertools
 import json
-import operator
 import re
 import struct
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import wrong
-from pipejax.traces.readers.device import Key, Work, find_calls
+from pipejax.traces.readers.device import Key
 from pipejax.traces.readers.labels import FRAMEWORKS, Cell, parse_label, parse_labels
 from pipejax.traces.readers.parts import number_groups, passing_rows
 from pipejax.traces.readers.rank_lists import file_rank
@@ -30,20 +29,20 @@ from pipejax.traces.record import NONE, LeftOut, Trace
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-_CALLS, _RANGES, _KERNELS = (
-    "CUPTI_ACTIVITY_KIND_RUNTIME",
-    "NVTX_EVENTS",
-    "CUPTI_ACTIVITY_KIND_KERNEL",
-)
-_COPIES, _MEMSETS = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
-_GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"  # graphs whose nodes were not traced
-_ON_DEVICE = 8  # copyKind of a copy that stays on its device
-_COPY = NONE - 1  # instead of the name of a kernel, for a copy that leaves its device
-_PROCESS_SHIFT = 24  # of a global process or thread: lower bits are the thread
-_MICROSECOND = 1e3  # [ns]
-_EXCHANGE = re.compile(r"nccl|nvshmem|deep_?ep", re.IGNORECASE)  # at the start of a kernel's name
+_RANGES, _CALLS = "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME"
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+# tables of device work, and what tells there whether it is an exchange: the name of a kernel, or
+# whether a copy leaves its device; graphs are rows where nsys did not trace their nodes
+_WORK = {
+    _KERNELS: "(SELECT value FROM StringIds WHERE id = work.shortName)",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "CASE work.copyKind WHEN 8 THEN '' ELSE 'copy' END",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "''",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "''",
+}
+_EXCHANGE = re.compile(r"nccl|nvshmem|deep_?ep|copy$", re.IGNORECASE)
 _COLLECTIVE = re.compile("AllReduce|AllGather|ReduceScatter|Broadcast|Reduce")
-_WAIT = re.compile(r".*Synchronize|cu(?:da)?Memcpy(?!\w*Async)")  # names of calls
+# calls that wait for the device
+_WAITS = "value LIKE '%Synchronize%' OR value LIKE 'cu%Memcpy%' AND value NOT LIKE '%Async%'"
 # marks of steps; without a number, the k-th mark of a rank
 _STEP = re.compile(
     r"(?:ProfilerStep#|(?:train(?:ing)?[ _])?(?:iteration|iter|step)[ _:#=]*)(?P<number>\d{1,9})"
@@ -55,6 +54,7 @@ _RANK = re.compile(r"rank[ =](\d{1,9})\b")
 _PLACE = re.compile(r"rank=\d+; pp=(?P<worker>\d+)/(?P<workers>\d+)(?P<axes>(?: \w+=\d+/\d+)*)")
 _COMMUNICATOR, _SIZE = "NCCL communicator ID", "Message size [bytes]"
 _SCHEMA_OFFSET, _PAYLOAD_OFFSET = 8, 32  # [bytes]; a header comes before the payload
+_MICROSECOND = 1e3  # [ns]
 
 
 class _Range(NamedTuple):
@@ -67,18 +67,16 @@ class _Range(NamedTuple):
     call: tuple[str, int]  # communicator and bytes of a call of NCCL
 
 
-class _Process(NamedTuple):
+class _Process:
     """Ranges, device work and waiting calls of a process."""
 
-    rank: int | None
-    number: int
-    device: int
-    ranges: list[_Range]
-    work: Work
-    syncs: NumpyArray
-
-
-_DEVICE = operator.attrgetter("device")
+    def __init__(self) -> None:
+        self.ranges: list[_Range] = []
+        self.work: list[tuple[float, ...]] = []
+        self.waits: list[tuple[float, float]] = []
+        self.threads: set[int] = set()  # those that launch or label
+        self.devices: set[int] = set()
+        self.rank: int | None = None
 
 
 def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
@@ -92,28 +90,24 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
         uri = f"{path.resolve().as_uri()}?mode=ro"
         try:
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
-                processes = [*_read_processes(path, database, keys, left_out)]
-                session = _select(database, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])
-                exports.append((path, processes, next((zero for (zero,) in session), None)))
+                exports.append((path, *_read_file(path, database, keys)))
         except (sqlite3.Error, TypeError, OverflowError) as error:
             left_out.append(LeftOut(str(path), f"it is no sound export: {error}"))
         request.on_bytes(path.stat().st_size)
     everything = [process for _, processes, _ in exports for process in processes]
     cells = parse_labels(entry.label for process in everything for entry in process.ranges)
-    notes: list[str] = []
+    notes = []
     if everything and all(process.rank is None for process in everything):
         notes.append("no file says ranks: they follow file names, then devices and processes")
-        numbers = itertools.count()
-        exports = [
-            (path, [p._replace(rank=next(numbers)) for p in sorted(processes, key=_DEVICE)], zero)
-            for path, processes, zero in exports
-        ]
+        for rank, process in enumerate(everything):
+            process.rank = rank
     files = []
     for path, processes, zero in exports:
-        ranks = [rows for entry in processes for rows in _rank_rows(entry, cells, path, left_out)]
-        if not ranks:
-            why = f"none of its ranges is an op of {', '.join(FRAMEWORKS)} with a known rank"
-            left_out.append(LeftOut(str(path), why))
+        ranks = [rows for process in processes for rows in _rank_rows(process, cells, left_out)]
+        if len(ranks) < max(len(processes), 1):
+            why = f"it has no op of {', '.join(FRAMEWORKS)}, or nothing states its rank"
+            count = max(len(processes), 1) - len(ranks)
+            left_out.append(LeftOut(f"process of {path}", why, count))
         files.append(RankFile(path, ranks, zero))
     return join_ranks(files, [*cells.values()], request.sizes, left_out, [*keys], notes)
 
@@ -123,24 +117,10 @@ def _name_order(path: Path) -> list[tuple[str, int]]:
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]
 
 
-def _select(database: "Connection", table: str, names: Sequence[str]) -> Iterator[Any]:
-    """Return the rows of a table; a missing column is NULL, and a missing table has no rows."""
-    present = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
-    columns = [f'"{name}"' if name in present else "NULL" for name in names]
-    return database.execute(f"SELECT {', '.join(columns)} FROM {table}") if present else iter(())
-
-
-def _integers(database: "Connection", table: str, names: Sequence[str]) -> NumpyArray:
-    """Return columns of a table as integers (columns, rows); NONE for NULL."""
-    cells = itertools.chain.from_iterable(_select(database, table, names))
-    values = np.fromiter((NONE if cell is None else cell for cell in cells), np.int64)
-    return values.reshape(-1, len(names)).T
-
-
-def _read_processes(
-    path: Path, database: "Connection", keys: dict[Key, int], left_out: list[LeftOut]
-) -> Iterator[_Process]:
-    """Yield the processes of a file that have labels of ops."""
+def _read_file(
+    path: Path, database: "Connection", keys: dict[Key, int]
+) -> tuple[list[_Process], int | None]:
+    """Return the processes that label ops, by device, and the start of the session [ns]."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     lacking = [table for table in (_RANGES, _CALLS, _KERNELS) if table not in tables]
     if len(lacking) == 3:
@@ -148,47 +128,50 @@ def _read_processes(
     if lacking:
         why = f"must have NVTX ranges, kernels and CUDA calls: {path} lacks {', '.join(lacking)}"
         raise wrong("files", f"{why}; write nsys profile --trace=cuda,nvtx, which records them")
-    strings: dict[int, str] = dict(_select(database, "StringIds", ["id", "value"]))
-    by_process: dict[int, list[_Range]] = {}
-    for entry in sorted(_read_ranges(database, strings)):
-        by_process.setdefault(entry.thread >> _PROCESS_SHIFT, []).append(entry)
-    calls = _integers(database, _CALLS, ("start", "end", "globalTid", "correlationId", "nameId"))
-    work = np.concatenate([*_read_work(database)], axis=1)
-    process_of_call, process_of_work = calls[2] >> _PROCESS_SHIFT, work[-1] >> _PROCESS_SHIFT
-    if (process_of_work == NONE).any() and len(np.unique(process_of_call)) == 1:
-        process_of_work[:] = process_of_call[0]  # older exports have no globalPid
-    if lost := int(np.sum(process_of_work == NONE)):
-        left_out.append(LeftOut(f"kernels of {path}", "no globalPid states their process", lost))
-    for number, ranges in sorted(by_process.items()):
-        if any(parse_label(entry.label, name) for entry in ranges for name in FRAMEWORKS):
-            process_calls = calls[:, process_of_call == number]
-            process_work = work[:-1, process_of_work == number]
-            device, arrays = _join_work(ranges, process_calls, process_work, strings, keys)
-            if other := process_work.shape[1] - arrays.shape[1]:
-                why = f"they ran on other devices than {device}, where their process worked longest"
-                left_out.append(LeftOut(f"kernels of {path}", why, other))
-            # threads that neither launch nor label, such as a watchdog, may wait at any time
-            threads = {entry.thread for entry in ranges}
-            threads |= {*process_calls[2, np.isin(process_calls[3], process_work[4])].tolist()}
-            waits = [code for code, text in strings.items() if _WAIT.match(text)]
-            is_wait = np.isin(process_calls[4], waits) & np.isin(process_calls[2], [*threads])
-            syncs = process_calls[:2, is_wait] / _MICROSECOND
-            matches = (_RANK.match(entry.label) for entry in ranges)
-            match = next(filter(None, matches), None)
-            rank = int(match[1]) if match else file_rank(path) if len(by_process) == 1 else None
-            yield _Process(rank, number, device, ranges, arrays, syncs)
+    by_number: dict[int, _Process] = defaultdict(_Process)
+    for entry in sorted(_read_ranges(database)):
+        process = by_number[entry.thread >> 24]  # the lower bits are the thread
+        process.ranges.append(entry)
+        process.threads.add(entry.thread)
+    for table in tables & _WORK.keys():
+        _read_work(table, database, by_number, keys)
+    for start, end, thread in database.execute(
+        f"SELECT start, end, globalTid FROM {_CALLS} JOIN StringIds ON id = nameId WHERE {_WAITS}"
+    ):
+        # other threads, such as a watchdog, may wait at any time
+        if thread in by_number[thread >> 24].threads:
+            by_number[thread >> 24].waits.append((start / _MICROSECOND, end / _MICROSECOND))
+    processes = [
+        process
+        for _, process in sorted(by_number.items())
+        if any(parse_label(entry.label, name) for entry in process.ranges for name in FRAMEWORKS)
+    ]
+    for process in processes:
+        labels = filter(None, (_RANK.match(entry.label) for entry in process.ranges))
+        file = file_rank(path) if len(processes) == 1 else None
+        process.rank = next((int(match[1]) for match in labels), file)
+    session = _select(database, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])
+    processes.sort(key=lambda process: min(process.devices, default=NONE))
+    return processes, next((zero for (zero,) in session), None)
 
 
-def _read_ranges(database: "Connection", strings: Mapping[int, str]) -> Iterator[_Range]:
+def _select(database: "Connection", table: str, names: Sequence[str]) -> Iterator[Any]:
+    """Return the rows of a table; a missing column is NULL, and a missing table has no rows."""
+    present = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+    columns = [f'"{name}"' if name in present else "NULL" for name in names]
+    return database.execute(f"SELECT {', '.join(columns)} FROM {table}") if present else iter(())
+
+
+def _read_ranges(database: "Connection") -> Iterator[_Range]:
     """Yield ranges with labels of ops, steps, ranks and calls of NCCL."""
+    strings: dict[int, str] = dict(_select(database, "StringIds", ["id", "value"]))
     schemas = _select(database, "NVTX_PAYLOAD_SCHEMA_ENTRIES", ["schemaId", "name", "offset"])
     offsets = {(schema, name): offset or 0 for schema, name, offset in schemas}
     is_used: dict[str, bool] = {}
     names = ("eventType", "start", "end", "globalTid", "text", "textId")
     payloads = ("jsonText", "jsonTextId", "binaryData")
-    for kind, start, end, thread, text, text_id, *payload in _select(
-        database, _RANGES, (*names, *payloads)
-    ):
+    rows = _select(database, _RANGES, (*names, *payloads))
+    for kind, start, end, thread, text, text_id, *payload in rows:
         if kind not in (59, 60):  # ranges by push and pop, or by start and end
             continue
         # PyTorch's emit_nvtx adds numbers of the call, as in "PP:0F1, op_id = 7"
@@ -198,8 +181,8 @@ def _read_ranges(database: "Connection", strings: Mapping[int, str]) -> Iterator
             is_op = any(parse_label(label, name) for name in FRAMEWORKS)
             is_used[label] = is_mark or is_op or label.startswith("nccl")
         if is_used[label]:
-            call = _read_payload(payload, strings, offsets)
             stop = np.nan if end is None else end / _MICROSECOND
+            call = _read_payload(payload, strings, offsets)
             yield _Range(start / _MICROSECOND, stop, thread, label, call)
 
 
@@ -222,58 +205,47 @@ def _read_payload(
     return str(values.get(_COMMUNICATOR, "")), size if type(size) is int else NONE
 
 
-def _read_work(database: "Connection") -> Iterator[Int[NumpyArray, "7 works"]]:
-    """Yield start, end, device, stream, correlation, name and process of work, by table."""
-    for table in (_KERNELS, _COPIES, _MEMSETS, _GRAPHS):
-        kind = {_KERNELS: "shortName", _COPIES: "copyKind"}.get(table, "")
-        names = ("start", "end", "deviceId", "streamId", "correlationId", kind, "globalPid")
-        work = _integers(database, table, names)
-        if table == _COPIES:
-            work[5] = np.where(work[5] == _ON_DEVICE, NONE, _COPY)
-        yield work
-
-
-def _join_work(
-    ranges: Sequence[_Range],
-    calls: Int[NumpyArray, "5 calls"],
-    work: Int[NumpyArray, "6 works"],
-    strings: Mapping[int, str],
-    keys: dict[Key, int],
-) -> tuple[int, Work]:
-    """Join work with its calls; return the device with most work, and its work."""
-    start, end, devices, stream, correlation, name = work
-    device = int(np.bincount(devices + 1, end - start).argmax()) - 1 if len(devices) else NONE
-    call = find_calls(correlation, calls[3])
-    launch = np.append(calls[0] / _MICROSECOND, -np.inf)[call]
-    exchanges = [code for code, text in strings.items() if _EXCHANGE.match(text)]
-    nccl: dict[int, list[_Range]] = {}
-    for entry in ranges:
+def _read_work(
+    table: str, database: "Connection", by_number: dict[int, _Process], keys: dict[Key, int]
+) -> None:
+    """Add the work of a table to its processes, with the calls that launched it."""
+    # older exports have no globalPid: a kernel belongs to the process of its call
+    has_process = bool(
+        database.execute(
+            f"SELECT 1 FROM pragma_table_info('{table}') WHERE name = 'globalPid'"
+        ).fetchone()
+    )
+    owner = "work.globalPid" if has_process else "call.globalTid"
+    if not has_process and len(by_number) > 1:
+        raise wrong("files", f"must state the process of each kernel: {table} has no globalPid")
+    nccl: dict[int, list[_Range]] = defaultdict(list)
+    for entry in itertools.chain.from_iterable(p.ranges for p in by_number.values()):
         if entry.label.startswith("nccl"):
-            nccl.setdefault(entry.thread, []).append(entry)
-    starts = {thread: [entry.start for entry in entries] for thread, entries in nccl.items()}
-    key = np.full(len(start), NONE)
-    for row in np.flatnonzero(np.isin(name, exchanges)).tolist():
-        kernel = strings[int(name[row])]
-        if match := _COLLECTIVE.search(kernel):
-            thread = int(calls[2, call[row]]) if call[row] != NONE else NONE
+            nccl[entry.thread].append(entry)
+    for number, device, launch, start, end, stream, name, thread in database.execute(
+        f"SELECT {owner} >> 24, work.deviceId, call.start, work.start, work.end, work.streamId, "
+        f"{_WORK[table]}, call.globalTid FROM {table} work LEFT JOIN {_CALLS} call "
+        f"ON call.correlationId = work.correlationId AND call.globalTid >> 24 = {owner} >> 24"
+    ):
+        process = by_number[number]
+        process.threads.add(thread)
+        process.devices.add(device)
+        launch = -np.inf if launch is None else launch / _MICROSECOND
+        key = NONE
+        if _EXCHANGE.match(name) and (match := _COLLECTIVE.search(name)):
             # a group of calls launches its kernel after the ranges of the calls
-            position = bisect.bisect(starts.get(thread, ()), launch[row])
+            position = bisect.bisect(nccl[thread], (launch,))
             communicator, size = nccl[thread][position - 1].call if position else ("", NONE)
-            entry_key = communicator, match[0] if communicator else kernel, size
-            key[row] = keys.setdefault(entry_key, len(keys))
-    is_exchange = np.isin(name, [*exchanges, _COPY])
-    rows = np.stack([launch, start / _MICROSECOND, end / _MICROSECOND, stream, is_exchange, key])
-    return device, rows[:, devices == device]
+            collective = communicator, match[0] if communicator else name, size
+            key = keys.setdefault(collective, len(keys))
+        times = start / _MICROSECOND, end / _MICROSECOND
+        process.work.append((launch, *times, stream, bool(_EXCHANGE.match(name)), key))
 
 
 def _rank_rows(
-    process: _Process, cells: Mapping[str, Cell], path: Path, left_out: list[LeftOut]
+    process: _Process, cells: Mapping[str, Cell], left_out: list[LeftOut]
 ) -> Iterator[Rows]:
-    """Yield the slices of a process as those of a rank, if it has any."""
-    if process.rank is None:
-        why = "neither its labels nor the name of its file state its rank"
-        left_out.append(LeftOut(f"process {process.number} of {path}", why))
-        return
+    """Yield the slices of a process as those of its rank, if it has any."""
     ranges = [entry for entry in process.ranges if entry.label in cells]
     numbers = {label: number for number, label in enumerate(cells)}
     start, end = np.array([entry[:2] for entry in ranges]).reshape(-1, 2).T
@@ -296,7 +268,7 @@ def _rank_rows(
     ]
     numbered = [mark for mark in marks if mark[0] != NONE]
     place = next(filter(None, (_PLACE.match(entry.label) for entry in process.ranges)), None)
-    if passes.any():
+    if passes.any() and process.rank is not None:
         yield Rows(
             process.rank,
             0,
@@ -304,8 +276,8 @@ def _rank_rows(
             start=start[passes],
             end=end[passes],
             receives=np.zeros((2, 0)),
-            work=process.work,
-            syncs=process.syncs,
+            work=np.array(process.work, np.float64).reshape(-1, 6).T,
+            syncs=np.array(process.waits).reshape(-1, 2).T,
             marks=numbered or [(k, *mark[1:]) for k, mark in enumerate(marks)],
             place=place
             and (

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from pipejax.base.checks import MAX_COUNT, MAX_LISTED, is_number, wrong
+from pipejax.base.checks import MAX_LISTED, is_number, wrong
 from pipejax.traces.readers.finish import finish_trace
-from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows
+from pipejax.traces.readers.parts import Columns, empty_trace
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.readers.sources import (
     HEAD_BYTES,
@@ -31,7 +31,6 @@ from pipejax.traces.record import LeftOut, Trace
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _PHASES = tuple(_SERIES.values())
 _MILLISECOND = 1e-3
-_UNSTATED = -2  # microbatch or chunk of an op without a list of them
 _MAX_SIZE = 10**6  # workers, stages or microbatches of a run; a larger number is damage
 _LIST_OF_TIMES = re.compile(r'"(fwd|bwd|wgrad)_(start|end)"\s*:\s*\[')
 _STEP = re.compile(r'"(\d{1,9})"\s*:\s*(?=\{)')
@@ -184,39 +183,25 @@ def _trace(
     if not parts:
         return empty_trace(left_out)
     columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    finite = np.isfinite(columns["start"]) & np.isfinite(columns["end"])
-    is_stated = {key: bool((columns[key] != _UNSTATED).all()) for key in ("microbatch", "chunk")}
-    is_valid = [columns[key] >= 0 for key in is_stated if is_stated[key]]
-    for key in is_stated:
-        if not is_stated[key]:
+    for key in ("microbatch", "chunk"):
+        if not all(getattr(entry, key) for entry in series if entry.start):
             del columns[key]
-    passes, faults = passing_rows(
-        [
-            (~finite, "its start or end is no finite number"),
-            (columns["end"] < columns["start"], "it ends before it starts"),
-            (~np.all([finite, *is_valid], axis=0), "its microbatch or chunk is no whole number"),
-        ],
-        "ops",
-    )
-    columns = {key: values[passes] for key, values in columns.items()}
     if sizes.stages == 1 and "chunk" not in columns:
         columns["stage"] = columns["worker"].copy()
-    if is_stated["microbatch"] and len(columns["microbatch"]):
-        columns["microbatch"] -= columns["microbatch"].min()  # some count from 1
-    return finish_trace(columns, _PHASES, sizes, [*left_out, *faults], inferred, by_step=True)
+    if "microbatch" in columns:  # some count from 1
+        columns["microbatch"] -= np.fmin.reduce(columns["microbatch"])
+    return finish_trace(columns, _PHASES, sizes, left_out, inferred, by_step=True)
 
 
 def _columns(entry: _Series) -> Columns:
-    """Return the columns of one series (ops): times [s], -1 or -2 for an invalid number or none."""
+    """Return the columns of one series (ops), times in seconds; NaN for what is no number."""
     size = len(entry.start)
     columns: Columns = {
         key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values], np.float64)
-        * _MILLISECOND
-        for key, values in (("start", entry.start), ("end", entry.end))
+        for key in ("start", "end", "microbatch", "chunk")
+        for values in [getattr(entry, key) or [np.nan] * size]
     }
-    for key, values in (("microbatch", entry.microbatch), ("chunk", entry.chunk)):
-        numbers = [v if type(v) is int and 0 <= v < MAX_COUNT else -1 for v in values]
-        columns[key] = np.array(numbers or [_UNSTATED] * size, np.int64)
+    columns |= {key: columns[key] * _MILLISECOND for key in ("start", "end")}
     constants = {"step": entry.step, "replica": 0, "worker": entry.worker, "phase": entry.phase}
     return columns | {key: np.full(size, value, np.int64) for key, value in constants.items()}
 

@@ -21,7 +21,7 @@ from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.readers.device import Key, Work, match_clocks, split_windows
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
-from pipejax.traces.readers.parts import Columns, check_phases, empty_trace
+from pipejax.traces.readers.parts import Columns, empty_trace
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
@@ -206,7 +206,6 @@ def join_ranks(
     columns["stage"] = np.where(
         is_op & (columns["stage"] == ONLY_STAGE), columns["worker"], columns["stage"]
     )
-    check_phases(columns, phases)
     is_inside = columns["step"] != OUTSIDE
     if not has_steps:
         is_inside, _ = np.ones(len(is_op), bool), columns.pop("step")
