@@ -15,7 +15,7 @@ from pipejax.cli.output.report import Column, Figure, plain, rows_table
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
-from pipejax.traces.record import NONE
+from pipejax.traces.record import NONE, StepBudget
 from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield _against(analysis.against)
     yield from _outlying_steps(analysis)
     yield from _deal(analysis)
+    yield from _budget(analysis.pipelines.trace.budgets)
     yield plain(f"the mean pipeline takes {seconds(advice.step_time)}: {first_fault(advice)}")
     yield from advice_view(advice, result["remedies"])
 
@@ -83,6 +84,7 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
             *map(_shares, [analysis.against] if analysis.against else [])
         ],
         "files": [*reading, *_clocks(analysis)],
+        "time of devices": _budget_rows(pipelines.trace.budgets),
         "unexplained stalls": _table([stall._asdict() for stall in analysis.stalls], STALLS),
         "replay": [*_replay(analysis), *_forecast(analysis)],
         "times of ops and messages": _table(times, TIMES, len(times)),
@@ -242,6 +244,30 @@ def _name(row: Mapping[str, Any]) -> str:
     return escape(f"{row['kind']} {row['name']}" if row["kind"] != "other" else row["name"])
 
 
+def _budget(budgets: Sequence[StepBudget]) -> Iterator[object]:
+    """Yield the parts of a mean step of all ranks."""
+    if budgets:
+        parts = np.sum([budget[3:] for budget in budgets], axis=0)
+        shares = zip(BUDGET_PARTS.values(), (parts / parts.sum()).tolist(), strict=True)
+        texts = ", ".join(f"{name} {percent(share)}" for name, share in shares)
+        yield plain(f"time of devices: {texts}")
+
+
+def _budget_rows(budgets: Sequence[StepBudget]) -> list[object]:
+    """Return a table of the mean step of each rank."""
+    by_rank: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+    for budget in budgets:
+        by_rank.setdefault((budget.replica, budget.worker), []).append(budget[3:])
+    rows = [
+        {"replica": replica, "worker": worker}
+        | dict(zip(BUDGET_PARTS, np.mean(steps, axis=0).tolist(), strict=True))
+        for (replica, worker), steps in sorted(by_rank.items())
+    ]
+    columns = [Column(name, key, seconds) for key, name in BUDGET_PARTS.items()]
+    return _table(rows, (Column("replica", "replica"), Column("worker", "worker"), *columns))
+
+
+BUDGET_PARTS = {name: name.replace("_", "-") for name in StepBudget._fields[3:]}
 LEFT_OUT = (
     Column("part", "what", escape),
     Column("reason", "why", escape),

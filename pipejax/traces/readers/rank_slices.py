@@ -315,11 +315,12 @@ def _budget_steps(
     """Yield the budget of each rank and step: a marked step, or from its first to its last op."""
     is_op = trace.has_phase(OPS)
     for rows, (replica, worker) in zip(ranks, places, strict=True):
-        windows = {number: (begin, end) for number, begin, end in rows.marks}
-        for step in () if windows else trace.steps:
-            ops = is_op & (trace.replica == replica) & (trace.step == step)
-            times = trace.start[ops].min(initial=np.inf), trace.end[ops].max(initial=-np.inf)
-            windows[step] = times[0] / _MICROSECOND + origin, times[1] / _MICROSECOND + origin
+        windows = {number: np.array(times) for number, *times in rows.marks}
+        on_replica = is_op & (trace.replica == replica)
+        for step in () if windows else np.unique(trace.step[on_replica]).tolist():
+            ops = on_replica & (trace.step == step)
+            times = np.array([trace.start[ops].min(), trace.end[ops].max()])
+            windows[step] = times / _MICROSECOND + origin
         begin, end = np.array([*windows.values()]).reshape(-1, 2).T
         if rows.syncs is not None:
             parts = split_windows(rows.work, rows.syncs, begin, end) * _MICROSECOND
@@ -468,12 +469,11 @@ def _find_places(
 ) -> tuple[list[tuple[int, int]], int]:
     """Return replica and worker of each rank, inferred from its ops, and the number of workers."""
     # A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
-    stated = [rank_rows.place for rank_rows in rows]
-    if None not in stated:
-        axes, workers, sizes = zip(*filter(None, stated), strict=True)
-        replicas = sorted({*axes})
-        numbers = [replicas.index(position) for position in axes]
-        return [*zip(numbers, workers, strict=True)], max(sizes)
+    stated = [rank_rows.place for rank_rows in rows if rank_rows.place]
+    if len(stated) == len(rows):
+        positions = sorted({position for position, _, _ in stated})
+        places = [(positions.index(position), worker) for position, worker, _ in stated]
+        return places, stated[0][2]
     ranks = [rank_rows.rank for rank_rows in rows]
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
