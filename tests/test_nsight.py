@@ -235,3 +235,116 @@ def test_a_planted_clock_is_recovered_from_collectives(lead, groups, binary, tmp
     (note,) = [text for text in trace.inferred if text.startswith("clock of rank1.sqlite")]
     assert f"{abs(lead):.3f} ms" in note or abs(lead) < 0.01
     assert "12 collectives end together within 0.00" in note
+
+
+# files
+
+
+def test_steps_follow_marks_of_the_host_though_the_device_is_late(tmp_path):
+    run = evaluated("1f1b", 2, 4)
+    marked = run_processes(run, megatron, lead=15.0, marks=lambda step: f"iteration {step + 7}")
+    trace = read(write_export(tmp_path / "node.sqlite", marked), stages_per_worker=1)
+    assert trace.steps == [7, 8]
+    assert sorted(recorded(trace, 8)) == sorted(planted(run))
+    unnumbered = run_processes(run, megatron, lead=15.0, marks=lambda step: "train_step")
+    trace = read(write_export(tmp_path / "node.sqlite", unnumbered), stages_per_worker=1)
+    assert trace.steps == [0, 1]
+
+
+PLACES = {0: (0, 0), 1: (1, 0), 2: (0, 1), 3: (1, 1)}  # replica and worker of each rank
+
+
+def test_a_label_of_a_rank_states_its_replica(tmp_path):
+    run = evaluated("dualpipe-v", 2, 6)
+    pair = run_processes(run, pithtrain(2))
+    processes = []
+    for rank, (replica, worker) in PLACES.items():
+        label = f"rank={rank}; pp={worker}/2 dp={replica}/2 cp=0/1 ep=0/1; mbs=1 seq=64"
+        ranges = [Range(0.0, None, label), *pair[worker].ranges]
+        # processes and devices stand in another order than ranks
+        processes.append(pair[worker]._replace(ranges=ranges, pid=200 - rank, device=3 - rank))
+    trace = read(write_export(tmp_path / "node.sqlite", processes))
+    assert (trace.replicas, trace.workers) == ([0, 1], 2)
+    for replica in (0, 1):
+        pipeline = trace.only(trace.replica == replica)
+        assert sorted(recorded(pipeline, 1)) == sorted(planted(run))
+
+
+VARIANTS = {
+    "texts instead of numbers of strings": {"old": True, "lacks": ("textId", "jsonTextId")},
+    "no globalPid": {"lacks": ("globalPid",)},
+    "no copies": {"lacks": ("CUPTI_ACTIVITY_KIND_MEMCPY", "PROCESSES")},
+    "no start of the session": {"lacks": ("TARGET_INFO_SESSION_START_TIME",)},
+    "empty start of the session": {"utc": None},
+    "ranges by start and end": {"types": (60,)},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_older_and_newer_schemas_are_read(variant, tmp_path):
+    run = evaluated("1f1b", 2, 4)
+    for rank, process in enumerate(run_processes(run, pytorch)):
+        write_export(tmp_path / f"rank-{rank}.sqlite", [process], **VARIANTS[variant])
+    assert sorted(recorded(read(tmp_path), 0)) == sorted(planted(run))
+
+
+@pytest.mark.parametrize(
+    ("lacks", "expected"),
+    [
+        (("CUPTI_ACTIVITY_KIND_RUNTIME",), "lacks CUPTI_ACTIVITY_KIND_RUNTIME; write nsys profile"),
+        (("CUPTI_ACTIVITY_KIND_KERNEL",), "lacks CUPTI_ACTIVITY_KIND_KERNEL; write nsys profile"),
+        (("NVTX_EVENTS",), "lacks NVTX_EVENTS; write nsys profile --trace=cuda,nvtx"),
+        (
+            ("NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL"),
+            "it is no sound export: Nsight Systems writes tables as NVTX_EVENTS",
+        ),
+    ],
+)
+def test_what_was_not_traced_is_named_with_the_flag_that_records_it(lacks, expected, tmp_path):
+    processes = run_processes(evaluated("1f1b", 2, 4), pytorch)
+    path = write_export(tmp_path / "node.sqlite", processes, lacks=lacks)
+    with pytest.raises(ValueError, match=expected):
+        read(path)
+
+
+def test_what_cannot_be_read_is_refused_in_one_line(tmp_path):
+    processes = run_processes(evaluated("1f1b", 2, 4), lambda *_: "layer")
+    path = write_export(tmp_path / "node.sqlite", processes)
+    with pytest.raises(ValueError, match="it has no op of PyTorch, PithTrain, Megatron-LM"):
+        read(path)
+    (tmp_path / "cut.sqlite").write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ValueError, match="it is no sound export: database disk image is malformed"):
+        read(tmp_path / "cut.sqlite")
+    (tmp_path / "report.nsys-rep").write_bytes(b"\x00\x01" * 500)
+    with pytest.raises(ValueError, match="give nsys export --type sqlite"):
+        read(tmp_path / "report.nsys-rep")
+    processes = run_processes(evaluated("1f1b", 2, 4), pytorch)
+    with pytest.raises(ValueError, match="CUPTI_ACTIVITY_KIND_KERNEL has no globalPid"):
+        read(write_export(path, processes, lacks=("globalPid",)))
+    wrong = run_processes(evaluated("1f1b", 2, 6), pithtrain(2))
+    wrong[0].ranges.append(Range(0.5, 0.6, "weight chunk"))
+    with pytest.raises(ValueError, match="runs step 0 in another order than DualPipeV"):
+        read(write_export(path, wrong))
+
+
+def test_ranges_without_an_end_and_around_others_are_counted(tmp_path):
+    run = evaluated("1f1b", 2, 4)
+    processes = run_processes(run, pytorch)
+    first = processes[0].ranges[0]
+    around = first._replace(start=first.start - 0.001, end=first.end + 0.001)
+    processes[0].ranges.extend([around, Range(900.0, None, "PP:0F3")])
+    trace = read(write_export(tmp_path / "node.sqlite", processes))
+    assert sorted(recorded(trace, 0)) == sorted(planted(run))
+    assert [(entry.what, entry.why, entry.count) for entry in trace.left_out] == [
+        ("ranges of rank 0", "they have no end", 1),
+        ("ranges of rank 0", "others of their phase lie inside", 1),
+    ]
+
+
+def test_the_file_is_not_written(tmp_path):
+    path = write_export(tmp_path / "rank0.sqlite", [budget_process()])
+    content, path_mode = path.read_bytes(), path.stat().st_mode
+    path.chmod(0o444)
+    read(path)
+    assert (path.read_bytes(), [p.name for p in tmp_path.iterdir()]) == (content, [path.name])
+    path.chmod(path_mode)

@@ -133,7 +133,7 @@ def _read_file(
         process = by_number[entry.thread >> 24]  # the lower bits are the thread
         process.ranges.append(entry)
         process.threads.add(entry.thread)
-    for table in tables & _WORK.keys():
+    for table in filter(tables.__contains__, _WORK):
         _read_work(table, database, by_number, keys)
     for start, end, thread in database.execute(
         f"SELECT start, end, globalTid FROM {_CALLS} JOIN StringIds ON id = nameId WHERE {_WAITS}"
@@ -231,7 +231,7 @@ def _read_work(
         process.threads.add(thread)
         process.devices.add(device)
         launch = -np.inf if launch is None else launch / _MICROSECOND
-        key = NONE
+        key, name = NONE, name or ""
         if _EXCHANGE.match(name) and (match := _COLLECTIVE.search(name)):
             # a group of calls launches its kernel after the ranges of the calls
             position = bisect.bisect(nccl[thread], (launch,))
