@@ -1,6 +1,5 @@
 """Reader of Chrome traces: of PyTorch's profiler, one file per rank, and of our own exports."""
 
-import dataclasses
 import json
 import re
 from array import array
@@ -277,7 +276,7 @@ def _read_file(
     zero = header.get("baseTimeNanoseconds")
     is_cut = any(why != BROKEN for why in faults)
     rows = _rank_rows(columns, rank, world, names)
-    rows = dataclasses.replace(rows, is_cut=is_cut, work=collector.launched_kernels())
+    rows = rows._replace(is_cut=is_cut, work=collector.launched_kernels())
     return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
@@ -310,12 +309,11 @@ def _rank_rows(
     slices = slices[np.unique(key, axis=1, return_index=True)[1]]
     return Rows(
         rank,
-        world,
+        world=world,
         label=columns["label"][slices],
         start=columns["start"][slices],
         end=columns["end"][slices],
         receives=np.stack([columns[k][masks[_RECEIVE]] for k in ("start", "end")]),
-        work=np.zeros((6, 0)),
         marks=marks,
     )
 
@@ -340,7 +338,7 @@ def _our_rows(
         on_worker = columns["process"] == worker
         worker_columns = {name: values[on_worker] for name, values in columns.items()}
         rows = _rank_rows(worker_columns, int(worker), len(workers), names)
-        by_worker.append(dataclasses.replace(rows, is_ours=True))
+        by_worker.append(rows._replace(is_ours=True))
     return by_worker
 
 

@@ -271,11 +271,9 @@ def _rank_rows(
     if passes.any() and process.rank is not None:
         yield Rows(
             process.rank,
-            0,
             label=label[passes],
             start=start[passes],
             end=end[passes],
-            receives=np.zeros((2, 0)),
             work=np.array(process.work, np.float64).reshape(-1, 6).T,
             syncs=np.array(process.waits).reshape(-1, 2).T,
             marks=numbered or [(k, *mark[1:]) for k, mark in enumerate(marks)],

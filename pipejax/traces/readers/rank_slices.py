@@ -27,22 +27,22 @@ from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
 
 OUTSIDE = -1  # step of a slice whose step is unknown
+_NO_TIMES, _NO_WORK = np.zeros((2, 0)), np.zeros((6, 0))
 BY_MARKS = "they lie outside the marks of steps"
 BY_TIME = "its steps are others by time than by count, and no marks of steps say which they are"
 
 
-@dataclasses.dataclass
-class Rows:
+class Rows(NamedTuple):
     """Slices of one rank, ascending by start; times in microseconds."""
 
     rank: int  # in the run; of our own exports, the worker
-    world: int  # number of ranks of the run; 0 if the file does not state it
     label: Int[NumpyArray, " slices"]  # number of the label
     start: Float[NumpyArray, " slices"]
     end: Float[NumpyArray, " slices"]
-    receives: Float[NumpyArray, "2 receives"]  # start and arrival
-    work: Work
+    receives: Float[NumpyArray, "2 receives"] = _NO_TIMES  # start and arrival
+    work: Work = _NO_WORK
     marks: Sequence[tuple[int, float, float]] = ()  # number, start and end of every marked step
+    world: int = 0  # number of ranks of the run, if the file states it
     is_cut: bool = False  # whether its file ends early
     is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
     # of files with all work of a device: starts and ends of host calls that wait for it (2, calls)
@@ -185,8 +185,8 @@ def join_ranks(
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
         steps, why_outside = number_steps(by_rank, cells)
+        by_rank = [rows._replace(step=step) for rows, step in zip(by_rank, steps, strict=True)]
         for rows, step in zip(by_rank, steps, strict=True):
-            rows.step = step
             if count := int(np.sum(step == OUTSIDE)):
                 left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
     merged = _time_by_kernels(by_rank, cells, left_out)
@@ -254,8 +254,7 @@ def _merge_files(
 
 def _shift(rows: Rows, delay: float) -> Rows:
     """Add a delay [us] to all times."""
-    return dataclasses.replace(
-        rows,
+    return rows._replace(
         start=rows.start + delay,
         end=rows.end + delay,
         receives=rows.receives + delay,
@@ -269,8 +268,7 @@ def _join(first: Rows, second: Rows) -> Rows:
     """Join the rows of two files of one rank."""
     start = np.concatenate([first.start, second.start])
     order = np.argsort(start, kind="stable")
-    return dataclasses.replace(
-        first,
+    return first._replace(
         world=max(first.world, second.world),
         label=np.concatenate([first.label, second.label])[order],
         start=start[order],
@@ -376,8 +374,8 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
     np.maximum.at(new_end, launcher[is_launched], end[is_launched])
     order = np.argsort(new_start, kind="stable")
     step = None if rows.step is None else rows.step[order]
-    return dataclasses.replace(
-        rows, label=rows.label[order], start=new_start[order], end=new_end[order], step=step
+    return rows._replace(
+        label=rows.label[order], start=new_start[order], end=new_end[order], step=step
     )
 
 
