@@ -1,10 +1,13 @@
 """Exports of Nsight Systems with content known by construction."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from nsight_files import COPY_TO_DEVICE, Kernel, Process, Range, run_processes, write_export
 
 import pipejax as pj
+from pipejax.traces.readers.reading import READERS
 
 read = pj.traces.read
 CORE = "megatron.core.pipeline_parallel.schedules."
@@ -348,3 +351,9 @@ def test_the_file_is_not_written(tmp_path):
     read(path)
     assert (path.read_bytes(), [p.name for p in tmp_path.iterdir()]) == (content, [path.name])
     path.chmod(path_mode)
+
+
+def test_the_manual_has_a_row_for_every_reader():
+    rows = (Path(__file__).parents[1] / "docs" / "traces.md").read_text().splitlines()
+    for reader in READERS:
+        assert f"| {reader.form} | {reader.writers} | {reader.content} |" in rows
