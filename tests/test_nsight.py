@@ -240,6 +240,26 @@ def test_a_planted_clock_is_recovered_from_collectives(lead, groups, binary, tmp
     assert "12 collectives end together within 0.00" in note
 
 
+SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@pytest.mark.parametrize(
+    ("name", "jitter", "expected"),
+    [
+        (SEND_RECV, 0.002, "clock of rank1.sqlite: 0.000 ms behind, corrected: 12 collectives"),
+        (GROUP, 4.0, "clock of rank1.sqlite: as recorded; no collective matches it"),
+    ],
+)
+def test_collectives_that_do_not_end_together_move_no_clock(name, jitter, expected, tmp_path):
+    run = evaluated("1f1b", 2, 6)
+    processes = with_collectives(run_processes(run, pytorch), jitter, [((0, 1), 0)], name)
+    for rank, process in enumerate(processes):
+        write_export(tmp_path / f"rank{rank}.sqlite", [process], utc=BASE)
+    trace = read(tmp_path)
+    assert recorded(trace, 0)[0, "F", 0][0] == 0
+    assert any(text.startswith(expected) for text in trace.inferred), trace.inferred
+
+
 # files
 
 
@@ -357,3 +377,15 @@ def test_the_manual_has_a_row_for_every_reader():
     rows = (Path(__file__).parents[1] / "docs" / "traces.md").read_text().splitlines()
     for reader in READERS:
         assert f"| {reader.form} | {reader.writers} | {reader.content} |" in rows
+
+
+def test_one_rank_of_each_tensor_parallel_group_is_a_pipeline(tmp_path):
+    run = evaluated("1f1b", 2, 4)
+    for rank, process in zip((0, 8), run_processes(run, megatron), strict=True):
+        write_export(tmp_path / f"rank{rank}.sqlite", [process])
+    trace = read(tmp_path, steps=2, stages_per_worker=1)
+    assert (trace.workers, trace.replicas) == (2, [0])
+    assert "ranks: every 8th is given, as a worker of one pipeline" in trace.inferred
+    write_export(tmp_path / "rank12.sqlite", run_processes(run, megatron)[:1])
+    with pytest.raises(ValueError, match="of 4 there is no sound file of 1: rank 1"):
+        read(tmp_path, steps=2, stages_per_worker=1)

@@ -13,7 +13,7 @@ from pipejax.traces.record import NONE
 Work = Float[NumpyArray, "6 works"]
 Key = tuple[str, str, int]  # communicator (empty if unknown), name and bytes of a collective
 _LAUNCH_LATENCY = 10.0  # from a launch until a kernel that waits for nothing starts [us]
-_SPREAD_QUANTILE = 0.9
+_SPREAD_QUANTILE, _MAX_SPREAD = 0.9, 1000.0  # [us]; collectives with more are no match
 
 
 def find_calls(
@@ -91,19 +91,22 @@ def match_clocks(files: Sequence[Sequence[Work]], keys: Sequence[Key]) -> list[C
             }
         )
     num_ranks = sum(map(len, files))
-    usable = {k for k, key in enumerate(keys) if key[0] or rank_counts[k] == num_ranks}
-    matches: list[ClockMatch | None] = [ClockMatch(0.0, 0.0, 0), *[None] * (len(files) - 1)][
-        : len(files)
-    ]
-    known_ends = {key: values for key, values in (*ends, {})[0].items() if key in usable}
-    for _ in files:  # a file may match only one that is matched later
-        for k, file_ends in enumerate(ends):
-            match = matches[k] or _compare(known_ends, file_ends, keys)
-            if match is not None and matches[k] is None:
-                matches[k] = match
-                shifted = {key: values - match.lead for key, values in file_ends.items()}
-                known_ends = {key: shifted[key] for key in usable & shifted.keys()} | known_ends
-    return matches
+    usable = {
+        k
+        for k, (communicator, name, _) in enumerate(keys)
+        if (communicator or rank_counts[k] == num_ranks)
+        and ("SendRecv" not in name or num_ranks == 2)  # of more ranks, each has other partners
+    }
+    matches: dict[int, ClockMatch | None] = {}
+    known_ends: dict[int, NumpyArray] = {}
+    for k in [*range(len(files))] * len(files):  # a file may match only one that comes later
+        if matches.get(k) is None:
+            match = _compare(known_ends, ends[k], keys) if k else ClockMatch(0.0, 0.0, 0)
+            matches[k] = match
+            lead = 0.0 if match is None else match.lead
+            for key in usable & ends[k].keys() if match else ():
+                known_ends.setdefault(key, ends[k][key] - lead)
+    return [matches[k] for k in range(len(files))]
 
 
 def _compare(
@@ -120,6 +123,7 @@ def _compare(
     for values in leads.values():
         lead = float(np.median(values))
         spread = float(np.quantile(np.abs(np.array(values) - lead), _SPREAD_QUANTILE))
-        matches.append(ClockMatch(lead, spread, len(values)))
+        if spread < _MAX_SPREAD:
+            matches.append(ClockMatch(lead, spread, len(values)))
     # one collective alone has no spread
     return min(matches, key=lambda match: (match.num_collectives == 1, match.spread), default=None)

@@ -40,7 +40,7 @@ _WORK = {
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "''",
 }
 _EXCHANGE = re.compile(r"nccl|nvshmem|deep_?ep|copy$", re.IGNORECASE)
-_COLLECTIVE = re.compile("AllReduce|AllGather|ReduceScatter|Broadcast|Reduce")
+_COLLECTIVE = re.compile("AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv")
 # calls that wait for the device
 _WAITS = "value LIKE '%Synchronize%' OR value LIKE 'cu%Memcpy%' AND value NOT LIKE '%Async%'"
 # marks of steps; without a number, the k-th mark of a rank

@@ -8,6 +8,7 @@ with its kernels.
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -172,16 +173,23 @@ def join_ranks(
     ranks, notes = _merge_files(files, keys, left_out)
     if not ranks:
         return empty_trace(left_out)
-    is_ours = any(rows.is_ours for rows in ranks.values())
-    world_size = max(rows.world for rows in ranks.values())
-    notes += check_ranks(ranks, world_size, 0 if is_ours else sizes.world, left_out)
-    world = sizes.world or max(world_size, 1 + max(ranks))
-    by_rank = [rows for _, rows in sorted(ranks.items())]
     # labels without a microbatch, or without any place, leave the numbers to the readings
-    forwards = [op for cell in cells for op in cell if op.phase == "F"]
     is_numbered = all(
-        op.microbatch >= 0 and (op.stage, op.chunk) != (NONE, NONE) for op in forwards
+        op.microbatch >= 0 and (op.stage, op.chunk) != (NONE, NONE)
+        for cell in cells
+        for op in cell
+        if op.phase == "F"
     )
+    stride = 1 if is_numbered else math.gcd(*ranks) or 1
+    if stride > 1:
+        notes.append(f"ranks: every {stride}th is given, as a worker of one pipeline")
+    by_rank = [rows._replace(rank=rank // stride) for rank, rows in sorted(ranks.items())]
+    is_ours = any(rows.is_ours for rows in by_rank)
+    world_size = max(rows.world for rows in by_rank)
+    accepted = sizes.world // stride
+    numbers = [rows.rank for rows in by_rank]
+    notes += check_ranks(numbers, world_size, 0 if is_ours else accepted, left_out)
+    world = accepted or max(world_size, 1 + numbers[-1])
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
         steps, why_outside = number_steps(by_rank, cells)
