@@ -4,20 +4,18 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import NumpyArray
-from pipejax.base.checks import wrong
+from pipejax.base.checks import MAX_COUNT, wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
 from pipejax.traces.readers.device import Work, find_calls
 from pipejax.traces.readers.labels import PYTORCH, parse_label
-from pipejax.traces.readers.parts import passing_rows
 from pipejax.traces.readers.rank_lists import file_rank
-from pipejax.traces.readers.rank_slices import RankFile, Rows, join_ranks
+from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
 from pipejax.traces.readers.sources import (
     HEAD_BYTES,
     CutError,
@@ -113,65 +111,58 @@ _OUR_CATEGORIES = frozenset(("compute", "collective", "host link", "message"))
 # category of a label on a stream; backwards have none, as another thread launches their kernels
 _ON_STREAM = "gpu_user_annotation"
 _KERNEL, _LAUNCHES = "kernel", frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
-_SLICE, _RECEIVE, _MARK, _OURS = range(4)  # kinds of slices
-_COLUMNS = {
-    "kind": np.int8,
-    "label": np.int64,
-    "start": np.float64,
-    "length": np.float64,
-    "process": np.int64,
-    "thread": np.int64,
-}
 
 
 class _EventCollector:
-    """Columns of the used events of a file; `names` numbers the labels of all files."""
+    """Used events of a file; `names` numbers the labels of all files."""
 
     def __init__(self, names: dict[str, int]) -> None:
         self.names, self.count = names, 0
+        self.faults = Counter[str]()  # of slices
         self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
-        self.label_kinds: dict[str, tuple[int, int]] = {}  # kind and number of labels
-        self.kind, self.label = array("b"), array("q")
-        self.start, self.length = array("d"), array("d")
-        self.process, self.thread = array("q"), array("q")
-        self.receive_tracks: set[tuple[int, int]] = set()  # of our exports: process and thread
+        self.slices: list[Slice] = []
+        self.receives: list[tuple[float, float]] = []
+        self.marks: list[tuple[int, float, float]] = []
+        # of our exports: process, thread, and start, end and name; tracks that receive
+        self.ours: list[tuple[Any, Any, float, float, str]] = []
+        self.receive_tracks: set[tuple[Any, Any]] = set()
         # correlation, start, length and stream of kernels; correlation and start of launches
         self.kernels = array("q"), array("d"), array("d"), array("q")
         self.launches = array("q"), array("d")
 
     def add(self, event: Event) -> None:
-        """Append an event to the columns if it is a slice of a pipeline, a kernel or a title."""
+        """Append an event if it is a slice of a pipeline, a kernel or a title."""
         self.count += 1
-        name = event.get("name")
+        name, category = event.get("name"), event.get("cat")
         if type(name) is not str:
             return
         if event.get("ph") != "X":
             self._add_title(event, name)
-            return
-        category = event.get("cat")
-        if category == _KERNEL or category in _LAUNCHES:
+        elif category == _KERNEL or category in _LAUNCHES:
             self._add_kernel(event, is_launch=category != _KERNEL)
-            return
-        is_ours = not name.startswith(_PYTORCH_PREFIXES)
-        if is_ours and (category not in _OUR_CATEGORIES or not parse_label(name)):
-            if category == COMPUTING:
-                self.unknown_ops[name] += 1
-            return
-        if name not in self.label_kinds:
-            self.label_kinds[name] = self._label_kind(name)
-        kind, label = self.label_kinds[name]
-        if label < 0:
-            return
-        if is_ours:
-            kind = _OURS
-        elif kind == _SLICE and category == _ON_STREAM:
-            return
-        self.kind.append(kind)
-        self.label.append(label)
-        self.start.append(_number(event.get("ts")))
-        self.length.append(_number(event.get("dur")))
-        self.process.append(_integer(event.get("pid")))
-        self.thread.append(_integer(event.get("tid")))
+        elif name.startswith(_PYTORCH_PREFIXES):
+            if category != _ON_STREAM and (name.startswith((*RECEIVES, STEP)) or parse_label(name)):
+                self._add_slice(event, name, is_ours=False)
+        elif category in _OUR_CATEGORIES and parse_label(name):
+            self._add_slice(event, name, is_ours=True)
+        elif category == COMPUTING:
+            self.unknown_ops[name] += 1
+
+    def _add_slice(self, event: Event, name: str, *, is_ours: bool) -> None:
+        start, length = _number(event.get("ts")), _number(event.get("dur"))
+        number, end = name.removeprefix(STEP), start + length
+        if not np.isfinite(end):
+            self.faults["its time is no finite number"] += 1
+        elif length < 0:
+            self.faults["it ends before it starts"] += 1
+        elif is_ours:
+            self.ours.append((event.get("pid"), event.get("tid"), start, end, name))
+        elif name.startswith(RECEIVES):
+            self.receives.append((start, end))
+        elif not name.startswith(STEP):
+            self.slices.append((start, end, self.names.setdefault(name, len(self.names))))
+        elif number.isdecimal() and len(number) < 10:
+            self.marks.append((int(number), start, end))
 
     def _add_kernel(self, event: Event, *, is_launch: bool) -> None:
         """Append a kernel, or the host call that launched it: both have the same correlation."""
@@ -184,46 +175,45 @@ class _EventCollector:
         correlations.append(correlation)
         starts.append(_number(event.get("ts")))
         if not is_launch:
+            stream = args.get("stream", event.get("tid"))
             self.kernels[2].append(_number(event.get("dur")))
-            self.kernels[3].append(_integer(args.get("stream", event.get("tid"))))
+            self.kernels[3].append(stream if type(stream) is int else hash(str(stream)) >> 2)
 
     def launched_kernels(self) -> Work:
         """Return every kernel whose launch is known; exchanges count as all kernels."""
         correlation, start, length, stream = map(np.array, self.kernels)
         call_correlation, call_start = map(np.array, self.launches)
-        call = find_calls(correlation, call_correlation)
-        launch = np.append(call_start, np.nan)[call]
+        launch = np.append(call_start, np.nan)[find_calls(correlation, call_correlation)]
         zeros = np.zeros(len(start))
         work = np.stack([launch, start, start + length, stream, zeros, zeros + NONE])
         return work[:, np.isfinite(work).all(axis=0) & (length >= 0)]
 
-    def _label_kind(self, name: str) -> tuple[int, int]:
-        """Return kind and number of a label; the number is -1 if the label names no pipeline op."""
-        if name.startswith(RECEIVES):
-            name, kind = RECEIVES[0], _RECEIVE  # drop peer and tag
-        elif name.startswith(STEP):
-            kind = _MARK
-        elif parse_label(name):
-            kind = _SLICE
-        else:
-            return _SLICE, -1
-        return kind, self.names.setdefault(name, len(self.names))
+    def our_rows(self) -> list[Rows]:
+        """Divide one of our exports into workers; on a receive track, a SEND becomes its RECV."""
+        by_worker: dict[int, list[Slice]] = {}
+        for worker, thread, start, end, name in self.ours:
+            cell = parse_cell(name)
+            is_receive = (worker, thread) in self.receive_tracks and len(cell) == 1
+            if is_receive and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
+                name = format_cell((matching_receive(cell[0]),))
+            if type(worker) is int and 0 <= worker < MAX_COUNT:
+                label = self.names.setdefault(name, len(self.names))
+                by_worker.setdefault(worker, []).append((start, end, label))
+        return [
+            Rows.from_slices(worker, slices)._replace(world=len(by_worker), is_ours=True)
+            for worker, slices in sorted(by_worker.items())
+        ]
 
     def _add_title(self, event: Event, name: str) -> None:
         """Remember a track of our exports whose title says that it receives."""
         args = event.get("args")
         title = args.get("name") if name == "thread_name" and isinstance(args, dict) else None
         if str(title).startswith("receive from worker"):
-            self.receive_tracks.add((_integer(event.get("pid")), _integer(event.get("tid"))))
+            self.receive_tracks.add((event.get("pid"), event.get("tid")))
 
 
 def _number(value: Any) -> float:
     return float(value) if type(value) in (int, float) and abs(value) < 1e300 else np.nan
-
-
-def _integer(value: Any) -> int:
-    """Return the number of a process or thread; of a name, its hash."""
-    return value if type(value) is int and abs(value) < 2**62 else hash(str(value)) >> 2
 
 
 def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
@@ -241,105 +231,36 @@ def _read_file(
     # `names` numbers the labels of all files; new ones are added
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
-    collector = _EventCollector(names)
+    events = _EventCollector(names)
     for event in read_events(read_texts(path, on_bytes), header, faults):
-        collector.add(event)
-    for why, count in faults.items():
-        left_out.append(LeftOut(f"parts of {path}", why, count))
-    if not np.isin(collector.kind, (_SLICE, _OURS)).any():
-        why = (
-            f"none of its {collector.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
-        )
+        events.add(event)
+    left_out += [LeftOut(f"parts of {path}", why, count) for why, count in faults.items()]
+    left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]
+    if not (events.slices or events.ours or events.faults):
+        why = f"none of its {events.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
         left_out.append(LeftOut(str(path), why))
         return [], None
-    columns = {name: np.array(getattr(collector, name), dtype) for name, dtype in _COLUMNS.items()}
-    passes, dropped = passing_rows(
-        [
-            (~np.isfinite(columns["start"] + columns["length"]), "its time is no finite number"),
-            (columns["length"] < 0, "it ends before it starts"),
-        ],
-        f"slices of {path}",
-    )
-    left_out += dropped
-    columns = {name: values[passes] for name, values in columns.items()}
-    if np.any(columns["kind"] == _OURS):
-        if collector.unknown_ops:
-            name, count = collector.unknown_ops.most_common(1)[0][0], collector.unknown_ops.total()
-            raise wrong(
-                "files", f"must have phases by known names: {count} ops of {path} are as {name!r}"
-            )
-        return _our_rows(columns, collector, names), None
-    rank, world = _find_rank(header, path)
-    if rank is None:
-        left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
-        return [], None
-    zero = header.get("baseTimeNanoseconds")
-    is_cut = any(why != BROKEN for why in faults)
-    rows = _rank_rows(columns, rank, world, names)
-    rows = rows._replace(is_cut=is_cut, work=collector.launched_kernels())
-    return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
-
-
-def _find_rank(header: Mapping[str, Any], path: Path) -> tuple[int | None, int]:
-    """Return rank and world size by the header or the file name; None and 0 if unknown."""
+    if events.ours:
+        if unknown := events.unknown_ops:
+            what = f"{unknown.total()} ops of {path} are as {unknown.most_common(1)[0][0]!r}"
+            raise wrong("files", f"must have phases by known names: {what}")
+        return events.our_rows(), None
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, world = info.get("rank"), info.get("world_size")
     rank = rank if type(rank) is int and rank >= 0 else file_rank(path)
-    return rank, world if type(world) is int and 0 < world < 10**6 else 0
-
-
-def _rank_rows(
-    columns: Mapping[str, NumpyArray], rank: int, world: int, names: Mapping[str, int]
-) -> Rows:
-    """Divide the columns of a rank into slices, receives and marks of steps."""
-    columns = dict(columns) | {"end": columns["start"] + columns["length"]}
-    masks = {kind: columns["kind"] == kind for kind in range(_OURS)}
-    text = {number: name for name, number in names.items()}
-    marks = [
-        (int(number), start, end)
-        for label, start, end in zip(
-            *(columns[k][masks[_MARK]].tolist() for k in ("label", "start", "end")), strict=True
-        )
-        if (number := text[label].removeprefix(STEP)).isdecimal() and len(number) < 10
-    ]
-    slices = np.flatnonzero(masks[_SLICE])
-    # drop duplicates, which would begin a new step
-    key = np.stack([columns[k][slices] for k in ("start", "end", "label")])
-    slices = slices[np.unique(key, axis=1, return_index=True)[1]]
-    return Rows(
-        rank,
-        world=world,
-        label=columns["label"][slices],
-        start=columns["start"][slices],
-        end=columns["end"][slices],
-        receives=np.stack([columns[k][masks[_RECEIVE]] for k in ("start", "end")]),
-        marks=marks,
+    if rank is None:
+        left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
+        return [], None
+    rows = Rows.from_slices(rank, {*events.slices})._replace(  # duplicates would begin a step
+        world=world if type(world) is int and 0 < world < MAX_COUNT else 0,
+        receives=np.array(events.receives).reshape(-1, 2).T,
+        marks=events.marks,
+        is_cut=any(why != BROKEN for why in faults),
+        work=events.launched_kernels(),
     )
-
-
-def _our_rows(
-    columns: Mapping[str, NumpyArray], collector: _EventCollector, names: dict[str, int]
-) -> list[Rows]:
-    """Divide one of our exports into its workers; on a receive track, a SEND becomes its RECV."""
-    label = columns["label"].copy()
-    tracks = zip(columns["process"].tolist(), columns["thread"].tolist(), strict=True)
-    text = {number: name for name, number in names.items()}
-    is_receive = np.array([track in collector.receive_tracks for track in tracks], bool)
-    for number in np.unique(label[is_receive]):
-        cell = parse_cell(text[number])
-        if len(cell) == 1 and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
-            name = format_cell((matching_receive(cell[0]),))
-            label[is_receive & (label == number)] = names.setdefault(name, len(names))
-    columns = dict(columns) | {"label": label, "kind": np.full(len(label), _SLICE)}
-    workers = np.unique(columns["process"])
-    by_worker = []
-    for worker in workers[(workers >= 0) & (workers < 10**6)]:
-        on_worker = columns["process"] == worker
-        worker_columns = {name: values[on_worker] for name, values in columns.items()}
-        rows = _rank_rows(worker_columns, int(worker), len(workers), names)
-        by_worker.append(rows._replace(is_ours=True))
-    return by_worker
+    zero = header.get("baseTimeNanoseconds")
+    return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
 READER = Reader(

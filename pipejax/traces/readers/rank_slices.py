@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,9 @@ BY_MARKS = "they lie outside the marks of steps"
 BY_TIME = "its steps are others by time than by count, and no marks of steps say which they are"
 
 
+Slice = tuple[float, float, int]  # start, end and number of the label
+
+
 class Rows(NamedTuple):
     """Slices of one rank, ascending by start; times in microseconds."""
 
@@ -51,6 +54,12 @@ class Rows(NamedTuple):
     # if a label states it: position on all axes but the pipeline's, worker, workers
     place: tuple[tuple[int, ...], int, int] | None = None
     step: Int[NumpyArray, " slices"] | None = None  # of each slice, once it is known
+
+    @classmethod
+    def from_slices(cls, rank: int, slices: Iterable[Slice]) -> "Rows":
+        """Return the rows of slices in any order."""
+        start, end, label = np.array(sorted(slices), np.float64).reshape(-1, 3).T
+        return cls(rank, label.astype(np.int64), start, end)
 
 
 class RankFile(NamedTuple):
