@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,9 +20,8 @@ import numpy as np
 from pipejax.base.checks import wrong
 from pipejax.traces.readers.device import Key
 from pipejax.traces.readers.labels import FRAMEWORKS, Cell, parse_label, parse_labels
-from pipejax.traces.readers.parts import number_groups, passing_rows
 from pipejax.traces.readers.rank_lists import file_rank
-from pipejax.traces.readers.rank_slices import RankFile, Rows, join_ranks
+from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
 from pipejax.traces.readers.sources import Reader, Request
 from pipejax.traces.record import NONE, LeftOut, Trace
 
@@ -246,21 +245,23 @@ def _rank_rows(
     process: _Process, cells: Mapping[str, Cell], left_out: list[LeftOut]
 ) -> Iterator[Rows]:
     """Yield the slices of a process as those of its rank, if it has any."""
-    ranges = [entry for entry in process.ranges if entry.label in cells]
     numbers = {label: number for number, label in enumerate(cells)}
-    start, end = np.array([entry[:2] for entry in ranges]).reshape(-1, 2).T
-    label = np.array([numbers[entry.label] for entry in ranges], np.int64)
-    # of nested ranges of one phase, such as a function in a function, the inner one is the op
-    phase = number_groups(np.array([cells[entry.label][0].phase for entry in ranges]))
-    order = np.lexsort([-end, start, phase])
-    is_outer = np.zeros(len(order), bool)
-    is_inside = (start[order[1:]] < end[order[:-1]]) & (end[order[1:]] <= end[order[:-1]])
-    is_outer[order[:-1]] = is_inside & (np.diff(phase[order]) == 0)
-    passes, faults = passing_rows(
-        [(np.isnan(end), "they have no end"), (is_outer, "others of their phase lie inside")],
-        f"ranges of rank {process.rank}",
-    )
-    left_out += faults
+    by_phase: dict[str, list[Slice]] = defaultdict(list)
+    faults = Counter[str]()
+    for entry in sorted(process.ranges, key=lambda entry: (entry.start, -entry.end)):
+        if entry.label not in cells:
+            continue
+        slices = by_phase[cells[entry.label][0].phase]
+        if np.isnan(entry.end):
+            faults["they have no end"] += 1
+            continue
+        # of nested ranges of one phase, such as a function in a function, the inner one is the op
+        if slices and entry.end <= slices[-1][1]:
+            slices.pop()
+            faults["others of their phase lie inside"] += 1
+        slices.append((entry.start, entry.end, numbers[entry.label]))
+    what = f"ranges of rank {process.rank}"
+    left_out += [LeftOut(what, why, count) for why, count in sorted(faults.items(), reverse=True)]
     marks = [
         (int(match["number"] or NONE), entry.start, entry.end)
         for entry in process.ranges
@@ -268,12 +269,8 @@ def _rank_rows(
     ]
     numbered = [mark for mark in marks if mark[0] != NONE]
     place = next(filter(None, (_PLACE.match(entry.label) for entry in process.ranges)), None)
-    if passes.any() and process.rank is not None:
-        yield Rows(
-            process.rank,
-            label=label[passes],
-            start=start[passes],
-            end=end[passes],
+    if any(by_phase.values()) and process.rank is not None:
+        yield Rows.from_slices(process.rank, itertools.chain(*by_phase.values()))._replace(
             work=np.array(process.work, np.float64).reshape(-1, 6).T,
             syncs=np.array(process.waits).reshape(-1, 2).T,
             marks=numbered or [(k, *mark[1:]) for k, mark in enumerate(marks)],
