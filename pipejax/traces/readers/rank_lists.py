@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -26,27 +26,16 @@ from pipejax.traces.readers.sources import (
     read_head,
     read_texts,
 )
-from pipejax.traces.record import LeftOut, Trace
+from pipejax.traces.record import NONE, TIMES, LeftOut, Trace
 
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _PHASES = tuple(_SERIES.values())
+_KEYS = {"start": "start", "end": "end", "microbatch": "minibatch", "chunk": "chunk"}
 _MILLISECOND = 1e-3
 _MAX_SIZE = 10**6  # workers, stages or microbatches of a run; a larger number is damage
 _LIST_OF_TIMES = re.compile(r'"(fwd|bwd|wgrad)_(start|end)"\s*:\s*\[')
 _STEP = re.compile(r'"(\d{1,9})"\s*:\s*(?=\{)')
 _RANK = re.compile(r"rank[_-]?(\d{1,6})")
-
-
-class _Series(NamedTuple):
-    """Ops of one phase of a worker in a step: each list has one entry per op."""
-
-    step: int
-    worker: int
-    phase: int
-    start: list[Any]
-    end: list[Any]
-    microbatch: list[Any]
-    chunk: list[Any]
 
 
 def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
@@ -75,13 +64,24 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
     file_ranks = [rank for path in paths if (rank := file_rank(path)) is not None]
     workers = arguments.world or sizes.workers or max(file_ranks, default=-1) + 1
     inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out)
-    series = [
-        entry
+    parts = [
+        part
         for rank, data in by_rank.items()
-        for entry in _rank_series(rank, data, left_out)
+        for part in _rank_columns(rank, data, left_out)
         if rank < workers
     ]
-    return _trace(series, sizes._replace(workers=workers), left_out, inferred)
+    if not parts:
+        return empty_trace(left_out)
+    columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    for key in ("microbatch", "chunk"):  # all ops state it, or none
+        if any(np.isnan(part[key]).all() for part in parts):
+            del columns[key]
+    if sizes.stages == 1 and "chunk" not in columns:
+        columns["stage"] = columns["worker"].copy()
+    if "microbatch" in columns:  # some count from 1
+        columns["microbatch"] -= np.fmin.reduce(columns["microbatch"])
+    sizes = sizes._replace(workers=workers)
+    return finish_trace(columns, _PHASES, sizes, left_out, inferred, by_step=True)
 
 
 def check_ranks(
@@ -150,60 +150,35 @@ def _is_size(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 < value < _MAX_SIZE
 
 
-def _rank_series(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[_Series]:
+def _rank_columns(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[Columns]:
     """Yield the ops of each phase of a rank, step by step, without damaged steps."""
     # `data` is the JSON object of the rank's file, by step: {"fwd_start": [..], "fwd_end": [..],
-    # ..}.
+    # ..}. What is no number becomes NaN.
     for step, entry in data.items():
         if not (step.isascii() and step.isdigit() and len(step) < 10 and isinstance(entry, dict)):
             why = "it is no step with its lists"
             left_out.append(LeftOut(f"{step[:20]!r} of rank {rank}", why))
             continue
-        series = []
+        parts = []
         for code, name in enumerate(_SERIES):
-            lists = [
-                entry.get(f"{name}_{key}") or [] for key in ("start", "end", "minibatch", "chunk")
-            ]
-            start, end, microbatch, chunk = lists
-            if not all(isinstance(values, list) for values in lists) or len(start) != len(end):
+            lists = [entry.get(f"{name}_{key}") or [] for key in _KEYS.values()]
+            size = len(lists[0]) if isinstance(lists[0], list) else NONE
+            if not all(isinstance(values, list) for values in lists) or len(lists[1]) != size:
                 why = f"its {name}_start and {name}_end are not lists of one length"
                 left_out.append(LeftOut(f"step {step} of rank {rank}", why))
                 break
-            microbatch, chunk = (v if len(v) == len(start) else [] for v in (microbatch, chunk))
-            series.append(_Series(int(step), rank, code, start, end, microbatch, chunk))
+            columns = {
+                key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values])
+                if len(values) == size
+                else np.full(size, np.nan)
+                for key, values in zip(_KEYS, lists, strict=True)
+            }
+            columns |= {key: columns[key] * _MILLISECOND for key in TIMES}
+            constants = {"step": int(step), "replica": 0, "worker": rank, "phase": code}
+            columns |= {key: np.full(size, value) for key, value in constants.items()}
+            parts += [columns] if size else []
         else:
-            yield from series
-
-
-def _trace(
-    series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut], inferred: list[str]
-) -> Trace:
-    """Join all series to columns, drop invalid ops, infer missing numbers and make the trace."""
-    parts = [_columns(entry) for entry in series if entry.start]
-    if not parts:
-        return empty_trace(left_out)
-    columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    for key in ("microbatch", "chunk"):
-        if not all(getattr(entry, key) for entry in series if entry.start):
-            del columns[key]
-    if sizes.stages == 1 and "chunk" not in columns:
-        columns["stage"] = columns["worker"].copy()
-    if "microbatch" in columns:  # some count from 1
-        columns["microbatch"] -= np.fmin.reduce(columns["microbatch"])
-    return finish_trace(columns, _PHASES, sizes, left_out, inferred, by_step=True)
-
-
-def _columns(entry: _Series) -> Columns:
-    """Return the columns of one series (ops), times in seconds; NaN for what is no number."""
-    size = len(entry.start)
-    columns: Columns = {
-        key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values], np.float64)
-        for key in ("start", "end", "microbatch", "chunk")
-        for values in [getattr(entry, key) or [np.nan] * size]
-    }
-    columns |= {key: columns[key] * _MILLISECOND for key in ("start", "end")}
-    constants = {"step": entry.step, "replica": 0, "worker": entry.worker, "phase": entry.phase}
-    return columns | {key: np.full(size, value, np.int64) for key, value in constants.items()}
+            yield from parts
 
 
 def _is_rank_lists(head: str) -> bool:

@@ -54,11 +54,8 @@ def read(
 ) -> Trace:
     r"""Read a measured run from its files; the content of a file determines its format.
 
-    Formats are: Parquet and CSV with a slice in each row, by the names of the public production
-    jobs or by `columns`; JSON with the starts and ends of each rank, as Primus writes it; Chrome
-    traces with the labels that PyTorch's pipelining writes around its actions (`PP:0F1`), one file
-    for each rank; and the traces that `pj.files.chrome_trace` writes. Any file may be gzipped.
-    Several files are parts of one run.
+    Formats are those of `READERS`. Any file but SQLite may be gzipped. Several files are parts of
+    one run.
 
     Args:
       files: a file, a folder, whose files are all read, or several of them.
