@@ -42,7 +42,7 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
     Attributes:
       stage_times: or F=1ms,I=1ms,W=1ms where the backward is split; pair=2ms is what a fused pair
         takes as a whole.
-      worker_times: divided over its stages.
+      worker_times: its stages share it evenly.
       offload: a number or one for each stage; with --model also system, as long as its host link
         takes. Where a schedule is searched, it lets activations go there. --planned-offload is what
         an order is made for, and changes no time.
