@@ -260,6 +260,33 @@ def test_collectives_that_do_not_end_together_move_no_clock(name, jitter, expect
     assert any(text.startswith(expected) for text in trace.inferred), trace.inferred
 
 
+@pytest.mark.parametrize("groups", [[((0, 2), 3), ((1, 2), 5)], [((0, 2), 0)]])
+def test_clocks_lead_over_files_without_a_common_collective(groups, tmp_path):
+    run = evaluated("1f1b", 3, 6)
+    processes = with_collectives(run_processes(run, pytorch), 0.002, groups)
+    for rank, process in enumerate(processes):
+        lead = [0, 40_000_000, -70_000_000][rank]  # of the session's start [ns]
+        write_export(tmp_path / f"rank{rank}.sqlite", [process], utc=BASE + lead)
+    trace = read(tmp_path)
+    if len(groups) == 1:  # rank 1 runs no collective of that name: groups are unknown
+        assert "clock of rank2.sqlite: as recorded; no collective matches it" in trace.inferred
+        return
+    for op, (start, _) in planted(run).items():
+        assert recorded(trace, 0)[op][0] == pytest.approx(start, abs=1e-5)
+
+
+def test_exchanges_inside_an_op_do_not_time_it(tmp_path):
+    run = evaluated("1f1b", 2, 4)
+    processes = run_processes(run, pytorch)
+    for process in processes:
+        first = process.kernels[0]
+        late = first._replace(start=first.start + 1, end=first.end + 900, name=GROUP, stream=9)
+        process.kernels.append(late)
+    trace = read(write_export(tmp_path / "node.sqlite", processes))
+    for op, (start, end) in planted(run).items():
+        assert recorded(trace, 0)[op] == pytest.approx((start, end), abs=2e-9)
+
+
 # files
 
 
