@@ -27,6 +27,10 @@ def megatron(worker, cell, step):
     return f"{CORE}{'forward_step' if cell[0].phase.name == 'F' else 'backward_step'}"
 
 
+def bare(worker, cell, step):
+    return f"{'fwd' if cell[0].phase.name == 'F' else 'bwd'} mb{cell[0].microbatch}"
+
+
 def timers(worker, cell, step):
     return f"{'forward' if cell[0].phase.name == 'F' else 'backward'}-compute"
 
@@ -96,6 +100,7 @@ GRAMMARS = {
         {"steps": 2, "stages_per_worker": 2},
     ),
     "Megatron-LM, timers": ("gpipe", timers, {}, {"steps": 2, "stages_per_worker": 1}),
+    "other programs": ("1f1b", bare, {}, {}),
     "PithTrain": ("dualpipe-v", pithtrain(2), {}, {}),
     "PithTrain, older": ("dualpipe-v", pithtrain(2, prefix=True), {}, {}),
 }
@@ -389,6 +394,20 @@ def test_ranges_without_an_end_and_around_others_are_counted(tmp_path):
         ("ranges of rank 0", "they have no end", 1),
         ("ranges of rank 0", "others of their phase lie inside", 1),
     ]
+
+
+def test_ranges_of_layers_are_no_ops(tmp_path):
+    run = evaluated("1f1b", 2, 4)
+    processes = run_processes(run, megatron)
+    for process in processes:
+        for entry in [*process.ranges]:
+            middle = (entry.start + entry.end) / 2
+            for name in ("megatron.core.fusions.fused_bias_swiglu.forward", "layer03.stage2_f"):
+                process.ranges.append(Range(entry.start + 0.001, middle, name))
+                process.ranges.append(Range(middle, entry.end - 0.001, name, thread=2))
+    trace = read(write_export(tmp_path / "a.sqlite", processes), steps=2, stages_per_worker=1)
+    assert sorted(recorded(trace, 0)) == sorted(planted(run))
+    assert trace.left_out == ()
 
 
 def test_the_file_is_not_written(tmp_path):

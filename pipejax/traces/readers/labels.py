@@ -26,6 +26,8 @@ Cell = tuple[LabelOp, ...]  # two of a fused pair
 _CELL = r"(?P<stage>\d{1,9})(?P<phase>[A-Z](?:[A-Z_]*[A-Z])?)(?P<microbatch>\d{0,9})"
 _CHUNK = r"chunk (?P<microbatch>\d{1,9}) \(phase(?P<chunk>[01])\)"
 
+_NUMBER = r"(?:[ _.:#-]*(?:mb|microbatch|micro_batch)?[ _.:#=-]*(?P<microbatch>\d{1,9}))?"
+
 
 def _second(pattern: str) -> str:
     """Return a pattern with the names of groups of the second op of a fused pair."""
@@ -47,11 +49,8 @@ GRAMMARS = (
         + _second(rf"(?P<phase>backward) {_CHUNK}"),
     ),
     ("PithTrain", r"(?:rank \d+ )?(?P<phase>weight) chunk"),
-    (
-        "Megatron-LM",
-        r"(?:\w+\.)*(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)*?)"
-        r"(?:[ _.:#-]*(?:mb|microbatch|micro_batch)?[ _.:#=-]*(?P<microbatch>\d{1,9}))?",
-    ),
+    ("Megatron-LM", rf"(?:\w+\.)*(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)+?){_NUMBER}"),
+    ("other programs", rf"(?P<phase>[A-Za-z]+){_NUMBER}"),
 )
 _WORDS = {"weight": "W"}  # besides the names in files of any reader
 FRAMEWORKS = tuple(dict.fromkeys(framework for framework, _ in GRAMMARS))

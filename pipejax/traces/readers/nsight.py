@@ -286,7 +286,7 @@ def _rank_rows(
 READER = Reader(
     "Nsight Systems",
     "`nsys export --type sqlite`",
-    f"NVTX ranges of {', '.join(FRAMEWORKS)}, kernels and CUDA calls of one or several ranks",
+    f"NVTX ranges of {', '.join(FRAMEWORKS)}; kernels and CUDA calls of one or several ranks",
     lambda head: head.startswith("SQLite format 3"),
     read_nsight,
 )
