@@ -84,7 +84,7 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
             *map(_shares, [analysis.against] if analysis.against else [])
         ],
         "files": [*reading, *_clocks(analysis)],
-        "time of devices": _budget_rows(pipelines.trace.budgets),
+        "time of devices": _table([row._asdict() for row in pipelines.trace.budgets], BUDGETS),
         "unexplained stalls": _table([stall._asdict() for stall in analysis.stalls], STALLS),
         "replay": [*_replay(analysis), *_forecast(analysis)],
         "times of ops and messages": _table(times, TIMES, len(times)),
@@ -253,20 +253,6 @@ def _budget(budgets: Sequence[StepBudget]) -> Iterator[object]:
         yield plain(f"time of devices: {texts}")
 
 
-def _budget_rows(budgets: Sequence[StepBudget]) -> list[object]:
-    """Return a table of the mean step of each rank."""
-    by_rank: dict[tuple[int, int], list[tuple[float, ...]]] = {}
-    for budget in budgets:
-        by_rank.setdefault((budget.replica, budget.worker), []).append(budget[3:])
-    rows = [
-        {"replica": replica, "worker": worker}
-        | dict(zip(BUDGET_PARTS, np.mean(steps, axis=0).tolist(), strict=True))
-        for (replica, worker), steps in sorted(by_rank.items())
-    ]
-    columns = [Column(name, key, seconds) for key, name in BUDGET_PARTS.items()]
-    return _table(rows, (Column("replica", "replica"), Column("worker", "worker"), *columns))
-
-
 BUDGET_PARTS = {name: name.replace("_", "-") for name in StepBudget._fields[3:]}
 LEFT_OUT = (
     Column("part", "what", escape),
@@ -279,6 +265,10 @@ STALLS = (
     Column("worker", "worker"),
     Column("op", "op"),
     Column("idle although its inputs were there", "seconds", seconds),
+)
+BUDGETS = (
+    *(Column(name, name) for name in StepBudget._fields[:3]),
+    *(Column(name, key, seconds) for key, name in BUDGET_PARTS.items()),
 )
 TIMES = (
     Column("part", _name),

@@ -49,8 +49,6 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _RANK = re.compile(r"rank[ =](\d{1,9})\b")
-# place of a rank in PithTrain: position and size on each axis
-_PLACE = re.compile(r"rank=\d+; pp=(?P<worker>\d+)/(?P<workers>\d+)(?P<axes>(?: \w+=\d+/\d+)*)")
 _COMMUNICATOR, _SIZE = "NCCL communicator ID", "Message size [bytes]"
 _SCHEMA_OFFSET, _PAYLOAD_OFFSET = 8, 32  # [bytes]; a header comes before the payload
 _MICROSECOND = 1e3  # [ns]
@@ -268,18 +266,17 @@ def _rank_rows(
         if (match := _STEP.fullmatch(entry.label)) and not np.isnan(entry.end)
     ]
     numbered = [mark for mark in marks if mark[0] != NONE]
-    place = next(filter(None, (_PLACE.match(entry.label) for entry in process.ranges)), None)
+    # PithTrain states the place of a rank, as in "rank=3; pp=1/2 dp=0/1; mbs=1"
+    setup = next((entry.label for entry in process.ranges if "; pp=" in entry.label), "")
+    axes = {name: (int(k), int(n)) for name, k, n in re.findall(r"(\w+)=(\d+)/(\d+)", setup)}
+    worker, workers = axes.pop("pp", (NONE, 0))
     if any(by_phase.values()) and process.rank is not None:
         yield Rows.from_slices(process.rank, itertools.chain(*by_phase.values()))._replace(
             work=np.array(process.work, np.float64).reshape(-1, 6).T,
             syncs=np.array(process.waits).reshape(-1, 2).T,
+            has_all_work=True,
             marks=numbered or [(k, *mark[1:]) for k, mark in enumerate(marks)],
-            place=place
-            and (
-                (*map(int, re.findall(r"=(\d+)/", place["axes"])),),
-                int(place["worker"]),
-                int(place["workers"]),
-            ),
+            place=((*(k for k, _ in axes.values()),), worker, workers) if workers else None,
         )
 
 

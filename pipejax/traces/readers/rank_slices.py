@@ -49,8 +49,8 @@ class Rows(NamedTuple):
     world: int = 0  # number of ranks of the run, if the file states it
     is_cut: bool = False  # whether its file ends early
     is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
-    # of files with all work of a device: starts and ends of host calls that wait for it (2, calls)
-    syncs: Float[NumpyArray, "2 syncs"] | None = None
+    syncs: Float[NumpyArray, "2 syncs"] = _NO_TIMES  # start and end of calls that wait for a device
+    has_all_work: bool = False  # whether the file has all work of the device, and such calls
     # if a label states it: position on all axes but the pipeline's, worker, workers
     place: tuple[tuple[int, ...], int, int] | None = None
     step: Int[NumpyArray, " slices"] | None = None  # of each slice, once it is known
@@ -276,7 +276,7 @@ def _shift(rows: Rows, delay: float) -> Rows:
         end=rows.end + delay,
         receives=rows.receives + delay,
         work=rows.work + np.array([delay, delay, delay, 0.0, 0.0, 0.0])[:, None],
-        syncs=None if rows.syncs is None else rows.syncs + delay,
+        syncs=rows.syncs + delay,
         marks=[(number, start + delay, end + delay) for number, start, end in rows.marks],
     )
 
@@ -292,9 +292,7 @@ def _join(first: Rows, second: Rows) -> Rows:
         end=np.concatenate([first.end, second.end])[order],
         receives=np.concatenate([first.receives, second.receives], axis=1),
         work=np.concatenate([first.work, second.work], axis=1),
-        syncs=None
-        if first.syncs is None or second.syncs is None
-        else np.concatenate([first.syncs, second.syncs], axis=1),
+        syncs=np.concatenate([first.syncs, second.syncs], axis=1),
         marks=[*first.marks, *second.marks],
         is_cut=first.is_cut or second.is_cut,
         is_ours=first.is_ours or second.is_ours,
@@ -337,7 +335,7 @@ def _budget_steps(
             times = np.array([trace.start[ops].min(), trace.end[ops].max()])
             windows[step] = times / _MICROSECOND + origin
         begin, end = np.array([*windows.values()]).reshape(-1, 2).T
-        if rows.syncs is not None:
+        if rows.has_all_work:
             parts = split_windows(rows.work, rows.syncs, begin, end) * _MICROSECOND
             for step, seconds in zip(windows, parts.T.tolist(), strict=True):
                 yield StepBudget(step, replica, worker, *seconds)
