@@ -254,6 +254,8 @@ def _merge_files(
             moved.append((path, [_shift(rows, delay) for rows in file_rows]))
     matches = match_clocks([[rows.work for rows in ranks] for _, ranks in moved], keys)
     notes: list[str] = []
+    if len(moved) > 1 and not zeros and None in matches:
+        notes.append("clocks: those of all files are one, for no file states when its clock began")
     ranks: dict[int, Rows] = {}
     for (path, file_rows), match in zip(moved, matches, strict=True):
         if match is None and keys:
