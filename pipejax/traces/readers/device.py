@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.traces.record import NONE
 
 # launch by the host (-inf if unknown), start and end [us]; stream; whether it exchanges data;
@@ -16,10 +16,8 @@ _LAUNCH_LATENCY = 10.0  # from a launch until a kernel that waits for nothing st
 _SPREAD_QUANTILE, _MAX_SPREAD = 0.9, 1000.0  # [us]; collectives with more are no match
 
 
-def find_calls(
-    correlation: Int[NumpyArray, " works"], call_correlation: Int[NumpyArray, " calls"]
-) -> Int[NumpyArray, " works"]:
-    """Return the position of the host call that launched each work; NONE without a record."""
+def find_calls(correlation: NumpyArray, call_correlation: NumpyArray) -> NumpyArray:
+    """Return the position of the call that launched each work (works); NONE without a record."""
     # look up each call by binary search in the sorted correlations
     order = np.append(np.argsort(call_correlation, kind="stable"), NONE)
     sorted_correlation = np.append(call_correlation[order[:-1]], NONE)
@@ -68,7 +66,9 @@ class ClockMatch(NamedTuple):
     num_collectives: int
 
 
-def match_clocks(files: Sequence[Sequence[Work]], keys: Sequence[Key]) -> list[ClockMatch | None]:
+def match_clocks(
+    files: Sequence[Sequence[NumpyArray]], keys: Sequence[Key]
+) -> list[ClockMatch | None]:
     """Return the lead of the clock of each file over that of the first; None without a match.
 
     A file has the work of one or several ranks. All ranks of a collective end it together.
