@@ -236,6 +236,7 @@ def _read_work(
             collective = communicator, match[0] if communicator else name, size
             key = keys.setdefault(collective, len(keys))
         times = start / _MICROSECOND, end / _MICROSECOND
+        stream += device << 32  # each device numbers its streams
         process.work.append((launch, *times, stream, bool(_EXCHANGE.match(name)), key))
 
 
