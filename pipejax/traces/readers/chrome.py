@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.base.checks import MAX_COUNT, wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
-from pipejax.traces.readers.device import Work, find_calls
+from pipejax.traces.readers.device import Work
 from pipejax.traces.readers.labels import PYTORCH, parse_label
 from pipejax.traces.readers.rank_lists import file_rank
 from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
@@ -183,7 +183,11 @@ class _EventCollector:
         """Return every kernel whose launch is known; exchanges count as all kernels."""
         correlation, start, length, stream = map(np.array, self.kernels)
         call_correlation, call_start = map(np.array, self.launches)
-        launch = np.append(call_start, np.nan)[find_calls(correlation, call_correlation)]
+        # look up each call by binary search in the sorted correlations; -1 stands for no call
+        order = np.append(np.argsort(call_correlation, kind="stable"), -1)
+        call = order[np.searchsorted(call_correlation[order[:-1]], correlation)]
+        is_known = np.append(call_correlation, -1)[call] == correlation
+        launch = np.where(is_known, np.append(call_start, np.nan)[call], np.nan)
         zeros = np.zeros(len(start))
         work = np.stack([launch, start, start + length, stream, zeros, zeros + NONE])
         return work[:, np.isfinite(work).all(axis=0) & (length >= 0)]

@@ -1,4 +1,4 @@
-"""Work of a device: calls that launched it, parts of a step, and clocks by collectives."""
+"""Work of a device: parts of its steps, and clocks of files by collectives."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.traces.record import NONE
 
 # launch by the host (-inf if unknown), start and end [us]; stream; whether it exchanges data;
 # number of its collective, NONE for other work
@@ -14,15 +13,6 @@ Work = Float[NumpyArray, "6 works"]
 Key = tuple[str, str, int]  # communicator (empty if unknown), name and bytes of a collective
 _LAUNCH_LATENCY = 10.0  # from a launch until a kernel that waits for nothing starts [us]
 _SPREAD_QUANTILE, _MAX_SPREAD = 0.9, 1000.0  # [us]; collectives with more are no match
-
-
-def find_calls(correlation: NumpyArray, call_correlation: NumpyArray) -> NumpyArray:
-    """Return the position of the call that launched each work (works); NONE without a record."""
-    # look up each call by binary search in the sorted correlations
-    order = np.append(np.argsort(call_correlation, kind="stable"), NONE)
-    sorted_correlation = np.append(call_correlation[order[:-1]], NONE)
-    position = np.searchsorted(sorted_correlation[:-1], correlation)
-    return np.where(sorted_correlation[position] == correlation, order[position], NONE)
 
 
 def split_windows(

@@ -52,7 +52,6 @@ GRAMMARS = (
     ("Megatron-LM", rf"(?:\w+\.)*(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)+?){_NUMBER}"),
     ("other programs", rf"(?P<phase>[A-Za-z]+){_NUMBER}"),
 )
-_WORDS = {"weight": "W"}  # besides the names in files of any reader
 FRAMEWORKS = tuple(dict.fromkeys(framework for framework, _ in GRAMMARS))
 
 
@@ -78,7 +77,7 @@ def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
         text = groups[f"phase{suffix}"]
         numbers = {"stage": ONLY_STAGE} if is_pytorch else {}
         numbers |= {k: int(n) for k in LabelOp._fields[1:] if (n := groups.get(k + suffix))}
-        ops.append(LabelOp(_WORDS.get(text) or phase_name(text), **numbers))
+        ops.append(LabelOp(phase_name(text), **numbers))
     return tuple(ops) if is_pytorch or ops[0].phase in OPS else ()
 
 

@@ -94,7 +94,7 @@ _NAMES = {
     "B": "b backward bwd backward-compute backward-step bwd-compute full-backward",
     "I": "i backward-input input-grad input-gradient dgrad backward-dgrad bwd-input "
     "backward-input-compute backward-dgrad-compute b-input",
-    "W": "w backward-weight weight-grad weight-gradient wgrad backward-wgrad bwd-weight "
+    "W": "w weight backward-weight weight-grad weight-gradient wgrad backward-wgrad bwd-weight "
     "backward-weight-compute backward-wgrad-compute wgrad-compute b-weight",
     "SEND_F": "send-f forward-send send-forward fwd-send send-fwd",
     "RECV_F": "recv-f forward-recv recv-forward fwd-recv recv-fwd forward-receive",

@@ -1,6 +1,5 @@
 """Reading of a measured run from files of any supported format, as one trace."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,35 +8,11 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.readers import chrome, columns as in_columns, nsight, rank_lists
 from pipejax.traces.readers.parts import empty_trace, join_traces
 from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.readers.sources import Reader, Request, read_head, why_unreadable
+from pipejax.traces.readers.sources import Request, is_log, read_head, why_unreadable
 from pipejax.traces.record import LeftOut, Trace
 
-
-def _refuse_logs(paths: Sequence[Path], _: Request) -> Trace:
-    """Name the command that reads a log of Megatron, and programs that write slices of ops."""
-    why = (
-        "a log of Megatron has times of steps and sums of timers, not when an op ran: pipejax init "
-        "rows --from LOG reads its steps; Primus writes ops with --dump_pp_data, PyTorch's "
-        "pipelining under torch.profiler"
-    )
-    return empty_trace(LeftOut(str(path), why) for path in paths)
-
-
-_TIMER = re.compile(
-    r"elapsed time per iteration \(ms\):|time across ranks \(ms\):|^\s+forward-compute \.{2,}: \(",
-    re.MULTILINE,
-)
-_LOG = Reader(
-    "log of Megatron",
-    "Megatron-LM",
-    "sums of timers and no slices: `pipejax init rows --from LOG` reads its steps",
-    lambda head: bool(_TIMER.search(head)),
-    _refuse_logs,
-)
 # a file belongs to the first reader that can read it
-READERS = (nsight.READER, rank_lists.READER, chrome.READER, _LOG, in_columns.READER)
-
-
+READERS = (nsight.READER, rank_lists.READER, chrome.READER, in_columns.READER)
 Files = str | Path | Sequence[str | Path]
 _MAX_LISTED = 3  # files or reasons that a message lists
 
@@ -108,7 +83,7 @@ def read(
     for path in paths:
         head = read_head(path)
         reader = next((reader for reader in READERS if reader.can_read(head)), None)
-        if reader is None:
+        if reader is None or is_log(head):
             reasons.append(LeftOut(str(path), why_unreadable(head)))
         else:
             by_form.setdefault(reader.form, []).append(path)

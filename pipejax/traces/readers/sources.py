@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,10 @@ _MAGIC_LENGTH = 16  # characters by which binary formats are recognized
 HEAD_BYTES = 2**18  # enough to recognize the format
 _READ_BYTES, _OUTPUT_BYTES = 2**16, 2**20  # bytes read at once, and unpacked at once
 _SALVAGE_BYTES = 32  # bytes unpacked at once near a fault
+_TIMER = re.compile(
+    r"elapsed time per iteration \(ms\):|time across ranks \(ms\):|^\s+forward-compute \.{2,}: \(",
+    re.MULTILINE,
+)
 _GZIP_MAGIC, _GZIP_WINDOW = b"\x1f\x8b", 31  # the second makes zlib expect gzip
 _DELIMITERS = ",;\t"
 
@@ -115,12 +120,23 @@ def read_head(path: Path) -> str:
 
 def why_unreadable(head: str) -> str:
     """Return the reason why no reader takes a file."""
+    if is_log(head):
+        return (
+            "a log of Megatron has times of steps and sums of timers, not when an op ran: pipejax "
+            "init rows --from LOG reads its steps; Primus writes ops with --dump_pp_data, "
+            "PyTorch's pipelining under torch.profiler"
+        )
     if "\0" in head:
         more = "; of a report of Nsight Systems, give nsys export --type sqlite"
         return f"it holds binary data that is no Parquet{more}"
     if not head.strip():
         return "it is empty"
     return "JSON without slices of time" if is_json(head) else "no trace in its text"
+
+
+def is_log(head: str) -> bool:
+    """Return whether a file is a log of Megatron, which has no slices."""
+    return bool(_TIMER.search(head))
 
 
 def is_json(head: str) -> bool:
