@@ -188,13 +188,17 @@ def _shown(name: Any) -> str:
     return str(name) or repr(name)
 
 
+NEAR = 0.9  # ratio of equal letters from which two names are both suggested
+
+
 def nearest(value: Any, valid_names: Collection[Any]) -> str:
     """Return a question that suggests names: those with this first word, or else a similar one."""
     lower_names = {str(name).casefold(): name for name in valid_names}
     word = str(value).casefold()
     matches = [name for name in lower_names if word and name.startswith((f"{word}-", f"{word}_"))]
     if not 0 < len(matches) <= MAX_LISTED:
-        matches = difflib.get_close_matches(word, lower_names, n=1)
+        matches = difflib.get_close_matches(word, lower_names, n=2, cutoff=NEAR)
+        matches = matches or difflib.get_close_matches(word, lower_names, n=1)
     if not matches:
         return ""
     return f"; did you mean {' or '.join(str(lower_names[name]) for name in matches)}?"

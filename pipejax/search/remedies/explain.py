@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
@@ -18,6 +17,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
+from pipejax.base.trees import mapped
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.launchers import Launch
 from pipejax.costs.model.workload import Workload
@@ -486,7 +486,7 @@ def _faults_of_layers(begin: Candidate) -> list[Fault]:
     for name, part in stage_parts(workload, system, begin.table).items():
         if name not in IN_LAYERS or times[name] < LARGE_EXCHANGE * begin.step_time:
             continue
-        rest = jax.tree.map(np.subtract, costs, part)
+        rest = mapped(np.subtract, costs, part)
         gain = begin.step_time - evaluate(begin.table, rest, link=begin.scenario.links).step_time
         share = 100 * times[name] / begin.step_time
         why = f"{IN_LAYERS[name]} take {share:.3g} % of the step, and no compute hides them"
