@@ -16,7 +16,7 @@ from pipejax.traces.readers.parts import (
     number_groups,
     phase_positions,
 )
-from pipejax.traces.readers.readings import KINDS, RunSizes
+from pipejax.traces.readers.readings import KINDS
 from pipejax.traces.readers.sources import (
     CutError,
     OnBytes,
@@ -80,7 +80,16 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     }
     rows["phase"] = np.concatenate([_encode(batch["phase"], position) for batch in batches])
     _check_one_run(rows, paths)
-    return _make_trace(rows, phases, left_out, sizes)
+    if "stage" in rows:
+        rows.pop("chunk", None)
+    _check_numbers(rows)
+    trace = finish_trace(rows, phases, sizes, left_out)
+    workers = sizes.world // (int(trace.replica.max(initial=0)) + 1)
+    if workers:
+        return dataclasses.replace(trace, known_workers=workers)
+    note = f"no file says workers: {trace.workers}, the largest number in the rows"
+    _check_last_stage(vars(trace), trace.phases)
+    return dataclasses.replace(trace, inferred=(*trace.inferred, note))
 
 
 def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
@@ -265,22 +274,6 @@ def _number(cell: object) -> float:
         return float(cell)  # type: ignore[arg-type]  # other types raise a TypeError
     except (ValueError, TypeError):
         return np.nan
-
-
-def _make_trace(
-    rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], sizes: RunSizes
-) -> Trace:
-    """Make the trace, and check that no worker is missing."""
-    if "stage" in rows:
-        rows.pop("chunk", None)
-    _check_numbers(rows)
-    trace = finish_trace(rows, phases, sizes, left_out)
-    workers = sizes.world // (int(trace.replica.max(initial=0)) + 1)
-    if workers:
-        return dataclasses.replace(trace, known_workers=workers)
-    note = f"no file says workers: {trace.workers}, the largest number in the rows"
-    _check_last_stage(vars(trace), trace.phases)
-    return dataclasses.replace(trace, inferred=(*trace.inferred, note))
 
 
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
