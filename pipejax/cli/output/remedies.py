@@ -172,15 +172,28 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
         yield plain("; ".join(_effect_text(effect, name) for effect in explanation.effects))
     for fault in explanation.faults[1:3]:
         yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
+    yield from remedies_view(explanation, rows)
+
+
+def remedies_view(
+    explanation: "Explanation",
+    rows: Sequence[Mapping[str, Any]],
+    skip: int = 0,
+    limit: int | None = None,
+) -> Iterator[object]:
+    """Yield the best remedy of each launcher and shelf, and the command of the first remedy."""
+    # skips the first ones, which are said already, and stops at the limit
     if not rows:
         yield "no remedy that was tried makes it shorter"
         return
     names: set[str] = set()  # of shelves and launchers of which a remedy was shown
-    for row in rows:
+    lines = []
+    for row in rows[skip:]:
         if not names.issuperset(row["launchers"] or [row["shelf"]]):
             assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
-            yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}")
+            lines.append(plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}"))
         names |= {*(row["launchers"] or [row["shelf"]])}
+    yield from lines[:limit]
     yield from launch_lines(_own_launches(explanation.remedies[0]))
     yield _command_line(rows[0]["command"])
 

@@ -10,62 +10,190 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.remedies import advice_details, advice_view, first_fault
+from pipejax.cli.output.remedies import advice_details, first_fault, remedies_view
 from pipejax.cli.output.report import Column, Figure, plain, rows_table
 from pipejax.cli.output.report_pages import Ran, report_page
+from pipejax.traces.findings.analysis import MAX_ERROR
 from pipejax.traces.findings.op_times import measured_costs
-from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
+from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO, is_warmup
 from pipejax.traces.record import NONE
 from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 
 if TYPE_CHECKING:
     from pipejax.plots.heat_maps import HeatMap, RecordedStep
-    from pipejax.traces.findings.analysis import Analysis
+    from pipejax.search.remedies.explain import Explanation
+    from pipejax.traces.findings.analysis import Analysis, Stall
     from pipejax.traces.findings.attribution import Attribution, Share
+    from pipejax.traces.findings.suspects import Suspect
 
-NAMED = 3  # suspects on the first screen
+NAMED = 2  # other suspects on the first screen
 SHARES = 8  # shares of a kind in a table
 OUTLIER = 2.0  # times the median: a step that takes longer is not in a map
 ROWS = 50  # rows of other tables
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
-CULPRITS = ("place", "stage", "worker", "replica", "link")  # places, from the most specific
-MEAN_RATIO = 1.05  # of the mean to the median: from here on both are named
-ALIKE = 0.9  # of the largest share: a more specific part that costs so much is named
-BAD_REPLAY = 0.1  # mean error from which a replay is of something else than the run
+REMEDIES = 2  # of the mean pipeline on the first screen
+# noun of a suspect, and an action of its owner, by its kind
+ACTIONS: Mapping[str, tuple[str, str]] = {
+    "worker": ("straggler", "inspect or replace the machine of {name}"),
+    "replica": ("straggler", "inspect the machines of {name}, and the length of its sequences"),
+    "stage": ("slow stage", "move layers away from {name}"),
+    "link": ("slow link", "inspect or replace the link from {name}"),
+    "microbatch": ("long microbatch", "pack or sort sequences: {name} has too many tokens"),
+    "step": ("odd step", "look for what ran in {name}: checkpoint, evaluation, garbage collection"),
+    "late step": ("late step", "look for what ran before {name}: loading of data, checkpoint"),
+    "warm-up": ("warm-up", "start the recording after {name}, when all programs are compiled"),
+}
+
+
+def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
+    """Return a row, as `remedies_json` has, that repairs the worst suspect; none of a stage."""
+    finding, advice = analysis.finding, analysis.advice
+    if advice is None or (finding and finding.kind == "stage"):  # advice moves layers
+        return []
+    step, worst = float(analysis.attribution.recorded.mean()), advice.bottleneck
+    if finding is not None:
+        kind, saves, (_, what) = finding.kind, finding.seconds, _noun_and_action(analysis, finding)
+        per_step = saves * ("step" not in finding.place)
+    elif worst.link is not None:
+        kind, saves, per_step = "link", worst.seconds, worst.seconds
+        what = ACTIONS[kind][1].format(name="worker {} to {} and back".format(*worst.link))
+    else:
+        return []
+    row = {"what": what, "shelf": "code" if kind in ("microbatch", "step") else "hardware"}
+    row |= {"launchers": [], "command": command, "saves": saves, "step_time": step - per_step}
+    row |= {"assumes": f"the {kind} can be as fast as the others", "bound": None, "kind": "repair"}
+    return [row | {"memory": 1.0, "launch": {}, "fits": True}]
 
 
 def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
-    """Yield what makes the step slow, what that costs, and how sure it is."""
-    shares, advice = analysis.attribution, analysis.advice
-    worst, step = _culprit(shares), float(shares.recorded.mean())
-    fault = f"no part alone costs more than {percent(MIN_SHARE)}"
-    if worst is not None:
-        name = (
-            f"the machine of {worst.name}"
-            if worst.kind == "place"
-            else f"{worst.kind} {worst.name}"
-        )
-        fault = f"{name} costs {seconds(worst.saves)} ({percent(worst.saves / step)})"
-    median = float(np.median(shares.recorded))
-    mean = f" (the median is {seconds(median)})" if step > MEAN_RATIO * median else ""
-    yield plain(f"{seconds(step)} per step{mean}; {fault}")
-    yield _heading(analysis, result)
-    if worst is not None and worst.kind == "place":
-        yield plain(f"first repair or replace this machine: saves {seconds(worst.saves)}")
-    if analysis.replay.mean_error > BAD_REPLAY:
-        yield plain(
-            f"warning: the replay is {percent(analysis.replay.mean_error)} off; these may be files "
-            "of some ranks only: give those of all, or their folder"
-        )
-    if analysis.left_out:
-        yield f"parts of the files that were left out: {len(analysis.left_out)}"
-    yield from _suspects(analysis)
+    """Yield what is wrong, what it costs and what to do; then what this rests on."""
+    step, advice = float(analysis.attribution.recorded.mean()), analysis.advice
+    finding, rows = analysis.finding, result["remedies"]
+    if advice is None:
+        yield plain(f"{seconds(step)} per step; no advice: {analysis.no_advice}")
+        yield from _replay_help(analysis)
+        yield _heading(analysis, result)
+        return
+    if finding is None:
+        yield plain(f"{seconds(step)} per step; {first_fault(advice)}")
+    else:
+        yield plain(_suspect_text(analysis, finding))
+    advised = rows[len(rows) - len(advice.remedies) :]
+    is_layers = bool(rows) and rows[0]["kind"] == "layers"
+    if is_layers or len(rows) > len(advised):
+        yield plain(f"first: {_first_text(rows[0])}")
+    yield from _other_suspects(analysis)
     if analysis.against is not None:
         yield _against(analysis.against)
-    yield from _outlying_steps(analysis)
     yield from _deal(analysis)
-    yield plain(f"the mean pipeline takes {seconds(advice.step_time)}: {first_fault(advice)}")
-    yield from advice_view(advice, result["remedies"])
+    yield plain(_mean_text(analysis, advice))
+    yield from remedies_view(advice, advised, int(is_layers), REMEDIES)
+    yield _heading(analysis, result)
+
+
+BUDGET = {  # words for parts of the mean pipeline
+    "compute": ("compute",),
+    "bubble": ("start", "gaps", "end"),
+    "imbalance": ("imbalance", "uneven microbatches"),
+    "exposed messages": ("messages",),
+    "blocking": ("blocking",),
+}
+
+
+def _mean_text(analysis: "Analysis", advice: "Explanation") -> str:
+    """Say where the time of the mean pipeline goes, and what else makes it slow."""
+    times = {part.name: part.seconds for part in advice.parts}
+    shares = {
+        word: sum(times[name] for name in names) / advice.step_time
+        for word, names in BUDGET.items()
+    }
+    budget = [f"{word} {percent(x)}" for word, x in shares.items() if abs(x) >= MIN_SHARE]
+    place = ("imbalance", "link")  # named above
+    other = next((fault for fault in advice.faults if fault.kind not in place), None)
+    more = f"; {other.why.partition('; ')[0]}" if other and analysis.finding else ""
+    return f"mean pipeline {seconds(advice.step_time)}: {', '.join(budget)}{more}"
+
+
+def _first_text(row: Mapping[str, Any]) -> str:
+    """Say what the first remedy is, and what it saves."""
+    text, saves = row["what"], f"saves {seconds(row['saves'])}"
+    if row["kind"] != "layers":
+        return f"{text} ({saves})"
+    hint = (
+        "" if row["launchers"] else "; --stage-layers N moves whole layers, by launchers' options"
+    )
+    return f"move layers away from the slow stage ({saves}): {text}{hint}"
+
+
+def _noun_and_action(analysis: "Analysis", suspect: "Suspect") -> tuple[str, str]:
+    """Return what a suspect is called, and what its owner can do."""
+    kind, name = suspect.kind, f"{suspect.kind} {suspect.name}"
+    if kind == "link":
+        name = suspect.name
+    elif kind == "step" and suspect.ratio is None:
+        kind = "late step"
+    elif is_warmup(suspect, analysis.complete.pipelines.pipelines[0].step):
+        kind = "warm-up"
+    noun, action = ACTIONS[kind]
+    return noun, action.format(name=name)
+
+
+def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
+    """Say what a suspect is, and what it costs."""
+    step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
+    twin = {"worker": "stage", "stage": "worker"}.get(suspect.kind)
+    is_single = np.array_equal(table.placement, np.arange(table.num_workers)[None])
+    also = f" ({twin} {suspect.place[suspect.kind]})" if twin and is_single else ""
+    cost = f"it costs {seconds(suspect.seconds)}"
+    if suspect.kind == "step" and suspect.place["step"] not in analysis.attribution.steps:
+        cost += ", which the means leave out"
+    elif "step" not in suspect.place:
+        cost += f" of {seconds(step)} per step ({percent(suspect.seconds / step)})"
+    noun, _ = _noun_and_action(analysis, suspect)
+    return f"{noun}: {suspect.kind} {suspect.name}{also} {suspect.why}; {cost}"
+
+
+def _other_suspects(analysis: "Analysis") -> Iterator[object]:
+    """Yield what is slower than the others of its kind beside the first; clocks are details."""
+    finding = analysis.finding
+    suspects = [suspect for suspect in analysis.suspects if suspect.kind != "clock"]
+    counts = Counter(suspect.kind for suspect in suspects)
+    for kind, count in counts.items():
+        if count >= MAX_LISTED:
+            kinds = {"microbatch": "microbatches"}.get(kind, f"{kind}s")
+            yield plain(f"also: {count} {kinds} or more take over {MIN_RATIO} times the others")
+    others = [
+        suspect
+        for suspect in suspects
+        if counts[suspect.kind] < MAX_LISTED
+        and suspect != finding
+        # a worker and its only stage are one place
+        and (finding is None or suspect.seconds != finding.seconds)
+    ]
+    for suspect in others[:NAMED]:
+        yield plain(f"also: {_suspect_text(analysis, suspect)}")
+    if others[NAMED:]:
+        yield f"and {len(others) - NAMED} more suspects: --json"
+
+
+def _replay_help(analysis: "Analysis") -> Iterator[object]:
+    """Yield what would bring the replay closer to the run."""
+    stalls, errors = analysis.stalls, analysis.replay.by_step
+    far = [step for step, error in errors.items() if error > MAX_ERROR]
+    if 2 * len(far) < len(errors):
+        steps = ",".join(str(step) for step in errors if step not in far)
+        yield plain(f"only steps {', '.join(map(str, far))} are so far off: --only-steps {steps}")
+    for stall in stalls[:1]:
+        yield plain(f"launch-starved or paused: {_stall_text(stall)} ({len(stalls)} in all)")
+        yield plain("record as slices what runs there, and receives apart from ops")
+    yield plain("if these are files of some ranks only, give those of all, or their folder")
+
+
+def _stall_text(stall: "Stall") -> str:
+    return (
+        f"worker {stall.worker} idles {seconds(stall.seconds)} before {stall.op} in step "
+        f"{stall.step} although its inputs are there"
+    )
 
 
 def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, Iterable[object]]:
@@ -87,29 +215,24 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
         "replay": [*_replay(analysis), *_forecast(analysis)],
         "times of ops and messages": _table(times, TIMES, len(times)),
     }
-    advice = advice_details(analysis.advice, result["remedies"])
-    return {name: parts for name, parts in (details | advice).items() if parts}
-
-
-def _culprit(shares: "Attribution") -> "Share | None":
-    """Return the place that costs most; of places that cost about as much, the most specific."""
-    largest = [*_largest(shares, 1)]
-    parts = [share for share in largest if share.kind in CULPRITS] or largest[:1]
-    largest_cost = max((share.saves for share in parts), default=0.0)
-    return min(
-        (share for share in parts if share.saves >= ALIKE * largest_cost),
-        key=lambda share: [*CULPRITS, share.kind].index(share.kind),
-        default=None,
-    )
+    if analysis.advice is not None:
+        rows = result["remedies"]
+        advised = rows[len(rows) - len(analysis.advice.remedies) :]
+        details |= advice_details(analysis.advice, advised)
+    return {name: parts for name, parts in details.items() if parts}
 
 
 def _heading(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     name = analysis.schedule or "no schedule of the registry"
     several = f", {result['orders']} orders" if result["orders"] > 1 else ""
+    parts = len(analysis.left_out)
+    left_out = f"; {_count(parts, 'part')} of the files left out" if parts else ""
     return (
-        f"[bold]{escape(name)}[/], {result['workers']} workers, {result['stages']} stages, "
+        f"rests on [bold]{escape(name)}[/], "
+        f"{result['workers']} workers, {result['stages']} stages, "
         f"{result['microbatches']} microbatches{several}: {_count(result['steps'], 'step')} of "
-        f"{_count(result['replicas'], 'replica')}"
+        f"{_count(result['replicas'], 'replica')}, replayed within "
+        f"{percent(analysis.replay.mean_error)} on average{left_out}"
     )
 
 
@@ -143,22 +266,14 @@ def _against(shares: "Attribution") -> object:
     )
 
 
-def _outlying_steps(analysis: "Analysis") -> Iterator[object]:
-    """Yield steps that the forecast leaves out, and how to leave them out of everything."""
-    forecast = analysis.forecast
-    if forecast is not None and forecast.left_out:
-        steps = [*forecast.left_out]
-        hint = f"; --only-steps {max(steps) + 1}: leaves it out" if len(steps) == 1 else ""
-        yield plain(f"outliers: step {', '.join(map(str, steps))}{hint}")
-
-
 def _forecast(analysis: "Analysis") -> Iterator[object]:
     forecast = analysis.forecast
     if forecast is not None:
         yield plain(
-            f"the first half of the steps predicts {seconds(forecast.predicted)}, with "
-            f"{100 * forecast.confidence:g} % of later steps from {seconds(forecast.low)} to "
-            f"{seconds(forecast.high)}; {100 * forecast.inside:.0f} % of the second half fell "
+            f"{'failed ' * forecast.has_failed}forecast: the first half of the steps predicts "
+            f"{seconds(forecast.predicted)}, with {100 * forecast.confidence:g} % of later steps "
+            f"from {seconds(forecast.low)} to {seconds(forecast.high)}; "
+            f"{'only ' * forecast.has_failed}{100 * forecast.inside:.0f} % of the second half fell "
             f"inside, median error {percent(forecast.median_error)}"
         )
 
@@ -171,23 +286,6 @@ def _clocks(analysis: "Analysis") -> Iterator[object]:
                 f"{seconds(abs(offset.seconds))} {'ahead' if offset.seconds > 0 else 'behind'}; "
                 f"corrected within {seconds(offset.residual)}"
             )
-
-
-def _suspects(analysis: "Analysis") -> Iterator[object]:
-    """Yield what is slower than the others of its kind; clocks are details."""
-    suspects = [suspect for suspect in analysis.suspects if suspect.kind != "clock"]
-    counts = Counter(suspect.kind for suspect in suspects)
-    for kind, count in counts.items():
-        if count >= MAX_LISTED:
-            kinds = {"microbatch": "microbatches"}.get(kind, f"{kind}s")
-            yield plain(f"suspect: {count} {kinds} or more take over {MIN_RATIO} times the others")
-    single = [suspect for suspect in suspects if counts[suspect.kind] < MAX_LISTED]
-    for suspect in single[:NAMED]:
-        yield plain(
-            f"suspect: {suspect.kind} {suspect.name} {suspect.why} ({seconds(suspect.seconds)})"
-        )
-    if single[NAMED:]:
-        yield f"and {len(single) - NAMED} more suspects: --json"
 
 
 def _deal(analysis: "Analysis") -> Iterator[object]:

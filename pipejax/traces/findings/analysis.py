@@ -1,6 +1,7 @@
 """Analysis of a measured run in one record: replay, attribution, forecast and advice."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from pipejax.traces.findings.new_deal import (
     round_work,
 )
 from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
-from pipejax.traces.findings.suspects import Suspect, is_outlier, suspects
+from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, is_warmup, odd_steps, suspects
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines
 from pipejax.traces.replaying.replay import Replay, replay
@@ -92,6 +93,7 @@ def advise(
 
 
 MIN_STEPS = 4  # of a forecast
+MIN_CHANCE = 0.05  # of a band that has not failed
 
 
 @with_short_repr("predicted low high median_error inside")
@@ -107,7 +109,6 @@ class Forecast:
       confidence: probability that a step lies in the band.
       errors: (steps) predicted over recorded time, minus 1, in the second half.
       inside: share of the second half inside the band.
-      left_out: numbers of outlier steps of the first half, which are not used.
     """
 
     predicted: float
@@ -116,21 +117,26 @@ class Forecast:
     confidence: float
     errors: Float[NumpyArray, " steps"]
     inside: float
-    left_out: Sequence[int] = ()
 
     @property
     def median_error(self) -> float:
         """Return the median of the absolute errors."""
         return float(np.median(np.abs(self.errors)))
 
+    @property
+    def has_failed(self) -> bool:
+        """Return whether chance explains so few steps in the band with a probability below 5 %."""
+        from scipy.special import bdtr  # slow to import
+
+        size = len(self.errors)
+        return bool(bdtr(round(self.inside * size), size, self.confidence) < MIN_CHANCE)
+
 
 def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     """Predict the second half of the steps of a job from the first half.
 
     The band is Student's prediction interval for one further step: it assumes step times with a
-    normal distribution and a constant mean. Outliers of the first half, by recorded time or by the
-    ratio to the replayed time, are dropped if they are fewer than half. The second half is judged
-    with all its steps.
+    normal distribution and a constant mean.
 
     Args:
       attribution: steps as recorded and as replayed.
@@ -164,13 +170,10 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     if len(recorded) < MIN_STEPS:
         raise ValueError(f"a forecast needs {MIN_STEPS} steps at least, there are {len(recorded)}")
     half = len(recorded) // 2
-    outliers = is_outlier(recorded[:half]) | is_outlier(recorded[:half] / replayed[:half])
-    outliers &= 2 * outliers.sum() < half
-    regular = np.flatnonzero(~outliers)
     # unexplained time is assumed to stay the same share of a step
-    steps = replayed[regular] * (recorded[regular].sum() / replayed[regular].sum())
-    quantile = float(stdtrit(len(regular) - 1, (1 + confidence) / 2))  # of Student's t
-    num_deviations = quantile * np.sqrt(1 + 1 / len(regular))
+    steps = replayed[:half] * (recorded[:half].sum() / replayed[:half].sum())
+    quantile = float(stdtrit(half - 1, (1 + confidence) / 2))  # of Student's t
+    num_deviations = quantile * np.sqrt(1 + 1 / half)
     middle, width = float(steps.mean()), float(steps.std(ddof=1) * num_deviations)
     later, predicted = recorded[half:], float(np.median(steps))
     inside = (later >= middle - width) & (later <= middle + width)
@@ -181,7 +184,6 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
         confidence,
         predicted / later - 1,
         float(inside.mean()),
-        [int(attribution.steps[k]) for k in order[np.flatnonzero(outliers)]],
     )
 
 
@@ -218,9 +220,11 @@ class Analysis:
       attribution: time that each worker, stage, phase, .. costs per step.
       op_times: times of ops, messages and other slices.
       forecast: prediction of the second half of the steps from the first; None of few steps.
-      advice: remedies for the mean pipeline.
+      advice: remedies for the mean pipeline; None if the replay is too far off. If a stage
+        matters most, moving its layers comes first.
       offsets: offsets of corrected clocks.
       suspects: outliers among workers, stages, links, .., and wrong clocks.
+      complete: replay of all steps, also of odd ones.
       deal: redistribution of the microbatches; None if `rebalance` has none, if times differ more
         by replica than by data, or if steps are too long for a quick search.
       against: differences from another run, if there is one.
@@ -231,9 +235,10 @@ class Analysis:
     attribution: Attribution
     op_times: Sequence[OpTimes]
     forecast: Forecast | None
-    advice: Explanation
+    advice: Explanation | None
     offsets: Sequence[Offset]
     suspects: Sequence[Suspect]
+    complete: Replay
     deal: NewDeal | None = None
     against: Attribution | None = None
 
@@ -252,10 +257,23 @@ class Analysis:
         return ", ".join([name, *(f"{k.replace('_', ' ')} {v}" for k, v in options.items())])
 
     @property
+    def finding(self) -> Suspect | None:
+        """Return the suspect that matters most; None if the mean pipeline matters more."""
+        return _first_finding(self.suspects, self.advice, self.complete.pipelines)
+
+    @property
+    def no_advice(self) -> str | None:
+        """Return why there is no advice; None if there is."""
+        if self.advice is not None:
+            return None
+        error = 100 * self.replay.mean_error
+        return f"the replay is {error:.3g} % off; above {100 * MAX_ERROR:g} % there is no advice"
+
+    @property
     def stalls(self) -> Sequence[Stall]:
         """List ops that started long after all their inputs, the longest delay first."""
         # Long is 1 % of the median pipeline; nothing in the trace explains such a delay.
-        trace, delay = self.pipelines.trace, self.replay.stalls
+        trace, delay = self.complete.pipelines.trace, self.complete.stalls
         stalled = np.flatnonzero(delay > MIN_STALL * float(np.median(self.pipelines.spans)))
         return ResultList(
             Stall(
@@ -281,6 +299,43 @@ class Analysis:
         return float(np.concatenate(deviations).std())
 
 
+def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
+    """Return the pipelines without odd steps, which are named among the content left out."""
+    odd = odd_steps(pipelines)
+    if not odd:
+        return pipelines
+    left_out = [LeftOut(f"step {suspect.name}", f"{suspect.why}: an odd step") for suspect in odd]
+    is_usual = ~np.isin(trace.step, [suspect.place["step"] for suspect in odd])
+    usual = dataclasses.replace(trace.only(is_usual), left_out=(*trace.left_out, *left_out))
+    return find_pipelines(usual)
+
+
+MIN_COST = 0.001  # of the step: a suspect that costs less does not matter
+MIN_IMBALANCE = 0.02  # of the mean pipeline: a place that costs more matters more than a warm-up
+
+
+def _first_finding(
+    suspects: Sequence[Suspect], advice: Explanation | None, pipelines: Pipelines
+) -> Suspect | None:
+    """Return the suspect that matters most; None if the mean pipeline matters more."""
+    counts = Counter(suspect.kind for suspect in suspects)
+    first = next((x for x in suspects if x.kind != "clock" and counts[x.kind] < MAX_LISTED), None)
+    steps = {pipeline.step for pipeline in pipelines.pipelines}
+    if first is None or first.seconds < MIN_COST * float(np.median(pipelines.spans)):
+        return None
+    if advice is not None and is_warmup(first, min(steps)):
+        worst = advice.bottleneck
+        is_place = worst.worker is not None or worst.link is not None
+        if is_place and worst.seconds > MIN_IMBALANCE * advice.step_time:
+            return None
+    if first.kind == "worker" and first.place["worker"] in (0, pipelines.table.num_workers - 1):
+        # one stage at an end of the model, which has the embedding or the head
+        stages = (other for other in suspects if other.kind == "stage")
+        return next((stage for stage in stages if stage.seconds == first.seconds), first)
+    return first
+
+
+MAX_ERROR = 0.05  # mean error of a replay that is a basis for advice
 PROGRESS_TEXTS = ("pipelines", "replay", "attribution", "remedies", "deal")
 
 
@@ -293,6 +348,7 @@ def analyse(
     schedules: Sequence[str] | None = None,
     launcher: str | None = None,
     search: bool = False,
+    all_steps: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Analysis:
     """Replay a measured run, and find the causes of its time and remedies.
@@ -305,10 +361,12 @@ def analyse(
       schedules: names of schedules to try; default: the registry.
       launcher: launcher whose options make the first shelf of remedies; default: any.
       search: whether to run the solvers too, which take some seconds.
+      all_steps: whether means include odd steps, such as a warm-up step.
       on_progress: called with the work done, all work, and a text.
 
     Returns:
-      Replay, attribution, forecast, advice, suspects and a new deal.
+      Replay, attribution, forecast, advice, suspects and a new deal. A replay that is more than 5 %
+      off is no basis for advice or a deal.
 
     Raises:
       ValueError: if no pipeline follows the rules of a table, or as its parts.
@@ -329,26 +387,39 @@ def analyse(
         num_parts = len(PROGRESS_TEXTS)
         report(0, num_parts, PROGRESS_TEXTS[0])
         trace, offsets = aligned(trace)
-        pipelines = find_pipelines(trace)
+        all_pipelines = find_pipelines(trace)
+        pipelines = all_pipelines if all_steps else usual_steps(trace, all_pipelines)
         report(1, num_parts, PROGRESS_TEXTS[1])
         replayed = replay(pipelines, link=link)
+        is_complete = pipelines is all_pipelines
+        complete = replayed if is_complete else replay(all_pipelines, link=replayed.links)
         other = None
         if against is not None:
-            other = replay(find_pipelines(aligned(against)[0]), link=replayed.links)
+            against, _ = aligned(against)
+            others = find_pipelines(against)
+            others = others if all_steps else usual_steps(against, others)
+            other = replay(others, link=replayed.links)
         report(2, num_parts, PROGRESS_TEXTS[2])
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])
-        advice = advise(
-            replayed,
-            stage_layers=stage_layers,
-            schedules=schedules,
-            launcher=launcher,
-            search=search,
-        )
-        report(4, num_parts, PROGRESS_TEXTS[4])
-        is_short = round_work(replayed) <= MAX_WORK
-        has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
-        new_deal = rebalance(replayed) if has_uneven_data else None
+        outliers, advice, new_deal = suspects(complete, offsets), None, None
+        if replayed.mean_error <= MAX_ERROR:
+            advice = advise(
+                replayed,
+                stage_layers=stage_layers,
+                schedules=schedules,
+                launcher=launcher,
+                search=search,
+            )
+            finding = _first_finding(outliers, advice, all_pipelines)
+            place = advice.bottleneck if finding is None else finding
+            if place.kind in ("stage", "imbalance"):
+                remedies = sorted(advice.remedies, key=lambda remedy: remedy.kind != "layers")
+                advice = dataclasses.replace(advice, remedies=remedies)
+            report(4, num_parts, PROGRESS_TEXTS[4])
+            is_short = round_work(replayed) <= MAX_WORK
+            has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
+            new_deal = rebalance(replayed) if has_uneven_data else None
     return Analysis(
         pipelines,
         replayed,
@@ -357,7 +428,8 @@ def analyse(
         forecast(shares) if len(shares.steps) >= MIN_STEPS else None,
         advice,
         [offset for offset in offsets if offset.is_corrected],
-        suspects(replayed, offsets),
+        outliers,
+        complete,
         new_deal,
         None if other is None else attribute(replayed, against=other),
     )

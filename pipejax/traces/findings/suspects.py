@@ -2,10 +2,12 @@
 
 Each is compared with the median of the others of its kind. Common delays of all stages or all
 microbatches are subtracted first, so a slow worker makes no microbatch slow. A suspect takes at
-least 1.1 times the time of the others, and differs by at least five standard errors.
+least 1.1 times the time of the others, and differs by at least five standard errors. The job runs
+again with the suspect as fast as the others, so its cost is a difference of two steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +17,8 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.medians import DEVIATION, medians_of_others
 from pipejax.traces.clocks import Offset
-from pipejax.traces.record import NONE, OPS
+from pipejax.traces.findings.attribution import job_steps
+from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
 from pipejax.traces.replaying.messages import FIRST, by_link, link_ends, simple_evidence
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines
 from pipejax.traces.replaying.replay import Replay
@@ -26,6 +29,16 @@ RELATIVE_ERROR = 0.01  # smallest standard error of a time
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
 MAX_LISTED = 10  # suspects of a kind
 GAP_ERROR = 0.1  # standard error of the time between two steps, relative to the median op
+# axes (runs, stages, microbatches) of the times that a suspect is compared with, by its kind and
+# whether its place has a second number: a stage with all, a microbatch with others of its stages
+COMPARED_AXES = {
+    ("worker", False): (0, 1, 2),
+    ("worker", True): (0, 2),
+    ("stage", False): (0, 1, 2),
+    ("replica", False): (0, 2),
+    ("microbatch", False): (0, 2),
+    ("microbatch", True): (0,),
+}
 MIN_MESSAGE_DELAY = 0.05  # of a suspect link, relative to the median op
 
 Logs = Float[NumpyArray, " things"]
@@ -38,11 +51,12 @@ class Suspect(NamedTuple):
     Attributes:
       kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step.
       name: its number or name.
-      seconds: extra time per step against the others [s]; of a link, per message; of a clock, its
-        lead over the others.
+      seconds: time that a step would save if it were as fast as the others [s]; of a step, and of
+        a microbatch in one step, the time of that step alone; of a clock, its lead.
       ratio: its time over the median of the others; None of a clock and of a late start.
       z: difference in standard errors.
       why: reason, in words.
+      place: its numbers: step, replica, worker, stage or microbatch; of a link, both workers.
     """
 
     kind: str
@@ -51,6 +65,7 @@ class Suspect(NamedTuple):
     ratio: float | None
     z: float
     why: str
+    place: Mapping[str, int] = {}
 
 
 def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspect]:
@@ -64,7 +79,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
       offsets: offsets of its clocks, from `aligned`.
 
     Returns:
-      Wrong clocks first, then others by extra time per step; at most ten of a kind.
+      Suspects by their cost per step of the run, at most ten of a kind; then wrong clocks.
 
     Example:
       >>> import pipejax as pj
@@ -75,19 +90,46 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
       [('worker', '2', 1.3), ('stage', '2', 1.3)]
     """
     check_types(replayed=(replayed, Replay), offsets=(offsets, Sequence))
-    times = _MicrobatchTimes.measure(replayed.pipelines)
+    pipelines = replayed.pipelines
+    times = _MicrobatchTimes.measure(pipelines)
     wrong_workers = {offset.worker for offset in offsets if offset.is_corrected}
     workers = list(times.slow_workers())
     kinds = (
-        times.slow_replicas(),
         workers,
         times.slow_stages(workers),
+        times.slow_replicas(),
         times.slow_microbatches(),
-        _slow_links(replayed.pipelines, wrong_workers, times.median_op),
-        _slow_steps(replayed.pipelines, times.median_op),
+        _slow_links(pipelines, wrong_workers, times.median_op),
     )
-    results = [suspect for kind in kinds for suspect in sorted(kind, key=_sort_key)[:MAX_LISTED]]
-    return ResultList([*list(_wrong_clocks(offsets))[:MAX_LISTED], *sorted(results, key=_sort_key)])
+    places = [suspect for kind in kinds for suspect in sorted(kind, key=_sort_key)[:MAX_LISTED]]
+    steps = [*slow_steps(pipelines), *_late_steps(pipelines, times.median_op)]
+    steps = sorted(steps, key=_sort_key)[:MAX_LISTED]
+    results = [*_with_costs(replayed, times, places), *steps]
+    return ResultList([*_by_cost(results, pipelines), *list(_wrong_clocks(offsets))[:MAX_LISTED]])
+
+
+def _by_cost(suspects: Sequence[Suspect], pipelines: Pipelines) -> Sequence[Suspect]:
+    """Sort suspects by their cost per step of the run, with the warm-up step last."""
+    steps, inside = {run.step for run in pipelines.pipelines}, dict[int, float]()
+    for suspect in suspects:
+        if suspect.kind != "step" and "step" in suspect.place:
+            step = suspect.place["step"]
+            inside[step] = max(inside.get(step, 0.0), suspect.seconds)
+
+    def sort_key(suspect: Suspect) -> tuple[bool, float]:
+        step, seconds = suspect.place.get("step"), suspect.seconds
+        if step is None:
+            return False, -seconds
+        if suspect.kind == "step":  # a suspect that explains most of a step comes before it
+            seconds -= inside.get(step, 0.0)
+        return is_warmup(suspect, min(steps)), -seconds / len(steps)
+
+    return sorted(suspects, key=sort_key)
+
+
+def is_warmup(suspect: Suspect, first_step: int) -> bool:
+    """Return whether a suspect is the first step of a run."""
+    return suspect.kind == "step" and suspect.place == {"step": first_step}
 
 
 def _sort_key(suspect: Suspect) -> float:
@@ -116,14 +158,6 @@ def _find_outliers(logs: Logs, errors: Logs | float) -> Iterator[tuple[int, floa
         yield k, float(np.exp(medians[k])), float(np.exp(excess[k])), float(z[k])
 
 
-def is_outlier(seconds: Logs) -> Bool[NumpyArray, " things"]:
-    """Return which times [s] are outliers among the others."""
-    result = np.zeros(len(seconds), bool)
-    for k, *_ in _find_outliers(np.log(np.maximum(seconds, 1e-12)), 0.0):
-        result[k] = True
-    return result
-
-
 class _MicrobatchTimes(NamedTuple):
     """Total time of every microbatch on every stage; a run is one pipeline in one step."""
 
@@ -136,6 +170,9 @@ class _MicrobatchTimes(NamedTuple):
     stage_logs: Float[NumpyArray, "runs stages microbatches"]  # logs minus common
     noise: float  # standard deviation of stage_logs about the median of the stage
     median_op: float  # [s]
+    trace: Trace
+    ops: PipelineOps
+    seconds: Float[NumpyArray, " ops"]  # of each op; of a fused pair, of each half
 
     @classmethod
     def measure(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
@@ -150,15 +187,58 @@ class _MicrobatchTimes(NamedTuple):
         worker = np.full(shape, NONE)
         worker[place] = trace.worker[ops.slices]
         logs = np.log(np.maximum(seconds, 1e-12))
-        excess = logs - np.median(logs, axis=(0, 2), keepdims=True)
+        excess = logs - _stage_medians(logs)
         # lower quartile over stages: one interrupted op makes no microbatch slow
         common = np.quantile(excess, 0.25, axis=1, method="lower")
         step, replica = np.array([(run.step, run.replica) for run in runs]).T
         stage_logs = logs - common[:, None]
-        residuals = stage_logs - np.median(stage_logs, axis=(0, 2), keepdims=True)
+        residuals = stage_logs - _stage_medians(stage_logs)
         noise = float(DEVIATION * np.median(np.abs(residuals)))
         median_op = float(np.median(durations))
-        return cls(step, replica, worker, logs, common, stage_logs, noise, median_op)
+        return cls(
+            *(step, replica, worker, logs, common, stage_logs, noise, median_op),
+            *(trace, ops, durations),
+        )
+
+    def cells(self, place: Mapping[str, int]) -> Bool[NumpyArray, "runs stages microbatches"]:
+        """Return the runs, stages and microbatches of a place."""
+        _, stages, microbatches = self.logs.shape
+        numbers = {
+            "step": self.step[:, None, None],
+            "replica": self.replica[:, None, None],
+            "worker": self.worker,
+            "stage": np.arange(stages)[:, None],
+            "microbatch": np.arange(microbatches),
+        }
+        result = np.ones(self.logs.shape, bool)
+        for name, number in place.items():
+            result &= numbers[name] == number
+        return result
+
+    def ratio(
+        self,
+        cells: Bool[NumpyArray, "runs stages microbatches"],
+        is_normal: Bool[NumpyArray, "runs stages microbatches"],
+        axes: tuple[int, ...],
+    ) -> float | None:
+        """Return the mean ratio of cells to normal ones, averaged along these axes, if any are."""
+        # means are more precise than the medians that find a suspect
+        normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=axes, keepdims=True)
+        excess = (self.logs - normal)[cells]
+        return float(np.exp(excess.mean())) if np.ma.count(excess) else None
+
+    def factors(
+        self, cells: Bool[NumpyArray, "runs stages microbatches"], ratio: float, slices: int
+    ) -> Float[NumpyArray, " slices"]:
+        """Return the factor on each slice of a trace that makes some cells faster by a ratio."""
+        ops, halves = self.ops, np.stack([self.seconds, self.seconds])
+        halves[1] /= np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
+        first = np.flatnonzero(ops.is_first)  # the second half of a pair is the next op
+        halves[:, first] += halves[:, first + 1]
+        halves[:, first + 1] = halves[:, first]
+        result = np.ones(slices)
+        result[ops.slices] = halves[1] / np.maximum(halves[0], 1e-12)
+        return result
 
     def _error(self, count: int) -> float:
         """Return the standard error of a median of so many logs."""
@@ -167,7 +247,7 @@ class _MicrobatchTimes(NamedTuple):
     def slow_stages(self, workers: Sequence[Suspect]) -> Iterator[Suspect]:
         """Yield stages that are slow in all replicas, unless a slow worker explains them."""
         runs, microbatches = self.common.shape
-        medians = np.median(self.stage_logs, axis=(0, 2))
+        medians = _stage_medians(self.stage_logs).ravel()
         slow_workers = {suspect.name for suspect in workers}
         for k, usual, ratio, z in _find_outliers(medians, self._error(runs * microbatches)):
             stage_workers = np.unique(self.worker[k]).tolist()
@@ -176,13 +256,13 @@ class _MicrobatchTimes(NamedTuple):
             )
             if is_only_stage or not slow_workers.issuperset(map(str, stage_workers)):
                 seconds = (ratio - 1) * usual * microbatches
-                why = f"takes {ratio:.3g} times the median stage"
-                yield Suspect("stage", str(k), seconds, ratio, z, why)
+                why = "takes {ratio:.3g} times the other stages"
+                yield Suspect("stage", str(k), seconds, ratio, z, why, {"stage": k})
 
     def slow_replicas(self) -> Iterator[Suspect]:
         """Yield replicas that are slow on all of their stages, for whatever reason."""
         numbers = np.unique(self.replica)
-        excess = self.logs - np.median(self.logs, axis=(0, 2), keepdims=True)
+        excess = self.logs - _stage_medians(self.logs)
         least_excess = np.array(
             [np.median(excess[self.replica == k], axis=(0, 2)).min() for k in numbers]
         )
@@ -190,15 +270,16 @@ class _MicrobatchTimes(NamedTuple):
         for k, _, ratio, z in _find_outliers(least_excess, error):
             total = np.exp(self.logs[self.replica == numbers[k]]).sum(axis=(1, 2)).mean()
             seconds = float(total) / len(np.unique(self.worker)) * (1 - 1 / ratio)
-            why = f"takes {ratio:.3g} times the others in all its stages"
-            yield Suspect("replica", str(numbers[k]), seconds, ratio, z, why)
+            why = "takes {ratio:.3g} times the others in all its stages"
+            place = {"replica": int(numbers[k])}
+            yield Suspect("replica", str(numbers[k]), seconds, ratio, z, why, place)
 
     def slow_workers(self) -> Iterator[Suspect]:
         """Yield workers of a replica that are slow on all of their stages."""
         replicas = np.unique(self.replica)
         logs = self.stage_logs
         if len(replicas) > 1:  # compare with the same stages of other replicas
-            logs = logs - np.median(logs, axis=(0, 2))[:, None]
+            logs = logs - _stage_medians(logs)
         names, least_excess, counts = [], [], []
         for replica in replicas.tolist():
             replica_logs = logs[self.replica == replica]
@@ -215,9 +296,10 @@ class _MicrobatchTimes(NamedTuple):
             on_worker = self.worker == worker
             total = np.exp(self.logs[self.replica == replica][:, on_worker]).sum(axis=1).mean()
             suffix = f" of replica {replica}" if len(replicas) > 1 else ""
-            why = f"takes {ratio:.3g} times the others in all its stages"
+            why = "takes {ratio:.3g} times the others in all its stages"
             seconds = float(total) * (1 - 1 / ratio)
-            yield Suspect("worker", f"{worker}{suffix}", seconds, ratio, z, why)
+            place = {"worker": worker} | ({"replica": replica} if len(replicas) > 1 else {})
+            yield Suspect("worker", f"{worker}{suffix}", seconds, ratio, z, why, place)
 
     def slow_microbatches(self) -> Iterator[Suspect]:
         """Yield microbatches that are slow on most stages: in most steps, or in one step."""
@@ -225,8 +307,9 @@ class _MicrobatchTimes(NamedTuple):
         usual = np.median(self.common, axis=0)
         totals = np.exp(self.logs).sum(axis=1).mean(axis=0)
         for k, _, ratio, z in _find_outliers(usual, self._error(runs)):
-            why = f"takes {ratio:.3g} times the others, in most steps"
-            yield Suspect("microbatch", str(k), float(totals[k]) * (1 - 1 / ratio), ratio, z, why)
+            why = "takes {ratio:.3g} times the others, in most steps"
+            seconds = float(totals[k]) * (1 - 1 / ratio)
+            yield Suspect("microbatch", str(k), seconds, ratio, z, why, {"microbatch": k})
         if runs == 1:
             return
         excess = self.common - usual
@@ -236,9 +319,18 @@ class _MicrobatchTimes(NamedTuple):
             run, microbatch = divmod(k, count)
             suffix = f" of replica {self.replica[run]}" if has_replicas else ""
             seconds = float(np.exp(self.logs[run, :, microbatch]).sum()) * (1 - 1 / ratio)
-            why = f"takes {ratio:.3g} times the others in most stages"
+            why = "takes {ratio:.3g} times the others in most stages"
             name = f"{microbatch}{suffix} in step {self.step[run]}"
-            yield Suspect("microbatch", name, seconds, ratio, z, why)
+            place = {"microbatch": microbatch, "step": int(self.step[run])}
+            place |= {"replica": int(self.replica[run])} if has_replicas else {}
+            yield Suspect("microbatch", name, seconds, ratio, z, why, place)
+
+
+def _stage_medians(
+    logs: Float[NumpyArray, "runs stages microbatches"],
+) -> Float[NumpyArray, "1 stages 1"]:
+    """Return the lower median of each stage: one slow replica of two does not move it."""
+    return np.quantile(logs, 0.5, axis=(0, 2), method="lower", keepdims=True)
 
 
 def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
@@ -307,29 +399,96 @@ def _slow_links(
             delay, name = (ratio - 1) * usual, "worker {} to {}".format(*keys[k])
             if delay > MIN_MESSAGE_DELAY * median_op and name not in names:
                 names.add(name)
-                why = f"its quickest messages take {ratio:.3g} times those of the others"
-                yield Suspect("link", name, delay, ratio, z, why)
+                why = "its quickest messages take {ratio:.3g} times those of the others"
+                place = dict(zip(("source", "target"), keys[k], strict=False))
+                yield Suspect("link", name, delay, ratio, z, why, place)
 
 
-def _slow_steps(pipelines: Pipelines, median_op: float) -> Iterator[Suspect]:
-    """Yield steps that take longer than others, and steps that begin later after the previous."""
-    trace, runs = pipelines.trace, pipelines.pipelines
-    steps, run_step = np.unique([run.step for run in runs], return_inverse=True)
+def _step_times(pipelines: Pipelines) -> tuple[Int[NumpyArray, " steps"], Logs, Logs]:
+    """Return numbers, first starts and last ends [s] of steps, without slices of messages."""
+    trace = pipelines.trace
+    steps = np.unique([run.step for run in pipelines.pipelines])
+    slices = np.flatnonzero(np.isin(trace.step, steps) & ~trace.has_phase(MESSAGES))
+    position = np.searchsorted(steps, trace.step[slices])
     begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
-    np.minimum.at(begin, run_step, [trace.start[run.slices].min() for run in runs])
-    np.maximum.at(end, run_step, [trace.end[run.slices].max() for run in runs])
+    np.minimum.at(begin, position, trace.start[slices])
+    np.maximum.at(end, position, trace.end[slices])
+    return steps, begin, end
+
+
+def slow_steps(pipelines: Pipelines) -> Iterator[Suspect]:
+    """Yield steps that take longer than others."""
+    steps, begin, end = _step_times(pipelines)
     for k, usual, ratio, z in _find_outliers(np.log(np.maximum(end - begin, 1e-12)), 0.0):
-        why = f"takes {ratio:.3g} times the median step"
-        yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why)
+        why = f"took {ratio * usual:.3g} s, {ratio:.3g} times the median step"
+        place = {"step": int(steps[k])}
+        yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why, place)
+
+
+def odd_steps(pipelines: Pipelines) -> list[Suspect]:
+    """List slow steps that means leave out; none unless most steps are usual."""
+    odd = [*slow_steps(pipelines)]
+    return odd if 2 * len(odd) < len({run.step for run in pipelines.pipelines}) else []
+
+
+def _late_steps(pipelines: Pipelines, median_op: float) -> Iterator[Suspect]:
+    """Yield steps that begin later after the step before than others do."""
+    steps, begin, end = _step_times(pipelines)
     is_consecutive = np.diff(steps) == 1
     gaps = (begin[1:] - end[:-1])[is_consecutive] / median_op
     if (gaps < -1).any():  # every step has its own clock
         return
     _, excess, z_scores = _compare_others(gaps, GAP_ERROR)
     for k in np.flatnonzero((excess > 1) & (z_scores > MIN_Z)).tolist():
-        delay, name = float(excess[k]) * median_op, str(steps[1:][is_consecutive][k])
-        why = "begins later after the step before than others do"
-        yield Suspect("step", name, delay, None, float(z_scores[k]), why)
+        delay, step = float(excess[k]) * median_op, int(steps[1:][is_consecutive][k])
+        why = f"began {delay:.3g} s later after the step before than others"
+        yield Suspect("step", str(step), delay, None, float(z_scores[k]), why, {"step": step})
+
+
+def _with_costs(
+    replayed: Replay, times: _MicrobatchTimes, suspects: Sequence[Suspect]
+) -> Iterator[Suspect]:
+    """Replace the extra time of suspects by the time that their steps save without it [s]."""
+    odd = [suspect.place["step"] for suspect in odd_steps(replayed.pipelines)]
+    cells = {k: times.cells(row.place) for k, row in enumerate(suspects) if row.kind != "link"}
+    is_normal = ~np.isin(times.step, odd)[:, None, None]
+    is_normal = is_normal & ~np.any([np.zeros(times.logs.shape, bool), *cells.values()], axis=0)
+    link_groups = {
+        k: _place_links(replayed.pipelines, row.place)
+        for k, row in enumerate(suspects)
+        if row.kind == "link"
+    }
+    slow_links = np.isin(np.arange(len(replayed.link_times)), [*chain(*link_groups.values())])
+    normal_link = replayed.link_times[replayed.link_estimate.is_observed & ~slow_links]
+    jobs = job_steps(replayed)
+    for k, suspect in enumerate(suspects):
+        ratio, factors = suspect.ratio, np.ones(len(times.trace) + 1)  # entry -1: no slice
+        if suspect.kind != "link":
+            axes = COMPARED_AXES[suspect.kind, len(suspect.place) > 1]
+            ratio = times.ratio(cells[k], is_normal, axes) or ratio
+            factors[:-1] = times.factors(cells[k], ratio, len(times.trace))
+        saved = []
+        for job in jobs:
+            is_step = np.array([step not in odd for step in job.steps])
+            if "step" in suspect.place:
+                is_step = np.array(job.steps) == suspect.place["step"]
+            recorded = job.duration[is_step]
+            normal = recorded * factors[job.slice[is_step]]
+            if k in link_groups and len(normal_link):
+                normal[:, np.isin(job.graph.link, link_groups[k])] = normal_link.mean()
+            ends = (job.graph.finish(duration).max(axis=1) for duration in (recorded, normal))
+            saved.append(np.subtract(*ends))
+        seconds = np.concatenate(saved)
+        cost = float(seconds.mean()) if len(seconds) else suspect.seconds
+        why = suspect.why.format(ratio=ratio)
+        yield suspect._replace(seconds=cost, ratio=ratio, why=why)
+
+
+def _place_links(pipelines: Pipelines, place: Mapping[str, int]) -> list[int]:
+    """List the links between stages whose messages go from a worker to another."""
+    placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
+    ends = [placement[[*link_ends(link, boundaries)]].tolist() for link in range(2 * boundaries)]
+    return [link for link, workers in enumerate(ends) if workers == [*place.values()]]
 
 
 def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
