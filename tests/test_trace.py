@@ -709,7 +709,7 @@ def test_what_is_left_out_stands_on_the_page(call, folder):
     assert (code, error) == (0, "")
     text = Path("x.html").read_text()
     assert "<td>step 4, replica 0</td><td>worker 1 is missing</td>" in text
-    row = re.search(r"Unexplained stalls.*?>2</td><td[^>]*>0</td><td[^>]*>0</td>", text, re.S)
+    row = re.search(r"Launch-starved ops.*?>2</td><td[^>]*>0</td><td[^>]*>0</td>", text, re.S)
     assert row is not None
 
 

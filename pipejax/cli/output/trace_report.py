@@ -22,13 +22,12 @@ from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 if TYPE_CHECKING:
     from pipejax.plots.heat_maps import HeatMap, RecordedStep
     from pipejax.search.remedies.explain import Explanation
-    from pipejax.traces.findings.analysis import Analysis, Stall
+    from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution, Share
     from pipejax.traces.findings.suspects import Suspect
 
 NAMED = 2  # other suspects on the first screen
 SHARES = 8  # shares of a kind in a table
-OUTLIER = 2.0  # times the median: a step that takes longer is not in a map
 ROWS = 50  # rows of other tables
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
 REMEDIES = 2  # of the mean pipeline on the first screen
@@ -59,10 +58,10 @@ def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
         what = ACTIONS[kind][1].format(name="worker {} to {} and back".format(*worst.link))
     else:
         return []
-    row = {"what": what, "shelf": "code" if kind in ("microbatch", "step") else "hardware"}
-    row |= {"launchers": [], "command": command, "saves": saves, "step_time": step - per_step}
-    row |= {"assumes": f"the {kind} can be as fast as the others", "bound": None, "kind": "repair"}
-    return [row | {"memory": 1.0, "launch": {}, "fits": True}]
+    row: dict[str, Any] = {"what": what, "kind": "repair", "memory": 1.0, "fits": True}
+    row |= {"shelf": "code" if kind in ("microbatch", "step") else "hardware", "launchers": []}
+    row |= {"command": command, "saves": saves, "step_time": step - per_step, "bound": None}
+    return [row | {"assumes": f"the {kind} can be as fast as the others", "launch": {}}]
 
 
 def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
@@ -184,16 +183,12 @@ def _replay_help(analysis: "Analysis") -> Iterator[object]:
         steps = ",".join(str(step) for step in errors if step not in far)
         yield plain(f"only steps {', '.join(map(str, far))} are so far off: --only-steps {steps}")
     for stall in stalls[:1]:
-        yield plain(f"launch-starved or paused: {_stall_text(stall)} ({len(stalls)} in all)")
-        yield plain("record as slices what runs there, and receives apart from ops")
+        yield plain(
+            f"launch-starved or paused: worker {stall.worker} of replica {stall.replica} idles "
+            f"{seconds(stall.seconds)} before {stall.op} in step {stall.step} although its inputs "
+            f"are there ({len(stalls)} in all); record as slices what runs there"
+        )
     yield plain("if these are files of some ranks only, give those of all, or their folder")
-
-
-def _stall_text(stall: "Stall") -> str:
-    return (
-        f"worker {stall.worker} idles {seconds(stall.seconds)} before {stall.op} in step "
-        f"{stall.step} although its inputs are there"
-    )
 
 
 def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, Iterable[object]]:
@@ -204,14 +199,14 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
     if pipelines.odd_steps:
         odd = ", ".join(map(str, pipelines.odd_steps[:ROWS]))
         reading.append(f"steps with another order of ops: {odd}")
-    times = [row._asdict() for row in analysis.op_times if row.median > 0]
+    times = [row._asdict() for row in analysis.op_times if row.median]
     details: dict[str, list[object]] = {
         "cost of each part": [_shares(analysis.attribution), Figure(lambda: _svg(analysis))],
         "costs against the other run": [
             *map(_shares, [analysis.against] if analysis.against else [])
         ],
         "files": [*reading, *_clocks(analysis)],
-        "unexplained stalls": _table([stall._asdict() for stall in analysis.stalls], STALLS),
+        "launch-starved ops": _table([stall._asdict() for stall in analysis.stalls], STALLS),
         "replay": [*_replay(analysis), *_forecast(analysis)],
         "times of ops and messages": _table(times, TIMES, len(times)),
     }
@@ -245,7 +240,7 @@ def _replay(analysis: "Analysis") -> Iterator[object]:
     replay = analysis.replay
     yield (
         f"mean error {percent(replay.mean_error)}, largest {percent(replay.worst_error)}, with "
-        f"{replay.links.model} links and {seconds(replay.message_time)} per message"
+        f"{replay.links.model} links and {_time(replay.message_time)} per message"
     )
     if replay.equivalent_models:
         yield f"these link models fit as well: {', '.join(replay.equivalent_models)}"
@@ -253,6 +248,11 @@ def _replay(analysis: "Analysis") -> Iterator[object]:
         yield f"messages {name} never delay an op: each takes under {seconds(longest)}"
     fits = [{"links": name, "error": error} for name, error in replay.fits.items()]
     yield rows_table(fits, (Column("links", "links"), Column("mean error", "error", percent)))
+
+
+def _time(value: float) -> str:
+    """Write a time, or that clocks do not resolve it, as of a message that arrives too early."""
+    return seconds(value) if value > 0 else "below the clocks' resolution"
 
 
 def _against(shares: "Attribution") -> object:
@@ -355,9 +355,9 @@ STALLS = (
 TIMES = (
     Column("part", _name),
     Column("worker", "worker"),
-    Column("5 %", "low", seconds),
-    Column("median", "median", seconds),
-    Column("95 %", "high", seconds),
+    Column("5 %", "low", _time),
+    Column("median", "median", _time),
+    Column("95 %", "high", _time),
     Column("samples", "slices"),
 )
 
@@ -395,13 +395,9 @@ def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
     from pipejax.plots.heat_maps import HeatMap
 
     order, shares_by_name = np.argsort(shares.steps), shares.by_name(kind)
-    # a warm-up step would take all the colours
-    is_usual = shares.recorded[order] <= OUTLIER * np.median(shares.recorded)
-    outliers = ", ".join(f"{shares.steps[k]}" for k in order[~is_usual])
-    order = order[is_usual]
     names = sorted(shares_by_name, key=int)
     return HeatMap(
-        f"cost of a slow {kind} by step" + (f", without {outliers}" if outliers else ""),
+        f"cost of a slow {kind} by step",
         "step",
         [str(shares.steps[k]) for k in order],
         [f"{kind} {name}" for name in names],
@@ -464,6 +460,8 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
 
 def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     """Return the report of a trace as one page."""
+    if analysis.advice is None:
+        raise ValueError(f"--out: {analysis.no_advice}")
     return report_page(
         analysis.advice,
         f"{analysis.schedule or 'a schedule'}: a measured run",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.analysis.scenario import Scenario
+from pipejax.analysis.step.faults import Fault
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import ResultList, short_repr, with_short_repr
@@ -16,7 +17,7 @@ from pipejax.schedules.recognition import registered
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain
 from pipejax.traces.clocks import Offset, aligned
-from pipejax.traces.findings.attribution import Attribution, attribute
+from pipejax.traces.findings.attribution import Attribution, Share, attribute
 from pipejax.traces.findings.new_deal import (
     MAX_REPLICA_SHARE,
     MAX_WORK,
@@ -224,6 +225,7 @@ class Analysis:
         matters most, moving its layers comes first.
       offsets: offsets of corrected clocks.
       suspects: outliers among workers, stages, links, .., and wrong clocks.
+      finding: the suspect that matters most; None if the mean pipeline matters more.
       complete: replay of all steps, also of odd ones.
       deal: redistribution of the microbatches; None if `rebalance` has none, if times differ more
         by replica than by data, or if steps are too long for a quick search.
@@ -238,6 +240,7 @@ class Analysis:
     advice: Explanation | None
     offsets: Sequence[Offset]
     suspects: Sequence[Suspect]
+    finding: Suspect | None
     complete: Replay
     deal: NewDeal | None = None
     against: Attribution | None = None
@@ -255,11 +258,6 @@ class Analysis:
             return None
         name, options = match
         return ", ".join([name, *(f"{k.replace('_', ' ')} {v}" for k, v in options.items())])
-
-    @property
-    def finding(self) -> Suspect | None:
-        """Return the suspect that matters most; None if the mean pipeline matters more."""
-        return _first_finding(self.suspects, self.advice, self.complete.pipelines)
 
     @property
     def no_advice(self) -> str | None:
@@ -311,28 +309,34 @@ def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
 
 
 MIN_COST = 0.001  # of the step: a suspect that costs less does not matter
-MIN_IMBALANCE = 0.02  # of the mean pipeline: a place that costs more matters more than a warm-up
+MIN_PLACE = 0.02  # of the step, from which a place that is no outlier matters
 
 
-def _first_finding(
-    suspects: Sequence[Suspect], advice: Explanation | None, pipelines: Pipelines
+def first_finding(
+    suspects: Sequence[Suspect], bottleneck: Fault | None, shares: Attribution, first_step: int
 ) -> Suspect | None:
     """Return the suspect that matters most; None if the mean pipeline matters more."""
-    counts = Counter(suspect.kind for suspect in suspects)
+    step, counts = float(shares.recorded.mean()), Counter(suspect.kind for suspect in suspects)
     first = next((x for x in suspects if x.kind != "clock" and counts[x.kind] < MAX_LISTED), None)
-    steps = {pipeline.step for pipeline in pipelines.pipelines}
-    if first is None or first.seconds < MIN_COST * float(np.median(pipelines.spans)):
-        return None
-    if advice is not None and is_warmup(first, min(steps)):
-        worst = advice.bottleneck
-        is_place = worst.worker is not None or worst.link is not None
-        if is_place and worst.seconds > MIN_IMBALANCE * advice.step_time:
-            return None
-    if first.kind == "worker" and first.place["worker"] in (0, pipelines.table.num_workers - 1):
-        # one stage at an end of the model, which has the embedding or the head
-        stages = (other for other in suspects if other.kind == "stage")
-        return next((stage for stage in stages if stage.seconds == first.seconds), first)
-    return first
+    if first is None or first.seconds < MIN_COST * step:
+        places = [*shares.by_name("place").items()][:1]  # the largest share comes first
+        return next((_slow_place(*row) for row in places if row[1].saves > MIN_PLACE * step), None)
+    if bottleneck is not None and is_warmup(first, first_step):
+        is_place = bottleneck.worker is not None or bottleneck.link is not None
+        return None if is_place and bottleneck.seconds > MIN_PLACE * step else first
+    # a worker and its only stage: the stage, if it has the head or is slow in all replicas
+    stages = (other for other in suspects if other.kind == "stage")
+    twin = next((stage for stage in stages if stage.seconds == first.seconds), first)
+    is_end = twin.place.get("stage") in (0, len(shares.by_name("stage")) - 1)
+    return twin if is_end or len(shares.by_name("replica")) > 1 else first
+
+
+def _slow_place(name: str, share: Share) -> Suspect:
+    """Return a worker of a replica whose ops take longer than the mean as a suspect."""
+    numbers = (int(word) for word in name.split() if word.isdigit())
+    place = dict(zip(("worker", "replica"), numbers, strict=True))
+    name = name.removeprefix("worker ")
+    return Suspect("worker", name, share.saves, None, 0.0, "takes longer than the mean", place)
 
 
 MAX_ERROR = 0.05  # mean error of a replay that is a basis for advice
@@ -403,6 +407,8 @@ def analyse(
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])
         outliers, advice, new_deal = suspects(complete, offsets), None, None
+        first_step = all_pipelines.pipelines[0].step
+        finding = first_finding(outliers, None, shares, first_step)
         if replayed.mean_error <= MAX_ERROR:
             advice = advise(
                 replayed,
@@ -411,7 +417,7 @@ def analyse(
                 launcher=launcher,
                 search=search,
             )
-            finding = _first_finding(outliers, advice, all_pipelines)
+            finding = first_finding(outliers, advice.bottleneck, shares, first_step)
             place = advice.bottleneck if finding is None else finding
             if place.kind in ("stage", "imbalance"):
                 remedies = sorted(advice.remedies, key=lambda remedy: remedy.kind != "layers")
@@ -429,6 +435,7 @@ def analyse(
         advice,
         [offset for offset in offsets if offset.is_corrected],
         outliers,
+        finding,
         complete,
         new_deal,
         None if other is None else attribute(replayed, against=other),

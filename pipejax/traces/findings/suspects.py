@@ -7,7 +7,6 @@ again with the suspect as fast as the others, so its cost is a difference of two
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -29,19 +28,19 @@ RELATIVE_ERROR = 0.01  # smallest standard error of a time
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
 MAX_LISTED = 10  # suspects of a kind
 GAP_ERROR = 0.1  # standard error of the time between two steps, relative to the median op
-# axes (runs, stages, microbatches) of the times that a suspect is compared with, by its kind and
-# whether its place has a second number: a stage with all, a microbatch with others of its stages
-COMPARED_AXES = {
-    ("worker", False): (0, 1, 2),
-    ("worker", True): (0, 2),
-    ("stage", False): (0, 1, 2),
-    ("replica", False): (0, 2),
-    ("microbatch", False): (0, 2),
-    ("microbatch", True): (0,),
-}
 MIN_MESSAGE_DELAY = 0.05  # of a suspect link, relative to the median op
+TIMES_OTHERS = "takes {:.3g} times the others in all its stages"
+WHY = {  # by kind, with the ratio to the others
+    "replica": TIMES_OTHERS,
+    "worker": TIMES_OTHERS,
+    "stage": "takes {:.3g} times the other stages",
+    "microbatch": "takes {:.3g} times the others in most stages",
+    "link": "takes {:.3g} times as long for its quickest messages as the others",
+}
 
 Logs = Float[NumpyArray, " things"]
+Place = Mapping[str, int]  # its numbers by name
+Cells = Bool[NumpyArray, "runs stages microbatches"]
 
 
 @short_repr
@@ -65,7 +64,7 @@ class Suspect(NamedTuple):
     ratio: float | None
     z: float
     why: str
-    place: Mapping[str, int] = {}
+    place: Place
 
 
 def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspect]:
@@ -93,18 +92,10 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     pipelines = replayed.pipelines
     times = _MicrobatchTimes.measure(pipelines)
     wrong_workers = {offset.worker for offset in offsets if offset.is_corrected}
-    workers = list(times.slow_workers())
-    kinds = (
-        workers,
-        times.slow_stages(workers),
-        times.slow_replicas(),
-        times.slow_microbatches(),
-        _slow_links(pipelines, wrong_workers, times.median_op),
-    )
+    kinds = (*times.slow_places(), _slow_links(pipelines, wrong_workers, times.median_op))
     places = [suspect for kind in kinds for suspect in sorted(kind, key=_sort_key)[:MAX_LISTED]]
     steps = [*slow_steps(pipelines), *_late_steps(pipelines, times.median_op)]
-    steps = sorted(steps, key=_sort_key)[:MAX_LISTED]
-    results = [*_with_costs(replayed, times, places), *steps]
+    results = [*_with_costs(replayed, times, places), *steps[:MAX_LISTED]]
     return ResultList([*_by_cost(results, pipelines), *list(_wrong_clocks(offsets))[:MAX_LISTED]])
 
 
@@ -132,8 +123,16 @@ def is_warmup(suspect: Suspect, first_step: int) -> bool:
     return suspect.kind == "step" and suspect.place == {"step": first_step}
 
 
+def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
+    """Name a suspect whose cost is not known yet."""
+    words = [f"of replica {place['replica']}"] if "replica" in place and kind != "replica" else []
+    words += [f"in step {place['step']}"] if "step" in place else []
+    number = "worker {source} to {target}".format(**place) if kind == "link" else place[kind]
+    return Suspect(kind, " ".join([str(number), *words]), 0.0, ratio, z, WHY[kind], place)
+
+
 def _sort_key(suspect: Suspect) -> float:
-    return -suspect.seconds
+    return -(suspect.ratio or 0.0)
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
@@ -200,7 +199,7 @@ class _MicrobatchTimes(NamedTuple):
             *(trace, ops, durations),
         )
 
-    def cells(self, place: Mapping[str, int]) -> Bool[NumpyArray, "runs stages microbatches"]:
+    def cells(self, place: Place) -> Cells:
         """Return the runs, stages and microbatches of a place."""
         _, stages, microbatches = self.logs.shape
         numbers = {
@@ -215,28 +214,22 @@ class _MicrobatchTimes(NamedTuple):
             result &= numbers[name] == number
         return result
 
-    def ratio(
-        self,
-        cells: Bool[NumpyArray, "runs stages microbatches"],
-        is_normal: Bool[NumpyArray, "runs stages microbatches"],
-        axes: tuple[int, ...],
-    ) -> float | None:
-        """Return the mean ratio of cells to normal ones, averaged along these axes, if any are."""
+    def ratio(self, cells: Cells, is_normal: Cells, *, is_stage: bool) -> float | None:
+        """Return the mean ratio of cells to normal ones of the same stage, or of any stage."""
         # means are more precise than the medians that find a suspect
-        normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=axes, keepdims=True)
+        normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=(0, 2), keepdims=True)
+        if is_stage and normal.count():  # the median stage: one with the head does not matter
+            normal = np.median(normal.compressed())
         excess = (self.logs - normal)[cells]
         return float(np.exp(excess.mean())) if np.ma.count(excess) else None
 
-    def factors(
-        self, cells: Bool[NumpyArray, "runs stages microbatches"], ratio: float, slices: int
-    ) -> Float[NumpyArray, " slices"]:
-        """Return the factor on each slice of a trace that makes some cells faster by a ratio."""
-        ops, halves = self.ops, np.stack([self.seconds, self.seconds])
+    def slice_factors(self, cells: Cells, ratio: float) -> Float[NumpyArray, " slices"]:
+        """Return the factor on each slice of the trace that makes cells faster by a ratio."""
+        ops, halves = self.ops, np.stack([self.seconds, self.seconds])  # recorded, faster
         halves[1] /= np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
         first = np.flatnonzero(ops.is_first)  # the second half of a pair is the next op
         halves[:, first] += halves[:, first + 1]
-        halves[:, first + 1] = halves[:, first]
-        result = np.ones(slices)
+        result = np.ones(len(self.trace))
         result[ops.slices] = halves[1] / np.maximum(halves[0], 1e-12)
         return result
 
@@ -244,86 +237,69 @@ class _MicrobatchTimes(NamedTuple):
         """Return the standard error of a median of so many logs."""
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
-    def slow_stages(self, workers: Sequence[Suspect]) -> Iterator[Suspect]:
-        """Yield stages that are slow in all replicas, unless a slow worker explains them."""
-        runs, microbatches = self.common.shape
-        medians = _stage_medians(self.stage_logs).ravel()
-        slow_workers = {suspect.name for suspect in workers}
-        for k, usual, ratio, z in _find_outliers(medians, self._error(runs * microbatches)):
-            stage_workers = np.unique(self.worker[k]).tolist()
-            is_only_stage = all(
-                (self.worker == worker).any(axis=1).sum() == 1 for worker in stage_workers
-            )
-            if is_only_stage or not slow_workers.issuperset(map(str, stage_workers)):
-                seconds = (ratio - 1) * usual * microbatches
-                why = "takes {ratio:.3g} times the other stages"
-                yield Suspect("stage", str(k), seconds, ratio, z, why, {"stage": k})
-
-    def slow_replicas(self) -> Iterator[Suspect]:
-        """Yield replicas that are slow on all of their stages, for whatever reason."""
-        numbers = np.unique(self.replica)
-        excess = self.logs - _stage_medians(self.logs)
-        least_excess = np.array(
-            [np.median(excess[self.replica == k], axis=(0, 2)).min() for k in numbers]
-        )
-        error = self._error(self.common.size // len(numbers))
-        for k, _, ratio, z in _find_outliers(least_excess, error):
-            total = np.exp(self.logs[self.replica == numbers[k]]).sum(axis=(1, 2)).mean()
-            seconds = float(total) / len(np.unique(self.worker)) * (1 - 1 / ratio)
-            why = "takes {ratio:.3g} times the others in all its stages"
-            place = {"replica": int(numbers[k])}
-            yield Suspect("replica", str(numbers[k]), seconds, ratio, z, why, place)
-
-    def slow_workers(self) -> Iterator[Suspect]:
-        """Yield workers of a replica that are slow on all of their stages."""
-        replicas = np.unique(self.replica)
-        logs = self.stage_logs
+    def slow_places(self) -> Iterator[list[Suspect]]:
+        """Yield workers, stages and replicas slow on all their stages, and slow microbatches."""
+        replicas = np.unique(self.replica).tolist()
+        workers = [{"worker": worker} for worker in np.unique(self.worker).tolist()]
+        slow_workers = [*self._slow("worker", self.stage_logs, workers)]
+        yield slow_workers
+        stages = [{"stage": stage} for stage in range(self.logs.shape[1])]
+        slow_stages = self._slow("stage", self.stage_logs, stages)
+        yield [stage for stage in slow_stages if not self._is_explained(stage, slow_workers)]
         if len(replicas) > 1:  # compare with the same stages of other replicas
-            logs = logs - _stage_medians(logs)
-        names, least_excess, counts = [], [], []
-        for replica in replicas.tolist():
-            replica_logs = logs[self.replica == replica]
-            for worker in np.unique(self.worker).tolist():
-                on_worker = self.worker == worker
-                stages = np.flatnonzero(on_worker.any(axis=1))
-                stage_logs = [replica_logs[:, stage, on_worker[stage]] for stage in stages]
-                names.append((worker, replica))
-                least_excess.append(min(float(np.median(row)) for row in stage_logs))
-                counts.append(min(row.size for row in stage_logs))
-        errors = np.array([self._error(count) for count in counts])
-        for k, _, ratio, z in _find_outliers(np.array(least_excess), errors):
-            worker, replica = names[k]
-            on_worker = self.worker == worker
-            total = np.exp(self.logs[self.replica == replica][:, on_worker]).sum(axis=1).mean()
-            suffix = f" of replica {replica}" if len(replicas) > 1 else ""
-            why = "takes {ratio:.3g} times the others in all its stages"
-            seconds = float(total) * (1 - 1 / ratio)
-            place = {"worker": worker} | ({"replica": replica} if len(replicas) > 1 else {})
-            yield Suspect("worker", f"{worker}{suffix}", seconds, ratio, z, why, place)
+            machines = [{**worker, "replica": k} for k in replicas for worker in workers]
+            yield [
+                *self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
+            ]
+            numbers = [{"replica": replica} for replica in replicas]
+            yield [*self._slow("replica", self.logs - _stage_medians(self.logs), numbers)]
+        yield [*self._slow_microbatches(replicas)]
 
-    def slow_microbatches(self) -> Iterator[Suspect]:
+    def _slow(
+        self,
+        kind: str,
+        logs: Float[NumpyArray, "runs stages microbatches"],
+        places: Sequence[Place],
+    ) -> Iterator[Suspect]:
+        """Yield the places that are outliers in the stage in which they are least slow."""
+        least, counts = [], []
+        for place in places:
+            cells = self.cells(place)
+            on_stages = [logs[:, k][cells[:, k]] for k in np.flatnonzero(cells.any(axis=(0, 2)))]
+            least.append(min(float(np.median(values)) for values in on_stages))
+            counts.append(min(len(values) for values in on_stages))
+        errors = np.array([self._error(count) for count in counts])
+        for k, _, ratio, z in _find_outliers(np.array(least), errors):
+            yield _suspect(kind, places[k], ratio, z)
+
+    def _is_explained(self, stage: Suspect, slow_workers: Sequence[Suspect]) -> bool:
+        """Return whether slow workers explain a slow stage, as they have other stages too."""
+        slow = {suspect.place["worker"] for suspect in slow_workers}
+        workers = np.unique(self.worker[stage.place["stage"]]).tolist()
+        has_others = any((self.worker == k).any(axis=1).sum() > 1 for k in workers)
+        return has_others and slow.issuperset(workers)
+
+    def _slow_microbatches(self, replicas: Sequence[int]) -> Iterator[Suspect]:
         """Yield microbatches that are slow on most stages: in most steps, or in one step."""
         runs, count = self.common.shape
-        usual = np.median(self.common, axis=0)
-        totals = np.exp(self.logs).sum(axis=1).mean(axis=0)
-        for k, _, ratio, z in _find_outliers(usual, self._error(runs)):
-            why = "takes {ratio:.3g} times the others, in most steps"
-            seconds = float(totals[k]) * (1 - 1 / ratio)
-            yield Suspect("microbatch", str(k), seconds, ratio, z, why, {"microbatch": k})
-        if runs == 1:
+        usual = np.broadcast_to(np.median(self.common, axis=0), self.common.shape)
+        for k, _, ratio, z in _find_outliers(usual[0], self._error(runs)):
+            yield _suspect("microbatch", {"microbatch": k}, ratio, z)
+        of_replicas = [({"replica": k}, self.replica == k) for k in replicas if len(replicas) > 1]
+        for place, rows in of_replicas:
+            excess = np.median(self.common[rows] - usual[rows], axis=0)
+            usual = usual + rows[:, None] * excess
+            for k, _, ratio, z in _find_outliers(excess, self._error(int(rows.sum()))):
+                yield _suspect("microbatch", {"microbatch": k, **place}, ratio, z)
+        if runs == len(replicas):  # of one step
             return
         excess = self.common - usual
         excess = excess - np.median(excess, axis=1, keepdims=True)
-        has_replicas = len(np.unique(self.replica)) > 1
         for k, _, ratio, z in _find_outliers(excess.ravel(), self._error(1)):
             run, microbatch = divmod(k, count)
-            suffix = f" of replica {self.replica[run]}" if has_replicas else ""
-            seconds = float(np.exp(self.logs[run, :, microbatch]).sum()) * (1 - 1 / ratio)
-            why = "takes {ratio:.3g} times the others in most stages"
-            name = f"{microbatch}{suffix} in step {self.step[run]}"
             place = {"microbatch": microbatch, "step": int(self.step[run])}
-            place |= {"replica": int(self.replica[run])} if has_replicas else {}
-            yield Suspect("microbatch", name, seconds, ratio, z, why, place)
+            place |= {"replica": int(self.replica[run])} if len(replicas) > 1 else {}
+            yield _suspect("microbatch", place, ratio, z)
 
 
 def _stage_medians(
@@ -388,7 +364,7 @@ def _slow_links(
             times.setdefault(key, []).append(seconds)
             if (strength >= FIRST).any():
                 has_waits.add(key)
-    names = set[str]()
+    places: list[Mapping[str, int]] = []
     for size in (2, 3):
         keys = [k for k in times if len(k) == size and k in has_waits]
         keys = [key for key in keys if wrong_workers.isdisjoint(key[:2])]
@@ -396,12 +372,10 @@ def _slow_links(
         logs = np.array([np.log(pair).mean() for pair in quickest])
         errors = np.array([np.ptp(np.log(pair)) / 2 for pair in quickest])
         for k, usual, ratio, z in _find_outliers(logs, errors):
-            delay, name = (ratio - 1) * usual, "worker {} to {}".format(*keys[k])
-            if delay > MIN_MESSAGE_DELAY * median_op and name not in names:
-                names.add(name)
-                why = "its quickest messages take {ratio:.3g} times those of the others"
-                place = dict(zip(("source", "target"), keys[k], strict=False))
-                yield Suspect("link", name, delay, ratio, z, why, place)
+            place = dict(zip(("source", "target"), keys[k], strict=False))
+            if (ratio - 1) * usual > MIN_MESSAGE_DELAY * median_op and place not in places:
+                places.append(place)
+                yield _suspect("link", place, ratio, z)
 
 
 def _step_times(pipelines: Pipelines) -> tuple[Int[NumpyArray, " steps"], Logs, Logs]:
@@ -448,47 +422,42 @@ def _late_steps(pipelines: Pipelines, median_op: float) -> Iterator[Suspect]:
 def _with_costs(
     replayed: Replay, times: _MicrobatchTimes, suspects: Sequence[Suspect]
 ) -> Iterator[Suspect]:
-    """Replace the extra time of suspects by the time that their steps save without it [s]."""
+    """Set the cost of each suspect: the time that steps save without it [s]."""
     odd = [suspect.place["step"] for suspect in odd_steps(replayed.pipelines)]
-    cells = {k: times.cells(row.place) for k, row in enumerate(suspects) if row.kind != "link"}
-    is_normal = ~np.isin(times.step, odd)[:, None, None]
-    is_normal = is_normal & ~np.any([np.zeros(times.logs.shape, bool), *cells.values()], axis=0)
-    link_groups = {
-        k: _place_links(replayed.pipelines, row.place)
-        for k, row in enumerate(suspects)
-        if row.kind == "link"
-    }
-    slow_links = np.isin(np.arange(len(replayed.link_times)), [*chain(*link_groups.values())])
-    normal_link = replayed.link_times[replayed.link_estimate.is_observed & ~slow_links]
+    boundaries, placement = len(replayed.link_times) // 2, replayed.pipelines.table.placement[0]
+    ends = [placement[[*link_ends(k, boundaries)]].tolist() for k in range(2 * boundaries)]
+    is_normal = ~np.isin(times.step, odd)[:, None, None] & np.ones(times.logs.shape, bool)
+    is_normal_link = replayed.link_estimate.is_observed.copy()
+    masks = []
+    for suspect in suspects:
+        if suspect.kind == "link":
+            masks.append(np.array([workers == [*suspect.place.values()] for workers in ends]))
+            is_normal_link &= ~masks[-1]
+        else:
+            masks.append(times.cells(suspect.place))
+            is_normal &= ~masks[-1]
     jobs = job_steps(replayed)
-    for k, suspect in enumerate(suspects):
-        ratio, factors = suspect.ratio, np.ones(len(times.trace) + 1)  # entry -1: no slice
-        if suspect.kind != "link":
-            axes = COMPARED_AXES[suspect.kind, len(suspect.place) > 1]
-            ratio = times.ratio(cells[k], is_normal, axes) or ratio
-            factors[:-1] = times.factors(cells[k], ratio, len(times.trace))
-        saved = []
+    for suspect, mask in zip(suspects, masks, strict=True):
+        ratio = suspect.ratio or 1.0
+        factors, link_factors = np.ones(len(times.trace) + 1), np.ones(2 * boundaries + 1)
+        if suspect.kind == "link" and is_normal_link.any():
+            normal = replayed.link_times[is_normal_link].mean()
+            link_factors[:-1][mask] = normal / replayed.link_times[mask]
+        elif suspect.kind != "link":
+            is_stage = suspect.place.keys() <= {"worker", "stage"}
+            ratio = times.ratio(mask, is_normal, is_stage=is_stage) or ratio
+            factors[:-1] = times.slice_factors(mask, ratio)
+        saved, step = [], suspect.place.get("step")
         for job in jobs:
-            is_step = np.array([step not in odd for step in job.steps])
-            if "step" in suspect.place:
-                is_step = np.array(job.steps) == suspect.place["step"]
-            recorded = job.duration[is_step]
-            normal = recorded * factors[job.slice[is_step]]
-            if k in link_groups and len(normal_link):
-                normal[:, np.isin(job.graph.link, link_groups[k])] = normal_link.mean()
-            ends = (job.graph.finish(duration).max(axis=1) for duration in (recorded, normal))
-            saved.append(np.subtract(*ends))
-        seconds = np.concatenate(saved)
-        cost = float(seconds.mean()) if len(seconds) else suspect.seconds
-        why = suspect.why.format(ratio=ratio)
-        yield suspect._replace(seconds=cost, ratio=ratio, why=why)
-
-
-def _place_links(pipelines: Pipelines, place: Mapping[str, int]) -> list[int]:
-    """List the links between stages whose messages go from a worker to another."""
-    placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
-    ends = [placement[[*link_ends(link, boundaries)]].tolist() for link in range(2 * boundaries)]
-    return [link for link, workers in enumerate(ends) if workers == [*place.values()]]
+            is_step = [k == step if step is not None else k not in odd for k in job.steps]
+            recorded = job.duration[is_step]  # (steps, nodes)
+            faster = recorded * factors[job.slice[is_step]] * link_factors[job.graph.link]
+            before, after = (job.graph.finish(x).max(axis=1) for x in (recorded, faster))
+            saved.extend((before - after).tolist())
+        # of a step without all replicas: the extra time of its ops
+        cost = np.mean(saved) if saved else (1 - 1 / ratio) * np.exp(times.logs[mask]).sum()
+        why = suspect.why.format(ratio)
+        yield suspect._replace(seconds=float(cost), ratio=ratio, why=why)
 
 
 def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
@@ -500,4 +469,4 @@ def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
             error = max(offset.residual, RELATIVE_ERROR * abs(offset.seconds), 1e-12)
             why = f"is ahead of the others, or behind; known to {1e3 * offset.residual:.3g} ms"
             z = abs(offset.seconds) / error
-            yield Suspect("clock", f"{offset.worker}{suffix}", offset.seconds, None, z, why)
+            yield Suspect("clock", f"{offset.worker}{suffix}", offset.seconds, None, z, why, {})
