@@ -129,7 +129,8 @@ def _torchtitan(options, launch, begin):
         per_worker = total // options["pipeline_parallel_layers_per_stage"] // workers
     replicate = options.get("data_parallel_replicate_degree", 1)
     shard = options["data_parallel_shard_degree"]
-    reshard = {None: 0, "never": 2, "always": 3}[options.get("fsdp_reshard_after_forward")]
+    never = 1 if workers > 1 else 2  # stages of a pipeline reduce gradients once
+    reshard = {None: 0, "never": never, "always": 3}[options.get("fsdp_reshard_after_forward")]
     tensor = options.get("tensor_parallel_degree", 1)
     fields = {
         "size": options["pipeline_parallel_microbatch_size"],

@@ -5,10 +5,13 @@ import json
 import re
 import shlex
 
+import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.model.launchers import LAUNCHERS
+from pipejax.costs.model.launchers import LAUNCHERS, find_launcher
+from pipejax.costs.system.system import data_file
+from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_workload
 
 LLAMA = pj.load_model("llama3-8b")  # 32 layers
 # options of Megatron-LM core 0.20 and of torchtitan 0.2.2 that a layout can need
@@ -57,6 +60,7 @@ TORCHTITAN = {
     "parallelism.module_fqns_per_model_part",
     "activation_checkpoint.mode",
     "activation_checkpoint.selective_ac_option",
+    "compile.enable",
 }
 DEEPSPEED = {
     "train_batch_size",
@@ -147,7 +151,8 @@ def test_several_stages_of_a_worker():
     assert megatron.options["use-distributed-optimizer"] is True
     assert torchtitan.options["parallelism.pipeline_parallel_schedule"] == "Interleaved1F1B"
     assert torchtitan.options["parallelism.pipeline_parallel_layers_per_stage"] == 2
-    assert torchtitan.lacks == ("ZeRO 1 (0, 2 and 3 are there)",)
+    assert not torchtitan.lacks
+    assert torchtitan.options["parallelism.fsdp_reshard_after_forward"] == "never"
     assert deepspeed.lacks == ("schedule interleaved-1f1b (1f1b is there)",)
 
 
@@ -159,7 +164,10 @@ def test_layers_that_are_not_spread_evenly_are_named():
     assert layout in shlex.split(megatron.text)
     names = torchtitan.options["parallelism.module_fqns_per_model_part"]
     assert [len(name) for name in names] == [8, 8, 8, 9]
-    assert json.loads(shlex.split(torchtitan.text)[-3]) == names
+    words = shlex.split(torchtitan.text)
+    place = words.index("--parallelism.module_fqns_per_model_part")
+    assert [word.split(",") for word in words[place + 1 : place + 5]] == names
+    assert torchtitan.lacks == ("ZeRO 3 in a pipeline (0 and 1 are there)",)
     assert {"stages with unequal layers", "ZeRO 3 in a pipeline (0 and 1 are there)"} == {
         *deepspeed.lacks
     }
@@ -183,6 +191,9 @@ def test_what_replicas_split(zero, megatron, reshard):
     )
     assert torchtitan.options["parallelism.data_parallel_shard_degree"] == 4
     assert torchtitan.options["parallelism.fsdp_reshard_after_forward"] == reshard
+    assert not torchtitan.lacks
+    lacking = launcher_settings(workers=1, zero=1, data_parallel=4)[1].lacks
+    assert lacking == ("ZeRO 1 without a pipeline (0, 2 and 3 are there)",)
 
 
 @pytest.mark.parametrize(
@@ -312,21 +323,80 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
     assert [text.split()[0] for text in lacking.lacks] == ["schedule", "6", "ZeRO", "recomputation"]
 
 
-def test_a_plan_names_launchers_with_other_gradients(call, tmp_path):
-    job = (
-        "--gpus",
-        8,
-        "--minibatch",
-        8,
-        "-y",
-        "h100",
-        "-S",
-        "gpipe",
-        "--pipeline",
-        2,
-        "--tensor",
-        4,
-    )
-    shown = call("plan", "-m", "llama3-8b", *job)[1]
-    names = "Megatron-LM, Megatron-Bridge, torchtitan"
-    assert f"gradients of 16 bits (32 by default in {names})" in " ".join(shown.split())
+JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
+EAGER = ("--stack", "torchtitan-2024-eager")
+SPLIT = (*JOB, "--tensor-parallel", 2, "--data-parallel", 2)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "same"),
+    [
+        ("megatron-lm", (), ()),
+        ("megatron-bridge", (), ("--zero", 1, "--overlap", 1)),
+        ("megatron-bridge", ("--zero", 0, "--overlap", 0.5), ("--overlap", 0.5)),
+        ("torchtitan", (), (*EAGER, "--sequence-parallel", "--tensor-overlap", 0)),
+        ("torchtitan", ("--stack", "composer-2023"), ("--sequence-parallel", "--overlap", 0)),
+        ("MaxText", (), ()),
+    ],
+)
+def test_a_launcher_has_defaults_below_options_and_stacks(
+    answer, tmp_path, launcher, options, same
+):
+    wide = json.loads(data_file("models", "llama3-8b", "model").read_text())
+    (tmp_path / "wide.json").write_text(json.dumps(wide | {"gradient_bytes": 4}))
+    stack = options if "--stack" in options else ()
+    expected = answer("evaluate", "-m", tmp_path / "wide.json", *SPLIT, *stack, *same)
+    result = answer("evaluate", "-m", "llama3-8b", *SPLIT, "--launcher", launcher, *options)
+    for key in ("makespan", "memory_bytes"):
+        assert result[key] == expected[key]
+    assert [*result["launch"]] == [find_launcher(launcher).name]
+
+
+def test_what_the_launcher_lacks_is_named_or_left_out(call, answer):
+    times = ("-P", 4, "-M", 8, "-T", "F=1,I=1,W=1", "--launcher", "megatron-lm")
+    why = "Megatron-LM lacks schedule zb-h1 (1f1b and interleaved-1f1b are there)"
+    assert why in " ".join(call("evaluate", "-s", "zb-h1", *times)[2].split())
+    rows = answer("compare", "-S", "1f1b,zb-h1", *times)["rows"]
+    assert [row.get("error") for row in rows] == [None, why]
+    replicas = ("--zero", 2, "--data-parallel", 2, "--launcher", "torchtitan")
+    shown = call("explain", "-m", "llama3-8b", *JOB, *replicas)
+    why = "torchtitan lacks ZeRO 2 in a pipeline (0 and 1 are there)"
+    assert why in " ".join(shown[2].split())
+
+
+PLANNED = ("plan", "-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--pipeline", 2)
+
+
+@pytest.mark.parametrize("launcher", [*LAUNCHERS])
+def test_a_plan_for_a_launcher_has_the_layouts_that_it_runs(launcher):
+    names = ("1f1b", "gpipe", "zb-h1", "interleaved-1f1b")
+    choices = {"pipeline": [2], "tensor": [1, 2], "stages_per_worker": [1, 2], "zero": [0, 1, 3]}
+    choices |= {"microbatch_size": [1], "recompute": ["none", "full", "block:2"]}
+    request = PlanRequest(LLAMA, pj.load_system("h100"), 8, 16, names, choices)
+    layouts, runs = enumerate_layouts(request), []
+    for row, (place, workers, stages) in enumerate(zip(*layouts[:3], strict=True)):
+        options = {"stages_per_worker": int(stages)} if stages > 1 else {}
+        size = {"num_workers": int(workers), "num_microbatches": int(layouts.microbatches[row])}
+        table = pj.schedules.build(names[place], **size, **options)
+        workload = layout_workload(request, layouts, row)
+        runs.append(not pj.costing.launches(workload, table, launcher)[0].lacks)
+    result = enumerate_layouts(dataclasses.replace(request, launcher=launcher))
+    assert 0 < len(result) < len(layouts)
+    for column, expected in zip(result, layouts.take(np.array(runs)), strict=True):
+        np.testing.assert_array_equal(column, expected)
+
+
+def test_a_plan_says_what_other_defaults_change(answer, call):
+    plan = answer(*PLANNED, "--tensor", 4, "-S", "1f1b")
+    under = plan["under_launchers"]
+    names = [entry["launchers"] for entry in under]
+    assert names == [["Megatron-LM", "MaxText"], ["Megatron-Bridge"], ["torchtitan"]]
+    for entry, (launcher, *_) in zip(under, names, strict=True):
+        command = plan["next"][0].removeprefix("pipejax ").split()
+        more = ("--zero", plan["best"]["layout"]["zero"], "--launcher", launcher)
+        result = answer(*command, *more)
+        assert entry["step_time"] == pytest.approx(result["makespan"], rel=1e-12)
+        assert entry["memory_bytes"] == pytest.approx(max(result["memory_bytes"]), rel=1e-12)
+        assert entry["fits"] == (entry["memory_bytes"] <= plan["room"])
+    text = " ".join(call(*PLANNED, "--tensor", 4, "-S", "1f1b", "--launcher", "MaxText")[2].split())
+    assert "MaxText lacks schedule 1f1b (gpipe and circular are there)" in text

@@ -23,7 +23,13 @@ from pipejax.costs.model.launchers import LAUNCHERS
 from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.system.parts import system_number
 from pipejax.schedules.table.held_activations import held_counts
-from pipejax.sweep.plan.layouts import Layouts, PlanRequest, enumerate_layouts
+from pipejax.sweep.plan.layouts import (
+    Layouts,
+    PlanRequest,
+    enumerate_layouts,
+    layout_workload,
+    program_shape,
+)
 from pipejax.sweep.plan.programs import (
     Pipe,
     ProgramShape,
@@ -33,7 +39,6 @@ from pipejax.sweep.plan.programs import (
     lower_bounds,
 )
 from pipejax.sweep.plan.result import break_even_factors, layout_resource_shares
-from pipejax.sweep.plan.search import layout_workload, program_shape
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
 H100_NUMBERS = {name: float(system_number(H100, name)) for name in RESOURCES}

@@ -296,8 +296,7 @@ def test_a_sweep_takes_the_parts_of_experts():
 
 
 def test_a_plan_searches_whole_and_cut_experts():
-    from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts
-    from pipejax.sweep.plan.search import layout_workload
+    from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_workload
 
     request = PlanRequest(MIXTRAL, pj.load_system("h100"), 16, 16, choices={"tensor": (4,)})
     result = enumerate_layouts(request)

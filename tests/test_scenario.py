@@ -139,18 +139,26 @@ class Draw:
             "weight_share": self.maybe(self.number(0, 1), 0.3),
             "worker_places": pick([(), self.places(4)]),
         }
-        if fields["tensor_parallel"] > 1:
-            fields["sequence_parallel"] = pick([False, True])
+        fields["sequence_parallel"] = fields["tensor_parallel"] > 1 and pick([False, True])
         if fields["recompute"] == "full":
             fields["recompute_again"] = pick([False, True])
         if not fields["embedding_units"] and self.rng.random() < 0.2:
             fields["pipeline_layout"] = "E|t*32|L"
-        files = {"model": "llama3-8b", "system": "h100"}
+        files, stack = {"model": "llama3-8b", "system": "h100"}, ""
         model = pj.load_model("llama3-8b")
         if self.rng.random() < 0.3:
             model = dataclasses.replace(model, sequence=self.rng.choice([512, 4096]))
+        if launcher := self.maybe(pick(["Megatron-LM", "Megatron-Bridge", "torchtitan"]), 0.3):
+            files["launcher"] = launcher
+            model = dataclasses.replace(model, gradient_bytes=4.0)
+            if launcher == "torchtitan":
+                stack = "torchtitan-2024-eager"
+                fields |= {"sequence_parallel": True, "contiguous_context": True}
+                fields["expert_tensor_parallel"] = 1
         workload = pj.Workload(model, self.rng.randint(1, 64), **fields)
-        return ModelCosts(workload, pj.load_system("h100"), lengths=lengths), files
+        system = pj.load_system("h100")
+        system = pj.load_stack(stack).on(system) if stack else system
+        return ModelCosts(workload, system, stack=stack, lengths=lengths), files
 
     def scenario(self):
         pick, edits = self.rng.choice, []

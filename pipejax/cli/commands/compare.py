@@ -127,7 +127,7 @@ def _row(
     """Evaluate one point and add its scenario; one that does not exist says why instead."""
     name, workers, count = at
     try:
-        scenario = listed.scenario(run, links, at)
+        scenario = listed.built(run, links, at)
         table = scenario.table()
         costs = scenario.table_costs()
         point: Comparison = pj.compare(table, costs, link=links, slots=slots)

@@ -18,7 +18,7 @@ from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
 from pipejax.cli.output.kinds import CERTIFICATE
-from pipejax.cli.output.launches import layout_json
+from pipejax.cli.output.launches import launch_json, launch_lines, layout_json
 from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds, short_percent
 from pipejax.cli.output.plans import evidence_json, evidence_line
 from pipejax.cli.output.report import (
@@ -178,6 +178,12 @@ def evaluate(
     _check_pairs(evaluation)
     held = run.activations.scenario_sizes(scenario).held(evaluation)
     result = summary(evaluation, scenario, held) | _evidence(scenario, evaluation.makespan)
+    launch = None
+    if run.launcher is not None:
+        from pipejax.search.remedies.shelves import run_launch
+
+        launch = run_launch(scenario, run.launcher)
+        result["launch"] = launch_json([launch])
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
     timing_parts = [*timing.add_to(result, evaluation)]
@@ -194,6 +200,8 @@ def evaluate(
     if not change:
         view = chain(view, [plain(f"next: {command_line(scenario, 'explain')}")])
     details = _details(evaluation, result, scenario, held)
+    if launch is not None:
+        details["launcher options"] = [*launch_lines([launch])]
     return Answer(result, view, files, next=tuple(go_on), details=details)
 
 

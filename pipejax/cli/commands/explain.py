@@ -55,7 +55,6 @@ def explain(
     links: LinkOptions = LinkOptions(),
     stage_layers: Text = None,
     schedules: Text = None,
-    launcher: Text = None,
     search: bool = False,
     out: Annotated[Output, PAGE] = NO_OUTPUT,
     write_tables: Annotated[Output, TABLES] = NO_OUTPUT,
@@ -66,7 +65,6 @@ def explain(
 
     Options:
       schedules: only these are tried; all if not given.
-      launcher: any if not given.
       stage_layers: one number for all stages, or one each; layers are moved whole then.
       out: a report as one page (.html), with the explorer in it.
       write_tables: of every remedy that has another, for `--table`.
@@ -90,7 +88,7 @@ def explain(
             memory_limit=_limit(run.memory_limit, scenario),
             stage_layers=parse_layers(stage_layers, table.num_stages),
             schedules=names,
-            launcher=launcher,
+            launcher=run.launcher,
             search=search,
             on_progress=bar.tell,
         )

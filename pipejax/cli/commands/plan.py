@@ -16,7 +16,6 @@ from pipejax.cli.options.scenario import load_with, scenario_options, workload_f
 from pipejax.cli.options.values import (
     Count,
     CountIfGiven,
-    Schedules,
     Text,
     parse_share,
 )
@@ -87,7 +86,8 @@ def plan(
     gpus: Count,
     minibatch: Count,
     stack: Text = None,
-    schedules: Schedules = "1f1b,interleaved-1f1b,zb-h1",
+    launcher: Text = None,
+    schedules: Text = None,
     sequence: CountIfGiven = None,
     memory_limit: Text = None,
     headroom: Text = None,
@@ -101,6 +101,8 @@ def plan(
 
     Options:
       minibatch: all its replicas together; evaluate counts that of one pipeline.
+      launcher: only what it runs is searched, with its defaults; any if not given.
+      schedules: those that the launcher builds; without one 1f1b, interleaved-1f1b and zb-h1.
       memory_limit: that tensors of an accelerator may take, as 80GB, in place of headroom.
       headroom: fragmentation, and what the allocator keeps; 10% if neither is given.
       exhaustive: else only those that can be among the best.
@@ -126,8 +128,9 @@ def plan(
             pj.load_system(system),
             gpus=gpus,
             stack=stack,
+            launcher=launcher,
             minibatch=minibatch,
-            schedules=[name.strip() for name in schedules.split(",")],
+            schedules=None if schedules is None else [n.strip() for n in schedules.split(",")],
             choices=choices.values(),
             link=links.links(),
             **workload_fields(shared, SHARED),
@@ -142,25 +145,15 @@ def plan(
             on_progress=bar.tell,
         )
     _draw(planned, figure)
-    names = {"model": model, "system": system} | ({} if stack is None else {"stack": stack})
-    options = scenario_options(planned.best.scenario.replace(files=names))
+    names = {"model": model, "system": system, "stack": stack, "launcher": launcher}
+    files = {name: text for name, text in names.items() if text is not None}
+    options = scenario_options(planned.best.scenario.replace(files=files))
     if is_config:
         out.save_text(config_text(options))
         options = {"config": out.path}
-    launches = pj.costing.launches(planned.best.workload, planned.best.table)
+    launches = pj.costing.launches(planned.best.workload, planned.best.table, launcher)
     stages = layout_json(planned.best.workload, planned.best.table)
-    notes = map(plain, stages.get("notes", ()))
-    result = {
-        "model": planned.request.model.name,
-        "system": planned.request.system.name,
-        **pick(planned.request, "gpus minibatch memory_limit headroom room"),
-        "best": _as_json(planned.best) | stages,
-        "runners_up": [_as_json(entry) for entry in planned.runners_up],
-        "outside": [_as_json(entry) for entry in planned.outside],
-        "reversals": [entry._asdict() for entry in planned.break_even_factors],
-        **pick(planned, "tied enumerated fitting evaluated programs seconds"),
-        "launch": launch_json(launches),
-    }
+    result = _result(planned, stages) | {"launch": launch_json(launches)}
     out_words = "the best as options for --config in" if is_config else "all layouts in"
     go_on = tuple(
         command_line(command, options | more)
@@ -168,8 +161,9 @@ def plan(
     )
     details = {"launcher options": [*launch_lines(launches)]} | plan_details(planned)
     outputs = {out_words: out, "picture in": figure}
-    files = {words: output for words, output in outputs.items() if output.path is not None}
-    return Answer(result, chain(plan_view(planned), notes), files, next=go_on, details=details)
+    written = {words: output for words, output in outputs.items() if output.path is not None}
+    view = chain(plan_view(planned), map(plain, stages.get("notes", ())))
+    return Answer(result, view, written, next=go_on, details=details)
 
 
 def _read_limit(text: str) -> float:
@@ -178,6 +172,21 @@ def _read_limit(text: str) -> float:
     if not limit.in_bytes or len(limit.values) > 1:
         raise ValueError(f"--memory-limit of a plan is one number of bytes, as 80GB, got {text!r}")
     return limit.values[0]
+
+
+def _result(planned: "PlanResult", stages: dict[str, Any]) -> dict[str, Any]:
+    """Return the plan for `--json`."""
+    return {
+        "model": planned.request.model.name,
+        "system": planned.request.system.name,
+        **pick(planned.request, "gpus minibatch launcher memory_limit headroom room"),
+        "best": _as_json(planned.best) | stages,
+        "runners_up": [_as_json(entry) for entry in planned.runners_up],
+        "outside": [_as_json(entry) for entry in planned.outside],
+        "under_launchers": [entry._asdict() for entry in planned.under_launchers],
+        "reversals": [entry._asdict() for entry in planned.break_even_factors],
+        **pick(planned, "tied enumerated fitting evaluated programs seconds"),
+    }
 
 
 def _as_json(entry: "PlannedLayout") -> dict[str, Any]:

@@ -290,9 +290,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "all_steps": OptionRecord(FLAG, "keep odd steps, such as a warm-up, in all means"),
         "against": _often(FILE_OR_FOLDER, "files of an earlier run to compare with"),
         "stage_layers": OptionRecord(NUMBERS, "layers of each measured stage"),
-        "launcher": OptionRecord(
-            NAME, "launcher whose options come first, as megatron-lm or torchtitan"
-        ),
+        "launcher": OptionRecord(NAME, "launcher of the run, as megatron-lm or torchtitan"),
         "search": OptionRecord(FLAG, "search orders and splits too (some seconds)"),
         "threads": OptionRecord(
             COUNT, "threads of the solver; default: one per processor", argument="num_threads"
@@ -386,7 +384,6 @@ DIFFERENT_DEFAULTS = {
     "model": "`plan` has no other source of costs than a model",
     "out": "`export` and `sweep run` are for their file",
     "schedule": "`tune` takes one where nothing is said",
-    "schedules": "`plan` tries three where nothing is said",
     "steps": "`run` times some steps, `trace` is told how many there are",
     "system": "`plan` has no other source of costs than a model",
     "tolerance": "`validate` counts percent, `run` an error of gradients",

@@ -49,6 +49,8 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
       load: a number or one for each stage; as O if not given.
       minibatch: with --model; plan counts that of the whole job.
       stack: which kernels it has, and what its exchanges run beside where options do not say it.
+      launcher: its defaults hold where options do not say otherwise, and what it lacks is named;
+        where several schedules are given, those it lacks are left out.
       lengths: a line for each, several numbers where sequences are packed, or JSON; times are
         those of the mean length, or follow from the model.
       microbatch_order: that arrange wrote.
@@ -69,6 +71,7 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
     system: Text = None
     minibatch: CountIfGiven = None
     stack: Text = None
+    launcher: Text = None
     sequence: CountIfGiven = None
     weight_share: WeightShare = None
     comm: Text = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.base.data_files import load_json
+from pipejax.base.progress import Notice
 from pipejax.cli.options import line
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 Options = dict[str, Any]
 # fields of a workload that are options of models
 WORKLOAD = tuple(name for name, field in WORKLOAD_FIELDS.items() if field.head)
+OF_EXPERTS = ("expert_parallel", "expert_tensor_parallel")  # without effect on other models
 NO_EFFECT_ALONE = ("sequence_parallel", "scatter_gather")  # without tensor parallelism
 
 
@@ -97,6 +99,8 @@ def scenario_options(scenario: "pj.Scenario") -> Options:
     options |= _source_options(scenario)
     options |= _edit_options(scenario)
     options |= _link_options(scenario.links)
+    if "launcher" in scenario.files:
+        options["launcher"] = scenario.files["launcher"]
     return {name: options[name] for name in CATALOGUE if name in options}
 
 
@@ -242,9 +246,14 @@ def parse_costs(run: Any) -> CostFields:
                 )
         if nodes or places:
             raise ValueError("--workers-per-node needs op times: give --stage-times")
-        return CostFields(pj.costing.SlotCosts(), (), {})
     names = "model", "system", "stack", "lengths"
     files = {name: getattr(run, name) for name in names if getattr(run, name) is not None}
+    if run.launcher is not None:
+        from pipejax.costs.model.launchers import find_launcher
+
+        files["launcher"] = find_launcher(run.launcher).name
+    if source is None:
+        return CostFields(pj.costing.SlotCosts(), (), files)
     return CostFields(source, tuple(_parse_edits(run, source, microbatches)), files)
 
 
@@ -370,14 +379,15 @@ def _parse_model(
         fields["weight_share"] = run.weight_share
     if run.recompute_again:
         fields["recompute_again"] = True
-    from pipejax.costs.model.stack import machine_software
+    from pipejax.costs.model.launchers import launcher_software, with_launcher
     from pipejax.costs.stage.stage_costs import check_machine
 
     bare = pj.load_system(run.system)
-    software = machine_software(bare, run.stack)
-    model, machine = load_with(run.model, run.sequence), software.on(bare)
-    fields = {**software.workload, **fields}
-    for name in ("expert_parallel", "expert_tensor_parallel"):
+    software = launcher_software(run.launcher, bare, run.stack)
+    machine = software.on(bare)
+    model, defaults = with_launcher(run.launcher, load_with(run.model, run.sequence), software)
+    fields = {**defaults, **fields}
+    for name in OF_EXPERTS:
         if fields.get(name, 1) > 1 and model.moe is None:
             raise ValueError(f"{flag(name)} {fields[name]}: {model.name} has no experts")
     workload = pj.Workload(model, run.minibatch, **fields, worker_places=places)
@@ -393,7 +403,7 @@ def workload_fields(run: object, names: Iterable[str]) -> Options:
     return {
         name: parse_number(value, flag(name)) if WORKLOAD_FIELDS[name].kind == "share" else value
         for name, value in fields.items()
-        if value not in (None, False)
+        if value is not None and value is not False
     }
 
 
@@ -437,7 +447,7 @@ def _times_options(source: Any) -> Options:
 
 def _model_options(scenario: "pj.Scenario") -> Options:
     """Return the options of a model: those that differ from the defaults of its software."""
-    from pipejax.costs.model.stack import machine_software
+    from pipejax.costs.model.launchers import launcher_software, with_launcher
 
     workload, system, files = scenario.source.workload, scenario.source.system, scenario.files
     assert workload is not None
@@ -449,10 +459,11 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     bare, model = pj.load_system(names["system"]), pj.load_model(names["model"])
     with warnings.catch_warnings():  # the run has said what it is used with
         warnings.simplefilter("ignore")
-        software = machine_software(bare, names.get("stack"))
+        software = launcher_software(files.get("launcher"), bare, names.get("stack"))
     if model.sequence != workload.model.sequence:
         options["sequence"] = workload.model.sequence
         model = dataclasses.replace(model, sequence=workload.model.sequence)
+    model, defaults = with_launcher(files.get("launcher"), model, software)
     for name, loaded, value in (
         ("model", model, workload.model),
         ("system", software.on(bare), system),
@@ -460,12 +471,12 @@ def _model_options(scenario: "pj.Scenario") -> Options:
         if loaded != value:
             raise ValueError(f"{name} {names[name]} is not as in its file: write it and name it")
     options["minibatch"] = workload.minibatch
-    usual = pj.Workload(model, workload.minibatch, **software.workload)
+    usual = pj.Workload(model, workload.minibatch, **defaults)
     for field in dataclasses.fields(workload):
         name, value = field.name, getattr(workload, field.name)
-        if value == getattr(usual, name) or (
-            name in NO_EFFECT_ALONE and workload.tensor_parallel == 1
-        ):
+        is_idle = name in NO_EFFECT_ALONE and workload.tensor_parallel == 1
+        is_idle |= name in OF_EXPERTS and not workload.has_experts
+        if value == getattr(usual, name) or is_idle:
             continue
         if name in ("worker_places", "stragglers", "pair_factor"):
             options[name] = _WRITERS[name](value)
@@ -647,7 +658,19 @@ def build(scenario: "pj.Scenario") -> pj.ScheduleTable:
     """Build the table of a scenario, and refuse times that it does not use."""
     table, schedule = scenario.table(), scenario.schedule
     check_used(scenario, [table], [find(schedule)] if isinstance(schedule, str) else [])
+    if lacks := launcher_lacks(scenario):
+        warnings.warn(lacks, Notice, stacklevel=2)
     return table
+
+
+def launcher_lacks(scenario: "pj.Scenario") -> str:
+    """Return what the launcher that a run names lacks for it; empty if it runs it or none is."""
+    if "launcher" not in scenario.files:
+        return ""
+    from pipejax.search.remedies.shelves import run_launch
+
+    launch = run_launch(scenario, scenario.files["launcher"])
+    return f"{launch.launcher} lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
 
 
 def check_used(

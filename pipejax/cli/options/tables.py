@@ -16,6 +16,7 @@ from pipejax.cli.options.scenario import (
     PLANNED,
     check_used,
     is_flag,
+    launcher_lacks,
     option_text,
     parse_gathering,
     parse_scenario,
@@ -322,9 +323,7 @@ class ScheduleList(NamedTuple):
         missing: dict[str, str] = {}
         for point in points:
             try:
-                scenario = self.scenario(run, links, point)
-                scenario.table()
-                scenarios[point.name] = scenario
+                scenarios[point.name] = self.built(run, links, point)
             except MismatchError as error:
                 missing[point.name] = getattr(error, "reason", str(error))
         return scenarios, missing
@@ -332,6 +331,14 @@ class ScheduleList(NamedTuple):
     def scenario(self, run: Any, links: pj.Links, point: SizedSchedule) -> "pj.Scenario":
         """Read the scenario of a schedule, with the options that it has."""
         return parse_scenario(run, links, settings=self.options.only(point.name), point=point)
+
+    def built(self, run: Any, links: pj.Links, point: SizedSchedule) -> "pj.Scenario":
+        """Build a schedule; refuse one that does not exist, or that the launcher lacks."""
+        scenario = self.scenario(run, links, point)
+        scenario.table()
+        if lacks := launcher_lacks(scenario):
+            raise MismatchError(lacks)
+        return scenario
 
     def check_used(self, scenarios: "Iterable[pj.Scenario]") -> None:
         """Refuse a time of ops that no table has, and that none is planned for."""

@@ -14,7 +14,6 @@ Count = int
 CountIfGiven = int | None
 FileIfGiven = str | None
 Seed = int
-Schedules = str
 TimeLimit = str
 WeightShare = float | None
 

@@ -4,6 +4,8 @@ import math
 
 from pipejax.base.data_files import time_unit
 
+ROUNDING = 1e-12  # of a ratio: what is smaller is none
+
 
 def digits(value: float) -> str:
     """Format a number with three significant digits, and all digits before the point."""
@@ -19,7 +21,9 @@ def seconds(value: float) -> str:
 
 def percent(value: float | None) -> str:
     """Format a ratio as a percentage, or a dash where there is none."""
-    return "-" if value is None or math.isnan(value) else f"{digits(100 * value)} %"
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{digits(100 * value if abs(value) > ROUNDING else 0.0)} %"
 
 
 def short_percent(ratio: float) -> str:

@@ -44,7 +44,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     evidence = evidence_json(best.evidence, best.step_time)
     yield evidence_line(evidence, best.regime, request.system.name)
     yield _room(plan)
-    yield _assumptions(plan)
+    yield from _assumptions(plan)
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
@@ -74,7 +74,8 @@ def _long_text(entry: "PlannedLayout") -> str:
     sizes = [f"{words} {layout[name]}" for name, words in WORDS.items() if layout[name] > 1]
     is_recomputed = layout["recompute"] != "none"
     recompute = f", recompute {layout['recompute']}" if is_recomputed else ""
-    return f"{layout['schedule']}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
+    schedule = layout["schedule"] if layout["pipeline"] > 1 else "no pipeline"
+    return f"{schedule}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
 
 
 def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | None:
@@ -120,24 +121,24 @@ def _room(plan: "PlanResult") -> object:
     )
 
 
-def _assumptions(plan: "PlanResult") -> object:
-    """Return what was assumed of exchanges and of gradients."""
-    from pipejax.costs.model.launchers import LAUNCHERS  # needs JAX, which help does without
-
+def _assumptions(plan: "PlanResult") -> Iterator[object]:
+    """Yield what was assumed, and the best layout where launchers assume something else."""
     overlap = "; ".join(
         f"{'no ' if not share else '' if share == 1 else f'{100 * share:g} % of '}{what} beside "
         f"compute ({flag})"
         for name, what, flag in OVERLAPS
         for share in [plan.request.shared.get(name, 0.0)]
     )
-    model = plan.best.workload.model
-    size = float(model.accumulated_bytes)
-    others: dict[float, list[str]] = {}  # launchers by their own default
-    for launcher in LAUNCHERS.values():
-        if launcher.gradient_bytes not in (None, size):
-            others.setdefault(8 * launcher.gradient_bytes, []).append(launcher.name)
-    defaults = "".join(f" ({bits:g} by default in {', '.join(n)})" for bits, n in others.items())
-    return plain(f"assumes: {overlap}; gradients of {8 * size:g} bits{defaults}")
+    size, under = float(plan.best.workload.model.accumulated_bytes), plan.under_launchers
+    yield plain(f"assumes: {overlap}; gradients of {8 * size:g} bits")
+    cases = "; ".join(
+        f"{' and '.join(entry.launchers)} {8 * entry.gradient_bytes:g} bits, "
+        f"{seconds(entry.step_time)}, {gigabytes(entry.memory_bytes)}"
+        f"{'' if entry.fits else ', which does not fit'}"
+        for entry in under
+    )
+    if under:
+        yield plain(f"by default of launchers: {cases} (--launcher NAME searches under its own)")
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:

@@ -269,9 +269,11 @@ def advice_details(
     if explanation.skipped:
         listed = "; ".join(explanation.skipped)
         commands.append(plain(f"left out, as they rest on several assumptions: {listed}"))
+    first = explanation.remedies[0].launches
+    asked = [launch for launch in first if explanation.launcher in (None, launch.launcher)]
     return details | {
         "remedies": [table, *commands],
-        "launchers and remedy 1": [*launch_lines(explanation.remedies[0].launches)],
+        "launchers and remedy 1": [*launch_lines(asked)],
     }
 
 

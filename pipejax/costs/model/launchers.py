@@ -4,10 +4,12 @@
 say who holds what, in which order it runs, and which exchanges run beside compute.
 """
 
+import dataclasses
 import json
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +17,12 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, unknown
 from pipejax.base.display import short_repr
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.stack import Stack, load_stack, machine_software
 from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import RANK_ORDERS
+from pipejax.costs.system.system import System
 from pipejax.schedules.recognition import schedule_name
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -28,6 +33,7 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
     "interleaved-zb": "InterleavedZeroBubble",
     "looped-bfs": "LoopedBFS",  # backwards in the other order, which takes and holds as much
 }
+MEGATRON = ("1f1b", "interleaved-1f1b")
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
 FULL_GRADIENT = 4.0  # bytes that Megatron accumulates a gradient in unless it is told otherwise
@@ -63,8 +69,8 @@ class Launch(NamedTuple):
         words = []
         for name, value in self.options.items():
             several = value if isinstance(value, list) else [value]
-            if isinstance(several[0], list):  # names of modules, as the file takes them
-                several = [json.dumps(several)]
+            if isinstance(several[0], list):  # names of modules, a word for each stage
+                several = [",".join(names) for names in several]
             words += [f"--{name}", *(str(item) for item in several if item is not True)]
         return shlex.join(words)
 
@@ -115,6 +121,11 @@ def launches(
         for record in LAUNCHERS.values()
         if launcher is None or record == find_launcher(launcher)
     )
+
+
+def launcher_lacks(launcher: str, workload: Workload, table: ScheduleTable) -> tuple[str, ...]:
+    """Return what a launcher lacks for a workload and schedule."""
+    return tuple(find_launcher(launcher).lacks(_Job(workload, table)))
 
 
 def pipeline_launches(
@@ -288,7 +299,7 @@ def _torchtitan(job: _Job) -> Options:
     parallelism: Options = {name: n for name, n in degrees.items() if n > 1 or "shard" in name}
     if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
         parallelism["enable_async_tensor_parallel"] = True
-    if workload.zero > 1:
+    if workload.zero:
         parallelism["fsdp_reshard_after_forward"] = "always" if workload.zero == 3 else "never"
     if many:
         parallelism["pipeline_parallel_microbatch_size"] = job.size
@@ -308,6 +319,8 @@ def _torchtitan(job: _Job) -> Options:
     }
     if workload.recompute == "half_products":
         options["activation_checkpoint.selective_ac_option"] = "op"
+    if "parallelism.enable_async_tensor_parallel" in options:
+        options["compile.enable"] = True  # without which it refuses the other
     return options
 
 
@@ -328,10 +341,13 @@ def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
 def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that torchtitan does not support."""
     workload = job.workload
-    if workload.zero == 1:
-        yield "ZeRO 1 (0, 2 and 3 are there)"
+    # stages of a pipeline keep weights and whole gradients from microbatch to microbatch, as ZeRO 1
+    if job.workers > 1 and workload.zero > 1:
+        yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
+    if job.workers == 1 and workload.zero == 1:
+        yield "ZeRO 1 without a pipeline (0, 2 and 3 are there)"
     if workload.zero == 0 and workload.context_parallel > 1:
-        yield "context parallelism of weights that are not split (ZeRO 2 and 3 go with it)"
+        yield "context parallelism of weights that are not split (it goes with ZeRO 1 to 3)"
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         yield "tensor parallelism without sequence parallelism"
     if workload.has_experts and workload.expert_tensor not in (1, workload.tensor_parallel):
@@ -443,12 +459,15 @@ class Launcher(NamedTuple):
 
     name: str
     version: str  # whose names and defaults these are
+    schedules: tuple[str, ...]  # that it builds by name
     options: Callable[[_Job], Options]  # that run a job
     lacks: Callable[[_Job], Iterator[str]]  # of a job
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
     program: Callable[[_Job], str] | None = None  # what stands in the user's program
     groups: Mapping[str, tuple[str, ...]] = {}  # records of options whose names begin with them
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
+    workload: Mapping[str, Any] = {}  # fields of `Workload` by default, where others than ours
+    stack: str = ""  # the stack whose kernels it has by default, if one is known
 
     def renamed(self, options: Options) -> Options:
         """Return the options of Megatron-LM as fields of its records, if it has such groups."""
@@ -467,13 +486,18 @@ class Launcher(NamedTuple):
         }
 
 
-# torchtitan reduces gradients in float32 (mixed_precision_reduce).
+# Defaults of gradients and exchanges. Megatron-LM overlaps nothing unless it is told to.
+# Megatron-Bridge: its recipes for pretraining (recipes/common.py). torchtitan reduces gradients in
+# float32 (mixed_precision_reduce), prefetches weights (FSDP2), leaves experts whole, and compiles
+# nothing (compile.enable). MaxText: grad_dtype of base.yml. DeepSpeed's gradients depend on its
+# optimizer: unknown.
 LAUNCHERS: Mapping[str, Launcher] = {
     launcher.name: launcher
     for launcher in (
         Launcher(
             "Megatron-LM",
             "core 0.20",
+            MEGATRON,
             _megatron,
             _lacks_of_megatron,
             gradient_bytes=FULL_GRADIENT,
@@ -481,6 +505,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         Launcher(
             "Megatron-Bridge",
             "recipes of 2026",
+            MEGATRON,
             _megatron,
             _lacks_of_megatron,
             style="pairs",
@@ -495,21 +520,40 @@ LAUNCHERS: Mapping[str, Launcher] = {
                 "dist": ("use-tp-pp-dp-mapping",),
             },
             gradient_bytes=FULL_GRADIENT,
+            workload={"zero": 1, "overlap": 1.0},
         ),
         Launcher(
             "torchtitan",
             "0.2.2",
+            tuple(PYTORCH),
             _torchtitan,
             _lacks_of_torchtitan,
             gradient_bytes=FULL_GRADIENT,
+            workload={
+                "sequence_parallel": True,
+                "expert_tensor_parallel": 1,
+                "overlap": 1.0,
+                "tensor_overlap": 0.0,
+            },
+            stack="torchtitan-2024-eager",
         ),
-        Launcher("DeepSpeed", "0.19", _deepspeed, _lacks_of_deepspeed, "file", _pipeline_module),
+        Launcher(
+            "DeepSpeed",
+            "0.19",
+            ("1f1b",),
+            _deepspeed,
+            _lacks_of_deepspeed,
+            style="file",
+            program=_pipeline_module,
+        ),
         Launcher(
             "MaxText",
             "003b4169",
+            ("gpipe", "circular"),
             _maxtext,
             _lacks_of_maxtext,
             style="pairs",
+            gradient_bytes=FULL_GRADIENT,
         ),
     )
 }
@@ -521,3 +565,32 @@ def find_launcher(name: str) -> Launcher:
     if name.lower() not in by_lower:
         raise unknown("launcher", name, LAUNCHERS)
     return by_lower[name.lower()]
+
+
+def with_launcher(name: str | None, model: Model, software: Stack) -> tuple[Model, dict[str, Any]]:
+    """Return a model and the default fields of its workloads under a launcher, if one is named.
+
+    What the model's file says of gradients, and the software of exchanges, goes first.
+    """
+    if name is None:
+        return model, {**software.workload}
+    launcher = find_launcher(name)
+    if launcher.gradient_bytes is not None and model.gradient_bytes is None:
+        model = dataclasses.replace(model, gradient_bytes=launcher.gradient_bytes)
+    return model, {**launcher.workload, **software.workload}
+
+
+def launcher_software(name: str | None, system: System, stack: Stack | str | Path | None) -> Stack:
+    """Return the software that is asked for, of the machine's calibration, or of a launcher."""
+    # the last only where the machine's file says how fast its kernel of attention is
+    software = machine_software(system, stack)
+    if name is None or stack is not None or software.name:
+        return software
+    launcher = find_launcher(name)
+    if not launcher.stack:
+        return software
+    usual = load_stack(launcher.stack)
+    kernel = usual.attention.replace("-", "_")
+    if not getattr(system.attention_kernels, kernel):
+        return software
+    return dataclasses.replace(usual, workload={**usual.workload, **launcher.workload})

@@ -13,11 +13,11 @@ from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.faults import NEGLIGIBLE, Fault
 from pipejax.analysis.step.step_parts import Part
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, unknown, wrong
+from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
-from pipejax.costs.model.launchers import Launch, find_launcher
+from pipejax.costs.model.launchers import Launch
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.system.system import System
@@ -31,7 +31,7 @@ from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
 from pipejax.search.remedies.candidates import Candidate, Memory, TableSearch, first_candidate
 from pipejax.search.remedies.effects import TREATMENTS, Effect, cause_effects
-from pipejax.search.remedies.shelves import SHELVES, run_launches, step_launchers
+from pipejax.search.remedies.shelves import SHELVES, run_launch, run_launches, step_launchers
 
 Changes = Callable[[Candidate], Iterator[Candidate]]
 # kinds of remedies, in the order in which they combine: those that replace the table come first,
@@ -128,6 +128,7 @@ class Explanation:
       memory: needs and limits of the workers.
       tolerated: factor on message times that makes the step 1 % longer; infinite if no op waits for
         messages, None if messages take no time.
+      launcher: the only one whose options count; None for all.
 
     Example:
       >>> import pipejax as pj
@@ -149,6 +150,7 @@ class Explanation:
     skipped: Sequence[str]
     memory: Memory
     tolerated: float | None
+    launcher: str | None = None
 
     @property
     def step_time(self) -> float:
@@ -214,10 +216,8 @@ def explain(
             source = ModelCosts(costs, system)
         scenario = named_scenario(Scenario(run, costs=source, link=link))
     begin = first_candidate(scenario, stage_layers)
-    names = [launch.launcher for launch in run_launches(begin.scenario, begin.layers)]
-    launcher = None if launcher is None else find_launcher(launcher).name
-    if launcher not in (None, *names):
-        raise unknown("launcher of measured times", launcher, names)
+    if launcher is not None:
+        launcher = run_launch(begin.scenario, launcher, begin.layers).launcher
     memory = Memory(begin, _limit(memory_limit, begin))
     kinds = {**KINDS, **(SEARCHES if search else {})}
     if schedules is not None or search:
@@ -236,13 +236,16 @@ def explain(
         for has_options in (True, False):
             combined = shelved.combine(kinds, candidates, has_options)
             shelves = ("launcher",) if has_options else ("launcher", "code")
-            rivals = [remedy.saves for remedy in remedies if remedy.shelf in shelves]
-            if combined and combined.saves > max(rivals, default=0.0) * (1 + 1e-9):
+            best = max((r.saves for r in remedies if r.shelf in shelves), default=0.0)
+            if combined and combined.saves > best * (1 + 1e-9):
                 remedies.append(combined)
     order = [*SHELVES]
     remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND, -r.saves))
     faults = _faults_of_settings(memory, candidates["settings"])
-    faults = _faults_with_memory(memory, faults, candidates["schedule"])
+    rivals = candidates["schedule"]
+    if launcher is not None:
+        rivals = [rival for rival in rivals if shelved.launchers("schedule", begin, rival)]
+    faults = _faults_with_memory(memory, faults, rivals)
     bottleneck = faults[0] if faults else _schedule_fault(begin)
     return Explanation(
         run=begin.run,
@@ -254,6 +257,7 @@ def explain(
         skipped=[candidate.what for candidate in shelved.skipped],
         memory=memory,
         tolerated=_tolerated_factor(begin),
+        launcher=launcher,
     )
 
 
@@ -481,10 +485,10 @@ def _faults_with_memory(
         if gain > NEGLIGIBLE * begin.step_time:
             saves = begin.step_time - best.step_time
             percent, gain_percent = (100 * x / begin.step_time for x in (saves, gain))
+            more = f", {gain_percent:.3g} % more than what fits" if gain < saves else ""
             why = (
                 f"memory rules out {best.what}, which needs {memory.ratio(best):.3g} times as much "
-                f"and would save {percent:.3g} % of the step, {gain_percent:.3g} % more than what "
-                "fits"
+                f"and would save {percent:.3g} % of the step{more}"
             )
             faults.append(Fault("memory", gain, why))
     return sorted(faults, key=lambda fault: -fault.seconds)

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from pipejax.analysis.scenario import Scenario
-from pipejax.costs.model.launchers import Launch, launches, pipeline_launches
+from pipejax.base.checks import unknown
+from pipejax.costs.model.launchers import Launch, find_launcher, launches, pipeline_launches
 from pipejax.search.remedies.candidates import Candidate
 
 SHELVES: Mapping[str, str] = {  # and what a remedy of each needs
@@ -29,6 +30,15 @@ def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...
     if workload is not None:
         return launches(workload, scenario.table())
     return pipeline_launches(scenario.table(), layers or None)
+
+
+def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) -> Launch:
+    """Return the options of one launcher for a run; refuse one that has none for it."""
+    by_name = {launch.launcher: launch for launch in run_launches(scenario, layers)}
+    name = find_launcher(launcher).name
+    if name not in by_name:
+        raise unknown("launcher of measured times", name, by_name)
+    return by_name[name]
 
 
 def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:

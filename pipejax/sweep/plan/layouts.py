@@ -20,6 +20,7 @@ from pipejax.base.checks import (
     wrong,
 )
 from pipejax.base.display import short_repr
+from pipejax.costs.model.launchers import find_launcher, launcher_lacks
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, stage_layers
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
@@ -60,6 +61,7 @@ class PlanRequest:
     stack: str = ""  # the software, by name; empty for what the system's file takes for granted
     memory_limit: float | None = None  # of an accelerator's tensors [B]; None: as `headroom`
     headroom: float = HEADROOM  # share of an accelerator's memory that no tensor may have
+    launcher: str = ""  # the launcher that must run the layouts; any if empty
 
     def __post_init__(self) -> None:
         check_types(model=(self.model, Model), system=(self.system, System))
@@ -71,6 +73,8 @@ class PlanRequest:
         object.__setattr__(self, "choices", chosen)
         object.__setattr__(self, "links", Links.resolve(self.links))
         share(self.headroom, "headroom")
+        if self.launcher:
+            object.__setattr__(self, "launcher", find_launcher(self.launcher).name)
         if self.memory_limit is not None:
             positive(self.memory_limit, "memory_limit")
         for name in self.shared:
@@ -225,7 +229,68 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     layouts = layouts.take(refusals == "")
     if not len(layouts):
         raise ValueError(_why_none(request, *refusals[:1]))
-    return layouts.take(~_is_repeated(request, layouts))
+    layouts = layouts.take(~_is_repeated(request, layouts))
+    lacks = _lacks(request, layouts)
+    layouts = layouts.take(lacks == "")
+    if not len(layouts):
+        raise ValueError(_why_none(request, f"{request.launcher} lacks {lacks[0]}"))
+    return layouts
+
+
+def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
+    """Return the workload of one layout, as other commands take it."""
+    layout = layouts.described(request, place)
+    is_default = request.model.moe is None or layout["expert_tensor"] == layout["tensor"]
+    return Workload(
+        request.model,
+        layout["microbatch_size"] * layout["microbatches"],
+        tensor_parallel=layout["tensor"],
+        data_parallel=layout["data"],
+        sequence_parallel=layout["sequence_parallel"],
+        recompute=layout["recompute"],
+        context_parallel=layout["context"],
+        expert_parallel=layout["expert"],
+        expert_tensor_parallel=0 if is_default else layout["expert_tensor"],
+        zero=layout["zero"],
+        embedding_units=layout["embedding_units"],
+        loss_units=layout["loss_units"],
+        **request.shared,
+    )
+
+
+def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramShape:
+    """Return the parameters of the tables of a layout."""
+    return ProgramShape(
+        request.schedules[layouts.schedule[row]],
+        int(layouts.pipeline[row]),
+        int(layouts.stages_per_worker[row]),
+    )
+
+
+def _lacks(request: PlanRequest, rows: Layouts) -> NumpyArray:
+    """Say what the launcher lacks for each layout (layouts), nothing where it runs it."""
+    if not request.launcher:
+        return np.full(len(rows), "", object)
+    # neither the size of microbatches counts nor their number, but for the rest over P
+    few = 2 * rows.pipeline + rows.microbatches % rows.pipeline
+    columns = rows._asdict() | {
+        "microbatches": np.minimum(rows.microbatches, few),
+        "microbatch_size": np.ones_like(rows.microbatch_size),
+    }
+    short = Layouts(**columns)
+    kinds = np.stack([*columns.values()], axis=1)
+    _, first, which = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+    reasons = [
+        "; ".join(
+            launcher_lacks(
+                request.launcher,
+                layout_workload(request, short, row),
+                build_table(program_shape(request, short, row), int(short.microbatches[row])),
+            )
+        )
+        for row in first.tolist()
+    ]
+    return np.array(reasons, object)[which.ravel()]
 
 
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:

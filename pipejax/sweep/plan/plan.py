@@ -23,14 +23,23 @@ from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
 from pipejax.costs.layers.formulas import model_flop
+from pipejax.costs.model.launchers import find_launcher, launcher_software, with_launcher
 from pipejax.costs.model.model import Model, load_model
-from pipejax.costs.model.stack import Stack, machine_software
+from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload_fields import PRECISIONS
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
-from pipejax.sweep.plan.layouts import SCHEDULES, Layouts, PlanRequest, enumerate_layouts
+from pipejax.sweep.plan.layouts import (
+    SCHEDULES,
+    SHARED,
+    Layouts,
+    PlanRequest,
+    enumerate_layouts,
+    layout_workload,
+    program_shape,
+)
 from pipejax.sweep.plan.result import (
     PlannedLayout,
     PlanResult,
@@ -39,6 +48,7 @@ from pipejax.sweep.plan.result import (
     layout_columns,
     save_columns,
     stored_step_times,
+    under_launchers,
 )
 from pipejax.sweep.plan.search import (
     Estimates,
@@ -46,8 +56,6 @@ from pipejax.sweep.plan.search import (
     Rows,
     Times,
     estimate,
-    layout_workload,
-    program_shape,
 )
 
 RUNNERS_UP = 9
@@ -60,7 +68,7 @@ def plan(
     *,
     gpus: int,
     minibatch: int,
-    schedules: Sequence[str] = SCHEDULES,
+    schedules: Sequence[str] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
     link: str | Links = "delay",
     runners_up: int = RUNNERS_UP,
@@ -71,6 +79,7 @@ def plan(
     replace: bool = False,
     on_progress: OnProgress | None = None,
     stack: Stack | str | Path | None = None,
+    launcher: str | None = None,
     memory_limit: float | None = None,
     headroom: float | None = None,
     **shared: Any,
@@ -89,7 +98,8 @@ def plan(
       system: the machine, or its name.
       gpus: accelerators, all of which are used.
       minibatch: sequences per step of the whole job.
-      schedules: names of schedules whose order of ops is fixed.
+      schedules: names of schedules whose order of ops is fixed; default: those that the launcher
+        builds by name, without one 1f1b, interleaved-1f1b and zb-h1.
       choices: allowed values by axis: tensor, context, expert, data, pipeline, stages_per_worker,
         microbatch_size, recompute, zero, edge_units. Default: all legal values, with tensor
         parallelism inside a node, at least 1024 tokens of a sequence on an accelerator, at most 16
@@ -105,6 +115,7 @@ def plan(
       on_progress: called with the layouts done, all layouts, and a text.
       stack: the software, or its name, with its kernels and default exchanges; default: that of the
         runs on which the system was calibrated, or of its file.
+      launcher: only layouts that it runs, with its defaults of gradients and exchanges.
       memory_limit: memory for the tensors of an accelerator [B], in place of headroom.
       headroom: share of an accelerator's memory reserved for fragmentation and buffers; default
         0.1.
@@ -133,22 +144,22 @@ def plan(
     check_types(exhaustive=(exhaustive, bool), front=(front, bool), resume=(resume, bool))
     runners_up = whole_number(runners_up, "runners_up", minimum=0)
     if memory_limit is not None and headroom is not None:
-        raise wrong(
-            "headroom", "has no effect beside memory_limit, which says what tensors may take"
-        )
-    machine, software = _machine(system, stack)
+        raise wrong("headroom", "has no effect beside memory_limit: choose one")
+    machine, software = _machine(system, launcher, stack)
+    model, defaults = _job(model, launcher, software)
     request = PlanRequest(
-        model if isinstance(model, Model) else load_model(model),
+        model,
         machine,
         gpus,
         minibatch,
-        tuple(schedules),
+        _schedules(launcher) if schedules is None else tuple(schedules),
         {name: tuple(values) for name, values in (choices or {}).items()},
         Links.resolve(link),
-        {**software.workload, **shared},
+        {**defaults, **shared},
         software.name,
         memory_limit,
         HEADROOM if headroom is None else headroom,
+        launcher or "",
     )
     earlier = None if out is None else _left_at(Path(out), request, resume, replace)
     with telling("plan", on_progress) as tell:
@@ -171,6 +182,7 @@ def plan(
         runners_up=tuple(ranked[1:]),
         outside=tuple(sorted(planned[len(ranked) :], key=lambda layout: layout.step_time)),
         tied=int(ties.sum()),
+        under_launchers=under_launchers(request, ranked[0].scenario),
         break_even_factors=break_even_factors(request, layouts, rows[: len(ranked)][:2]),
         enumerated=len(layouts),
         fitting=int(estimates.fits.sum()),
@@ -189,11 +201,26 @@ def plan(
     return result
 
 
-def _machine(system: System | str | Path, stack: Stack | str | Path | None) -> tuple[System, Stack]:
+def _machine(
+    system: System | str | Path, launcher: str | None, stack: Stack | str | Path | None
+) -> tuple[System, Stack]:
     check_types(stack=(stack, Stack, str, Path, type(None)))
     bare = system if isinstance(system, System) else load_system(system)
-    software = machine_software(bare, stack)
+    software = launcher_software(launcher, bare, stack)
     return software.on(bare), software
+
+
+def _job(
+    model: Model | str | Path, launcher: str | None, software: Stack
+) -> tuple[Model, dict[str, Any]]:
+    """Return the model, and default fields of all layouts."""
+    loaded = model if isinstance(model, Model) else load_model(model)
+    loaded, defaults = with_launcher(launcher, loaded, software)
+    return loaded, {name: value for name, value in defaults.items() if name in SHARED}
+
+
+def _schedules(launcher: str | None) -> tuple[str, ...]:
+    return SCHEDULES if launcher is None else find_launcher(launcher).schedules
 
 
 def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:

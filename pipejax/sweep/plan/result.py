@@ -17,13 +17,17 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.files import atomic_write
 from pipejax.base.provenance import provenance
+from pipejax.costs.model.launchers import LAUNCHERS, launcher_software, with_launcher
+from pipejax.costs.model.stack import AS_THE_SYSTEM
 from pipejax.costs.model.workload import Workload
+from pipejax.costs.sources import ModelCosts
+from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.parts import FIELDS, system_number
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.sweep.plan.layouts import Layouts, PlanRequest
+from pipejax.sweep.plan.layouts import SHARED, Layouts, PlanRequest, program_shape
 from pipejax.sweep.plan.programs import exact_times
-from pipejax.sweep.plan.search import Estimates, Rows, price, program_shape, row_groups
+from pipejax.sweep.plan.search import Estimates, Rows, price, row_groups
 
 # Layouts on other machines: the resource that bounds each, and numbers at which two break even.
 #
@@ -232,6 +236,52 @@ class PlannedLayout:
         return self.scenario.table()
 
 
+@short_repr
+class UnderLaunchers(NamedTuple):
+    """The best layout under the defaults of launchers, where they differ from what was assumed.
+
+    Attributes:
+      launchers: their names.
+      gradient_bytes: of an accumulated gradient.
+      step_time: of the layout then [s].
+      memory_bytes: need of the fullest worker, per accelerator [B].
+      fits: whether there is room for it.
+    """
+
+    launchers: tuple[str, ...]
+    gradient_bytes: float
+    step_time: float
+    memory_bytes: float
+    fits: bool
+
+
+def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
+    """Evaluate a layout under the defaults of each launcher, where none was asked for."""
+    workload, alike = scenario.source.workload, dict[Any, list[str]]()
+    assert workload is not None
+    has_software = bool(request.stack) or request.system.calibration is not None
+    for name in () if request.launcher else LAUNCHERS:
+        software = AS_THE_SYSTEM
+        if not has_software:
+            software = launcher_software(name, request.system, None)
+        model, defaults = with_launcher(name, workload.model, software)
+        fields = {k: v for k, v in defaults.items() if k in SHARED and k not in request.shared}
+        source = ModelCosts(
+            dataclasses.replace(workload, model=model, **fields),
+            software.on(request.system),
+            stack=software.name or request.stack,
+        )
+        if source != scenario.source:
+            alike.setdefault(source, []).append(name)
+    results = []
+    for source, names in alike.items():
+        need = float(memory_bytes(source.workload, scenario.table()).max())
+        step = scenario.replace(costs=source).evaluate().makespan
+        size = float(source.workload.model.accumulated_bytes)
+        results.append(UnderLaunchers(tuple(names), size, step, need, need <= request.room))
+    return tuple(results)
+
+
 @with_short_repr("best runners_up outside enumerated fitting evaluated programs seconds")
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PlanResult:
@@ -242,6 +292,7 @@ class PlanResult:
       runners_up: the next ones of these regimes.
       outside: the best layout of each other regime, whose step times are extrapolations.
       tied: layouts, with the best, that predictions cannot tell from the best; 0 if unknown.
+      under_launchers: the best layout under defaults of launchers that differ from those assumed.
       break_even_factors: numbers of the machine, each with the factor on it alone that makes the
         first runner-up as fast as the best; the nearest to 1 first.
       enumerated: legal layouts.
@@ -262,6 +313,7 @@ class PlanResult:
     runners_up: tuple[PlannedLayout, ...]
     outside: tuple[PlannedLayout, ...]
     tied: int
+    under_launchers: tuple[UnderLaunchers, ...]
     break_even_factors: tuple[BreakEven, ...]
     enumerated: int
     fitting: int

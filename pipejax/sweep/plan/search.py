@@ -22,14 +22,14 @@ from pipejax.base.progress import OnProgress
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
-from pipejax.costs.model.workload import Stages, Workload, assign_layers, build_stages
+from pipejax.costs.model.workload import Stages, assign_layers, build_stages
 from pipejax.costs.model.workload_fields import parse_recompute
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.pricing import PART, in_parts, priced
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.sweep.plan.layouts import Layouts, PlanRequest
+from pipejax.sweep.plan.layouts import Layouts, PlanRequest, layout_workload, program_shape
 from pipejax.sweep.plan.programs import (
     ProgramShape,
     build_table,
@@ -53,27 +53,6 @@ class Priced(NamedTuple):
 
     costs: Costs  # (layouts, stages) seconds; messages (layouts, 2, pipes, stages - 1)
     memory: StageBytes  # (layouts, stages) bytes
-
-
-def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
-    """Return the workload of one layout, as other commands take it."""
-    layout = layouts.described(request, place)
-    is_default = request.model.moe is None or layout["expert_tensor"] == layout["tensor"]
-    return Workload(
-        request.model,
-        layout["microbatch_size"] * layout["microbatches"],
-        tensor_parallel=layout["tensor"],
-        data_parallel=layout["data"],
-        sequence_parallel=layout["sequence_parallel"],
-        recompute=layout["recompute"],
-        context_parallel=layout["context"],
-        expert_parallel=layout["expert"],
-        expert_tensor_parallel=0 if is_default else layout["expert_tensor"],
-        zero=layout["zero"],
-        embedding_units=layout["embedding_units"],
-        loss_units=layout["loss_units"],
-        **request.shared,
-    )
 
 
 def price(
@@ -206,15 +185,6 @@ def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
     starts = np.searchsorted(group.ravel()[order], np.arange(len(first)))
     parts = np.split(order, starts[1:])
     return [parts[k] for k in np.argsort(first, kind="stable")]
-
-
-def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramShape:
-    """Return the parameters of the tables of a layout."""
-    return ProgramShape(
-        request.schedules[layouts.schedule[row]],
-        int(layouts.pipeline[row]),
-        int(layouts.stages_per_worker[row]),
-    )
 
 
 def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estimates:
