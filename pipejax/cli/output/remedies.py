@@ -178,17 +178,17 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
 def remedies_view(
     explanation: "Explanation",
     rows: Sequence[Mapping[str, Any]],
-    skip: int = 0,
+    named: Sequence[Mapping[str, Any]] | None = None,
     limit: int | None = None,
 ) -> Iterator[object]:
-    """Yield the best remedy of each launcher and shelf, and the command of the first remedy."""
-    # skips the first ones, which are said already, and stops at the limit
+    """Yield the best of the named remedies for each launcher and shelf, and the first command."""
+    # default: all are named, and without a limit
     if not rows:
         yield "no remedy that was tried makes it shorter"
         return
     names: set[str] = set()  # of shelves and launchers of which a remedy was shown
     lines = []
-    for row in rows[skip:]:
+    for row in rows if named is None else named:
         if not names.issuperset(row["launchers"] or [row["shelf"]]):
             assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
             lines.append(plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}"))

@@ -30,6 +30,7 @@ NAMED = 2  # other suspects on the first screen
 SHARES = 8  # shares of a kind in a table
 ROWS = 50  # rows of other tables
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
+MIN_SAVING = 0.01  # of the step: a remedy that saves less is not on the first screen
 REMEDIES = 2  # of the mean pipeline on the first screen
 # noun of a suspect, and an action of its owner, by its kind
 ACTIONS: Mapping[str, tuple[str, str]] = {
@@ -38,6 +39,10 @@ ACTIONS: Mapping[str, tuple[str, str]] = {
     "stage": ("slow stage", "move layers away from {name}"),
     "link": ("slow link", "inspect or replace the link from {name}"),
     "microbatch": ("long microbatch", "pack or sort sequences: {name} has too many tokens"),
+    "data": (
+        "uneven data",
+        "distribute microbatches anew over the replicas (--save: deal.json)",
+    ),
     "step": ("odd step", "look for what ran in {name}: checkpoint, evaluation, garbage collection"),
     "late step": ("late step", "look for what ran before {name}: loading of data, checkpoint"),
     "warm-up": ("warm-up", "start the recording after {name}, when all programs are compiled"),
@@ -53,9 +58,12 @@ def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
     if finding is not None:
         kind, saves, (_, what) = finding.kind, finding.seconds, _noun_and_action(analysis, finding)
         per_step = saves * ("step" not in finding.place)
-    elif worst.link is not None:
-        kind, saves, per_step = "link", worst.seconds, worst.seconds
-        what = ACTIONS[kind][1].format(name="worker {} to {} and back".format(*worst.link))
+    elif worst.link is not None or (worst.worker is not None and worst.stage is None):
+        kind, saves, per_step = worst.kind, worst.seconds, worst.seconds
+        name = f"worker {worst.worker}"
+        if worst.link is not None:
+            name = "worker {} to {} and back".format(*worst.link)
+        what = ACTIONS["worker" if worst.link is None else "link"][1].format(name=name)
     else:
         return []
     row: dict[str, Any] = {"what": what, "kind": "repair", "memory": 1.0, "fits": True}
@@ -86,7 +94,9 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield _against(analysis.against)
     yield from _deal(analysis)
     yield plain(_mean_text(analysis, advice))
-    yield from remedies_view(advice, advised, int(is_layers), REMEDIES)
+    others = advised[int(is_layers) :]
+    large = [row for row in others if row["saves"] > MIN_SAVING * advice.step_time]
+    yield from remedies_view(advice, advised, large, REMEDIES)
     yield _heading(analysis, result)
 
 
@@ -121,6 +131,7 @@ def _first_text(row: Mapping[str, Any]) -> str:
     hint = (
         "" if row["launchers"] else "; --stage-layers N moves whole layers, by launchers' options"
     )
+    text = text.removeprefix("layers over stages: ")
     return f"move layers away from the slow stage ({saves}): {text}{hint}"
 
 
@@ -149,7 +160,8 @@ def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
     elif "step" not in suspect.place:
         cost += f" of {seconds(step)} per step ({percent(suspect.seconds / step)})"
     noun, _ = _noun_and_action(analysis, suspect)
-    return f"{noun}: {suspect.kind} {suspect.name}{also} {suspect.why}; {cost}"
+    subject = f"{suspect.kind} {suspect.name}{also} " if suspect.place else ""
+    return f"{noun}: {subject}{suspect.why}; {cost}"
 
 
 def _other_suspects(analysis: "Analysis") -> Iterator[object]:
@@ -161,14 +173,10 @@ def _other_suspects(analysis: "Analysis") -> Iterator[object]:
         if count >= MAX_LISTED:
             kinds = {"microbatch": "microbatches"}.get(kind, f"{kind}s")
             yield plain(f"also: {count} {kinds} or more take over {MIN_RATIO} times the others")
-    others = [
-        suspect
-        for suspect in suspects
-        if counts[suspect.kind] < MAX_LISTED
-        and suspect != finding
-        # a worker and its only stage are one place
-        and (finding is None or suspect.seconds != finding.seconds)
-    ]
+    others = [suspect for suspect in suspects if counts[suspect.kind] < MAX_LISTED]
+    # a worker and its only stage are one place of one cost
+    named = {} if finding is None else {finding.seconds: finding}
+    others = [x for x in others if named.setdefault(x.seconds, x) is x and x is not finding]
     for suspect in others[:NAMED]:
         yield plain(f"also: {_suspect_text(analysis, suspect)}")
     if others[NAMED:]:
@@ -291,11 +299,12 @@ def _clocks(analysis: "Analysis") -> Iterator[object]:
 def _deal(analysis: "Analysis") -> Iterator[object]:
     """Yield what another distribution of the microbatches over the replicas saves."""
     deal = analysis.deal
-    if deal is not None and deal.saves > MIN_SHARE:
+    is_first = analysis.finding is not None and analysis.finding.kind == "data"
+    if deal is not None and deal.saves > MIN_SAVING and not is_first:
         yield plain(
-            f"microbatches distributed anew over the replicas save {percent(deal.saves)} of the "
-            f"slowest replica's {seconds(float(deal.before.mean()))}; none saves more than "
-            f"{percent(deal.bound)}"
+            "also: microbatches distributed anew over the replicas save "
+            f"{percent(deal.saves)} of the slowest replica's "
+            f"{seconds(float(deal.before.mean()))}; none saves more than {percent(deal.bound)}"
         )
 
 

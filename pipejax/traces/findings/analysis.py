@@ -309,6 +309,7 @@ def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
 
 
 MIN_COST = 0.001  # of the step: a suspect that costs less does not matter
+UNEVEN_DATA = "replicas wait for the one with the longest microbatches"
 MIN_PLACE = 0.02  # of the step, from which a place that is no outlier matters
 
 
@@ -417,15 +418,22 @@ def analyse(
                 launcher=launcher,
                 search=search,
             )
-            finding = first_finding(outliers, advice.bottleneck, shares, first_step)
-            place = advice.bottleneck if finding is None else finding
-            if place.kind in ("stage", "imbalance"):
-                remedies = sorted(advice.remedies, key=lambda remedy: remedy.kind != "layers")
-                advice = dataclasses.replace(advice, remedies=remedies)
+            worst = advice.bottleneck
+            finding = first_finding(outliers, worst, shares, first_step)
+            # a repair has a row of its own in reports; of a stage, layers can be moved
+            remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
+            if finding.kind == "stage" if finding else worst.stage is not None:
+                remedies.sort(key=lambda remedy: remedy.kind != "layers")
+            advice = dataclasses.replace(advice, remedies=remedies)
             report(4, num_parts, PROGRESS_TEXTS[4])
             is_short = round_work(replayed) <= MAX_WORK
             has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
             new_deal = rebalance(replayed) if has_uneven_data else None
+            if new_deal is not None:
+                saves = new_deal.saves * float(new_deal.before.mean())
+                cost = MIN_PLACE * advice.step_time if finding is None else finding.seconds
+                if saves > cost:
+                    finding = Suspect("data", "", saves, None, 0.0, UNEVEN_DATA, {})
     return Analysis(
         pipelines,
         replayed,
