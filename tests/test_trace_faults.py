@@ -62,8 +62,10 @@ def draw_case(number):
     forms = ["csv", "chrome", "parquet"]
     if replicas == 1 and kind != "late step":  # these restart the clock in every step
         forms.append("lists")
-    boundary = int(draw.integers(table.num_stages - 1))
-    ends = table.placement[0][[boundary, boundary + 1]].tolist()[:: draw.choice([-1, 1])]
+    stage_workers = table.placement[0]
+    boundaries = np.flatnonzero(np.diff(stage_workers))  # between two workers
+    boundary = int(draw.choice(boundaries))
+    ends = stage_workers[[boundary, boundary + 1]].tolist()[:: draw.choice([-1, 1])]
     sizes = {"worker": workers, "stage": table.num_stages, "microbatch": count, "replica": replicas}
     place = {key: int(draw.integers(size)) for key, size in sizes.items()}
     place |= {"step": int(draw.integers(1, STEPS)), "source": ends[0], "target": ends[1]}

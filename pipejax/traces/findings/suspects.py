@@ -18,7 +18,7 @@ from pipejax.base.medians import DEVIATION, medians_of_others
 from pipejax.traces.clocks import Offset
 from pipejax.traces.findings.attribution import job_steps
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
-from pipejax.traces.replaying.messages import FIRST, by_link, link_ends, simple_evidence
+from pipejax.traces.replaying.messages import FIRST, by_link, link_workers, simple_evidence
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines
 from pipejax.traces.replaying.replay import Replay
 
@@ -352,15 +352,14 @@ def _slow_links(
 ) -> Iterator[Suspect]:
     """Yield links between workers whose two quickest messages are slow and some op waited for."""
     # The quickest messages have waited for nothing else. Workers with a wrong clock are skipped.
-    placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
+    ends = link_workers(pipelines.table)
     # by (sender, receiver), all messages; by (sender, receiver, link), those of one boundary
     times: dict[tuple[int, ...], list[NumpyArray]] = {}
     has_waits: set[tuple[int, ...]] = set()
-    for link, (seconds, strength) in enumerate(by_link(simple_evidence(pipelines), 2 * boundaries)):
+    for link, (seconds, strength) in enumerate(by_link(simple_evidence(pipelines), len(ends))):
         if not len(seconds):  # both stages are on one worker
             continue
-        source, target = placement[[*link_ends(link, boundaries)]].tolist()
-        for key in ((source, target), (source, target, link)):
+        for key in (ends[link], (*ends[link], link)):
             times.setdefault(key, []).append(seconds)
             if (strength >= FIRST).any():
                 has_waits.add(key)
@@ -424,14 +423,13 @@ def _with_costs(
 ) -> Iterator[Suspect]:
     """Set the cost of each suspect: the time that steps save without it [s]."""
     odd = [suspect.place["step"] for suspect in odd_steps(replayed.pipelines)]
-    boundaries, placement = len(replayed.link_times) // 2, replayed.pipelines.table.placement[0]
-    ends = [placement[[*link_ends(k, boundaries)]].tolist() for k in range(2 * boundaries)]
+    ends = link_workers(replayed.pipelines.table)
     is_normal = ~np.isin(times.step, odd)[:, None, None] & np.ones(times.logs.shape, bool)
     is_normal_link = replayed.link_estimate.is_observed.copy()
     masks = []
     for suspect in suspects:
         if suspect.kind == "link":
-            masks.append(np.array([workers == [*suspect.place.values()] for workers in ends]))
+            masks.append(np.array([workers == (*suspect.place.values(),) for workers in ends]))
             is_normal_link &= ~masks[-1]
         else:
             masks.append(times.cells(suspect.place))
@@ -439,7 +437,7 @@ def _with_costs(
     jobs = job_steps(replayed)
     for suspect, mask in zip(suspects, masks, strict=True):
         ratio = suspect.ratio or 1.0
-        factors, link_factors = np.ones(len(times.trace) + 1), np.ones(2 * boundaries + 1)
+        factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(ends) + 1)
         if suspect.kind == "link" and is_normal_link.any():
             normal = replayed.link_times[is_normal_link].mean()
             link_factors[:-1][mask] = normal / replayed.link_times[mask]

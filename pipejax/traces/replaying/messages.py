@@ -16,6 +16,7 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.longest_path import finish_times
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
 from pipejax.traces.record import NONE, Trace
 from pipejax.traces.replaying.pipelines import Pipelines
 from pipejax.traces.replaying.step_graph import StepGraph, step_graph
@@ -171,6 +172,16 @@ def link_ends(link: int, boundaries: int) -> tuple[int, int]:
     return boundary + direction, boundary + 1 - direction
 
 
+LinkWorkers = Sequence[tuple[int, int]]  # (links) workers that send and receive on a link
+
+
+def link_workers(table: ScheduleTable) -> LinkWorkers:
+    """Return the workers that send and receive on each link."""
+    placement, boundaries = table.placement[0].tolist(), table.num_stages - 1
+    ends = (link_ends(link, boundaries) for link in range(2 * boundaries))
+    return [(placement[source], placement[target]) for source, target in ends]
+
+
 def link_name(link: int, boundaries: int) -> str:
     """Return the name of a link by its two stages."""
     return "stage {} to {}".format(*link_ends(link, boundaries))
@@ -206,17 +217,23 @@ def best_evidence(seconds: Seconds, strength: Strength) -> Seconds:
     return seconds[quickest][strength[quickest] == IDLE]
 
 
-def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) -> LinkEstimate:
+def estimate(
+    evidence: Sequence[TakenMessages], workers: LinkWorkers, average: Average
+) -> LinkEstimate:
     """Estimate the message time of each link, by an average of its best evidence."""
-    link_evidence = [*by_link(evidence, links)]
+    # without evidence: as messages between the same workers, or else as all messages
+    link_evidence = [*by_link(evidence, len(workers))]
     waited = [seconds[strength == WAITED] for seconds, strength in link_evidence]
-    all_waited = np.concatenate([[], *waited])
-    usual = average(all_waited) if len(all_waited) else 0.0
+    usual = []
+    for ends in workers:
+        same = [seconds for seconds, others in zip(waited, workers, strict=True) if others == ends]
+        known = next(filter(len, (np.concatenate([[], *group]) for group in (same, waited))), None)
+        usual.append(0.0 if known is None else average(known))
     samples = [best_evidence(*link) for link in link_evidence]
     upper = np.array([seconds.min(initial=np.inf) for seconds, _ in link_evidence])
     times = [
-        average(sample) if len(sample) else min(usual, bound)
-        for sample, bound in zip(samples, upper, strict=True)
+        average(sample) if len(sample) else min(usual_time, bound)
+        for sample, usual_time, bound in zip(samples, usual, upper, strict=True)
     ]
     is_observed = np.array([len(sample) > 0 for sample in samples], bool)
     early = [(seconds < 0).mean() if len(seconds) else 0.0 for seconds, _ in link_evidence]
@@ -224,25 +241,25 @@ def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) ->
     return LinkEstimate(np.maximum(times, 0.0), is_observed, upper, np.array(early))
 
 
-def link_times(messages: Sequence[Messages], links: int) -> Iterator[LinkTimes]:
+def link_times(messages: Sequence[Messages], workers: LinkWorkers) -> Iterator[LinkTimes]:
     """Yield candidates for the time of a message by link [s]."""
     # Candidates are consistent with the link model, or as if no message waited for another. The
     # median suits messages that differ; the lower quartile, queues that the link model lacks.
     evidence = [table.evidence(table.end) for table in messages]
     for average in (median, _lower_quartile):
-        times = estimate(evidence, links, average).times
-        yield _consistent_times(messages, times, average)
+        times = estimate(evidence, workers, average).times
+        yield _consistent_times(messages, times, workers, average)
         yield times
 
 
 def _consistent_times(
-    messages: Sequence[Messages], times: LinkTimes, average: Average
+    messages: Sequence[Messages], times: LinkTimes, workers: LinkWorkers, average: Average
 ) -> LinkTimes:
     """Alternate between ends of messages and message times by link until nothing changes [s]."""
     for _ in range(MAX_ROUNDS):
         previous = times
         evidence = [table.evidence(table.ends(previous)) for table in messages]
-        times = estimate(evidence, len(previous), average).times
+        times = estimate(evidence, workers, average).times
         if np.allclose(times, previous, rtol=1e-9, atol=0.0):
             break
     return times

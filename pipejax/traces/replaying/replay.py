@@ -21,6 +21,7 @@ from pipejax.traces.replaying.messages import (
     estimate,
     link_name,
     link_times,
+    link_workers,
     median,
     table_runs,
 )
@@ -96,7 +97,7 @@ class Replay:
     @functools.cached_property
     def link_estimate(self) -> LinkEstimate:
         """Estimate the message time of each link, with an upper bound."""
-        return estimate(self.evidence, len(self.link_times), median)
+        return estimate(self.evidence, link_workers(self.pipelines.table), median)
 
     @property
     def unobserved(self) -> Mapping[str, float]:
@@ -190,14 +191,14 @@ def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTi
     """Return the message times (links) [s] with the least error, and a share of early messages."""
     # Early messages were taken before they could be sent; the link with the most of them counts.
     samples = [run.sample(MAX_NODES) for run in runs]
-    links = 2 * (pipelines.table.num_stages - 1)
+    workers = link_workers(pipelines.table)
     messages = [Messages(sample) for sample in samples]
-    candidates = np.stack([*link_times(messages, links)])
+    candidates = np.stack([*link_times(messages, workers)])
     errors = np.abs(_span_errors(pipelines, samples, candidates))
     is_sampled = ~np.isnan(errors[0])
     best = candidates[np.argmin(errors[:, is_sampled].mean(axis=1).round(9))]
     evidence = [table.evidence(table.ends(best)) for table in messages]
-    return best, float(estimate(evidence, links, median).early.max(initial=0.0))
+    return best, float(estimate(evidence, workers, median).early.max(initial=0.0))
 
 
 def _span_errors(
