@@ -25,7 +25,7 @@ KINDS = {
     "link": (
         ("source", "target"),
         r"worker {source} to {target}\b|between workers {low} and {high}\b",
-        r"the link from worker ({source} to {target}|{low} to {high} and back)\b",
+        r"the link worker ({source} to {target}|{low} to {high} and back)\b",
     ),
     "microbatch": (("microbatch",), r"microbatch {microbatch}\b", r"pack or sort sequences"),
     "machine": (("worker", "replica"), r"worker {worker} of replica {replica}\b", MACHINE),
@@ -34,8 +34,8 @@ KINDS = {
         r"straggler: replica {replica}\b",
         r"machines of replica {replica}\b",
     ),
-    "step": (("step",), r"odd step: step {step}\b", r"what ran in step {step}\b"),
-    "late step": (("step",), r"late step: step {step}\b", r"what ran before step {step}\b"),
+    "step": (("step",), r"odd step: step {step} took", r"what ran in or before step {step}\b"),
+    "late step": (("step",), r"odd step: step {step} began", r"in or before step {step}\b"),
 }
 
 

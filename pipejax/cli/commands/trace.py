@@ -233,6 +233,7 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario", command: str) -> dict[s
         "offsets": [offset._asdict() for offset in analysis.offsets],
         "stalls": [stall._asdict() for stall in analysis.stalls],
         "suspects": [suspect._asdict() for suspect in analysis.suspects],
+        "finding": None if analysis.finding is None else analysis.finding._asdict(),
         "step_time": float(shares.recorded.mean()),
         "slowdown": shares.slowdown,
         "replayed_slowdown": shares.replayed_slowdown,

@@ -179,21 +179,17 @@ def remedies_view(
     explanation: "Explanation",
     rows: Sequence[Mapping[str, Any]],
     named: Sequence[Mapping[str, Any]] | None = None,
-    limit: int | None = None,
 ) -> Iterator[object]:
-    """Yield the best of the named remedies for each launcher and shelf, and the first command."""
-    # default: all are named, and without a limit
+    """Yield the best of the named remedies (all) for each launcher and shelf, and a command."""
     if not rows:
         yield "no remedy that was tried makes it shorter"
         return
     names: set[str] = set()  # of shelves and launchers of which a remedy was shown
-    lines = []
     for row in rows if named is None else named:
         if not names.issuperset(row["launchers"] or [row["shelf"]]):
             assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
-            lines.append(plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}"))
+            yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}")
         names |= {*(row["launchers"] or [row["shelf"]])}
-    yield from lines[:limit]
     yield from launch_lines(_own_launches(explanation.remedies[0]))
     yield _command_line(rows[0]["command"])
 

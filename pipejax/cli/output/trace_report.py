@@ -15,13 +15,12 @@ from pipejax.cli.output.report import Column, Figure, plain, rows_table
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.analysis import MAX_ERROR
 from pipejax.traces.findings.op_times import measured_costs
-from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO, is_warmup
+from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
 from pipejax.traces.record import NONE
 from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 
 if TYPE_CHECKING:
     from pipejax.plots.heat_maps import HeatMap, RecordedStep
-    from pipejax.search.remedies.explain import Explanation
     from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution, Share
     from pipejax.traces.findings.suspects import Suspect
@@ -31,45 +30,36 @@ SHARES = 8  # shares of a kind in a table
 ROWS = 50  # rows of other tables
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
 MIN_SAVING = 0.01  # of the step: a remedy that saves less is not on the first screen
-REMEDIES = 2  # of the mean pipeline on the first screen
 # noun of a suspect, and an action of its owner, by its kind
 ACTIONS: Mapping[str, tuple[str, str]] = {
     "worker": ("straggler", "inspect or replace the machine of {name}"),
     "replica": ("straggler", "inspect the machines of {name}, and the length of its sequences"),
     "stage": ("slow stage", "move layers away from {name}"),
-    "link": ("slow link", "inspect or replace the link from {name}"),
+    "link": ("slow link", "inspect or replace the {name}: cable, network card"),
     "microbatch": ("long microbatch", "pack or sort sequences: {name} has too many tokens"),
-    "data": (
-        "uneven data",
-        "distribute microbatches anew over the replicas (--save: deal.json)",
+    "data": ("uneven data", "distribute microbatches anew, as --save writes in deal.json"),
+    "step": (
+        "odd step",
+        "look for what ran in or before {name}: compilation, checkpoint, evaluation, loading",
     ),
-    "step": ("odd step", "look for what ran in {name}: checkpoint, evaluation, garbage collection"),
-    "late step": ("late step", "look for what ran before {name}: loading of data, checkpoint"),
-    "warm-up": ("warm-up", "start the recording after {name}, when all programs are compiled"),
 }
+WORDS = {"start": "warm-up", "end": "cool-down", "messages": "exposed messages"}  # of parts
+
+
+def _action(suspect: "Suspect") -> str:
+    return ACTIONS[suspect.kind][1].format(name=f"{suspect.kind} {suspect.name}")
 
 
 def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
-    """Return a row, as `remedies_json` has, that repairs the worst suspect; none of a stage."""
-    finding, advice = analysis.finding, analysis.advice
-    if advice is None or (finding and finding.kind == "stage"):  # advice moves layers
-        return []
-    step, worst = float(analysis.attribution.recorded.mean()), advice.bottleneck
-    if finding is not None:
-        kind, saves, (_, what) = finding.kind, finding.seconds, _noun_and_action(analysis, finding)
-        per_step = saves * ("step" not in finding.place)
-    elif worst.link is not None or (worst.worker is not None and worst.stage is None):
-        kind, saves, per_step = worst.kind, worst.seconds, worst.seconds
-        name = f"worker {worst.worker}"
-        if worst.link is not None:
-            name = "worker {} to {} and back".format(*worst.link)
-        what = ACTIONS["worker" if worst.link is None else "link"][1].format(name=name)
-    else:
-        return []
-    row: dict[str, Any] = {"what": what, "kind": "repair", "memory": 1.0, "fits": True}
-    row |= {"shelf": "code" if kind in ("microbatch", "step") else "hardware", "launchers": []}
-    row |= {"command": command, "saves": saves, "step_time": step - per_step, "bound": None}
-    return [row | {"assumes": f"the {kind} can be as fast as the others", "launch": {}}]
+    """Return a row, as `remedies_json` has, that repairs what matters most; none of a stage."""
+    finding, step = analysis.finding, float(analysis.attribution.recorded.mean())
+    if finding is None or analysis.advice is None or finding.kind == "stage":
+        return []  # advice moves layers
+    row: dict[str, Any] = {"what": _action(finding), "kind": "repair", "launchers": []}
+    row |= {"shelf": "hardware" if finding.kind in ("worker", "replica", "link") else "code"}
+    row |= {"command": command, "saves": finding.seconds, "bound": None, "memory": 1.0}
+    row |= {"step_time": step - finding.seconds * ("step" not in finding.place), "fits": True}
+    return [row | {"assumes": f"the {finding.kind} can be as the others are", "launch": {}}]
 
 
 def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
@@ -85,83 +75,41 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield plain(f"{seconds(step)} per step; {first_fault(advice)}")
     else:
         yield plain(_suspect_text(analysis, finding))
-    advised = rows[len(rows) - len(advice.remedies) :]
-    is_layers = bool(rows) and rows[0]["kind"] == "layers"
-    if is_layers or len(rows) > len(advised):
-        yield plain(f"first: {_first_text(rows[0])}")
+    advised = others = rows[len(rows) - len(advice.remedies) :]
+    if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":
+        others = advised[1:]
+        layers = rows[0]["what"].removeprefix("layers over stages: ")
+        hint = "" if rows[0]["launchers"] else "; whole layers, with flags: --stage-layers N"
+        yield plain(
+            f"first: {_action(finding)} (saves {seconds(rows[0]['saves'])}): {layers}{hint}"
+        )
+    elif len(rows) > len(advised):
+        yield plain(f"first: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
     yield from _other_suspects(analysis)
     if analysis.against is not None:
         yield _against(analysis.against)
     yield from _deal(analysis)
-    yield plain(_mean_text(analysis, advice))
-    others = advised[int(is_layers) :]
+    parts = [part for part in advice.parts if abs(part.seconds) > MIN_SHARE * advice.step_time]
+    shares = (f"{WORDS.get(x.name, x.name)} {percent(x.seconds / advice.step_time)}" for x in parts)
+    yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(shares)}")
     large = [row for row in others if row["saves"] > MIN_SAVING * advice.step_time]
-    yield from remedies_view(advice, advised, large, REMEDIES)
+    yield from remedies_view(advice, advised, [row for row in large if row["shelf"] != "hardware"])
     yield _heading(analysis, result)
-
-
-BUDGET = {  # words for parts of the mean pipeline
-    "compute": ("compute",),
-    "bubble": ("start", "gaps", "end"),
-    "imbalance": ("imbalance", "uneven microbatches"),
-    "exposed messages": ("messages",),
-    "blocking": ("blocking",),
-}
-
-
-def _mean_text(analysis: "Analysis", advice: "Explanation") -> str:
-    """Say where the time of the mean pipeline goes, and what else makes it slow."""
-    times = {part.name: part.seconds for part in advice.parts}
-    shares = {
-        word: sum(times[name] for name in names) / advice.step_time
-        for word, names in BUDGET.items()
-    }
-    budget = [f"{word} {percent(x)}" for word, x in shares.items() if abs(x) >= MIN_SHARE]
-    place = ("imbalance", "link")  # named above
-    other = next((fault for fault in advice.faults if fault.kind not in place), None)
-    more = f"; {other.why.partition('; ')[0]}" if other and analysis.finding else ""
-    return f"mean pipeline {seconds(advice.step_time)}: {', '.join(budget)}{more}"
-
-
-def _first_text(row: Mapping[str, Any]) -> str:
-    """Say what the first remedy is, and what it saves."""
-    text, saves = row["what"], f"saves {seconds(row['saves'])}"
-    if row["kind"] != "layers":
-        return f"{text} ({saves})"
-    hint = (
-        "" if row["launchers"] else "; --stage-layers N moves whole layers, by launchers' options"
-    )
-    text = text.removeprefix("layers over stages: ")
-    return f"move layers away from the slow stage ({saves}): {text}{hint}"
-
-
-def _noun_and_action(analysis: "Analysis", suspect: "Suspect") -> tuple[str, str]:
-    """Return what a suspect is called, and what its owner can do."""
-    kind, name = suspect.kind, f"{suspect.kind} {suspect.name}"
-    if kind == "link":
-        name = suspect.name
-    elif kind == "step" and suspect.ratio is None:
-        kind = "late step"
-    elif is_warmup(suspect, analysis.complete.pipelines.pipelines[0].step):
-        kind = "warm-up"
-    noun, action = ACTIONS[kind]
-    return noun, action.format(name=name)
 
 
 def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
     """Say what a suspect is, and what it costs."""
     step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
+    subject = f"{suspect.kind} {suspect.name} " if suspect.z else ""  # else `why` names it
     twin = {"worker": "stage", "stage": "worker"}.get(suspect.kind)
-    is_single = np.array_equal(table.placement, np.arange(table.num_workers)[None])
-    also = f" ({twin} {suspect.place[suspect.kind]})" if twin and is_single else ""
-    cost = f"it costs {seconds(suspect.seconds)}"
+    if subject and twin and np.array_equal(table.placement, [range(table.num_workers)]):
+        subject += f"({twin} {suspect.place[suspect.kind]}) "
+    cost = seconds(suspect.seconds)
     if suspect.kind == "step" and suspect.place["step"] not in analysis.attribution.steps:
         cost += ", which the means leave out"
     elif "step" not in suspect.place:
         cost += f" of {seconds(step)} per step ({percent(suspect.seconds / step)})"
-    noun, _ = _noun_and_action(analysis, suspect)
-    subject = f"{suspect.kind} {suspect.name}{also} " if suspect.place else ""
-    return f"{noun}: {subject}{suspect.why}; {cost}"
+    return f"{ACTIONS[suspect.kind][0]}: {subject}{suspect.why}; it costs {cost}"
 
 
 def _other_suspects(analysis: "Analysis") -> Iterator[object]:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.analysis.scenario import Scenario
-from pipejax.analysis.step.faults import Fault
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import ResultList, short_repr, with_short_repr
@@ -17,7 +16,7 @@ from pipejax.schedules.recognition import registered
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain
 from pipejax.traces.clocks import Offset, aligned
-from pipejax.traces.findings.attribution import Attribution, Share, attribute
+from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.new_deal import (
     MAX_REPLICA_SHARE,
     MAX_WORK,
@@ -27,7 +26,7 @@ from pipejax.traces.findings.new_deal import (
     round_work,
 )
 from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
-from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, is_warmup, odd_steps, suspects
+from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, suspects
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines
 from pipejax.traces.replaying.replay import Replay, replay
@@ -225,8 +224,8 @@ class Analysis:
         matters most, moving its layers comes first.
       offsets: offsets of corrected clocks.
       suspects: outliers among workers, stages, links, .., and wrong clocks.
-      finding: the suspect that matters most; None if the mean pipeline matters more.
-      complete: replay of all steps, also of odd ones.
+      finding: the suspect or slow place that matters most; None if no place alone matters.
+      complete: replay of all steps, also of odd ones; its errors are those of the others.
       deal: redistribution of the microbatches; None if `rebalance` has none, if times differ more
         by replica than by data, or if steps are too long for a quick search.
       against: differences from another run, if there is one.
@@ -309,35 +308,49 @@ def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
 
 
 MIN_COST = 0.001  # of the step: a suspect that costs less does not matter
-UNEVEN_DATA = "replicas wait for the one with the longest microbatches"
 MIN_PLACE = 0.02  # of the step, from which a place that is no outlier matters
 
 
 def first_finding(
-    suspects: Sequence[Suspect], bottleneck: Fault | None, shares: Attribution, first_step: int
+    suspects: Sequence[Suspect],
+    shares: Attribution,
+    advice: Explanation | None,
+    deal: NewDeal | None,
+    first_step: int,
 ) -> Suspect | None:
-    """Return the suspect that matters most; None if the mean pipeline matters more."""
+    """Return the suspect or slow place that matters most; None if no place alone matters."""
     step, counts = float(shares.recorded.mean()), Counter(suspect.kind for suspect in suspects)
-    first = next((x for x in suspects if x.kind != "clock" and counts[x.kind] < MAX_LISTED), None)
-    if first is None or first.seconds < MIN_COST * step:
-        places = [*shares.by_name("place").items()][:1]  # the largest share comes first
-        return next((_slow_place(*row) for row in places if row[1].saves > MIN_PLACE * step), None)
-    if bottleneck is not None and is_warmup(first, first_step):
-        is_place = bottleneck.worker is not None or bottleneck.link is not None
-        return None if is_place and bottleneck.seconds > MIN_PLACE * step else first
+    listed = [x for x in suspects if x.kind != "clock" and counts[x.kind] < MAX_LISTED]
+    listed = [x for x in listed if x.seconds > MIN_COST * step]
+    rows = [x for x in listed if x.place != {"step": first_step}]  # a warm-up matters least
+    rows = rows or [x for x in _slow_places(shares, advice) if x.seconds > MIN_PLACE * step]
+    first = next(iter(rows or listed), None)
+    saves = 0.0 if deal is None else deal.saves * float(deal.before.mean())
+    if saves > max(MIN_PLACE * step, first.seconds if first else 0.0):
+        why = "replicas wait for the one with the longest microbatches"
+        return Suspect("data", "", saves, None, 0.0, why, {})
     # a worker and its only stage: the stage, if it has the head or is slow in all replicas
-    stages = (other for other in suspects if other.kind == "stage")
-    twin = next((stage for stage in stages if stage.seconds == first.seconds), first)
-    is_end = twin.place.get("stage") in (0, len(shares.by_name("stage")) - 1)
-    return twin if is_end or len(shares.by_name("replica")) > 1 else first
+    stages = (x for x in suspects if x.kind == "stage" and first and x.seconds == first.seconds)
+    stage = next(stages, first)
+    is_end = stage and stage.place.get("stage") in (0, len(shares.by_name("stage")) - 1)
+    return stage if is_end or len(shares.by_name("replica")) > 1 else first
 
 
-def _slow_place(name: str, share: Share) -> Suspect:
-    """Return a worker of a replica whose ops take longer than the mean as a suspect."""
-    numbers = (int(word) for word in name.split() if word.isdigit())
-    place = dict(zip(("worker", "replica"), numbers, strict=True))
-    name = name.removeprefix("worker ")
-    return Suspect("worker", name, share.saves, None, 0.0, "takes longer than the mean", place)
+def _slow_places(shares: Attribution, advice: Explanation | None) -> Sequence[Suspect]:
+    """Return the machine and the bottleneck that cost most, which are no outliers, by cost."""
+    places = []
+    for share in [*shares.by_name("place").values()][:1]:
+        why, name = f"{share.name} takes longer than the mean", share.name.removeprefix("worker ")
+        places.append(Suspect("worker", name, share.saves, None, 0.0, why, {}))
+    fault = None if advice is None else advice.bottleneck
+    if fault is not None:
+        names: dict[str, object] = {"stage": fault.stage, "worker": fault.worker}
+        if fault.link is not None:
+            names = {"link": "worker {} to {} and back".format(*fault.link)}
+        why = fault.why.partition("; ")[0]
+        for kind, name in [row for row in names.items() if row[1] is not None][:1]:
+            places.append(Suspect(kind, str(name), fault.seconds, None, 0.0, why, {}))
+    return sorted(places, key=lambda place: -place.seconds)
 
 
 MAX_ERROR = 0.05  # mean error of a replay that is a basis for advice
@@ -396,8 +409,7 @@ def analyse(
         pipelines = all_pipelines if all_steps else usual_steps(trace, all_pipelines)
         report(1, num_parts, PROGRESS_TEXTS[1])
         replayed = replay(pipelines, link=link)
-        is_complete = pipelines is all_pipelines
-        complete = replayed if is_complete else replay(all_pipelines, link=replayed.links)
+        complete = dataclasses.replace(replayed, pipelines=all_pipelines)
         other = None
         if against is not None:
             against, _ = aligned(against)
@@ -408,8 +420,6 @@ def analyse(
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])
         outliers, advice, new_deal = suspects(complete, offsets), None, None
-        first_step = all_pipelines.pipelines[0].step
-        finding = first_finding(outliers, None, shares, first_step)
         if replayed.mean_error <= MAX_ERROR:
             advice = advise(
                 replayed,
@@ -418,22 +428,17 @@ def analyse(
                 launcher=launcher,
                 search=search,
             )
-            worst = advice.bottleneck
-            finding = first_finding(outliers, worst, shares, first_step)
-            # a repair has a row of its own in reports; of a stage, layers can be moved
-            remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
-            if finding.kind == "stage" if finding else worst.stage is not None:
-                remedies.sort(key=lambda remedy: remedy.kind != "layers")
-            advice = dataclasses.replace(advice, remedies=remedies)
             report(4, num_parts, PROGRESS_TEXTS[4])
             is_short = round_work(replayed) <= MAX_WORK
             has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
             new_deal = rebalance(replayed) if has_uneven_data else None
-            if new_deal is not None:
-                saves = new_deal.saves * float(new_deal.before.mean())
-                cost = MIN_PLACE * advice.step_time if finding is None else finding.seconds
-                if saves > cost:
-                    finding = Suspect("data", "", saves, None, 0.0, UNEVEN_DATA, {})
+        first_step = all_pipelines.pipelines[0].step
+        finding = first_finding(outliers, shares, advice, new_deal, first_step)
+        if advice is not None:  # reports have a row for a repair, but move layers of a stage
+            remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
+            if finding is not None and finding.kind == "stage":
+                remedies.sort(key=lambda remedy: remedy.kind != "layers")
+            advice = dataclasses.replace(advice, remedies=remedies)
     return Analysis(
         pipelines,
         replayed,

@@ -93,34 +93,25 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     times = _MicrobatchTimes.measure(pipelines)
     wrong_workers = {offset.worker for offset in offsets if offset.is_corrected}
     kinds = (*times.slow_places(), _slow_links(pipelines, wrong_workers, times.median_op))
-    places = [suspect for kind in kinds for suspect in sorted(kind, key=_sort_key)[:MAX_LISTED]]
+    places = [
+        suspect
+        for kind in kinds
+        for suspect in sorted(kind, key=lambda row: -(row.ratio or 0))[:MAX_LISTED]
+    ]
     steps = [*slow_steps(pipelines), *_late_steps(pipelines, times.median_op)]
     results = [*_with_costs(replayed, times, places), *steps[:MAX_LISTED]]
-    return ResultList([*_by_cost(results, pipelines), *list(_wrong_clocks(offsets))[:MAX_LISTED]])
+    first_step, num_steps = pipelines.pipelines[0].step, len(_step_times(pipelines)[0])
 
+    def cost_per_step(suspect: Suspect) -> float:
+        """Return the cost per step of the run, for the order; of a warm-up, it does not count."""
+        if "step" not in suspect.place:
+            return suspect.seconds
+        # half of a step, so that a microbatch that explains most of it comes before it
+        weight = 1.0 if suspect.kind != "step" else 0.5 * (suspect.place["step"] != first_step)
+        return weight * suspect.seconds / num_steps
 
-def _by_cost(suspects: Sequence[Suspect], pipelines: Pipelines) -> Sequence[Suspect]:
-    """Sort suspects by their cost per step of the run, with the warm-up step last."""
-    steps, inside = {run.step for run in pipelines.pipelines}, dict[int, float]()
-    for suspect in suspects:
-        if suspect.kind != "step" and "step" in suspect.place:
-            step = suspect.place["step"]
-            inside[step] = max(inside.get(step, 0.0), suspect.seconds)
-
-    def sort_key(suspect: Suspect) -> tuple[bool, float]:
-        step, seconds = suspect.place.get("step"), suspect.seconds
-        if step is None:
-            return False, -seconds
-        if suspect.kind == "step":  # a suspect that explains most of a step comes before it
-            seconds -= inside.get(step, 0.0)
-        return is_warmup(suspect, min(steps)), -seconds / len(steps)
-
-    return sorted(suspects, key=sort_key)
-
-
-def is_warmup(suspect: Suspect, first_step: int) -> bool:
-    """Return whether a suspect is the first step of a run."""
-    return suspect.kind == "step" and suspect.place == {"step": first_step}
+    results.sort(key=cost_per_step, reverse=True)
+    return ResultList([*results, *list(_wrong_clocks(offsets))[:MAX_LISTED]])
 
 
 def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
@@ -129,10 +120,6 @@ def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
     words += [f"in step {place['step']}"] if "step" in place else []
     number = "worker {source} to {target}".format(**place) if kind == "link" else place[kind]
     return Suspect(kind, " ".join([str(number), *words]), 0.0, ratio, z, WHY[kind], place)
-
-
-def _sort_key(suspect: Suspect) -> float:
-    return -(suspect.ratio or 0.0)
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
@@ -393,7 +380,8 @@ def slow_steps(pipelines: Pipelines) -> Iterator[Suspect]:
     """Yield steps that take longer than others."""
     steps, begin, end = _step_times(pipelines)
     for k, usual, ratio, z in _find_outliers(np.log(np.maximum(end - begin, 1e-12)), 0.0):
-        why = f"took {ratio * usual:.3g} s, {ratio:.3g} times the median step"
+        warmup = " in the warm-up" if k == 0 else ""
+        why = f"took {ratio * usual:.3g} s{warmup}, {ratio:.3g} times the median step"
         place = {"step": int(steps[k])}
         yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why, place)
 
