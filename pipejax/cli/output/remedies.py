@@ -165,22 +165,17 @@ def _with_share(time: float, explanation: "Explanation") -> str:
     return f"{seconds(time)} ({percent(time / (explanation.step_time or 1.0))})"
 
 
-def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
-    """Yield the next causes, and the best remedy of each launcher and shelf."""
-    if explanation.effects:
-        name = explanation.bottleneck.kind
-        yield plain("; ".join(_effect_text(effect, name) for effect in explanation.effects))
-    for fault in explanation.faults[1:3]:
-        yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
-    yield from remedies_view(explanation, rows)
-
-
-def remedies_view(
+def advice_view(
     explanation: "Explanation",
     rows: Sequence[Mapping[str, Any]],
     named: Sequence[Mapping[str, Any]] | None = None,
 ) -> Iterator[object]:
-    """Yield the best of the named remedies (all) for each launcher and shelf, and a command."""
+    """Yield the best remedy of each launcher and shelf, of those named; or causes and the best."""
+    if named is None and explanation.effects:
+        name = explanation.bottleneck.kind
+        yield plain("; ".join(_effect_text(effect, name) for effect in explanation.effects))
+    for fault in explanation.faults[1:3] if named is None else ():
+        yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
     if not rows:
         yield "no remedy that was tried makes it shorter"
         return

@@ -10,10 +10,9 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.remedies import advice_details, first_fault, remedies_view
+from pipejax.cli.output.remedies import advice_details, advice_view, first_fault
 from pipejax.cli.output.report import Column, Figure, plain, rows_table
 from pipejax.cli.output.report_pages import Ran, report_page
-from pipejax.traces.findings.analysis import MAX_ERROR
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
 from pipejax.traces.record import NONE
@@ -93,7 +92,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
     shares = (f"{WORDS.get(x.name, x.name)} {percent(x.seconds / advice.step_time)}" for x in parts)
     yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(shares)}")
     large = [row for row in others if row["saves"] > MIN_SAVING * advice.step_time]
-    yield from remedies_view(advice, advised, [row for row in large if row["shelf"] != "hardware"])
+    yield from advice_view(advice, advised, [row for row in large if row["shelf"] != "hardware"])
     yield _heading(analysis, result)
 
 
@@ -133,16 +132,11 @@ def _other_suspects(analysis: "Analysis") -> Iterator[object]:
 
 def _replay_help(analysis: "Analysis") -> Iterator[object]:
     """Yield what would bring the replay closer to the run."""
-    stalls, errors = analysis.stalls, analysis.replay.by_step
-    far = [step for step, error in errors.items() if error > MAX_ERROR]
-    if 2 * len(far) < len(errors):
-        steps = ",".join(str(step) for step in errors if step not in far)
-        yield plain(f"only steps {', '.join(map(str, far))} are so far off: --only-steps {steps}")
-    for stall in stalls[:1]:
+    for stall in analysis.stalls[:1]:
         yield plain(
             f"launch-starved or paused: worker {stall.worker} of replica {stall.replica} idles "
             f"{seconds(stall.seconds)} before {stall.op} in step {stall.step} although its inputs "
-            f"are there ({len(stalls)} in all); record as slices what runs there"
+            f"are there ({len(analysis.stalls)} in all); record as slices what runs there"
         )
     yield plain("if these are files of some ranks only, give those of all, or their folder")
 

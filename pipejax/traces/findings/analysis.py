@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.analysis.scenario import Scenario
+from pipejax.analysis.step.faults import Fault
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import ResultList, short_repr, with_short_repr
@@ -42,53 +43,6 @@ def trace_scenario(replayed: Replay) -> Scenario:
     microbatches = table.num_microbatches // table.grammar.slices
     return Scenario(
         name, table.num_workers, microbatches, options, costs=costs, link=replayed.links
-    )
-
-
-def advise(
-    replayed: Replay,
-    *,
-    stage_layers: Sequence[int] | None = None,
-    schedules: Sequence[str] | None = None,
-    launcher: str | None = None,
-    search: bool = False,
-    on_progress: OnProgress | None = None,
-) -> Explanation:
-    """Find remedies that make the pipelines of a trace shorter.
-
-    An op takes its mean over steps, replicas and microbatches; `pj.search.deal` handles differences
-    between microbatches. A trace contains no memory: remedies may use as much as the run does.
-
-    Args:
-      replayed: a replayed trace.
-      stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
-      schedules: names of schedules to try; default: the registry.
-      launcher: launcher whose options make the first shelf of remedies; default: any.
-      search: whether to run the solvers too, which take some seconds.
-      on_progress: called with the work done, all work, and a text.
-
-    Returns:
-      As `pj.explain`: parts, causes and remedies of the mean pipeline.
-
-    Raises:
-      ValueError: as `pj.explain`.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
-      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
-      >>> replayed = pj.traces.replay(pj.traces.find_pipelines(pj.traces.record_runs([run])))
-      >>> pj.traces.advise(replayed, schedules=["zb-h1"]).remedies[0].what
-      'schedule zb-h1'
-    """
-    check_types(replayed=(replayed, Replay))
-    return explain(
-        trace_scenario(replayed),
-        stage_layers=stage_layers,
-        schedules=schedules,
-        launcher=launcher,
-        search=search,
-        on_progress=on_progress,
     )
 
 
@@ -301,8 +255,8 @@ def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
     odd = odd_steps(pipelines)
     if not odd:
         return pipelines
-    left_out = [LeftOut(f"step {suspect.name}", f"{suspect.why}: an odd step") for suspect in odd]
-    is_usual = ~np.isin(trace.step, [suspect.place["step"] for suspect in odd])
+    left_out = [LeftOut(f"step {step}", f"odd: {suspect.why}") for step, suspect in odd.items()]
+    is_usual = ~np.isin(trace.step, [*odd])
     usual = dataclasses.replace(trace.only(is_usual), left_out=(*trace.left_out, *left_out))
     return find_pipelines(usual)
 
@@ -311,10 +265,10 @@ MIN_COST = 0.001  # of the step: a suspect that costs less does not matter
 MIN_PLACE = 0.02  # of the step, from which a place that is no outlier matters
 
 
-def first_finding(
+def _first_finding(
     suspects: Sequence[Suspect],
     shares: Attribution,
-    advice: Explanation | None,
+    fault: Fault | None,
     deal: NewDeal | None,
     first_step: int,
 ) -> Suspect | None:
@@ -323,7 +277,7 @@ def first_finding(
     listed = [x for x in suspects if x.kind != "clock" and counts[x.kind] < MAX_LISTED]
     listed = [x for x in listed if x.seconds > MIN_COST * step]
     rows = [x for x in listed if x.place != {"step": first_step}]  # a warm-up matters least
-    rows = rows or [x for x in _slow_places(shares, advice) if x.seconds > MIN_PLACE * step]
+    rows = rows or [x for x in _slow_places(shares, fault) if x.seconds > MIN_PLACE * step]
     first = next(iter(rows or listed), None)
     saves = 0.0 if deal is None else deal.saves * float(deal.before.mean())
     if saves > max(MIN_PLACE * step, first.seconds if first else 0.0):
@@ -336,20 +290,20 @@ def first_finding(
     return stage if is_end or len(shares.by_name("replica")) > 1 else first
 
 
-def _slow_places(shares: Attribution, advice: Explanation | None) -> Sequence[Suspect]:
-    """Return the machine and the bottleneck that cost most, which are no outliers, by cost."""
-    places = []
-    for share in [*shares.by_name("place").values()][:1]:
-        why, name = f"{share.name} takes longer than the mean", share.name.removeprefix("worker ")
-        places.append(Suspect("worker", name, share.saves, None, 0.0, why, {}))
-    fault = None if advice is None else advice.bottleneck
-    if fault is not None:
-        names: dict[str, object] = {"stage": fault.stage, "worker": fault.worker}
-        if fault.link is not None:
-            names = {"link": "worker {} to {} and back".format(*fault.link)}
-        why = fault.why.partition("; ")[0]
-        for kind, name in [row for row in names.items() if row[1] is not None][:1]:
-            places.append(Suspect(kind, str(name), fault.seconds, None, 0.0, why, {}))
+def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
+    """Return the machine that costs most and a bottleneck, though no outliers, by cost."""
+    machines = [*shares.by_name("place").values()][:1]
+    rows = [
+        ("worker", x.name.removeprefix("worker "), x.saves, f"{x.name} takes longer than the mean")
+        for x in machines
+    ]
+    if fault is not None and (fault.link or fault.worker is not None):
+        name = "worker {} to {} and back".format(*fault.link) if fault.link else f"{fault.worker}"
+        kind = "link" if fault.link else "worker"
+        if fault.stage is not None:
+            kind, name = "stage", str(fault.stage)
+        rows.append((kind, name, fault.seconds, fault.why.partition("; ")[0]))
+    places = (Suspect(kind, name, cost, None, 0.0, why, {}) for kind, name, cost, why in rows)
     return sorted(places, key=lambda place: -place.seconds)
 
 
@@ -421,8 +375,8 @@ def analyse(
         report(3, num_parts, PROGRESS_TEXTS[3])
         outliers, advice, new_deal = suspects(complete, offsets), None, None
         if replayed.mean_error <= MAX_ERROR:
-            advice = advise(
-                replayed,
+            advice = explain(
+                trace_scenario(replayed),
                 stage_layers=stage_layers,
                 schedules=schedules,
                 launcher=launcher,
@@ -432,8 +386,9 @@ def analyse(
             is_short = round_work(replayed) <= MAX_WORK
             has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
             new_deal = rebalance(replayed) if has_uneven_data else None
+        worst = None if advice is None else advice.bottleneck
         first_step = all_pipelines.pipelines[0].step
-        finding = first_finding(outliers, shares, advice, new_deal, first_step)
+        finding = _first_finding(outliers, shares, worst, new_deal, first_step)
         if advice is not None:  # reports have a row for a repair, but move layers of a stage
             remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
             if finding is not None and finding.kind == "stage":

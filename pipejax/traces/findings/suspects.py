@@ -6,7 +6,8 @@ least 1.1 times the time of the others, and differs by at least five standard er
 again with the suspect as fast as the others, so its cost is a difference of two steps.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -93,14 +94,12 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     times = _MicrobatchTimes.measure(pipelines)
     wrong_workers = {offset.worker for offset in offsets if offset.is_corrected}
     kinds = (*times.slow_places(), _slow_links(pipelines, wrong_workers, times.median_op))
-    places = [
-        suspect
-        for kind in kinds
-        for suspect in sorted(kind, key=lambda row: -(row.ratio or 0))[:MAX_LISTED]
-    ]
-    steps = [*slow_steps(pipelines), *_late_steps(pipelines, times.median_op)]
-    results = [*_with_costs(replayed, times, places), *steps[:MAX_LISTED]]
-    first_step, num_steps = pipelines.pipelines[0].step, len(_step_times(pipelines)[0])
+    by_kind: dict[str, list[Suspect]] = {}
+    for suspect in sorted(chain.from_iterable(kinds), key=lambda suspect: -(suspect.ratio or 0)):
+        by_kind.setdefault(suspect.kind, []).append(suspect)
+    places = [suspect for rows in by_kind.values() for suspect in rows[:MAX_LISTED]]
+    results = [*_with_costs(replayed, times, places), *[*step_suspects(pipelines)][:MAX_LISTED]]
+    first_step, num_steps = pipelines.pipelines[0].step, len({*times.step.tolist()})
 
     def cost_per_step(suspect: Suspect) -> float:
         """Return the cost per step of the run, for the order; of a warm-up, it does not count."""
@@ -224,69 +223,60 @@ class _MicrobatchTimes(NamedTuple):
         """Return the standard error of a median of so many logs."""
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
-    def slow_places(self) -> Iterator[list[Suspect]]:
+    def slow_places(self) -> Iterator[Sequence[Suspect]]:
         """Yield workers, stages and replicas slow on all their stages, and slow microbatches."""
-        replicas = np.unique(self.replica).tolist()
-        workers = [{"worker": worker} for worker in np.unique(self.worker).tolist()]
-        slow_workers = [*self._slow("worker", self.stage_logs, workers)]
+        (_, stages, count), replicas = self.logs.shape, np.unique(self.replica).tolist()
+        workers = _places("worker", np.unique(self.worker).tolist())
+        microbatches = _places("microbatch", range(count))
+        common = np.broadcast_to(self.common[:, None], self.logs.shape)
+        slow_workers = self._slow("worker", self.stage_logs, workers)
         yield slow_workers
-        stages = [{"stage": stage} for stage in range(self.logs.shape[1])]
-        slow_stages = self._slow("stage", self.stage_logs, stages)
-        yield [stage for stage in slow_stages if not self._is_explained(stage, slow_workers)]
+        slow_stages = self._slow("stage", self.stage_logs, _places("stage", range(stages)))
+        if stages > len(workers):  # a slow worker explains its stages
+            slow = {suspect.place["worker"] for suspect in slow_workers}
+            slow_stages = [x for x in slow_stages if not slow >= {*self.worker[x.place["stage"]]}]
+        yield slow_stages
+        yield self._slow("microbatch", common, microbatches)
+        usual = np.broadcast_to(np.median(self.common, axis=0), self.common.shape).copy()
         if len(replicas) > 1:  # compare with the same stages of other replicas
-            machines = [{**worker, "replica": k} for k in replicas for worker in workers]
-            yield [
-                *self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
-            ]
-            numbers = [{"replica": replica} for replica in replicas]
-            yield [*self._slow("replica", self.logs - _stage_medians(self.logs), numbers)]
-        yield [*self._slow_microbatches(replicas)]
+            by_replica = _places("replica", replicas)
+            machines = [{**worker, **replica} for replica in by_replica for worker in workers]
+            yield self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
+            yield self._slow("replica", self.logs - _stage_medians(self.logs), by_replica)
+            of_replica = [{**x, **replica} for replica in by_replica for x in microbatches]
+            yield self._slow("microbatch", common - usual[:, None], of_replica)
+            for replica in replicas:
+                rows = self.replica == replica
+                usual[rows] = np.median(self.common[rows], axis=0)
+        excess = self.common - usual
+        excess = (excess - np.median(excess, axis=1, keepdims=True)).ravel()
+        places = []
+        for k, _, ratio, z in _find_outliers(excess, self._error(1)):
+            run, number = divmod(k, count)
+            place = {"microbatch": number, "step": int(self.step[run])}
+            place |= {"replica": int(self.replica[run])} if len(replicas) > 1 else {}
+            places.append(_suspect("microbatch", place, ratio, z))
+        yield places
 
     def _slow(
         self,
         kind: str,
         logs: Float[NumpyArray, "runs stages microbatches"],
         places: Sequence[Place],
-    ) -> Iterator[Suspect]:
-        """Yield the places that are outliers in the stage in which they are least slow."""
+    ) -> Sequence[Suspect]:
+        """Return the places that are outliers in the stage in which they are least slow."""
         least, counts = [], []
-        for place in places:
-            cells = self.cells(place)
+        for cells in map(self.cells, places):
             on_stages = [logs[:, k][cells[:, k]] for k in np.flatnonzero(cells.any(axis=(0, 2)))]
             least.append(min(float(np.median(values)) for values in on_stages))
             counts.append(min(len(values) for values in on_stages))
         errors = np.array([self._error(count) for count in counts])
-        for k, _, ratio, z in _find_outliers(np.array(least), errors):
-            yield _suspect(kind, places[k], ratio, z)
+        outliers = _find_outliers(np.array(least), errors)
+        return [_suspect(kind, places[k], ratio, z) for k, _, ratio, z in outliers]
 
-    def _is_explained(self, stage: Suspect, slow_workers: Sequence[Suspect]) -> bool:
-        """Return whether slow workers explain a slow stage, as they have other stages too."""
-        slow = {suspect.place["worker"] for suspect in slow_workers}
-        workers = np.unique(self.worker[stage.place["stage"]]).tolist()
-        has_others = any((self.worker == k).any(axis=1).sum() > 1 for k in workers)
-        return has_others and slow.issuperset(workers)
 
-    def _slow_microbatches(self, replicas: Sequence[int]) -> Iterator[Suspect]:
-        """Yield microbatches that are slow on most stages: in most steps, or in one step."""
-        runs, count = self.common.shape
-        usual = np.broadcast_to(np.median(self.common, axis=0), self.common.shape)
-        for k, _, ratio, z in _find_outliers(usual[0], self._error(runs)):
-            yield _suspect("microbatch", {"microbatch": k}, ratio, z)
-        of_replicas = [({"replica": k}, self.replica == k) for k in replicas if len(replicas) > 1]
-        for place, rows in of_replicas:
-            excess = np.median(self.common[rows] - usual[rows], axis=0)
-            usual = usual + rows[:, None] * excess
-            for k, _, ratio, z in _find_outliers(excess, self._error(int(rows.sum()))):
-                yield _suspect("microbatch", {"microbatch": k, **place}, ratio, z)
-        if runs == len(replicas):  # of one step
-            return
-        excess = self.common - usual
-        excess = excess - np.median(excess, axis=1, keepdims=True)
-        for k, _, ratio, z in _find_outliers(excess.ravel(), self._error(1)):
-            run, microbatch = divmod(k, count)
-            place = {"microbatch": microbatch, "step": int(self.step[run])}
-            place |= {"replica": int(self.replica[run])} if len(replicas) > 1 else {}
-            yield _suspect("microbatch", place, ratio, z)
+def _places(kind: str, numbers: Iterable[int]) -> list[Place]:
+    return [{kind: number} for number in numbers]
 
 
 def _stage_medians(
@@ -364,37 +354,21 @@ def _slow_links(
                 yield _suspect("link", place, ratio, z)
 
 
-def _step_times(pipelines: Pipelines) -> tuple[Int[NumpyArray, " steps"], Logs, Logs]:
-    """Return numbers, first starts and last ends [s] of steps, without slices of messages."""
-    trace = pipelines.trace
-    steps = np.unique([run.step for run in pipelines.pipelines])
-    slices = np.flatnonzero(np.isin(trace.step, steps) & ~trace.has_phase(MESSAGES))
-    position = np.searchsorted(steps, trace.step[slices])
+def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
+    """Yield steps that take longer than others, and steps that begin later after the previous."""
+    trace, runs = pipelines.trace, pipelines.pipelines
+    steps, position = np.unique(trace.step, return_inverse=True)
     begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
-    np.minimum.at(begin, position, trace.start[slices])
-    np.maximum.at(end, position, trace.end[slices])
-    return steps, begin, end
-
-
-def slow_steps(pipelines: Pipelines) -> Iterator[Suspect]:
-    """Yield steps that take longer than others."""
-    steps, begin, end = _step_times(pipelines)
+    slices = ~trace.has_phase(MESSAGES)
+    np.minimum.at(begin, position[slices], trace.start[slices])
+    np.maximum.at(end, position[slices], trace.end[slices])
+    is_run = np.isin(steps, [run.step for run in runs])
+    steps, begin, end = steps[is_run], begin[is_run], end[is_run]
     for k, usual, ratio, z in _find_outliers(np.log(np.maximum(end - begin, 1e-12)), 0.0):
-        warmup = " in the warm-up" if k == 0 else ""
+        place, warmup = {"step": int(steps[k])}, " in the warm-up" if k == 0 else ""
         why = f"took {ratio * usual:.3g} s{warmup}, {ratio:.3g} times the median step"
-        place = {"step": int(steps[k])}
         yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why, place)
-
-
-def odd_steps(pipelines: Pipelines) -> list[Suspect]:
-    """List slow steps that means leave out; none unless most steps are usual."""
-    odd = [*slow_steps(pipelines)]
-    return odd if 2 * len(odd) < len({run.step for run in pipelines.pipelines}) else []
-
-
-def _late_steps(pipelines: Pipelines, median_op: float) -> Iterator[Suspect]:
-    """Yield steps that begin later after the step before than others do."""
-    steps, begin, end = _step_times(pipelines)
+    median_op = float(np.median(PipelineOps.select(trace, runs).seconds))
     is_consecutive = np.diff(steps) == 1
     gaps = (begin[1:] - end[:-1])[is_consecutive] / median_op
     if (gaps < -1).any():  # every step has its own clock
@@ -406,33 +380,32 @@ def _late_steps(pipelines: Pipelines, median_op: float) -> Iterator[Suspect]:
         yield Suspect("step", str(step), delay, None, float(z_scores[k]), why, {"step": step})
 
 
+def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
+    """Return slow steps that means leave out, by number; none unless most steps are usual."""
+    odd = {row.place["step"]: row for row in step_suspects(pipelines) if row.ratio is not None}
+    return odd if 2 * len(odd) < len({run.step for run in pipelines.pipelines}) else {}
+
+
 def _with_costs(
     replayed: Replay, times: _MicrobatchTimes, suspects: Sequence[Suspect]
 ) -> Iterator[Suspect]:
     """Set the cost of each suspect: the time that steps save without it [s]."""
-    odd = [suspect.place["step"] for suspect in odd_steps(replayed.pipelines)]
-    ends = link_workers(replayed.pipelines.table)
-    is_normal = ~np.isin(times.step, odd)[:, None, None] & np.ones(times.logs.shape, bool)
-    is_normal_link = replayed.link_estimate.is_observed.copy()
-    masks = []
+    odd, ends = [*odd_steps(replayed.pipelines)], link_workers(replayed.pipelines.table)
+    is_usual, jobs = ~np.isin(times.step, odd)[:, None, None], job_steps(replayed)
     for suspect in suspects:
-        if suspect.kind == "link":
-            masks.append(np.array([workers == (*suspect.place.values(),) for workers in ends]))
-            is_normal_link &= ~masks[-1]
-        else:
-            masks.append(times.cells(suspect.place))
-            is_normal &= ~masks[-1]
-    jobs = job_steps(replayed)
-    for suspect, mask in zip(suspects, masks, strict=True):
-        ratio = suspect.ratio or 1.0
         factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(ends) + 1)
-        if suspect.kind == "link" and is_normal_link.any():
-            normal = replayed.link_times[is_normal_link].mean()
-            link_factors[:-1][mask] = normal / replayed.link_times[mask]
-        elif suspect.kind != "link":
+        ratio, extra = suspect.ratio or 1.0, 0.0
+        if suspect.kind == "link":
+            is_slow = np.array([workers == (*suspect.place.values(),) for workers in ends])
+            normal = replayed.link_times[replayed.link_estimate.is_observed & ~is_slow]
+            if len(normal):
+                link_factors[:-1][is_slow] = np.median(normal) / replayed.link_times[is_slow]
+        else:
+            cells = times.cells(suspect.place)
             is_stage = suspect.place.keys() <= {"worker", "stage"}
-            ratio = times.ratio(mask, is_normal, is_stage=is_stage) or ratio
-            factors[:-1] = times.slice_factors(mask, ratio)
+            ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
+            factors[:-1] = times.slice_factors(cells, ratio)
+            extra = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
         saved, step = [], suspect.place.get("step")
         for job in jobs:
             is_step = [k == step if step is not None else k not in odd for k in job.steps]
@@ -441,9 +414,8 @@ def _with_costs(
             before, after = (job.graph.finish(x).max(axis=1) for x in (recorded, faster))
             saved.extend((before - after).tolist())
         # of a step without all replicas: the extra time of its ops
-        cost = np.mean(saved) if saved else (1 - 1 / ratio) * np.exp(times.logs[mask]).sum()
-        why = suspect.why.format(ratio)
-        yield suspect._replace(seconds=float(cost), ratio=ratio, why=why)
+        cost, why = float(np.mean(saved)) if saved else extra, suspect.why.format(ratio)
+        yield suspect._replace(seconds=cost, ratio=ratio, why=why)
 
 
 def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
