@@ -1,5 +1,6 @@
 """Options of launchers read back into a run."""
 
+import math
 import re
 
 import numpy as np
@@ -81,7 +82,10 @@ def _bridge(options, launch, begin):
 
 
 def _maxtext(options, launch, begin):
-    axes = {name: options.get(f"ici_{name}_parallelism", 1) for name in AXES}
+    ends = {place: f"{place}_{{}}_parallelism" for place in ("ici", "dcn")}
+    axes = {k: math.prod([options.get(end.format(k), 1) for end in ends.values()]) for k in AXES}
+    splits_sequences = axes["tensor_sequence"] > 1
+    axes["tensor"] *= axes.pop("tensor_sequence")
     workers, workload = axes["pipeline"], begin.source.workload
     count = options.get("num_pipeline_microbatches", options.get("gradient_accumulation_steps", 1))
     data = axes["data"] * axes["fsdp"] * axes["expert"]
@@ -95,17 +99,19 @@ def _maxtext(options, launch, begin):
         "size": minibatch // count,
         "minibatch": minibatch,
         "tensor_parallel": axes["tensor"],
+        "sequence_parallel": splits_sequences,
         "context_parallel": axes["context"],
         "data_parallel": data,
         "expert_parallel": axes["expert"],
         "zero": 3 if axes["fsdp"] > 1 else 0,
         "recompute": options["remat_policy"],
+        "overlap": float("latency_hiding" in launch.program),
     }
     schedule = "circular" if per_worker > 1 else "gpipe"
     return workers, schedule, per_worker, "", fields | NO_UNITS
 
 
-AXES = ("data", "fsdp", "tensor", "context", "expert", "pipeline")
+AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
 
 
 def _torchtitan(options, launch, begin):

@@ -424,6 +424,25 @@ def test_a_modelled_run_that_does_not_fit_says_what_does(answer, call):
     assert "remedies may need" not in call("explain", *line, "--memory-limit", "75.2GB")[1]
 
 
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("expert", "-m qwen3-235b-a22b --expert-parallel 32 --data-parallel 32 --sequence 1024"),
+        ("tensor", "-m llama3-70b --tensor-parallel 16 --sequence-parallel"),
+        ("weights", "-m llama3-8b --data-parallel 64 --zero 3 --sequence 512"),
+        ("context", "-m llama3-8b --context-parallel 32 --sequence 32768"),
+    ],
+)
+def test_exchanges_inside_layers_are_a_cause(answer, kind, line):
+    run = [*["-s", "gpipe", "-P", "1", "-M", "4", "-y", "h100", "--minibatch", "4"], *line.split()]
+    faults = answer("explain", *run, "--memory-limit", "1000TB")["faults"]
+    (fault,) = (fault for fault in faults if fault["kind"] == kind)
+    step = answer("evaluate", *run)
+    # a single worker waits for nobody, so that the step is the sum of its parts
+    assert fault["seconds"] == pytest.approx(step["breakdown"][kind], rel=1e-9)
+    assert fault["seconds"] >= 0.25 * step["makespan"]
+
+
 def test_a_report_is_one_page_with_the_explorer_in_it(answer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.json").write_text(json.dumps(FILE))

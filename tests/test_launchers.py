@@ -29,6 +29,8 @@ MEGATRON = {
     "use-distributed-optimizer",
     "use-megatron-fsdp",
     "data-parallel-sharding-strategy",
+    "ckpt-format",
+    "overlap-moe-expert-parallel-comm",
     "recompute-granularity",
     "recompute-method",
     "recompute-num-layers",
@@ -324,6 +326,57 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
 
 
 JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "axes"),
+    [  # on nodes of 8: axes inside a node and between nodes, by hand
+        ({"data_parallel": 128, "zero": 3}, {"ici_fsdp": 8, "dcn_fsdp": 16}),
+        (
+            {"tensor_parallel": 4, "data_parallel": 32, "zero": 3},
+            {"ici_tensor": 4, "ici_fsdp": 2, "dcn_fsdp": 16},
+        ),
+        (
+            {"tensor_parallel": 8, "data_parallel": 2, "sequence_parallel": True, "workers": 4},
+            {"ici_tensor_sequence": 8, "dcn_data": 2, "dcn_pipeline": 4},
+        ),
+    ],
+)
+def test_maxtext_has_axes_inside_nodes_and_between_them(fields, axes):
+    fields = dict(fields)
+    workers = fields.pop("workers", 1)
+    table = pj.schedules.build("gpipe", num_workers=workers, num_microbatches=8)
+    workload = pj.Workload(LLAMA, minibatch=8, overlap=1.0, **fields)
+    (launch,) = pj.costing.launches(workload, table, "maxtext", per_node=8)
+    names = {k: v for k, v in launch.options.items() if k.endswith("_parallelism")}
+    assert names == {f"{name}_parallelism": count for name, count in axes.items()}
+    assert launch.text.startswith("XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true ")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "fields", "lacks"),
+    [
+        ("interleaved-1f1b", {}, ()),
+        ("1f1b", {}, ("experts beside compute with one stage for each worker",)),
+        (
+            "interleaved-1f1b",
+            {"recompute": "full"},
+            ("experts beside compute with recomputation of layers",),
+        ),
+    ],
+)
+def test_experts_beside_compute(schedule, fields, lacks):
+    options = {"stages_per_worker": 2} if schedule == "interleaved-1f1b" else {}
+    table = pj.schedules.build(schedule, num_workers=2, num_microbatches=8, **options)
+    spread = {"expert_parallel": 8, "data_parallel": 8, "expert_overlap": 1.0}
+    workload = pj.Workload(pj.load_model("mixtral-8x7b"), minibatch=8, **spread, **fields)
+    megatron, bridge, *others = pj.costing.launches(workload, table)
+    assert megatron.options["overlap-moe-expert-parallel-comm"] is True
+    assert bridge.options["comm_overlap.overlap_moe_expert_parallel_comm"] is True
+    assert tuple(text.partition(" (")[0] for text in megatron.lacks) == lacks
+    assert all("experts beside compute" in launch.lacks for launch in others)
+
+
 EAGER = ("--stack", "torchtitan-2024-eager")
 SPLIT = (*JOB, "--tensor-parallel", 2, "--data-parallel", 2)
 

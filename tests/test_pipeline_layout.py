@@ -241,7 +241,7 @@ def test_layers_of_stages_are_said_where_they_differ(layers, answer, call, tmp_p
 def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
     model = small_file(tmp_path / "small.json", 30)
     line = ("-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8)
-    note = "layers of stages: 7 8 8 7 (Megatron-LM takes equal ones: --pipeline-layout)"
+    note = "layers of stages: 7 8 8 7 (Megatron-LM needs equal layers, or --pipeline-layout)"
     result = answer("compare", "-S", "1f1b,gpipe", *line)
     assert [row["notes"] for row in result["rows"]] == [[note]] * 2
     assert note in " ".join(call("compare", "-S", "1f1b,gpipe", *line)[1].split())

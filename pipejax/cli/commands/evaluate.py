@@ -63,7 +63,7 @@ CORNERS = (
     Column("makespan", "makespan", seconds),
     Column("worst slack", "worst_slack", seconds),
     Column("total negative slack", "total_negative_slack", seconds),
-    Column("ops it binds", "binding_ops"),
+    Column("ops with least slack here", "binding_ops"),
 )
 
 
@@ -215,7 +215,9 @@ def _view(
         verdict = f"all workers are busy {percent(busy.mean() / makespan)} of it"
     if result.get("fits") is False:
         verdict = f"[bold red]{_does_not_fit(result)}[/]"
-    yield f"{seconds(result['makespan'])} per step; {verdict}"
+    slow = max(result.get("corners", ()), key=lambda corner: corner["makespan"], default=None)
+    corner = "" if slow is None else f" ({seconds(slow['makespan'])} in corner {slow['name']})"
+    yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
     yield f"{heading(result)}, {_link(evaluation)} links"
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {short_percent(share)}" for name, share in path)

@@ -129,13 +129,14 @@ def _regimes(form: "pj.results.Formula") -> TextTable:
     return grid([*columns, ("bound by", form.bound_by)], caption=caption)
 
 
-def family_lines(family: "pj.results.Family") -> Iterator[str]:
+def family_lines(family: "pj.results.Family", per_worker: float = 0) -> Iterator[str]:
     """Yield a family of forms and the numbers that it was fitted to and checked on."""
-    yield str(family)
+    ratio = f", M = {per_worker:.3g}P" if family.symbol == "P" else ""
+    yield f"makespan = {family}{ratio}"
     checked = ", ".join(map(str, family.verified_on))
     yield (
         f"fitted to {family.symbol} = {family.found_on[0]} to {family.found_on[-1]}"
-        + (f", checked on {checked}" if checked else "")
+        + (f", checked on {family.symbol} = {checked}" if checked else "")
     )
 
 
@@ -280,7 +281,8 @@ def formula(
         if regimes is not None:
             yield plain(map_line(regimes))
         if form_family is not None:
-            yield from map(plain, family_lines(form_family))
+            ratio = table.num_microbatches / table.num_workers
+            yield from map(plain, family_lines(form_family, ratio))
         yield from form_view(table, form, plans)
 
     return Answer(result, view(), {**written, "drawn to": figure}, details=form_details(form))

@@ -151,7 +151,12 @@ def plan(
     if is_config:
         out.save_text(config_text(options))
         options = {"config": out.path}
-    launches = pj.costing.launches(planned.best.workload, planned.best.table, launcher)
+    launches = pj.costing.launches(
+        planned.best.workload,
+        planned.best.table,
+        launcher,
+        per_node=float(planned.request.system.gpus_per_node),
+    )
     stages = layout_json(planned.best.workload, planned.best.table)
     result = _result(planned, stages) | {"launch": launch_json(launches)}
     out_words = "the best as options for --config in" if is_config else "all layouts in"
@@ -162,7 +167,8 @@ def plan(
     details = {"launcher options": [*launch_lines(launches)]} | plan_details(planned)
     outputs = {out_words: out, "picture in": figure}
     written = {words: output for words, output in outputs.items() if output.path is not None}
-    view = chain(plan_view(planned), map(plain, stages.get("notes", ())))
+    asked = launch_lines(launches if launcher is not None else ())
+    view = chain(plan_view(planned), map(plain, stages.get("notes", ())), asked)
     return Answer(result, view, written, next=go_on, details=details)
 
 

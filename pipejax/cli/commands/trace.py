@@ -78,7 +78,7 @@ def trace(
         W=param_grad.
       stages_per_worker: where files do not say it.
       microbatches: of a pipeline in a step, where files do not say it.
-      steps: in all files, where they do not say it.
+      steps: where they do not say it.
       world: ranks of the run; those of which there is no file are left out.
       only_steps: as 2:20, 5: or 3,4,7.
       all_steps: without it, odd steps such as a warm-up are named and left out of the means.

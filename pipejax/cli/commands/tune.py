@@ -151,7 +151,8 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
         }
         is_size = best.over == "size"
         run = scenario.replace(num_microbatches=best.microbatches)
-        launches = pj.costing.launches(workload, run.table()) if is_size else ()
+        launcher = scenario.files.get("launcher")
+        launches = pj.costing.launches(workload, run.table(), launcher) if is_size else ()
         result |= {"launch": launch_json(launches)} if launches else {}
         details: dict[str, Iterable[object]] = {
             "microbatch sizes" if is_size else "stages": [

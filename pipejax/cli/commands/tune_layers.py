@@ -105,7 +105,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
 
     def report(result: "Found[Partition]") -> Answer:
         best = result.best
-        launches = pj.costing.launches(best.workload, table)
+        launches = pj.costing.launches(best.workload, table, scenario.files.get("launcher"))
         data = _as_json(table, links, result) | {
             "seconds": time.monotonic() - start,
             "launch": launch_json(launches),

@@ -166,7 +166,7 @@ def _messages_view(data: Mapping[str, Any], result: "Found[TransferOrder]") -> I
     order = "the default order" if data["own_order"] == "default" else "the table's own order"
     times = {
         order: result.baselines["own"],
-        "producer by producer": result.baselines["by producer"],
+        "in the order of their producers": result.baselines["by producer"],
     }
     gain = f"while {order} deadlocks"
     if data["gain"] is not None:
@@ -179,7 +179,7 @@ def _messages_view(data: Mapping[str, Any], result: "Found[TransferOrder]") -> I
     yield from _longest_wait(data)
     yield (
         f"with messages that block nobody: {seconds(data['free_bound'])}, "
-        f"{percent(data['free_gap'])} less"
+        f"{percent(data['free_gap'])} less than the best order"
     )
 
 
@@ -213,7 +213,8 @@ def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
     longest, (before, after) = data["waits"][0], data["wait"].values()
     yield (
         f"before: {longest['cell']} waits {seconds(longest['wait'])} behind {longest['front']} on "
-        f"worker {longest['worker']}; all waits {seconds(before)}, now {seconds(after)}"
+        f"worker {longest['worker']}; "
+        f"transfers wait {seconds(before)} in all, {seconds(after)} in the best order"
     )
 
 

@@ -102,7 +102,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         ),
         "waves": OptionRecord(COUNT, "number of waves (hanayo)"),
         "slices": OptionRecord(COUNT, "slices K of a microbatch (seq-1f1b, terapipe, slimpipe)"),
-        "schedule_options": OptionRecord(RULES, "schedule options without a flag, as variant=1"),
+        "schedule_options": OptionRecord(
+            RULES, "options of a schedule that have no flag of their own, as variant=1"
+        ),
         "prompt": _often(COUNT, "length of the prompt [tokens]", argument="tokens"),
         "num_chunks": OptionRecord(COUNT, "number of chunks of the prompt"),
         "multiple": OptionRecord(COUNT, "chunk sizes are multiples of this [tokens]"),

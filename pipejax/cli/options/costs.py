@@ -42,7 +42,7 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
     Attributes:
       stage_times: or F=1ms,I=1ms,W=1ms where the backward is split; pair=2ms is what a fused pair
         takes as a whole.
-      worker_times: divided over its stages.
+      worker_times: its stages share it evenly.
       offload: a number or one for each stage; with --model also system, as long as its host link
         takes. Where a schedule is searched, it lets activations go there. --planned-offload is what
         an order is made for, and changes no time.
@@ -53,7 +53,7 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
         where several schedules are given, those it lacks are left out.
       lengths: a line for each, several numbers where sequences are packed, or JSON; times are
         those of the mean length, or follow from the model.
-      microbatch_order: that arrange wrote.
+      microbatch_order: that tune microbatches wrote.
       stragglers: factors on all that these workers execute.
       scale: what would be if; places are stages, boundaries and workers.
       measured_stages: of --stage-times or --costs, where the table has others: they are merged, or
@@ -62,7 +62,7 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
       recompute_again: where split backwards free what R brought back.
       workers_per_node: or several, as 4,8, of a node and a rack of nodes; --comm, --latency and
         --transmit then take a time for each level, as 1ms,5ms.
-      worker_places: numbered node by node, as 0,4,1,5, or a file that place wrote.
+      worker_places: numbered node by node, as 0,4,1,5, or a file that tune places wrote.
     """
 
     stage_times: Text = None

@@ -25,7 +25,7 @@ def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict
     layers = [int(count) for count in assign_layers(workload, table).layers]
     notes = []
     if len({*layers}) > 1:
-        reason = "Megatron-LM takes equal ones: --pipeline-layout"
+        reason = "Megatron-LM needs equal layers, or --pipeline-layout"
         if workload.embedding_units or workload.loss_units:
             reason = "embedding and head count as layers"
         if workload.pipeline_layout:

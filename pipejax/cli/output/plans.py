@@ -49,9 +49,16 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         yield from _break_even(plan)
     for entry in plan.outside:
         yield plain(
-            f"not ranked, nobody measured {entry.regime} here well: {seconds(entry.step_time)} "
-            f"with {_long_text(entry)}"
+            f"not ranked, {_doubt(entry)}: {seconds(entry.step_time)} with {_long_text(entry)}"
         )
+
+
+def _doubt(entry: "PlannedLayout") -> str:
+    """Say why a layout is not ranked."""
+    evidence = entry.evidence
+    if evidence is None or evidence.differs or not evidence.is_many:
+        return f"{entry.regime} is not measured on this machine with this software"
+    return f"{entry.regime} is predicted {evidence.mean_error:.3g} % off on this machine"
 
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
@@ -97,7 +104,7 @@ def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) ->
     sources = ", ".join(record["sources"])
     if len(record["sources"]) > SOURCES:
         sources = f"{len(record['sources'])} sources"
-    differs = f"; yours: {', '.join(record['differs'])}" if record["differs"] else ""
+    differs = f"; your run differs: {', '.join(record['differs'])}" if record["differs"] else ""
     expected = "extrapolated"
     if record["range"] is not None:
         ends = " to ".join(map(seconds, record["range"]))
@@ -145,7 +152,7 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
     """Yield the layouts that may be as fast, or what would have to hold for the second to win."""
     if plan.tied > 1:
         yield (
-            f"{plan.tied} layouts tie: predictions of such runs differ by as much "
+            f"{plan.tied} layouts tie: they differ by less than errors of such predictions do "
             "(--details lists them)"
         )
         return

@@ -31,6 +31,7 @@ FOUND = "better.csv"  # of what a search finds, unless tables are written
 STEPS = 10  # of a search of an order of messages
 LONGEST = 40  # letters of what a file's name says of its table
 # causes that another schedule is held against: nothing is undone
+ENDS = ("start", "gaps", "end")  # parts of the step in which the pipeline fills and drains
 OF_SCHEDULES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 LONG_COMMAND = 700  # letters from which a first screen does not print a command
@@ -165,22 +166,33 @@ def _with_share(time: float, explanation: "Explanation") -> str:
     return f"{seconds(time)} ({percent(time / (explanation.step_time or 1.0))})"
 
 
-def advice_view(
-    explanation: "Explanation",
-    rows: Sequence[Mapping[str, Any]],
-    named: Sequence[Mapping[str, Any]] | None = None,
-) -> Iterator[object]:
-    """Yield the best remedy of each launcher and shelf, of those named; or causes and the best."""
-    if named is None and explanation.effects:
+def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
+    """Yield the next causes, and the best remedy of each launcher and shelf."""
+    if explanation.effects:
         name = explanation.bottleneck.kind
         yield plain("; ".join(_effect_text(effect, name) for effect in explanation.effects))
-    for fault in explanation.faults[1:3] if named is None else ():
+    ends = sum(part.seconds for part in explanation.parts if part.name in ENDS)
+    if ends > explanation.bottleneck.seconds and explanation.bottleneck.kind not in OF_SCHEDULES:
+        yield plain(
+            f"also: start and end of the pipeline take {_with_share(ends, explanation)} with "
+            f"{explanation.run.microbatches} microbatches"
+        )
+    for fault in explanation.faults[1:3]:
         yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
+    yield from remedies_view(explanation, rows, rows)
+
+
+def remedies_view(
+    explanation: "Explanation",
+    rows: Sequence[Mapping[str, Any]],
+    named: Sequence[Mapping[str, Any]],
+) -> Iterator[object]:
+    """Yield the best of the named remedies for each launcher and shelf, and the first command."""
     if not rows:
         yield "no remedy that was tried makes it shorter"
         return
     names: set[str] = set()  # of shelves and launchers of which a remedy was shown
-    for row in rows if named is None else named:
+    for row in named:
         if not names.issuperset(row["launchers"] or [row["shelf"]]):
             assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
             yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}")
@@ -208,11 +220,11 @@ def _effect_text(effect: "Effect", name: str) -> str:
     text = f"{effect.what} saves {time}"
     if effect.what in ("part", "cause"):
         is_part = effect.what == "part"
-        text = f"{name} takes {time} of the step" if is_part else f"undoing it saves {time}"
+        text = f"{name} takes {time} of the step" if is_part else f"without it {time} less"
     if effect.part:
         more = "more" if effect.grows > 0 else "less"
-        text += f", with {seconds(abs(effect.grows))} {more} of {effect.part}"
-    return text if effect.without is None else f"{text}; without that, {seconds(effect.without)}"
+        text += f", but {effect.part} takes {seconds(abs(effect.grows))} {more}"
+    return text if effect.without is None else f"{text} ({seconds(effect.without)} otherwise)"
 
 
 def _command_line(command: str) -> object:

@@ -395,7 +395,7 @@ def savings(head: str, value: str, times: Mapping[str, float | None], best: floa
             (head, rows),
             (value, ("-" if time is None else seconds(time) for time in rows.values())),
             (
-                "best saves",
+                "the best saves",
                 (
                     "-" if time is None else percent(1 - best / time if time else 0.0)
                     for time in rows.values()

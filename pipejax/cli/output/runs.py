@@ -54,10 +54,8 @@ def tokens_text(result: Mapping[str, Any]) -> str:
 def mfu_text(result: Mapping[str, Any]) -> str:
     """Return the model FLOP utilization, and FLOP per second."""
     rate = result["flops_per_accelerator"] / 1e12
-    return (
-        f"MFU {percent(result['mfu'])} of {result['precision']} (attention counted as a full "
-        f"square), {rate:.3g} TFLOP/s each"
-    )
+    peak = f"{result['precision']} (causal attention counted in full)"
+    return f"MFU {percent(result['mfu'])} of {peak}, {rate:.3g} TFLOP/s each"
 
 
 def memory_text(result: Mapping[str, Any]) -> str:

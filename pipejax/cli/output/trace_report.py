@@ -10,7 +10,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.remedies import advice_details, advice_view, first_fault
+from pipejax.cli.output.remedies import advice_details, first_fault, remedies_view
 from pipejax.cli.output.report import Column, Figure, plain, rows_table
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.op_times import measured_costs
@@ -92,7 +92,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
     shares = (f"{WORDS.get(x.name, x.name)} {percent(x.seconds / advice.step_time)}" for x in parts)
     yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(shares)}")
     large = [row for row in others if row["saves"] > MIN_SAVING * advice.step_time]
-    yield from advice_view(advice, advised, [row for row in large if row["shelf"] != "hardware"])
+    yield from remedies_view(advice, advised, [row for row in large if row["shelf"] != "hardware"])
     yield _heading(analysis, result)
 
 

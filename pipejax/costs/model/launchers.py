@@ -36,6 +36,7 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
 MEGATRON = ("1f1b", "interleaved-1f1b")
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
+LATENCY_HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
 FULL_GRADIENT = 4.0  # bytes that Megatron accumulates a gradient in unless it is told otherwise
 
 
@@ -47,7 +48,7 @@ class Launch(NamedTuple):
       launcher: its name.
       options: by name; True is a flag without a value, a list several values.
       lacks: what the layout has and the launcher has not; it runs the layout where this is empty.
-      program: what stands in the user's own program beside the options, if anything does.
+      program: what stands in the user's own program or environment beside the options, if anything.
     """
 
     launcher: str
@@ -62,10 +63,11 @@ class Launch(NamedTuple):
         if style == "file":
             return "; ".join(filter(None, (json.dumps(dict(self.options)), self.program)))
         if style == "pairs":
-            return shlex.join(
+            pairs = (
                 f"{name}={value if isinstance(value, str) else json.dumps(value)}"
                 for name, value in self.options.items()
             )
+            return " ".join(filter(None, (self.program, shlex.join(pairs))))
         words = []
         for name, value in self.options.items():
             several = value if isinstance(value, list) else [value]
@@ -76,7 +78,10 @@ class Launch(NamedTuple):
 
 
 def launches(
-    workload: Workload, table: ScheduleTable, launcher: str | None = None
+    workload: Workload,
+    table: ScheduleTable,
+    launcher: str | None = None,
+    per_node: float = math.inf,
 ) -> tuple[Launch, ...]:
     """Return the options of each launcher for a workload and schedule.
 
@@ -85,6 +90,7 @@ def launches(
         each stage; its minibatch is of one pipeline.
       table: the schedule.
       launcher: name of the only one that counts; default: all.
+      per_node: accelerators of a node, for launchers that split axes by it.
 
     Returns:
       One record for each launcher: its options, and what it lacks.
@@ -110,7 +116,7 @@ def launches(
       deepspeedai/DeepSpeed, AI-Hypercomputer/maxtext.
     """
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
-    job = _Job(workload, table)
+    job = _Job(workload, table, per_node)
     return tuple(
         Launch(
             record.name,
@@ -193,9 +199,11 @@ class _Pipeline:
 class _Job(_Pipeline):
     """Workload and pipeline of a job, in terms that launchers share."""
 
-    def __init__(self, workload: Workload, table: ScheduleTable) -> None:
+    def __init__(
+        self, workload: Workload, table: ScheduleTable, per_node: float = math.inf
+    ) -> None:
         super().__init__(table)
-        self.workload = workload
+        self.workload, self.per_node = workload, per_node
         self.size = workload.microbatch_size(table)
         self.batch = workload.minibatch * workload.data_parallel
         assigned = np.asarray(assign_layers(workload, table).layers)
@@ -237,12 +245,15 @@ def _megatron(job: _Job) -> Options:
         options["data-parallel-sharding-strategy"] = ("optim_grads", "optim_grads_params")[
             workload.zero - 2
         ]
+        options["ckpt-format"] = "fsdp_dtensor"  # without which it refuses the other
     if workload.data_parallel * workload.context_parallel > 1 and workload.overlap > 0:
         options["overlap-grad-reduce"] = True
         if workload.zero and workload.overlap > HALF:
             options["overlap-param-gather"] = True
     if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
         options["tp-comm-overlap"] = True
+    if workload.has_experts and workload.expert_overlap > 0:
+        options["overlap-moe-expert-parallel-comm"] = True
     if float(workload.model.accumulated_bytes) < FULL_GRADIENT:
         options["grad-reduce-in-bf16"] = True
     if layers := workload.recomputation.layers:
@@ -278,8 +289,14 @@ def _order_lacks_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
 
 def _lacks_of_megatron(job: _Job) -> Iterator[str]:
     yield from _order_lacks_of_megatron(job)
-    if "half_products" in job.workload.recompute:
+    workload = job.workload
+    if "half_products" in workload.recompute:
         yield "recomputation of every second product"
+    if workload.has_experts and workload.expert_overlap > 0:
+        if job.workers > 1 and job.several < 2:
+            yield "experts beside compute with one stage for each worker (it goes with several)"
+        if workload.recomputation.layers:
+            yield "experts beside compute with recomputation of layers"
 
 
 def _torchtitan(job: _Job) -> Options:
@@ -356,9 +373,15 @@ def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
         yield f"recomputation {workload.recompute} (none, full and half_products are there)"
     if workload.rank_order != RANK_ORDERS[0]:
         yield f"rank order {workload.rank_order}"
+    yield from _lacks_of_experts(workload)
     if job.workers > 1 and workload.model.mtp_layers:
         yield "layers for further tokens in a pipeline"
     yield from _order_lacks_of_torchtitan(job)
+
+
+def _lacks_of_experts(workload: Workload) -> Iterator[str]:
+    if workload.has_experts and workload.expert_overlap > 0:
+        yield "experts beside compute"
 
 
 def _deepspeed(job: _Job) -> Options:
@@ -407,6 +430,7 @@ def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
         yield "context parallelism"
     if workload.tensor_parallel > 1 and workload.expert_parallel > 1:
         yield "experts beside tensor parallelism"
+    yield from _lacks_of_experts(workload)
     if workload.recompute != "none" and workload.recomputation.layers < math.inf:
         yield f"recomputation {workload.recompute} (none, full and uniform:N are there)"
 
@@ -417,13 +441,20 @@ def _maxtext(job: _Job) -> Options:
     # experts lie on replicas; where they do not fit there, `_lacks_of_maxtext` says so
     replicas = max(1, workload.data_parallel // workload.expert_parallel)
     degrees = {
-        "fsdp" if workload.zero == 3 else "data": replicas,
-        "tensor": workload.tensor_parallel,
+        "tensor_sequence" if workload.sequence_parallel else "tensor": workload.tensor_parallel,
         "context": workload.context_parallel,
         "expert": workload.expert_parallel,
+        "fsdp" if workload.zero == 3 else "data": replicas,
         "pipeline": job.workers,
     }
-    options: Options = {f"ici_{name}_parallelism": n for name, n in degrees.items() if n > 1}
+    # an axis lies inside nodes (ici) as far as there is room, and between them (dcn) with the rest
+    options: Options = {}
+    room = job.per_node
+    for name, count in degrees.items():
+        inside = count if room == math.inf else math.gcd(count, int(room))
+        room /= inside
+        places = {"ici": inside, "dcn": count // inside}
+        options |= {f"{place}_{name}_parallelism": n for place, n in places.items() if n > 1}
     # a step has per_device_batch_size x devices sequences, times the steps of accumulation
     on_device = workload.data_parallel * job.size / math.prod([*degrees.values()])
     if job.workers > 1:
@@ -452,6 +483,14 @@ def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
         yield "experts beyond the replicas"
     if workload.recompute != "full":
         yield f"recomputation {workload.recompute} (full is there; minimal is near none)"
+    if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
+        yield "tensor parallelism beside compute"
+    yield from _lacks_of_experts(workload)
+
+
+def _flags_of_xla(job: _Job) -> str:
+    """Return the variable with which XLA exchanges beside compute."""
+    return f"XLA_FLAGS={LATENCY_HIDING}" if job.workload.overlap > 0 else ""
 
 
 class Launcher(NamedTuple):
@@ -516,7 +555,8 @@ LAUNCHERS: Mapping[str, Launcher] = {
                     *("use-distributed-optimizer", "use-megatron-fsdp"),
                     "data-parallel-sharding-strategy",
                 ),
-                "comm_overlap": ("tp-comm-overlap",),
+                "checkpoint": ("ckpt-format",),
+                "comm_overlap": ("tp-comm-overlap", "overlap-moe-expert-parallel-comm"),
                 "dist": ("use-tp-pp-dp-mapping",),
             },
             gradient_bytes=FULL_GRADIENT,
@@ -553,6 +593,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             _maxtext,
             _lacks_of_maxtext,
             style="pairs",
+            program=_flags_of_xla,
             gradient_bytes=FULL_GRADIENT,
         ),
     )

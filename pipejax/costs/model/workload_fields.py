@@ -136,8 +136,13 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "0 none of what fits beside products of a backward, 1 all.",
         in_plan=True,
     ),
-    # on the command line these seven come with a stack
-    "expert_overlap": WorkloadField("share", in_plan=True),
+    "expert_overlap": WorkloadField(
+        "share",
+        "share of the exchange of experts hidden by compute",
+        "0 none of what fits beside a layer of another microbatch, 1 all.",
+        in_plan=True,
+    ),
+    # on the command line these six come with a stack
     "dispatcher": WorkloadField("name", names=DISPATCHERS, in_plan=True),
     "contiguous_context": WorkloadField("flag", in_plan=True),
     "graphs": WorkloadField("share", in_plan=True),

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.analysis.runs.activation_memory import activation_memory
 from pipejax.analysis.runs.evaluate import evaluate
-from pipejax.analysis.step.faults import ENOUGH, ComputeTimes, slowest_place
+from pipejax.analysis.step.faults import ComputeTimes, slowest_place
 from pipejax.analysis.step.step_parts import SHARDING, without_rules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
@@ -105,8 +105,7 @@ def microbatches(run: Candidate) -> Iterator[Candidate]:
     if workload is None or not is_named or is_planned_for_limit or run.table_costs.per_microbatch():
         return
     count = scenario.size["num_microbatches"]
-    has_few = 2 * count < ENOUGH * table.num_workers
-    for factor in (2, 0.5, *([4] if has_few else [])):
+    for factor in (2, 4, 8, 16, 0.5):
         new_count = int(count * factor)
         if new_count / factor != count or new_count * table.num_stages > MAX_OPS:
             continue
@@ -343,6 +342,8 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "gradients and weights beside compute", {"overlap": 1.0}
     if workload.tensor_parallel > 1 and workload.tensor_overlap < 1:
         yield "tensor parallelism beside compute", {"tensor_overlap": 1.0}
+    if workload.has_experts and workload.expert_parallel > 1 and workload.expert_overlap < 1:
+        yield "exchange of experts beside compute", {"expert_overlap": 1.0}
 
 
 def optimised(run: Candidate) -> Iterator[Candidate]:

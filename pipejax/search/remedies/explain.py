@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.faults import NEGLIGIBLE, Fault
 from pipejax.analysis.step.step_parts import Part
+from pipejax.analysis.step.step_report import breakdown
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import short_repr
@@ -20,6 +22,7 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.model.launchers import Launch
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
+from pipejax.costs.stage.stage_costs import stage_parts
 from pipejax.costs.system.system import System
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
@@ -59,6 +62,15 @@ SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": chan
 # kinds of which the best of each launcher and of no launcher are reported
 BEST_ONLY = ("schedule", "microbatches", "layers", "in flight")
 OF_HARDWARE = ("repair", "hardware")  # kinds that no launcher and no code brings
+# exchanges inside layers by parts of a step, and the share from which they are a cause: tensor
+# parallelism takes less of most runs (ours)
+IN_LAYERS = {
+    "tensor": "exchanges of tensor parallelism",
+    "context": "exchanges of context parallelism",
+    "expert": "tokens on their way to experts and back",
+    "weights": "gathers of weights",
+}
+LARGE_EXCHANGE = 0.25
 MAX_ASSUMPTIONS = 1  # of a remedy
 
 
@@ -241,7 +253,7 @@ def explain(
                 remedies.append(combined)
     order = [*SHELVES]
     remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND, -r.saves))
-    faults = _faults_of_settings(memory, candidates["settings"])
+    faults = [*_faults_of_settings(memory, candidates["settings"]), *_faults_of_layers(begin)]
     rivals = candidates["schedule"]
     if launcher is not None:
         rivals = [rival for rival in rivals if shelved.launchers("schedule", begin, rival)]
@@ -463,6 +475,23 @@ def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> list[F
         return list(begin.faults)
     why = f"activations are recomputed ({workload.recompute}) although {best.what} fits"
     return [*begin.faults, Fault("recompute", gain, why)]
+
+
+def _faults_of_layers(begin: Candidate) -> list[Fault]:
+    """List exchanges inside layers that take much of the step."""
+    workload, system, faults = begin.scenario.workload, begin.scenario.system, []
+    if workload is None or system is None or not begin.table.grammar.is_usual:
+        return []
+    costs, times = begin.table_costs, breakdown(begin.run, workload, system)
+    for name, part in stage_parts(workload, system, begin.table).items():
+        if name not in IN_LAYERS or times[name] < LARGE_EXCHANGE * begin.step_time:
+            continue
+        rest = jax.tree.map(np.subtract, costs, part)
+        gain = begin.step_time - evaluate(begin.table, rest, link=begin.scenario.links).step_time
+        share = 100 * times[name] / begin.step_time
+        why = f"{IN_LAYERS[name]} take {share:.3g} % of the step, and no compute hides them"
+        faults.append(Fault(name, gain, why))
+    return faults
 
 
 def _faults_with_memory(

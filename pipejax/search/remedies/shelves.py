@@ -26,9 +26,9 @@ SAY_STAGES: Mapping[str, Collection[str]] = {
 
 def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...]:
     """Return options of launchers for a run; at measured times those of the pipeline alone."""
-    workload = scenario.source.workload
-    if workload is not None:
-        return launches(workload, scenario.table())
+    workload, system = scenario.source.workload, scenario.source.system
+    if workload is not None and system is not None:
+        return launches(workload, scenario.table(), per_node=float(system.gpus_per_node))
     return pipeline_launches(scenario.table(), layers or None)
 
 

@@ -379,5 +379,5 @@ def _nearest(request: PlanRequest, layouts: Layouts, estimates: Estimates) -> st
     return (
         f"none of {len(layouts)} layouts of {request.model.name} on {request.gpus} accelerators "
         f"fits the memory: the nearest ({what}) needs {need:.1f} GB per accelerator, "
-        f"{need - room:.1f} GB more than the {room:.1f} GB {owner}"
+        f"more than the {room:.1f} GB {owner}"
     )

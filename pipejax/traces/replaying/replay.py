@@ -28,6 +28,7 @@ from pipejax.traces.replaying.messages import (
 from pipejax.traces.replaying.pipelines import Pipelines
 
 MAX_EARLY = 0.2  # share of a link's messages taken before they could be sent, by a possible model
+MAX_NOISE = 0.2  # of a pipeline; beyond it the simplest equivalent link model is chosen
 MAX_NODES = 1 << 18  # of all runs of a table from which message times are estimated
 
 
@@ -171,6 +172,10 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
     noise = max(MIN_NOISE, DEVIATION * float(np.median(np.abs(best.errors))))
     candidates = [result.links for result in results]
     identified = judge(spans, candidates, predicted, noise, best.links)
+    if noise > MAX_NOISE:
+        models = (best.links, *identified.equivalent_models)
+        best = next(result for result in results if result.links in models)
+        identified = judge(spans, candidates, predicted, noise, best.links)
     return dataclasses.replace(best, identified=identified)
 
 
