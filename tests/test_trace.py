@@ -310,7 +310,7 @@ def test_a_forecast_is_students_interval():
 def test_a_band_fails_if_chance_explains_so_few_steps_in_it_with_under_5_percent(
     inside, size, failed
 ):
-    """Of 8 steps in a band of 90 %: at most 6 with 18.7 %, at most 5 with 3.8 %; 1 of 2 with 19 %."""
+    """At most 6 of 8 are in a band of 90 % with 18.7 %, at most 5 with 3.8 %; 1 of 2 with 19 %."""
     chance = sum(math.comb(size, k) * 0.9**k * 0.1 ** (size - k) for k in range(inside + 1))
     assert (chance < 0.05) == failed
     recorded = np.array([9.0, 11.0] * 4 + [10.0] * inside + [99.0] * (size - inside))
@@ -334,7 +334,7 @@ def stretched(run, factor):
     ],
 )
 def test_means_leave_out_odd_steps_and_name_them(factors, odd, answer, call, folder):
-    """Of 1F1B on 4 workers: 11 microbatches, each 3 s, in the way of a step of 33 s."""
+    """1F1B on 4 workers takes 33 s: 11 microbatches of 3 s are in the way."""
     run = pj.evaluate(make_table("1f1b"), pj.Costs(forward=1.0, backward=2.0))
     write_csv(folder / "run.csv", traces.record_runs([stretched(run, x) for x in factors]))
     line = ["trace", "run.csv", "--schedules", "gpipe"]
@@ -535,6 +535,56 @@ def test_some_steps_alone(answer, mistake, folder):
         message = mistake("trace", "run.csv", "--only-steps", text)
         assert f"--only-steps {text}: the files have steps 0 to 5{none}\n" in message
     assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", "a:")
+
+
+@pytest.mark.parametrize(("pause", "has_advice"), [(1.0, True), (2.0, False), (9.0, False)])
+@pytest.mark.parametrize("name", ["1f1b", "eager-1f1b"])
+def test_a_replay_that_is_far_off_is_no_basis_for_advice(
+    name, pause, has_advice, answer, call, folder
+):
+    """All workers stand still in every step, so 33 s of 33 s and the pause are replayed."""
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+    trace = traces.record_runs([run] * 4)
+    begin = np.array([trace.start[trace.step == step].min() for step in trace.steps])
+    late = pause * (trace.start - begin[trace.step] > 16.0) + 50.0 * trace.step
+    write_csv(
+        folder / "run.csv",
+        dataclasses.replace(trace, start=trace.start + late, end=trace.end + late),
+    )
+    line = ["trace", "run.csv", "--schedules", "zb-h1"]
+    result, (_, text, _) = answer(*line), call(*line)
+    error = 100 * pause / (33 + pause)
+    assert result["replay"]["mean_error"] == pytest.approx(error)
+    assert (error <= 5) == has_advice == bool(result["remedies"]) == (result["no_advice"] is None)
+    if not has_advice:
+        limit = f"the replay is {error:.3g} % off; above 5 % there is no advice"
+        assert result["no_advice"] == limit
+        assert text.startswith(
+            f"{33 + pause:.3g} s per step; no advice: {limit}\nlaunch-starved or"
+        )
+        assert f"idles {pause:.3g} s before" in text
+        assert "first:" not in text
+        assert "saves" not in text
+        assert call(*line, "--out", "x.html")[0] == 2
+
+
+@pytest.mark.parametrize(("forth", "back"), [(0.05, 0.05), (0.08, 0.0), (0.0, 0.09)])
+def test_messages_that_arrive_before_they_are_sent_are_below_the_resolution(
+    forth, back, call, folder
+):
+    """No clock is wrong: forwards or backwards begin up to 0.09 s before their inputs end."""
+    trace = traces.record_runs(
+        [pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0))] * 4
+    )
+    lead = {"F": forth, "B": back}
+    early = np.array([lead[trace.phases[code]] for code in trace.phase])
+    early[np.where(trace.phase == trace.phases.index("F"), trace.stage == 0, trace.stage == 3)] = (
+        0.0
+    )
+    write_csv(folder / "run.csv", dataclasses.replace(trace, start=trace.start - early))
+    _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
+    assert "below the clocks' resolution" in text
 
 
 def test_what_a_stranger_reads(answer, call, folder):

@@ -243,8 +243,10 @@ class _MicrobatchTimes(NamedTuple):
             machines = [{**worker, **replica} for replica in by_replica for worker in workers]
             yield self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
             yield self._slow("replica", self.logs - _stage_medians(self.logs), by_replica)
-            of_replica = [{**x, **replica} for replica in by_replica for x in microbatches]
-            yield self._slow("microbatch", common - usual[:, None], of_replica)
+            replica_microbatches = [
+                {**x, **replica} for replica in by_replica for x in microbatches
+            ]
+            yield self._slow("microbatch", common - usual[:, None], replica_microbatches)
             for replica in replicas:
                 rows = self.replica == replica
                 usual[rows] = np.median(self.common[rows], axis=0)
