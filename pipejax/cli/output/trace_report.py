@@ -89,7 +89,10 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield _against(analysis.against)
     yield from _deal(analysis)
     parts = [part for part in advice.parts if abs(part.seconds) > MIN_SHARE * advice.step_time]
-    shares = (f"{WORDS.get(x.name, x.name)} {percent(x.seconds / advice.step_time)}" for x in parts)
+    shares = (
+        f"{WORDS.get(part.name, part.name)} {percent(part.seconds / advice.step_time)}"
+        for part in parts
+    )
     yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(shares)}")
     large = [row for row in others if row["saves"] > MIN_SAVING * advice.step_time]
     yield from remedies_view(advice, advised, [row for row in large if row["shelf"] != "hardware"])
@@ -123,7 +126,7 @@ def _other_suspects(analysis: "Analysis") -> Iterator[object]:
     others = [suspect for suspect in suspects if counts[suspect.kind] < MAX_LISTED]
     # a worker and its only stage are one place of one cost
     named = {} if finding is None else {finding.seconds: finding}
-    others = [x for x in others if named.setdefault(x.seconds, x) is x and x is not finding]
+    others = [row for row in others if named.setdefault(row.seconds, row) is row is not finding]
     for suspect in others[:NAMED]:
         yield plain(f"also: {_suspect_text(analysis, suspect)}")
     if others[NAMED:]:

@@ -274,18 +274,21 @@ def _first_finding(
 ) -> Suspect | None:
     """Return the suspect or slow place that matters most; None if no place alone matters."""
     step, counts = float(shares.recorded.mean()), Counter(suspect.kind for suspect in suspects)
-    listed = [x for x in suspects if x.kind != "clock" and counts[x.kind] < MAX_LISTED]
-    listed = [x for x in listed if x.seconds > MIN_COST * step]
-    rows = [x for x in listed if x.place != {"step": first_step}]  # a warm-up matters least
-    rows = rows or [x for x in _slow_places(shares, fault) if x.seconds > MIN_PLACE * step]
+    listed = [
+        row
+        for row in suspects
+        if row.kind != "clock" and counts[row.kind] < MAX_LISTED and row.seconds > MIN_COST * step
+    ]
+    rows = [row for row in listed if row.place != {"step": first_step}]  # a warm-up matters least
+    rows = rows or [row for row in _slow_places(shares, fault) if row.seconds > MIN_PLACE * step]
     first = next(iter(rows or listed), None)
     saves = 0.0 if deal is None else deal.saves * float(deal.before.mean())
     if saves > max(MIN_PLACE * step, first.seconds if first else 0.0):
         why = "replicas wait for the one with the longest microbatches"
         return Suspect("data", "", saves, None, 0.0, why, {})
     # a worker and its only stage: the stage, if it has the head or is slow in all replicas
-    stages = (x for x in suspects if x.kind == "stage" and first and x.seconds == first.seconds)
-    stage = next(stages, first)
+    stages = [row for row in suspects if row.kind == "stage"]
+    stage = next((row for row in stages if first and row.seconds == first.seconds), first)
     is_end = stage and stage.place.get("stage") in (0, len(shares.by_name("stage")) - 1)
     return stage if is_end or len(shares.by_name("replica")) > 1 else first
 
@@ -294,8 +297,8 @@ def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
     """Return the machine that costs most and a bottleneck, though no outliers, by cost."""
     machines = [*shares.by_name("place").values()][:1]
     rows = [
-        ("worker", x.name.removeprefix("worker "), x.saves, f"{x.name} takes longer than the mean")
-        for x in machines
+        ("worker", share.name[len("worker ") :], share.saves, f"{share.name} is over the mean")
+        for share in machines
     ]
     if fault is not None and (fault.link or fault.worker is not None):
         name = "worker {} to {} and back".format(*fault.link) if fault.link else f"{fault.worker}"

@@ -234,7 +234,11 @@ class _MicrobatchTimes(NamedTuple):
         slow_stages = self._slow("stage", self.stage_logs, _places("stage", range(stages)))
         if stages > len(workers):  # a slow worker explains its stages
             slow = {suspect.place["worker"] for suspect in slow_workers}
-            slow_stages = [x for x in slow_stages if not slow >= {*self.worker[x.place["stage"]]}]
+            slow_stages = [
+                row
+                for row in slow_stages
+                if not slow >= {*self.worker[row.place["stage"]].tolist()}
+            ]
         yield slow_stages
         yield self._slow("microbatch", common, microbatches)
         usual = np.broadcast_to(np.median(self.common, axis=0), self.common.shape).copy()
@@ -244,7 +248,7 @@ class _MicrobatchTimes(NamedTuple):
             yield self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
             yield self._slow("replica", self.logs - _stage_medians(self.logs), by_replica)
             replica_microbatches = [
-                {**x, **replica} for replica in by_replica for x in microbatches
+                {**row, **replica} for replica in by_replica for row in microbatches
             ]
             yield self._slow("microbatch", common - usual[:, None], replica_microbatches)
             for replica in replicas:
@@ -413,7 +417,7 @@ def _with_costs(
             is_step = [k == step if step is not None else k not in odd for k in job.steps]
             recorded = job.duration[is_step]  # (steps, nodes)
             faster = recorded * factors[job.slice[is_step]] * link_factors[job.graph.link]
-            before, after = (job.graph.finish(x).max(axis=1) for x in (recorded, faster))
+            before, after = (job.graph.finish(time).max(axis=1) for time in (recorded, faster))
             saved.extend((before - after).tolist())
         # of a step without all replicas: the extra time of its ops
         cost, why = float(np.mean(saved)) if saved else extra, suspect.why.format(ratio)

@@ -227,8 +227,8 @@ def estimate(
     usual = []
     for ends in workers:
         same = [seconds for seconds, others in zip(waited, workers, strict=True) if others == ends]
-        known = next(filter(len, (np.concatenate([[], *group]) for group in (same, waited))), None)
-        usual.append(0.0 if known is None else average(known))
+        samples = [np.concatenate([[], *group]) for group in (same, waited)]
+        usual.append(next((average(sample) for sample in samples if len(sample)), 0.0))
     samples = [best_evidence(*link) for link in link_evidence]
     upper = np.array([seconds.min(initial=np.inf) for seconds, _ in link_evidence])
     times = [
