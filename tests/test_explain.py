@@ -412,6 +412,8 @@ def test_a_modelled_run_that_does_not_fit_says_what_does(answer, call):
     result = answer("explain", *line)
     assert result["bottleneck"]["why"].startswith("it does not fit: worker 0 needs")
     assert result["memory"]["unit"] == "bytes"
+    job = "pipejax plan --model gpt3-175b --system h100 --gpus 64 --minibatch 8"
+    assert result["next"] == [job]
     assert all(remedy["fits"] for remedy in result["remedies"])
     (remedy,) = (
         candidate for candidate in result["remedies"] if candidate["what"] == "sequence parallelism"

@@ -141,6 +141,7 @@ def work(stages: list[PipeStage], is_span: bool) -> float:
     if is_span or not stages:
         return busy
     updates = sum({s.stage: s.update for s in stages}.values())
+    # the last op is followed by the end of the step of its stage, and by all updates of the worker
     after_all = max(min(s.step_end for s in stages), updates)
     # or after the last input gradient, from which the shortest way leads to the end of the run
     until_inputs = sum(s.microbatches * (s.forward + s.input_gradient) for s in stages)

@@ -75,7 +75,7 @@ def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Progr
 
 
 def with_columns_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
-    """Return a program with a column for each microbatch if costs differ by microbatch."""
+    """Return a program in which each microbatch has its own costs, if costs differ by it."""
     if program.layout.per_microbatch or not costs.per_microbatch(batch_axes):
         return program
     if is_traced(program):

@@ -136,7 +136,7 @@ class _Columns:
 
     @staticmethod
     def _rows(program: Program) -> IntArray:
-        """Return the worker (nodes) whose row holds the node's cell, or whose compute it uses."""
+        """Return the worker (nodes) whose row has the node, or whose compute a message uses."""
         worker, cells = np.array(program.worker), np.asarray(program.node_of_cell)
         row, slot = np.nonzero(cells != SOURCE)
         worker[cells[row, slot]] = row

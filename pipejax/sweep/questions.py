@@ -35,7 +35,7 @@ def distinct_best(
 def distinct_front(
     results: SweepResults, among: Among, names: Sequence[str], front: Points
 ) -> list[DistinctPoint]:
-    """Return the points of a front, with equal points joined."""
+    """Return the points that are as good as those of a front, equal ones joined."""
     costs = np.stack([results.costs(name) for name in names])
     tied = [
         np.flatnonzero(among & np.all(np.abs(costs - at) <= TIE * np.abs(at), axis=0))
@@ -149,7 +149,7 @@ class Regions(NamedTuple):
 
 
 def regions(results: SweepResults, among: Among, name: str, across: str, up: str) -> Regions:
-    """Find the best schedule everywhere, with all other axes at their best."""
+    """Find the best schedule at each point of two axes, with all other axes at their best."""
     for axis in (across, up, "schedule"):
         if axis not in results.axes:
             valid_names = ", ".join(results.axes)

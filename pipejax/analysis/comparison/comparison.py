@@ -240,7 +240,7 @@ def _span(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Return the time of each worker over the median's, if ops differ by their worker alone.
+    """Return the time of each worker divided by the median, if ops differ by their worker alone.
 
     None if all workers are equally fast, or other differences exist. Times have shape (), (stages)
     or (stages, microbatches).

@@ -276,7 +276,7 @@ def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
 def _fitting(
     table: pj.ScheduleTable, scenario: "pj.Scenario", result: dict[str, Any]
 ) -> dict[str, Any]:
-    """Say whether a model's step fits, and if not with which options it would."""
+    """Add to a result whether a model's step fits; return fields with which it would, if not."""
     if scenario.workload is None or scenario.system is None:
         return {}
     room = float(scenario.system.memory_available)

@@ -9,10 +9,12 @@ import numpy as np
 
 import pipejax as pj
 from pipejax.base.files import write_file
+from pipejax.cli.options import line
+from pipejax.cli.options.costs import SHARED
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
-from pipejax.cli.options.scenario import build, required
+from pipejax.cli.options.scenario import build, required, scenario_options
 from pipejax.cli.options.values import Text, parse_layers
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
@@ -34,6 +36,9 @@ from pipejax.cli.output.report_pages import report_page
 
 if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation
+
+
+OF_PLANS = ("model", "system", "stack", "launcher", "sequence", "link", *SHARED)  # also of a run
 
 
 @options
@@ -109,7 +114,20 @@ def explain(
         text = report_page(explanation, title, _view(explanation, result), details)
         out.save(lambda draft: write_file(draft, text))
     files_by_words = {"wrote the report to": out, "wrote tables to": write_tables}
-    return Answer(result, _view(explanation, result), files_by_words, details=details)
+    view, go_on = _view(explanation, result), _plan_command(scenario)
+    return Answer(result, view, files_by_words, next=go_on, details=details)
+
+
+def _plan_command(scenario: "pj.Scenario") -> tuple[str, ...]:
+    """Return the command that searches other layouts of the job; empty where a file names none."""
+    workload = scenario.workload
+    if workload is None or scenario.microbatches != pj.costing.Microbatches():
+        return ()
+    options = {k: v for k, v in scenario_options(scenario).items() if k in OF_PLANS}
+    workers = workload.accelerators_per_worker * scenario.table().num_workers
+    options["gpus"] = workers * workload.data_parallel
+    options["minibatch"] = workload.minibatch * workload.data_parallel
+    return (line.command_line("plan", options),)
 
 
 def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:

@@ -54,7 +54,7 @@ class Plans:
         )
 
     def lines(self) -> Iterator[str]:
-        """Say what that means for the form."""
+        """Say for which times schedules were planned."""
         for text, labels in self._labels.items():
             offloads = any("O" in self.times[name] for name in labels)
             options = ["--slots", "--planned-comm", *["--planned-offload"] * offloads]

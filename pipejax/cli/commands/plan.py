@@ -145,8 +145,9 @@ def plan(
             on_progress=bar.tell,
         )
     _draw(planned, figure)
-    names = {"model": model, "system": system, "stack": stack, "launcher": launcher}
-    files = {name: text for name, text in names.items() if text is not None}
+    names = {"model": model, "system": system, "stack": stack}
+    names["launcher"] = planned.request.launcher
+    files = {name: text for name, text in names.items() if text}
     options = scenario_options(planned.best.scenario.replace(files=files))
     if is_config:
         out.save_text(config_text(options))

@@ -36,7 +36,7 @@ def save_page(
     choice: "Carried",
     out: Output,
 ) -> None:
-    """Write a page; its memory limit, if none is given, is with a model what its system has."""
+    """Write a page; without a memory limit, a model has that of its system."""
     from pipejax.plots.explorer.page import page
     from pipejax.plots.explorer.payload import Explored, MemoryView
 

@@ -78,6 +78,7 @@ def searched(
     gap: float = 0.0,
 ) -> Answer:
     """Run a local search under a bar, and answer with its result, if interrupted too."""
+    # `report` prepares the answer under the bar, and what it returns writes it after the bar
     with (
         best_so_far(lambda search: report(search.result("interrupted"))()) as keep,
         progress("searching", iterations) as bar,

@@ -93,7 +93,8 @@ def _pairs(spread: Spread) -> Route:
     # If a piece goes to k accelerators, one copy travels to each node with any of them, and is
     # passed on inside the node. Each of N nodes has one with probability 1 - (1 - 1 / N)^k, each of
     # n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
-    # nodes; of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already.
+    # nodes; of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already if
+    # nodes have q accelerators.
     # source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
     share = spread.volume / spread.size
     near, far = (spread.inside - 1) * share, (spread.size - spread.inside) * share

@@ -88,9 +88,9 @@ class ProgramBuilder:
         assert self.table.first_cells is not None
         op = self.table.first_cells[cells]
         _, first, op_index = np.unique(op, return_index=True, return_inverse=True)
-        first_cells = cells[first]
+        gate_cells = cells[first]
         fields = {
-            name: getattr(self.table.cells, name).ravel()[first_cells] for name in _GATE_FIELDS
+            name: getattr(self.table.cells, name).ravel()[gate_cells] for name in _GATE_FIELDS
         }
         gates = self.add_nodes(duration=np.full(len(first), ZERO), **fields)
         self.add_edges(gates[op_index], nodes, ZERO)

@@ -159,11 +159,13 @@ class FormSearch:
 def _weights(
     costs: Costs, parameters: Mapping[str, Any], fields: Mapping[str, str]
 ) -> dict[str, Costs]:
-    """Return costs by parameter: its own field at that value, all other set fields at 0.
+    """Return costs by parameter: its own field at that value, fields of no parameter at 0.
 
     `fields` maps letters of phases to fields of `Costs`.
     """
     varied = {key: fields.get(key, key) for key in parameters}
     set_fields = {field for field, value in vars(costs).items() if value is not None}
-    free = dict.fromkeys(set_fields - {*varied.values()}, 0.0)
-    return {key: unchecked_costs(free | {varied[key]: value}) for key, value in parameters.items()}
+    others = dict.fromkeys(set_fields - {*varied.values()}, 0.0)
+    return {
+        key: unchecked_costs(others | {varied[key]: value}) for key, value in parameters.items()
+    }

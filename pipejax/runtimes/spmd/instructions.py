@@ -106,7 +106,7 @@ class StageCopies(NamedTuple):
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "StageCopies":
-        """Number the copies of each worker by stage."""
+        """Number the copies of weights of each worker by stage."""
         held = np.zeros((table.num_workers, table.num_stages), bool)
         held[table.placement, np.arange(table.num_stages)[None]] = True
         versions = np.ones(held.shape, np.int64)
@@ -115,7 +115,8 @@ class StageCopies(NamedTuple):
         np.maximum.at(versions, (worker, stage), 1 + find_versions(table).updates)
         versions[~held] = 0
         # A worker that holds stages 0 and 2 of 4, with 3 and 2 versions:
-        #   held 1 0 1 0 -> number 0 - 1 -;  versions 3 0 2 0 -> first 0 3 3 5 (times runs)
+        #   held 1 0 1 0 -> number 0 - 1 -;  versions 3 0 2 0 -> first 0 3 3 5
+        # (times the models that are trained side by side)
         number = np.where(held, np.cumsum(held, axis=1) - 1, NOWHERE)
         first = (np.cumsum(versions, axis=1) - versions) * table.weights.runs
         return cls(number, first, versions)

@@ -204,7 +204,7 @@ class RowOrder:
         return _keep_limits(self.rows, self.work)
 
     def urgency(self, op: Op) -> float:
-        """Return the start of an op in the block: the least is the most urgent."""
+        """Return the start of an op in the block; earlier ops are more urgent."""
         return self.order.block.start(op, self.work.microbatch_pipes[op.microbatch])
 
     def begin(self, op: Op, worker: int) -> None:

@@ -242,6 +242,7 @@ class _ListScheduler:
         """Return the offload of the youngest activation, if its memory is needed."""
         # If the activation of the next gradient is offloaded, its return needs room at any price.
         # If a forward needs room and no weight gradient frees it, the offload must be in time.
+        # input gradients are in the order of microbatches: their number is the next microbatch
         is_stuck = self.timeline.done[I][0][worker] in self.offloaded[worker]
         forward, weights = self.next_forward(worker), self.ready[worker][WEIGHT]
         needs_room = forward is not None and not weights and not self.has_room(forward, worker)

@@ -48,7 +48,8 @@ def slot_times(
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
     """Run a table without messages, each op as early as possible.
 
-    Of the links only host links matter. Returns (workers, slots) start and finish of each cell
+    Of the links only host links matter. With `shares`, ops take the share of their stage.
+    Returns (workers, slots) start and finish of each cell
     [slots]; 0 for idle cells.
     """
     links = Links.resolve(link)

@@ -267,7 +267,7 @@ def _fitting(
         is_free = np.ones(len(names), bool)
         return _Fitting(rows, system, numbers, len(names), StepTimes(rows, system=system), is_free)
     shapes = fold_by_columns(rows, layer_times)
-    group = shapes.left_out.argmax(axis=0)
+    group = shapes.left_out.argmax(axis=0)  # (rows) the layer time that scales each row
     free = factors([f"layer {name}" for name in shapes.names], LAYER_SPREAD)
     all_parameters = joined(numbers, free)
     is_free = np.ones(len(all_parameters.names), bool)

@@ -164,7 +164,7 @@ class SplitSearch:
             program.limit = self.limit
 
     def _relax(self, until: float) -> Shares | None:
-        """Raise the bound by mixtures; also run the centre of the mixtures so far."""
+        """Raise the bound by runs of mixed stages; also run the centre of the mixtures so far."""
         centre: Shares | None = None
         best: Shares | None = None
 

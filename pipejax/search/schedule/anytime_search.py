@@ -159,6 +159,7 @@ class AnytimeSearch:
             keeps_limits = table_keeps_limits(self.problem, table)
             values = [self.baselines.get(name), self._measure(table) if keeps_limits else None]
             self.baselines[name] = min((v for v in values if v is not None), default=None)
+            # solvers start from what is offered; what is taken may become the best itself
             self._offer(name, to_plan(self.problem, table))
             if keeps_limits and not (table.offloads or table.is_fused.any()):
                 self._take(name, table)  # it may beat its plan, whose times are whole units

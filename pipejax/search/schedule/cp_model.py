@@ -206,7 +206,7 @@ class ScheduleModel:
             self.model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
 
     def _add_order(self) -> None:
-        """Order each kind of op by microbatch, or the first forwards alone."""
+        """Order F and I of each stage by microbatch, or F of the first stage alone."""
         problem = self.problem
         for pipe, stage in np.ndindex(problem.placement.shape):
             passing = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()

@@ -167,7 +167,7 @@ class JointProblem:
         evaluated: int,
         relaxed: tuple[float, float, StageLayers] | None = None,
     ) -> TunedJointly:
-        """Return the setting with the least time; raise an error if it does not fit."""
+        """Return the setting of the least time, penalty included; refuse one that does not fit."""
         best = int(times.argmin())
         (step,), (need,) = self.exact(settings.at([best]))
         setting = settings.at(best)

@@ -184,7 +184,7 @@ def refusal(shape: ProgramShape, microbatches: int) -> str:
 
 @functools.lru_cache(None)
 def table_pipe(shape: ProgramShape) -> Pipe:
-    """Return the common content of all tables of a program."""
+    """Return what all tables of a program have in common."""
     return Pipe.from_table(build_table(shape, 2 * shape.workers))
 
 

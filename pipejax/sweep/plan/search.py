@@ -69,6 +69,7 @@ def price(
         _layout_numbers(request, shape, layouts),
         _stages(request, shape, layouts),
     )
+    # layouts that recompute the same parts of layers are priced together
     in_layer = np.where(_whole_layers(request, layouts)[0], 0, layouts.recompute)
     modes = np.unique(in_layer).tolist()
     model = dataclasses.replace(request.model, name="", source="")
