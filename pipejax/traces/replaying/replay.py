@@ -27,7 +27,7 @@ from pipejax.traces.replaying.messages import (
 )
 from pipejax.traces.replaying.pipelines import Pipelines
 
-MAX_EARLY = 0.2  # share of a link's messages taken before they could be sent, by a possible model
+MAX_EARLY = 0.05  # share of a link's messages taken before they could be sent, by a possible model
 MAX_NOISE = 0.2  # of a pipeline; beyond it the simplest equivalent link model is chosen
 MAX_NODES = 1 << 18  # of all runs of a table from which message times are estimated
 
