@@ -167,6 +167,23 @@ def test_link_models_that_explain_a_run_as_well_are_named(call, answer, folder):
     assert "fit as well" not in call("trace", "blocking.csv", *line, "--details")[1]
 
 
+@pytest.mark.parametrize("gap", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-1f1b"])
+def test_gaps_before_ops_are_part_of_the_replay(name, gap):
+    """Every op begins a gap after its inputs: an op of 1 s takes 1.2 s of its worker's time."""
+    table, costs = make_table(name), pj.Costs(forward=1.0 + gap, backward=2.0 + gap, transmit=0.3)
+    if name == "zb-h1":
+        costs = pj.Costs(forward=1.0 + gap, input_grad=1 + gap, weight_grad=1 + gap, transmit=0.3)
+    trace = traces.record_runs([pj.evaluate(table, costs)] * 2)
+    result = traces.replay(
+        traces.find_pipelines(dataclasses.replace(trace, start=trace.start + gap))
+    )
+    assert result.worst_error < 1e-9
+    assert result.links.model == "delay"
+    assert result.message_time == pytest.approx(0.3)
+    assert traces.attribute(result).replayed == pytest.approx(traces.attribute(result).recorded)
+
+
 def test_a_step_that_nothing_explains_hides_no_link_model():
     table = make_table("1f1b")
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.2)

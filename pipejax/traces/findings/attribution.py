@@ -203,7 +203,8 @@ class JobSteps:
             self.slice[:, op_nodes] = slices[:, graph.op[op_nodes]]
         rest_nodes = np.flatnonzero(graph.rest != NONE)
         self.slice[:, rest_nodes] = self.rests.slices[:, graph.rest[rest_nodes]]
-        durations = np.append(trace.end - trace.start, 0.0)  # entry -1: nodes without a slice
+        # entry -1: nodes without a slice
+        durations = np.append(trace.end - trace.start + pipelines.gaps, 0.0)
         self.duration = durations[self.slice]
         self.duration[:, rest_nodes] = self.rests.seconds[:, graph.rest[rest_nodes]]
         messages = np.flatnonzero(graph.link != NONE)

@@ -17,7 +17,7 @@ from pipejax.base.longest_path import finish_times
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.record import NONE, Trace
+from pipejax.traces.record import NONE
 from pipejax.traces.replaying.pipelines import Pipelines
 from pipejax.traces.replaying.step_graph import StepGraph, step_graph
 
@@ -26,17 +26,18 @@ from pipejax.traces.replaying.step_graph import StepGraph, step_graph
 class TableRuns:
     """Pipelines that ran one table, under a link model; a run is a pipeline."""
 
-    trace: Trace
     graph: StepGraph  # of the table
     members: Int[NumpyArray, " runs"]  # positions among the pipelines of the trace
     ops: Int[NumpyArray, " ops"]  # nodes that are ops
     slices: Int[NumpyArray, "runs ops"]  # slices of these ops in the trace
+    start: Float[NumpyArray, "runs ops"]  # recorded start, without the usual gap before it [s]
+    end: Float[NumpyArray, "runs ops"]  # recorded end [s]
 
     def sample(self, max_nodes: int) -> "TableRuns":
         """Select runs, spread evenly, with at most so many nodes in total; at least one run."""
         stride = -(-self.members.size * len(self.graph.preds) // max_nodes)
-        members, slices = self.members[::stride], self.slices[::stride]
-        return dataclasses.replace(self, members=members, slices=slices)
+        names = ("members", "slices", "start", "end")
+        return dataclasses.replace(self, **{name: getattr(self, name)[::stride] for name in names})
 
     def replay(
         self, link_times: Float[NumpyArray, "candidates links"]
@@ -44,7 +45,7 @@ class TableRuns:
         """Return starts of ops after the first one, and spans, for candidate message times [s]."""
         graph, messages = self.graph, np.flatnonzero(self.graph.link != NONE)
         duration = np.zeros((len(link_times), len(self.members), len(graph.preds)))
-        duration[..., self.ops] = self.trace.end[self.slices] - self.trace.start[self.slices]
+        duration[..., self.ops] = self.end - self.start
         duration[..., messages] = link_times[:, None, graph.link[messages]]
         finish = graph.finish(duration.reshape(-1, len(graph.preds))).reshape(duration.shape)
         finish = finish[..., self.ops]
@@ -61,7 +62,8 @@ def table_runs(pipelines: Pipelines, links: Links) -> Iterator[TableRuns]:
         members = np.flatnonzero(table_number == number)
         ops = np.flatnonzero(graph.op != NONE)
         slices = np.stack([pipelines.pipelines[k].slices for k in members])[:, graph.op[ops]]
-        yield TableRuns(pipelines.trace, graph, members, ops, slices)
+        start = pipelines.trace.start[slices] - pipelines.gaps[slices]
+        yield TableRuns(graph, members, ops, slices, start, pipelines.trace.end[slices])
 
 
 LinkTimes = Float[NumpyArray, " links"]
@@ -108,10 +110,10 @@ class Messages:
     def __init__(self, runs: TableRuns) -> None:
         self.graph, preds = runs.graph, runs.graph.preds
         is_message, shape = self.graph.link != NONE, (len(preds), len(runs.members))
-        begin = runs.trace.start[runs.slices].min(axis=1)
+        begin = runs.start.min(axis=1)
         self.start, self.end = np.zeros(shape), np.full(shape, -np.inf)
-        self.start[runs.ops] = (runs.trace.start[runs.slices] - begin[:, None]).T
-        self.end[runs.ops] = (runs.trace.end[runs.slices] - begin[:, None]).T
+        self.start[runs.ops] = (runs.start - begin[:, None]).T
+        self.end[runs.ops] = (runs.end - begin[:, None]).T
         self.end[SOURCE] = 0.0
         row, column = np.nonzero(is_message[preds[runs.ops]])
         consumer, message = runs.ops[row], preds[runs.ops][row, column]

@@ -110,11 +110,11 @@ class Replay:
     def residuals(self) -> Float[NumpyArray, " slices"]:
         """Return the delay of the start of every op against the replay [s]; 0 for other slices."""
         # Both starts count from the first start of the pipeline.
-        trace, result = self.pipelines.trace, np.zeros(len(self.pipelines.trace))
+        result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             start, _ = runs.replay(self.link_times[None])
-            recorded = trace.start[runs.slices]
-            result[runs.slices] = recorded - recorded.min(axis=1, keepdims=True) - start[0]
+            begin = runs.start.min(axis=1, keepdims=True)
+            result[runs.slices] = runs.start - begin - start[0]
         return result
 
     @functools.cached_property
