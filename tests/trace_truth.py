@@ -96,8 +96,11 @@ def recorded(table, seed, change, steps=4, replicas=1, noise=0.02, op=0.01, mess
     return slices, planted
 
 
-def _loop(table, draw, factor, noise, message, pause):
-    """Ops in the order of their rows; each starts when its worker is free and its input there."""
+def _loop(table, draw, factor, noise, message, pause, slow=lambda **place: 1.0):
+    """Ops in the order of their rows; each starts when its worker is free and its input there.
+
+    `slow` is the factor on an op of a worker, stage and microbatch, or on a message of two workers.
+    """
     rows = [[cell for cell in row if cell] for row in table.rows()]
     last = table.num_stages - 1
     usual = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
@@ -117,7 +120,9 @@ def _loop(table, draw, factor, noise, message, pause):
             key = kind, at, microbatch
             if key not in ended:
                 return None
-            times.append(ended[key] + message * (op_workers[key] != worker))
+            source = op_workers[key]
+            delay = message * (source != worker) * slow(source=source, target=worker)
+            times.append(ended[key] + delay)
         return max(times)
 
     while any(place < len(row) for place, row in zip(position, rows, strict=True)):
@@ -129,7 +134,11 @@ def _loop(table, draw, factor, noise, message, pause):
                 if None in times:
                     break
                 start = max([free[worker], *times])
-                took = sum(usual[op.phase.name] for op in cell) * factor
+                took = factor * sum(
+                    usual[op.phase.name]
+                    * slow(worker=worker, stage=op.stage, microbatch=op.microbatch)
+                    for op in cell
+                )
                 end = start + took * float(draw.lognormal(0.0, noise)) + 1e-7
                 for op in cell:
                     kind = "D" if op.phase.name in "BI" else op.phase.name

@@ -3,7 +3,6 @@
 from pipejax.schedules.recognition import registered as registered
 from pipejax.traces.clocks import Offset as Offset, aligned as aligned
 from pipejax.traces.findings.analysis import (
-    advise as advise,
     analyse as analyse,
     forecast as forecast,
 )

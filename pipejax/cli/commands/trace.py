@@ -23,7 +23,13 @@ from pipejax.cli.output.kinds import DRAWING, PAGE, SWEEPS, TABLES
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.remedies import remedies_json
 from pipejax.cli.output.report import facts, pick, plain
-from pipejax.cli.output.trace_report import draw_shares, trace_details, trace_page, trace_view
+from pipejax.cli.output.trace_report import (
+    draw_shares,
+    first_remedy,
+    trace_details,
+    trace_page,
+    trace_view,
+)
 from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
@@ -52,6 +58,7 @@ def trace(
     steps: CountIfGiven = None,
     world: CountIfGiven = None,
     only_steps: Text = None,
+    all_steps: bool = False,
     against: list[str] | None = None,
     stage_layers: Text = None,
     schedules: Text = None,
@@ -73,7 +80,8 @@ def trace(
       microbatches: of a pipeline in a step, where files do not say it.
       steps: where they do not say it.
       world: ranks of the run; those of which there is no file are left out.
-      only_steps: as 2:20, 5: or 3,4,7; a warm-up step is best left out.
+      only_steps: as 2:20, 5: or 3,4,7.
+      all_steps: without it, odd steps such as a warm-up are named and left out of the means.
       against: files of another run of the same stages; may be given several times.
       stage_layers: one number for all stages, or one each; layers are moved whole then.
       schedules: only these are tried; all if not given.
@@ -108,11 +116,13 @@ def trace(
             schedules=None if schedules is None else [n.strip() for n in schedules.split(",")],
             launcher=launcher,
             search=search,
+            all_steps=all_steps,
             on_progress=bar.tell,
         )
     folder = save.path or _new_folder(SAVED)
     saved = _saved(analysis, folder)
-    result = _as_json(analysis, saved)
+    command = command_line("trace", written_but("save"))
+    result = _as_json(analysis, saved, command)
     save.save(lambda draft: _save(draft, analysis))
     if figure.path is not None:
         draw_shares(analysis, figure)
@@ -122,6 +132,7 @@ def trace(
     written = {"wrote these to": save, "wrote the report to": out, "drawn to": figure}
     again = command_line("trace", written_but("save") | {"save": folder})
     go_on = (again,) if save.path is None else _next(saved, analysis)
+    go_on = () if analysis.advice is None else go_on
     view = chain(trace_view(analysis, result), _file_uses(save, folder, result))
     details = trace_details(analysis, result)
     return Answer(result, view, written, next=go_on, details=details)
@@ -197,7 +208,7 @@ def _next(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...]:
     return evaluated, command_line("jitter", tables | options)
 
 
-def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
+def _as_json(analysis: "Analysis", saved: "pj.Scenario", command: str) -> dict[str, Any]:
     pipelines, replayed, shares = analysis.pipelines, analysis.replay, analysis.attribution
     recorded, forecast, advice = analysis.schedule, analysis.forecast, analysis.advice
     links = replayed.links
@@ -222,6 +233,7 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
         "offsets": [offset._asdict() for offset in analysis.offsets],
         "stalls": [stall._asdict() for stall in analysis.stalls],
         "suspects": [suspect._asdict() for suspect in analysis.suspects],
+        "finding": None if analysis.finding is None else analysis.finding._asdict(),
         "step_time": float(shares.recorded.mean()),
         "slowdown": shares.slowdown,
         "replayed_slowdown": shares.replayed_slowdown,
@@ -243,12 +255,15 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario") -> dict[str, Any]:
         "budgets": [budget._asdict() for budget in pipelines.trace.budgets],
         "forecast": None
         if forecast is None
-        else pick(forecast, "predicted low high confidence median_error inside left_out")
+        else pick(forecast, "predicted low high confidence median_error inside has_failed")
         | {"median_error": 100 * forecast.median_error},
         "deal": None if analysis.deal is None else _deal_json(analysis.deal),
-        "pipeline_time": advice.step_time,
-        "bottleneck": advice.bottleneck._asdict(),
-        "remedies": remedies_json(advice, {}, saved),
+        "pipeline_time": None if advice is None else advice.step_time,
+        "bottleneck": None if advice is None else advice.bottleneck._asdict(),
+        "no_advice": analysis.no_advice,
+        "remedies": []
+        if advice is None
+        else [*first_remedy(analysis, command), *remedies_json(advice, {}, saved)],
     }
 
 

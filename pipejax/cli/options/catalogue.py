@@ -289,6 +289,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "columns": OptionRecord(RULES, "names of columns, as replica=dp,start=begin"),
         "world": OptionRecord(COUNT, "ranks of the run that was traced"),
         "only_steps": OptionRecord(RULES, "steps of the trace to use, as 2:"),
+        "all_steps": OptionRecord(FLAG, "keep odd steps, such as a warm-up, in all means"),
         "against": _often(FILE_OR_FOLDER, "files of an earlier run to compare with"),
         "stage_layers": OptionRecord(NUMBERS, "layers of each measured stage"),
         "launcher": OptionRecord(NAME, "launcher of the run, as megatron-lm or torchtitan"),

@@ -179,11 +179,20 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
         )
     for fault in explanation.faults[1:3]:
         yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
+    yield from remedies_view(explanation, rows, rows)
+
+
+def remedies_view(
+    explanation: "Explanation",
+    rows: Sequence[Mapping[str, Any]],
+    named: Sequence[Mapping[str, Any]],
+) -> Iterator[object]:
+    """Yield the best of the named remedies for each launcher and shelf, and the first command."""
     if not rows:
         yield "no remedy that was tried makes it shorter"
         return
     names: set[str] = set()  # of shelves and launchers of which a remedy was shown
-    for row in rows:
+    for row in named:
         if not names.issuperset(row["launchers"] or [row["shelf"]]):
             assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
             yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}")

@@ -10,7 +10,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.remedies import advice_details, advice_view, first_fault
+from pipejax.cli.output.remedies import advice_details, first_fault, remedies_view
 from pipejax.cli.output.report import Column, Figure, plain, rows_table
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.op_times import measured_costs
@@ -22,51 +22,128 @@ if TYPE_CHECKING:
     from pipejax.plots.heat_maps import HeatMap, RecordedStep
     from pipejax.traces.findings.analysis import Analysis
     from pipejax.traces.findings.attribution import Attribution, Share
+    from pipejax.traces.findings.suspects import Suspect
 
-NAMED = 3  # suspects on the first screen
+NAMED = 2  # other suspects on the first screen
 SHARES = 8  # shares of a kind in a table
-OUTLIER = 2.0  # times the median: a step that takes longer is not in a map
 ROWS = 50  # rows of other tables
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
-CULPRITS = ("place", "stage", "worker", "replica", "link")  # places, from the most specific
-MEAN_RATIO = 1.05  # of the mean to the median: from here on both are named
-ALIKE = 0.9  # of the largest share: a more specific part that costs so much is named
-BAD_REPLAY = 0.1  # mean error from which a replay is of something else than the run
+MIN_SAVING = 0.01  # of the step: a remedy that saves less is not on the first screen
+# noun of a suspect, and an action of its owner, by its kind
+ACTIONS: Mapping[str, tuple[str, str]] = {
+    "worker": ("straggler", "inspect or replace the machine of {name}"),
+    "replica": ("straggler", "inspect the machines of {name}, and the length of its sequences"),
+    "stage": ("slow stage", "move layers away from {name}"),
+    "link": ("slow link", "inspect or replace the {name}: cable, network card"),
+    "microbatch": ("long microbatch", "pack or sort sequences: {name} has too many tokens"),
+    "data": ("uneven data", "distribute microbatches anew, as --save writes in deal.json"),
+    "step": (
+        "odd step",
+        "look for what ran in or before {name}: compilation, checkpoint, evaluation, loading",
+    ),
+}
+WORDS = {"start": "warm-up", "end": "cool-down", "messages": "exposed messages"}  # of parts
+
+
+def _action(suspect: "Suspect") -> str:
+    return ACTIONS[suspect.kind][1].format(name=f"{suspect.kind} {suspect.name}")
+
+
+def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
+    """Return a row, as `remedies_json` has, that repairs what matters most; none of a stage."""
+    finding, step = analysis.finding, float(analysis.attribution.recorded.mean())
+    if finding is None or analysis.advice is None or finding.kind == "stage":
+        return []  # advice moves layers
+    row: dict[str, Any] = {"what": _action(finding), "kind": "repair", "launchers": []}
+    row |= {"shelf": "hardware" if finding.kind in ("worker", "replica", "link") else "code"}
+    row |= {"command": command, "saves": finding.seconds, "bound": None, "memory": 1.0}
+    row |= {"step_time": step - finding.seconds * ("step" not in finding.place), "fits": True}
+    return [row | {"assumes": f"the {finding.kind} can be as the others are", "launch": {}}]
 
 
 def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
-    """Yield what makes the step slow, what that costs, and how sure it is."""
-    shares, advice = analysis.attribution, analysis.advice
-    worst, step = _culprit(shares), float(shares.recorded.mean())
-    fault = f"no part alone costs more than {percent(MIN_SHARE)}"
-    if worst is not None:
-        name = (
-            f"the machine of {worst.name}"
-            if worst.kind == "place"
-            else f"{worst.kind} {worst.name}"
-        )
-        fault = f"{name} costs {seconds(worst.saves)} ({percent(worst.saves / step)})"
-    median = float(np.median(shares.recorded))
-    mean = f" (the median is {seconds(median)})" if step > MEAN_RATIO * median else ""
-    yield plain(f"{seconds(step)} per step{mean}; {fault}")
-    yield _heading(analysis, result)
-    if worst is not None and worst.kind == "place":
-        yield plain(f"first repair or replace this machine: saves {seconds(worst.saves)}")
-    if analysis.replay.mean_error > BAD_REPLAY:
+    """Yield what is wrong, what it costs and what to do; then what this rests on."""
+    step, advice = float(analysis.attribution.recorded.mean()), analysis.advice
+    finding, rows = analysis.finding, result["remedies"]
+    if advice is None:
+        yield plain(f"{seconds(step)} per step; no advice: {analysis.no_advice}")
+        yield from _replay_help(analysis)
+        yield from _budget(analysis.pipelines.trace.budgets)
+        yield _heading(analysis, result)
+        return
+    if finding is None:
+        yield plain(f"{seconds(step)} per step; {first_fault(advice)}")
+    else:
+        yield plain(_suspect_text(analysis, finding))
+    advised = others = rows[len(rows) - len(advice.remedies) :]
+    if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":
+        others = advised[1:]
+        layers = rows[0]["what"].removeprefix("layers over stages: ")
+        hint = "" if rows[0]["launchers"] else "; whole layers, with flags: --stage-layers N"
         yield plain(
-            f"warning: the replay is {percent(analysis.replay.mean_error)} off; these may be files "
-            "of some ranks only: give those of all, or their folder"
+            f"first: {_action(finding)} (saves {seconds(rows[0]['saves'])}): {layers}{hint}"
         )
-    if analysis.left_out:
-        yield f"parts of the files that were left out: {len(analysis.left_out)}"
-    yield from _suspects(analysis)
+    elif len(rows) > len(advised):
+        yield plain(f"first: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
+    yield from _other_suspects(analysis)
     if analysis.against is not None:
         yield _against(analysis.against)
-    yield from _outlying_steps(analysis)
     yield from _deal(analysis)
     yield from _budget(analysis.pipelines.trace.budgets)
-    yield plain(f"the mean pipeline takes {seconds(advice.step_time)}: {first_fault(advice)}")
-    yield from advice_view(advice, result["remedies"])
+    parts = [part for part in advice.parts if abs(part.seconds) > MIN_SHARE * advice.step_time]
+    shares = (
+        f"{WORDS.get(part.name, part.name)} {percent(part.seconds / advice.step_time)}"
+        for part in parts
+    )
+    yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(shares)}")
+    large = [row for row in others if row["saves"] > MIN_SAVING * advice.step_time]
+    yield from remedies_view(advice, advised, [row for row in large if row["shelf"] != "hardware"])
+    yield _heading(analysis, result)
+
+
+def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
+    """Say what a suspect is, and what it costs."""
+    step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
+    subject = f"{suspect.kind} {suspect.name} " if suspect.z else ""  # else `why` names it
+    twin = {"worker": "stage", "stage": "worker"}.get(suspect.kind)
+    if subject and twin and np.array_equal(table.placement, [range(table.num_workers)]):
+        subject += f"({twin} {suspect.place[suspect.kind]}) "
+    cost = seconds(suspect.seconds)
+    if suspect.kind == "step" and suspect.place["step"] not in analysis.attribution.steps:
+        cost += ", which the means leave out"
+    elif "step" not in suspect.place:
+        cost += f" of {seconds(step)} per step ({percent(suspect.seconds / step)})"
+    return f"{ACTIONS[suspect.kind][0]}: {subject}{suspect.why}; it costs {cost}"
+
+
+def _other_suspects(analysis: "Analysis") -> Iterator[object]:
+    """Yield what is slower than the others of its kind beside the first; clocks are details."""
+    finding = analysis.finding
+    suspects = [suspect for suspect in analysis.suspects if suspect.kind != "clock"]
+    counts = Counter(suspect.kind for suspect in suspects)
+    for kind, count in counts.items():
+        if count >= MAX_LISTED:
+            kinds = {"microbatch": "microbatches"}.get(kind, f"{kind}s")
+            yield plain(f"also: {count} {kinds} or more take over {MIN_RATIO} times the others")
+    others = [suspect for suspect in suspects if counts[suspect.kind] < MAX_LISTED]
+    # a worker and its only stage are one place of one cost
+    named = {} if finding is None else {finding.seconds: finding}
+    others = [row for row in others if named.setdefault(row.seconds, row) is row is not finding]
+    for suspect in others[:NAMED]:
+        yield plain(f"also: {_suspect_text(analysis, suspect)}")
+    if others[NAMED:]:
+        yield f"and {len(others) - NAMED} more suspects: --json"
+
+
+def _replay_help(analysis: "Analysis") -> Iterator[object]:
+    """Yield what would bring the replay closer to the run."""
+    for stall in analysis.stalls[:1]:
+        yield plain(
+            f"launch-starved or paused: worker {stall.worker} of replica {stall.replica} idles "
+            f"{seconds(stall.seconds)} before {stall.op} in step {stall.step} although its inputs "
+            f"are there ({len(analysis.stalls)} in all); record as slices what runs there"
+        )
+    yield plain("if these are files of some ranks only, give those of all, or their folder")
 
 
 def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, Iterable[object]]:
@@ -77,7 +154,7 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
     if pipelines.odd_steps:
         odd = ", ".join(map(str, pipelines.odd_steps[:ROWS]))
         reading.append(f"steps with another order of ops: {odd}")
-    times = [row._asdict() for row in analysis.op_times if row.median > 0]
+    times = [row._asdict() for row in analysis.op_times if row.median]
     details: dict[str, list[object]] = {
         "cost of each part": [_shares(analysis.attribution), Figure(lambda: _svg(analysis))],
         "costs against the other run": [
@@ -85,33 +162,28 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
         ],
         "files": [*reading, *_clocks(analysis)],
         "time of devices": _table([row._asdict() for row in pipelines.trace.budgets], BUDGETS),
-        "unexplained stalls": _table([stall._asdict() for stall in analysis.stalls], STALLS),
+        "launch-starved ops": _table([stall._asdict() for stall in analysis.stalls], STALLS),
         "replay": [*_replay(analysis), *_forecast(analysis)],
         "times of ops and messages": _table(times, TIMES, len(times)),
     }
-    advice = advice_details(analysis.advice, result["remedies"])
-    return {name: parts for name, parts in (details | advice).items() if parts}
-
-
-def _culprit(shares: "Attribution") -> "Share | None":
-    """Return the place that costs most; of places that cost about as much, the most specific."""
-    largest = [*_largest(shares, 1)]
-    parts = [share for share in largest if share.kind in CULPRITS] or largest[:1]
-    largest_cost = max((share.saves for share in parts), default=0.0)
-    return min(
-        (share for share in parts if share.saves >= ALIKE * largest_cost),
-        key=lambda share: [*CULPRITS, share.kind].index(share.kind),
-        default=None,
-    )
+    if analysis.advice is not None:
+        rows = result["remedies"]
+        advised = rows[len(rows) - len(analysis.advice.remedies) :]
+        details |= advice_details(analysis.advice, advised)
+    return {name: parts for name, parts in details.items() if parts}
 
 
 def _heading(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     name = analysis.schedule or "no schedule of the registry"
     several = f", {result['orders']} orders" if result["orders"] > 1 else ""
+    parts = len(analysis.left_out)
+    left_out = f"; {_count(parts, 'part')} of the files left out" if parts else ""
     return (
-        f"[bold]{escape(name)}[/], {result['workers']} workers, {result['stages']} stages, "
+        f"rests on [bold]{escape(name)}[/], "
+        f"{result['workers']} workers, {result['stages']} stages, "
         f"{result['microbatches']} microbatches{several}: {_count(result['steps'], 'step')} of "
-        f"{_count(result['replicas'], 'replica')}"
+        f"{_count(result['replicas'], 'replica')}, replayed within "
+        f"{percent(analysis.replay.mean_error)} on average{left_out}"
     )
 
 
@@ -124,7 +196,7 @@ def _replay(analysis: "Analysis") -> Iterator[object]:
     replay = analysis.replay
     yield (
         f"mean error {percent(replay.mean_error)}, largest {percent(replay.worst_error)}, with "
-        f"{replay.links.model} links and {seconds(replay.message_time)} per message"
+        f"{replay.links.model} links and {_time(replay.message_time)} per message"
     )
     if replay.equivalent_models:
         yield f"these link models fit as well: {', '.join(replay.equivalent_models)}"
@@ -132,6 +204,11 @@ def _replay(analysis: "Analysis") -> Iterator[object]:
         yield f"messages {name} never delay an op: each takes under {seconds(longest)}"
     fits = [{"links": name, "error": error} for name, error in replay.fits.items()]
     yield rows_table(fits, (Column("links", "links"), Column("mean error", "error", percent)))
+
+
+def _time(value: float) -> str:
+    """Write a time, or that clocks do not resolve it, as of a message that arrives too early."""
+    return seconds(value) if value > 0 else "below the clocks' resolution"
 
 
 def _against(shares: "Attribution") -> object:
@@ -145,22 +222,14 @@ def _against(shares: "Attribution") -> object:
     )
 
 
-def _outlying_steps(analysis: "Analysis") -> Iterator[object]:
-    """Yield steps that the forecast leaves out, and how to leave them out of everything."""
-    forecast = analysis.forecast
-    if forecast is not None and forecast.left_out:
-        steps = [*forecast.left_out]
-        hint = f"; --only-steps {max(steps) + 1}: leaves it out" if len(steps) == 1 else ""
-        yield plain(f"outliers: step {', '.join(map(str, steps))}{hint}")
-
-
 def _forecast(analysis: "Analysis") -> Iterator[object]:
     forecast = analysis.forecast
     if forecast is not None:
         yield plain(
-            f"the first half of the steps predicts {seconds(forecast.predicted)}, with "
-            f"{100 * forecast.confidence:g} % of later steps from {seconds(forecast.low)} to "
-            f"{seconds(forecast.high)}; {100 * forecast.inside:.0f} % of the second half fell "
+            f"{'failed ' * forecast.has_failed}forecast: the first half of the steps predicts "
+            f"{seconds(forecast.predicted)}, with {100 * forecast.confidence:g} % of later steps "
+            f"from {seconds(forecast.low)} to {seconds(forecast.high)}; "
+            f"{'only ' * forecast.has_failed}{100 * forecast.inside:.0f} % of the second half fell "
             f"inside, median error {percent(forecast.median_error)}"
         )
 
@@ -175,31 +244,15 @@ def _clocks(analysis: "Analysis") -> Iterator[object]:
             )
 
 
-def _suspects(analysis: "Analysis") -> Iterator[object]:
-    """Yield what is slower than the others of its kind; clocks are details."""
-    suspects = [suspect for suspect in analysis.suspects if suspect.kind != "clock"]
-    counts = Counter(suspect.kind for suspect in suspects)
-    for kind, count in counts.items():
-        if count >= MAX_LISTED:
-            kinds = {"microbatch": "microbatches"}.get(kind, f"{kind}s")
-            yield plain(f"suspect: {count} {kinds} or more take over {MIN_RATIO} times the others")
-    single = [suspect for suspect in suspects if counts[suspect.kind] < MAX_LISTED]
-    for suspect in single[:NAMED]:
-        yield plain(
-            f"suspect: {suspect.kind} {suspect.name} {suspect.why} ({seconds(suspect.seconds)})"
-        )
-    if single[NAMED:]:
-        yield f"and {len(single) - NAMED} more suspects: --json"
-
-
 def _deal(analysis: "Analysis") -> Iterator[object]:
     """Yield what another distribution of the microbatches over the replicas saves."""
     deal = analysis.deal
-    if deal is not None and deal.saves > MIN_SHARE:
+    is_first = analysis.finding is not None and analysis.finding.kind == "data"
+    if deal is not None and deal.saves > MIN_SAVING and not is_first:
         yield plain(
-            f"microbatches distributed anew over the replicas save {percent(deal.saves)} of the "
-            f"slowest replica's {seconds(float(deal.before.mean()))}; none saves more than "
-            f"{percent(deal.bound)}"
+            "also: microbatches distributed anew over the replicas save "
+            f"{percent(deal.saves)} of the slowest replica's "
+            f"{seconds(float(deal.before.mean()))}; none saves more than {percent(deal.bound)}"
         )
 
 
@@ -273,9 +326,9 @@ BUDGETS = (
 TIMES = (
     Column("part", _name),
     Column("worker", "worker"),
-    Column("5 %", "low", seconds),
-    Column("median", "median", seconds),
-    Column("95 %", "high", seconds),
+    Column("5 %", "low", _time),
+    Column("median", "median", _time),
+    Column("95 %", "high", _time),
     Column("samples", "slices"),
 )
 
@@ -313,13 +366,9 @@ def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
     from pipejax.plots.heat_maps import HeatMap
 
     order, shares_by_name = np.argsort(shares.steps), shares.by_name(kind)
-    # a warm-up step would take all the colours
-    is_usual = shares.recorded[order] <= OUTLIER * np.median(shares.recorded)
-    outliers = ", ".join(f"{shares.steps[k]}" for k in order[~is_usual])
-    order = order[is_usual]
     names = sorted(shares_by_name, key=int)
     return HeatMap(
-        f"cost of a slow {kind} by step" + (f", without {outliers}" if outliers else ""),
+        f"cost of a slow {kind} by step",
         "step",
         [str(shares.steps[k]) for k in order],
         [f"{kind} {name}" for name in names],
@@ -382,6 +431,8 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
 
 def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     """Return the report of a trace as one page."""
+    if analysis.advice is None:
+        raise ValueError(f"--out: {analysis.no_advice}")
     return report_page(
         analysis.advice,
         f"{analysis.schedule or 'a schedule'}: a measured run",

@@ -1,12 +1,14 @@
 """Analysis of a measured run in one record: replay, attribution, forecast and advice."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.analysis.scenario import Scenario
+from pipejax.analysis.step.faults import Fault
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import ResultList, short_repr, with_short_repr
@@ -25,7 +27,7 @@ from pipejax.traces.findings.new_deal import (
     round_work,
 )
 from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
-from pipejax.traces.findings.suspects import Suspect, is_outlier, suspects
+from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, suspects
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines
 from pipejax.traces.replaying.replay import Replay, replay
@@ -44,54 +46,8 @@ def trace_scenario(replayed: Replay) -> Scenario:
     )
 
 
-def advise(
-    replayed: Replay,
-    *,
-    stage_layers: Sequence[int] | None = None,
-    schedules: Sequence[str] | None = None,
-    launcher: str | None = None,
-    search: bool = False,
-    on_progress: OnProgress | None = None,
-) -> Explanation:
-    """Find remedies that make the pipelines of a trace shorter.
-
-    An op takes its mean over steps, replicas and microbatches; `pj.search.deal` handles differences
-    between microbatches. A trace contains no memory: remedies may use as much as the run does.
-
-    Args:
-      replayed: a replayed trace.
-      stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
-      schedules: names of schedules to try; default: the registry.
-      launcher: launcher whose options make the first shelf of remedies; default: any.
-      search: whether to run the solvers too, which take some seconds.
-      on_progress: called with the work done, all work, and a text.
-
-    Returns:
-      As `pj.explain`: parts, causes and remedies of the mean pipeline.
-
-    Raises:
-      ValueError: as `pj.explain`.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
-      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
-      >>> replayed = pj.traces.replay(pj.traces.find_pipelines(pj.traces.record_runs([run])))
-      >>> pj.traces.advise(replayed, schedules=["zb-h1"]).remedies[0].what
-      'schedule zb-h1'
-    """
-    check_types(replayed=(replayed, Replay))
-    return explain(
-        trace_scenario(replayed),
-        stage_layers=stage_layers,
-        schedules=schedules,
-        launcher=launcher,
-        search=search,
-        on_progress=on_progress,
-    )
-
-
 MIN_STEPS = 4  # of a forecast
+MIN_CHANCE = 0.05  # of a band that has not failed
 
 
 @with_short_repr("predicted low high median_error inside")
@@ -107,7 +63,6 @@ class Forecast:
       confidence: probability that a step lies in the band.
       errors: (steps) predicted over recorded time, minus 1, in the second half.
       inside: share of the second half inside the band.
-      left_out: numbers of outlier steps of the first half, which are not used.
     """
 
     predicted: float
@@ -116,21 +71,26 @@ class Forecast:
     confidence: float
     errors: Float[NumpyArray, " steps"]
     inside: float
-    left_out: Sequence[int] = ()
 
     @property
     def median_error(self) -> float:
         """Return the median of the absolute errors."""
         return float(np.median(np.abs(self.errors)))
 
+    @property
+    def has_failed(self) -> bool:
+        """Return whether chance explains so few steps in the band with a probability below 5 %."""
+        from scipy.special import bdtr  # slow to import
+
+        size = len(self.errors)
+        return bool(bdtr(round(self.inside * size), size, self.confidence) < MIN_CHANCE)
+
 
 def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     """Predict the second half of the steps of a job from the first half.
 
     The band is Student's prediction interval for one further step: it assumes step times with a
-    normal distribution and a constant mean. Outliers of the first half, by recorded time or by the
-    ratio to the replayed time, are dropped if they are fewer than half. The second half is judged
-    with all its steps.
+    normal distribution and a constant mean.
 
     Args:
       attribution: steps as recorded and as replayed.
@@ -164,13 +124,10 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     if len(recorded) < MIN_STEPS:
         raise ValueError(f"a forecast needs {MIN_STEPS} steps at least, there are {len(recorded)}")
     half = len(recorded) // 2
-    outliers = is_outlier(recorded[:half]) | is_outlier(recorded[:half] / replayed[:half])
-    outliers &= 2 * outliers.sum() < half
-    regular = np.flatnonzero(~outliers)
     # unexplained time is assumed to stay the same share of a step
-    steps = replayed[regular] * (recorded[regular].sum() / replayed[regular].sum())
-    quantile = float(stdtrit(len(regular) - 1, (1 + confidence) / 2))  # of Student's t
-    num_deviations = quantile * np.sqrt(1 + 1 / len(regular))
+    steps = replayed[:half] * (recorded[:half].sum() / replayed[:half].sum())
+    quantile = float(stdtrit(half - 1, (1 + confidence) / 2))  # of Student's t
+    num_deviations = quantile * np.sqrt(1 + 1 / half)
     middle, width = float(steps.mean()), float(steps.std(ddof=1) * num_deviations)
     later, predicted = recorded[half:], float(np.median(steps))
     inside = (later >= middle - width) & (later <= middle + width)
@@ -181,7 +138,6 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
         confidence,
         predicted / later - 1,
         float(inside.mean()),
-        [int(attribution.steps[k]) for k in order[np.flatnonzero(outliers)]],
     )
 
 
@@ -218,9 +174,12 @@ class Analysis:
       attribution: time that each worker, stage, phase, .. costs per step.
       op_times: times of ops, messages and other slices.
       forecast: prediction of the second half of the steps from the first; None of few steps.
-      advice: remedies for the mean pipeline.
+      advice: remedies for the mean pipeline; None if the replay is too far off. If a stage
+        matters most, moving its layers comes first.
       offsets: offsets of corrected clocks.
       suspects: outliers among workers, stages, links, .., and wrong clocks.
+      finding: the suspect or slow place that matters most; None if no place alone matters.
+      complete: replay of all steps, also of odd ones; its errors are those of the others.
       deal: redistribution of the microbatches; None if `rebalance` has none, if times differ more
         by replica than by data, or if steps are too long for a quick search.
       against: differences from another run, if there is one.
@@ -231,9 +190,11 @@ class Analysis:
     attribution: Attribution
     op_times: Sequence[OpTimes]
     forecast: Forecast | None
-    advice: Explanation
+    advice: Explanation | None
     offsets: Sequence[Offset]
     suspects: Sequence[Suspect]
+    finding: Suspect | None
+    complete: Replay
     deal: NewDeal | None = None
     against: Attribution | None = None
 
@@ -252,10 +213,18 @@ class Analysis:
         return ", ".join([name, *(f"{k.replace('_', ' ')} {v}" for k, v in options.items())])
 
     @property
+    def no_advice(self) -> str | None:
+        """Return why there is no advice; None if there is."""
+        if self.advice is not None:
+            return None
+        error = 100 * self.replay.mean_error
+        return f"the replay is {error:.3g} % off; above {100 * MAX_ERROR:g} % there is no advice"
+
+    @property
     def stalls(self) -> Sequence[Stall]:
         """List ops that started long after all their inputs, the longest delay first."""
         # Long is 1 % of the median pipeline; nothing in the trace explains such a delay.
-        trace, delay = self.pipelines.trace, self.replay.stalls
+        trace, delay = self.complete.pipelines.trace, self.complete.stalls
         stalled = np.flatnonzero(delay > MIN_STALL * float(np.median(self.pipelines.spans)))
         return ResultList(
             Stall(
@@ -281,6 +250,67 @@ class Analysis:
         return float(np.concatenate(deviations).std())
 
 
+def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
+    """Return the pipelines without odd steps, which are named among the content left out."""
+    odd = odd_steps(pipelines)
+    if not odd:
+        return pipelines
+    left_out = [LeftOut(f"step {step}", f"odd: {suspect.why}") for step, suspect in odd.items()]
+    is_usual = ~np.isin(trace.step, [*odd])
+    usual = dataclasses.replace(trace.only(is_usual), left_out=(*trace.left_out, *left_out))
+    return find_pipelines(usual)
+
+
+MIN_COST = 0.001  # of the step: a suspect that costs less does not matter
+MIN_PLACE = 0.02  # of the step, from which a place that is no outlier matters
+
+
+def _first_finding(
+    suspects: Sequence[Suspect],
+    shares: Attribution,
+    fault: Fault | None,
+    deal: NewDeal | None,
+    first_step: int,
+) -> Suspect | None:
+    """Return the suspect or slow place that matters most; None if no place alone matters."""
+    step, counts = float(shares.recorded.mean()), Counter(suspect.kind for suspect in suspects)
+    listed = [
+        row
+        for row in suspects
+        if row.kind != "clock" and counts[row.kind] < MAX_LISTED and row.seconds > MIN_COST * step
+    ]
+    rows = [row for row in listed if row.place != {"step": first_step}]  # a warm-up matters least
+    rows = rows or [row for row in _slow_places(shares, fault) if row.seconds > MIN_PLACE * step]
+    first = next(iter(rows or listed), None)
+    saves = 0.0 if deal is None else deal.saves * float(deal.before.mean())
+    if saves > max(MIN_PLACE * step, first.seconds if first else 0.0):
+        why = "replicas wait for the one with the longest microbatches"
+        return Suspect("data", "", saves, None, 0.0, why, {})
+    # a worker and its only stage: the stage, if it has the head or is slow in all replicas
+    stages = [row for row in suspects if row.kind == "stage"]
+    stage = next((row for row in stages if first and row.seconds == first.seconds), first)
+    is_end = stage and stage.place.get("stage") in (0, len(shares.by_name("stage")) - 1)
+    return stage if is_end or len(shares.by_name("replica")) > 1 else first
+
+
+def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
+    """Return the machine that costs most and a bottleneck, though no outliers, by cost."""
+    machines = [*shares.by_name("place").values()][:1]
+    rows = [
+        ("worker", share.name[len("worker ") :], share.saves, f"{share.name} is over the mean")
+        for share in machines
+    ]
+    if fault is not None and (fault.link or fault.worker is not None):
+        name = "worker {} to {} and back".format(*fault.link) if fault.link else f"{fault.worker}"
+        kind = "link" if fault.link else "worker"
+        if fault.stage is not None:
+            kind, name = "stage", str(fault.stage)
+        rows.append((kind, name, fault.seconds, fault.why.partition("; ")[0]))
+    places = (Suspect(kind, name, cost, None, 0.0, why, {}) for kind, name, cost, why in rows)
+    return sorted(places, key=lambda place: -place.seconds)
+
+
+MAX_ERROR = 0.05  # mean error of a replay that is a basis for advice
 PROGRESS_TEXTS = ("pipelines", "replay", "attribution", "remedies", "deal")
 
 
@@ -293,6 +323,7 @@ def analyse(
     schedules: Sequence[str] | None = None,
     launcher: str | None = None,
     search: bool = False,
+    all_steps: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Analysis:
     """Replay a measured run, and find the causes of its time and remedies.
@@ -305,10 +336,12 @@ def analyse(
       schedules: names of schedules to try; default: the registry.
       launcher: launcher whose options make the first shelf of remedies; default: any.
       search: whether to run the solvers too, which take some seconds.
+      all_steps: whether means include odd steps, such as a warm-up step.
       on_progress: called with the work done, all work, and a text.
 
     Returns:
-      Replay, attribution, forecast, advice, suspects and a new deal.
+      Replay, attribution, forecast, advice, suspects and a new deal. A replay that is more than 5 %
+      off is no basis for advice or a deal.
 
     Raises:
       ValueError: if no pipeline follows the rules of a table, or as its parts.
@@ -329,26 +362,41 @@ def analyse(
         num_parts = len(PROGRESS_TEXTS)
         report(0, num_parts, PROGRESS_TEXTS[0])
         trace, offsets = aligned(trace)
-        pipelines = find_pipelines(trace)
+        all_pipelines = find_pipelines(trace)
+        pipelines = all_pipelines if all_steps else usual_steps(trace, all_pipelines)
         report(1, num_parts, PROGRESS_TEXTS[1])
         replayed = replay(pipelines, link=link)
+        complete = dataclasses.replace(replayed, pipelines=all_pipelines)
         other = None
         if against is not None:
-            other = replay(find_pipelines(aligned(against)[0]), link=replayed.links)
+            against, _ = aligned(against)
+            others = find_pipelines(against)
+            others = others if all_steps else usual_steps(against, others)
+            other = replay(others, link=replayed.links)
         report(2, num_parts, PROGRESS_TEXTS[2])
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])
-        advice = advise(
-            replayed,
-            stage_layers=stage_layers,
-            schedules=schedules,
-            launcher=launcher,
-            search=search,
-        )
-        report(4, num_parts, PROGRESS_TEXTS[4])
-        is_short = round_work(replayed) <= MAX_WORK
-        has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
-        new_deal = rebalance(replayed) if has_uneven_data else None
+        outliers, advice, new_deal = suspects(complete, offsets), None, None
+        if replayed.mean_error <= MAX_ERROR:
+            advice = explain(
+                trace_scenario(replayed),
+                stage_layers=stage_layers,
+                schedules=schedules,
+                launcher=launcher,
+                search=search,
+            )
+            report(4, num_parts, PROGRESS_TEXTS[4])
+            is_short = round_work(replayed) <= MAX_WORK
+            has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
+            new_deal = rebalance(replayed) if has_uneven_data else None
+        worst = None if advice is None else advice.bottleneck
+        first_step = all_pipelines.pipelines[0].step
+        finding = _first_finding(outliers, shares, worst, new_deal, first_step)
+        if advice is not None:  # reports have a row for a repair, but move layers of a stage
+            remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
+            if finding is not None and finding.kind == "stage":
+                remedies.sort(key=lambda remedy: remedy.kind != "layers")
+            advice = dataclasses.replace(advice, remedies=remedies)
     return Analysis(
         pipelines,
         replayed,
@@ -357,7 +405,9 @@ def analyse(
         forecast(shares) if len(shares.steps) >= MIN_STEPS else None,
         advice,
         [offset for offset in offsets if offset.is_corrected],
-        suspects(replayed, offsets),
+        outliers,
+        finding,
+        complete,
         new_deal,
         None if other is None else attribute(replayed, against=other),
     )

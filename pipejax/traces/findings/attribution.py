@@ -114,13 +114,12 @@ def attribute(
       ([21.0], 18.75, 'worker', '1')
     """
     check_types(replayed=(replayed, Replay), against=(against, Replay, type(None)))
-    jobs = [_JobSteps(replayed, steps) for steps in _complete_steps(replayed)]
+    jobs = job_steps(replayed)
     if against is None:
         ideal = _Ideal.mean_times(jobs)
     else:
         _check_same_stages(replayed, against)
-        other_jobs = [_JobSteps(against, steps) for steps in _complete_steps(against)]
-        ideal = _Ideal.ratios(other_jobs, jobs)
+        ideal = _Ideal.ratios(job_steps(against), jobs)
     with telling("attribute", on_progress) as report:
         masks = [job.masks() for job in jobs]
         names = list(dict.fromkeys(key for mask in masks for key in mask))
@@ -179,7 +178,12 @@ def _complete_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
     yield from groups.values()
 
 
-class _JobSteps:
+def job_steps(replayed: Replay) -> list["JobSteps"]:
+    """List the steps that have all replicas, grouped by the tables that ran."""
+    return [JobSteps(replayed, steps) for steps in _complete_steps(replayed)]
+
+
+class JobSteps:
     """Steps of a job whose replicas run the same tables, as one graph with recorded durations."""
 
     def __init__(self, replayed: Replay, positions: Mapping[int, Sequence[int]]) -> None:
@@ -199,7 +203,8 @@ class _JobSteps:
             self.slice[:, op_nodes] = slices[:, graph.op[op_nodes]]
         rest_nodes = np.flatnonzero(graph.rest != NONE)
         self.slice[:, rest_nodes] = self.rests.slices[:, graph.rest[rest_nodes]]
-        durations = np.append(trace.end - trace.start, 0.0)  # entry -1: nodes without a slice
+        # entry -1: nodes without a slice
+        durations = np.append(trace.end - trace.start + pipelines.gaps, 0.0)
         self.duration = durations[self.slice]
         self.duration[:, rest_nodes] = self.rests.seconds[:, graph.rest[rest_nodes]]
         messages = np.flatnonzero(graph.link != NONE)
@@ -305,7 +310,7 @@ class _Ideal(NamedTuple):
     step: float | None = None  # mean step of the other run, if there is one [s]
 
     @classmethod
-    def mean_times(cls, jobs: Sequence["_JobSteps"]) -> "_Ideal":
+    def mean_times(cls, jobs: Sequence["JobSteps"]) -> "_Ideal":
         """Take the mean of each phase, and the median of each collective and of messages."""
         replayed = jobs[0].replayed
         trace = replayed.pipelines.trace
@@ -318,7 +323,7 @@ class _Ideal(NamedTuple):
         return cls(means, np.full_like(replayed.link_times, replayed.message_time))
 
     @classmethod
-    def ratios(cls, other_jobs: Sequence["_JobSteps"], jobs: Sequence["_JobSteps"]) -> "_Ideal":
+    def ratios(cls, other_jobs: Sequence["JobSteps"], jobs: Sequence["JobSteps"]) -> "_Ideal":
         """Scale ops by the ratio of mean times in both runs, per phase and stage."""
         # random variation of the run remains, so a run against itself saves nothing
         names = jobs[0].replayed.pipelines.trace.phases
@@ -341,7 +346,7 @@ class _Ideal(NamedTuple):
         return cls(factors, other_jobs[0].replayed.link_times, are_factors=True, step=step)
 
 
-def _mean(jobs: Sequence[_JobSteps], name: str, stage: int) -> float:
+def _mean(jobs: Sequence[JobSteps], name: str, stage: int) -> float:
     """Return the mean time of the slices of a phase on a stage [s]; 0 without slices."""
     phases = jobs[0].replayed.pipelines.trace.phases
     if name not in phases:

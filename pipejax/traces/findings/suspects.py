@@ -2,10 +2,12 @@
 
 Each is compared with the median of the others of its kind. Common delays of all stages or all
 microbatches are subtracted first, so a slow worker makes no microbatch slow. A suspect takes at
-least 1.1 times the time of the others, and differs by at least five standard errors.
+least 1.1 times the time of the others, and differs by at least five standard errors. The job runs
+again with the suspect as fast as the others, so its cost is a difference of two steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +17,9 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.medians import DEVIATION, medians_of_others
 from pipejax.traces.clocks import Offset
-from pipejax.traces.record import NONE, OPS
-from pipejax.traces.replaying.messages import FIRST, by_link, link_ends, simple_evidence
+from pipejax.traces.findings.attribution import job_steps
+from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
+from pipejax.traces.replaying.messages import FIRST, by_link, link_workers, simple_evidence
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines
 from pipejax.traces.replaying.replay import Replay
 
@@ -27,8 +30,18 @@ MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
 MAX_LISTED = 10  # suspects of a kind
 GAP_ERROR = 0.1  # standard error of the time between two steps, relative to the median op
 MIN_MESSAGE_DELAY = 0.05  # of a suspect link, relative to the median op
+TIMES_OTHERS = "takes {:.3g} times the others in all its stages"
+WHY = {  # by kind, with the ratio to the others
+    "replica": TIMES_OTHERS,
+    "worker": TIMES_OTHERS,
+    "stage": "takes {:.3g} times the other stages",
+    "microbatch": "takes {:.3g} times the others in most stages",
+    "link": "takes {:.3g} times as long for its quickest messages as the others",
+}
 
 Logs = Float[NumpyArray, " things"]
+Place = Mapping[str, int]  # its numbers by name
+Cells = Bool[NumpyArray, "runs stages microbatches"]
 
 
 @short_repr
@@ -38,11 +51,12 @@ class Suspect(NamedTuple):
     Attributes:
       kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step.
       name: its number or name.
-      seconds: extra time per step against the others [s]; of a link, per message; of a clock, its
-        lead over the others.
+      seconds: time that a step would save if it were as fast as the others [s]; of a step, and of
+        a microbatch in one step, the time of that step alone; of a clock, its lead.
       ratio: its time over the median of the others; None of a clock and of a late start.
       z: difference in standard errors.
       why: reason, in words.
+      place: its numbers: step, replica, worker, stage or microbatch; of a link, both workers.
     """
 
     kind: str
@@ -51,6 +65,7 @@ class Suspect(NamedTuple):
     ratio: float | None
     z: float
     why: str
+    place: Place
 
 
 def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspect]:
@@ -64,7 +79,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
       offsets: offsets of its clocks, from `aligned`.
 
     Returns:
-      Wrong clocks first, then others by extra time per step; at most ten of a kind.
+      Suspects by their cost per step of the run, at most ten of a kind; then wrong clocks.
 
     Example:
       >>> import pipejax as pj
@@ -75,23 +90,35 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
       [('worker', '2', 1.3), ('stage', '2', 1.3)]
     """
     check_types(replayed=(replayed, Replay), offsets=(offsets, Sequence))
-    times = _MicrobatchTimes.measure(replayed.pipelines)
+    pipelines = replayed.pipelines
+    times = _MicrobatchTimes.measure(pipelines)
     wrong_workers = {offset.worker for offset in offsets if offset.is_corrected}
-    workers = list(times.slow_workers())
-    kinds = (
-        times.slow_replicas(),
-        workers,
-        times.slow_stages(workers),
-        times.slow_microbatches(),
-        _slow_links(replayed.pipelines, wrong_workers, times.median_op),
-        _slow_steps(replayed.pipelines, times.median_op),
-    )
-    results = [suspect for kind in kinds for suspect in sorted(kind, key=_sort_key)[:MAX_LISTED]]
-    return ResultList([*list(_wrong_clocks(offsets))[:MAX_LISTED], *sorted(results, key=_sort_key)])
+    kinds = (*times.slow_places(), _slow_links(pipelines, wrong_workers, times.median_op))
+    by_kind: dict[str, list[Suspect]] = {}
+    for suspect in sorted(chain.from_iterable(kinds), key=lambda suspect: -(suspect.ratio or 0)):
+        by_kind.setdefault(suspect.kind, []).append(suspect)
+    places = [suspect for rows in by_kind.values() for suspect in rows[:MAX_LISTED]]
+    results = [*_with_costs(replayed, times, places), *[*step_suspects(pipelines)][:MAX_LISTED]]
+    first_step, num_steps = pipelines.pipelines[0].step, len({*times.step.tolist()})
+
+    def cost_per_step(suspect: Suspect) -> float:
+        """Return the cost per step of the run, for the order; of a warm-up, it does not count."""
+        if "step" not in suspect.place:
+            return suspect.seconds
+        # half of a step, so that a microbatch that explains most of it comes before it
+        weight = 1.0 if suspect.kind != "step" else 0.5 * (suspect.place["step"] != first_step)
+        return weight * suspect.seconds / num_steps
+
+    results.sort(key=cost_per_step, reverse=True)
+    return ResultList([*results, *list(_wrong_clocks(offsets))[:MAX_LISTED]])
 
 
-def _sort_key(suspect: Suspect) -> float:
-    return -suspect.seconds
+def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
+    """Name a suspect whose cost is not known yet."""
+    words = [f"of replica {place['replica']}"] if "replica" in place and kind != "replica" else []
+    words += [f"in step {place['step']}"] if "step" in place else []
+    number = "worker {source} to {target}".format(**place) if kind == "link" else place[kind]
+    return Suspect(kind, " ".join([str(number), *words]), 0.0, ratio, z, WHY[kind], place)
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
@@ -116,14 +143,6 @@ def _find_outliers(logs: Logs, errors: Logs | float) -> Iterator[tuple[int, floa
         yield k, float(np.exp(medians[k])), float(np.exp(excess[k])), float(z[k])
 
 
-def is_outlier(seconds: Logs) -> Bool[NumpyArray, " things"]:
-    """Return which times [s] are outliers among the others."""
-    result = np.zeros(len(seconds), bool)
-    for k, *_ in _find_outliers(np.log(np.maximum(seconds, 1e-12)), 0.0):
-        result[k] = True
-    return result
-
-
 class _MicrobatchTimes(NamedTuple):
     """Total time of every microbatch on every stage; a run is one pipeline in one step."""
 
@@ -136,6 +155,9 @@ class _MicrobatchTimes(NamedTuple):
     stage_logs: Float[NumpyArray, "runs stages microbatches"]  # logs minus common
     noise: float  # standard deviation of stage_logs about the median of the stage
     median_op: float  # [s]
+    trace: Trace
+    ops: PipelineOps
+    seconds: Float[NumpyArray, " ops"]  # of each op; of a fused pair, of each half
 
     @classmethod
     def measure(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
@@ -150,95 +172,124 @@ class _MicrobatchTimes(NamedTuple):
         worker = np.full(shape, NONE)
         worker[place] = trace.worker[ops.slices]
         logs = np.log(np.maximum(seconds, 1e-12))
-        excess = logs - np.median(logs, axis=(0, 2), keepdims=True)
+        excess = logs - _stage_medians(logs)
         # lower quartile over stages: one interrupted op makes no microbatch slow
         common = np.quantile(excess, 0.25, axis=1, method="lower")
         step, replica = np.array([(run.step, run.replica) for run in runs]).T
         stage_logs = logs - common[:, None]
-        residuals = stage_logs - np.median(stage_logs, axis=(0, 2), keepdims=True)
+        residuals = stage_logs - _stage_medians(stage_logs)
         noise = float(DEVIATION * np.median(np.abs(residuals)))
         median_op = float(np.median(durations))
-        return cls(step, replica, worker, logs, common, stage_logs, noise, median_op)
+        return cls(
+            *(step, replica, worker, logs, common, stage_logs, noise, median_op),
+            *(trace, ops, durations),
+        )
+
+    def cells(self, place: Place) -> Cells:
+        """Return the runs, stages and microbatches of a place."""
+        _, stages, microbatches = self.logs.shape
+        numbers = {
+            "step": self.step[:, None, None],
+            "replica": self.replica[:, None, None],
+            "worker": self.worker,
+            "stage": np.arange(stages)[:, None],
+            "microbatch": np.arange(microbatches),
+        }
+        result = np.ones(self.logs.shape, bool)
+        for name, number in place.items():
+            result &= numbers[name] == number
+        return result
+
+    def ratio(self, cells: Cells, is_normal: Cells, *, is_stage: bool) -> float | None:
+        """Return the mean ratio of cells to normal ones of the same stage, or of any stage."""
+        # means are more precise than the medians that find a suspect
+        normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=(0, 2), keepdims=True)
+        if is_stage and normal.count():  # the median stage: one with the head does not matter
+            normal = np.median(normal.compressed())
+        excess = (self.logs - normal)[cells]
+        return float(np.exp(excess.mean())) if np.ma.count(excess) else None
+
+    def slice_factors(self, cells: Cells, ratio: float) -> Float[NumpyArray, " slices"]:
+        """Return the factor on each slice of the trace that makes cells faster by a ratio."""
+        ops, halves = self.ops, np.stack([self.seconds, self.seconds])  # recorded, faster
+        halves[1] /= np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
+        first = np.flatnonzero(ops.is_first)  # the second half of a pair is the next op
+        halves[:, first] += halves[:, first + 1]
+        result = np.ones(len(self.trace))
+        result[ops.slices] = halves[1] / np.maximum(halves[0], 1e-12)
+        return result
 
     def _error(self, count: int) -> float:
         """Return the standard error of a median of so many logs."""
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
-    def slow_stages(self, workers: Sequence[Suspect]) -> Iterator[Suspect]:
-        """Yield stages that are slow in all replicas, unless a slow worker explains them."""
-        runs, microbatches = self.common.shape
-        medians = np.median(self.stage_logs, axis=(0, 2))
-        slow_workers = {suspect.name for suspect in workers}
-        for k, usual, ratio, z in _find_outliers(medians, self._error(runs * microbatches)):
-            stage_workers = np.unique(self.worker[k]).tolist()
-            is_only_stage = all(
-                (self.worker == worker).any(axis=1).sum() == 1 for worker in stage_workers
-            )
-            if is_only_stage or not slow_workers.issuperset(map(str, stage_workers)):
-                seconds = (ratio - 1) * usual * microbatches
-                why = f"takes {ratio:.3g} times the median stage"
-                yield Suspect("stage", str(k), seconds, ratio, z, why)
-
-    def slow_replicas(self) -> Iterator[Suspect]:
-        """Yield replicas that are slow on all of their stages, for whatever reason."""
-        numbers = np.unique(self.replica)
-        excess = self.logs - np.median(self.logs, axis=(0, 2), keepdims=True)
-        least_excess = np.array(
-            [np.median(excess[self.replica == k], axis=(0, 2)).min() for k in numbers]
-        )
-        error = self._error(self.common.size // len(numbers))
-        for k, _, ratio, z in _find_outliers(least_excess, error):
-            total = np.exp(self.logs[self.replica == numbers[k]]).sum(axis=(1, 2)).mean()
-            seconds = float(total) / len(np.unique(self.worker)) * (1 - 1 / ratio)
-            why = f"takes {ratio:.3g} times the others in all its stages"
-            yield Suspect("replica", str(numbers[k]), seconds, ratio, z, why)
-
-    def slow_workers(self) -> Iterator[Suspect]:
-        """Yield workers of a replica that are slow on all of their stages."""
-        replicas = np.unique(self.replica)
-        logs = self.stage_logs
+    def slow_places(self) -> Iterator[Sequence[Suspect]]:
+        """Yield workers, stages and replicas slow on all their stages, and slow microbatches."""
+        (_, stages, count), replicas = self.logs.shape, np.unique(self.replica).tolist()
+        workers = _places("worker", np.unique(self.worker).tolist())
+        microbatches = _places("microbatch", range(count))
+        common = np.broadcast_to(self.common[:, None], self.logs.shape)
+        slow_workers = self._slow("worker", self.stage_logs, workers)
+        yield slow_workers
+        slow_stages = self._slow("stage", self.stage_logs, _places("stage", range(stages)))
+        if stages > len(workers):  # a slow worker explains its stages
+            slow = {suspect.place["worker"] for suspect in slow_workers}
+            slow_stages = [
+                row
+                for row in slow_stages
+                if not slow >= {*self.worker[row.place["stage"]].tolist()}
+            ]
+        yield slow_stages
+        yield self._slow("microbatch", common, microbatches)
+        usual = np.broadcast_to(np.median(self.common, axis=0), self.common.shape).copy()
         if len(replicas) > 1:  # compare with the same stages of other replicas
-            logs = logs - np.median(logs, axis=(0, 2))[:, None]
-        names, least_excess, counts = [], [], []
-        for replica in replicas.tolist():
-            replica_logs = logs[self.replica == replica]
-            for worker in np.unique(self.worker).tolist():
-                on_worker = self.worker == worker
-                stages = np.flatnonzero(on_worker.any(axis=1))
-                stage_logs = [replica_logs[:, stage, on_worker[stage]] for stage in stages]
-                names.append((worker, replica))
-                least_excess.append(min(float(np.median(row)) for row in stage_logs))
-                counts.append(min(row.size for row in stage_logs))
-        errors = np.array([self._error(count) for count in counts])
-        for k, _, ratio, z in _find_outliers(np.array(least_excess), errors):
-            worker, replica = names[k]
-            on_worker = self.worker == worker
-            total = np.exp(self.logs[self.replica == replica][:, on_worker]).sum(axis=1).mean()
-            suffix = f" of replica {replica}" if len(replicas) > 1 else ""
-            why = f"takes {ratio:.3g} times the others in all its stages"
-            seconds = float(total) * (1 - 1 / ratio)
-            yield Suspect("worker", f"{worker}{suffix}", seconds, ratio, z, why)
-
-    def slow_microbatches(self) -> Iterator[Suspect]:
-        """Yield microbatches that are slow on most stages: in most steps, or in one step."""
-        runs, count = self.common.shape
-        usual = np.median(self.common, axis=0)
-        totals = np.exp(self.logs).sum(axis=1).mean(axis=0)
-        for k, _, ratio, z in _find_outliers(usual, self._error(runs)):
-            why = f"takes {ratio:.3g} times the others, in most steps"
-            yield Suspect("microbatch", str(k), float(totals[k]) * (1 - 1 / ratio), ratio, z, why)
-        if runs == 1:
-            return
+            by_replica = _places("replica", replicas)
+            machines = [{**worker, **replica} for replica in by_replica for worker in workers]
+            yield self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
+            yield self._slow("replica", self.logs - _stage_medians(self.logs), by_replica)
+            replica_microbatches = [
+                {**row, **replica} for replica in by_replica for row in microbatches
+            ]
+            yield self._slow("microbatch", common - usual[:, None], replica_microbatches)
+            for replica in replicas:
+                rows = self.replica == replica
+                usual[rows] = np.median(self.common[rows], axis=0)
         excess = self.common - usual
-        excess = excess - np.median(excess, axis=1, keepdims=True)
-        has_replicas = len(np.unique(self.replica)) > 1
-        for k, _, ratio, z in _find_outliers(excess.ravel(), self._error(1)):
-            run, microbatch = divmod(k, count)
-            suffix = f" of replica {self.replica[run]}" if has_replicas else ""
-            seconds = float(np.exp(self.logs[run, :, microbatch]).sum()) * (1 - 1 / ratio)
-            why = f"takes {ratio:.3g} times the others in most stages"
-            name = f"{microbatch}{suffix} in step {self.step[run]}"
-            yield Suspect("microbatch", name, seconds, ratio, z, why)
+        excess = (excess - np.median(excess, axis=1, keepdims=True)).ravel()
+        places = []
+        for k, _, ratio, z in _find_outliers(excess, self._error(1)):
+            run, number = divmod(k, count)
+            place = {"microbatch": number, "step": int(self.step[run])}
+            place |= {"replica": int(self.replica[run])} if len(replicas) > 1 else {}
+            places.append(_suspect("microbatch", place, ratio, z))
+        yield places
+
+    def _slow(
+        self,
+        kind: str,
+        logs: Float[NumpyArray, "runs stages microbatches"],
+        places: Sequence[Place],
+    ) -> Sequence[Suspect]:
+        """Return the places that are outliers in the stage in which they are least slow."""
+        least, counts = [], []
+        for cells in map(self.cells, places):
+            on_stages = [logs[:, k][cells[:, k]] for k in np.flatnonzero(cells.any(axis=(0, 2)))]
+            least.append(min(float(np.median(values)) for values in on_stages))
+            counts.append(min(len(values) for values in on_stages))
+        errors = np.array([self._error(count) for count in counts])
+        outliers = _find_outliers(np.array(least), errors)
+        return [_suspect(kind, places[k], ratio, z) for k, _, ratio, z in outliers]
+
+
+def _places(kind: str, numbers: Iterable[int]) -> list[Place]:
+    return [{kind: number} for number in numbers]
+
+
+def _stage_medians(
+    logs: Float[NumpyArray, "runs stages microbatches"],
+) -> Float[NumpyArray, "1 stages 1"]:
+    """Return the lower median of each stage: one slow replica of two does not move it."""
+    return np.quantile(logs, 0.5, axis=(0, 2), method="lower", keepdims=True)
 
 
 def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
@@ -284,19 +335,18 @@ def _slow_links(
 ) -> Iterator[Suspect]:
     """Yield links between workers whose two quickest messages are slow and some op waited for."""
     # The quickest messages have waited for nothing else. Workers with a wrong clock are skipped.
-    placement, boundaries = pipelines.table.placement[0], pipelines.table.num_stages - 1
+    ends = link_workers(pipelines.table)
     # by (sender, receiver), all messages; by (sender, receiver, link), those of one boundary
     times: dict[tuple[int, ...], list[NumpyArray]] = {}
     has_waits: set[tuple[int, ...]] = set()
-    for link, (seconds, strength) in enumerate(by_link(simple_evidence(pipelines), 2 * boundaries)):
+    for link, (seconds, strength) in enumerate(by_link(simple_evidence(pipelines), len(ends))):
         if not len(seconds):  # both stages are on one worker
             continue
-        source, target = placement[[*link_ends(link, boundaries)]].tolist()
-        for key in ((source, target), (source, target, link)):
+        for key in (ends[link], (*ends[link], link)):
             times.setdefault(key, []).append(seconds)
             if (strength >= FIRST).any():
                 has_waits.add(key)
-    names = set[str]()
+    places: list[Mapping[str, int]] = []
     for size in (2, 3):
         keys = [k for k in times if len(k) == size and k in has_waits]
         keys = [key for key in keys if wrong_workers.isdisjoint(key[:2])]
@@ -304,32 +354,74 @@ def _slow_links(
         logs = np.array([np.log(pair).mean() for pair in quickest])
         errors = np.array([np.ptp(np.log(pair)) / 2 for pair in quickest])
         for k, usual, ratio, z in _find_outliers(logs, errors):
-            delay, name = (ratio - 1) * usual, "worker {} to {}".format(*keys[k])
-            if delay > MIN_MESSAGE_DELAY * median_op and name not in names:
-                names.add(name)
-                why = f"its quickest messages take {ratio:.3g} times those of the others"
-                yield Suspect("link", name, delay, ratio, z, why)
+            place = dict(zip(("source", "target"), keys[k], strict=False))
+            if (ratio - 1) * usual > MIN_MESSAGE_DELAY * median_op and place not in places:
+                places.append(place)
+                yield _suspect("link", place, ratio, z)
 
 
-def _slow_steps(pipelines: Pipelines, median_op: float) -> Iterator[Suspect]:
+def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
     """Yield steps that take longer than others, and steps that begin later after the previous."""
     trace, runs = pipelines.trace, pipelines.pipelines
-    steps, run_step = np.unique([run.step for run in runs], return_inverse=True)
+    steps, position = np.unique(trace.step, return_inverse=True)
     begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
-    np.minimum.at(begin, run_step, [trace.start[run.slices].min() for run in runs])
-    np.maximum.at(end, run_step, [trace.end[run.slices].max() for run in runs])
+    slices = ~trace.has_phase(MESSAGES)
+    np.minimum.at(begin, position[slices], trace.start[slices])
+    np.maximum.at(end, position[slices], trace.end[slices])
+    is_run = np.isin(steps, [run.step for run in runs])
+    steps, begin, end = steps[is_run], begin[is_run], end[is_run]
     for k, usual, ratio, z in _find_outliers(np.log(np.maximum(end - begin, 1e-12)), 0.0):
-        why = f"takes {ratio:.3g} times the median step"
-        yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why)
+        place, warmup = {"step": int(steps[k])}, " in the warm-up" if k == 0 else ""
+        why = f"took {ratio * usual:.3g} s{warmup}, {ratio:.3g} times the median step"
+        yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why, place)
+    median_op = float(np.median(PipelineOps.select(trace, runs).seconds))
     is_consecutive = np.diff(steps) == 1
     gaps = (begin[1:] - end[:-1])[is_consecutive] / median_op
     if (gaps < -1).any():  # every step has its own clock
         return
     _, excess, z_scores = _compare_others(gaps, GAP_ERROR)
     for k in np.flatnonzero((excess > 1) & (z_scores > MIN_Z)).tolist():
-        delay, name = float(excess[k]) * median_op, str(steps[1:][is_consecutive][k])
-        why = "begins later after the step before than others do"
-        yield Suspect("step", name, delay, None, float(z_scores[k]), why)
+        delay, step = float(excess[k]) * median_op, int(steps[1:][is_consecutive][k])
+        why = f"began {delay:.3g} s later after the step before than others"
+        yield Suspect("step", str(step), delay, None, float(z_scores[k]), why, {"step": step})
+
+
+def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
+    """Return slow steps that means leave out, by number; none unless most steps are usual."""
+    odd = {row.place["step"]: row for row in step_suspects(pipelines) if row.ratio is not None}
+    return odd if 2 * len(odd) < len({run.step for run in pipelines.pipelines}) else {}
+
+
+def _with_costs(
+    replayed: Replay, times: _MicrobatchTimes, suspects: Sequence[Suspect]
+) -> Iterator[Suspect]:
+    """Set the cost of each suspect: the time that steps save without it [s]."""
+    odd, ends = [*odd_steps(replayed.pipelines)], link_workers(replayed.pipelines.table)
+    is_usual, jobs = ~np.isin(times.step, odd)[:, None, None], job_steps(replayed)
+    for suspect in suspects:
+        factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(ends) + 1)
+        ratio, extra = suspect.ratio or 1.0, 0.0
+        if suspect.kind == "link":
+            is_slow = np.array([workers == (*suspect.place.values(),) for workers in ends])
+            normal = replayed.link_times[replayed.link_estimate.is_observed & ~is_slow]
+            if len(normal):
+                link_factors[:-1][is_slow] = np.median(normal) / replayed.link_times[is_slow]
+        else:
+            cells = times.cells(suspect.place)
+            is_stage = suspect.place.keys() <= {"worker", "stage"}
+            ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
+            factors[:-1] = times.slice_factors(cells, ratio)
+            extra = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
+        saved, step = [], suspect.place.get("step")
+        for job in jobs:
+            is_step = [k == step if step is not None else k not in odd for k in job.steps]
+            recorded = job.duration[is_step]  # (steps, nodes)
+            faster = recorded * factors[job.slice[is_step]] * link_factors[job.graph.link]
+            before, after = (job.graph.finish(time).max(axis=1) for time in (recorded, faster))
+            saved.extend((before - after).tolist())
+        # of a step without all replicas: the extra time of its ops
+        cost, why = float(np.mean(saved)) if saved else extra, suspect.why.format(ratio)
+        yield suspect._replace(seconds=cost, ratio=ratio, why=why)
 
 
 def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
@@ -341,4 +433,4 @@ def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
             error = max(offset.residual, RELATIVE_ERROR * abs(offset.seconds), 1e-12)
             why = f"is ahead of the others, or behind; known to {1e3 * offset.residual:.3g} ms"
             z = abs(offset.seconds) / error
-            yield Suspect("clock", f"{offset.worker}{suffix}", offset.seconds, None, z, why)
+            yield Suspect("clock", f"{offset.worker}{suffix}", offset.seconds, None, z, why, {})

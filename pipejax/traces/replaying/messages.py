@@ -16,7 +16,8 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.longest_path import finish_times
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.table.links import Links
-from pipejax.traces.record import NONE, Trace
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.traces.record import NONE
 from pipejax.traces.replaying.pipelines import Pipelines
 from pipejax.traces.replaying.step_graph import StepGraph, step_graph
 
@@ -25,17 +26,18 @@ from pipejax.traces.replaying.step_graph import StepGraph, step_graph
 class TableRuns:
     """Pipelines that ran one table, under a link model; a run is a pipeline."""
 
-    trace: Trace
     graph: StepGraph  # of the table
     members: Int[NumpyArray, " runs"]  # positions among the pipelines of the trace
     ops: Int[NumpyArray, " ops"]  # nodes that are ops
     slices: Int[NumpyArray, "runs ops"]  # slices of these ops in the trace
+    start: Float[NumpyArray, "runs ops"]  # recorded start, without the usual gap before it [s]
+    end: Float[NumpyArray, "runs ops"]  # recorded end [s]
 
     def sample(self, max_nodes: int) -> "TableRuns":
         """Select runs, spread evenly, with at most so many nodes in total; at least one run."""
         stride = -(-self.members.size * len(self.graph.preds) // max_nodes)
-        members, slices = self.members[::stride], self.slices[::stride]
-        return dataclasses.replace(self, members=members, slices=slices)
+        names = ("members", "slices", "start", "end")
+        return dataclasses.replace(self, **{name: getattr(self, name)[::stride] for name in names})
 
     def replay(
         self, link_times: Float[NumpyArray, "candidates links"]
@@ -43,7 +45,7 @@ class TableRuns:
         """Return starts of ops after the first one, and spans, for candidate message times [s]."""
         graph, messages = self.graph, np.flatnonzero(self.graph.link != NONE)
         duration = np.zeros((len(link_times), len(self.members), len(graph.preds)))
-        duration[..., self.ops] = self.trace.end[self.slices] - self.trace.start[self.slices]
+        duration[..., self.ops] = self.end - self.start
         duration[..., messages] = link_times[:, None, graph.link[messages]]
         finish = graph.finish(duration.reshape(-1, len(graph.preds))).reshape(duration.shape)
         finish = finish[..., self.ops]
@@ -60,7 +62,8 @@ def table_runs(pipelines: Pipelines, links: Links) -> Iterator[TableRuns]:
         members = np.flatnonzero(table_number == number)
         ops = np.flatnonzero(graph.op != NONE)
         slices = np.stack([pipelines.pipelines[k].slices for k in members])[:, graph.op[ops]]
-        yield TableRuns(pipelines.trace, graph, members, ops, slices)
+        start = pipelines.trace.start[slices] - pipelines.gaps[slices]
+        yield TableRuns(graph, members, ops, slices, start, pipelines.trace.end[slices])
 
 
 LinkTimes = Float[NumpyArray, " links"]
@@ -107,10 +110,10 @@ class Messages:
     def __init__(self, runs: TableRuns) -> None:
         self.graph, preds = runs.graph, runs.graph.preds
         is_message, shape = self.graph.link != NONE, (len(preds), len(runs.members))
-        begin = runs.trace.start[runs.slices].min(axis=1)
+        begin = runs.start.min(axis=1)
         self.start, self.end = np.zeros(shape), np.full(shape, -np.inf)
-        self.start[runs.ops] = (runs.trace.start[runs.slices] - begin[:, None]).T
-        self.end[runs.ops] = (runs.trace.end[runs.slices] - begin[:, None]).T
+        self.start[runs.ops] = (runs.start - begin[:, None]).T
+        self.end[runs.ops] = (runs.end - begin[:, None]).T
         self.end[SOURCE] = 0.0
         row, column = np.nonzero(is_message[preds[runs.ops]])
         consumer, message = runs.ops[row], preds[runs.ops][row, column]
@@ -171,6 +174,16 @@ def link_ends(link: int, boundaries: int) -> tuple[int, int]:
     return boundary + direction, boundary + 1 - direction
 
 
+LinkWorkers = Sequence[tuple[int, int]]  # (links) workers that send and receive on a link
+
+
+def link_workers(table: ScheduleTable) -> LinkWorkers:
+    """Return the workers that send and receive on each link."""
+    placement, boundaries = table.placement[0].tolist(), table.num_stages - 1
+    ends = (link_ends(link, boundaries) for link in range(2 * boundaries))
+    return [(placement[source], placement[target]) for source, target in ends]
+
+
 def link_name(link: int, boundaries: int) -> str:
     """Return the name of a link by its two stages."""
     return "stage {} to {}".format(*link_ends(link, boundaries))
@@ -206,17 +219,23 @@ def best_evidence(seconds: Seconds, strength: Strength) -> Seconds:
     return seconds[quickest][strength[quickest] == IDLE]
 
 
-def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) -> LinkEstimate:
+def estimate(
+    evidence: Sequence[TakenMessages], workers: LinkWorkers, average: Average
+) -> LinkEstimate:
     """Estimate the message time of each link, by an average of its best evidence."""
-    link_evidence = [*by_link(evidence, links)]
+    # without evidence: as messages between the same workers, or else as all messages
+    link_evidence = [*by_link(evidence, len(workers))]
     waited = [seconds[strength == WAITED] for seconds, strength in link_evidence]
-    all_waited = np.concatenate([[], *waited])
-    usual = average(all_waited) if len(all_waited) else 0.0
+    usual = []
+    for ends in workers:
+        same = [seconds for seconds, others in zip(waited, workers, strict=True) if others == ends]
+        samples = [np.concatenate([[], *group]) for group in (same, waited)]
+        usual.append(next((average(sample) for sample in samples if len(sample)), 0.0))
     samples = [best_evidence(*link) for link in link_evidence]
     upper = np.array([seconds.min(initial=np.inf) for seconds, _ in link_evidence])
     times = [
-        average(sample) if len(sample) else min(usual, bound)
-        for sample, bound in zip(samples, upper, strict=True)
+        average(sample) if len(sample) else min(usual_time, bound)
+        for sample, usual_time, bound in zip(samples, usual, upper, strict=True)
     ]
     is_observed = np.array([len(sample) > 0 for sample in samples], bool)
     early = [(seconds < 0).mean() if len(seconds) else 0.0 for seconds, _ in link_evidence]
@@ -224,25 +243,25 @@ def estimate(evidence: Sequence[TakenMessages], links: int, average: Average) ->
     return LinkEstimate(np.maximum(times, 0.0), is_observed, upper, np.array(early))
 
 
-def link_times(messages: Sequence[Messages], links: int) -> Iterator[LinkTimes]:
+def link_times(messages: Sequence[Messages], workers: LinkWorkers) -> Iterator[LinkTimes]:
     """Yield candidates for the time of a message by link [s]."""
     # Candidates are consistent with the link model, or as if no message waited for another. The
     # median suits messages that differ; the lower quartile, queues that the link model lacks.
     evidence = [table.evidence(table.end) for table in messages]
     for average in (median, _lower_quartile):
-        times = estimate(evidence, links, average).times
-        yield _consistent_times(messages, times, average)
+        times = estimate(evidence, workers, average).times
+        yield _consistent_times(messages, times, workers, average)
         yield times
 
 
 def _consistent_times(
-    messages: Sequence[Messages], times: LinkTimes, average: Average
+    messages: Sequence[Messages], times: LinkTimes, workers: LinkWorkers, average: Average
 ) -> LinkTimes:
     """Alternate between ends of messages and message times by link until nothing changes [s]."""
     for _ in range(MAX_ROUNDS):
         previous = times
         evidence = [table.evidence(table.ends(previous)) for table in messages]
-        times = estimate(evidence, len(previous), average).times
+        times = estimate(evidence, workers, average).times
         if np.allclose(times, previous, rtol=1e-9, atol=0.0):
             break
     return times

@@ -4,6 +4,7 @@ Pipelines that break a rule are dropped and named; no missing slice is invented.
 """
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NewType
@@ -25,6 +26,8 @@ CellCount = NewType("CellCount", int)
 
 MAX_OVERLAP = 0.1  # of two ops of a worker by rounding of clocks, relative to the shorter op
 MAX_LEAD = 0.1  # start of an op before its input by rounding of clocks, relative to the median op
+MAX_GAP = 5.0  # of an op, relative to the median gap
+MIN_GAP = 1e-3  # of the mean op, relative to the median op; smaller gaps do not count
 MIN_GAPLESS = 0.9  # share of a worker's slices without a gap before them, if slices hold waits
 MAX_LISTED = 3  # entries of left_out in an error
 
@@ -81,6 +84,33 @@ class Pipelines:
         """Return the time from first start to last end of the ops of each pipeline [s]."""
         start, end = self.trace.start, self.trace.end
         return np.array([end[p.slices].max() - start[p.slices].min() for p in self.pipelines])
+
+    @functools.cached_property
+    def gaps(self) -> Float[NumpyArray, " slices"]:
+        """Return the usual launch time of every op, after its worker and inputs are ready [s]."""
+        # Ops without a message, behind an op that sends none, show it; more than `MAX_GAP` medians
+        # is a stall. Other ops take the mean.
+        trace, gaps = self.trace, np.zeros(len(self.trace))
+        producers, consumers = transfers(trace, OP_INPUTS)
+        is_remote = trace.worker[producers] != trace.worker[consumers]
+        ready, is_launch = np.full(len(trace), -np.inf), np.ones(len(trace), bool)
+        np.maximum.at(ready, consumers, trace.end[producers])
+        slices = np.concatenate([pipeline.slices for pipeline in self.pipelines])
+        is_next = trace.end[slices[:-1]] <= trace.start[slices[1:]]
+        for numbers in (trace.worker, trace.step, trace.replica):
+            is_next &= np.diff(numbers[slices]) == 0
+        before, after = slices[:-1][is_next], slices[1:][is_next]
+        ready[after] = np.maximum(ready[after], trace.end[before])
+        is_launch[after] = ~np.isin(before, producers[is_remote])
+        is_launch[consumers[is_remote]] = False
+        ops = slices[np.isfinite(ready[slices])]
+        delay, is_launch = np.maximum(trace.start[ops] - ready[ops], 0.0), is_launch[ops]
+        if is_launch.any():
+            longest = MAX_GAP * float(np.median(delay[is_launch]))
+            usual = float(np.minimum(delay[is_launch], longest).mean())
+            if usual > MIN_GAP * float(np.median(trace.end[slices] - trace.start[slices])):
+                gaps[ops] = np.minimum(delay, np.where(is_launch, longest, usual))
+        return gaps
 
     def starts(self, pipeline: Pipeline) -> Float[NumpyArray, "workers slots"]:
         """Return the recorded start of every cell after the first start [s]; NaN of idle cells."""

@@ -21,12 +21,13 @@ from pipejax.traces.replaying.messages import (
     estimate,
     link_name,
     link_times,
+    link_workers,
     median,
     table_runs,
 )
 from pipejax.traces.replaying.pipelines import Pipelines
 
-MAX_EARLY = 0.2  # share of a link's messages taken before they could be sent, by a possible model
+MAX_EARLY = 0.05  # share of a link's messages taken before they could be sent, by a possible model
 MAX_NOISE = 0.2  # of a pipeline; beyond it the simplest equivalent link model is chosen
 MAX_NODES = 1 << 18  # of all runs of a table from which message times are estimated
 
@@ -96,7 +97,7 @@ class Replay:
     @functools.cached_property
     def link_estimate(self) -> LinkEstimate:
         """Estimate the message time of each link, with an upper bound."""
-        return estimate(self.evidence, len(self.link_times), median)
+        return estimate(self.evidence, link_workers(self.pipelines.table), median)
 
     @property
     def unobserved(self) -> Mapping[str, float]:
@@ -109,11 +110,11 @@ class Replay:
     def residuals(self) -> Float[NumpyArray, " slices"]:
         """Return the delay of the start of every op against the replay [s]; 0 for other slices."""
         # Both starts count from the first start of the pipeline.
-        trace, result = self.pipelines.trace, np.zeros(len(self.pipelines.trace))
+        result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             start, _ = runs.replay(self.link_times[None])
-            recorded = trace.start[runs.slices]
-            result[runs.slices] = recorded - recorded.min(axis=1, keepdims=True) - start[0]
+            begin = runs.start.min(axis=1, keepdims=True)
+            result[runs.slices] = runs.start - begin - start[0]
         return result
 
     @functools.cached_property
@@ -190,14 +191,14 @@ def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTi
     """Return the message times (links) [s] with the least error, and a share of early messages."""
     # Early messages were taken before they could be sent; the link with the most of them counts.
     samples = [run.sample(MAX_NODES) for run in runs]
-    links = 2 * (pipelines.table.num_stages - 1)
+    workers = link_workers(pipelines.table)
     messages = [Messages(sample) for sample in samples]
-    candidates = np.stack([*link_times(messages, links)])
+    candidates = np.stack([*link_times(messages, workers)])
     errors = np.abs(_span_errors(pipelines, samples, candidates))
     is_sampled = ~np.isnan(errors[0])
     best = candidates[np.argmin(errors[:, is_sampled].mean(axis=1).round(9))]
     evidence = [table.evidence(table.ends(best)) for table in messages]
-    return best, float(estimate(evidence, links, median).early.max(initial=0.0))
+    return best, float(estimate(evidence, workers, median).early.max(initial=0.0))
 
 
 def _span_errors(
