@@ -292,6 +292,24 @@ def test_exchanges_inside_an_op_do_not_time_it(tmp_path):
         assert recorded(trace, 0)[op] == pytest.approx((start, end), abs=2e-9)
 
 
+def test_exchanges_of_weights_stand_where_the_device_ran_them(tmp_path):
+    run = evaluated("1f1b", 2, 4)
+    processes = run_processes(run, pytorch, lead=15.0)
+    for worker, process in enumerate(processes):
+        first = process.kernels[0]
+        post = first.launch - 0.1
+        process.ranges.append(Range(post, post + 0.05, f"PP:{worker}UNSHARD"))
+        name = "ncclDevKernel_AllGather_RING_LL"
+        process.kernels.append(Kernel(post + 0.01, first.start - 3, first.start - 0.5, name, 9))
+    trace = read(write_export(tmp_path / "node.sqlite", processes))
+    for row in np.flatnonzero(trace.has_phase(["UNSHARD"])):
+        forward = trace.has_phase("F") & (trace.worker == trace.worker[row]) & (trace.step == 0)
+        first = trace.start[forward].min()
+        assert trace.start[row] == pytest.approx(first - 0.003, abs=1e-8)
+        assert trace.end[row] == pytest.approx(first - 0.0005, abs=1e-8)
+    assert trace.has_phase(["UNSHARD"]).sum() == 2
+
+
 # files
 
 

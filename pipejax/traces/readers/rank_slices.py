@@ -386,9 +386,13 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
     begin[ops[no_kernel]] = finish[ops[no_kernel]] = done[no_kernel]
     new_start, new_end = rows.start.copy(), rows.end.copy()
     new_start[ops], new_end[ops] = begin[ops], finish[ops]
-    receives = np.flatnonzero(is_receive[rows.label])
-    launcher, is_launched = _find_launchers(rows, receives, launch)
+    # other slices last until the end of their work; all but receives begin with it
+    others = np.flatnonzero(~has_op[rows.label])
+    launcher, is_launched = _find_launchers(rows, others, launch)
     np.maximum.at(new_end, launcher[is_launched], end[is_launched])
+    np.minimum.at(begin, launcher[is_launched], start[is_launched])
+    begins = others[np.isfinite(begin[others]) & ~is_receive[rows.label[others]]]
+    new_start[begins] = begin[begins]
     order = np.argsort(new_start, kind="stable")
     step = None if rows.step is None else rows.step[order]
     return rows._replace(
