@@ -570,7 +570,7 @@ def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
     slow = np.array([1.0, 1.0, 1.0, 1.3])
     run = pj.evaluate(table, pj.Costs(forward=slow, backward=2 * slow))
     write_csv(folder / "run.csv", traces.record_runs([run] * 2))
-    line = ["trace", "run.csv", "--schedules", "1f1b"]
+    line = ["trace", "run.csv", "--schedules", "interleaved-1f1b"]
     line += [] if layers is None else ["--stage-layers", layers]
     result = answer(*line)
     assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", "3")
