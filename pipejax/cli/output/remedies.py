@@ -168,9 +168,7 @@ def _with_share(time: float, explanation: "Explanation") -> str:
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
     """Yield the next causes, and the best remedy of each launcher and shelf."""
-    if explanation.effects:
-        name = explanation.bottleneck.kind
-        yield plain("; ".join(_effect_text(effect, name) for effect in explanation.effects))
+    yield from effects_view(explanation)
     ends = sum(part.seconds for part in explanation.parts if part.name in ENDS)
     if ends > explanation.bottleneck.seconds and explanation.bottleneck.kind not in OF_SCHEDULES:
         yield plain(
@@ -214,16 +212,24 @@ def _own_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
     return [launch for launch in remedy.launches if launch.launcher in remedy.launchers]
 
 
+def effects_view(explanation: "Explanation") -> Iterator[object]:
+    """Yield why a cause, its part of the step and its remedy differ, if they do."""
+    if explanation.effects:
+        name = explanation.bottleneck.kind
+        yield plain("; ".join(_effect_text(effect, name) for effect in explanation.effects))
+
+
 def _effect_text(effect: "Effect", name: str) -> str:
     """Say how long a cause takes or what its removal saves, and what else changes."""
     time = seconds(effect.seconds)
     text = f"{effect.what} saves {time}"
     if effect.what in ("part", "cause"):
         is_part = effect.what == "part"
-        text = f"{name} takes {time} of the step" if is_part else f"without it {time} less"
+        text = f"{name} takes {time} of the step" if is_part else f"the step is {time} less without"
     if effect.part:
-        more = "more" if effect.grows > 0 else "less"
-        text += f", but {effect.part} takes {seconds(abs(effect.grows))} {more}"
+        is_more, change = effect.grows > 0, seconds(abs(effect.grows))
+        more = f"though {effect.part} takes {change} more"
+        text += f", {more if is_more else f'as {effect.part} also takes {change} less'}"
     return text if effect.without is None else f"{text} ({seconds(effect.without)} otherwise)"
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.remedies import advice_details, first_fault, remedies_view
+from pipejax.cli.output.remedies import advice_details, effects_view, first_fault, remedies_view
 from pipejax.cli.output.report import Column, Figure, plain, rows_table
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.op_times import measured_costs
@@ -87,6 +87,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield plain(
             f"first: {_action(finding)} (saves {seconds(rows[0]['saves'])}): {layers}{hint}"
         )
+        yield from effects_view(advice)
     elif len(rows) > len(advised):
         yield plain(f"first: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
     yield from _other_suspects(analysis)
