@@ -566,7 +566,7 @@ def test_some_steps_alone(answer, mistake, folder):
 def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
     layers, action, answer, call, folder
 ):
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     slow = np.array([1.0, 1.0, 1.0, 1.3])
     run = pj.evaluate(table, pj.Costs(forward=slow, backward=2 * slow))
     write_csv(folder / "run.csv", traces.record_runs([run] * 2))
