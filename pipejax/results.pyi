@@ -49,7 +49,7 @@ from pipejax.traces.findings.attribution import Attribution as Attribution, Shar
 from pipejax.traces.findings.new_deal import NewDeal as NewDeal
 from pipejax.traces.findings.op_times import OpTimes as OpTimes
 from pipejax.traces.findings.suspects import Suspect as Suspect
-from pipejax.traces.record import LeftOut as LeftOut
+from pipejax.traces.record import LeftOut as LeftOut, StepBudget as StepBudget
 from pipejax.traces.replaying.link_models import LinkIdentification as LinkIdentification
 from pipejax.traces.replaying.pipelines import Pipeline as Pipeline, Pipelines as Pipelines
 from pipejax.traces.replaying.replay import Replay as Replay

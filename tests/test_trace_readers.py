@@ -15,7 +15,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.traces.clocks import aligned
-from pipejax.traces.readers.event_rows import read_events
+from pipejax.traces.readers.chrome import read_events
 from pipejax.traces.record import INTEGERS, TIMES, Trace
 
 read = pj.traces.read

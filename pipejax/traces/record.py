@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,20 @@ class LeftOut:
     count: int = 1
 
 
+@short_repr
+class StepBudget(NamedTuple):
+    """Parts of a step of one rank [s], which add up to the step; each excludes those before it."""
+
+    step: int
+    replica: int
+    worker: int
+    compute: float  # some kernel computes
+    exposed: float  # the device only exchanges data
+    blocking: float  # it is idle while the host waits in a call
+    launch_starved: float  # its next work is not launched yet
+    dependency_stalled: float  # its next work is launched
+
+
 @with_short_repr("steps replicas workers stages")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
@@ -56,6 +70,7 @@ class Trace:
       known_workers: workers of a pipeline, as the files state; 0 if they do not.
       inferred: sentences on numbers that no file states: their value, and its reason.
       has_step_clocks: whether the clock of a worker restarts at 0 in every step.
+      budgets: parts of the steps of each rank, if the files have work of devices.
 
     Raises:
       ValueError: if arrays differ in length, a time is not finite, or a phase has no name.
@@ -82,6 +97,7 @@ class Trace:
     known_workers: int = 0
     inferred: tuple[str, ...] = ()
     has_step_clocks: bool = False
+    budgets: tuple[StepBudget, ...] = ()
 
     def __post_init__(self) -> None:
         size = len(self.start)
@@ -127,6 +143,8 @@ class Trace:
     def only(self, is_selected: Bool[NumpyArray, " slices"]) -> "Trace":
         """Return a trace of the selected slices."""
         arrays = {name: getattr(self, name)[is_selected] for name in (*INTEGERS, *TIMES)}
+        steps = {*arrays["step"].tolist()}
+        arrays["budgets"] = tuple(budget for budget in self.budgets if budget.step in steps)
         return dataclasses.replace(self, **arrays)
 
     @classmethod

@@ -70,8 +70,8 @@ def trace(
 ) -> Answer:
     """Replay a measured run, say who makes it slow, and what would make it faster.
 
-    Reads columns (Parquet, CSV), lists of starts and ends by rank (JSON), and traces of PyTorch's
-    profiler (one file a rank); the content says which.
+    Reads columns (Parquet, CSV), lists of starts and ends by rank (JSON), traces of PyTorch's
+    profiler (one file a rank) and SQLite exports of Nsight Systems; the content says which.
 
     Options:
       columns: names of columns where they are others, as replica=dp,start=begin, and of phases, as
@@ -252,6 +252,7 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario", command: str) -> dict[s
             ],
         },
         "op_times": [row._asdict() for row in analysis.op_times],
+        "budgets": [budget._asdict() for budget in pipelines.trace.budgets],
         "forecast": None
         if forecast is None
         else pick(forecast, "predicted low high confidence median_error inside has_failed")

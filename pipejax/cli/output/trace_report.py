@@ -15,7 +15,7 @@ from pipejax.cli.output.report import Column, Figure, plain, rows_table
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
-from pipejax.traces.record import NONE
+from pipejax.traces.record import NONE, StepBudget
 from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
     if advice is None:
         yield plain(f"{seconds(step)} per step; no advice: {analysis.no_advice}")
         yield from _replay_help(analysis)
+        yield from _budget(analysis.pipelines.trace.budgets)
         yield _heading(analysis, result)
         return
     if finding is None:
@@ -94,6 +95,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
     if analysis.against is not None:
         yield _against(analysis.against)
     yield from _deal(analysis)
+    yield from _budget(analysis.pipelines.trace.budgets)
     parts = [part for part in advice.parts if abs(part.seconds) > MIN_SHARE * advice.step_time]
     shares = (
         f"{WORDS.get(part.name, part.name)} {percent(part.seconds / advice.step_time)}"
@@ -165,6 +167,7 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
             *map(_shares, [analysis.against] if analysis.against else [])
         ],
         "files": [*reading, *_clocks(analysis)],
+        "time of devices": _table([row._asdict() for row in pipelines.trace.budgets], BUDGETS),
         "launch-starved ops": _table([stall._asdict() for stall in analysis.stalls], STALLS),
         "replay": [*_replay(analysis), *_forecast(analysis)],
         "times of ops and messages": _table(times, TIMES, len(times)),
@@ -300,6 +303,16 @@ def _name(row: Mapping[str, Any]) -> str:
     return escape(f"{row['kind']} {row['name']}" if row["kind"] != "other" else row["name"])
 
 
+def _budget(budgets: Sequence[StepBudget]) -> Iterator[object]:
+    """Yield the parts of a mean step of all ranks."""
+    if budgets:
+        parts = np.sum([budget[3:] for budget in budgets], axis=0)
+        shares = zip(BUDGET_PARTS.values(), (parts / parts.sum()).tolist(), strict=True)
+        texts = ", ".join(f"{name} {percent(share)}" for name, share in shares)
+        yield plain(f"time of devices: {texts}")
+
+
+BUDGET_PARTS = {name: name.replace("_", "-") for name in StepBudget._fields[3:]}
 LEFT_OUT = (
     Column("part", "what", escape),
     Column("reason", "why", escape),
@@ -311,6 +324,10 @@ STALLS = (
     Column("worker", "worker"),
     Column("op", "op"),
     Column("idle although its inputs were there", "seconds", seconds),
+)
+BUDGETS = (
+    *(Column(name, name) for name in StepBudget._fields[:3]),
+    *(Column(name, key, seconds) for key, name in BUDGET_PARTS.items()),
 )
 TIMES = (
     Column("part", _name),

@@ -1,400 +1,279 @@
-"""Reader of Chrome traces: of PyTorch's profiler, one file per rank, and of our own exports.
+"""Reader of Chrome traces: of PyTorch's profiler, one file per rank, and of our own exports."""
 
-In PyTorch's runtime, F, I and B contain the wait for their RECV, which we subtract. A SEND lasts
-as long as its posting; its transfer has no slice. A RECV lasts until an op has waited for it. If
-kernels were traced, the time of an op is that of its kernels on the busiest stream, and a RECV ends
-with its kernels.
-"""
-
-import dataclasses
-import itertools
+import json
+import re
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import wrong
-from pipejax.traces.readers.event_rows import Cell, Rows, parse_label, read_rows
-from pipejax.traces.readers.parts import Columns, check_phases, empty_trace
-from pipejax.traces.readers.rank_lists import check_ranks
-from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.readers.sources import OnBytes
-from pipejax.traces.record import NONE, OPS, LeftOut, Trace
-
-OUTSIDE = -1  # step of a slice whose step is unknown
-BY_MARKS = "they lie outside the marks ProfilerStep#"
-BY_TIME = (
-    "its steps are others by time than by count, and no marks ProfilerStep# say which they are"
+from pipejax.base.checks import MAX_COUNT, wrong
+from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
+from pipejax.traces.readers.device import Work
+from pipejax.traces.readers.labels import PYTORCH, parse_label
+from pipejax.traces.readers.rank_lists import file_rank
+from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
+from pipejax.traces.readers.sources import (
+    HEAD_BYTES,
+    CutError,
+    OnBytes,
+    Reader,
+    Request,
+    is_json,
+    read_texts,
 )
-Marks = Sequence[tuple[int, float, float]]  # number, start and end of every marked step
+from pipejax.traces.record import NONE, LeftOut, Trace
+
+RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
+STEP = "ProfilerStep#"
+BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
+# A trace may have 10^7 other events: only used events, and the text of one file, stay in memory.
+_GAP = re.compile(r"[\s,:]*")
+_EVENT_GAP = re.compile(r"[\s,}]*")  # between events; a damaged event may leave a brace
+_EVENT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
+_EVENTS = re.compile(r'"traceEvents"\s*:')
+# the decoder's own scanner, a fifth faster than `raw_decode`; its stub does not list it
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # its stub lacks it
+
+Event = dict[str, Any]
 
 
-class RankSlices(NamedTuple):
-    """Slices of a rank, ascending by start."""
-
-    start: Float[NumpyArray, " slices"]  # in any unit
-    is_op: Bool[NumpyArray, " slices"]
-    is_first: Bool[NumpyArray, " slices"]  # the op that begins a step on this rank
-    is_before: Bool[NumpyArray, " slices"]  # stands before its op, such as a RECV
-    marks: Marks  # of steps, if the user marked them
-    is_cut: bool  # whether its file ends early
+_DAMAGE = (StopIteration, ValueError, RecursionError)
 
 
-def number_steps(ranks: Sequence[RankSlices]) -> tuple[list[Int[NumpyArray, " slices"]], str]:
-    """Return the step of each slice of each rank, and why some are OUTSIDE of all steps."""
-    # Marks decide, if there are any. Else a step begins at each first op of a rank, and the k-th
-    # steps of all ranks with the usual count are one. Other ranks, whose trace begins late or ends
-    # early, or repeats or lacks an op, are aligned in time.
-    if any(rank.marks for rank in ranks):
-        return [_steps_by_marks(rank) for rank in ranks], BY_MARKS
-    by_rank = [_steps_by_first_op(rank) for rank in ranks]
-    frequency = Counter(len(begin) for _, begin in by_rank)
-    usual_count = max(frequency, key=lambda count: (frequency[count], count))
-    usual_begin = next(begin for _, begin in by_rank if len(begin) == usual_count)
-    numbers = [
-        np.arange(usual_count)
-        if len(begin) == usual_count
-        else _align_steps(begin, usual_begin, is_cut=rank.is_cut)
-        for rank, (_, begin) in zip(ranks, by_rank, strict=True)
-    ]
-    earliest = min(int(rank_steps.min()) for rank_steps in numbers if rank_steps is not None)
-    return [
-        np.full(len(step), OUTSIDE) if rank_steps is None else (rank_steps - earliest)[step]
-        for rank_steps, (step, _) in zip(numbers, by_rank, strict=True)
-    ], BY_TIME
+def read_events(
+    pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
+) -> Iterator[Event]:
+    """Yield the events of a trace; add other keys of the file to `header`, and count faults."""
+    parts, why = [], EARLY
+    try:
+        for piece in pieces:
+            parts.append(piece)
+    except CutError as error:
+        why = str(error)
+    text = "".join(parts)
+    position = _end(_GAP, text, 0)
+    is_list, is_complete = text[position : position + 1] == "[", False
+    position += 1
+    if is_list:
+        position = yield from _list_events(text, position, faults)
+        is_complete = why == EARLY and not text[position:].strip()  # "]" is optional
+    while not is_list:
+        position = _end(_GAP, text, position)
+        is_complete = text[position : position + 1] == "}"
+        if is_complete or position == len(text):
+            break
+        try:
+            key, position = _scan(text, position)
+            position = _end(_GAP, text, position)
+            if text[position : position + 1] == "[" and key == "traceEvents":
+                position = yield from _list_events(text, position + 1, faults)
+            else:
+                header[str(key)], position = _scan(text, position)
+        except _DAMAGE:  # skip a damaged value before the events
+            match = _EVENTS.search(text, position + 1)
+            if match is None:
+                break
+            position = match.start()
+    if not is_complete:
+        faults[why] += 1
 
 
-def _steps_by_marks(rank: RankSlices) -> Int[NumpyArray, " slices"]:
-    """Return the number of the mark around the start of each slice; OUTSIDE without one."""
-    if not rank.marks:
-        return np.full(len(rank.start), OUTSIDE)
-    marks = sorted(rank.marks, key=lambda mark: mark[1])
-    number, start, end = (np.array(values) for values in zip(*marks, strict=True))
-    mark = np.searchsorted(start, rank.start, "right") - 1
-    return np.where((mark >= 0) & (rank.start < end[mark]), number[mark], OUTSIDE)
+def _end(gap: "re.Pattern[str]", text: str, position: int) -> int:
+    """Return the end of a gap."""
+    return gap.match(text, position).end()  # type: ignore[union-attr]  # it matches no text
 
 
-def _steps_by_first_op(
-    rank: RankSlices,
-) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
-    """Count first ops: return the step of each slice and the begin of each step."""
-    # A step that began before the trace has begin NaN. A slice that is no op belongs to the step of
-    # the op before it, or after it if `is_before`.
-    count, ops = np.cumsum(rank.is_first), np.flatnonzero(rank.is_op)
-    if not len(ops):
-        return np.zeros(len(count), np.int64), np.array([np.nan])
-    next_op = np.searchsorted(ops, np.arange(len(count)))
-    follows = rank.is_before | (next_op == 0)
-    step = np.where(follows, count[ops[np.minimum(next_op, len(ops) - 1)]], count)
-    begin = np.append(np.nan, rank.start[rank.is_first])[int(step.min()) :]
-    return step - int(step.min()), begin
+def _list_events(text: str, position: int, faults: "Counter[str]") -> Generator[Event, None, int]:
+    """Yield the events of a JSON list without damaged ones; return the position of its end."""
+    while True:
+        position = _end(_EVENT_GAP, text, position)
+        if position == len(text) or text[position] == "]":
+            return min(position + 1, len(text))
+        try:
+            value, position = _scan(text, position)
+        except _DAMAGE:
+            match = _EVENT.search(text, position + 1)
+            if match is None:
+                return position
+            position = match.start()
+            faults[BROKEN] += 1
+            continue
+        if type(value) is dict:
+            yield value
 
 
-def _align_steps(
-    begin: Float[NumpyArray, " steps"], usual_begin: Float[NumpyArray, " others"], *, is_cut: bool
-) -> Int[NumpyArray, " steps"] | None:
-    """Number the steps of a rank as the nearest in time of a usual rank; None if in doubt."""
-    # As clocks may be wrong, either the first steps of both must agree, or, in a complete file, the
-    # last ones. NaN is a step that began before the trace.
-    present, offset = np.flatnonzero(~np.isnan(begin)), int(np.isnan(usual_begin).sum())
-    usual_begin = usual_begin[offset:]
-    if not len(present) or not len(usual_begin):
-        return None
-    period = float(np.median(np.diff(usual_begin))) if len(usual_begin) > 1 else np.inf
-    # interpolate inside the usual steps, and continue with the period outside
-    inside = np.clip(begin[present], usual_begin[0], usual_begin[-1])
-    position = np.interp(inside, usual_begin, np.arange(len(usual_begin)))
-    position += (begin[present] - inside) / period
-    number = offset + np.rint(position).astype(np.int64)
-    number = np.append(np.repeat(number[0] - 1, present[0]), number)
-    agrees = number[0] == 0 or (number[-1] == offset + len(usual_begin) - 1 and not is_cut)
-    return number if agrees else None
+_PYTORCH_PREFIXES = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
+_OUR_CATEGORIES = frozenset(("compute", "collective", "host link", "message"))
+# category of a label on a stream; backwards have none, as another thread launches their kernels
+_ON_STREAM = "gpu_user_annotation"
+_KERNEL, _LAUNCHES = "kernel", frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
 
 
-_MICROSECOND = 1e-6  # [s]
-_NANOSECONDS = 1000  # in a microsecond
-_BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # phases that stand before their op
-_OP_FIELDS = ("phase", "stage", "microbatch")
-_RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # that an op waits for
+class _EventCollector:
+    """Used events of a file; `names` numbers the labels of all files."""
+
+    def __init__(self, names: dict[str, int]) -> None:
+        self.names, self.count = names, 0
+        self.faults = Counter[str]()  # of slices
+        self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
+        self.slices: list[Slice] = []
+        self.receives: list[tuple[float, float]] = []
+        self.marks: list[tuple[int, float, float]] = []
+        # of our exports: process, thread, and start, end and name; tracks that receive
+        self.ours: list[tuple[Any, Any, float, float, str]] = []
+        self.receive_tracks: set[tuple[Any, Any]] = set()
+        # correlation, start, length and stream of kernels; correlation and start of launches
+        self.kernels = array("q"), array("d"), array("d"), array("q")
+        self.launches = array("q"), array("d")
+
+    def add(self, event: Event) -> None:
+        """Append an event if it is a slice of a pipeline, a kernel or a title."""
+        self.count += 1
+        name, category = event.get("name"), event.get("cat")
+        if type(name) is not str:
+            return
+        if event.get("ph") != "X":
+            self._add_title(event, name)
+        elif category == _KERNEL or category in _LAUNCHES:
+            self._add_kernel(event, is_launch=category != _KERNEL)
+        elif name.startswith(_PYTORCH_PREFIXES):
+            if category != _ON_STREAM and (name.startswith((*RECEIVES, STEP)) or parse_label(name)):
+                self._add_slice(event, name, is_ours=False)
+        elif category in _OUR_CATEGORIES and parse_label(name):
+            self._add_slice(event, name, is_ours=True)
+        elif category == COMPUTING:
+            self.unknown_ops[name] += 1
+
+    def _add_slice(self, event: Event, name: str, *, is_ours: bool) -> None:
+        start, length = _number(event.get("ts")), _number(event.get("dur"))
+        number, end = name.removeprefix(STEP), start + length
+        if not np.isfinite(end):
+            self.faults["its time is no finite number"] += 1
+        elif length < 0:
+            self.faults["it ends before it starts"] += 1
+        elif is_ours:
+            self.ours.append((event.get("pid"), event.get("tid"), start, end, name))
+        elif name.startswith(RECEIVES):
+            self.receives.append((start, end))
+        elif not name.startswith(STEP):
+            self.slices.append((start, end, self.names.setdefault(name, len(self.names))))
+        elif number.isdecimal() and len(number) < 10:
+            self.marks.append((int(number), start, end))
+
+    def _add_kernel(self, event: Event, *, is_launch: bool) -> None:
+        """Append a kernel, or the host call that launched it: both have the same correlation."""
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
+        correlation = args.get("correlation")
+        if type(correlation) is not int or correlation <= 0:
+            return
+        correlations, starts = self.launches if is_launch else self.kernels[:2]
+        correlations.append(correlation)
+        starts.append(_number(event.get("ts")))
+        if not is_launch:
+            stream = args.get("stream", event.get("tid"))
+            self.kernels[2].append(_number(event.get("dur")))
+            self.kernels[3].append(stream if type(stream) is int else hash(str(stream)) >> 2)
+
+    def launched_kernels(self) -> Work:
+        """Return every kernel whose launch is known; exchanges count as all kernels."""
+        correlation, start, length, stream = map(np.array, self.kernels)
+        call_correlation, call_start = map(np.array, self.launches)
+        # look up each call by binary search in the sorted correlations; -1 stands for no call
+        order = np.append(np.argsort(call_correlation, kind="stable"), -1)
+        call = order[np.searchsorted(call_correlation[order[:-1]], correlation)]
+        is_known = np.append(call_correlation, -1)[call] == correlation
+        launch = np.where(is_known, np.append(call_start, np.nan)[call], np.nan)
+        zeros = np.zeros(len(start))
+        work = np.stack([launch, start, start + length, stream, zeros, zeros + NONE])
+        return work[:, np.isfinite(work).all(axis=0) & (length >= 0)]
+
+    def our_rows(self) -> list[Rows]:
+        """Divide one of our exports into workers; on a receive track, a SEND becomes its RECV."""
+        by_worker: dict[int, list[Slice]] = {}
+        for worker, thread, start, end, name in self.ours:
+            cell = parse_cell(name)
+            is_receive = (worker, thread) in self.receive_tracks and len(cell) == 1
+            if is_receive and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
+                name = format_cell((matching_receive(cell[0]),))
+            if type(worker) is int and 0 <= worker < MAX_COUNT:
+                label = self.names.setdefault(name, len(self.names))
+                by_worker.setdefault(worker, []).append((start, end, label))
+        return [
+            Rows.from_slices(worker, slices)._replace(world=len(by_worker), is_ours=True)
+            for worker, slices in sorted(by_worker.items())
+        ]
+
+    def _add_title(self, event: Event, name: str) -> None:
+        """Remember a track of our exports whose title says that it receives."""
+        args = event.get("args")
+        title = args.get("name") if name == "thread_name" and isinstance(args, dict) else None
+        if str(title).startswith("receive from worker"):
+            self.receive_tracks.add((event.get("pid"), event.get("tid")))
 
 
-def read_chrome(paths: Sequence[Path], sizes: RunSizes, on_bytes: OnBytes) -> Trace:
-    """Read the traces of all ranks; times count from the first slice, by the machines' clocks."""
+def _number(value: Any) -> float:
+    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else np.nan
+
+
+def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
+    """Read the traces of all ranks."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
-    files = [(path, *read_rows(path, names, on_bytes, left_out)) for path in paths]
-    ranks = _merge_files(files, left_out)
-    if not ranks:
-        return empty_trace(left_out)
-    cells = [parse_label(name) for name in names]  # ops of every label
-    merged = _time_by_kernels([rows for _, rows in sorted(ranks.items())], cells, left_out)
-    is_ours = any(rows.is_ours for rows in ranks.values())
-    world_size = max(rows.world for rows in ranks.values())
-    inferred = check_ranks(ranks, world_size, 0 if is_ours else sizes.world, left_out)
-    world = sizes.world or max(world_size, 1 + max(ranks))
-    steps, why_outside = number_steps([_rank_slices(rows, cells) for rows in merged])
-    for rows, step in zip(merged, steps, strict=True):
-        if count := int(np.sum(step == OUTSIDE)):
-            left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
-    phases = tuple(dict.fromkeys(phase for cell in cells for phase, _, _ in cell))
-    parts = [
-        _op_columns(rows, step, cells, phases) for rows, step in zip(merged, steps, strict=True)
-    ]
-    places, workers = _find_places(parts, merged, world)
-    for columns, (replica, worker) in zip(parts, places, strict=True):
-        columns["replica"] = np.full(len(columns["start"]), replica)
-        columns["worker"] = np.full(len(columns["start"]), worker)
-    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    origin = columns["start"].min(initial=np.inf)
-    for name in ("start", "end"):
-        columns[name] = (columns[name] - origin) * _MICROSECOND
-    is_op = np.isin(columns["phase"], [k for k, name in enumerate(phases) if name in OPS])
-    columns["stage"] = np.where(
-        is_op & (columns["stage"] == NONE), columns["worker"], columns["stage"]
+    files = [RankFile(path, *_read_file(path, names, request.on_bytes, left_out)) for path in paths]
+    return join_ranks(files, [parse_label(name) for name in names], request.sizes, left_out)
+
+
+def _read_file(
+    path: Path, names: dict[str, int], on_bytes: OnBytes, left_out: list[LeftOut]
+) -> tuple[list[Rows], int | None]:
+    """Read the slices of each rank in a file, and the zero of its clock [ns], if it is stated."""
+    # `names` numbers the labels of all files; new ones are added
+    header: dict[str, Any] = {}
+    faults: Counter[str] = Counter()
+    events = _EventCollector(names)
+    for event in read_events(read_texts(path, on_bytes), header, faults):
+        events.add(event)
+    left_out += [LeftOut(f"parts of {path}", why, count) for why, count in faults.items()]
+    left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]
+    if not (events.slices or events.ours or events.faults):
+        why = f"none of its {events.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
+        left_out.append(LeftOut(str(path), why))
+        return [], None
+    if events.ours:
+        if unknown := events.unknown_ops:
+            what = f"{unknown.total()} ops of {path} are as {unknown.most_common(1)[0][0]!r}"
+            raise wrong("files", f"must have phases by known names: {what}")
+        return events.our_rows(), None
+    info = header.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, world = info.get("rank"), info.get("world_size")
+    rank = rank if type(rank) is int and rank >= 0 else file_rank(path)
+    if rank is None:
+        left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
+        return [], None
+    rows = Rows.from_slices(rank, {*events.slices})._replace(  # duplicates would begin a step
+        world=world if type(world) is int and 0 < world < MAX_COUNT else 0,
+        receives=np.array(events.receives).reshape(-1, 2).T,
+        marks=events.marks,
+        is_cut=any(why != BROKEN for why in faults),
+        work=events.launched_kernels(),
     )
-    check_phases(columns, phases)
-    is_inside = columns["step"] != OUTSIDE
-    columns = {key: values[is_inside] for key, values in columns.items()}
-    return Trace.from_columns(
-        columns, phases, left_out, known_workers=workers, inferred=(*inferred,)
-    )
+    zero = header.get("baseTimeNanoseconds")
+    return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
 
 
-def _merge_files(
-    files: Sequence[tuple[Path, list[Rows], int | None]], left_out: list[LeftOut]
-) -> dict[int, Rows]:
-    """Join the files of each rank, on a common clock; a file is path, rows, and its zero [ns]."""
-    zeros = [zero for _, rows, zero in files if rows and zero is not None]
-    earliest = min(zeros, default=None)
-    ranks: dict[int, Rows] = {}
-    for path, file_rows, zero in files:
-        if file_rows and earliest is not None and zero is None:
-            why = "it has no baseTimeNanoseconds, so its clock is not that of the other files"
-            left_out.append(LeftOut(str(path), why))
-            continue
-        for rows in file_rows:
-            delay = 0.0 if zero is None or earliest is None else (zero - earliest) / _NANOSECONDS
-            moved = _shift(rows, delay)
-            ranks[rows.rank] = _join(ranks[rows.rank], moved) if rows.rank in ranks else moved
-    return ranks
-
-
-def _shift(rows: Rows, delay: float) -> Rows:
-    """Add a delay [us] to all times."""
-    kernels = rows.kernels.copy()
-    kernels[:3] += delay  # the last row is the stream
-    return dataclasses.replace(
-        rows,
-        start=rows.start + delay,
-        end=rows.end + delay,
-        receives=rows.receives + delay,
-        kernels=kernels,
-        marks=[(number, start + delay, end + delay) for number, start, end in rows.marks],
-    )
-
-
-def _join(first: Rows, second: Rows) -> Rows:
-    """Join the rows of two files of one rank."""
-    start = np.concatenate([first.start, second.start])
-    order = np.argsort(start, kind="stable")
-    return Rows(
-        first.rank,
-        max(first.world, second.world),
-        label=np.concatenate([first.label, second.label])[order],
-        start=start[order],
-        end=np.concatenate([first.end, second.end])[order],
-        receives=np.concatenate([first.receives, second.receives], axis=1),
-        kernels=np.concatenate([first.kernels, second.kernels], axis=1),
-        marks=[*first.marks, *second.marks],
-        is_cut=first.is_cut or second.is_cut,
-        is_ours=first.is_ours or second.is_ours,
-    )
-
-
-def _time_by_kernels(
-    ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
-) -> Sequence[Rows]:
-    """Replace the times of ops by those of their kernels, and drop ranks where this fails."""
-    # If it fails on all ranks, times of the host remain.
-    kernel_rows = [_kernel_times(rows, cells) for rows in ranks]
-    for rows, timed in zip(ranks, kernel_rows, strict=True):
-        if timed is None and any(kernel_rows):
-            why = "some ops have no kernel, and other ranks are timed by theirs"
-            left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
-        elif timed is None and rows.kernels.size:
-            why = "some ops have none: ops are timed by the host"
-            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, rows.kernels.shape[1]))
-    return [timed for timed in kernel_rows if timed is not None] or ranks
-
-
-def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
-    """Replace the times of a rank's ops by those of their kernels on the busiest stream."""
-    # None if only some ops of a phase and stage have kernels. If none of them has, as I of the
-    # first stage, these ops take no time. `cells` are the ops of every label.
-    has_op = np.array([any(phase in OPS for phase, _, _ in cell) for cell in cells], bool)
-    is_receive = np.array([bool(c) and c[0][0].startswith("RECV_") for c in cells], bool)
-    launch, start, end, stream = rows.kernels
-    ops = np.flatnonzero(has_op[rows.label])
-    launcher, is_launched = _find_launchers(rows, ops, launch)
-    if not is_launched.any():
-        return None
-    streams, code = np.unique(stream[is_launched], return_inverse=True)
-    busiest = streams[np.bincount(code, (end - start)[is_launched]).argmax()]
-    is_launched &= stream == busiest
-    begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
-    np.minimum.at(begin, launcher[is_launched], start[is_launched])
-    np.maximum.at(finish, launcher[is_launched], end[is_launched])
-    kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[ops].tolist()]
-    no_kernel = np.isinf(begin[ops])
-    if {*itertools.compress(kinds, no_kernel)} & {*itertools.compress(kinds, ~no_kernel)}:
-        return None
-    # an op without kernels ends after the host and all kernels of the ops before it
-    done = np.maximum.accumulate(np.where(no_kernel, rows.end[ops], finish[ops]))
-    begin[ops[no_kernel]] = finish[ops[no_kernel]] = done[no_kernel]
-    new_start, new_end = rows.start.copy(), rows.end.copy()
-    new_start[ops], new_end[ops] = begin[ops], finish[ops]
-    receives = np.flatnonzero(is_receive[rows.label])
-    launcher, is_launched = _find_launchers(rows, receives, launch)
-    np.maximum.at(new_end, launcher[is_launched], end[is_launched])
-    order = np.argsort(new_start, kind="stable")
-    return dataclasses.replace(
-        rows, label=rows.label[order], start=new_start[order], end=new_end[order]
-    )
-
-
-def _find_launchers(
-    rows: Rows, slices: Int[NumpyArray, " candidates"], launch: Float[NumpyArray, " kernels"]
-) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
-    """Return the slice during which each kernel was launched, and whether there is one."""
-    # The thread of the launch does not matter: the thread of the slice waits meanwhile.
-    if not len(slices):
-        return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
-    position = np.searchsorted(rows.start[slices], launch, "right") - 1
-    launcher = slices[position]
-    return launcher, (position >= 0) & (launch <= rows.end[launcher])
-
-
-def _rank_slices(rows: Rows, cells: Sequence[Cell]) -> RankSlices:
-    """Classify the slices of a rank for the numbering of steps; `cells` are the ops of labels."""
-    firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
-    is_op = np.array([phase in OPS for phase, _, _ in firsts], bool)[rows.label]
-    is_before = np.array([phase in _BEFORE for phase, _, _ in firsts], bool)[rows.label]
-    # a step begins with the forward of the first microbatch on the first stage, or, if all ops
-    # are equally frequent, with the op that ran first
-    forwards = [
-        (microbatch, stage, label)
-        for label in np.unique(rows.label).tolist()
-        for phase, stage, microbatch in [firsts[label]]
-        if phase == "F"
-    ]
-    first_label = min(forwards)[-1] if forwards else NONE
-    op_labels = rows.label[is_op]
-    _, frequencies = np.unique(op_labels, return_counts=True)
-    if len(np.unique(frequencies)) == 1:
-        first_label = op_labels[0]
-    is_first = (rows.label == first_label) & (not rows.is_ours)  # our exports have one step
-    return RankSlices(rows.start, is_op, is_first, is_before, rows.marks, rows.is_cut)
-
-
-def _op_columns(
-    rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell], phases: Sequence[str]
-) -> Columns:
-    """Return the columns of a trace with one slice for each op of each label, without waits."""
-    start, end = _subtract_waits(rows, step, cells)
-    label_ops = np.array(
-        [
-            (label, phases.index(phase), stage, microbatch)
-            for label, cell in enumerate(cells)
-            for phase, stage, microbatch in cell
-        ],
-        np.int64,
-    ).reshape(-1, 4)
-    # repeat each slice for each op of its label: with 2, 1 ops, slices are 0 0 1 and turns 0 1 0
-    first_op = np.searchsorted(label_ops[:, 0], np.arange(len(cells) + 1))
-    counts = np.diff(first_op)[rows.label]
-    slices = np.repeat(np.arange(len(rows.label)), counts)
-    turn = np.arange(len(slices)) - np.repeat(np.cumsum(counts) - counts, counts)
-    ops = label_ops[first_op[rows.label[slices]] + turn]
-    return {
-        "step": step[slices],
-        "phase": ops[:, 1],
-        "stage": ops[:, 2],
-        "microbatch": ops[:, 3],
-        "start": start[slices],
-        "end": end[slices],
-    }
-
-
-def _subtract_waits(
-    rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell]
-) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"]]:
-    """Return start and end of each slice: a RECV ends at the arrival, and its op starts then."""
-    # `cells` are the ops of every label. Slices of a label without a stage receive by themselves.
-    labels = {op: label for label, cell in enumerate(cells) for op in cell}
-    receive_labels = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
-    for label, cell in enumerate(cells):
-        for k, (phase, stage, microbatch) in enumerate(cell):
-            receive = _RECEIVE_PHASES.get(phase, ""), stage, microbatch
-            receive_labels[label, k] = labels.get(receive, NONE)
-    firsts = [cell[0] if cell else ("", 0, 0) for cell in cells]
-    is_receive = np.array([phase.startswith("RECV_") for phase, _, _ in firsts], bool)
-    can_receive = is_receive | np.array([stage == NONE for _, stage, _ in firsts], bool)
-    start, end, wait_end = rows.start, rows.end.copy(), np.full(len(rows.start), -np.inf)
-    # the slice during which each receive began; it ends at the arrival, or its wait does
-    receivers = np.flatnonzero(can_receive[rows.label])
-    receivers = receivers[np.argsort(start[receivers], kind="stable")]
-    begin, arrival = rows.receives
-    position = np.searchsorted(start[receivers], begin, "right") - 1
-    is_inside = position >= 0
-    if len(receivers):
-        is_inside &= begin <= rows.end[receivers][position]
-    receiver, arrival = receivers[position[is_inside]], arrival[is_inside]
-    is_recv_cell = is_receive[rows.label[receiver]]
-    np.maximum.at(end, receiver[is_recv_cell], arrival[is_recv_cell])
-    np.maximum.at(wait_end, receiver[~is_recv_cell], arrival[~is_recv_cell])
-    # last arrival by step and label of a RECV cell; ops look up the labels that they wait for
-    receives = np.flatnonzero(is_receive[rows.label])
-    step_key = (step - OUTSIDE) * len(cells)
-    keys, group = np.unique((step_key + rows.label)[receives], return_inverse=True)
-    last_arrival = np.full(len(keys), -np.inf)
-    np.maximum.at(last_arrival, group, end[receives])
-    for label in receive_labels[rows.label].T:
-        position = np.searchsorted(keys, step_key + label)
-        has_receive = (label != NONE) & (position < len(keys))
-        has_receive[has_receive] = keys[position[has_receive]] == (step_key + label)[has_receive]
-        arrivals = last_arrival[position[has_receive]]
-        wait_end[has_receive] = np.maximum(wait_end[has_receive], arrivals)
-    return np.where((wait_end > start) & (wait_end <= end), wait_end, start), end
-
-
-def _find_places(
-    parts: Sequence[Columns], rows: Sequence[Rows], world: int
-) -> tuple[list[tuple[int, int]], int]:
-    """Return replica and worker of each rank, inferred from its ops, and the number of workers."""
-    # A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
-    ranks = [rank_rows.rank for rank_rows in rows]
-    ops = [
-        {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
-        for part in parts
-    ]
-    count = Counter(op for rank_ops in ops for op in rank_ops if op[2] >= 0)
-    replicas = max(count.values(), default=1)
-    if replicas == 1 or world % replicas or any(rank_rows.is_ours for rank_rows in rows):
-        return [(0, rank) for rank in ranks], world
-    workers = world // replicas
-    by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
-    by_blocks = [divmod(rank, workers) for rank in ranks]
-    possible = []
-    for places in [by_turns, by_blocks] if by_turns != by_blocks else [by_turns]:
-        runs = Counter[object]()
-        for (replica, _), rank_ops in zip(places, ops, strict=True):
-            runs.update((replica, op) for op in rank_ops)
-        if max(runs.values()) == 1:
-            possible.append(places)
-    if len(possible) != 1:
-        why = f"{replicas} replicas run the same ops, and {len(possible)} deals of ranks can be"
-        raise wrong("files", f"must tell replicas apart, by a folder for each: {why}")
-    return possible[0], workers
+READER = Reader(
+    "Chrome trace",
+    "torch.profiler around PyTorch's pipelining; `pipejax run --trace`, `pipejax export`",
+    "labels as `PP:0F1`, one file for each rank; or a run of this package",
+    lambda head: (
+        is_json(head)
+        and ('"traceEvents"' in head or head.lstrip()[0] == "[" or len(head) >= HEAD_BYTES // 4)
+    ),
+    read_chrome,
+)

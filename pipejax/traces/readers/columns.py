@@ -1,149 +1,32 @@
 """Reader of Parquet and CSV files with one slice per row."""
 
 import csv
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MAX_LISTED, resolve_choice, resolve_name, wrong
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_choice, resolve_name, wrong
+from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
     Columns,
-    check_phases,
     empty_trace,
     number_groups,
-    passing_rows,
     phase_positions,
-    with_split_backwards,
 )
-from pipejax.traces.readers.readings import KINDS, RunSizes, complete
-from pipejax.traces.readers.sources import CutError, OnBytes, find_delimiter, read_lines
+from pipejax.traces.readers.readings import KINDS
+from pipejax.traces.readers.sources import (
+    CutError,
+    OnBytes,
+    Reader,
+    Request,
+    find_delimiter,
+    is_json,
+    read_lines,
+)
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
-
-_STAGE_STEP = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}  # to the other end's stage
-_CLOCK_ERROR = 1e-4  # time by which a message may begin before its op ends [s]
-
-
-def match_messages(
-    columns: Columns, phases: tuple[str, ...]
-) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
-    """Assign stage and microbatch to messages without them; also return which slices remain."""
-    # Messages of a worker follow the order of its ops. Megatron's interleaved schedules also record
-    # calls without a message. So, for each kind of message, worker and step: with as many messages
-    # as its ops need, the k-th belongs to the k-th op; with one for each op, unneeded ones are
-    # dropped; with more, each op takes its first possible message; with fewer, none is matched.
-    stays, left_out = np.ones(len(columns["start"]), bool), []
-    group = number_groups(*(columns[name] for name in ("step", "replica", "worker")))
-    for name in MESSAGES:
-        if name not in phases:
-            continue
-        unmatched = np.flatnonzero(
-            (columns["phase"] == phases.index(name)) & (columns["microbatch"] == NONE)
-        )
-        ops, is_needed = _message_ops(name, columns, phases)
-        message_op = _match_ops(name, columns, group, unmatched, ops, is_needed)
-        for key in ("stage", "microbatch"):
-            columns[key][unmatched[message_op >= 0]] = columns[key][message_op[message_op >= 0]]
-        stays[unmatched[message_op < 0]] = False
-        for code, why in _WHY.items():
-            if count := int(np.sum(message_op == code)):
-                left_out.append(LeftOut(name, why, count))
-    return columns, stays, left_out
-
-
-_EXTRA, _UNMATCHED = -1, -2
-_WHY = {
-    _EXTRA: "no op of its worker needs this message: a call without one",
-    _UNMATCHED: (
-        "which microbatch it is of cannot be told: its worker's messages and ops do not match"
-    ),
-}
-
-
-def _message_ops(
-    name: str, columns: Columns, phases: tuple[str, ...]
-) -> tuple[Int[NumpyArray, " ops"], Bool[NumpyArray, " ops"]]:
-    """Return the rows of ops that may send or take messages `name`, and whether each needs one."""
-    # An op needs a message if the stage at the other end runs on another worker.
-    codes = [phases.index(op) for op in ("F" if name.endswith("F") else "BI") if op in phases]
-    ops = np.flatnonzero(np.isin(columns["phase"], codes) & (columns["stage"] >= 0))
-    stage, worker = columns["stage"][ops], columns["worker"][ops]
-    stage_workers = np.full(int(stage.max(initial=0)) + 1, NONE)
-    stage_workers[stage] = worker
-    other_stage = stage + _STAGE_STEP[name]
-    exists = (other_stage >= 0) & (other_stage < len(stage_workers))
-    other_worker = stage_workers[np.where(exists, other_stage, 0)]
-    return ops, exists & (other_worker != worker) & (other_worker != NONE)
-
-
-def _match_ops(
-    name: str,
-    columns: Columns,
-    group: Int[NumpyArray, " slices"],
-    unmatched: Int[NumpyArray, " messages"],
-    ops: Int[NumpyArray, " ops"],
-    is_needed: Bool[NumpyArray, " ops"],
-) -> Int[NumpyArray, " messages"]:
-    """Return the row of the op of each message, or the code _EXTRA or _UNMATCHED."""
-    # `group` numbers step, replica and worker of every slice; `unmatched` are the rows of messages
-    # `name`, `ops` the rows of ops that may need them.
-    num_groups, is_send = int(group.max(initial=0)) + 1, name.startswith("SEND")
-    result = np.full(len(unmatched), _EXTRA)
-    message_group = group[unmatched]
-    message_count = np.bincount(message_group, minlength=num_groups)
-    op_count = np.bincount(group[ops], minlength=num_groups)
-    needed_count = np.bincount(group[ops[is_needed]], minlength=num_groups)
-    result[(message_count < needed_count)[message_group]] = _UNMATCHED
-    start = columns["start"][unmatched]
-    op_time = columns["end" if is_send else "start"]
-    has_needed = (message_count == needed_count) & (message_count > 0)
-    has_all_calls = (message_count == op_count) & (message_count > needed_count)
-    # sort messages and ops of all these groups by group and time: then they stand one to one
-    for is_selected, candidates in ((has_needed, ops[is_needed]), (has_all_calls, ops)):
-        rows = np.flatnonzero(is_selected[message_group])
-        rows = rows[np.lexsort([rows, start[rows], message_group[rows]])]
-        group_ops = candidates[is_selected[group[candidates]]]
-        result[rows] = group_ops[np.lexsort([group_ops, op_time[group_ops], group[group_ops]])]
-    needs_message = np.zeros(len(group), bool)
-    needs_message[ops[is_needed]] = True
-    result[(result >= 0) & ~needs_message[result]] = _EXTRA
-    has_surplus = (message_count > needed_count) & ~has_all_calls & (needed_count > 0)
-    for number in np.flatnonzero(has_surplus):
-        rows = np.flatnonzero(message_group == number)
-        rows = rows[np.argsort(start[rows], kind="stable")]
-        worker_ops = ops[is_needed & (group[ops] == number)]
-        worker_ops = worker_ops[np.argsort(op_time[worker_ops], kind="stable")]
-        result[rows] = _match_surplus(columns, unmatched[rows], worker_ops, is_send=is_send)
-    return result
-
-
-def _match_surplus(
-    columns: Columns,
-    messages: Int[NumpyArray, " messages"],
-    ops: Int[NumpyArray, " ops"],
-    *,
-    is_send: bool,
-) -> Int[NumpyArray, " messages"]:
-    """Match the ops of one worker with a surplus of messages; return the op of each message."""
-    # Both are in order of time. Each op takes the first send that begins after its end, or, from
-    # the end backwards, the last receive that ends before its start.
-    result, place = np.full(len(messages), _EXTRA), 0
-    if not is_send:
-        messages, ops = messages[::-1], ops[::-1]
-    for op in ops:
-        while place < len(messages) and not (
-            columns["start"][messages[place]] >= columns["end"][op] - _CLOCK_ERROR
-            if is_send
-            else columns["end"][messages[place]] <= columns["start"][op] + _CLOCK_ERROR
-        ):
-            place += 1
-        if place == len(messages):
-            return np.full(len(messages), _UNMATCHED)
-        result[place] = op
-        place += 1
-    return result if is_send else result[::-1]
-
 
 # role of a column, and its names in files; `chunk` counts the stages of a worker
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -160,7 +43,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = "unit"
-_OP_ROLES = ("stage", "chunk", "microbatch")
 # a gap before a backward is a wait for another stage if it is longer than this many median
 # backwards, and than this many usual gaps
 _WAIT_BACKWARDS, _WAIT_GAPS = 0.5, 3.0
@@ -171,10 +53,9 @@ _NO_PYARROW = "Parquet needs pyarrow: pip install 'pipejax[traces]'"
 Roles = dict[str, tuple[str, float]]  # by role: name of the column, and seconds of its unit
 
 
-def read_columns(
-    paths: Sequence[Path], column_names: Mapping[str, str], sizes: RunSizes, on_bytes: OnBytes
-) -> Trace:
+def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     """Read Parquet and CSV files, with the user's names of columns and phases."""
+    column_names, sizes, on_bytes = request
     for role in column_names:
         resolve_name(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []
@@ -199,7 +80,16 @@ def read_columns(
     }
     rows["phase"] = np.concatenate([_encode(batch["phase"], position) for batch in batches])
     _check_one_run(rows, paths)
-    return _make_trace(rows, phases, left_out, sizes)
+    if "stage" in rows:
+        rows.pop("chunk", None)
+    _check_numbers(rows)
+    trace = finish_trace(rows, phases, sizes, left_out)
+    workers = sizes.world // (int(trace.replica.max(initial=0)) + 1)
+    if workers:
+        return dataclasses.replace(trace, known_workers=workers)
+    note = f"no file says workers: {trace.workers}, the largest number in the rows"
+    _check_last_stage(vars(trace), trace.phases)
+    return dataclasses.replace(trace, inferred=(*trace.inferred, note))
 
 
 def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
@@ -386,59 +276,6 @@ def _number(cell: object) -> float:
         return np.nan
 
 
-def _make_trace(
-    rows: Columns, phases: tuple[str, ...], left_out: list[LeftOut], sizes: RunSizes
-) -> Trace:
-    """Drop invalid rows, infer missing numbers of ops and messages, and make the trace."""
-    kind = np.array([KINDS.get(name, NONE) for name in phases])[rows["phase"]]
-    is_op = kind >= 0
-    if "chunk" in rows and "stage" not in rows:
-        rows["chunk"] = np.where(np.isnan(rows["chunk"]), NONE, rows["chunk"])
-    else:
-        rows.pop("chunk", None)
-    integer_roles = [name for name in ("step", "replica", "worker", *_OP_ROLES) if name in rows]
-    checks = [
-        (~np.isfinite(rows[name]), f"its {name} is no finite number") for name in ("start", "end")
-    ]
-    checks.append((rows["end"] < rows["start"], "it ends before it starts"))
-    for name in integer_roles:
-        least = NONE if name in _OP_ROLES else 0
-        if name in _OP_ROLES:
-            rows[name] = np.where(np.isnan(rows[name]), NONE, rows[name])  # an empty cell
-        with np.errstate(invalid="ignore"):
-            fits = (rows[name] >= least) & (rows[name] == np.rint(rows[name])) & (rows[name] < 1e9)
-        checks.append((~fits, f"its {name} is no whole number of at least {least}"))
-    for name in _OP_ROLES:
-        if name in rows:
-            checks.append((is_op & (rows[name] < 0), f"it is an op and has no {name}"))
-    passes, faults = passing_rows(checks, "rows")
-    columns = {name: values[passes] for name, values in rows.items()}
-    columns |= {name: columns[name].astype(np.int64) for name in (*integer_roles, "phase")}
-    _check_numbers(columns, phases, np.flatnonzero(passes))
-    kind = kind[passes]
-    inferred = complete(columns, kind, sizes, by_step=False)
-    columns.pop("chunk", None)
-    stays = (kind < 0) | (columns["microbatch"] >= 0)
-    columns = {name: values[stays] for name, values in columns.items()}
-    has_no_stage = (kind[stays] < 0) & (columns["stage"] == NONE)
-    columns["microbatch"][has_no_stage] = NONE  # the public jobs number their garbage collections
-    columns, stays, unmatched = match_messages(columns, phases)
-    columns = {name: values[stays] for name, values in columns.items()}
-    columns["phase"], phases = with_split_backwards(columns, phases)
-    workers = sizes.world // (int(columns["replica"].max(initial=0)) + 1)
-    if not workers:
-        count = int(columns["worker"].max(initial=NONE)) + 1
-        inferred.append(f"no file says workers: {count}, the largest number in the rows")
-        _check_last_stage(columns, phases)
-    return Trace.from_columns(
-        columns,
-        phases,
-        [*left_out, *faults, *unmatched],
-        known_workers=workers,
-        inferred=(*inferred,),
-    )
-
-
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     """Refuse a trace whose last stage waits before its first backward: a later stage is missing."""
     phase_kinds = np.array([NONE if name in MESSAGES else KINDS.get(name, 0) for name in phases])
@@ -460,14 +297,15 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
         raise wrong("files", f"must be of all workers: {why}; --world {ranks} accepts them so")
 
 
-def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> None:
-    """Refuse absurd numbers of workers, times stored in 32 bits, and unknown phases of ops."""
-    # `row` is the row of each entry in the file, for error texts.
-    absurd = np.flatnonzero(columns.get("worker", np.zeros(0)) >= len(row))
+def _check_numbers(rows: Columns) -> None:
+    """Refuse absurd numbers of workers, and times stored in 32 bits."""
+    workers = rows.get("worker", np.zeros(0))
+    absurd = np.flatnonzero((workers >= len(rows["start"])) & (workers < MAX_COUNT))
     if len(absurd):
-        where = f"row {row[absurd[0]] + 1} has worker {columns['worker'][absurd[0]]}"
-        raise wrong("files", f"must have no more workers than rows ({len(row)}): {where}")
-    times = np.concatenate([columns["start"], columns["end"]])
+        where = f"row {absurd[0] + 1} has worker {workers[absurd[0]]:.0f}"
+        raise wrong("files", f"must have no more workers than rows ({len(workers)}): {where}")
+    times = np.concatenate([rows["start"], rows["end"]])
+    times = times[np.isfinite(times)]
     largest = np.float32(np.abs(times).max(initial=0.0))
     spacing = float(np.spacing(largest))
     if len(times) and spacing > _COARSE_SECONDS and (times == times.astype(np.float32)).all():
@@ -476,4 +314,15 @@ def _check_numbers(columns: Columns, phases: Sequence[str], row: NumpyArray) -> 
             f"must have times in 64 bits: in 32 bits those of {largest:.4g} s are "
             f"{spacing:g} s apart",
         )
-    check_phases(columns, phases)
+
+
+READER = Reader(
+    "Parquet, CSV",
+    "production jobs, your own recorder",
+    "a slice of time in each row",
+    lambda head: (
+        head.startswith("PAR1")
+        or (not is_json(head) and find_delimiter(head.split("\n", 1)[0]) is not None)
+    ),
+    read_columns,
+)

@@ -84,6 +84,7 @@ def join_traces(traces: Sequence[Trace], source: str) -> Trace:
         known_workers=max((trace.known_workers for trace in traces), default=0),
         inferred=tuple(dict.fromkeys(text for trace in traces for text in trace.inferred)),
         has_step_clocks=any(trace.has_step_clocks for trace in traces),
+        budgets=tuple(budget for trace in traces for budget in trace.budgets),
     )
 
 
@@ -93,7 +94,7 @@ _NAMES = {
     "B": "b backward bwd backward-compute backward-step bwd-compute full-backward",
     "I": "i backward-input input-grad input-gradient dgrad backward-dgrad bwd-input "
     "backward-input-compute backward-dgrad-compute b-input",
-    "W": "w backward-weight weight-grad weight-gradient wgrad backward-wgrad bwd-weight "
+    "W": "w weight backward-weight weight-grad weight-gradient wgrad backward-wgrad bwd-weight "
     "backward-weight-compute backward-wgrad-compute wgrad-compute b-weight",
     "SEND_F": "send-f forward-send send-forward fwd-send send-fwd",
     "RECV_F": "recv-f forward-recv recv-forward fwd-recv recv-fwd forward-receive",

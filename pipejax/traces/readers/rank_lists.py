@@ -10,42 +10,42 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from pipejax.base.checks import MAX_COUNT, MAX_LISTED, is_number, wrong
-from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows, with_split_backwards
-from pipejax.traces.readers.readings import RunSizes, complete
-from pipejax.traces.readers.sources import OnBytes, read_texts
-from pipejax.traces.record import LeftOut, Trace
+from pipejax.base.checks import MAX_LISTED, is_number, wrong
+from pipejax.traces.readers.finish import finish_trace
+from pipejax.traces.readers.parts import Columns, empty_trace
+from pipejax.traces.readers.readings import RunSizes
+from pipejax.traces.readers.sources import (
+    HEAD_BYTES,
+    OnBytes,
+    Reader,
+    Request,
+    read_head,
+    read_texts,
+)
+from pipejax.traces.record import NONE, TIMES, LeftOut, Trace
 
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _PHASES = tuple(_SERIES.values())
+_KEYS = {"start": "start", "end": "end", "microbatch": "minibatch", "chunk": "chunk"}
 _MILLISECOND = 1e-3
-_UNSTATED = -2  # microbatch or chunk of an op without a list of them
 _MAX_SIZE = 10**6  # workers, stages or microbatches of a run; a larger number is damage
+_LIST_OF_TIMES = re.compile(r'"(fwd|bwd|wgrad)_(start|end)"\s*:\s*\[')
 _STEP = re.compile(r'"(\d{1,9})"\s*:\s*(?=\{)')
 _RANK = re.compile(r"rank[_-]?(\d{1,6})")
 
 
-class _Series(NamedTuple):
-    """Ops of one phase of a worker in a step: each list has one entry per op."""
-
-    step: int
-    worker: int
-    phase: int
-    start: list[Any]
-    end: list[Any]
-    microbatch: list[Any]
-    chunk: list[Any]
-
-
-def read_rank_lists(
-    paths: Sequence[Path], size_paths: Sequence[Path], arguments: RunSizes, on_bytes: OnBytes
-) -> Trace:
-    """Read the files of all ranks; `size_paths` are files that state the sizes of the run."""
+def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
+    """Read the files of all ranks, and files that state the sizes of the run."""
     left_out: list[LeftOut] = []
+    arguments, on_bytes = request.sizes, request.on_bytes
+    size_paths = [path for path in paths if not _LIST_OF_TIMES.search(read_head(path))]
+    paths = [path for path in paths if path not in size_paths]
+    configs = {path.parent / "config.json" for path in paths}.difference(size_paths)
+    size_paths += sorted(filter(Path.is_file, configs))
     if not paths:
         unused = "sizes of a run without its ranks"
         return empty_trace(LeftOut(str(path), unused) for path in size_paths)
@@ -64,13 +64,24 @@ def read_rank_lists(
     file_ranks = [rank for path in paths if (rank := file_rank(path)) is not None]
     workers = arguments.world or sizes.workers or max(file_ranks, default=-1) + 1
     inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out)
-    series = [
-        entry
+    parts = [
+        part
         for rank, data in by_rank.items()
-        for entry in _rank_series(rank, data, left_out)
+        for part in _rank_columns(rank, data, left_out)
         if rank < workers
     ]
-    return _trace(series, sizes._replace(workers=workers), left_out, inferred)
+    if not parts:
+        return empty_trace(left_out)
+    columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    for key in ("microbatch", "chunk"):  # all ops state it, or none
+        if any(np.isnan(part[key]).all() for part in parts):
+            del columns[key]
+    if sizes.stages == 1 and "chunk" not in columns:
+        columns["stage"] = columns["worker"].copy()
+    if "microbatch" in columns:  # some count from 1
+        columns["microbatch"] -= np.fmin.reduce(columns["microbatch"])
+    sizes = sizes._replace(workers=workers)
+    return finish_trace(columns, _PHASES, sizes, left_out, inferred, by_step=True)
 
 
 def check_ranks(
@@ -139,83 +150,47 @@ def _is_size(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 < value < _MAX_SIZE
 
 
-def _rank_series(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[_Series]:
+def _rank_columns(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[Columns]:
     """Yield the ops of each phase of a rank, step by step, without damaged steps."""
     # `data` is the JSON object of the rank's file, by step: {"fwd_start": [..], "fwd_end": [..],
-    # ..}.
+    # ..}. What is no number becomes NaN.
     for step, entry in data.items():
         if not (step.isascii() and step.isdigit() and len(step) < 10 and isinstance(entry, dict)):
             why = "it is no step with its lists"
             left_out.append(LeftOut(f"{step[:20]!r} of rank {rank}", why))
             continue
-        series = []
+        parts = []
         for code, name in enumerate(_SERIES):
-            lists = [
-                entry.get(f"{name}_{key}") or [] for key in ("start", "end", "minibatch", "chunk")
-            ]
-            start, end, microbatch, chunk = lists
-            if not all(isinstance(values, list) for values in lists) or len(start) != len(end):
+            lists = [entry.get(f"{name}_{key}") or [] for key in _KEYS.values()]
+            size = len(lists[0]) if isinstance(lists[0], list) else NONE
+            if not all(isinstance(values, list) for values in lists) or len(lists[1]) != size:
                 why = f"its {name}_start and {name}_end are not lists of one length"
                 left_out.append(LeftOut(f"step {step} of rank {rank}", why))
                 break
-            microbatch, chunk = (v if len(v) == len(start) else [] for v in (microbatch, chunk))
-            series.append(_Series(int(step), rank, code, start, end, microbatch, chunk))
+            columns = {
+                key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values])
+                if len(values) == size
+                else np.full(size, np.nan)
+                for key, values in zip(_KEYS, lists, strict=True)
+            }
+            columns |= {key: columns[key] * _MILLISECOND for key in TIMES}
+            constants = {"step": int(step), "replica": 0, "worker": rank, "phase": code}
+            columns |= {key: np.full(size, value) for key, value in constants.items()}
+            parts += [columns] if size else []
         else:
-            yield from series
+            yield from parts
 
 
-def _trace(
-    series: Sequence[_Series], sizes: RunSizes, left_out: list[LeftOut], inferred: list[str]
-) -> Trace:
-    """Join all series to columns, drop invalid ops, infer missing numbers and make the trace."""
-    parts = [_columns(entry) for entry in series if entry.start]
-    if not parts:
-        return empty_trace(left_out)
-    columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    finite = np.isfinite(columns["start"]) & np.isfinite(columns["end"])
-    is_stated = {key: bool((columns[key] != _UNSTATED).all()) for key in ("microbatch", "chunk")}
-    is_valid = [columns[key] >= 0 for key in is_stated if is_stated[key]]
-    for key in is_stated:
-        if not is_stated[key]:
-            del columns[key]
-    passes, faults = passing_rows(
-        [
-            (~finite, "its start or end is no finite number"),
-            (columns["end"] < columns["start"], "it ends before it starts"),
-            (~np.all([finite, *is_valid], axis=0), "its microbatch or chunk is no whole number"),
-        ],
-        "ops",
-    )
-    columns = {key: values[passes] for key, values in columns.items()}
-    if sizes.stages == 1 and "chunk" not in columns:
-        columns["stage"] = columns["worker"].copy()
-    inferred += complete(columns, columns["phase"], sizes, by_step=True)
-    columns.pop("chunk", None)
-    is_op, surplus = passing_rows([(columns["microbatch"] < 0, "it is one op too many")], "ops")
-    columns = {key: values[is_op] for key, values in columns.items()}
-    if is_stated["microbatch"] and is_op.any():
-        columns["microbatch"] -= columns["microbatch"].min()  # some count from 1
-    columns["phase"], phases = with_split_backwards(columns, _PHASES)
-    return Trace.from_columns(
-        columns,
-        phases,
-        [*left_out, *faults, *surplus],
-        known_workers=sizes.workers,
-        inferred=(*inferred,),
-        has_step_clocks=True,
-    )
+def _is_rank_lists(head: str) -> bool:
+    """Return whether a file has lists of starts and ends, or sizes of such a run."""
+    is_sizes = '"pp_size"' in head and '"traceEvents"' not in head and len(head) < HEAD_BYTES // 4
+    return head.lstrip()[:1] == "{" and (is_sizes or bool(_LIST_OF_TIMES.search(head)))
 
 
-def _columns(entry: _Series) -> Columns:
-    """Return the columns of one series (ops): times [s], -1 or -2 for an invalid number or none."""
-    size = len(entry.start)
-    columns: Columns = {
-        key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values], np.float64)
-        * _MILLISECOND
-        for key, values in (("start", entry.start), ("end", entry.end))
-    }
-    for key, values in (("microbatch", entry.microbatch), ("chunk", entry.chunk)):
-        numbers = [v if type(v) is int and 0 <= v < MAX_COUNT else -1 for v in values]
-        columns[key] = np.array(numbers or [_UNSTATED] * size, np.int64)
-    constants = {"step": entry.step, "replica": 0, "worker": entry.worker, "phase": entry.phase}
-    return columns | {key: np.full(size, value, np.int64) for key, value in constants.items()}
+READER = Reader(
+    "JSON with lists of starts and ends",
+    "Primus, by its option dump_pp_data",
+    "a file for each rank; each step has its own zero, so clocks are aligned step by step",
+    _is_rank_lists,
+    read_rank_lists,
+)

@@ -5,27 +5,15 @@ from pathlib import Path
 
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.readers import chrome, columns as in_columns, rank_lists, sources
+from pipejax.traces.readers import chrome, columns as in_columns, nsight, rank_lists
 from pipejax.traces.readers.parts import empty_trace, join_traces
 from pipejax.traces.readers.readings import RunSizes
+from pipejax.traces.readers.sources import Request, is_log, read_head, why_unreadable
 from pipejax.traces.record import LeftOut, Trace
 
-
-def _refuse_log(path: Path) -> LeftOut:
-    """Name the command that reads a log of Megatron, and programs that write slices of ops."""
-    return LeftOut(
-        str(path),
-        "a log of Megatron has times of steps and sums of timers, not when an op ran: pipejax init "
-        "rows --from LOG reads its steps; Primus writes ops with --dump_pp_data, PyTorch's "
-        "pipelining under torch.profiler",
-    )
-
-
+# a file belongs to the first reader that can read it
+READERS = (nsight.READER, rank_lists.READER, chrome.READER, in_columns.READER)
 Files = str | Path | Sequence[str | Path]
-_FORMS = (
-    "Parquet or CSV with a slice in each row, JSON with lists of start and end of a rank, Chrome "
-    "traces of PyTorch's profiler"
-)
 _MAX_LISTED = 3  # files or reasons that a message lists
 
 
@@ -41,11 +29,8 @@ def read(
 ) -> Trace:
     r"""Read a measured run from its files; the content of a file determines its format.
 
-    Formats are: Parquet and CSV with a slice in each row, by the names of the public production
-    jobs or by `columns`; JSON with the starts and ends of each rank, as Primus writes it; Chrome
-    traces with the labels that PyTorch's pipelining writes around its actions (`PP:0F1`), one file
-    for each rank; and the traces that `pj.files.chrome_trace` writes. Any file may be gzipped.
-    Several files are parts of one run.
+    Formats are those of `READERS`. Any file but SQLite may be gzipped. Several files are parts of
+    one run.
 
     Args:
       files: a file, a folder, whose files are all read, or several of them.
@@ -93,14 +78,15 @@ def read(
     if not paths:
         where = f" in {', '.join(map(str, entries))}" if entries else ""
         raise wrong("files", f"must hold a trace: there is no file{where}")
-    forms = {path: sources.find_form(path) for path in paths}
     by_form: dict[str, list[Path]] = {}
-    if sources.RANK_LISTS in {form for form, _ in forms.values()}:  # their sizes lie beside them
-        configs = {path.parent / "config.json" for path in paths} - {*paths}
-        forms |= {path: sources.find_form(path) for path in sorted(configs) if path.is_file()}
-        paths = [*forms]
-    for path, (form, _) in forms.items():
-        by_form.setdefault(form, []).append(path)
+    reasons = []
+    for path in paths:
+        head = read_head(path)
+        reader = next((reader for reader in READERS if reader.can_read(head)), None)
+        if reader is None or is_log(head):
+            reasons.append(LeftOut(str(path), why_unreadable(head)))
+        else:
+            by_form.setdefault(reader.form, []).append(path)
     total, done = sum(path.stat().st_size for path in paths), 0
     with telling("read", on_progress) as report:
 
@@ -109,15 +95,9 @@ def read(
             done += num_bytes
             report(done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
-        tables = [*by_form.get(sources.PARQUET, []), *by_form.get(sources.CSV, [])]
-        lists, size_files = by_form.get(sources.RANK_LISTS, []), by_form.get(sources.SIZES, [])
-        traces = [
-            in_columns.read_columns(tables, names, sizes, on_bytes),
-            rank_lists.read_rank_lists(lists, size_files, sizes, on_bytes),
-            chrome.read_chrome(by_form.get(sources.CHROME, []), sizes, on_bytes),
-            empty_trace(map(_refuse_log, by_form.get(sources.LOG, []))),
-            empty_trace(LeftOut(str(path), why) for path, (_, why) in forms.items() if why),
-        ]
+        request = Request(names, sizes, on_bytes)
+        traces = [reader.read(by_form.get(reader.form, []), request) for reader in READERS]
+    traces.append(empty_trace(reasons))
     trace = join_traces(traces, _source_text(paths))
     if not len(trace):
         raise wrong("files", _why_empty(trace.left_out))
@@ -148,4 +128,5 @@ def _why_empty(left_out: Sequence[LeftOut]) -> str:
     listed = "; ".join(reasons[:_MAX_LISTED])
     if len(reasons) > _MAX_LISTED:
         listed += f"; and {len(reasons) - _MAX_LISTED} more"
-    return f"hold no slice of a pipeline: {listed}. Known are {_FORMS}"
+    forms = ", ".join(f"{reader.form} ({reader.writers})" for reader in READERS)
+    return f"hold no slice of a pipeline: {listed}. Known are {forms}"

@@ -1,28 +1,29 @@
-"""Files of a run: decompressed, and their formats recognized by content."""
+"""Files of a run: decompressed, and their readers, which recognize them by content."""
 
 import codecs
 import contextlib
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pipejax.base.checks import wrong
+from pipejax.traces.readers.readings import RunSizes
+from pipejax.traces.record import Trace
 
 OnBytes = Callable[[int], object]  # takes the number of bytes read since the last call
 
-PARQUET, CSV, RANK_LISTS, CHROME = "Parquet", "CSV", "lists of a rank", "Chrome trace"
-SIZES, LOG, OTHER = "sizes of a run", "log of Megatron", "other"
+_MAGIC_LENGTH = 16  # characters by which binary formats are recognized
 HEAD_BYTES = 2**18  # enough to recognize the format
 _READ_BYTES, _OUTPUT_BYTES = 2**16, 2**20  # bytes read at once, and unpacked at once
 _SALVAGE_BYTES = 32  # bytes unpacked at once near a fault
-_GZIP_MAGIC, _GZIP_WINDOW = b"\x1f\x8b", 31  # the second makes zlib expect gzip
-_DELIMITERS = ",;\t"
-_LIST_OF_TIMES = re.compile(r'"(fwd|bwd|wgrad)_(start|end)"\s*:\s*\[')
 _TIMER = re.compile(
     r"elapsed time per iteration \(ms\):|time across ranks \(ms\):|^\s+forward-compute \.{2,}: \(",
     re.MULTILINE,
 )
+_GZIP_MAGIC, _GZIP_WINDOW = b"\x1f\x8b", 31  # the second makes zlib expect gzip
+_DELIMITERS = ",;\t"
 
 
 class CutError(ValueError):
@@ -83,44 +84,64 @@ def read_lines(path: Path, on_bytes: OnBytes) -> Iterator[str]:
         yield rest
 
 
-def read_head(path: Path) -> bytes:
-    """Return the first bytes of a file, decompressed."""
-    head = b""
-    with contextlib.suppress(CutError):  # the reader of the format will report the damage
-        for piece in read_bytes(path, lambda _: None):
-            head += piece
-            if len(head) >= HEAD_BYTES:
-                break
-    return head[:HEAD_BYTES]
+class Request(NamedTuple):
+    """Statements of the user about a run, and where to report progress."""
+
+    column_names: Mapping[str, str]
+    sizes: RunSizes
+    on_bytes: OnBytes
 
 
-def find_form(path: Path) -> tuple[str, str]:
-    """Return the format of a file, and for OTHER the reason why it is not read."""
+class Reader(NamedTuple):
+    """Form of files of a run, and its row in the documentation."""
+
+    form: str
+    writers: str  # programs that write it
+    content: str
+    can_read: Callable[[str], bool]  # by the head of a file
+    read: Callable[[Sequence[Path], Request], Trace]  # of all files of the form, or of none
+
+
+def read_head(path: Path) -> str:
+    """Return the first characters of a file, decompressed; of binary content those before NUL."""
     if not path.is_file():
         path.stat()  # raises if there is no such file
         raise wrong("files", f"must be files or folders; {path} is neither")
-    head = read_head(path)
-    if head.startswith(b"PAR1"):
-        return PARQUET, ""
-    text = head.decode("utf-8-sig", "replace")
-    if not text.strip():
-        return OTHER, "it is empty"
-    if "\0" in text or text.count("\ufffd") > len(text) // 10:
-        return OTHER, "it holds binary data that is no Parquet"
-    bracket = text.lstrip()[0]
-    if bracket in "[{":
-        return _find_json_form(text, is_array=bracket == "[")
-    if _TIMER.search(text):
-        return LOG, ""
-    return (CSV, "") if find_delimiter(text.split("\n", 1)[0]) else (OTHER, "no trace in its text")
+    content = b""
+    with contextlib.suppress(CutError):  # the reader of the format will report the damage
+        for piece in read_bytes(path, lambda _: None):
+            content += piece
+            if len(content) >= HEAD_BYTES:
+                break
+    text = content[:HEAD_BYTES].decode("utf-8-sig", "replace")
+    is_binary = "\0" in text or text.count("\ufffd") > len(text) // 10
+    return text[:_MAGIC_LENGTH].partition("\0")[0] + "\0" if is_binary else text
 
 
-def _find_json_form(text: str, *, is_array: bool) -> tuple[str, str]:
-    if not is_array and _LIST_OF_TIMES.search(text):
-        return RANK_LISTS, ""
-    if is_array or '"traceEvents"' in text or len(text) >= HEAD_BYTES // 4:
-        return CHROME, ""
-    return (SIZES, "") if '"pp_size"' in text else (OTHER, "JSON without slices of time")
+def why_unreadable(head: str) -> str:
+    """Return the reason why no reader takes a file."""
+    if is_log(head):
+        return (
+            "a log of Megatron has times of steps and sums of timers, not when an op ran: pipejax "
+            "init rows --from LOG reads its steps; Primus writes ops with --dump_pp_data, "
+            "PyTorch's pipelining under torch.profiler"
+        )
+    if "\0" in head:
+        more = "; of a report of Nsight Systems, give nsys export --type sqlite"
+        return f"it holds binary data that is no Parquet{more}"
+    if not head.strip():
+        return "it is empty"
+    return "JSON without slices of time" if is_json(head) else "no trace in its text"
+
+
+def is_log(head: str) -> bool:
+    """Return whether a file is a log of Megatron, which has no slices."""
+    return bool(_TIMER.search(head))
+
+
+def is_json(head: str) -> bool:
+    """Return whether a file is a JSON list or object."""
+    return head.lstrip().startswith(("[", "{"))
 
 
 def find_delimiter(header: str) -> str | None:

@@ -1,0 +1,119 @@
+"""Work of a device: parts of its steps, and clocks of files by collectives."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Float, NumpyArray
+
+# launch by the host (-inf if unknown), start and end [us]; stream; whether it exchanges data;
+# number of its collective, NONE for other work
+Work = Float[NumpyArray, "6 works"]
+Key = tuple[str, str, int]  # communicator (empty if unknown), name and bytes of a collective
+_LAUNCH_LATENCY = 10.0  # from a launch until a kernel that waits for nothing starts [us]
+_SPREAD_QUANTILE, _MAX_SPREAD = 0.9, 1000.0  # [us]; collectives with more are no match
+
+
+def split_windows(
+    work: Work,
+    syncs: Float[NumpyArray, "2 syncs"],
+    begin: Float[NumpyArray, " windows"],
+    end: Float[NumpyArray, " windows"],
+) -> Float[NumpyArray, "5 windows"]:
+    """Divide windows of time into the parts of a `StepBudget`.
+
+    `syncs` are starts and ends of host calls that wait for the device.
+    """
+    launch, start, stop, _, is_exchange, _ = work[:, np.argsort(work[1], kind="stable")]
+    issue, exchanges = launch + _LAUNCH_LATENCY, is_exchange > 0
+    points = np.unique(np.concatenate([start, stop, issue[np.isfinite(issue)], *syncs, begin, end]))
+    middle, length = (points[1:] + points[:-1]) / 2, np.diff(points)
+
+    def covers(starts: NumpyArray, ends: NumpyArray) -> NumpyArray:
+        # more intervals have begun before a point than have ended: it lies in one
+        return np.searchsorted(np.sort(starts), middle) > np.searchsorted(np.sort(ends), middle)
+
+    conditions = [
+        covers(start[~exchanges], stop[~exchanges]),
+        covers(start[exchanges], stop[exchanges]),
+        covers(*syncs),
+        np.append(issue, np.inf)[np.searchsorted(start, middle)] > middle,  # of the next work
+        np.ones(len(middle), bool),
+    ]
+    # a piece of time belongs to the first condition that holds
+    part = np.argmax(conditions, axis=0)
+    parts = np.where(part == np.arange(len(conditions))[:, None], length, 0.0)
+    totals = np.pad(np.cumsum(parts, axis=1), ((0, 0), (1, 0)))
+    return totals[:, np.searchsorted(points, end)] - totals[:, np.searchsorted(points, begin)]
+
+
+class ClockMatch(NamedTuple):
+    """Lead of one clock over another by collectives that end together [us]."""
+
+    lead: float
+    spread: float  # of 90 % of the collectives around the lead
+    num_collectives: int
+
+
+def match_clocks(
+    files: Sequence[Sequence[NumpyArray]], keys: Sequence[Key]
+) -> list[ClockMatch | None]:
+    """Return the lead of the clock of each file over that of the first; None without a match.
+
+    A file has the work of one or several ranks. All ranks of a collective end it together.
+    Collectives without a communicator count if all ranks ran them equally often.
+    """
+    ends: list[dict[int, NumpyArray]] = []
+    rank_counts = np.zeros(len(keys), np.int64)
+    for ranks in files:
+        by_key: dict[int, list[NumpyArray]] = {}
+        for work in ranks:
+            _, _, stop, _, _, key = work[:, np.argsort(work[1], kind="stable")]
+            for number in np.unique(key[key >= 0]).astype(int).tolist():
+                by_key.setdefault(number, []).append(stop[key == number])
+                rank_counts[number] += 1
+        ends.append(
+            {
+                number: np.median(values, axis=0)
+                for number, values in by_key.items()
+                if len({len(value) for value in values}) == 1
+            }
+        )
+    num_ranks = sum(map(len, files))
+    usable = {
+        k
+        for k, (communicator, name, _) in enumerate(keys)
+        if (communicator or rank_counts[k] == num_ranks)
+        and ("SendRecv" not in name or num_ranks == 2)  # of more ranks, each has other partners
+    }
+    matches: dict[int, ClockMatch | None] = {}
+    known_ends: dict[int, NumpyArray] = {}
+    for k in [*range(len(files))] * len(files):  # a file may match only one that comes later
+        if matches.get(k) is None:
+            match = _compare(known_ends, ends[k], keys) if k else ClockMatch(0.0, 0.0, 0)
+            matches[k] = match
+            lead = 0.0 if match is None else match.lead
+            for key in usable & ends[k].keys() if match else ():
+                known_ends.setdefault(key, ends[k][key] - lead)
+    return [matches[k] for k in range(len(files))]
+
+
+def _compare(
+    base: Mapping[int, NumpyArray], other: Mapping[int, NumpyArray], keys: Sequence[Key]
+) -> ClockMatch | None:
+    """Compare the ends of collectives of two clocks; of several guesses the narrowest."""
+    # collectives with communicators count together, else each name is a guess of its own
+    leads: dict[object, list[float]] = {}
+    for key in base.keys() & other.keys():
+        if len(base[key]) == len(other[key]):
+            group = keys[key][0] != "" or key
+            leads.setdefault(group, []).extend((other[key] - base[key]).tolist())
+    matches = []
+    for values in leads.values():
+        lead = float(np.median(values))
+        spread = float(np.quantile(np.abs(np.array(values) - lead), _SPREAD_QUANTILE))
+        if spread < _MAX_SPREAD:
+            matches.append(ClockMatch(lead, spread, len(values)))
+    # one collective alone has no spread
+    return min(matches, key=lambda match: (match.num_collectives == 1, match.spread), default=None)

@@ -1,0 +1,195 @@
+"""End of every reader: columns of slices become a trace, with all numbers that they lack."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.traces.readers.parts import (
+    Columns,
+    check_phases,
+    number_groups,
+    passing_rows,
+    with_split_backwards,
+)
+from pipejax.traces.readers.readings import KINDS, RunSizes, complete
+from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace
+
+_OP_ROLES = ("stage", "microbatch", "chunk")
+_MAX_NUMBER = 1e9  # a larger number of a step, worker, .. is damage
+
+
+def finish_trace(
+    columns: Columns,
+    phases: Sequence[str],
+    sizes: RunSizes,
+    left_out: Sequence[LeftOut],
+    inferred: Sequence[str] = (),
+    *,
+    by_step: bool = False,
+) -> Trace:
+    """Drop invalid rows, infer missing numbers of ops and messages, and make the trace."""
+    # Numbers may be NaN. `chunk`, the number of a stage on its worker, may replace the stage. With
+    # `by_step`, clocks of workers restart in every step.
+    kind = np.array([KINDS.get(name, NONE) for name in phases], np.int64)[columns["phase"]]
+    checks = [(~np.isfinite(columns[name]), f"its {name} is no finite number") for name in TIMES]
+    checks.append((columns["end"] < columns["start"], "it ends before it starts"))
+    roles = [name for name in (*INTEGERS, "chunk") if name in columns]
+    for name in roles:
+        least, values = 0, columns[name]
+        if name in _OP_ROLES:  # an empty cell
+            least, values = NONE, np.where(np.isnan(values), NONE, values)
+        is_whole = (values >= least) & (values == np.rint(values)) & (values < _MAX_NUMBER)
+        checks.append((~is_whole, f"its {name} is no whole number of at least {least}"))
+        columns[name] = np.where(is_whole, values, NONE).astype(np.int64)
+    checks += [
+        ((kind >= 0) & (columns[name] < 0), f"it is an op and has no {name}")
+        for name in _OP_ROLES
+        if name in columns
+    ]
+    passes, faults = passing_rows(checks, "rows")
+    columns, kind = {name: values[passes] for name, values in columns.items()}, kind[passes]
+    check_phases(columns, phases)
+    notes = complete(columns, kind, sizes, by_step=by_step)
+    columns.pop("chunk", None)
+    stays, surplus = passing_rows(
+        [((kind >= 0) & (columns["microbatch"] < 0), "it is one op too many")], "ops"
+    )
+    columns = {name: values[stays] for name, values in columns.items()}
+    # the public jobs number their garbage collections
+    columns["microbatch"][(kind[stays] < 0) & (columns["stage"] == NONE)] = NONE
+    columns, stays, unmatched = match_messages(columns, phases)
+    columns = {name: values[stays] for name, values in columns.items()}
+    columns["phase"], phases = with_split_backwards(columns, phases)
+    return Trace.from_columns(
+        columns,
+        phases,
+        [*left_out, *faults, *surplus, *unmatched],
+        known_workers=sizes.workers,
+        inferred=(*inferred, *notes),
+        has_step_clocks=by_step,
+    )
+
+
+_STAGE_STEP = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}  # to the other end's stage
+_CLOCK_ERROR = 1e-4  # time by which a message may begin before its op ends [s]
+
+
+def match_messages(
+    columns: Columns, phases: Sequence[str]
+) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
+    """Assign stage and microbatch to messages without them; also return which slices remain."""
+    # Messages of a worker follow the order of its ops. Megatron's interleaved schedules also record
+    # calls without a message. So, for each kind of message, worker and step: with as many messages
+    # as its ops need, the k-th belongs to the k-th op; with one for each op, unneeded ones are
+    # dropped; with more, each op takes its first possible message; with fewer, none is matched.
+    stays, left_out = np.ones(len(columns["start"]), bool), []
+    group = number_groups(*(columns[name] for name in ("step", "replica", "worker")))
+    for name in _STAGE_STEP:
+        if name not in phases:
+            continue
+        unmatched = np.flatnonzero(
+            (columns["phase"] == phases.index(name)) & (columns["microbatch"] == NONE)
+        )
+        ops, is_needed = _message_ops(name, columns, phases)
+        message_op = _match_ops(name, columns, group, unmatched, ops, is_needed)
+        for key in ("stage", "microbatch"):
+            columns[key][unmatched[message_op >= 0]] = columns[key][message_op[message_op >= 0]]
+        stays[unmatched[message_op < 0]] = False
+        for code, why in _WHY.items():
+            if count := int(np.sum(message_op == code)):
+                left_out.append(LeftOut(name, why, count))
+    return columns, stays, left_out
+
+
+_EXTRA, _UNMATCHED = -1, -2
+_WHY = {
+    _EXTRA: "no op of its worker needs this message: a call without one",
+    _UNMATCHED: (
+        "which microbatch it is of cannot be told: its worker's messages and ops do not match"
+    ),
+}
+
+
+def _message_ops(
+    name: str, columns: Columns, phases: Sequence[str]
+) -> tuple[Int[NumpyArray, " ops"], Bool[NumpyArray, " ops"]]:
+    """Return the rows of ops that may send or take messages `name`, and whether each needs one."""
+    # An op needs a message if the stage at the other end runs on another worker.
+    codes = [phases.index(op) for op in ("F" if name.endswith("F") else "BI") if op in phases]
+    ops = np.flatnonzero(np.isin(columns["phase"], codes) & (columns["stage"] >= 0))
+    stage, worker = columns["stage"][ops], columns["worker"][ops]
+    stage_workers = np.full(int(stage.max(initial=0)) + 1, NONE)
+    stage_workers[stage] = worker
+    other_stage = stage + _STAGE_STEP[name]
+    exists = (other_stage >= 0) & (other_stage < len(stage_workers))
+    other_worker = stage_workers[np.where(exists, other_stage, 0)]
+    return ops, exists & (other_worker != worker) & (other_worker != NONE)
+
+
+def _match_ops(
+    name: str,
+    columns: Columns,
+    group: Int[NumpyArray, " slices"],
+    unmatched: Int[NumpyArray, " messages"],
+    ops: Int[NumpyArray, " ops"],
+    is_needed: Bool[NumpyArray, " ops"],
+) -> Int[NumpyArray, " messages"]:
+    """Return the row of the op of each message, or the code _EXTRA or _UNMATCHED."""
+    # `group` numbers step, replica and worker of every slice; `unmatched` are the rows of messages
+    # `name`, `ops` the rows of ops that may need them.
+    num_groups, is_send = int(group.max(initial=0)) + 1, name.startswith("SEND")
+    result = np.full(len(unmatched), _EXTRA)
+    message_group = group[unmatched]
+    message_count = np.bincount(message_group, minlength=num_groups)
+    op_count = np.bincount(group[ops], minlength=num_groups)
+    needed_count = np.bincount(group[ops[is_needed]], minlength=num_groups)
+    result[(message_count < needed_count)[message_group]] = _UNMATCHED
+    start = columns["start"][unmatched]
+    op_time = columns["end" if is_send else "start"]
+    has_needed = (message_count == needed_count) & (message_count > 0)
+    has_all_calls = (message_count == op_count) & (message_count > needed_count)
+    # sort messages and ops of all these groups by group and time: then they stand one to one
+    for is_selected, candidates in ((has_needed, ops[is_needed]), (has_all_calls, ops)):
+        rows = np.flatnonzero(is_selected[message_group])
+        rows = rows[np.lexsort([rows, start[rows], message_group[rows]])]
+        group_ops = candidates[is_selected[group[candidates]]]
+        result[rows] = group_ops[np.lexsort([group_ops, op_time[group_ops], group[group_ops]])]
+    needs_message = np.zeros(len(group), bool)
+    needs_message[ops[is_needed]] = True
+    result[(result >= 0) & ~needs_message[result]] = _EXTRA
+    has_surplus = (message_count > needed_count) & ~has_all_calls & (needed_count > 0)
+    for number in np.flatnonzero(has_surplus):
+        rows = np.flatnonzero(message_group == number)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        worker_ops = ops[is_needed & (group[ops] == number)]
+        worker_ops = worker_ops[np.argsort(op_time[worker_ops], kind="stable")]
+        result[rows] = _match_surplus(columns, unmatched[rows], worker_ops, is_send=is_send)
+    return result
+
+
+def _match_surplus(
+    columns: Columns,
+    messages: Int[NumpyArray, " messages"],
+    ops: Int[NumpyArray, " ops"],
+    *,
+    is_send: bool,
+) -> Int[NumpyArray, " messages"]:
+    """Match the ops of one worker with a surplus of messages; return the op of each message."""
+    # Both are in order of time. Each op takes the first send that begins after its end, or, from
+    # the end backwards, the last receive that ends before its start.
+    result, place = np.full(len(messages), _EXTRA), 0
+    if not is_send:
+        messages, ops = messages[::-1], ops[::-1]
+    for op in ops:
+        while place < len(messages) and not (
+            columns["start"][messages[place]] >= columns["end"][op] - _CLOCK_ERROR
+            if is_send
+            else columns["end"][messages[place]] <= columns["start"][op] + _CLOCK_ERROR
+        ):
+            place += 1
+        if place == len(messages):
+            return np.full(len(messages), _UNMATCHED)
+        result[place] = op
+        place += 1
+    return result if is_send else result[::-1]

@@ -1,0 +1,91 @@
+"""Labels of slices: grammars of frameworks, one a row, and the ops that a label names."""
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pipejax.traces.readers.parts import phase_name
+from pipejax.traces.record import NONE, OPS
+
+PYTORCH = "PP:"
+ONLY_STAGE = -2  # stage of a label that needs none, as its worker has one stage
+
+
+class LabelOp(NamedTuple):
+    """Op that a label names; NONE for a number that the label does not state."""
+
+    phase: str
+    stage: int = NONE
+    microbatch: int = NONE
+    chunk: int = NONE  # number of the stage on its worker
+
+
+Cell = tuple[LabelOp, ...]  # two of a fused pair
+
+_CELL = r"(?P<stage>\d{1,9})(?P<phase>[A-Z](?:[A-Z_]*[A-Z])?)(?P<microbatch>\d{0,9})"
+_CHUNK = r"chunk (?P<microbatch>\d{1,9}) \(phase(?P<chunk>[01])\)"
+
+_NUMBER = r"(?:[ _.:#-]*(?:mb|microbatch|micro_batch)?[ _.:#=-]*(?P<microbatch>\d{1,9}))?"
+
+
+def _second(pattern: str) -> str:
+    """Return a pattern with the names of groups of the second op of a fused pair."""
+    return pattern.replace(">", "2>")
+
+
+# Frameworks, and patterns of labels whose groups have the names of a `LabelOp`. Seen in PyTorch
+# 00722e64 (torch/distributed/pipelining/schedules.py), PithTrain 23db1829 and 33fcb7f3
+# (dualpipev.py, whose "phase" is the direction of the pipe), and Megatron-LM d98e8a64 (functions
+# and timers; --nvtx-ranges puts the module before a function).
+GRAMMARS = (
+    ("PyTorch", rf"(?:PP:)?{_CELL}"),
+    ("PyTorch", rf"(?:PP:)?\({_CELL};{_second(_CELL)}\)\s*OVERLAP_F_B"),
+    ("PyTorch", r"(?P<phase>Forward|Backward) (?P<microbatch>\d{1,9})"),
+    ("PithTrain", rf"(?:rank \d+ )?(?P<phase>forward|backward) {_CHUNK}"),
+    (
+        "PithTrain",
+        rf"(?:rank \d+ )?(?:overlapped )?(?P<phase>forward) {_CHUNK} "
+        + _second(rf"(?P<phase>backward) {_CHUNK}"),
+    ),
+    ("PithTrain", r"(?:rank \d+ )?(?P<phase>weight) chunk"),
+    ("Megatron-LM", rf"(?:\w+\.)*(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)+?){_NUMBER}"),
+    ("other programs", rf"(?P<phase>[A-Za-z]+){_NUMBER}"),
+)
+FRAMEWORKS = tuple(dict.fromkeys(framework for framework, _ in GRAMMARS))
+
+
+@functools.lru_cache(maxsize=2**16)
+def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
+    """Return the ops of a label of a framework; an empty tuple for any other text.
+
+    Example:
+      >>> [tuple(op) for op in parse_label("PP:(2F1;3B0)OVERLAP_F_B")]
+      [('F', 2, 1, -1), ('B', 3, 0, -1)]
+      >>> parse_label("0UNSHARD")[0].phase, parse_label("aten::mm")
+      ('UNSHARD', ())
+      >>> parse_label("megatron.core.pipeline_parallel.schedules.forward_step", "Megatron-LM")
+      (LabelOp(phase='F', stage=-1, microbatch=-1, chunk=-1),)
+    """
+    is_pytorch = framework == FRAMEWORKS[0]
+    patterns = (pattern for name, pattern in GRAMMARS if name == framework)
+    match = next(filter(None, (re.fullmatch(pattern, label) for pattern in patterns)), None)
+    if match is None:
+        return ()
+    groups, ops = match.groupdict(), []
+    for suffix in ("", "2") if "phase2" in groups else ("",):
+        text = groups[f"phase{suffix}"]
+        numbers = {"stage": ONLY_STAGE} if is_pytorch else {}
+        numbers |= {k: int(n) for k in LabelOp._fields[1:] if (n := groups.get(k + suffix))}
+        ops.append(LabelOp(phase_name(text), **numbers))
+    return tuple(ops) if is_pytorch or ops[0].phase in OPS else ()
+
+
+def parse_labels(labels: Iterable[str]) -> dict[str, Cell]:
+    """Return the labels of ops, by the first framework whose grammar names forwards in them."""
+    labels = sorted({*labels})
+    for framework in FRAMEWORKS:
+        cells = {label: parse_label(label, framework) for label in labels}
+        if any(op.phase == "F" for cell in cells.values() for op in cell):
+            return {label: cell for label, cell in cells.items() if cell}
+    return {}

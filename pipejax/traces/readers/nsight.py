@@ -1,0 +1,290 @@
+"""Reader of SQLite exports of Nsight Systems: NVTX ranges, device work and CUDA calls.
+
+Tables and columns are those of the published schema (3.16, of Nsight Systems 2024.6). Older exports
+have no textId or globalPid, and empty texts where newer ones have NULL.
+"""
+
+import bisect
+import contextlib
+import itertools
+import json
+import re
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pipejax.base.checks import wrong
+from pipejax.traces.readers.device import Key
+from pipejax.traces.readers.labels import FRAMEWORKS, Cell, parse_label, parse_labels
+from pipejax.traces.readers.rank_lists import file_rank
+from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
+from pipejax.traces.readers.sources import Reader, Request
+from pipejax.traces.record import NONE, LeftOut, Trace
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+_RANGES, _CALLS = "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME"
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+# tables of device work, and what tells there whether it is an exchange: the name of a kernel, or
+# whether a copy leaves its device; graphs are rows where nsys did not trace their nodes
+_WORK = {
+    _KERNELS: "(SELECT value FROM StringIds WHERE id = work.shortName)",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "CASE work.copyKind WHEN 8 THEN '' ELSE 'copy' END",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "''",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "''",
+}
+_EXCHANGE = re.compile(r"nccl|nvshmem|deep_?ep|copy$", re.IGNORECASE)
+_COLLECTIVE = re.compile("AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv")
+# calls that wait for the device
+_WAITS = "value LIKE '%Synchronize%' OR value LIKE 'cu%Memcpy%' AND value NOT LIKE '%Async%'"
+# marks of steps; without a number, the k-th mark of a rank
+_STEP = re.compile(
+    r"(?:ProfilerStep#|(?:train(?:ing)?[ _])?(?:iteration|iter|step)[ _:#=]*)(?P<number>\d{1,9})"
+    r"|train(?:ing)?[ _](?:step|iteration)|iteration",
+    re.IGNORECASE,
+)
+_RANK = re.compile(r"rank[ =](\d{1,9})\b")
+_COMMUNICATOR, _SIZE = "NCCL communicator ID", "Message size [bytes]"
+_SCHEMA_OFFSET, _PAYLOAD_OFFSET = 8, 32  # [bytes]; a header comes before the payload
+_MICROSECOND = 1e3  # [ns]
+
+
+class _Range(NamedTuple):
+    """NVTX range of a thread [us]; its end is NaN if the trace ended before."""
+
+    start: float
+    end: float
+    thread: int
+    label: str
+    call: tuple[str, int]  # communicator and bytes of a call of NCCL
+
+
+class _Process:
+    """Ranges, device work and waiting calls of a process."""
+
+    def __init__(self) -> None:
+        self.ranges: list[_Range] = []
+        self.work: list[tuple[float, ...]] = []
+        self.waits: list[tuple[float, float]] = []
+        self.threads: set[int] = set()  # those that launch or label
+        self.devices: set[int] = set()
+        self.rank: int | None = None
+
+
+def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
+    """Read the exports of a run, with one or several processes in each file."""
+    import sqlite3  # most runs have no such file
+
+    left_out: list[LeftOut] = []
+    keys: dict[Key, int] = {}
+    exports: list[tuple[Path, list[_Process], int | None]] = []
+    for path in sorted(paths, key=_name_order):
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        try:
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+                exports.append((path, *_read_file(path, database, keys)))
+        except (sqlite3.Error, TypeError, OverflowError) as error:
+            left_out.append(LeftOut(str(path), f"it is no sound export: {error}"))
+        request.on_bytes(path.stat().st_size)
+    everything = [process for _, processes, _ in exports for process in processes]
+    cells = parse_labels(entry.label for process in everything for entry in process.ranges)
+    notes = []
+    if everything and all(process.rank is None for process in everything):
+        notes.append("no file says ranks: they follow file names, then devices and processes")
+        for rank, process in enumerate(everything):
+            process.rank = rank
+    files = []
+    for path, processes, zero in exports:
+        ranks = [rows for process in processes for rows in _rank_rows(process, cells, left_out)]
+        if len(ranks) < max(len(processes), 1):
+            why = f"it has no op of {', '.join(FRAMEWORKS)}, or nothing states its rank"
+            count = max(len(processes), 1) - len(ranks)
+            left_out.append(LeftOut(f"process of {path}", why, count))
+        files.append(RankFile(path, ranks, zero))
+    return join_ranks(files, [*cells.values()], request.sizes, left_out, [*keys], notes)
+
+
+def _name_order(path: Path) -> list[tuple[str, int]]:
+    """Return the sort key of a file name that puts 2 before 10."""
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]
+
+
+def _read_file(
+    path: Path, database: "Connection", keys: dict[Key, int]
+) -> tuple[list[_Process], int | None]:
+    """Return the processes that label ops, by device, and the start of the session [ns]."""
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    lacking = [table for table in (_RANGES, _CALLS, _KERNELS) if table not in tables]
+    if len(lacking) == 3:
+        raise TypeError(f"Nsight Systems writes tables as {_RANGES}, and it has none of them")
+    if lacking:
+        why = f"must have NVTX ranges, kernels and CUDA calls: {path} lacks {', '.join(lacking)}"
+        raise wrong("files", f"{why}; write nsys profile --trace=cuda,nvtx, which records them")
+    by_number: dict[int, _Process] = defaultdict(_Process)
+    for entry in sorted(_read_ranges(database)):
+        process = by_number[entry.thread >> 24]  # the lower bits are the thread
+        process.ranges.append(entry)
+        process.threads.add(entry.thread)
+    for table in filter(tables.__contains__, _WORK):
+        _read_work(table, database, by_number, keys)
+    for start, end, thread in database.execute(
+        f"SELECT start, end, globalTid FROM {_CALLS} JOIN StringIds ON id = nameId WHERE {_WAITS}"
+    ):
+        # other threads, such as a watchdog, may wait at any time
+        if thread in by_number[thread >> 24].threads:
+            by_number[thread >> 24].waits.append((start / _MICROSECOND, end / _MICROSECOND))
+    processes = [
+        process
+        for _, process in sorted(by_number.items())
+        if any(parse_label(entry.label, name) for entry in process.ranges for name in FRAMEWORKS)
+    ]
+    for process in processes:
+        labels = filter(None, (_RANK.match(entry.label) for entry in process.ranges))
+        file = file_rank(path) if len(processes) == 1 else None
+        process.rank = next((int(match[1]) for match in labels), file)
+    session = _select(database, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])
+    processes.sort(key=lambda process: min(process.devices, default=NONE))
+    return processes, next((zero for (zero,) in session), None)
+
+
+def _select(database: "Connection", table: str, names: Sequence[str]) -> Iterator[Any]:
+    """Return the rows of a table; a missing column is NULL, and a missing table has no rows."""
+    present = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+    columns = [f'"{name}"' if name in present else "NULL" for name in names]
+    return database.execute(f"SELECT {', '.join(columns)} FROM {table}") if present else iter(())
+
+
+def _read_ranges(database: "Connection") -> Iterator[_Range]:
+    """Yield ranges with labels of ops, steps, ranks and calls of NCCL."""
+    strings: dict[int, str] = dict(_select(database, "StringIds", ["id", "value"]))
+    schemas = _select(database, "NVTX_PAYLOAD_SCHEMA_ENTRIES", ["schemaId", "name", "offset"])
+    offsets = {(schema, name): offset or 0 for schema, name, offset in schemas}
+    is_used: dict[str, bool] = {}
+    names = ("eventType", "start", "end", "globalTid", "text", "textId")
+    payloads = ("jsonText", "jsonTextId", "binaryData")
+    rows = _select(database, _RANGES, (*names, *payloads))
+    for kind, start, end, thread, text, text_id, *payload in rows:
+        if kind not in (59, 60):  # ranges by push and pop, or by start and end
+            continue
+        # PyTorch's emit_nvtx adds numbers of the call, as in "PP:0F1, op_id = 7"
+        label = (text or strings.get(text_id, "")).partition(", ")[0]
+        if label not in is_used:
+            is_mark = bool(_STEP.fullmatch(label) or _RANK.match(label))
+            is_op = any(parse_label(label, name) for name in FRAMEWORKS)
+            is_used[label] = is_mark or is_op or label.startswith("nccl")
+        if is_used[label]:
+            stop = np.nan if end is None else end / _MICROSECOND
+            call = _read_payload(payload, strings, offsets)
+            yield _Range(start / _MICROSECOND, stop, thread, label, call)
+
+
+def _read_payload(
+    payload: Sequence[Any], strings: Mapping[int, str], offsets: Mapping[tuple[int, str], int]
+) -> tuple[str, int]:
+    """Return communicator and bytes of a call of NCCL, from a payload as JSON or as bytes."""
+    text, text_id, data = payload
+    text, values = text or strings.get(text_id), {}
+    if text:
+        with contextlib.suppress(ValueError):
+            values = json.loads(text)
+    elif isinstance(data, bytes) and len(data) > _PAYLOAD_OFFSET:
+        (schema,) = struct.unpack_from("<I", data, _SCHEMA_OFFSET)
+        for name in (_COMMUNICATOR, _SIZE):
+            position = offsets.get((schema, name), len(data)) + _PAYLOAD_OFFSET
+            if position + 8 <= len(data):
+                (values[name],) = struct.unpack_from("<Q", data, position)
+    size = values.get(_SIZE)
+    return str(values.get(_COMMUNICATOR, "")), size if type(size) is int else NONE
+
+
+def _read_work(
+    table: str, database: "Connection", by_number: dict[int, _Process], keys: dict[Key, int]
+) -> None:
+    """Add the work of a table to its processes, with the calls that launched it."""
+    # older exports have no globalPid: a kernel belongs to the process of its call
+    has_process = bool(
+        database.execute(
+            f"SELECT 1 FROM pragma_table_info('{table}') WHERE name = 'globalPid'"
+        ).fetchone()
+    )
+    owner = "work.globalPid" if has_process else "call.globalTid"
+    if not has_process and len(by_number) > 1:
+        raise wrong("files", f"must state the process of each kernel: {table} has no globalPid")
+    nccl: dict[int, list[_Range]] = defaultdict(list)
+    for entry in itertools.chain.from_iterable(p.ranges for p in by_number.values()):
+        if entry.label.startswith("nccl"):
+            nccl[entry.thread].append(entry)
+    for number, device, launch, start, end, stream, name, thread in database.execute(
+        f"SELECT {owner} >> 24, work.deviceId, call.start, work.start, work.end, work.streamId, "
+        f"{_WORK[table]}, call.globalTid FROM {table} work LEFT JOIN {_CALLS} call "
+        f"ON call.correlationId = work.correlationId AND call.globalTid >> 24 = {owner} >> 24"
+    ):
+        process = by_number[number]
+        process.threads.add(thread)
+        process.devices.add(device)
+        launch = -np.inf if launch is None else launch / _MICROSECOND
+        key, name = NONE, name or ""
+        if _EXCHANGE.match(name) and (match := _COLLECTIVE.search(name)):
+            # a group of calls launches its kernel after the ranges of the calls
+            position = bisect.bisect(nccl[thread], (launch,))
+            communicator, size = nccl[thread][position - 1].call if position else ("", NONE)
+            collective = communicator, match[0] if communicator else name, size
+            key = keys.setdefault(collective, len(keys))
+        times = start / _MICROSECOND, end / _MICROSECOND
+        stream += device << 32  # each device numbers its streams
+        process.work.append((launch, *times, stream, bool(_EXCHANGE.match(name)), key))
+
+
+def _rank_rows(
+    process: _Process, cells: Mapping[str, Cell], left_out: list[LeftOut]
+) -> Iterator[Rows]:
+    """Yield the slices of a process as those of its rank, if it has any."""
+    numbers = {label: number for number, label in enumerate(cells)}
+    by_phase: dict[str, list[Slice]] = defaultdict(list)
+    faults = Counter[str]()
+    for entry in sorted(process.ranges, key=lambda entry: (entry.start, -entry.end)):
+        if entry.label not in cells:
+            continue
+        slices = by_phase[cells[entry.label][0].phase]
+        if np.isnan(entry.end):
+            faults["they have no end"] += 1
+            continue
+        # of nested ranges of one phase, such as a function in a function, the inner one is the op
+        if slices and entry.end <= slices[-1][1]:
+            slices.pop()
+            faults["others of their phase lie inside"] += 1
+        slices.append((entry.start, entry.end, numbers[entry.label]))
+    what = f"ranges of rank {process.rank}"
+    left_out += [LeftOut(what, why, count) for why, count in sorted(faults.items(), reverse=True)]
+    marks = [
+        (int(match["number"] or NONE), entry.start, entry.end)
+        for entry in process.ranges
+        if (match := _STEP.fullmatch(entry.label)) and not np.isnan(entry.end)
+    ]
+    numbered = [mark for mark in marks if mark[0] != NONE]
+    # PithTrain states the place of a rank, as in "rank=3; pp=1/2 dp=0/1; mbs=1"
+    setup = next((entry.label for entry in process.ranges if "; pp=" in entry.label), "")
+    axes = {name: (int(k), int(n)) for name, k, n in re.findall(r"(\w+)=(\d+)/(\d+)", setup)}
+    worker, workers = axes.pop("pp", (NONE, 0))
+    if any(by_phase.values()) and process.rank is not None:
+        yield Rows.from_slices(process.rank, itertools.chain(*by_phase.values()))._replace(
+            work=np.array(process.work, np.float64).reshape(-1, 6).T,
+            syncs=np.array(process.waits).reshape(-1, 2).T,
+            has_all_work=True,
+            marks=numbered or [(k, *mark[1:]) for k, mark in enumerate(marks)],
+            place=((*(k for k, _ in axes.values()),), worker, workers) if workers else None,
+        )
+
+
+READER = Reader(
+    "Nsight Systems",
+    "`nsys export --type sqlite`",
+    f"NVTX ranges of {', '.join(FRAMEWORKS)}; kernels and CUDA calls of one or several ranks",
+    lambda head: head.startswith("SQLite format 3"),
+    read_nsight,
+)

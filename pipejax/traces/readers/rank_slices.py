@@ -1,0 +1,518 @@
+"""Slices of labelled ops by rank: their times, and their steps, replicas and workers.
+
+In PyTorch's runtime, F, I and B contain the wait for their RECV, which we subtract. A SEND lasts
+as long as its posting; its transfer has no slice. A RECV lasts until an op has waited for it. If
+kernels were traced, the time of an op is that of its kernels on the busiest stream, and a RECV ends
+with its kernels.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.checks import wrong
+from pipejax.schedules.registry import REGISTRY
+from pipejax.traces.readers.device import Key, Work, match_clocks, split_windows
+from pipejax.traces.readers.finish import finish_trace
+from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
+from pipejax.traces.readers.parts import Columns, empty_trace
+from pipejax.traces.readers.rank_lists import check_ranks
+from pipejax.traces.readers.readings import RunSizes
+from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
+
+OUTSIDE = -1  # step of a slice whose step is unknown
+_NO_TIMES, _NO_WORK = np.zeros((2, 0)), np.zeros((6, 0))
+BY_MARKS = "they lie outside the marks of steps"
+BY_TIME = "its steps are others by time than by count, and no marks of steps say which they are"
+
+
+Slice = tuple[float, float, int]  # start, end and number of the label
+
+
+class Rows(NamedTuple):
+    """Slices of one rank, ascending by start; times in microseconds."""
+
+    rank: int  # in the run; of our own exports, the worker
+    label: Int[NumpyArray, " slices"]  # number of the label
+    start: Float[NumpyArray, " slices"]
+    end: Float[NumpyArray, " slices"]
+    receives: Float[NumpyArray, "2 receives"] = _NO_TIMES  # start and arrival
+    work: Work = _NO_WORK
+    marks: Sequence[tuple[int, float, float]] = ()  # number, start and end of every marked step
+    world: int = 0  # number of ranks of the run, if the file states it
+    is_cut: bool = False  # whether its file ends early
+    is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
+    syncs: Float[NumpyArray, "2 syncs"] = _NO_TIMES  # start and end of calls that wait for a device
+    has_all_work: bool = False  # whether the file has all work of the device, and such calls
+    # if a label states it: position on all axes but the pipeline's, worker, workers
+    place: tuple[tuple[int, ...], int, int] | None = None
+    step: Int[NumpyArray, " slices"] | None = None  # of each slice, once it is known
+
+    @classmethod
+    def from_slices(cls, rank: int, slices: Iterable[Slice]) -> "Rows":
+        """Return the rows of slices in any order."""
+        start, end, label = np.array(sorted(slices), np.float64).reshape(-1, 3).T
+        return cls(rank, label.astype(np.int64), start, end)
+
+
+class RankFile(NamedTuple):
+    """Slices of each rank in a file."""
+
+    path: Path
+    ranks: list[Rows]
+    zero: int | None  # of its clock [ns]; None if the file does not state it
+
+
+def number_steps(
+    ranks: Sequence[Rows], cells: Sequence[Cell]
+) -> tuple[list[Int[NumpyArray, " slices"]], str]:
+    """Return the step of each slice of each rank, and why some are OUTSIDE of all steps."""
+    # Marks decide, if there are any. Else a step begins at each first op of a rank, and the k-th
+    # steps of all ranks with the usual count are one. Other ranks, whose trace begins late or ends
+    # early, or repeats or lacks an op, are aligned in time.
+    if any(rank.marks for rank in ranks):
+        return [_steps_by_marks(rank) for rank in ranks], BY_MARKS
+    by_rank = [_steps_by_first_op(rank, cells) for rank in ranks]
+    frequency = Counter(len(begin) for _, begin in by_rank)
+    usual_count = max(frequency, key=lambda count: (frequency[count], count))
+    usual_begin = next(begin for _, begin in by_rank if len(begin) == usual_count)
+    numbers = [
+        np.arange(usual_count)
+        if len(begin) == usual_count
+        else _align_steps(begin, usual_begin, is_cut=rank.is_cut)
+        for rank, (_, begin) in zip(ranks, by_rank, strict=True)
+    ]
+    earliest = min(int(rank_steps.min()) for rank_steps in numbers if rank_steps is not None)
+    return [
+        np.full(len(step), OUTSIDE) if rank_steps is None else (rank_steps - earliest)[step]
+        for rank_steps, (step, _) in zip(numbers, by_rank, strict=True)
+    ], BY_TIME
+
+
+def _steps_by_marks(rank: Rows) -> Int[NumpyArray, " slices"]:
+    """Return the number of the mark around the start of each slice; OUTSIDE without one."""
+    if not rank.marks:
+        return np.full(len(rank.start), OUTSIDE)
+    marks = sorted(rank.marks, key=lambda mark: mark[1])
+    number, start, end = (np.array(values) for values in zip(*marks, strict=True))
+    mark = np.searchsorted(start, rank.start, "right") - 1
+    return np.where((mark >= 0) & (rank.start < end[mark]), number[mark], OUTSIDE)
+
+
+def _steps_by_first_op(
+    rows: Rows, cells: Sequence[Cell]
+) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
+    """Count first ops: return the step of each slice and the begin of each step."""
+    # A step that began before the trace has begin NaN. A slice that is no op belongs to the step of
+    # the op before it, or after it if `is_before`.
+    firsts = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
+    is_op = np.array([op.phase in OPS for op in firsts], bool)[rows.label]
+    is_before = np.array([op.phase in _BEFORE for op in firsts], bool)[rows.label]
+    # a step begins with the forward of the first microbatch on the first stage, or, if all ops
+    # are equally frequent, with the op that ran first
+    forwards = [
+        (op.microbatch, op.stage, op.chunk, label)
+        for label in np.unique(rows.label).tolist()
+        for op in [firsts[label]]
+        if op.phase == "F"
+    ]
+    first_label = min(forwards)[-1] if forwards else NONE
+    op_labels = rows.label[is_op]
+    _, frequencies = np.unique(op_labels, return_counts=True)
+    if len(np.unique(frequencies)) == 1:
+        first_label = op_labels[0]
+    is_first = (rows.label == first_label) & (not rows.is_ours)  # our exports have one step
+    count, ops = np.cumsum(is_first), np.flatnonzero(is_op)
+    if not len(ops):
+        return np.zeros(len(count), np.int64), np.array([np.nan])
+    next_op = np.searchsorted(ops, np.arange(len(count)))
+    follows = is_before | (next_op == 0)
+    step = np.where(follows, count[ops[np.minimum(next_op, len(ops) - 1)]], count)
+    begin = np.append(np.nan, rows.start[is_first])[int(step.min()) :]
+    return step - int(step.min()), begin
+
+
+def _align_steps(
+    begin: Float[NumpyArray, " steps"], usual_begin: Float[NumpyArray, " others"], *, is_cut: bool
+) -> Int[NumpyArray, " steps"] | None:
+    """Number the steps of a rank as the nearest in time of a usual rank; None if in doubt."""
+    # As clocks may be wrong, either the first steps of both must agree, or, in a complete file, the
+    # last ones. NaN is a step that began before the trace.
+    present, offset = np.flatnonzero(~np.isnan(begin)), int(np.isnan(usual_begin).sum())
+    usual_begin = usual_begin[offset:]
+    if not len(present) or not len(usual_begin):
+        return None
+    period = float(np.median(np.diff(usual_begin))) if len(usual_begin) > 1 else np.inf
+    # interpolate inside the usual steps, and continue with the period outside
+    inside = np.clip(begin[present], usual_begin[0], usual_begin[-1])
+    position = np.interp(inside, usual_begin, np.arange(len(usual_begin)))
+    position += (begin[present] - inside) / period
+    number = offset + np.rint(position).astype(np.int64)
+    number = np.append(np.repeat(number[0] - 1, present[0]), number)
+    agrees = number[0] == 0 or (number[-1] == offset + len(usual_begin) - 1 and not is_cut)
+    return number if agrees else None
+
+
+_MICROSECOND = 1e-6  # [s]
+_NANOSECONDS = 1000  # in a microsecond
+_BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # phases that stand before their op
+_OP_FIELDS = ("phase", "stage", "microbatch")
+_RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # that an op waits for
+
+
+def join_ranks(
+    files: Sequence[RankFile],
+    cells: Sequence[Cell],
+    sizes: RunSizes,
+    left_out: list[LeftOut],
+    keys: Sequence[Key] = (),
+    inferred: Sequence[str] = (),
+) -> Trace:
+    """Make a trace of the slices of all ranks; times count from the first slice.
+
+    `cells` are the ops of every label, by its number; `keys` are those of collectives.
+    """
+    ranks, notes = _merge_files(files, keys, left_out)
+    if not ranks:
+        return empty_trace(left_out)
+    # labels without a microbatch, or without any place, leave the numbers to the readings
+    is_numbered = all(
+        op.microbatch >= 0 and (op.stage, op.chunk) != (NONE, NONE)
+        for cell in cells
+        for op in cell
+        if op.phase == "F"
+    )
+    stride = 1 if is_numbered else math.gcd(*ranks) or 1
+    if stride > 1:
+        notes.append(f"ranks: every {stride}th is given, as a worker of one pipeline")
+    by_rank = [rows._replace(rank=rank // stride) for rank, rows in sorted(ranks.items())]
+    is_ours = any(rows.is_ours for rows in by_rank)
+    world_size = max(rows.world for rows in by_rank)
+    accepted = sizes.world // stride
+    numbers = [rows.rank for rows in by_rank]
+    notes += check_ranks(numbers, world_size, 0 if is_ours else accepted, left_out)
+    world = accepted or max(world_size, 1 + numbers[-1])
+    has_steps = is_numbered or any(rows.marks for rows in by_rank)
+    if has_steps:
+        steps, why_outside = number_steps(by_rank, cells)
+        by_rank = [rows._replace(step=step) for rows, step in zip(by_rank, steps, strict=True)]
+        for rows, step in zip(by_rank, steps, strict=True):
+            if count := int(np.sum(step == OUTSIDE)):
+                left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
+    merged = _time_by_kernels(by_rank, cells, left_out)
+    phases = tuple(dict.fromkeys(op.phase for cell in cells for op in cell))
+    parts = [_op_columns(rows, cells, phases) for rows in merged]
+    places, workers = _find_places(parts, merged, world)
+    for columns, (replica, worker) in zip(parts, places, strict=True):
+        columns["replica"] = np.full(len(columns["start"]), replica)
+        columns["worker"] = np.full(len(columns["start"]), worker)
+        if is_numbered:
+            _number_weights(columns, phases, worker, workers)
+    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    origin = columns["start"].min(initial=np.inf)
+    for name in ("start", "end"):
+        columns[name] = (columns[name] - origin) * _MICROSECOND
+    is_op = np.isin(columns["phase"], [k for k, name in enumerate(phases) if name in OPS])
+    columns["stage"] = np.where(
+        is_op & (columns["stage"] == ONLY_STAGE), columns["worker"], columns["stage"]
+    )
+    is_inside = columns["step"] != OUTSIDE
+    if not has_steps:
+        is_inside, _ = np.ones(len(is_op), bool), columns.pop("step")
+    columns = {key: values[is_inside] for key, values in columns.items()}
+    is_op = is_op[is_inside]
+    for name in ("stage", "microbatch", "chunk"):
+        if (columns[name][is_op] == NONE).any():
+            del columns[name]
+    if "stage" in columns:
+        columns.pop("chunk", None)
+    notes = [*inferred, *notes]
+    trace = finish_trace(columns, phases, sizes._replace(workers=workers), left_out, notes)
+    budgets = _budget_steps(trace, merged, places, origin)
+    return dataclasses.replace(trace, budgets=(*budgets,))
+
+
+def _merge_files(
+    files: Sequence[RankFile], keys: Sequence[Key], left_out: list[LeftOut]
+) -> tuple[dict[int, Rows], list[str]]:
+    """Join the files of each rank, on a common clock; also return notes on the clocks."""
+    zeros = [file.zero for file in files if file.ranks and file.zero is not None]
+    moved = []
+    for path, file_rows, zero in files:
+        if file_rows and zeros and zero is None:
+            why = "it does not state when its clock began, as other files do"
+            left_out.append(LeftOut(str(path), why))
+        elif file_rows:
+            delay = 0.0 if zero is None else (zero - min(zeros)) / _NANOSECONDS
+            moved.append((path, [_shift(rows, delay) for rows in file_rows]))
+    matches = match_clocks([[rows.work for rows in ranks] for _, ranks in moved], keys)
+    notes: list[str] = []
+    if len(moved) > 1 and not zeros and None in matches:
+        notes.append("clocks: those of all files are one, for no file states when its clock began")
+    ranks: dict[int, Rows] = {}
+    for (path, file_rows), match in zip(moved, matches, strict=True):
+        if match is None and keys:
+            notes.append(f"clock of {path.name}: as recorded; no collective matches it")
+        lead, spread, count = match or (0.0, 0.0, 0)
+        if count:
+            lag = f"{abs(lead) / 1e3:.3f} ms {'ahead' if lead > 0 else 'behind'}"
+            why = f"{count} collectives end together within {spread / 1e3:.3f} ms"
+            notes.append(f"clock of {path.name}: {lag}, corrected: {why}")
+        for rows in file_rows:
+            rows = _shift(rows, -lead)
+            ranks[rows.rank] = _join(ranks[rows.rank], rows) if rows.rank in ranks else rows
+    return ranks, notes
+
+
+def _shift(rows: Rows, delay: float) -> Rows:
+    """Add a delay [us] to all times."""
+    return rows._replace(
+        start=rows.start + delay,
+        end=rows.end + delay,
+        receives=rows.receives + delay,
+        work=rows.work + np.array([delay, delay, delay, 0.0, 0.0, 0.0])[:, None],
+        syncs=rows.syncs + delay,
+        marks=[(number, start + delay, end + delay) for number, start, end in rows.marks],
+    )
+
+
+def _join(first: Rows, second: Rows) -> Rows:
+    """Join the rows of two files of one rank."""
+    start = np.concatenate([first.start, second.start])
+    order = np.argsort(start, kind="stable")
+    return first._replace(
+        world=max(first.world, second.world),
+        label=np.concatenate([first.label, second.label])[order],
+        start=start[order],
+        end=np.concatenate([first.end, second.end])[order],
+        receives=np.concatenate([first.receives, second.receives], axis=1),
+        work=np.concatenate([first.work, second.work], axis=1),
+        syncs=np.concatenate([first.syncs, second.syncs], axis=1),
+        marks=[*first.marks, *second.marks],
+        is_cut=first.is_cut or second.is_cut,
+        is_ours=first.is_ours or second.is_ours,
+    )
+
+
+def _number_weights(columns: Columns, phases: Sequence[str], worker: int, workers: int) -> None:
+    """Number weight gradients whose labels have no numbers, in place, by DualPipeV's order."""
+    names = np.array([*phases])[columns["phase"]]
+    is_weight = (names == "W") & (columns["microbatch"] == NONE)
+    if not is_weight.any():
+        return
+    size = int(columns["microbatch"].max()) + 1
+    table = REGISTRY["dualpipe-v"].function(num_workers=workers, num_microbatches=size)
+    cells = itertools.chain.from_iterable([*table.rows()][worker])
+    ops = [(op.phase.name, op.microbatch, op.stage // workers) for op in cells]
+    expected = [
+        (name.replace("I", "B"), *((NONE,) * 2 if name == "W" else op)) for name, *op in ops
+    ]
+    for step in np.unique(columns["step"][is_weight]):
+        rows = np.flatnonzero(columns["step"] == step)
+        rows = rows[np.argsort(columns["start"][rows], kind="stable")]
+        recorded = (x[rows].tolist() for x in (names, columns["microbatch"], columns["chunk"]))
+        if [*zip(*recorded, strict=True)] != expected:
+            why = f"worker {worker} runs step {step} in another order than DualPipeV"
+            raise wrong("files", f"must state the microbatch of each weight gradient: {why}")
+        columns["microbatch"][rows], columns["chunk"][rows] = np.array([op[1:] for op in ops]).T
+
+
+def _budget_steps(
+    trace: Trace, ranks: Sequence[Rows], places: Sequence[tuple[int, int]], origin: float
+) -> Iterator[StepBudget]:
+    """Yield the budget of each rank and step: a marked step, or from its first to its last op."""
+    is_op = trace.has_phase(OPS)
+    for rows, (replica, worker) in zip(ranks, places, strict=True):
+        windows = {number: np.array(times) for number, *times in rows.marks}
+        on_replica = is_op & (trace.replica == replica)
+        for step in () if windows else np.unique(trace.step[on_replica]).tolist():
+            ops = on_replica & (trace.step == step)
+            times = np.array([trace.start[ops].min(), trace.end[ops].max()])
+            windows[step] = times / _MICROSECOND + origin
+        begin, end = np.array([*windows.values()]).reshape(-1, 2).T
+        if rows.has_all_work:
+            parts = split_windows(rows.work, rows.syncs, begin, end) * _MICROSECOND
+            for step, seconds in zip(windows, parts.T.tolist(), strict=True):
+                yield StepBudget(step, replica, worker, *seconds)
+
+
+def _time_by_kernels(
+    ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
+) -> Sequence[Rows]:
+    """Replace the times of ops by those of their kernels, and drop ranks where this fails."""
+    # If it fails on all ranks, times of the host remain.
+    kernel_rows = [_kernel_times(rows, cells) for rows in ranks]
+    for rows, timed in zip(ranks, kernel_rows, strict=True):
+        if timed is None and any(kernel_rows):
+            why = "some ops have no kernel, and other ranks are timed by theirs"
+            left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
+        elif timed is None and rows.work.size:
+            why = "some ops have none: ops are timed by the host"
+            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, rows.work.shape[1]))
+    return [timed for timed in kernel_rows if timed is not None] or ranks
+
+
+def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
+    """Replace the times of a rank's ops by those of their kernels on the busiest stream."""
+    # None if only some ops of a phase and stage have kernels. If none of them has, as I of the
+    # first stage, these ops take no time. `cells` are the ops of every label.
+    has_op = np.array([any(op.phase in OPS for op in cell) for cell in cells], bool)
+    is_receive = np.array([bool(c) and c[0].phase.startswith("RECV_") for c in cells], bool)
+    launch, start, end, stream, is_exchange, _ = rows.work
+    ops = np.flatnonzero(has_op[rows.label])
+    launcher, is_launched = _find_launchers(rows, ops, launch)
+    is_launched &= is_exchange == 0
+    if not is_launched.any():
+        return None
+    streams, code = np.unique(stream[is_launched], return_inverse=True)
+    busiest = streams[np.bincount(code, (end - start)[is_launched]).argmax()]
+    is_launched &= stream == busiest
+    begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
+    np.minimum.at(begin, launcher[is_launched], start[is_launched])
+    np.maximum.at(finish, launcher[is_launched], end[is_launched])
+    kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[ops].tolist()]
+    no_kernel = np.isinf(begin[ops])
+    if {*itertools.compress(kinds, no_kernel)} & {*itertools.compress(kinds, ~no_kernel)}:
+        return None
+    # an op without kernels ends after the host and all kernels of the ops before it
+    done = np.maximum.accumulate(np.where(no_kernel, rows.end[ops], finish[ops]))
+    begin[ops[no_kernel]] = finish[ops[no_kernel]] = done[no_kernel]
+    new_start, new_end = rows.start.copy(), rows.end.copy()
+    new_start[ops], new_end[ops] = begin[ops], finish[ops]
+    # other slices last until the end of their work; all but receives begin with it
+    others = np.flatnonzero(~has_op[rows.label])
+    launcher, is_launched = _find_launchers(rows, others, launch)
+    np.maximum.at(new_end, launcher[is_launched], end[is_launched])
+    np.minimum.at(begin, launcher[is_launched], start[is_launched])
+    begins = others[np.isfinite(begin[others]) & ~is_receive[rows.label[others]]]
+    new_start[begins] = begin[begins]
+    order = np.argsort(new_start, kind="stable")
+    step = None if rows.step is None else rows.step[order]
+    return rows._replace(
+        label=rows.label[order], start=new_start[order], end=new_end[order], step=step
+    )
+
+
+def _find_launchers(
+    rows: Rows, slices: Int[NumpyArray, " candidates"], launch: Float[NumpyArray, " kernels"]
+) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
+    """Return the slice during which each kernel was launched, and whether there is one."""
+    # The thread of the launch does not matter: the thread of the slice waits meanwhile.
+    if not len(slices):
+        return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
+    position = np.searchsorted(rows.start[slices], launch, "right") - 1
+    launcher = slices[position]
+    return launcher, (position >= 0) & (launch <= rows.end[launcher])
+
+
+def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Columns:
+    """Return the columns of a trace with one slice for each op of each label, without waits."""
+    step = np.zeros(len(rows.start), np.int64) if rows.step is None else rows.step
+    start, end = _subtract_waits(rows, step, cells)
+    label_ops = np.array(
+        [
+            (label, phases.index(op.phase), *op[1:])
+            for label, cell in enumerate(cells)
+            for op in cell
+        ],
+        np.int64,
+    ).reshape(-1, 5)
+    # repeat each slice for each op of its label: with 2, 1 ops, slices are 0 0 1 and turns 0 1 0
+    first_op = np.searchsorted(label_ops[:, 0], np.arange(len(cells) + 1))
+    counts = np.diff(first_op)[rows.label]
+    slices = np.repeat(np.arange(len(rows.label)), counts)
+    turn = np.arange(len(slices)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ops = label_ops[first_op[rows.label[slices]] + turn]
+    return {
+        "step": step[slices],
+        "phase": ops[:, 1],
+        "stage": ops[:, 2],
+        "microbatch": ops[:, 3],
+        "chunk": ops[:, 4],
+        "start": start[slices],
+        "end": end[slices],
+    }
+
+
+def _subtract_waits(
+    rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell]
+) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"]]:
+    """Return start and end of each slice: a RECV ends at the arrival, and its op starts then."""
+    # `cells` are the ops of every label. Slices of a label without a stage receive by themselves.
+    labels = {op: label for label, cell in enumerate(cells) for op in cell}
+    receive_labels = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
+    for label, cell in enumerate(cells):
+        for k, op in enumerate(cell):
+            receive = op._replace(phase=_RECEIVE_PHASES.get(op.phase, ""))
+            receive_labels[label, k] = labels.get(receive, NONE)
+    firsts = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
+    is_receive = np.array([op.phase.startswith("RECV_") for op in firsts], bool)
+    can_receive = is_receive | np.array([op.stage < 0 for op in firsts], bool)
+    start, end, wait_end = rows.start, rows.end.copy(), np.full(len(rows.start), -np.inf)
+    # the slice during which each receive began; it ends at the arrival, or its wait does
+    receivers = np.flatnonzero(can_receive[rows.label])
+    receivers = receivers[np.argsort(start[receivers], kind="stable")]
+    begin, arrival = rows.receives
+    position = np.searchsorted(start[receivers], begin, "right") - 1
+    is_inside = position >= 0
+    if len(receivers):
+        is_inside &= begin <= rows.end[receivers][position]
+    receiver, arrival = receivers[position[is_inside]], arrival[is_inside]
+    is_recv_cell = is_receive[rows.label[receiver]]
+    np.maximum.at(end, receiver[is_recv_cell], arrival[is_recv_cell])
+    np.maximum.at(wait_end, receiver[~is_recv_cell], arrival[~is_recv_cell])
+    # last arrival by step and label of a RECV cell; ops look up the labels that they wait for
+    receives = np.flatnonzero(is_receive[rows.label])
+    step_key = (step - OUTSIDE) * len(cells)
+    keys, group = np.unique((step_key + rows.label)[receives], return_inverse=True)
+    last_arrival = np.full(len(keys), -np.inf)
+    np.maximum.at(last_arrival, group, end[receives])
+    for label in receive_labels[rows.label].T:
+        position = np.searchsorted(keys, step_key + label)
+        has_receive = (label != NONE) & (position < len(keys))
+        has_receive[has_receive] = keys[position[has_receive]] == (step_key + label)[has_receive]
+        arrivals = last_arrival[position[has_receive]]
+        wait_end[has_receive] = np.maximum(wait_end[has_receive], arrivals)
+    return np.where((wait_end > start) & (wait_end <= end), wait_end, start), end
+
+
+def _find_places(
+    parts: Sequence[Columns], rows: Sequence[Rows], world: int
+) -> tuple[list[tuple[int, int]], int]:
+    """Return replica and worker of each rank, inferred from its ops, and the number of workers."""
+    # A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
+    stated = [rank_rows.place for rank_rows in rows if rank_rows.place]
+    if len(stated) == len(rows):
+        positions = sorted({position for position, _, _ in stated})
+        places = [(positions.index(position), worker) for position, worker, _ in stated]
+        return places, stated[0][2]
+    ranks = [rank_rows.rank for rank_rows in rows]
+    ops = [
+        {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
+        for part in parts
+    ]
+    count = Counter(op for rank_ops in ops for op in rank_ops if op[2] >= 0)
+    replicas = max(count.values(), default=1)
+    if replicas == 1 or world % replicas or any(rank_rows.is_ours for rank_rows in rows):
+        return [(0, rank) for rank in ranks], world
+    workers = world // replicas
+    by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
+    by_blocks = [divmod(rank, workers) for rank in ranks]
+    possible = []
+    for places in [by_turns, by_blocks] if by_turns != by_blocks else [by_turns]:
+        runs = Counter[object]()
+        for (replica, _), rank_ops in zip(places, ops, strict=True):
+            runs.update((replica, op) for op in rank_ops)
+        if max(runs.values()) == 1:
+            possible.append(places)
+    if len(possible) != 1:
+        why = f"{replicas} replicas run the same ops, and {len(possible)} deals of ranks can be"
+        raise wrong("files", f"must tell replicas apart, by a folder for each: {why}")
+    return possible[0], workers
