@@ -554,6 +554,32 @@ def test_some_steps_alone(answer, mistake, folder):
     assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", "a:")
 
 
+@pytest.mark.parametrize(
+    ("layers", "action"),
+    [
+        (None, "layers over stages: all stages take equally long"),
+        ("10", "layers over stages: 11,11,10,8"),  # 1.1 s each, and 1 s; a third would make 1.1 s
+        ("1", "inspect the machine of stage 3, or lighten its head or recomputation"),
+        ("2", "inspect the machine of stage 3, or lighten its head or recomputation"),
+    ],
+)
+def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
+    layers, action, answer, call, folder
+):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    slow = np.array([1.0, 1.0, 1.0, 1.3])
+    run = pj.evaluate(table, pj.Costs(forward=slow, backward=2 * slow))
+    write_csv(folder / "run.csv", traces.record_runs([run] * 2))
+    line = ["trace", "run.csv", "--schedules", "interleaved-1f1b"]
+    line += [] if layers is None else ["--stage-layers", layers]
+    result = answer(*line)
+    assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", "3")
+    assert result["remedies"][0]["what"] == action
+    second = call(*line)[1].splitlines()[1]
+    assert second.startswith("first: ")
+    assert action.removeprefix("layers over stages: ") in second
+
+
 @pytest.mark.parametrize(("pause", "has_advice"), [(1.0, True), (2.0, False), (9.0, False)])
 @pytest.mark.parametrize("name", ["1f1b", "eager-1f1b"])
 def test_a_replay_that_is_far_off_is_no_basis_for_advice(

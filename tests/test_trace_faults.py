@@ -151,4 +151,3 @@ def test_of_all_reports_95_percent_begin_with_the_fault_its_cost_and_an_action(t
         if not all(is_right):
             failed.append((number, *is_right, first, second, cost))
     assert len(failed) <= 0.05 * RUNS, failed
-    print(len(failed), failed)

@@ -50,11 +50,16 @@ def _action(suspect: "Suspect") -> str:
 
 
 def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
-    """Return a row, as `remedies_json` has, that repairs what matters most; none of a stage."""
+    """Return a row, as `remedies_json` has, that repairs what matters most, if no layers move."""
     finding, step = analysis.finding, float(analysis.attribution.recorded.mean())
-    if finding is None or analysis.advice is None or finding.kind == "stage":
-        return []  # advice moves layers
-    row: dict[str, Any] = {"what": _action(finding), "kind": "repair", "launchers": []}
+    if finding is None or analysis.advice is None:
+        return []
+    what, is_stage = _action(finding), finding.kind == "stage"
+    if is_stage and "layers" in [remedy.kind for remedy in analysis.advice.remedies[:1]]:
+        return []
+    if is_stage:  # whole layers are too large
+        what = f"inspect the machine of stage {finding.name}, or lighten its head or recomputation"
+    row: dict[str, Any] = {"what": what, "kind": "repair", "launchers": []}
     row |= {"shelf": "hardware" if finding.kind in ("worker", "replica", "link") else "code"}
     row |= {"command": command, "saves": finding.seconds, "bound": None, "memory": 1.0}
     row |= {"step_time": step - finding.seconds * ("step" not in finding.place), "fits": True}

@@ -185,17 +185,17 @@ class _MicrobatchTimes(NamedTuple):
             *(trace, ops, durations),
         )
 
-    def cells(self, place: Place) -> Cells:
-        """Return the runs, stages and microbatches of a place."""
+    def cells(self, place: Place, runs: slice | Bool[NumpyArray, " runs"] = slice(None)) -> Cells:
+        """Return the stages and microbatches of a place in some runs."""
         _, stages, microbatches = self.logs.shape
         numbers = {
-            "step": self.step[:, None, None],
-            "replica": self.replica[:, None, None],
+            "step": self.step[runs, None, None],
+            "replica": self.replica[runs, None, None],
             "worker": self.worker,
             "stage": np.arange(stages)[:, None],
             "microbatch": np.arange(microbatches),
         }
-        result = np.ones(self.logs.shape, bool)
+        result = np.ones((len(self.step[runs]), stages, microbatches), bool)
         for name, number in place.items():
             result &= numbers[name] == number
         return result
@@ -272,8 +272,11 @@ class _MicrobatchTimes(NamedTuple):
     ) -> Sequence[Suspect]:
         """Return the places that are outliers in the stage in which they are least slow."""
         least, counts = [], []
-        for cells in map(self.cells, places):
-            on_stages = [logs[:, k][cells[:, k]] for k in np.flatnonzero(cells.any(axis=(0, 2)))]
+        for place in places:
+            # other replicas need no look: a job of many has thousands of places
+            runs = self.replica == place.get("replica", self.replica)
+            cells, times = self.cells(place, runs), logs[runs]
+            on_stages = [times[:, k][cells[:, k]] for k in np.flatnonzero(cells.any(axis=(0, 2)))]
             least.append(min(float(np.median(values)) for values in on_stages))
             counts.append(min(len(values) for values in on_stages))
         errors = np.array([self._error(count) for count in counts])
@@ -403,6 +406,7 @@ def _with_costs(
         ratio, extra = suspect.ratio or 1.0, 0.0
         if suspect.kind == "link":
             is_slow = np.array([workers == (*suspect.place.values(),) for workers in ends])
+            is_slow &= replayed.link_times > 0
             normal = replayed.link_times[replayed.link_estimate.is_observed & ~is_slow]
             if len(normal):
                 link_factors[:-1][is_slow] = np.median(normal) / replayed.link_times[is_slow]
