@@ -67,6 +67,9 @@ def _megatron(options, launch, begin):
         "zero": zero,
         "overlap": overlap,
         "tensor_overlap": float("tp-comm-overlap" in options),
+        "expert_overlap": float("overlap-moe-expert-parallel-comm" in options),
+        "expert_parallel": options.get("expert-model-parallel-size", 1),
+        "expert_tensor_parallel": options.get("expert-tensor-parallel-size", 0),
         "recompute": recompute,
     }
     return workers, schedule, per_worker, layout or "", fields | NO_UNITS
@@ -77,7 +80,8 @@ NO_UNITS = {"embedding_units": 0, "loss_units": 0}
 
 def _bridge(options, launch, begin):
     names = {"virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank"}
-    renamed = {names.get(name, name).replace("_", "-"): v for name, v in options.items()}
+    is_set = {name: v for name, v in options.items() if v not in (None, False)}
+    renamed = {names.get(name, name).replace("_", "-"): v for name, v in is_set.items()}
     return _megatron(renamed, launch, begin)
 
 

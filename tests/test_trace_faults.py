@@ -50,6 +50,7 @@ class Case(NamedTuple):
     place: dict[str, int]
     factor: float  # of its ops or messages
     seed: int
+    warmup: float = 1.0  # factor of all ops of the first step
 
 
 def draw_case(number):
@@ -72,7 +73,8 @@ def draw_case(number):
     place = {key: place[key] for key in KINDS[kind][0]}
     factor = float(draw.uniform(1.4, 3.0)) * (5 if kind == "link" else 1)
     form, noise = forms[group % len(forms)], NOISE[number % len(NOISE)]
-    return Case(table, form, noise, replicas, kind, place, factor, number)
+    warmup = 1.6 if group % 2 and "step" not in place else 1.0
+    return Case(table, form, noise, replicas, kind, place, factor, number, warmup)
 
 
 def simulate(case):
@@ -90,7 +92,9 @@ def simulate(case):
             def slow(numbers={"step": step, "replica": replica}, **place):  # noqa: B006
                 is_same_kind = ("source" in place) == (case.kind == "link")
                 is_hit = case.place.items() <= (numbers | place).items()
-                return case.factor if is_hit and is_same_kind and case.kind != "late step" else 1.0
+                is_warmup = numbers["step"] == 0 and "source" not in place
+                is_planted = is_hit and is_same_kind and case.kind != "late step"
+                return (case.warmup if is_warmup else 1) * (case.factor if is_planted else 1)
 
             ops = truth._loop(case.table, draw, OP, case.noise, MESSAGE, None, slow)
             slices += [
@@ -110,10 +114,11 @@ def write_case(case, folder):
     slices, times = simulate(case)
     truth.write(folder, case.form, slices, case.table, "nothing", case.seed)
     costs = times - simulate(case._replace(factor=1.0))[1]
-    return costs[case.place["step"]] if "step" in case.place else costs.mean()
+    usual = costs[int(case.warmup > 1) :]  # means leave a warm-up out
+    return costs[case.place["step"]] if "step" in case.place else usual.mean()
 
 
-@pytest.mark.parametrize("number", range(len(KINDS)), ids=KINDS)
+@pytest.mark.parametrize("number", range(2 * len(KINDS)), ids=2 * [*KINDS])
 def test_the_planted_fault_is_the_first_suspect(number, tmp_path):
     case = draw_case(number)
     cost = write_case(case, tmp_path)

@@ -46,7 +46,8 @@ class ExplainedRun(RunOptions):
     """A run that is explained.
 
     Attributes:
-      memory_limit: remedies that need more are left out; what the system has if not given. Without
+      memory_limit: remedies that need more are left out; if not given, what plan leaves of a
+        system's memory, or all of it where the run needs more now. Without
         any limit, those that need more than the run now.
     """
 
@@ -176,8 +177,6 @@ def _view(explanation: "Explanation", result: Mapping[str, Any]) -> Iterator[obj
 
 def _limits(explanation: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
     """Yield notes on layers, how much slower messages may be, and what remedies may need."""
-    from pipejax.costs.system.parts import HEADROOM
-
     yield from map(plain, result.get("notes", ()))
     if explanation.tolerated is not None and math.isinf(explanation.tolerated):
         yield "messages: no op waits for them"
@@ -186,7 +185,4 @@ def _limits(explanation: "Explanation", result: Mapping[str, Any]) -> Iterator[o
     memory = explanation.memory
     if memory.limit is not None and not np.ndim(memory.limit):
         whole = float(np.asarray(memory.limit))
-        yield plain(
-            f"remedies may need {memory.text(whole)}, all that tensors can have; plan leaves "
-            f"{100 * HEADROOM:g} % of it free: --memory-limit {(1 - HEADROOM) * whole / 1e9:.1f}GB"
-        )
+        yield plain(f"remedies may need {memory.text(whole)} (--memory-limit)")

@@ -7,6 +7,7 @@ say who holds what, in which order it runs, and which exchanges run beside compu
 import dataclasses
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
     "looped-bfs": "LoopedBFS",  # backwards in the other order, which takes and holds as much
 }
 MEGATRON = ("1f1b", "interleaved-1f1b")
+PLAIN = r"[a-z][a-z_+]*|[0-9.]+"  # values that need no quotes
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
 LATENCY_HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
@@ -63,8 +65,9 @@ class Launch(NamedTuple):
         if style == "file":
             return "; ".join(filter(None, (json.dumps(dict(self.options)), self.program)))
         if style == "pairs":
+            # Megatron-Bridge reads values as YAML does: "E|(t|)*2" is a text, E|(t|)*2 is not
             pairs = (
-                f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+                f"{name}={value if re.fullmatch(PLAIN, str(value)) else json.dumps(value)}"
                 for name, value in self.options.items()
             )
             return " ".join(filter(None, (self.program, shlex.join(pairs))))
@@ -358,6 +361,12 @@ def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
 def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that torchtitan does not support."""
     workload = job.workload
+    if (
+        workload.data_parallel > 1
+        and not workload.zero
+        and workload.tensor_parallel * job.workers > 1
+    ):
+        yield "replicas that split nothing beside other parallelism (ZeRO 1 is there in a pipeline)"
     # stages of a pipeline keep weights and whole gradients from microbatch to microbatch, as ZeRO 1
     if job.workers > 1 and workload.zero > 1:
         yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
@@ -403,7 +412,8 @@ def _deepspeed(job: _Job) -> Options:
 def _pipeline_module(job: _Job) -> str:
     """Return the call that makes DeepSpeed's pipeline in the user's program."""
     if job.workers == 1:
-        return ""
+        is_again = job.workload.recompute != "none"
+        return "deepspeed.checkpointing.checkpoint(layer, ..) around each layer" * is_again
     axes = f"num_pp={job.workers}, num_mp={job.workload.tensor_parallel}"
     layers, group, _ = job.workload.recomputation
     again = f", activation_checkpoint_interval={group}" if layers == math.inf else ""
@@ -493,6 +503,15 @@ def _flags_of_xla(job: _Job) -> str:
     return f"XLA_FLAGS={LATENCY_HIDING}" if job.workload.overlap > 0 else ""
 
 
+# options that the recipes of Megatron-Bridge set, so that a run without them must say so
+RESET: Mapping[str, bool | None] = {
+    "overlap-grad-reduce": False,
+    "overlap-param-gather": False,
+    "use-distributed-optimizer": False,
+    "recompute-granularity": None,
+}
+
+
 class Launcher(NamedTuple):
     """A launcher of training: its options, and what it lacks."""
 
@@ -518,6 +537,8 @@ class Launcher(NamedTuple):
         if "num-virtual-stages-per-pipeline-rank" in options:
             stages = options.pop("num-virtual-stages-per-pipeline-rank")
             options["virtual-pipeline-model-parallel-size"] = stages
+        for name, value in RESET.items():
+            options.setdefault(name, value)
         names = {name: group for group, listed in self.groups.items() for name in listed}
         return {
             f"{names.get(name, 'model')}.{name.replace('-', '_')}": value

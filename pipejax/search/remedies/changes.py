@@ -341,9 +341,13 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
     if workload.data_parallel > 1 and workload.overlap < 1:
         yield "gradients and weights beside compute", {"overlap": 1.0}
     if workload.tensor_parallel > 1 and workload.tensor_overlap < 1:
-        yield "tensor parallelism beside compute", {"tensor_overlap": 1.0}
+        yield "tensor parallelism beside compute of backwards", {"tensor_overlap": 1.0}
+    if workload.has_experts and workload.expert_tensor > 1:
+        for spread in (workload.expert_parallel, workload.expert_parallel * workload.expert_tensor):
+            fields = {"expert_parallel": spread, "expert_tensor_parallel": 1}
+            yield f"whole experts on {spread} accelerators", fields
     if workload.has_experts and workload.expert_parallel > 1 and workload.expert_overlap < 1:
-        yield "exchange of experts beside compute", {"expert_overlap": 1.0}
+        yield "experts beside compute of another microbatch", {"expert_overlap": 1.0}
 
 
 def optimised(run: Candidate) -> Iterator[Candidate]:

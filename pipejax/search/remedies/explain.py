@@ -23,6 +23,7 @@ from pipejax.costs.model.launchers import Launch
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.stage.stage_costs import stage_parts
+from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System
 from pipejax.engine.pricing import lower_and_price
 from pipejax.engine.recurrence_host import makespan_on_host
@@ -310,11 +311,15 @@ def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:
 def _limit(
     memory_limit: float | Sequence[float] | None, begin: Candidate
 ) -> Float[NumpyArray, " workers"] | float | None:
-    """Check a memory limit; default: the memory of the system, if there is one."""
+    """Check a memory limit; default: what `plan` leaves of a system, or all if the run needs it."""
     if memory_limit is None:
         has_bytes = begin.scenario.model_workload is not None
         system = begin.scenario.system if has_bytes else None
-        return None if system is None else float(system.memory_available)
+        if system is None:
+            return None
+        available = float(system.memory_available)
+        room = (1 - HEADROOM) * available
+        return room if Memory(begin).begin_needs.max() <= room else available
     limit = np.asarray(memory_limit, float)
     if limit.shape not in ((), (begin.table.num_workers,)) or not (limit > 0).all():
         raise wrong("memory_limit", f"must be above 0, or so for each worker, got {memory_limit!r}")

@@ -93,7 +93,8 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     pipelines = replayed.pipelines
     times = _MicrobatchTimes.measure(pipelines)
     wrong_workers = {offset.worker for offset in offsets if offset.is_corrected}
-    kinds = (*times.slow_places(), _slow_links(pipelines, wrong_workers, times.median_op))
+    usual = times.without([*odd_steps(pipelines)])
+    kinds = (*usual.slow_places(), _slow_links(pipelines, wrong_workers, times.median_op))
     by_kind: dict[str, list[Suspect]] = {}
     for suspect in sorted(chain.from_iterable(kinds), key=lambda suspect: -(suspect.ratio or 0)):
         by_kind.setdefault(suspect.kind, []).append(suspect)
@@ -172,18 +173,18 @@ class _MicrobatchTimes(NamedTuple):
         worker = np.full(shape, NONE)
         worker[place] = trace.worker[ops.slices]
         logs = np.log(np.maximum(seconds, 1e-12))
-        excess = logs - _stage_medians(logs)
-        # lower quartile over stages: one interrupted op makes no microbatch slow
-        common = np.quantile(excess, 0.25, axis=1, method="lower")
         step, replica = np.array([(run.step, run.replica) for run in runs]).T
-        stage_logs = logs - common[:, None]
-        residuals = stage_logs - _stage_medians(stage_logs)
-        noise = float(DEVIATION * np.median(np.abs(residuals)))
         median_op = float(np.median(durations))
-        return cls(
-            *(step, replica, worker, logs, common, stage_logs, noise, median_op),
-            *(trace, ops, durations),
-        )
+        return cls(step, replica, worker, logs, *_separate(logs), median_op, trace, ops, durations)
+
+    def without(self, steps: Sequence[int]) -> "_MicrobatchTimes":
+        """Return the times of other steps, whose medians these would move."""
+        runs = ~np.isin(self.step, steps)
+        logs = self.logs[runs]
+        common, stage_logs, noise = _separate(logs)
+        step, replica = self.step[runs], self.replica[runs]
+        separated = self._replace(common=common, stage_logs=stage_logs, noise=noise)
+        return separated._replace(step=step, replica=replica, logs=logs)
 
     def cells(self, place: Place, runs: slice | Bool[NumpyArray, " runs"] = slice(None)) -> Cells:
         """Return the stages and microbatches of a place in some runs."""
@@ -282,6 +283,22 @@ class _MicrobatchTimes(NamedTuple):
         errors = np.array([self._error(count) for count in counts])
         outliers = _find_outliers(np.array(least), errors)
         return [_suspect(kind, places[k], ratio, z) for k, _, ratio, z in outliers]
+
+
+def _separate(
+    logs: Float[NumpyArray, "runs stages microbatches"],
+) -> tuple[
+    Float[NumpyArray, "runs microbatches"],
+    Float[NumpyArray, "runs stages microbatches"],
+    float,
+]:
+    """Separate what most stages of a microbatch share from the rest; also return the noise."""
+    excess = logs - _stage_medians(logs)
+    # lower quartile over stages: one interrupted op makes no microbatch slow
+    common = np.quantile(excess, 0.25, axis=1, method="lower")
+    stage_logs = logs - common[:, None]
+    residuals = stage_logs - _stage_medians(stage_logs)
+    return common, stage_logs, float(DEVIATION * np.median(np.abs(residuals)))
 
 
 def _places(kind: str, numbers: Iterable[int]) -> list[Place]:
@@ -412,6 +429,8 @@ def _with_costs(
                 link_factors[:-1][is_slow] = np.median(normal) / replayed.link_times[is_slow]
         else:
             cells = times.cells(suspect.place)
+            if "step" not in suspect.place:  # an odd step is slow anywhere
+                cells &= is_usual
             is_stage = suspect.place.keys() <= {"worker", "stage"}
             ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
             factors[:-1] = times.slice_factors(cells, ratio)
