@@ -230,7 +230,7 @@ def test_layers_of_stages_are_said_where_they_differ(layers, answer, call, tmp_p
     line = (*schedule, "-M", 24, "-m", model, "-y", "h100", "--minibatch", 24)
     result = answer("evaluate", *line)
     assert result["layers_of_stages"] == [int(word) for word in layers.split()]
-    why = "embedding and head count as layers" if "--loss-units" in line else "Megatron-LM takes"
+    why = "embedding and head count as layers" if "--loss-units" in line else "Megatron-LM needs"
     assert result["notes"][0].startswith(f"layers of stages: {layers} ({why}")
     assert f"layers of stages: {layers} (" in " ".join(call("evaluate", *line)[1].split())
     small_file(model, 96)

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipejax.costs.model.launchers import launcher_lacks
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.schedules.table.table import ScheduleTable
@@ -21,10 +22,14 @@ COST_RANKS: Mapping[tuple[str, Any], int] = {
 }
 
 
-def fitting_change(workload: Workload, table: ScheduleTable, room: float) -> Change | None:
-    """Find the smallest change of a workload that makes it fit into memory [B]."""
+def fitting_change(
+    workload: Workload, table: ScheduleTable, room: float, launcher: str | None = None
+) -> Change | None:
+    """Find the smallest change, that a launcher runs, with which a workload fits memory [B]."""
     for change in sorted(_changes(workload), key=_cost_rank):
-        if memory_bytes(dataclasses.replace(workload, **change), table).max() <= room:
+        changed = dataclasses.replace(workload, **change)
+        lacks = launcher is not None and launcher_lacks(launcher, changed, table)
+        if not lacks and memory_bytes(changed, table).max() <= room:
             return change
     return None
 

@@ -285,7 +285,8 @@ def _fitting(
         return {}
     from pipejax.analysis.step.fitting import fitting_change
 
-    result["fits_with"] = fitting_change(scenario.workload, table, room)
+    launcher = scenario.files.get("launcher")
+    result["fits_with"] = fitting_change(scenario.workload, table, room, launcher)
     return result["fits_with"] or {}
 
 

@@ -385,7 +385,8 @@ def _parse_model(
     bare = pj.load_system(run.system)
     software = launcher_software(run.launcher, bare, run.stack)
     machine = software.on(bare)
-    model, defaults = with_launcher(run.launcher, load_with(run.model, run.sequence), software)
+    loaded, workers = load_with(run.model, run.sequence), getattr(run, "workers", None)
+    model, defaults = with_launcher(run.launcher, loaded, software, workers)
     fields = {**defaults, **fields}
     for name in OF_EXPERTS:
         if fields.get(name, 1) > 1 and model.moe is None:
@@ -463,7 +464,7 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     if model.sequence != workload.model.sequence:
         options["sequence"] = workload.model.sequence
         model = dataclasses.replace(model, sequence=workload.model.sequence)
-    model, defaults = with_launcher(files.get("launcher"), model, software)
+    model, defaults = with_launcher(files.get("launcher"), model, software, scenario.num_workers)
     for name, loaded, value in (
         ("model", model, workload.model),
         ("system", software.on(bare), system),

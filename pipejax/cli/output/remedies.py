@@ -226,7 +226,9 @@ def _effect_text(effect: "Effect", name: str) -> str:
     if effect.what in ("part", "cause"):
         is_part = effect.what == "part"
         text = f"{name} takes {time} of the step" if is_part else f"the step is {time} less without"
-    if effect.part:
+    if effect.part == name:
+        text += f", {seconds(effect.grows)} of {name} stay"
+    elif effect.part:
         is_more, change = effect.grows > 0, seconds(abs(effect.grows))
         more = f"though {effect.part} takes {change} more"
         text += f", {more if is_more else f'as {effect.part} also takes {change} less'}"

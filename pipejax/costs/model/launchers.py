@@ -503,12 +503,14 @@ def _flags_of_xla(job: _Job) -> str:
     return f"XLA_FLAGS={LATENCY_HIDING}" if job.workload.overlap > 0 else ""
 
 
-# options that the recipes of Megatron-Bridge set, so that a run without them must say so
+# options that recipes of Megatron-Bridge set, so that a run without them must say so
 RESET: Mapping[str, bool | None] = {
     "overlap-grad-reduce": False,
     "overlap-param-gather": False,
     "use-distributed-optimizer": False,
     "recompute-granularity": None,
+    "account-for-embedding-in-pipeline-split": False,
+    "account-for-loss-in-pipeline-split": False,
 }
 
 
@@ -525,6 +527,7 @@ class Launcher(NamedTuple):
     groups: Mapping[str, tuple[str, ...]] = {}  # records of options whose names begin with them
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
     workload: Mapping[str, Any] = {}  # fields of `Workload` by default, where others than ours
+    alone: Mapping[str, Any] = {}  # the same without a pipeline
     stack: str = ""  # the stack whose kernels it has by default, if one is known
 
     def renamed(self, options: Options) -> Options:
@@ -595,7 +598,9 @@ LAUNCHERS: Mapping[str, Launcher] = {
                 "expert_tensor_parallel": 1,
                 "overlap": 1.0,
                 "tensor_overlap": 0.0,
+                "zero": 1,
             },
+            alone={"zero": 3},
             stack="torchtitan-2024-eager",
         ),
         Launcher(
@@ -629,7 +634,9 @@ def find_launcher(name: str) -> Launcher:
     return by_lower[name.lower()]
 
 
-def with_launcher(name: str | None, model: Model, software: Stack) -> tuple[Model, dict[str, Any]]:
+def with_launcher(
+    name: str | None, model: Model, software: Stack, workers: int | None = None
+) -> tuple[Model, dict[str, Any]]:
     """Return a model and the default fields of its workloads under a launcher, if one is named.
 
     What the model's file says of gradients, and the software of exchanges, goes first.
@@ -639,7 +646,8 @@ def with_launcher(name: str | None, model: Model, software: Stack) -> tuple[Mode
     launcher = find_launcher(name)
     if launcher.gradient_bytes is not None and model.gradient_bytes is None:
         model = dataclasses.replace(model, gradient_bytes=launcher.gradient_bytes)
-    return model, {**launcher.workload, **software.workload}
+    alone = launcher.alone if workers == 1 else {}
+    return model, {**launcher.workload, **software.workload, **alone}
 
 
 def launcher_software(name: str | None, system: System, stack: Stack | str | Path | None) -> Stack:
