@@ -281,7 +281,7 @@ def _fitting(
     result |= {"memory_room": room, "fits": bool(result["memory_bytes"].max() <= room)}
     if result["fits"]:
         return {}
-    from pipejax.analysis.step.fitting import fitting_change
+    from pipejax.analysis.step.step_report import fitting_change
 
     result["fits_with"] = fitting_change(scenario.workload, table, room)
     return result["fits_with"] or {}
