@@ -302,15 +302,17 @@ def explain(
     )
 
 
-def cause_effects(
-    begin: Candidate, fault: Fault, remedy: str, scenario: Scenario
-) -> tuple[Effect, ...]:
-    """List the effects of a cause and of the remedy that undoes it; none if they are equal."""
+def _effects(begin: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple[Effect, ...]:
+    """List the effects of a cause and of its first remedy; none if they are equal."""
+    words = TREATMENTS.get(fault.kind, {})
+    remedy = next((remedy for remedy in remedies if remedy.kind in words), None)
+    if remedy is None:
+        return ()
     name = PARTS.get(fault.kind, fault.kind)
     effects = [Effect("part", begin.parts[name])]
     if fault.rules:
         effects.append(_effect("cause", begin, begin.scaled("", [fault.rules], ""), name))
-    effects.append(_effect(remedy, begin, Candidate(scenario), name))
+    effects.append(_effect(words[remedy.kind], begin, Candidate(remedy.scenario), name))
     seconds = [effect.seconds for effect in effects]
     is_unequal = max(seconds) - min(seconds) > MIN_DIFFERENCE * max(map(abs, seconds))
     return tuple(effects) if is_unequal else ()
@@ -329,15 +331,6 @@ def _effect(what: str, begin: Candidate, changed: Candidate, name: str) -> Effec
     grows = differences[part]
     can_be_removed = part in WHY and part != name and grows > 0
     return Effect(what, seconds, part, grows, seconds + parts[part] if can_be_removed else None)
-
-
-def _effects(begin: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple[Effect, ...]:
-    """List the effects of a cause and of its first remedy."""
-    words = TREATMENTS.get(fault.kind, {})
-    remedy = next((remedy for remedy in remedies if remedy.kind in words), None)
-    if remedy is None:
-        return ()
-    return cause_effects(begin, fault, words[remedy.kind], remedy.scenario)
 
 
 def named_scenario(scenario: Scenario) -> Scenario:
