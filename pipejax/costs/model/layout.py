@@ -171,7 +171,9 @@ class Layout(FloatFields):
         self, first: Workers | float, second: Workers | float, gpus_per_node: Number
     ) -> Bool[Computed, "..."]:
         """Return whether the first accelerators of two workers are in one node."""
-        stride = self.tensor * self.context * (self.data if self.rank_order == RANK_ORDERS[0] else 1)
+        stride = (
+            self.tensor * self.context * (self.data if self.rank_order == RANK_ORDERS[0] else 1)
+        )
         nodes = (xp.floor(worker * stride / gpus_per_node) for worker in (first, second))
         return xp.asarray(xp.equal(*nodes))
 
