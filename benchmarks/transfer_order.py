@@ -1,8 +1,6 @@
-"""The order of transfers: PyTorch's lowering, greedy orders, and two searches of equal time.
+"""The order of transfers: PyTorch's lowering, greedy orders, and the search.
 
-All tables that PyTorch's schedule classes generate at some sizes, at three sizes of a message. One
-search moves one transfer at a time as far as it likes, 64 candidates run as a batch; the other
-swaps neighbours first, judged by heads and tails (`pipejax.search.orders.transfer_swaps`).
+All tables that PyTorch's schedule classes generate at some sizes, at three sizes of a message.
 
     make test-runtimes  # makes an environment with PyTorch
     .venv-runtimes/bin/python -m benchmarks.transfer_order --out results/transfer_order.json
@@ -16,10 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import pipejax as pj
-from pipejax.search.orders.transfers import NUM_SWAPS, TransferSearch
 
 MESSAGES = (0.1, 0.5, 1.0)  # seconds, beside ops of one second
-SEARCHES = {"moves": 0, "swaps": NUM_SWAPS}
 
 
 def tables(workers):
@@ -35,15 +31,14 @@ def tables(workers):
 
 
 def searched(table, message, queues, seconds):
-    """Makespans of one table: baselines, both searches and the bound."""
+    """Makespans of one table: baselines, search and bound."""
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=message)
     makespans = {"table": table.name, "message": message, "queues": queues}
-    for name, swaps in SEARCHES.items():
-        search = TransferSearch(table, costs, pj.Links("rendezvous", queues), 0, swaps=swaps)
-        result = search.run(10**6, seconds)
-        makespans[name] = result.value
-        makespans[f"{name} evaluated"] = result.evaluated
-        makespans[f"{name} stopped"] = result.stopped
+    links = pj.Links("rendezvous", queues)
+    result = pj.search.messages(
+        table, costs, link=links, iterations=10**6, time_limit=seconds, gap=0.0
+    )
+    makespans |= {"search": result.value, "evaluated": result.evaluated, "stopped": result.stopped}
     return makespans | {
         "pytorch": result.baselines["pytorch"],
         "greedy": result.baselines["by need"],
@@ -53,27 +48,21 @@ def searched(table, message, queues, seconds):
 
 def summary(rows):
     """Lines by message size: what is saved of PyTorch's makespan, and how far bounds are."""
-    head = "queues", "message", "tables", "greedy", *SEARCHES, "shorter, longer", "optimal", "gap"
+    head = "queues", "message", "tables", "greedy", "search", "optimal", "gap"
     yield f"| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"
     for queues in sorted({row["queues"] for row in rows}):
         for message in MESSAGES:
             chosen = [r for r in rows if (r["queues"], r["message"]) == (queues, message)]
-            saved = {
-                name: np.mean([1 - row[name] / row["pytorch"] for row in chosen])
-                for name in ("greedy", *SEARCHES)
-            }
-            shorter = sum(row["swaps"] < row["moves"] * (1 - 1e-9) for row in chosen)
-            longer = sum(row["swaps"] > row["moves"] * (1 + 1e-9) for row in chosen)
-            optimal = [
-                sum(row[f"{name} stopped"] == "optimal" for row in chosen) for name in SEARCHES
-            ]
-            gap = [np.mean([1 - row["bound"] / row[name] for row in chosen]) for name in SEARCHES]
+            greedy, search = (
+                np.mean([1 - row[name] / row["pytorch"] for row in chosen])
+                for name in ("greedy", "search")
+            )
+            optimal = sum(row["stopped"] == "optimal" for row in chosen)
+            gap = np.mean([1 - row["bound"] / row["search"] for row in chosen])
             yield (
-                f"| {queues} | {message:g} | {len(chosen)} | "
-                + " | ".join(f"{value:.1%}" for value in saved.values())
-                + f" | {shorter}, {longer} | {optimal[0]}, {optimal[1]} | "
-                + f"{gap[0]:.1%}, {gap[1]:.1%} |"
+                f"| {queues} | {message:g} | {len(chosen)} | {greedy:.1%} | {search:.1%} | "
+                f"{optimal} | {gap:.1%} |"
             )
 
 

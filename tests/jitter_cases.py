@@ -3,6 +3,8 @@
 import numpy as np
 
 import pipejax as pj
+from pipejax.analysis.uncertainty import jitter
+from pipejax.engine.pricing import NodeCosts
 
 LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker")]
 LINKS += [("rendezvous", queues) for queues in ("worker", "pair", "direction")]
@@ -34,3 +36,13 @@ def make_costs(table):
         offload=rng.random(stages) / 2,
         load=rng.random(stages) / 2,
     )
+
+
+def sample_costs(run, costs, sample):
+    """Durations and lags of one sample: those of its slowest replica."""
+    per_op = jitter.per_op_costs(run.evaluation.program, jitter._price(run.evaluation, costs))
+    with jitter._settings():
+        draw = jitter._sampler(per_op, run.jitter, run.evaluation.workers, run.seed)
+        durations = draw(np.uint32(run.draws[sample]), size=jitter.MIN_BLOCK)
+    row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
+    return NodeCosts(row[per_op.duration_index], row[per_op.lag_index])

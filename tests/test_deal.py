@@ -11,7 +11,7 @@ from daily import daily
 import pipejax as pj
 from pipejax.costs.stage.microbatches import in_order
 from pipejax.schedules.table.links import Links
-from pipejax.search.orders import deal_search
+from pipejax.search.orders import deal as deal_search
 from pipejax.search.orders.permutations import order_bound, packed_bound
 
 RECORDED = Path(__file__).parent / "data" / "traces_deal" / "durations.csv"

@@ -3,7 +3,7 @@
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.step.fitting import fitting_change
+from pipejax.analysis.step.step_report import fitting_change
 
 GPT3 = ("-m", "gpt3-175b", "-y", "h100", "--tensor-parallel", 8)
 SIZES = ("-s", "1f1b", "-P", 8, "-M", 32, "--minibatch", 32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from daily import daily
-from jitter_cases import ALL, ONE, D, S, build, make_costs
+from jitter_cases import ALL, ONE, D, S, build, make_costs, sample_costs
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import (
@@ -16,7 +16,6 @@ from pipejax.analysis.uncertainty.distributions import (
     LARGEST_SCORE,
     factor_table,
 )
-from pipejax.analysis.uncertainty.jitter import sample_costs
 from pipejax.engine.pricing import price
 
 COUNT = 20_000

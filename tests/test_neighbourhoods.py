@@ -13,7 +13,6 @@ from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import one_by_one
 from pipejax.search.schedule.neighbourhoods import (
     KINDS,
-    Merit,
     NeighbourhoodSearch,
     draw,
     kept_order,
@@ -44,15 +43,15 @@ def make_problem(workers=3, microbatches=4, seconds=10.0, limits=1.0):
 
 @pytest.fixture(scope="module")
 def steps():
-    """A search that began with one microbatch after the other, and its merits step by step."""
+    """A search that began with one microbatch after the other, and its ends step by step."""
     problem = make_problem()
     search = NeighbourhoodSearch(problem, one_by_one(problem), seed=0)
-    merits = [search.merit]
+    ends = [search.objective]
     for _ in range(15):
         if search.step(Budget.start()):
             assert keeps_limits(problem, search.plan)
-        merits.append(search.merit)
-    return search, merits
+        ends.append(search.objective)
+    return search, ends
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,10 +119,10 @@ def test_gradients_overtake_an_activation_that_is_away():
 
 
 def test_no_step_makes_a_plan_worse(steps):
-    search, merits = steps
-    assert merits[-1] == Merit.measure(search.problem, search.plan)
-    assert all(later <= earlier for earlier, later in itertools.pairwise(merits))
-    assert merits[-1].objective < merits[0].objective
+    search, ends = steps
+    assert ends[-1] == plan_objective(search.problem, search.plan)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(ends))
+    assert ends[-1] < ends[0]
 
 
 def test_threads_share_what_they_find():

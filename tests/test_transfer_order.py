@@ -21,14 +21,13 @@ from pipejax.schedules.table.communication_cells import producer_order, without_
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.orders.transfer_graph import (
     WaitsFor,
-    finish_of_orders,
     heads_and_tails,
-    legal_range,
+    order_makespan,
     priority_order,
     queue_bound,
     transfer_graph,
 )
-from pipejax.search.orders.transfers import apply_moves, propose_moves, random_moves
+from pipejax.search.orders.transfer_swaps import SwapSearch
 
 SCOPES = st.sampled_from(QUEUES)
 TABLE = build("interleaved-1f1b", 8, 16, stages_per_worker=2)
@@ -122,18 +121,13 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, data, see
     order = producer_order(table, links)
     if len(order) == 0:
         return
-    rng = np.random.default_rng(seed)
-    for _ in range(8):
-        (order,) = apply_moves(order, random_moves(graph, order, 1, rng))
-        pj.links.insert_transfers(table, order)  # refuses an order that is not legal
-    finish = finish_of_orders(graph, order[None])[0]
-    orders = apply_moves(order, propose_moves(graph, order, finish, 8, rng))
-    assert (np.sort(orders) == np.arange(len(order))).all()
-    makespans = finish_of_orders(graph, orders).max(axis=1)
-    for k in (0, -1):  # a critical move where there is one, and any
-        ordered = pj.links.insert_transfers(table, orders[k])
+    search = SwapSearch(graph, order, np.random.default_rng(seed))
+    for _ in range(3):
+        search.shake(8)
+        ordered = pj.links.insert_transfers(table, search.order)  # refuses an illegal order
         assert get_ops(ordered) == get_ops(table)
-        assert pj.evaluate(ordered, case.costs, link=links).makespan == makespans[k]
+        assert search.makespan == order_makespan(graph, search.order)
+        assert pj.evaluate(ordered, case.costs, link=links).makespan == search.makespan
 
 
 OFFLOADING = [
@@ -143,20 +137,15 @@ OFFLOADING = [
 
 
 @pytest.mark.parametrize("groups", [(), ((0, 1),)])
-def test_transfers_wait_for_other_rows_on_a_shared_host_link(groups):
+def test_swaps_keep_the_order_on_a_shared_host_link(groups):
     table, links = pj.ScheduleTable.from_rows(OFFLOADING), pj.Links("rendezvous", "worker", groups)
-    graph = transfer_graph(table, pj.Costs(forward=1.0, backward=2.0, offload=1.0), links)
-    sent = graph.program.messages
-    first, last = (
-        int(np.flatnonzero((sent.phase == pj.Phase.SEND_F) & (sent.microbatch == m))[0])
-        for m in (0, 2)
-    )
-    order = producer_order(table, links)
-    position = np.argsort(order)
-    low, high = legal_range(graph, position)
-    # 0F2 waits for 0O1, that for 1O0 on their link, and that for what 1F0 received
-    assert low[last] == (position[first] if groups else -1)
-    assert (high[first] <= position[last]) == bool(groups)
+    costs = pj.Costs(forward=1.0, backward=2.0, offload=1.0)
+    graph = transfer_graph(table, costs, links)
+    search = SwapSearch(graph, producer_order(table, links), np.random.default_rng(0))
+    for _ in range(20):
+        search.shake(5)
+        ordered = pj.links.insert_transfers(table, search.order)
+        assert pj.evaluate(ordered, costs, link=links).makespan == search.makespan
 
 
 @given(case=strategies.cases(pairs=True, step_end=True), data=st.data())

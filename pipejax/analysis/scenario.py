@@ -1,11 +1,11 @@
 """Scenarios: a schedule at costs over links, with edits. Every question about a run has one."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
+from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
@@ -98,12 +98,9 @@ class Scenario:
                 raise wrong(name, f"is missing: {self.schedule} is of any size")
         return {name: count for name, count in size.items() if count is not None}
 
+    @cached_method
     def table(self) -> ScheduleTable:
         """Return the table, built at first use."""
-        return self._table
-
-    @functools.cached_property
-    def _table(self) -> ScheduleTable:
         if isinstance(self.schedule, ScheduleTable):
             table = self.schedule
         elif isinstance(self.schedule, TableFile) and self.num_workers is None:
@@ -142,20 +139,14 @@ class Scenario:
         places = places_on(table, self.source.worker_places, "worker_places")
         return self._place(table).at(places)
 
+    @cached_method
     def table_costs(self) -> Costs:
         """Return the costs of the table [s], priced at first use."""
-        return self._table_costs
-
-    @functools.cached_property
-    def _table_costs(self) -> Costs:
         return self.price(self.table())
 
+    @cached_method
     def evaluate(self) -> Evaluation:
         """Evaluate the table at its costs, at first use."""
-        return self._evaluation
-
-    @functools.cached_property
-    def _evaluation(self) -> Evaluation:
         return evaluate(self.table(), self.table_costs(), link=self.links)
 
     def replace(self, **changes: Any) -> "Scenario":

@@ -103,22 +103,6 @@ def _run_waves(tail: EdgeEnds, head: EdgeEnds, duration: Times) -> tuple[Times, 
     return start[:-1], finish
 
 
-def finish_times_of_many(
-    preds: Int[NumpyArray, "graphs nodes max_preds"], duration: Float[NumpyArray, "graphs nodes"]
-) -> Float[NumpyArray, "graphs nodes"]:
-    """Return finish times (graphs, nodes) of graphs of one size, without lags."""
-    num_graphs, num_nodes, _ = preds.shape
-    finish = np.zeros((num_nodes, num_graphs))
-    flat = finish.reshape(-1)
-    # position of (pred, graph) in flat: pred * num_graphs + graph; (nodes, max_preds, graphs)
-    positions = np.ascontiguousarray(preds.transpose(1, 2, 0)) * num_graphs + np.arange(num_graphs)
-    durations = np.ascontiguousarray(duration.T)
-    for ends, pred_positions, seconds in zip(finish, positions, durations, strict=True):
-        np.maximum.reduce(flat.take(pred_positions), axis=0, out=ends)
-        ends += seconds
-    return finish.T
-
-
 def run_in_place(preds: Preds, times: Float[NumpyArray, "nodes runs"]) -> None:
     """Replace durations (nodes, runs) of one graph by finish times, without lags."""
     # `lay_out_edges` puts predecessors into the leading columns; the source, 0, fills the others

@@ -24,7 +24,6 @@ class Edit:
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
         """Return the changed costs of a table."""
-        del table
         return costs
 
     def change_table(self, table: ScheduleTable) -> ScheduleTable:
@@ -167,7 +166,6 @@ class RecomputedAgain(Edit):
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
         """Add the time of R to that of W; a model counts it already."""
-        del table
         costs.check_known((Phase.W, Phase.R))
         weight, again = np.asarray(costs.weight_grad), np.asarray(costs.recompute)
         if 1 in (weight.ndim, again.ndim):  # beside it one that differs by microbatch
@@ -186,7 +184,6 @@ class PairFactor(Edit):
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
         """Set the factor."""
-        del table
         if costs.pair is not None or costs.pair_factor is not None:
             raise wrong(
                 "pair_factor:", "pair= or the file of --costs says already what a fused pair takes"

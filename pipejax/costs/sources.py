@@ -62,7 +62,6 @@ class CostSource:
 
     def assumption(self, table: ScheduleTable) -> str:
         """Say what is assumed for times that the table needs and the source lacks."""
-        del table
         return ""
 
 

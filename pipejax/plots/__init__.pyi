@@ -12,6 +12,7 @@ from pipejax.plots.charts import (
     PARAMETER_NAMES as PARAMETER_NAMES,
     draw_predictions as draw_predictions,
     draw_tornado as draw_tornado,
+    draw_violins as draw_violins,
     tornado_entries as tornado_entries,
+    violin_entries as violin_entries,
 )
-from pipejax.plots.violins import draw_violins as draw_violins, violin_entries as violin_entries

@@ -62,10 +62,6 @@ def _span_ratio(text: str, idle: Callable[[int], int]) -> Ratio:
     return f"x/(6M+x), x = {text}", lambda n: idle(n.p) / (6 * n.m + idle(n.p))
 
 
-def _chimera(n: Shape) -> float:
-    return (n.p - 2 * n.f) / (2 * n.f * n.m + n.p - 2 * n.f)
-
-
 def _chimera_in_flight(n: Shape, r: int) -> int:
     apart = n.p // n.f  # workers from one couple of pipes to the next
     return n.p - apart // 2 + 1 + min(r % apart, apart - 1 - r % apart)
@@ -108,7 +104,10 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
     ),
     "chimera": ClosedForm(
         "arXiv:2107.06925, Tables 2 and 3 (smallest and largest worker; between them our count)",
-        ("(P-2f)/(2fM+P-2f), 2f pipes", _chimera),
+        (
+            "(P-2f)/(2fM+P-2f), 2f pipes",
+            lambda n: (n.p - 2 * n.f) / (2 * n.f * n.m + n.p - 2 * n.f),
+        ),
         ("P-P/2f+1+min(q, P/f-1-q), q = r mod P/f", _chimera_in_flight),
         "equal stages, F = B, M a multiple of P",
         holds=lambda n: n.m % n.p == 0,

@@ -165,6 +165,7 @@ def queue_makespans(
         except ScheduleError:
             makespans[queues] = None
     free = dataclasses.replace(costs, latency=0.0, transmit=0.0)
+    without_messages = Links(host_links=links.host_links)  # no message uses a resource
     for name, variant in (("delay", costs), ("no messages", free)):
-        makespans[name] = evaluate(table, variant, link=links.without_messages).makespan
+        makespans[name] = evaluate(table, variant, link=without_messages).makespan
     return makespans

@@ -261,12 +261,9 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
         # a calibration says nothing of other regimes
         ends = factors if record is None or not differs else None
         candidates.append(Evidence(kind, errors, sources, name, other, differs, ends))
-    return max(candidates, key=_nearness, default=None)
-
-
-def _nearness(evidence: Evidence) -> tuple[bool, int, int]:
-    """Return a key that sorts evidence by nearness; few runs count only if there are no others."""
-    return evidence.is_many, -len(evidence.differs), evidence.configurations
+    # few runs count only if there are no others
+    nearness = lambda runs: (runs.is_many, -len(runs.differs), runs.configurations)  # noqa: E731
+    return max(candidates, key=nearness, default=None)
 
 
 def are_tied(

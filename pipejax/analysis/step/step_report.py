@@ -1,7 +1,9 @@
 """Parts of the time of a training step, and its MFU, tokens, price and bands."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +12,13 @@ from pipejax.analysis.step.step_parts import LANE, RULES, step_parts
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.costs.layers.formulas import model_flop
+from pipejax.costs.model.launchers import launcher_lacks
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.stage_costs import PARTS, stage_parts
+from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.pricing import cost_vector
+from pipejax.schedules.table.table import ScheduleTable
 
 # parts of the step by their names here, where workers are not distinguished
 WAITS: Mapping[str, tuple[str, ...]] = {
@@ -146,3 +151,51 @@ def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dic
         )
     lanes = {name: seconds for name, seconds in parts.items() if name.startswith((LANE, RULES))}
     return compute | {name: sum(parts[key] for key in keys) for name, keys in WAITS.items()} | lanes
+
+
+# Smallest changes that make a workload fit: sequence parallelism, ZeRO, recomputation.
+
+Change = Mapping[str, Any]
+# possible changes and their cost rank: each is above the sum of all before it
+COST_RANKS: Mapping[tuple[str, Any], int] = {
+    ("sequence_parallel", True): 0,
+    ("zero", 1): 1,
+    ("recompute", "selective"): 2,
+    ("zero", 2): 4,
+    ("recompute", "full"): 8,
+    ("zero", 3): 16,
+}
+
+
+def fitting_change(
+    workload: Workload, table: ScheduleTable, room: float, launcher: str | None = None
+) -> Change | None:
+    """Find the smallest change, that a launcher runs, with which a workload fits memory [B]."""
+
+    def rank(change: Change) -> tuple[int, int]:
+        return sum(COST_RANKS[entry] for entry in change.items()), len(change)
+
+    for change in sorted(_changes(workload), key=rank):  # the least cost, then the fewest fields
+        changed = dataclasses.replace(workload, **change)
+        lacks = launcher is not None and launcher_lacks(launcher, changed, table)
+        if not lacks and memory_bytes(changed, table).max() <= room:
+            return change
+    return None
+
+
+def _changes(workload: Workload) -> Iterator[dict[str, Any]]:
+    """Yield every combination of possible changes, as fields of the workload, but not none."""
+    values: dict[str, list[Any]] = {name: [None] for name, _ in COST_RANKS}
+    if workload.tensor_parallel > 1 and not workload.sequence_parallel:
+        values["sequence_parallel"].append(True)
+    if workload.data_parallel * workload.context_parallel > 1:
+        values["zero"].extend(range(workload.zero + 1, 4))
+    # flash attention writes no scores out that could be recomputed
+    if workload.recompute == "none" and not workload.model.flash_attention:
+        values["recompute"].append("selective")
+    if not workload.recomputation.layers:
+        values["recompute"].append("full")
+    for choice in itertools.product(*values.values()):
+        change = {k: v for k, v in zip(values, choice, strict=True) if v is not None}
+        if change:
+            yield change

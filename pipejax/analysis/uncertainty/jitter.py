@@ -96,12 +96,6 @@ class Jittered:
         """Return the index of the sample with the longest makespan, the first at a tie."""
         return int(self.makespans.argmax())
 
-    @property
-    def op_share(self) -> Float[NumpyArray, "workers slots"]:
-        """Return the share of the samples in which a cell is on the critical path; 0 if idle."""
-        node = self.evaluation.program.node_of_cell
-        return np.where(node == 0, 0.0, self.node_share[node])
-
     def quantile(self, level: float) -> float:
         """Return the makespan that a share `level` of the samples does not exceed [s]."""
         return float(np.quantile(self.makespans, level))
@@ -219,19 +213,6 @@ class _Slowest:
         self._last = on_path[:, slowest[-1]].astype(np.int64)
         self.makespans[samples[slowest]] = values[slowest]
         self.draws[samples[slowest]] = draws[slowest]
-
-
-def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
-    """Return the durations and lags of one sample, as the worst one."""
-    count = len(run.makespans)
-    if not 0 <= sample < count:
-        raise ValueError(f"sample must be from 0 to {count - 1}, got {sample}")
-    per_op = per_op_costs(run.evaluation.program, _price(run.evaluation, costs))
-    with _settings():
-        draw = _sampler(per_op, run.jitter, run.evaluation.workers, run.seed)
-        durations = draw(np.uint32(run.draws[sample]), size=MIN_BLOCK)
-    row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
-    return NodeCosts(row[per_op.duration_index], row[per_op.lag_index])
 
 
 def _price(run: Evaluation, costs: Costs) -> NodeCosts:

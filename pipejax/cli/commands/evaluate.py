@@ -283,7 +283,7 @@ def _fitting(
     result |= {"memory_room": room, "fits": bool(result["memory_bytes"].max() <= room)}
     if result["fits"]:
         return {}
-    from pipejax.analysis.step.fitting import fitting_change
+    from pipejax.analysis.step.step_report import fitting_change
 
     launcher = scenario.files.get("launcher")
     result["fits_with"] = fitting_change(scenario.workload, table, room, launcher)

@@ -22,8 +22,7 @@ from pipejax.schedules.table.links import POSTINGS
 from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
-    from pipejax.search.remedies.effects import Effect
-    from pipejax.search.remedies.explain import Explanation, Remedy
+    from pipejax.search.remedies.explain import Effect, Explanation, Remedy
 
 
 TABLES = Path("tables")  # of remedies, unless they are written

@@ -199,7 +199,8 @@ def layer_weight_grad_bytes(
     whole = 2 * e * h + 2 * operand * h * ("layernorm" not in modules)
     # split by heads: the projection's input; queries, keys, values and, where that input is kept in
     # a narrower precision or not at all, the output that a flash kernel's I reads
-    is_apart = not _keeps_inputs_as_they_are(layout)
+    is_wide = layout.precision not in OPERAND_BYTES  # inputs stay in the model's own precision
+    is_apart = not (layout.lora_rank > 0 or (layout.trains_base and is_wide))
     keeps_output = is_apart and model.flash_attention and "core_attn" not in modules
     own_output = e * model.output_hidden if keeps_output else 0
     heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden)
@@ -233,12 +234,6 @@ def kept_input_bytes(model: Model, layout: Layout) -> Number:
     # gradient of A x is r units wide and not counted.
     base = layout.trains_base * operand_bytes(model, layout)
     return base + (layout.lora_rank > 0) * model.element_bytes
-
-
-def _keeps_inputs_as_they_are(layout: Layout) -> bool:
-    """Return whether inputs of linear layers stay until W in the model's own precision."""
-    is_wide = layout.precision not in OPERAND_BYTES
-    return layout.lora_rank > 0 or (layout.trains_base and is_wide)
 
 
 def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:

@@ -120,12 +120,6 @@ class Layout(FloatFields):
         return self.expert_tensor / xp.minimum(self.expert_tensor, alike)
 
     @property
-    def stage_stride(self) -> Number:
-        """Return the distance between neighbours in the pipeline [ranks]."""
-        one_copy = self.tensor * self.context
-        return one_copy * self.data if self.rank_order == RANK_ORDERS[0] else one_copy
-
-    @property
     def data_stride(self) -> Number:
         """Return the distance between replicas [ranks]."""
         one_copy = self.tensor * self.context
@@ -177,7 +171,10 @@ class Layout(FloatFields):
         self, first: Workers | float, second: Workers | float, gpus_per_node: Number
     ) -> Bool[Computed, "..."]:
         """Return whether the first accelerators of two workers are in one node."""
-        nodes = (xp.floor(worker * self.stage_stride / gpus_per_node) for worker in (first, second))
+        stride = (
+            self.tensor * self.context * (self.data if self.rank_order == RANK_ORDERS[0] else 1)
+        )
+        nodes = (xp.floor(worker * stride / gpus_per_node) for worker in (first, second))
         return xp.asarray(xp.equal(*nodes))
 
 

@@ -123,7 +123,11 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
     check_types(path=(path, str, Path))
     try:
         text = read_file(Path(path)).decode("utf-8-sig")
-        lengths = _in_json(text) if text.lstrip()[:1] in ("[", "{") else _in_lines(text)
+        if text.lstrip()[:1] in ("[", "{"):
+            lengths = _in_json(text)
+        else:
+            rows = ([*map(float, line.split())] for line in text.splitlines() if line.strip())
+            lengths = ResultList(row if len(row) > 1 else row[0] for row in rows)
         Packed.from_lengths(lengths)
     except (ValueError, TypeError) as error:  # undecodable bytes are one too
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
@@ -136,11 +140,6 @@ def _in_json(text: str) -> list[Any]:
     if not isinstance(lengths, list):
         raise ValueError('expected a list of lengths, or an object with one under "lengths"')
     return lengths
-
-
-def _in_lines(text: str) -> list[Any]:
-    rows = [[float(word) for word in line.split()] for line in text.splitlines() if line.strip()]
-    return ResultList(row if len(row) > 1 else row[0] for row in rows)
 
 
 def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[NumpyArray, " m"]:

@@ -23,22 +23,46 @@ export function rowParts(height, below, hasTransfers) {
   return { compute: height - gap - lanes - transfers, lane, lanes, transfers };
 }
 
-export class Bars {
-  constructor(canvas, schedule, palette) {
-    Object.assign(this, { canvas, schedule, palette });
+/** A canvas with a time axis right of the gutter. */
+export class Drawing {
+  constructor(canvas, fields) {
+    Object.assign(this, { canvas, ...fields });
     this.context = canvas.getContext("2d", { alpha: false });
   }
 
   /** Give the canvas its size in CSS pixels, sharp on any screen. */
-  resize(width, rowHeight, hasTransfers) {
-    const height = Math.max(1, rowHeight * this.schedule.workers);
+  resize(width, height) {
     const ratio = window.devicePixelRatio || 1;
-    Object.assign(this, { width, height, rowHeight, ratio });
+    Object.assign(this, { width, height, ratio });
     this.canvas.style.height = `${height}px`;
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
+  }
+
+  /** Clear the canvas; returns its time axis. */
+  begin(view, paper) {
+    const { context, ratio, width, height } = this;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.fillStyle = paper;
+    context.fillRect(0, 0, width, height);
+    return view.over(GUTTER, width - GUTTER);
+  }
+
+  /** Draw right of the gutter only, until the context is restored. */
+  clip() {
+    this.context.save();
+    this.context.beginPath();
+    this.context.rect(GUTTER, 0, this.width - GUTTER, this.height);
+    this.context.clip();
+  }
+}
+
+export class Bars extends Drawing {
+  resize(width, rowHeight, hasTransfers) {
+    super.resize(width, Math.max(1, rowHeight * this.schedule.workers));
+    this.rowHeight = rowHeight;
     this.parts = rowParts(rowHeight, this.schedule.lanesBeside.length, hasTransfers);
-    const columns = Math.max(1, Math.round((width - GUTTER) * ratio));
+    const columns = Math.max(1, Math.round((width - GUTTER) * this.ratio));
     this.image = new ImageData(columns, this.canvas.height);
     this.pixels = new Uint32Array(this.image.data.buffer);
     this.line = new Uint32Array(columns);
@@ -47,20 +71,13 @@ export class Bars {
 
   /** Draw all; returns how many messages are in sight if too many to be drawn, else 0. */
   draw(view, shown) {
-    const { context, ratio, width, height } = this;
-    const axis = view.over(GUTTER, width - GUTTER);
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.fillStyle = this.palette.paper;
-    context.fillRect(0, 0, width, height);
+    const axis = this.begin(view, this.palette.paper);
     this.colours = this.schedule.colours(shown);
     const { shortest, longest } = this.schedule;
     const isDense = longest * axis.scale < NARROW;
     if (shortest * axis.scale < NARROW) this.paintNarrow(axis, shown, isDense && shown.critical);
     else this.drawRows(shown);
-    context.save();
-    context.beginPath();
-    context.rect(GUTTER, 0, width - GUTTER, height);
-    context.clip();
+    this.clip();
     // lines lie behind ops that have numbers
     const hidden = shown.messages ? this.drawMessages(axis) : 0;
     if (!isDense && shown.critical) this.traceCritical(axis, shown.transfers);
@@ -69,7 +86,7 @@ export class Bars {
     if (shown.transfers) this.drawTransfers(axis, shown.critical);
     if (shown.hovered >= 0) this.drawLinks(axis, shown.hovered);
     if (shown.selected >= 0) this.drawLinks(axis, shown.selected);
-    context.restore();
+    this.context.restore();
     this.drawNames(shown);
     return hidden;
   }

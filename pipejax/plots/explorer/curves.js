@@ -1,6 +1,6 @@
 // What stands beside the rows: memory over time, and the time axis above all schedules.
 
-import { GUTTER } from "./bars.js";
+import { Drawing, GUTTER } from "./bars.js";
 import { tickLabels, ticks, writeHeld, writeTime } from "./text.js";
 
 // What workers hold over time, from the changes that Python's memory ledger lists.
@@ -70,20 +70,7 @@ function levels(changes) {
 const TOP = 14;
 const NEAR = 2; // times the peak up to which a limit is drawn
 
-export class Curves {
-  constructor(canvas, schedule, palette) {
-    Object.assign(this, { canvas, schedule, palette });
-    this.context = canvas.getContext("2d", { alpha: false });
-  }
-
-  resize(width, height) {
-    const ratio = window.devicePixelRatio || 1;
-    Object.assign(this, { width, height, ratio });
-    this.canvas.style.height = `${height}px`;
-    this.canvas.width = Math.round(width * ratio);
-    this.canvas.height = Math.round(height * ratio);
-  }
-
+export class Curves extends Drawing {
   /** Steps of all workers, of the run that is shown. */
   steps(unit) {
     const { schedule } = this;
@@ -94,7 +81,7 @@ export class Curves {
   }
 
   draw(view, { unit, worker }) {
-    const { context, palette, ratio, width, height } = this;
+    const { context, palette, width, height } = this;
     const steps = this.steps(unit);
     const fullest = steps.reduce((best, curve, k) => (curve.peak > steps[best].peak ? k : best), 0);
     const chosen = worker >= 0 ? worker : fullest;
@@ -103,17 +90,11 @@ export class Curves {
     // a limit far above all that is held would leave a flat curve: it is said, not drawn
     const isNear = limit !== null && limit <= NEAR * peak;
     const top = isNear ? Math.max(peak, limit) : peak;
-    const axis = view.over(GUTTER, width - GUTTER);
+    const axis = this.begin(view, palette.paper);
     const y = (held) => height - 1 - (held / top) * (height - TOP - 4);
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.fillStyle = palette.paper;
-    context.fillRect(0, 0, width, height);
     context.fillStyle = palette.row;
     context.fillRect(GUTTER, TOP, width - GUTTER, height - TOP);
-    context.save();
-    context.beginPath();
-    context.rect(GUTTER, 0, width - GUTTER, height);
-    context.clip();
+    this.clip();
     this.drawEnvelope(axis, steps, y);
     this.drawCurve(axis, steps[chosen], y);
     if (isNear) this.drawLimit(limit, y);
@@ -233,26 +214,16 @@ function firstAfter(times, time) {
 const HEIGHT = 34;
 const TRACK = 7; // the bar that shows which part of all is seen
 
-export class Axis {
-  constructor(canvas, unit) {
-    Object.assign(this, { canvas, unit, marked: null }); // marked: pixels, while a range is marked
-    this.context = canvas.getContext("2d", { alpha: false });
-  }
+export class Axis extends Drawing {
+  marked = null; // pixels, while a range is marked
 
   resize(width) {
-    const ratio = window.devicePixelRatio || 1;
-    Object.assign(this, { width, ratio });
-    this.canvas.style.height = `${HEIGHT}px`;
-    this.canvas.width = Math.round(width * ratio);
-    this.canvas.height = Math.round(HEIGHT * ratio);
+    super.resize(width, HEIGHT);
   }
 
   draw(view, palette, pointer) {
-    const { context, ratio, width } = this;
-    const axis = view.over(GUTTER, width - GUTTER);
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.fillStyle = palette.paper;
-    context.fillRect(0, 0, width, HEIGHT);
+    const { context, width } = this;
+    const axis = this.begin(view, palette.paper);
     this.drawTrack(view, palette);
     if (this.marked) {
       const [start, end] = this.marked;

@@ -63,7 +63,7 @@ export class Explorer {
     const { scene, state } = this;
     byId("scope").textContent = scene.scope;
     this.palette = readPalette(scene);
-    this.axis = new Axis(byId("axis"), this.unit);
+    this.axis = new Axis(byId("axis"), { unit: this.unit });
     this.buildPanes();
     makeSliders(scene, () => this.schedules, (key, factor) => this.setFactor(key, factor));
     makeChoices("links", "radio", scene.links.map((name) => [name, name]), (event) =>
@@ -102,8 +102,8 @@ export class Explorer {
       heading, canvas, refused, held);
     const pane = {
       element, heading, refused, schedule,
-      bars: new Bars(canvas, schedule, this.palette),
-      curves: new Curves(held, schedule, this.palette),
+      bars: new Bars(canvas, { schedule, palette: this.palette }),
+      curves: new Curves(held, { schedule, palette: this.palette }),
     };
     listen(this, pane, index);
     return pane;

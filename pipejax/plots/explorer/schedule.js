@@ -370,13 +370,6 @@ export class Schedule {
       program.pred[edge] === from;
   }
 
-  /** How a message is written: its SEND, as 2F5 to worker 3. */
-  messageLabel(k) {
-    const { stage, phase, microbatch, consumer } = this.messages;
-    const letter = this.phases[phase[k]].letter.replace("SEND_", "");
-    return `${letter} ${stage[k]}.${this.number(microbatch[k])} to worker ${this.ops.worker[consumer[k]]}`;
-  }
-
   /** What an op waits for: op, message, or another transfer, with the time of each arrival. */
   waits(op) {
     const { program, vector } = this;

@@ -40,16 +40,6 @@ def known_groups(groups: Groups, num_workers: int) -> Groups:
     return links.host_links
 
 
-def tied_rows(table: ScheduleTable, links: Links) -> Int[NumpyArray, "workers rows"]:
-    """List the workers whose rows share a host link with each worker: (workers, rows), padded."""
-    # Without offloads, each row is tied to itself alone.
-    workers = np.arange(table.num_workers)
-    link = host_link_ids(links, len(workers)) if table.offloads else workers
-    groups = [np.flatnonzero(link == link[worker]) for worker in workers]
-    width = max(map(len, groups))
-    return np.stack([np.resize(group, width) for group in groups])
-
-
 def host_edges(table: Content, links: Links) -> tuple[Cells, Cells]:
     """Return the edges to offloads and loads: from the op that issues each, and on its host link.
 

@@ -278,11 +278,6 @@ class Links:
             links = dataclasses.replace(links, shared_links=self.shared_links)
         return links
 
-    @property
-    def without_messages(self) -> "Links":
-        """Return the same machine with messages that use no resource."""
-        return Links(host_links=self.host_links)
-
     @classmethod
     def resolve(cls, link: "str | Links") -> "Links":
         """Return a record as it is, or the record of a link model's name."""

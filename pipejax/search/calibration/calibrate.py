@@ -395,14 +395,16 @@ def _result(
     if chosen is not None:
         unseen[chosen.rows] = chosen.residual
     evidence = group_errors(rows, np.expm1(unseen), float(problem.system.gpus_per_node))
+    overlaps = np.unique(rows.overlap[rows.data > 1])  # of runs with several replicas
+    sources = np.where(rows.source == "", rows.file, rows.source)
     record = CalibrationRecord(
-        _sources(rows),
+        "; ".join(dict.fromkeys(sources.tolist())),
         len(rows),
         numbers,
         bands,
         str(rows.stack[0]),
         as_numbers(evidence),
-        _common_overlap(rows),
+        float(overlaps[0]) if len(overlaps) == 1 else None,
     )
     times = [rows.seconds[is_left_out] for is_left_out in folds.left_out]
     return Calibration(
@@ -426,12 +428,6 @@ def _result(
         starts_differ=float(np.abs(values / values[best] - 1).max()),
         seconds=seconds,
     )
-
-
-def _common_overlap(rows: MeasuredRows) -> float | None:
-    """Return the overlap shared by all rows of several replicas, or None."""
-    overlaps = np.unique(rows.overlap[rows.data > 1])
-    return float(overlaps[0]) if len(overlaps) == 1 else None
 
 
 def _mean_left_out(
@@ -478,12 +474,6 @@ def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
         f"{cut} of {len(ordered)} rows take about {factor:.3g} times as long, beside what the "
         "others say: they are of another unit, stack or machine, and no fit meets both kinds",
     )
-
-
-def _sources(rows: MeasuredRows) -> str:
-    """Name each source once, or the files of rows without a source."""
-    texts = np.where(rows.source == "", rows.file, rows.source)
-    return "; ".join(dict.fromkeys(texts.tolist()))
 
 
 # whose presence means that kernels are priced, as they were in the fit of whole runs

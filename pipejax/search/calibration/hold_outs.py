@@ -85,10 +85,6 @@ def fold_by_columns(rows: MeasuredRows, what: str) -> Folds:
     return _folds_by_values({name.strip(): _column(rows, name) for name in what.split(",")})
 
 
-def _group(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
-    return fold_by_columns(rows, what)
-
-
 def _model(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
     if what:
         raise wrong("hold_out", f"model takes nothing besides, got {what!r}")
@@ -116,7 +112,7 @@ def _count(text: str, name: str, least: int, largest: int) -> int:
 
 
 _KINDS: Mapping[str, Callable[[MeasuredRows, str, np.random.Generator], Folds]] = {
-    "group": _group,
+    "group": lambda rows, what, _: fold_by_columns(rows, what),
     "model": _model,
     "k-fold": _k_fold,
     "few": _few,

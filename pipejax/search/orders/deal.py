@@ -1,19 +1,113 @@
 """Search for a deal: an assignment of a step's microbatches to replicas, with their order.
 
-Replicas wait for the slowest one, so the search makes the slowest replica fast.
+Replicas wait for the slowest one, so the search makes the slowest replica fast. The microbatches of
+a slow and of a faster replica form one sequence. Swaps and insertions in this sequence change the
+order in a replica, or exchange microbatches between both. All steps are searched in one batch.
 """
 
+import functools
+import itertools
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_local_search, check_types, whole_number
+from pipejax.base.display import ResultList, short_repr
 from pipejax.base.progress import OnProgress, telling
-from pipejax.costs.costs import Costs, differs_by_microbatch
+from pipejax.base.trees import leaves, mapped
+from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, differs_by_microbatch, unchecked_costs
+from pipejax.costs.stage.microbatches import in_order, map_microbatches
+from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import lower_and_price
+from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import TIME_LIMIT, Found
-from pipejax.search.orders.deal_search import Deal, DealSearch
+from pipejax.search.orders.local_search import LocalSearch
+from pipejax.search.orders.permutations import (
+    BATCH,
+    EXHAUSTIVE,
+    PATIENCE,
+    SHAKES,
+    Orders,
+    alone,
+    batched_makespans,
+    neighbours,
+    order_bound,
+    packed_bound,
+    with_least,
+)
+
+Members = Int[NumpyArray, "steps replicas microbatches"]
+Replicas = Int[NumpyArray, "steps groups replicas"]
+Values = Float[NumpyArray, " steps"]
+Steps = Int[NumpyArray, " steps"]
+
+NUM_RANDOM = 64  # random deals among the baselines
+MAX_RUNS = 1 << 14  # pipelines in a batch of the engine
+MAX_COSTS = 1 << 24  # numbers in the costs of a batch
+MAX_NUMBERS = 1 << 20  # numbers in the orders of one round
+MAX_EXHAUSTIVE = 12  # microbatches up to which every deal is tried, if replicas have few orders
+SLOW_SHARE = 0.25  # of the replicas, which exchange microbatches with others
+FASTER_WEIGHT = 0.1  # of the faster of two replicas in the rank of a move
+
+
+class StepCosts(NamedTuple):
+    """Costs of many steps; a member is a microbatch, numbered over all steps."""
+
+    by_member: dict[str, NumpyArray]  # (members, ...) fields that differ by microbatch
+    by_step: dict[str, NumpyArray]  # (steps, ...) or (1, ...) other fields
+    step_members: int  # members of a step
+
+    @classmethod
+    def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
+        """Stack costs of one shape; each step gets one more member, with the least of all times."""
+        # Fields of microbatches that the program does not read are dropped.
+        phases = {*program.layout.phases, *program.layout.paired_phases}
+        unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
+        by_member, by_step = {}, {}
+        extended = [vars(with_least(costs)) for costs in step_costs]
+        for name in FIELDS:
+            leaves = [leaves[name] for leaves in extended]
+            if leaves[0] is None:
+                continue
+            if not differs_by_microbatch(name, leaves[0]):
+                are_equal = all(np.array_equal(leaf, leaves[0]) for leaf in leaves)
+                by_step[name] = np.stack(leaves[:1] if are_equal else leaves)
+            elif name not in unread:
+                all_steps = np.concatenate(leaves, axis=-1)
+                by_member[name] = np.ascontiguousarray(np.moveaxis(all_steps, -1, 0))
+        return cls(by_member, by_step, step_members)
+
+    def step_index(self, orders: Orders) -> Int[NumpyArray, " orders"]:
+        """Return the step of each order."""
+        return orders[:, 0] // self.step_members
+
+    def order_costs(self, orders: Orders) -> Costs:
+        """Return a batch of costs for `makespans`, one entry per order (orders, microbatches)."""
+        steps = self.step_index(orders)
+        leaves = {
+            name: time[steps] if len(time) > 1 else time for name, time in self.by_step.items()
+        }
+        for name, time in self.by_member.items():
+            leaves[name] = np.moveaxis(time[orders], 1, -1)
+        return unchecked_costs(leaves)
+
+
+@short_repr
+class Deal(NamedTuple):
+    """Assignment of microbatches to replicas.
+
+    Attributes:
+      order: (replicas, microbatches) number of the microbatch that replica r runs as its k-th.
+      costs: costs of the table in this order, a batch of replicas for `makespans`.
+    """
+
+    order: Orders
+    costs: Costs
 
 
 def deal(
@@ -161,3 +255,252 @@ def _check_replicas(table: ScheduleTable, step_costs: list[Costs], replicas: int
                     f"microbatches have {size * replicas}"
                 )
     return replicas
+
+
+class DealSearch(LocalSearch[list[Deal]]):
+    """State of the search for deals; the value is the mean over the steps.
+
+    Members are microbatches, numbered over all steps. After the members of each step comes an
+    artificial one with the least of all times. `_order` and `_times` are the present deal of each
+    step and the makespans of its replicas.
+    """
+
+    values: Values  # makespan of the slowest replica in the best deal of each step so far [s]
+    bounds: Values  # lower bound of each step [s]
+    best: Members  # best deal of each step so far
+
+    def __init__(
+        self, table: ScheduleTable, step_costs: list[Costs], replicas: int, links: Links, seed: int
+    ) -> None:
+        super().__init__(seed)
+        size = table.num_microbatches
+        self._step_costs, self._shape = step_costs, (len(step_costs), replicas, size)
+        exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in step_costs]
+        first_replica = map_microbatches(lambda time: time[..., :size], exact[0])
+        self.program, _ = lower_and_price(table, first_replica, links)
+        # one column more than there are microbatches: `bounds` uses an artificial shortest one
+        self._costs = StepCosts.stack(exact, self.program, replicas * size + 1)
+        self._first = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)
+        largest = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
+        runs = 1 << (len(step_costs) * replicas * NUM_RANDOM).bit_length()
+        self.batch = max(1, min(MAX_RUNS, runs, largest))
+        self._runs, self._idle_rounds = np.zeros((2, len(step_costs)), int)
+        work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
+        self._begin(_longest_first(work, self._shape))
+        # three lower bounds; the first runs the longest microbatch among artificial shortest ones
+        longest_alone = np.stack(
+            [alone(int(n), replicas * size, size) for n in work.argmax(axis=1)]
+        )
+        bounds = [self.times(self._first + longest_alone).min(axis=1)]
+        for bound in (order_bound, packed_bound):
+            bounds.append(np.array([bound(table, costs, links, replicas) for costs in exact]))
+        self.bounds = np.max(bounds, axis=0)
+        self._update_best()
+
+    def _begin(self, greedy: Members) -> None:
+        """Evaluate the baselines, and start from the best baseline of each step."""
+        steps, replicas, size = self._shape
+        members = np.tile(np.arange(replicas * size), (steps, 1))
+        random = self.rng.permuted(np.tile(members, (NUM_RANDOM, 1, 1)), axis=2)
+        blocks = members.reshape(self._shape)
+        round_robin = members.reshape(steps, size, replicas).swapaxes(1, 2)
+        fixed = np.stack([blocks, round_robin, greedy])
+        deals = np.concatenate([fixed, random.reshape(NUM_RANDOM, *self._shape)])
+        orders = self._first + deals
+        times = self.times(orders)
+        # improve the order inside each replica of the greedy deal
+        self._order, self._times = orders[2].copy(), times[2].copy()
+        all_steps = np.arange(steps)
+        single_replicas = np.tile(np.arange(replicas)[:, None], (steps, 1, 1))
+        for _ in range(size):
+            if not self._improve(all_steps, single_replicas).any():
+                break
+        orders = np.concatenate([orders, self._order[None]])
+        times = np.concatenate([times, self._times[None]])
+        slowest = times.max(axis=2)
+        best_rows = slowest.argmin(axis=0), all_steps
+        self._order, self._times = orders[best_rows], times[best_rows]
+        self.best, self.values = self._order.copy(), slowest[best_rows]
+        names = ("given", "round robin", "greedy")
+        self._baselines = dict(zip(names, slowest, strict=False)) | {
+            "greedy with order": slowest[-1],
+            "best of random": slowest[len(names) : -1].min(axis=0),
+        }
+        self.baselines = {name: float(values.mean()) for name, values in self._baselines.items()}
+
+    def times(self, orders: Int[NumpyArray, "*some microbatches"]) -> Float[NumpyArray, "*some"]:
+        """Return the makespan of a replica with each order [s]."""
+        # Batches have one size, so the engine compiles once: the last one is padded by repetition.
+        size = orders.shape[-1]
+        flat = orders.reshape(-1, size)
+        padded = np.resize(flat, (-(-len(flat) // self.batch) * self.batch, size))
+        makespans = batched_makespans(self.program, self._costs.order_costs, padded, self.batch)
+        self._runs += np.bincount(self._costs.step_index(flat), minlength=len(self._runs))
+        return makespans[: len(flat)].reshape(orders.shape[:-1])
+
+    def step(self, iteration: int) -> None:
+        """Improve all pairs of replicas once; if there are few deals, try all instead."""
+        steps = np.flatnonzero(~self._are_optimal())
+        if self._has_few_deals():
+            self._try_all(steps)
+        else:
+            if len(stuck := steps[self._idle_rounds[steps] >= PATIENCE]):
+                self._shake(stuck)
+            has_changed = self._improve(steps, self._pairs(steps))
+            self._idle_rounds[steps] = np.where(has_changed, 0, self._idle_rounds[steps] + 1)
+        self._update_best()
+
+    def _are_optimal(self) -> Bool[NumpyArray, " steps"]:
+        """Return whether the bound of each step is reached (steps)."""
+        return self.values <= self.bounds * (1 + self.precision)
+
+    def _is_optimal(self) -> bool:
+        return bool(self._are_optimal().all())
+
+    def _update_best(self) -> None:
+        """Keep the present deal of each step where it is better than the best so far."""
+        slowest = self._times.max(axis=1)
+        better = slowest < self.values
+        self.best[better], self.values[better] = self._order[better], slowest[better]
+        self.value, self.lower_bound = float(self.values.mean()), float(self.bounds.mean())
+
+    def _pairs(self, steps: Steps) -> Replicas:
+        """Pair each of the slowest replicas with a random other one."""
+        ranked = np.argsort(-self._times[steps], axis=1, kind="stable")
+        slow = math.ceil(ranked.shape[1] * SLOW_SHARE)
+        others = self.rng.permuted(ranked[:, slow:], axis=1)[:, :slow]
+        return np.stack([ranked[:, :slow], others], axis=2)
+
+    def _improve(self, steps: Steps, groups: Replicas) -> Bool[NumpyArray, " steps"]:
+        """Make the best move in each group of replicas; return which steps changed."""
+        # The slowest replica of a group decides, and the others a little.
+        place = steps[:, None, None], groups
+        members = self._order[place]
+        moves = self._moves(groups.shape)
+        # many moves give a replica the same members in the same order: each row runs once
+        size = members.shape[-1]
+        rows, move_rows = np.unique(moves.reshape(-1, size), axis=0, return_inverse=True)
+        pool = members.reshape(*groups.shape[:2], -1)
+        # (steps, groups, moves, replicas)
+        times = self.times(pool[..., rows])[..., move_rows.reshape(moves.shape[:2])]
+        rank = times.max(axis=3) + FASTER_WEIGHT * times.sum(axis=3)
+        best = rank.argmin(axis=2)  # at a tie the first move, which changes nothing
+        new_order = np.take_along_axis(pool, moves[best].reshape(pool.shape), axis=2)
+        self._order[place] = new_order.reshape(members.shape)
+        self._times[place] = np.take_along_axis(times, best[..., None, None], axis=2)[:, :, 0]
+        return (best > 0).any(axis=1)
+
+    def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
+        """Return the empty move, then swaps and insertions in a group, up to a number limit."""
+        # `groups` is the shape (steps, groups, replicas). If there are too many, they are random.
+        shape = groups[2], self._shape[2]
+        length = math.prod(shape)
+        places = np.indices((length, length)).reshape(2, -1)
+        if places.shape[1] > 2 * BATCH:
+            places = self.rng.integers(0, length, (2, 2 * BATCH))
+        proposals = neighbours(np.arange(length), *places)
+        max_moves = max(1, MAX_NUMBERS // (math.prod(groups[:2]) * length))
+        proposals = proposals[self.rng.permutation(len(proposals))[:max_moves]]
+        return np.concatenate([np.arange(length)[None], proposals]).reshape(-1, *shape)
+
+    def _shake(self, steps: Steps) -> None:
+        """Restart some steps from their best deals, with random swaps of members."""
+        for step in steps.tolist():
+            order = self.best[step].flatten()
+            for _ in range(SHAKES):
+                pair = self.rng.choice(len(order), 2, replace=False)
+                order[pair] = order[pair[::-1]]
+            self._order[step] = order.reshape(self._shape[1:])
+        self._times[steps] = self.times(self._order[steps])
+        self._idle_rounds[steps] = 0
+
+    def _has_few_deals(self) -> bool:
+        """Return whether there are few enough deals to try all."""
+        _, replicas, size = self._shape
+        members = replicas * size
+        return members <= MAX_EXHAUSTIVE and math.perm(members, size) <= EXHAUSTIVE
+
+    def _try_all(self, steps: Steps) -> None:
+        """Find the optimal deals of some steps, from the best order of every set of members."""
+        _, replicas, size = self._shape
+        orders = np.array([*itertools.permutations(range(replicas * size), size)])
+        masks = (1 << orders).sum(axis=1)  # set of members as bits
+        times = self.times(self._first[steps] + orders)
+        for step, seconds in zip(steps.tolist(), times, strict=True):
+            # sorted by set and time, the first row of each set is its best order
+            ranked = np.lexsort((seconds, masks))
+            best_rows = ranked[np.unique(masks[ranked], return_index=True)[1]]
+            sets = _fastest_sets(masks[best_rows], seconds[best_rows], replicas * size)
+            self._order[step] = self._first[step] + orders[best_rows[sets]]
+            self._times[step] = seconds[best_rows[sets]]
+        self.bounds[steps] = self._times[steps].max(axis=1)
+
+    def best_so_far(self) -> tuple[list[Deal], float]:
+        """Return the best deal of each step so far, and the mean of their values [s]."""
+        orders = self.best - self._first
+        pairs = zip(self._step_costs, orders, strict=True)
+        return [Deal(order, in_order(costs, order)) for costs, order in pairs], self.value
+
+    def split_by_step(self, total: Found[list[Deal]]) -> list[Found[Deal]]:
+        """Split the result of all steps into one per step."""
+        is_optimal = self._are_optimal()
+        return ResultList(
+            Found(
+                best,
+                float(self.values[step]),
+                float(self.bounds[step]),
+                {name: float(values[step]) for name, values in self._baselines.items()},
+                int(self._runs[step]),
+                "optimal" if is_optimal[step] else total.stopped,
+            )
+            for step, best in enumerate(total.best)
+        )
+
+
+def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " members"]:
+    """Return the compute time of each microbatch on the busiest stage [s]."""
+    total = np.zeros((stages, members))
+    for time in map(np.asarray, (costs.forward, costs.backward)):
+        total += time if time.ndim == 2 else time[..., None]
+    return total[total.sum(axis=1).argmax()]
+
+
+def _longest_first(
+    work: Float[NumpyArray, "steps members"], shape: tuple[int, int, int]
+) -> Members:
+    """Deal microbatches, the longest first, each to the replica with the least work and room."""
+    # `shape` is (steps, replicas, microbatches of a replica).
+    steps, replicas, size = shape
+    all_steps = np.arange(steps)
+    order = np.zeros(shape, int)
+    load, count = np.zeros((steps, replicas)), np.zeros((steps, replicas), int)
+    for member in np.argsort(-work, axis=1, kind="stable").T:  # one of each step
+        replica = np.where(count < size, load, np.inf).argmin(axis=1)
+        order[all_steps, replica, count[all_steps, replica]] = member
+        load[all_steps, replica] += work[all_steps, member]
+        count[all_steps, replica] += 1
+    return order
+
+
+def _fastest_sets(
+    masks: Int[NumpyArray, " sets"], times: Float[NumpyArray, " sets"], members: int
+) -> list[int]:
+    """Choose disjoint sets of all members with the least maximum of their times; return rows."""
+    # A set is a mask of bits, one per member.
+    by_lowest_bit: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
+    for row, (mask, time) in enumerate(zip(masks.tolist(), times.tolist(), strict=True)):
+        by_lowest_bit[(mask & -mask).bit_length() - 1].append((mask, time, row))
+
+    @functools.cache
+    def best(remaining: int) -> tuple[float, tuple[int, ...]]:
+        """Return time and rows of the best partition of the remaining members."""
+        if not remaining:
+            return 0.0, ()
+        fastest: tuple[float, tuple[int, ...]] = (math.inf, ())
+        for mask, time, row in by_lowest_bit[(remaining & -remaining).bit_length() - 1]:
+            if not mask & ~remaining:
+                slowest, others = best(remaining & ~mask)
+                fastest = min(fastest, (max(time, slowest), (row, *others)))
+        return fastest
+
+    return [*best((1 << members) - 1)[1]]

@@ -10,7 +10,7 @@ from typing import Generic
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.progress import OnProgress, to_nobody
 from pipejax.search.found import Best, Found, gap as gap_of
 
@@ -37,14 +37,9 @@ class LocalSearch(abc.ABC, Generic[Best]):
     def best_so_far(self) -> tuple[Best, float]:
         """Return the best candidate, and its value as `evaluate` computes it [s]."""
 
-    def choose(
-        self,
-        values: Float[NumpyArray, " candidates"],
-        rests: Bool[NumpyArray, " candidates"] | None = None,
-    ) -> int:
-        """Choose the least value, if possible of a candidate that does not rest; ties at random."""
-        keys = (self.rng.random(len(values)), values)
-        return int(np.lexsort(keys if rests is None else (*keys, rests))[0])
+    def choose(self, values: Float[NumpyArray, " candidates"]) -> int:
+        """Choose the least value; ties at random."""
+        return int(np.lexsort((self.rng.random(len(values)), values))[0])
 
     def run(
         self,

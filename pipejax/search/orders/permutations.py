@@ -8,7 +8,7 @@ import abc
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ Order = Int[NumpyArray, " members"]
 Orders = Int[NumpyArray, "orders members"]
 Places = Int[NumpyArray, " pairs"]
 
+NUM_RANDOM = 256  # random orders that the result is compared with
 EXHAUSTIVE = 50_000  # different orders up to which all are evaluated
 BATCH = 2048  # largest number of orders in a batch
 PATIENCE = 4  # batches without a better order before a restart
@@ -49,14 +50,19 @@ class PermutationSearch(LocalSearch[Best]):
     def order_costs(self, orders: Orders) -> Costs:
         """Return a batch of costs for `makespans`, one entry per order."""
 
-    def start_from(self, orders: Orders) -> Float[NumpyArray, " orders"]:
-        """Start at the fastest of some orders; return their makespans (orders) [s]."""
+    def start_from(self, named: Mapping[str, Order], *others: Order, random: str) -> None:
+        """Start at the fastest of some orders and random ones; baselines: named, and `random`."""
+        members = np.tile(np.arange(len(self.kind)), (NUM_RANDOM, 1))
+        orders = np.stack([*named.values(), *others, *self.rng.permuted(members, axis=1)])
         times = self.times(orders)
         first = int(times.argmin())
         self.best = self.current = orders[first]
         self.value = self._current = float(times[first])
         self._tried = 0  # number of orders so far, if all are tried
-        return times
+        self.baselines = dict(zip(named, times.tolist(), strict=False)) | {
+            f"best of {random}": float(times[-NUM_RANDOM:].min()),
+            f"mean of {random}": float(times[-NUM_RANDOM:].mean()),
+        }
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
         """Return the makespans of orders (orders) [s]."""

@@ -42,8 +42,6 @@ from pipejax.search.orders.permutations import (
 
 Edges = Int[NumpyArray, "2 edges"]
 
-NUM_RANDOM = 256  # random placements among the baselines
-
 
 @short_repr
 class WorkerPlaces(NamedTuple):
@@ -135,18 +133,10 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         self.program, _ = lower_and_price(table, placed.at(current), links)
         self.batch, self.kind = BATCH, placed.nodes
         in_order = np.arange(table.num_workers)
-        fixed = np.array([current, in_order, _round_robin(self.kind), _folded(table.num_workers)])
-        scattered = self.rng.permuted(np.tile(in_order, (NUM_RANDOM, 1)), axis=1)
-        times = self.start_from(np.concatenate([fixed, scattered]))
+        named = {"given": np.array(current), "in order": in_order}
+        named |= {"round robin": _round_robin(self.kind), "folded": _folded(table.num_workers)}
+        self.start_from(named, random="scattered")
         self.lower_bound = cut_bound(placed, self.program)
-        self.baselines = {
-            "given": float(times[0]),
-            "in order": float(times[1]),
-            "round robin": float(times[2]),
-            "folded": float(times[3]),
-            "best of scattered": float(times[-NUM_RANDOM:].min()),
-            "mean of scattered": float(times[-NUM_RANDOM:].mean()),
-        }
 
     def order_costs(self, orders: Orders) -> Costs:
         """Return the costs of a batch of placements."""

@@ -1,33 +1,29 @@
-"""Orders of the transfers of a table, as predecessor arrays for the engine.
+"""Orders of the transfers of a table, as predecessors of the nodes of its program.
 
 Without queues, a program under rendezvous has only dependencies of ops and transfers. An order adds
 the previous transfer in the sender's and in the receiver's queue. If each transfer stands after
-those that its producer waits for, the graph has no cycle, and the order alone numbers its nodes. So
-a batch of orders becomes a batch of predecessor arrays without a loop. Heads and tails of the
-transfers, as if messages used no resource, give a bound by the queues, and greedy orders.
+those that its producer waits for, the graph has no cycle. Heads and tails of the transfers, as if
+messages used no resource, give a bound by the queues, and greedy orders.
 """
 
 import dataclasses
-import functools
 import heapq
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.longest_path import finish_times, finish_times_of_many, start_times, tails
+from pipejax.base.longest_path import finish_times, run_edges, start_times, tails
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import queue_keys
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
+from pipejax.engine.lowering.program import SOURCE, Program
 from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.communication_cells import without_transfers
-from pipejax.schedules.table.host_links import tied_rows
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 Order = Int[NumpyArray, " transfers"]
-Orders = Int[NumpyArray, "orders transfers"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,15 +36,6 @@ class TransferGraph:
     preds: Int[NumpyArray, "nodes max_preds"]
     duration: Float[NumpyArray, " nodes"]  # [s]
     queues: Int[NumpyArray, "2 transfers"]  # number of the sender's and of the receiver's queue
-    received: Int[NumpyArray, " transfers"]  # transfers sorted by receiver, then by consumer
-    sent: Int[NumpyArray, " transfers"]  # transfers sorted by sender, then by producer
-    # number of `received` up to the last op of a row that a node waits for, 0 without one; the rows
-    # are its own and those that share its host link
-    latest: Int[NumpyArray, "nodes rows"]
-    # number of `sent` before the first op of a row that waits for a transfer's consumer, all
-    # without one
-    earliest: Int[NumpyArray, "transfers rows"]
-    at_end: Int[NumpyArray, " some"]  # all-reduces and updates after all rows
 
     @property
     def num_transfers(self) -> int:
@@ -59,146 +46,40 @@ class TransferGraph:
 def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
     """Lower and price a table under rendezvous, and return its graph before any queue."""
     bare = without_transfers(table)
-    rows = tied_rows(bare, links)
     program, vector = lower_and_price(bare, costs, links)
     sent = program.messages
     preds = np.pad(program.preds, ((0, 0), (0, max(0, 3 - program.max_preds))))
     preds[sent.carrier] = SOURCE
     preds[sent.carrier, 0] = sent.producer
-    between = program.beside_cells if table.updates_within else np.empty(0, np.int64)
-    at_end = np.setdiff1d(program.beside_cells, between)
     backward = (sent.phase == Phase.SEND_B).astype(int)
     queues = queue_keys(links.queues, sent.sender, sent.receiver, backward)
-    place, row, reach = _reach(program, preds, at_end, rows)
-    received = np.lexsort((sent.consumer, sent.receiver))
-    sends = np.lexsort((sent.producer, sent.sender))
-    # The number worker * nodes + node ascends along `received`, as the nodes of a row ascend. A
-    # binary search for an op counts the transfers up to it. The count includes all rows before, so
-    # it is set to 0 where the op's row adds nothing.
-    size = program.num_nodes
-    arrivals = sent.receiver[received].astype(np.int64) * size + sent.consumer[received]
-    latest = np.searchsorted(arrivals, rows[row] * size + reach, side="right")
-    latest[latest == np.searchsorted(arrivals, rows[row] * size)] = 0
-    # Likewise, along `sent` the op that a producer waits for in a row ascends: a search for a
-    # consumer gives the first transfer whose producer waits for it.
-    earliest = np.empty((len(sends), rows.shape[1]), np.int64)
-    for column in range(rows.shape[1]):
-        departures = sent.sender[sends] * size + reach[sent.producer[sends], column]
-        is_column = place[sent.receiver] == column
-        begin = rows[sent.receiver[is_column]] * size
-        first = np.searchsorted(departures, begin + sent.consumer[is_column, None])
-        first[first == np.searchsorted(departures, begin + size)] = len(sends)
-        earliest[is_column] = first
     return TransferGraph(
         table=bare,
         program=program,
         preds=preds,
         duration=vector[program.duration_index],
         queues=np.unique(queues, return_inverse=True)[1].reshape(queues.shape),
-        received=received,
-        sent=sends,
-        latest=latest,
-        earliest=earliest,
-        at_end=at_end,
     )
 
 
-def _reach(
-    program: Program,
-    preds: Int[NumpyArray, "nodes max_preds"],
-    at_end: Int[NumpyArray, " some"],
-    rows: Int[NumpyArray, "workers rows"],
-) -> tuple[Int[NumpyArray, " workers"], Int[NumpyArray, " nodes"], Int[NumpyArray, "nodes rows"]]:
-    """Find the last op of each row that a node waits for without transfers, itself included."""
-    # `rows` are the workers that share a host link with each worker, and itself. Return the column
-    # of each worker's own row in it, the row of each node, and these last ops. A node beside
-    # compute belongs to the row that issues it.
-    width = rows.shape[1]
-    own_column = (rows == np.arange(len(rows))[:, None]).argmax(axis=1)
-    row = np.maximum(program.worker, 0).astype(np.int64)
-    reach = np.zeros((program.num_nodes, width), np.int64)
-    ops = np.flatnonzero(program.worker != NO_WORKER)
-    reach[ops, own_column[row[ops]]] = ops
-    follows = (program.worker == NO_WORKER) | (width > 1)
-    follows[[SOURCE, *program.messages.carrier, *at_end]] = False
-    for node in np.flatnonzero(follows).tolist():  # in topological order
-        if program.worker[node] == NO_WORKER:
-            row[node] = row[preds[node].max()]
-        reach[node] = np.maximum(reach[node], reach[preds[node]].max(axis=0))
-    return own_column, row, reach
-
-
-def invert_orders(orders: Orders) -> Orders:
-    """Return the position of each transfer in every order."""
-    positions = np.empty_like(orders)
-    np.put_along_axis(positions, orders, np.arange(orders.shape[1])[None], axis=1)
-    return positions
-
-
-def legal_range(
-    graph: TransferGraph, position: Int[NumpyArray, " transfers"]
-) -> tuple[Int[NumpyArray, " transfers"], Int[NumpyArray, " transfers"]]:
-    """Return the positions strictly between which each transfer may move, all else unchanged."""
-    # They are the last position of a transfer that it depends on, and the first of a dependent one.
-    messages, size = graph.program.messages, graph.num_transfers
-    low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]].max(axis=1)
-    # a running minimum from the end; the offset makes later rows larger, so it restarts in each row
-    offset = messages.sender[graph.sent] * size
-    next_dependent = np.minimum.accumulate((position[graph.sent] + offset)[::-1])[::-1] - offset
-    return low, np.append(next_dependent, size)[graph.earliest].min(axis=1)
-
-
-def _latest_arrival(graph: TransferGraph, positions: Orders) -> Int[NumpyArray, "orders prefixes"]:
-    """Return the last position among the first k received transfers of a row; -1 for k = 0."""
-    # the offset per row exceeds all positions, so one running maximum serves all rows
-    offset = graph.program.messages.receiver[graph.received] * positions.shape[1]
-    latest = np.maximum.accumulate(positions[:, graph.received] + offset, axis=1) - offset
-    return np.pad(latest, ((0, 0), (1, 0)), constant_values=-1)
-
-
-def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders transfers 2"]:
-    """Return the node in front of each transfer in its sender's and its receiver's queue."""
-    # The first transfer of a queue gets the source. Every transfer is listed twice, once per queue.
-    # A stable sort by queue keeps the order in a queue, so the previous entry is in front if it has
-    # the same queue.
-    count, size = orders.shape
-    users = np.repeat(orders, 2, axis=1)
-    side = np.tile([0, 1], size)
-    # 16 bits, where they suffice, sort in linear time
-    queue = graph.queues[side, users].astype(np.int16 if 2 * size < 1 << 15 else np.int32)
-    by_queue = np.argsort(queue, axis=1, kind="stable")
-    queue = np.take_along_axis(queue, by_queue, axis=1)
-    user = np.take_along_axis(users, by_queue, axis=1)
-    front = np.full((count, 2 * size), SOURCE, np.int32)
-    follows = queue[:, 1:] == queue[:, :-1]
-    front[:, 1:] = np.where(follows, graph.program.messages.carrier[user[:, :-1]], SOURCE)
-    preds = np.empty((count, size, 2), np.int32)
-    preds[np.arange(count)[:, None], user, side[by_queue]] = front
+def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes max_preds"]:
+    """Return the predecessors of the nodes, with those of the queues in an order."""
+    preds, queues = graph.preds.copy(), graph.queues.T.tolist()
+    last = [SOURCE] * (1 + int(graph.queues.max(initial=-1)))  # so far, in each queue
+    for transfer in order.tolist():
+        node = graph.program.messages.carrier[transfer]
+        preds[node, 1:3] = [last[queue] for queue in queues[transfer]]
+        for queue in queues[transfer]:
+            last[queue] = node
     return preds
 
 
-def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
-    """Return the finish time of every node under each order [s]."""
-    # A key numbers the nodes topologically: a transfer has its position, an op follows the last
-    # transfer that its row has received by then, and equal keys keep the order without queues.
-    program, carrier = graph.program, graph.program.messages.carrier
-    (count, size), nodes = orders.shape, program.num_nodes
-    positions = invert_orders(orders)
-    sort_key = np.empty((count, nodes), np.int16 if 2 * size + 2 < 1 << 15 else np.int32)
-    arrival = _latest_arrival(graph, positions)
-    needed = (arrival[:, prefixes] for prefixes in graph.latest.T)
-    sort_key[:] = 2 * functools.reduce(np.maximum, needed) + 2
-    sort_key[:, graph.at_end] = 2 * size + 2
-    sort_key[:, carrier] = 2 * positions + 1
-    node = np.argsort(sort_key, axis=1, kind="stable").astype(np.int32)
-    number = np.empty_like(node)
-    np.put_along_axis(number, node, np.arange(nodes, dtype=np.int32)[None], axis=1)
-    batch = np.arange(count, dtype=np.int32)[:, None]
-    waits_for = graph.preds.take(node, axis=0)
-    waits_for[batch, number[:, carrier], 1:3] = queue_preds(graph, orders)
-    waits_for += batch[:, :, None] * nodes  # positions in all numbers, laid out flat
-    finish = finish_times_of_many(number.ravel().take(waits_for), graph.duration[node])
-    return np.take_along_axis(finish, number, axis=1)
+def order_makespan(graph: TransferGraph, order: Order) -> float:
+    """Return the makespan under an order [s]."""
+    preds = order_preds(graph, order)
+    head, column = np.nonzero(preds)
+    _, finish = run_edges(preds[head, column], head, graph.duration)
+    return float(finish.max())
 
 
 class HeadsTails(NamedTuple):

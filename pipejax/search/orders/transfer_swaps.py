@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.incremental_path import SOURCE, Awaited, IncrementalPath
 from pipejax.base.longest_path import CycleError, topological_order
-from pipejax.search.orders.transfer_graph import Order, TransferGraph, WaitsFor, queue_preds
+from pipejax.search.orders.transfer_graph import Order, TransferGraph, WaitsFor, order_preds
 
 REST = (10, 30)  # range of moves for which two swapped transfers keep their new order
 
@@ -42,9 +42,8 @@ class SwapSearch:
         # Python's generator takes a twentieth of NumPy's time for single numbers
         self._random = random.Random(int(rng.integers(2**63)))
         self.moves = 0
-        preds = graph.preds.copy()
-        preds[carrier, 1:3] = queue_preds(graph, order[None])[0]
-        self._number = number = _topological_numbers(preds)
+        preds = order_preds(graph, order)
+        number = _topological_numbers(preds)
         nodes = np.argsort(number)
         self._dependencies = WaitsFor.from_preds(number[graph.preds[nodes]])
         self._duration = graph.duration[nodes].tolist()
@@ -65,11 +64,6 @@ class SwapSearch:
         self._backward = IncrementalPath(back, np.append(0.0, graph.duration[nodes][:0:-1]))
         self._rests: dict[tuple[int, int], int] = {}
 
-    def begin(self, order: Order) -> None:
-        """Restart from another order; only the nodes that it changes are run again."""
-        self._run(self._line_up(order))
-        self._rests.clear()
-
     @property
     def makespan(self) -> float:
         """Return the end of the last node [s]."""
@@ -80,25 +74,15 @@ class SwapSearch:
         """Return the transfers in an order that gives the present queues."""
         return np.array([self._transfer[n] for n in self._ahead.order if n in self._transfer], int)
 
-    @property
-    def finish(self) -> Float[NumpyArray, " nodes"]:
-        """Return the end of each node of the graph (nodes) [s]."""
-        return np.array(self._ahead.finish)[self._number]
-
-    def _line_up(self, order: Order) -> set[int]:
-        """Set the queues by an order; return the nodes with new neighbours."""
-        changed, last = set[int](), [SOURCE] * len(self._front)
+    def _line_up(self, order: Order) -> None:
+        """Set the queues by an order."""
+        last = [SOURCE] * len(self._front)
         for node in self._carrier[order].tolist():
             for queue in self._node_queues[node]:
-                before, last[queue] = last[queue], node
-                if self._front[queue].get(node) != before:
-                    changed |= {before, node}
-                    self._front[queue][node], self._next[queue][before] = before, node
+                self._front[queue][node], self._next[queue][last[queue]] = last[queue], node
+                last[queue] = node
         for next_in_queue, node in zip(self._next, last, strict=True):
-            if next_in_queue.get(node) != SOURCE:
-                changed.add(node)
-                next_in_queue[node] = SOURCE
-        return changed - {SOURCE}
+            next_in_queue[node] = SOURCE
 
     def _run(self, changed: set[int]) -> None:
         """Run both directions again after changes of the predecessors of some nodes."""
@@ -117,10 +101,27 @@ class SwapSearch:
         candidates.sort(key=lambda candidate: candidate[:3])
         return any(self._apply(swap) for *_, swap in candidates)
 
+    def shake(self, count: int) -> None:
+        """Make some random swaps of queue neighbours."""
+        transfers = list(self._transfer)
+        for _ in range(count if transfers else 0):
+            node = self._random.choice(transfers)
+            after = self._next[self._random.choice(self._node_queues[node])][node]
+            if after != SOURCE:
+                self._apply(self._swap(node, after))
+
+    def _swap(self, first: int, second: int) -> Swap:
+        """Return the swap of two transfers, with the queues in which they are neighbours."""
+        both = self._node_queues[second]
+        queues = (
+            q for q in self._node_queues[first] if q in both and self._next[q][first] == second
+        )
+        return Swap(first, second, tuple(queues))
+
     def _critical_swaps(self) -> list[Swap]:
         """List queue neighbours on a critical path, chosen at random at ties."""
         finish, waits = self._ahead.finish, self._ahead.waits
-        node_queues, next_node = self._node_queues, self._next
+        node_queues = self._node_queues
         swaps, draw = [], self._random.random
         node = finish.index(self._ahead.makespan)
         while node != SOURCE:
@@ -131,11 +132,7 @@ class SwapSearch:
                 waited = [pred for pred in preds if finish[pred] == last]
                 before = waited[int(draw() * len(waited))] if len(waited) > 1 else waited[0]
             if before in node_queues and node in node_queues:
-                both = node_queues[node]
-                queues = tuple(
-                    q for q in node_queues[before] if q in both and next_node[q][before] == node
-                )
-                swaps.append(Swap(before, node, queues))
+                swaps.append(self._swap(before, node))
             node = before if finish[before] else SOURCE
         return swaps
 

@@ -212,7 +212,10 @@ class Splits:
     def rounded(self, shares: Shares) -> Found:
         """Round a mixture to a split (1 or none, stages)."""
         layers = whole_with_sum((self.prices.counts("layers") @ shares)[None])
-        return self._splits_with_layers(layers, self._mtp(self.prices.counts("mtp") @ shares))
+        # the layers for further tokens are on one stage, if there are any
+        stage = (self.prices.counts("mtp") @ shares).argmax()
+        mtp = (np.arange(self.stages) == stage) & (self.model.mtp_layers > 0)
+        return self._splits_with_layers(layers, mtp[None])
 
     def neighbours(self, chosen: Int[NumpyArray, " stages"]) -> Found:
         """List splits with one layer elsewhere, or with the layers for further tokens elsewhere."""
@@ -224,10 +227,6 @@ class Splits:
             same_layers = np.broadcast_to(layers, elsewhere.shape)
             splits.append(self._splits_with_layers(same_layers, elsewhere))
         return np.concatenate(splits)
-
-    def _mtp(self, shares: Float[NumpyArray, " stages"]) -> Bool[NumpyArray, "1 stages"]:
-        """Return the stage of the layers for further tokens, if there are any."""
-        return ((np.arange(self.stages) == shares.argmax()) & (self.model.mtp_layers > 0))[None]
 
     def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Found:
         """Return the splits with these layers that are legal, fast enough and fit."""

@@ -4,16 +4,13 @@ A neighbourhood is a set of free ops. All others keep their order on workers and
 their times, so later ops move up. Free offloads and loads may be dropped or added.
 
 If memory is tight, the complete model is too large for the solver. A step frees the ops of one
-neighbourhood and asks for any better plan, mostly within a fraction of a second. Better is an
-earlier end, or an equal end with a smaller sum of the ends of input gradients: after enough such
-steps the end gets earlier, too.
+neighbourhood and asks for any plan with an earlier end, mostly within a fraction of a second.
 """
 
 import functools
 import itertools
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -55,7 +52,6 @@ STUCK = 0.4  # deterministic time without a gain after which the next grid is tr
 PATIENCE = 6.0  # effort without a gain after which the search ends, or
 PATIENCE_SHARE = 1.0  # of the effort until the last gain, where that is more
 GAINS = (0.0, 0.01, 0.04)  # by which share a plan is to be better, at least: drawn for each step
-GOALS = ("end", "sum")  # what a step shortens: the objective, or the sum of input gradients' ends
 
 
 def _microbatches(
@@ -147,23 +143,11 @@ def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
     }
 
 
-class Merit(NamedTuple):
-    """Quality of a plan, the more important number first."""
-
-    objective: int  # units
-    sum: int  # of the ends of all input gradients [units]
-
-    @classmethod
-    def measure(cls, problem: Problem, plan: Plan) -> "Merit":
-        """Measure a plan."""
-        return cls(plan_objective(problem, plan), int(input_grad_end(problem, plan).sum()))
-
-
 class Arm:
     """A kind of neighbourhood with its share of ops, and its gains so far."""
 
-    def __init__(self, kind: str, goal: str, in_order: bool, share: float) -> None:
-        self.kind, self.goal, self.in_order, self.share = kind, goal, in_order, share
+    def __init__(self, kind: str, in_order: bool, share: float) -> None:
+        self.kind, self.in_order, self.share = kind, in_order, share
         self.spent, self.gains = 0.0, 0
 
     @property
@@ -184,16 +168,14 @@ class NeighbourhoodSearch:
 
     def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
         horizon = search_horizon(problem, plan)
-        self.problem, self.plan, self.merit = problem, plan, Merit.measure(problem, plan)
+        self.problem, self.plan, self.objective = problem, plan, plan_objective(problem, plan)
         self._rng = np.random.default_rng(seed)
         self._base = ScheduleModel(problem, horizon)
         self._base.model.clear_objective()  # type: ignore[no-untyped-call]  # it has no types
-        self._sum = cp_model.LinearExpr.sum([self._base.end("I", k) for k in self._base.start["I"]])
         kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
         share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
         orders = (True,) if self._base.in_order else (True, False)
-        ways = itertools.product(sorted(kinds), GOALS, orders)
-        self._arms = [Arm(*way, share) for way in ways]
+        self._arms = [Arm(*way, share) for way in itertools.product(sorted(kinds), orders)]
         self._solver: cp_model.CpSolver | None = None
         self.idle = 0.0
 
@@ -217,12 +199,10 @@ class NeighbourhoodSearch:
 
     def take(self, plan: Plan) -> bool:
         """Take a plan if it is better; return whether it is."""
-        merit = Merit.measure(self.problem, plan)
-        if merit >= self.merit:
+        objective = plan_objective(self.problem, plan)
+        if objective >= self.objective:
             return False
-        if merit.objective < self.merit.objective:
-            self.idle = 0.0
-        self.plan, self.merit = plan, merit
+        self.plan, self.objective, self.idle = plan, objective, 0.0
         return True
 
     def stop(self) -> None:
@@ -244,13 +224,8 @@ class NeighbourhoodSearch:
         for place, whole in base.whole.items():
             if not free["I"][place]:
                 model.add(whole == bool(self.plan.whole[place]))
-        share = float(self._rng.choice(GAINS))
-        least = Merit(*(max(1, int(share * value)) for value in self.merit))
-        if arm.goal == "end":
-            model.add(base.objective <= self.merit.objective - least.objective)
-        else:
-            model.add(base.objective <= self.merit.objective)
-            model.add(self._sum <= self.merit.sum - least.sum)
+        gain = max(1, int(float(self._rng.choice(GAINS)) * self.objective))
+        model.add(base.objective <= self.objective - gain)
         base.hint(self.plan, model)
         return model
 

@@ -258,7 +258,8 @@ def default_folder() -> Path:
 
 def stretch(problem: Problem, other: Problem) -> Fraction | None:
     """Return by how much the other problem's times are longer, at most."""
-    names = (*TIMES, *(HOST_TIMES if _both_offload(problem, other) else ()))
+    both_offload = problem.offload is not None and other.offload is not None
+    names = (*TIMES, *(HOST_TIMES if both_offload else ()))
     here = np.concatenate([np.ravel(getattr(problem, name)) for name in names])
     there = np.concatenate([np.ravel(getattr(other, name)) for name in names])
     if (there[here == 0] > 0).any():
@@ -266,10 +267,6 @@ def stretch(problem: Problem, other: Problem) -> Fraction | None:
     takes = here > 0
     pairs = zip(there[takes].tolist(), here[takes].tolist(), strict=True)
     return max((Fraction(t, h) for t, h in pairs), default=Fraction(1))
-
-
-def _both_offload(problem: Problem, other: Problem) -> bool:
-    return problem.offload is not None and other.offload is not None
 
 
 def fits_in(problem: Problem, other: Problem) -> bool:

@@ -5,7 +5,6 @@ exactly, and improved by one layer at a time. The exhaustive twin evaluates all 
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,10 +14,9 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import divisors
-from pipejax.base.compiled import compiled
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.workload import StageLayers
-from pipejax.costs.system.system import Number, Numbers
+from pipejax.costs.system.system import Number
 from pipejax.search.tuning.problem import TuningProblem, identity_relaxation
 from pipejax.search.tuning.rounding import (
     MAX_EXHAUSTIVE,
@@ -249,25 +247,19 @@ def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> Tu
         upper=upper,
     )
     sizes, soft = _relaxed(joint, minima[values.argsort()[:NUM_ROUNDED]])
-    evaluate = _Counted(joint)
+    evaluated = values.size * (steps + 1)
+
+    def evaluate(settings: Settings) -> PerConfiguration:
+        nonlocal evaluated
+        evaluated += len(settings.size)
+        return joint.times(settings)
+
     rounded = _round_settings(joint, sizes, soft)
     shortlist = rounded.at(_best(rounded, evaluate(rounded), per_size=len(joint.parts) > 1))
     settings, times = improve_settings(joint, shortlist, evaluate)
     best = StageLayers(*(stages[0] for stages in soft))
-    evaluated = evaluate.count + values.size * (steps + 1)
     relaxed = values.min().item(), sizes[0].item(), best
     return joint.pick(settings, times, evaluated, relaxed)
-
-
-class _Counted:
-    """Function from settings to times, which counts the settings."""
-
-    def __init__(self, joint: JointProblem) -> None:
-        self.joint, self.count = joint, 0
-
-    def __call__(self, settings: Settings) -> PerConfiguration:
-        self.count += len(settings.size)
-        return self.joint.times(settings)
 
 
 Bounds = Float[NumpyArray, "1 variables"]
@@ -304,18 +296,12 @@ Sizes = Float[NumpyArray, " kept"]  # microbatch sizes
 def _relaxed(
     joint: JointProblem, points: Float[NumpyArray, "kept variables"]
 ) -> tuple[Sizes, StageLayers]:
-    inputs = joint.problem.inputs(len(points), joint.microbatches or 1, limited=False)
-    size, *layers = map(np.asarray, _read(points, inputs, relax=JointRelaxation(joint.parts)))
-    return size, StageLayers(*layers)
-
-
-@functools.partial(compiled, static_argnames="relax")
-def _read(points: Array, inputs: Inputs, *, relax: JointRelaxation) -> tuple[Numbers, ...]:
-    def read_point(point: Array, inputs: Inputs) -> tuple[Numbers, ...]:
-        pair, size = relax(point, inputs)
-        return size + 0.0, pair.assigned.layers, pair.assigned.recomputed
-
-    return jax.vmap(read_point)(points, inputs)
+    """Return the microbatch size and the layers of stages at each point."""
+    inputs = joint.problem.inputs(1, joint.microbatches or 1, limited=False)
+    inputs = jax.tree.map(lambda leaf: leaf[0], inputs)
+    pairs, sizes = zip(*(JointRelaxation(joint.parts)(p, inputs) for p in points), strict=True)
+    assigned = zip(*(pair.assigned for pair in pairs), strict=True)
+    return np.array(sizes, float), StageLayers(*(np.array(stages, float) for stages in assigned))
 
 
 def _round_settings(joint: JointProblem, sizes: Sizes, soft: StageLayers) -> Settings:

@@ -23,7 +23,7 @@ from pipejax.base.display import with_short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.grammar import Grammar
-from pipejax.schedules.cells.ops import COMPUTING, NETWORK, SHARDING, AnyPhase, Cell, Op, Phase
+from pipejax.schedules.cells.ops import COMPUTING, NETWORK, SHARDING, Cell, Op, Phase
 from pipejax.schedules.table.held_activations import gathered_peak
 from pipejax.schedules.table.host_links import in_host_order
 from pipejax.schedules.table.links import Links
@@ -161,7 +161,11 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._sizes = _shaped("sizes", sizes, stages)
         limits = np.full(workers, np.inf) if limit is None else _shaped("limit", limit, workers)
         self._all_options = _list_options(self.table, self._sizes, limits)
-        self.options = [_undominated(options) for options in self._all_options]
+        # of options with the same lane order and residency, the one that gathers earliest
+        self.options = [
+            list({option.key: option for option in options}.values())
+            for options in self._all_options
+        ]
         self._times: dict[tuple[int | None, ...], float] = {}
         self.best = tuple(len(options) - 1 for options in self.options)
         self.value = self._makespan(self.best)
@@ -209,10 +213,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
                     break
         table = self._build_table(options)
         peak = gathered_peak(table, self._sizes)
-        ahead, residency = (
-            tuple(option.ahead for option in options),
-            tuple(option.residency for option in options),
-        )
+        ahead, residency, *_ = zip(*options, strict=True)
         costs, links = self._run_arguments
         makespan = evaluate(table, costs, link=links).makespan
         return Gathering(table, ahead, residency, peak), makespan
@@ -280,9 +281,11 @@ class LookaheadSearch(LocalSearch[Gathering]):
         """Return a lower bound [s]: stages are gathered once, reductions have their own lane."""
         costs, links = self._run_arguments
         compute = self.table.grammar.compute
-        rows = [
-            [*_gathers(row, compute), *with_reductions(row, True, self._ends)] for row in self._rows
-        ]
+        rows = []
+        for row in self._rows:
+            stages = dict.fromkeys(op.stage for cell in row for op in cell if op.phase in compute)
+            gathers = [(Op(Phase.UNSHARD, stage),) for stage in stages]  # by first use
+            rows.append([*gathers, *with_reductions(row, True, self._ends)])
         rows = in_host_order(self.table, rows) if self.table.offloads else rows
         grammar = dataclasses.replace(
             self.table.grammar,
@@ -290,12 +293,6 @@ class LookaheadSearch(LocalSearch[Gathering]):
         )
         table = dataclasses.replace(self.table.with_rows(rows), grammar=grammar)
         return float(evaluate(table, costs, link=links).makespan)
-
-
-def _gathers(row: Sequence[Cell], compute: Sequence[AnyPhase]) -> list[Cell]:
-    """Return one gather of each stage of a row, in the order of first uses."""
-    stages = dict.fromkeys(op.stage for cell in row for op in cell if op.phase in compute)
-    return [(Op(Phase.UNSHARD, stage),) for stage in stages]
 
 
 def _list_options(
@@ -340,11 +337,6 @@ def _peak(row: Sequence[Cell], sizes: Float[NumpyArray, " stages"]) -> float:
     for cell in row:
         held += [held[-1] + signs[op.phase] * sizes[op.stage] for op in cell if op.phase in signs]
     return float(max(held))
-
-
-def _undominated(options: Sequence[_Option]) -> list[_Option]:
-    """Keep, of options with the same lane order and residency, the earliest gathers."""
-    return list({option.key: option for option in options}.values())
 
 
 def _largest_residency(options: Sequence[_Option], ahead: int) -> _Option:

@@ -204,10 +204,7 @@ class StepTimeObjective:
             )
             for program in self.programs
         ]
-
-        def value_alone(*arguments: Any) -> Array:
-            return self._values(*arguments)[0]
-
+        value_alone = lambda *arguments: self._values(*arguments)[0]  # noqa: E731
         value, slopes = price(value_alone, self._shared, variables, inputs, solved, moved)
         return value, _like(variables, slopes)
 

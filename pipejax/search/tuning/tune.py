@@ -273,7 +273,8 @@ def _tune(
         if on_best is not None:
             on_best(best)
 
-    search = {"size": _tune_size, "recompute": _tune_recompute}.get(over, _tune_parts)
+    recompute = _recompute_planned if task.family.is_planned else _tune_parts
+    search = {"size": _tune_size, "recompute": recompute}.get(over, _tune_parts)
     result = search(task._replace(tell=tell), method, over)
     tell(result)
     return answer(result, "iterations", _baselines(task, over))
@@ -331,17 +332,10 @@ def _size_setting(
     return BestSetting(count, step, need, evaluated or len(sizes), {}, details)
 
 
-def _tune_recompute(task: TuningTask, method: str, what: str) -> BestSetting:
-    """Tune the recomputed layers; a planned schedule allows only equal numbers on all stages."""
-    if task.family.is_planned:
-        if method == "gradient":
-            raise wrong("method", "is exhaustive where a schedule is planned for the times")
-        return _recompute_planned(task)
-    return _tune_parts(task, method, what)
-
-
-def _recompute_planned(task: TuningTask) -> BestSetting:
+def _recompute_planned(task: TuningTask, method: str, what: str) -> BestSetting:
     """Try every number of recomputed layers, equal on all stages, with its planned schedule."""
+    if method == "gradient":
+        raise wrong("method", "is exhaustive where a schedule is planned for the times")
     layers = task.problem().pair.assigned.layers
     answers = [_planned_setting(task, count) for count in range(int(layers.max()) + 1)]
     capacity = float(task.system.memory_available) if task.memory_limit else math.inf
