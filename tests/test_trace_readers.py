@@ -112,6 +112,16 @@ def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
     assert same(read([packed], columns=options), public)
     slow = read(packed, columns=options | {"unit": "s"})
     assert slow.end.max() == pytest.approx(1e3 * public.end.max())
+    micro = make_csv(
+        tmp_path / "c.csv",
+        source,
+        change=lambda row: [1e6 * v if 4 <= k < 6 else v for k, v in enumerate(row)],
+    )
+    with pytest.raises(
+        ValueError, match=r"must say their unit: ops take .* give --columns unit=us"
+    ):
+        read(micro)
+    assert same(read(micro, columns={"unit": "us"}), public)
     with pytest.raises(ValueError, match="unknown columns 'rank': known are step, replica"):
         read(path, columns={"rank": "copy"})
     with pytest.raises(ValueError, match="columns: unit must be one of s, ms, us, ns, got 'h'"):
@@ -465,15 +475,26 @@ def test_what_launches_no_kernel_takes_no_time(tmp_path):
     assert trace.start[trace.has_phase("I")] == trace.start[trace.has_phase("W")]
 
 
-def test_a_rank_whose_kernels_are_cut_is_not_put_beside_those_of_others(tmp_path):
+def test_ops_after_the_last_launch_of_a_capture_are_left_out(tmp_path):
     for rank in (0, 1):
         slices = [(f"PP:{rank}F{m}", 2 * m, 1) for m in range(2)]
         path = labelled(tmp_path / f"rank{rank}", slices, rank=rank, world=2)
         kernels = [*launching(1, 0.5, 5, 3), *launching(2, 2.5, 8, 3)]
         with_events(path, kernels[: 4 - 2 * rank])
     trace = read(tmp_path)
+    assert (trace.workers, trace.worker.tolist()) == (2, [0, 0, 1])
+    assert (trace.end - trace.start).tolist() == pytest.approx([3e-6, 3e-6, 3e-6])
+    assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 1)]
+
+
+def test_a_rank_that_lost_kernels_is_not_put_beside_others(tmp_path):
+    for rank in (0, 1):
+        slices = [(f"PP:{rank}F{m}", 2 * m, 1) for m in range(2)]
+        path = labelled(tmp_path / f"rank{rank}", slices, rank=rank, world=2)
+        kernels = [*launching(1, 0.5, 5, 3), *launching(2, 2.5, 8, 3)]
+        with_events(path, kernels[2 * rank :])
+    trace = read(tmp_path)
     assert (trace.workers, trace.worker.tolist()) == (2, [0, 0])
-    assert (trace.end - trace.start).tolist() == pytest.approx([3e-6, 3e-6])
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 2)]
 
 

@@ -132,9 +132,13 @@ def _other_suspects(analysis: "Analysis") -> Iterator[object]:
             kinds = {"microbatch": "microbatches"}.get(kind, f"{kind}s")
             yield plain(f"also: {count} {kinds} or more take over {MIN_RATIO} times the others")
     others = [suspect for suspect in suspects if counts[suspect.kind] < MAX_LISTED]
+
     # a worker and its only stage are one place of one cost
-    named = {} if finding is None else {finding.seconds: finding}
-    others = [row for row in others if named.setdefault(row.seconds, row) is row is not finding]
+    def key(row: "Suspect") -> tuple[object, ...]:
+        return (row.seconds,) if row.kind in ("worker", "stage") else (row.kind, row.name)
+
+    named = {} if finding is None else {key(finding): finding}
+    others = [row for row in others if named.setdefault(key(row), row) is row is not finding]
     for suspect in others[:NAMED]:
         yield plain(f"also: {_suspect_text(analysis, suspect)}")
     if others[NAMED:]:

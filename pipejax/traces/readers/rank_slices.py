@@ -348,7 +348,7 @@ def _time_by_kernels(
 ) -> Sequence[Rows]:
     """Replace the times of ops by those of their kernels, and drop ranks where this fails."""
     # If it fails on all ranks, times of the host remain.
-    kernel_rows = [_kernel_times(rows, cells) for rows in ranks]
+    kernel_rows = [_kernel_times(rows, cells, left_out) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
         if timed is None and any(kernel_rows):
             why = "some ops have no kernel, and other ranks are timed by theirs"
@@ -359,7 +359,7 @@ def _time_by_kernels(
     return [timed for timed in kernel_rows if timed is not None] or ranks
 
 
-def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
+def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows | None:
     """Replace the times of a rank's ops by those of their kernels on the busiest stream."""
     # None if only some ops of a phase and stage have kernels. If none of them has, as I of the
     # first stage, these ops take no time. `cells` are the ops of every label.
@@ -380,7 +380,17 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell]) -> Rows | None:
     kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[ops].tolist()]
     no_kernel = np.isinf(begin[ops])
     if {*itertools.compress(kinds, no_kernel)} & {*itertools.compress(kinds, ~no_kernel)}:
-        return None
+        # kernels end before ranges where a capture ends: the ops after the last launch are cut off
+        begins = rows.start[ops[no_kernel]]
+        late = begins[begins > launch[is_launched].max()]
+        if not len(late):
+            return None
+        stays = rows.start < late.min()
+        why = "the capture ended before their kernels"
+        left_out.append(LeftOut(f"slices of rank {rows.rank}", why, int(np.sum(~stays))))
+        step = None if rows.step is None else rows.step[stays]
+        fields = {"label": rows.label[stays], "start": rows.start[stays], "end": rows.end[stays]}
+        return _kernel_times(rows._replace(**fields, step=step), cells, left_out)
     # an op without kernels ends after the host and all kernels of the ops before it
     done = np.maximum.accumulate(np.where(no_kernel, rows.end[ops], finish[ops]))
     begin[ops[no_kernel]] = finish[ops[no_kernel]] = done[no_kernel]
