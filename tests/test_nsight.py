@@ -31,6 +31,10 @@ def bare(worker, cell, step):
     return f"{'fwd' if cell[0].phase.name == 'F' else 'bwd'} mb{cell[0].microbatch}"
 
 
+def ranked(worker, cell, step):
+    return f"rank={worker}; pp={worker}/2 {bare(worker, cell, step)}"
+
+
 def timers(worker, cell, step):
     return f"{'forward' if cell[0].phase.name == 'F' else 'backward'}-compute"
 
@@ -101,6 +105,7 @@ GRAMMARS = {
     ),
     "Megatron-LM, timers": ("gpipe", timers, {}, {"steps": 2, "stages_per_worker": 1}),
     "other programs": ("1f1b", bare, {}, {}),
+    "other programs, with ranks": ("1f1b", ranked, {}, {}),
     "PithTrain": ("dualpipe-v", pithtrain(2), {}, {}),
     "PithTrain, older": ("dualpipe-v", pithtrain(2, prefix=True), {}, {}),
 }

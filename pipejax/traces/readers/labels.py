@@ -26,6 +26,7 @@ Cell = tuple[LabelOp, ...]  # two of a fused pair
 _CELL = r"(?P<stage>\d{1,9})(?P<phase>[A-Z](?:[A-Z_]*[A-Z])?)(?P<microbatch>\d{0,9})"
 _CHUNK = r"chunk (?P<microbatch>\d{1,9}) \(phase(?P<chunk>[01])\)"
 
+_RANK = r"(?:rank[ =]\d+[;:]? *(?:pp=\d+/\d+[;:]? *)?)?"  # before a label of any framework
 _NUMBER = r"(?:[ _.:#-]*(?:mb|microbatch|micro_batch)?[ _.:#=-]*(?P<microbatch>\d{1,9}))?"
 
 
@@ -42,13 +43,13 @@ GRAMMARS = (
     ("PyTorch", rf"(?:PP:)?{_CELL}"),
     ("PyTorch", rf"(?:PP:)?\({_CELL};{_second(_CELL)}\)\s*OVERLAP_F_B"),
     ("PyTorch", r"(?P<phase>Forward|Backward) (?P<microbatch>\d{1,9})"),
-    ("PithTrain", rf"(?:rank \d+ )?(?P<phase>forward|backward) {_CHUNK}"),
+    ("PithTrain", rf"(?P<phase>forward|backward) {_CHUNK}"),
     (
         "PithTrain",
-        rf"(?:rank \d+ )?(?:overlapped )?(?P<phase>forward) {_CHUNK} "
+        rf"(?:overlapped )?(?P<phase>forward) {_CHUNK} "
         + _second(rf"(?P<phase>backward) {_CHUNK}"),
     ),
-    ("PithTrain", r"(?:rank \d+ )?(?P<phase>weight) chunk"),
+    ("PithTrain", r"(?P<phase>weight) chunk"),
     ("Megatron-LM", rf"(?:\w+\.)*(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)+?){_NUMBER}"),
     ("other programs", rf"(?P<phase>[A-Za-z]+){_NUMBER}"),
 )
@@ -69,7 +70,7 @@ def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
     """
     is_pytorch = framework == FRAMEWORKS[0]
     patterns = (pattern for name, pattern in GRAMMARS if name == framework)
-    match = next(filter(None, (re.fullmatch(pattern, label) for pattern in patterns)), None)
+    match = next(filter(None, (re.fullmatch(_RANK + pattern, label) for pattern in patterns)), None)
     if match is None:
         return ()
     groups, ops = match.groupdict(), []
