@@ -498,6 +498,17 @@ def test_a_rank_that_lost_kernels_is_not_put_beside_others(tmp_path):
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 2)]
 
 
+def test_exports_of_runs_with_collectives_and_updates_are_read(tmp_path):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    times = {"forward": 1.0, "backward": 2.0, "all_reduce": 1.0, "update": 0.5, "transmit": 0.1}
+    run = pj.evaluate(table, pj.Costs(**times))
+    (tmp_path / "run.json").write_text(pj.files.chrome_trace(run))
+    trace = read(tmp_path)
+    assert trace.workers == 4
+    last = run.makespan - 1.5  # all-reduce and update follow the last backward
+    assert trace.end[trace.has_phase("B")].max() == pytest.approx(last, rel=1e-9)
+
+
 def test_messages_alone_are_no_pipeline(tmp_path):
     """As PyTorch 2.11 traces its schedules of one stage a rank: their ops have no labels."""
     path = labelled(tmp_path / "a", [("gloo:recv", 0, 1), ("aten::mm", 1, 1)])

@@ -112,7 +112,7 @@ def compare(
         figure.save(lambda draft: save(picture, draft))
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
-    details = {"why formula, table and run differ": _reasons(rows, slots)}
+    details = {"why published form, table and run differ": _reasons(rows, slots)}
     return Answer(result, view, {"drawn to": figure}, details=details)
 
 

@@ -111,8 +111,8 @@ def launches(
       --micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 2
       --sequence-parallel --pipeline-model-parallel-size 4 --use-distributed-optimizer
       --grad-reduce-in-bf16
-      >>> torchtitan.lacks
-      ('ZeRO 1 (0, 2 and 3 are there)',)
+      >>> others[0].lacks
+      ('sequence parallelism beside tensor parallelism',)
 
     References:
       NVIDIA/Megatron-LM, NVIDIA-NeMo/Megatron-Bridge, pytorch/torchtitan v0.2.2,
@@ -123,7 +123,7 @@ def launches(
     return tuple(
         Launch(
             record.name,
-            record.renamed(record.options(job)),
+            record.renamed(record.with_resets(record.options(job))),
             tuple(record.lacks(job)),
             "" if record.program is None else record.program(job),
         )
@@ -159,10 +159,11 @@ def pipeline_launches(
       >>> for launch in pj.costing.pipeline_launches(table, layers=[5, 3]):
       ...     print(launch.text)
       --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*5|tttL'
-      model.pipeline_model_parallel_size=2 'model.pipeline_model_parallel_layout=Et*5|tttL'
+      model.pipeline_model_parallel_size=2 'model.pipeline_model_parallel_layout="Et*5|tttL"'
       --parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule 1F1B
-      --parallelism.module_fqns_per_model_part '[["tok_embeddings", "layers.0", "layers.1",
-      "layers.2", "layers.3", "layers.4"], ["layers.5", "layers.6", "layers.7", "norm", "output"]]'
+      --parallelism.module_fqns_per_model_part
+      tok_embeddings,layers.0,layers.1,layers.2,layers.3,layers.4
+      layers.5,layers.6,layers.7,norm,output
     """
     check_types(table=(table, ScheduleTable))
     pipeline, layout = _Pipeline(table), None
@@ -503,17 +504,6 @@ def _flags_of_xla(job: _Job) -> str:
     return f"XLA_FLAGS={LATENCY_HIDING}" if job.workload.overlap > 0 else ""
 
 
-# options that recipes of Megatron-Bridge set, so that a run without them must say so
-RESET: Mapping[str, bool | None] = {
-    "overlap-grad-reduce": False,
-    "overlap-param-gather": False,
-    "use-distributed-optimizer": False,
-    "recompute-granularity": None,
-    "account-for-embedding-in-pipeline-split": False,
-    "account-for-loss-in-pipeline-split": False,
-}
-
-
 class Launcher(NamedTuple):
     """A launcher of training: its options, and what it lacks."""
 
@@ -528,7 +518,12 @@ class Launcher(NamedTuple):
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
     workload: Mapping[str, Any] = {}  # fields of `Workload` by default, where others than ours
     alone: Mapping[str, Any] = {}  # the same without a pipeline
+    resets: Mapping[str, Any] = {}  # options of its recipes that a run without them must undo
     stack: str = ""  # the stack whose kernels it has by default, if one is known
+
+    def with_resets(self, options: Options) -> Options:
+        """Return options, and behind them those that undo what its recipes set."""
+        return options | {k: value for k, value in self.resets.items() if k not in options}
 
     def renamed(self, options: Options) -> Options:
         """Return the options of Megatron-LM as fields of its records, if it has such groups."""
@@ -540,8 +535,6 @@ class Launcher(NamedTuple):
         if "num-virtual-stages-per-pipeline-rank" in options:
             stages = options.pop("num-virtual-stages-per-pipeline-rank")
             options["virtual-pipeline-model-parallel-size"] = stages
-        for name, value in RESET.items():
-            options.setdefault(name, value)
         names = {name: group for group, listed in self.groups.items() for name in listed}
         return {
             f"{names.get(name, 'model')}.{name.replace('-', '_')}": value
@@ -585,6 +578,18 @@ LAUNCHERS: Mapping[str, Launcher] = {
             },
             gradient_bytes=FULL_GRADIENT,
             workload={"zero": 1, "overlap": 1.0},
+            resets={
+                "recompute-granularity": None,
+                **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather"), False),
+                "use-distributed-optimizer": False,
+                **dict.fromkeys(
+                    (
+                        "account-for-embedding-in-pipeline-split",
+                        "account-for-loss-in-pipeline-split",
+                    ),
+                    False,
+                ),
+            },
         ),
         Launcher(
             "torchtitan",

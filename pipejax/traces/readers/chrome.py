@@ -196,9 +196,9 @@ class _EventCollector:
         """Divide one of our exports into workers; on a receive track, a SEND becomes its RECV."""
         by_worker: dict[int, list[Slice]] = {}
         for worker, thread, start, end, name in self.ours:
-            cell = parse_cell(name)
-            is_receive = (worker, thread) in self.receive_tracks and len(cell) == 1
-            if is_receive and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
+            # other tracks also have names that are no cells, as 3A
+            cell = parse_cell(name) if (worker, thread) in self.receive_tracks else ()
+            if len(cell) == 1 and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
                 name = format_cell((matching_receive(cell[0]),))
             if type(worker) is int and 0 <= worker < MAX_COUNT:
                 label = self.names.setdefault(name, len(self.names))
