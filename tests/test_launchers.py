@@ -299,11 +299,11 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
         "ddp.overlap_grad_reduce=true",
         "ddp.overlap_param_gather=true",
         "comm_overlap.tp_comm_overlap=true",
-        "ddp.grad_reduce_in_fp32=false",
-        "model.virtual_pipeline_model_parallel_size=2",
         "model.recompute_granularity=null",
         "model.account_for_embedding_in_pipeline_split=false",
         "model.account_for_loss_in_pipeline_split=false",
+        "ddp.grad_reduce_in_fp32=false",
+        "model.virtual_pipeline_model_parallel_size=2",
     ]
     with pytest.raises(ValueError, match="unknown launcher 'megatron': known are Megatron-LM"):
         pj.costing.launches(workload, table, "megatron")
