@@ -358,6 +358,14 @@ def test_maxtext_has_axes_inside_nodes_and_between_them(fields, axes):
     assert launch.text.startswith("XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true ")
 
 
+def test_tune_splits_the_axes_of_maxtext_over_nodes(answer):
+    job = ("-s", "gpipe", "-P", 1, "-m", "llama3-8b", "-y", "h100", "--minibatch", 2)
+    job += ("--data-parallel", 32, "--zero", 3, "--recompute", "full", "--launcher", "maxtext")
+    options = answer("tune", "size", *job)["launch"]["MaxText"]["options"]
+    axes = {k: v for k, v in options.items() if k.endswith("_parallelism")}
+    assert axes == {"ici_fsdp_parallelism": 8, "dcn_fsdp_parallelism": 4}
+
+
 @pytest.mark.parametrize(
     ("schedule", "fields", "lacks"),
     [

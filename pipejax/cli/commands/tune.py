@@ -151,8 +151,10 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
         }
         is_size = best.over == "size"
         run = scenario.replace(num_microbatches=best.microbatches)
-        launcher = scenario.files.get("launcher")
-        launches = pj.costing.launches(workload, run.table(), launcher) if is_size else ()
+        named, per_node = scenario.files.get("launcher"), float(system.gpus_per_node)
+        launches: Any = ()
+        if is_size:
+            launches = pj.costing.launches(workload, run.table(), named, per_node)
         result |= {"launch": launch_json(launches)} if launches else {}
         details: dict[str, Iterable[object]] = {
             "microbatch sizes" if is_size else "stages": [

@@ -105,7 +105,8 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
 
     def report(result: "Found[Partition]") -> Answer:
         best = result.best
-        launches = pj.costing.launches(best.workload, table, scenario.files.get("launcher"))
+        named, per_node = scenario.files.get("launcher"), float(system.gpus_per_node)
+        launches = pj.costing.launches(best.workload, table, named, per_node)
         data = _as_json(table, links, result) | {
             "seconds": time.monotonic() - start,
             "launch": launch_json(launches),
