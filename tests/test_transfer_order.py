@@ -436,25 +436,14 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.9)
     default = pj.evaluate(pj.read_table(path), costs, link="rendezvous").makespan
     plan = pj.search.messages(pj.read_table(path), costs, iterations=20)
-    assert (
-        answer("tune", "messages", "--table", path, *words)["gain"]
-        == 1 - result_case.value / default
-    )
+    assert answer("tune", "messages", "--table", path, *words)["gain"] == 1 - plan.value / default
     _, out, _ = call("tune", "messages", "--table", path, *words)
-    first, gain, who, total, *_ = out.splitlines()
-    assert "in the order found" in first
-    assert gain == (
-        f"  {100 * (1 - plan.value / default):.2f} % less than in its own order of SEND and RECV cells "
-        f"({default:.5g} s)"
-    )
+    text, gain = " ".join(out.split()), 100 * (1 - plan.value / default)
+    assert f"in the best order of messages, {gain:.3g} % less than in its own order" in text
     worst = pj.links.transfer_waits(
         pj.evaluate(pj.read_table(path), costs, link="rendezvous")
     ).transfers[0]
-    assert who == (
-        f"  on worker {worst.worker}, {worst.cell} waits longest: {worst.wait:.5g} s behind "
-        f"{worst.front}"
-    )
-    assert "all transfers wait" in total
+    assert f"{worst.cell} waits {worst.wait:.3g} s behind {worst.front}" in text
 
 
 def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):
