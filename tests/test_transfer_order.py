@@ -439,7 +439,7 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     assert answer("tune", "messages", "--table", path, *words)["gain"] == 1 - plan.value / default
     _, out, _ = call("tune", "messages", "--table", path, *words)
     text, gain = " ".join(out.split()), 100 * (1 - plan.value / default)
-    assert f"in the best order of messages, {gain:.3g} % less than in its own order" in text
+    assert f"in the best order of messages, {gain:.3g} % less than in the table's own order" in text
     worst = pj.links.transfer_waits(
         pj.evaluate(pj.read_table(path), costs, link="rendezvous")
     ).transfers[0]
