@@ -22,7 +22,7 @@ from pipejax.base.jax_on_demand import jax, jnp
 from pipejax.base.trees import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
-from pipejax.costs.measured.measured_rows import OPS, STEP, MeasuredRows
+from pipejax.costs.measured.measured_rows import BANDWIDTHS, OPS, STEP, MeasuredRows
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.stack import OF_WORKLOAD
@@ -31,7 +31,7 @@ from pipejax.costs.planning import build_for_run
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork, work_of_stages
-from pipejax.costs.system.parts import with_known
+from pipejax.costs.system.parts import Link, with_known
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
@@ -65,7 +65,9 @@ class Setting(NamedTuple):
     """Machine numbers of a row, and the fitted group of its layers."""
 
     gpus_per_node: Number  # 0 for that of the system
-    network_bandwidth: Number  # of messages between nodes, 0 for that of the system [B/s]
+    # of messages within a node and between nodes, 0 for that of the system [B/s]
+    node_bandwidth: Number
+    network_bandwidth: Number
     layer_group: Number  # index of the factor of its layers' time, if they have factors
 
 
@@ -177,7 +179,8 @@ class StepTimes:
         self._lower = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
         self._links = [name or link for name in rows.link.tolist()]
         self.programs = list(map(self._lower, self.tables, self._links))
-        columns = (rows.accelerators_per_node, rows.network_bandwidth, group)
+        bandwidths = (getattr(rows, name) for name in BANDWIDTHS)
+        columns = (rows.accelerators_per_node, *bandwidths, group)
         settings = (Setting(*map(float, row)) for row in zip(*columns, strict=True))
         self.inputs = [
             _inputs(*args) for args in zip(self.workloads, self.tables, settings, strict=True)
@@ -270,12 +273,19 @@ def _work(row: RowInputs) -> StageWork:
 
 
 def _with_setting(system: System, setting: Setting) -> System:
-    """Return a system with the node size and bandwidth of a row's setting, if above 0."""
-    network, bandwidth = system.network, setting.network_bandwidth
-    peak = xp.where(bandwidth > 0, bandwidth / network.efficiency, network.bandwidth)
+    """Return a system with the node size and bandwidths of a row's setting, where above 0."""
     per_node = xp.where(setting.gpus_per_node > 0, setting.gpus_per_node, system.gpus_per_node)
-    network = dataclasses.replace(network, bandwidth=peak)
-    return dataclasses.replace(system, gpus_per_node=per_node, network=network)
+    links = {
+        "node": _with_rate(system.node, setting.node_bandwidth),
+        "network": _with_rate(system.network, setting.network_bandwidth),
+    }
+    return dataclasses.replace(system, gpus_per_node=per_node, **links)
+
+
+def _with_rate(link: Link, rate: Number) -> Link:
+    """Return a link that reaches a measured rate [B/s], or the link itself for 0."""
+    bandwidth = xp.where(rate > 0, rate / link.efficiency, link.bandwidth)
+    return dataclasses.replace(link, bandwidth=bandwidth)
 
 
 def _step_or_op(costs: Costs, program: Program, read: tuple[str, int]) -> float:

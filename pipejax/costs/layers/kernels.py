@@ -159,11 +159,10 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
         return moved / bandwidth + launches * system.memory_latency
     rate = system.peak(op.precision) * system.compute_efficiency.at(flop)
     kernels = system.kernels
-    if op.kind == "attention":
-        share = kernels.attention_efficiency
-    else:
-        columns = xp.round(as_float(op.shape[1]))  # whole ones: a slightly wider model is no step
-        share = xp.where(columns % ALIGNED == 0, 1.0, kernels.misaligned_efficiency)
+    share = kernels.attention_efficiency if op.kind == "attention" else 1.0
+    # whole columns: a slightly wider model is no step
+    n, k = (xp.round(as_float(columns)) for columns in op.shape[1:])
+    share = share * xp.where((n % ALIGNED) + (k % ALIGNED) == 0, 1.0, kernels.misaligned_efficiency)
     if op.precision in OPERAND_BYTES:  # below 16 bits
         share = share * kernels.narrow_efficiency
     return flop / (rate * share) + volume / bandwidth + launches * system.compute_latency

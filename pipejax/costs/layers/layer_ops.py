@@ -406,9 +406,8 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
             0.0,
         ),
         Phases(layout.context, 3 * layout.context, 0.0),
-        Product(model.sequence / layout.context, attended, model.query_hidden / model.heads),
-        heads,
-        layout.precision,
+        batch=heads,
+        precision=layout.precision,
     )
 
 

@@ -85,6 +85,8 @@ COUNTS: Mapping[str, FileField] = {
     "loss_units": FileField(whole(0), 0),
     "accelerators_per_node": FileField(whole(), OF_SYSTEM),
 }
+# measured bandwidths of one accelerator, within a node and between nodes
+BANDWIDTHS = ("node_bandwidth", "network_bandwidth")
 # columns that describe a run: rows with equal ones repeat the same run
 CONFIGURATION: Mapping[str, FileField] = {
     "model": FileField(TEXT, None),
@@ -97,7 +99,7 @@ CONFIGURATION: Mapping[str, FileField] = {
         name: _OF_WORKLOAD[name]
         for name in ("overlap", "tensor_overlap", "expert_overlap", "graphs", "optimizer_offload")
     },
-    "network_bandwidth": FileField(POSITIVE, 0.0),
+    **dict.fromkeys(BANDWIDTHS, FileField(POSITIVE, 0.0)),
     "schedule": FileField(
         _named(lambda name: resolve_name(name, schedules.names(), "schedule")), None
     ),
@@ -151,7 +153,8 @@ class MeasuredRows:
     graphs: Float[NumpyArray, " rows"]  # share of the kernels that start as graphs
     optimizer_offload: Float[NumpyArray, " rows"]  # share that the host has
     out_of_memory: Bool[NumpyArray, " rows"]  # whether the run ended for lack of memory
-    # of a ring through all accelerators to another node; 0 where the system says it [B/s]
+    # of a ring within a node, and over all nodes; 0 where the system says it [B/s]
+    node_bandwidth: Float[NumpyArray, " rows"]
     network_bandwidth: Float[NumpyArray, " rows"]
     overlap: Float[NumpyArray, " rows"]  # share of gradients and weights that is hidden
     tensor_overlap: Float[NumpyArray, " rows"]  # the same of tensor parallelism

@@ -17,6 +17,7 @@ from pipejax.base.checks import check_types, legal_divisors, whole_number, wrong
 from pipejax.base.file_fields import FileField, read_cells, whole, with_defaults
 from pipejax.base.progress import Notice
 from pipejax.costs.measured.measured_rows import (
+    BANDWIDTHS,
     COLUMNS,
     COUNTS,
     MEASURED,
@@ -125,7 +126,7 @@ class RowReader:
         columns |= self._names(cells, columns) | self._software(cells)
         _check_spread(columns, model, cells)
         columns |= _profiled(columns, cells)
-        names = (*MEASURED, "network_bandwidth", "out_of_memory", *TEXTS)
+        names = (*MEASURED, *BANDWIDTHS, "out_of_memory", *TEXTS)
         columns |= {name: cells.get(name, COLUMNS[name].default) for name in names}
         measured = [name for name in MEASURED if name in cells]
         if columns["out_of_memory"] == bool(measured):

@@ -23,6 +23,7 @@ from pipejax.costs.model.layout import Group
 from pipejax.costs.model.workload import PerStage, Workload
 from pipejax.costs.precision import as_float
 from pipejax.costs.stage.stage_work import StageWork
+from pipejax.costs.system.parts import Contention
 from pipejax.costs.system.system import Number, Numbers, System
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -159,29 +160,31 @@ def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:
     return xp.broadcast_to(xp.asarray(leaf, float), shape).ravel()
 
 
-def exposed_buckets(exchange: Numbers, compute: Number, layers: Number) -> Numbers:
-    """Return the seconds by which exchanges of equal layers extend their compute."""
+def hidden_buckets(
+    contention: Contention, exchange: Numbers, compute: Number, layers: Number
+) -> Numbers:
+    """Return the seconds by which the exchanges of equal layers, beside compute, shorten a run."""
     # A layer's gradients are exchanged after its compute, after those of earlier layers. With c and
     # a the seconds of compute and exchange of one of L layers, the longest path is one of
     #     L c + a                            compute never rests
-    #     c + L a, or L a + c + (c - a)      links never rest; the first exchange waits for c
-    # The time after L c is exposed: a + max(0, (L - 1)(a - c)), as after the last backward. In
-    # reverse the same holds for weights that are gathered before compute, as in FSDP's forward.
-    # `exchange` and `compute` are seconds of all layers together.
+    #     c + L a                            links never rest
+    # so L - 1 exchanges travel beside compute. In reverse the same holds for weights that are
+    # gathered before compute, as in FSDP's forward. `exchange` and `compute` are seconds of all
+    # layers together.
     exchange, compute, layers = map(as_float, (exchange, compute, layers))
-    layer_exchange, layer_compute = exchange / layers, compute / layers
-    ends = xp.maximum(layer_compute - layer_exchange, 0.0) + xp.maximum(layer_compute, 0.0)
-    return xp.maximum(layer_exchange, xp.where(layers > 1, exchange + ends - compute, 0.0))
+    return (1 - 1 / layers) * contention.saved(exchange, compute)
 
 
-def exposed_ring(exchange: Number, compute: Numbers, steps: Number) -> Numbers:
-    """Return the seconds by which a ring exchange extends the compute on its data."""
+def hidden_ring(
+    contention: Contention, exchange: Number, compute: Numbers, steps: Number
+) -> Numbers:
+    """Return the seconds by which a ring exchange, beside the compute on its data, shortens it."""
     # Ring attention: in each of c steps an accelerator works on one part of the keys and values,
     # and passes it on. Step k + 1 waits for step k and for the transfer that started with it, and
     # transfers follow one another. The longest path has k transfers and c - k steps of compute,
     # with k = 0 or k = c - 1. `exchange` is the seconds of c - 1 transfers, `compute` of c steps.
     exchange, compute, steps = map(as_float, (exchange, compute, steps))
-    return xp.maximum(exchange - (steps - 1) / steps * compute, 0.0)
+    return contention.saved(exchange, (steps - 1) / steps * compute)
 
 
 ATTENTION, EXCHANGE, EXPERTS = range(3)

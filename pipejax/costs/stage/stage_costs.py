@@ -41,8 +41,8 @@ from pipejax.costs.scaling import GROWING, check_workers, scaled_costs
 from pipejax.costs.stage.exchanges import (
     Exchanges,
     attention_alone,
-    exposed_buckets,
-    exposed_ring,
+    hidden_buckets,
+    hidden_ring,
     layer_part_kinds,
     price_exchanges,
     with_kinds,
@@ -50,7 +50,7 @@ from pipejax.costs.stage.exchanges import (
 from pipejax.costs.stage.microbatches import Lengths, by_length
 from pipejax.costs.stage.slices import by_slice, check_whole, sliced_model
 from pipejax.costs.stage.stage_work import PerKind, StageWork, stage_work
-from pipejax.costs.system.parts import Flag
+from pipejax.costs.system.parts import Contention, Flag
 from pipejax.costs.system.system import Link, Number, Numbers, System
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -84,7 +84,7 @@ def work_costs(work: StageWork, system: System) -> Costs:
     near = _message_link(work, system)
     return Costs(
         **durations,
-        all_reduce=_gradient_exchange(work, exchanges, durations["backward"]),
+        all_reduce=_gradient_exchange(work, system, exchanges, durations["backward"]),
         update=_update(work, system, exchanges, durations["forward"]),
         **_in_cells(work, exchanges),
         offload=_host_transfer(work, system),
@@ -189,8 +189,8 @@ def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart
     devices = _devices(work, system, exchanges.within_layers)
     split = exchanges.split_weights
     for part, device, seconds, layers in zip(work.parts, devices, split, is_layer, strict=True):
-        hideable = xp.minimum(seconds[None], device.sum(axis=1))  # (ways, phases)
-        exposed = seconds[None] - work.layout.overlap * hideable
+        hidden = system.contention.saved(seconds[None], device.sum(axis=1))  # (ways, phases)
+        exposed = seconds[None] - work.layout.overlap * hidden
         host = (1 - work.layout.graphs) * host_time(
             system,
             launches=sum((stacked(op.launches) for op in part.ops), np.zeros(len(PHASES))),
@@ -240,7 +240,7 @@ def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> l
     pieces = _pieces(work, priced)
     kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
     waits = iter(exchanges)
-    devices = [_device(work, *piece, kernels, waits) for piece in pieces]
+    devices = [_device(work, system.contention, *piece, kernels, waits) for piece in pieces]
     if isinstance(priced, bool):
         return devices
     parts = len(work.parts)
@@ -250,6 +250,7 @@ def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> l
 
 def _device(
     work: StageWork,
+    contention: Contention,
     ops: Iterable[LayerOp],
     exchanges: Iterable[Collective],
     kernels: Iterator[ByPhase],
@@ -275,14 +276,14 @@ def _device(
         # exchanges of accelerators that split an expert count for the group of experts
         wait, group = next(waits), exchange.group.removesuffix("_tensor")
         if exchange.overlaps_with == "attention":
-            wait = xp.asarray(exposed_ring(wait, attention, layout.context))
+            wait = wait - hidden_ring(contention, wait, attention, layout.context)
         elif exchange.overlaps_with == "layer":
             dispatch = dispatch + wait
         elif exchange.overlaps_with:
-            overlap = xp.minimum(wait, products[PHASES.index(exchange.overlaps_with)])
-            hidden[group] = hidden[group] + overlap
+            beside = products[PHASES.index(exchange.overlaps_with)]
+            hidden[group] = hidden[group] + contention.saved(wait, beside)
         apart[group] = apart[group] + wait
-    hidden_dispatch = layout.expert_overlap * xp.minimum(dispatch, apart[compute])
+    hidden_dispatch = layout.expert_overlap * contention.saved(dispatch, apart[compute])
     apart["expert"] = apart["expert"] - hidden_dispatch
     seconds = xp.stack(list(apart.values()))
     return xp.stack([seconds, seconds - layout.tensor_overlap * xp.stack(list(hidden.values()))])
@@ -331,7 +332,9 @@ def _message_link(work: StageWork, system: System) -> Link:
     return link
 
 
-def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) -> PerStage:
+def _gradient_exchange(
+    work: StageWork, system: System, exchanges: Exchanges, backward: Number
+) -> PerStage:
     """Return the seconds of A after the last backward: (stages)."""
     # Replicas that split the optimizer state (ZeRO 1) need only their part of the sum. Gradients
     # travel layer by layer beside compute; the rest after the backward is exposed. If replicas
@@ -339,8 +342,8 @@ def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) 
     # gradients of an embedding that both hold.
     zero, stages = work.layout.zero, work.stages
     total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
-    exposed = exposed_buckets(total, backward, xp.maximum(sum(work.layers), 1.0))
-    after = total - work.layout.overlap * (total - exposed)
+    layers = xp.maximum(sum(work.layers), 1.0)
+    after = total - work.layout.overlap * hidden_buckets(system.contention, total, backward, layers)
     ends = stages.first + stages.last - 2 * stages.first * stages.last  # none with one stage
     return xp.where(zero >= 2, 0.0, after) + ends * exchanges.tied
 
@@ -355,8 +358,10 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     for parameters, count in zip(work.parameters, replicas, strict=True):
         held = held + parameters / xp.where(zero >= 1, count * work.stages.copies, 1.0)
     gather = exchanges.weights
-    exposed = exposed_buckets(gather, forward, xp.maximum(sum(work.layers), 1.0))
-    gather_time = gather - layout.overlap * (gather - exposed)
+    layers = xp.maximum(sum(work.layers), 1.0)
+    gather_time = gather - layout.overlap * hidden_buckets(
+        system.contention, gather, forward, layers
+    )
     gather_time = xp.where((zero >= 1) & (zero < 3), gather_time, 0.0)
     host_share = layout.optimizer_offload
     device_bytes, host_bytes = (

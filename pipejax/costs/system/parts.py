@@ -196,6 +196,29 @@ class Host(FloatFields):
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
+class Contention(FloatFields):
+    """Slow-down of compute and of exchanges between accelerators while both run; 1 is none.
+
+    Attributes:
+      compute: times of compute, over those without an exchange beside it.
+      exchange: times of an exchange, over those without compute beside it.
+    """
+
+    compute: Number = 1.0
+    exchange: Number = 1.0
+
+    def saved(self, exchange: Number, compute: Number) -> Number:
+        """Return the time that both beside each other save over one after the other."""
+        # With slow-downs a of compute C and m of the exchange X, an exchange that ends first lasts
+        # m X, in which m X / a of C is done: both end after m X + C - m X / a. Compute that ends
+        # first lasts a C, in which a C / m of X is done. Below 0, overlap costs more than it saves.
+        a, m = self.compute, self.exchange
+        ends_first = m * exchange <= a * compute
+        return xp.where(ends_first, exchange * (1 - m + m / a), compute * (1 - a + a / m))
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
 class NarrowPeaks(FloatFields):
     """Dense peaks of one accelerator in formats of 8 bits and fewer; 0 where it has none.
 
@@ -245,7 +268,7 @@ def _register_with_flags(kind: type) -> None:
     register(kind, apart, together)
 
 
-for _kind in (AttentionKernels, Efficiency, Link, Host, NarrowPeaks):
+for _kind in (AttentionKernels, Contention, Efficiency, Link, Host, NarrowPeaks):
     register(_kind)
 _register_with_flags(Collectives)
 _register_with_flags(Kernels)
@@ -253,7 +276,7 @@ _register_with_flags(Kernels)
 # defaults of missing sections
 WHOLE_LAYERS, FREE_HOST, NO_NARROW_PEAKS = Kernels(), Host(), NarrowPeaks()
 NO_KERNELS = AttentionKernels()
-NO_LINK, HALVING = Link(0.0, 0.0), Collectives()
+NO_LINK, HALVING, NO_CONTENTION = Link(0.0, 0.0), Collectives(), Contention()
 
 
 def _curve(dimension: str) -> FieldKind:
@@ -344,6 +367,10 @@ SECTIONS: Mapping[str, Mapping[str, FileField]] = {
         **{name: FileField(NUMBER, 0.0, "s", f"host.{name}") for name in _HOST_TIMES},
         "memory_bandwidth": FileField(POSITIVE, 0.0, "B/s", "host.memory_bandwidth"),
     },
+    "contention": {
+        name: FileField(at_least(1), 1.0, target=f"contention.{name}")
+        for name in ("compute", "exchange")
+    },
     "optimizer": {"efficiency": FileField(EFFICIENCY, 1.0, target="optimizer_efficiency")},
     "host_link": _link_fields("host_link"),
     "price": {"accelerator": FileField(NUMBER, 0.0, "USD/s", "price")},
@@ -358,6 +385,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 RECORDS: Mapping[str, type] = {
     **dict.fromkeys(("node", "network", "host_link"), Link),
     "collectives": Collectives,
+    "contention": Contention,
     "host": Host,
     "kernels": Kernels,
     "narrow_peaks": NarrowPeaks,

@@ -40,6 +40,7 @@ from pipejax.costs.system.parts import (
     FIELDS,
     FREE_HOST,
     HALVING,
+    NO_CONTENTION,
     NO_KERNELS,
     NO_LINK,
     NO_NARROW_PEAKS,
@@ -48,6 +49,7 @@ from pipejax.costs.system.parts import (
     WHOLE_LAYERS,
     AttentionKernels,
     Collectives as Collectives,
+    Contention,
     Efficiency as Efficiency,
     Host,
     Kernels,
@@ -197,6 +199,7 @@ class System(FloatFields):
       narrow_peaks: dense peaks below 16 bits.
       kernels: how long the kernels of a layer take.
       host: what the processor that starts them takes, and the rate of its memory.
+      contention: how compute and exchanges beside it slow each other.
       optimizer_efficiency: share of a large op's memory rate that the optimizer reaches.
       host_link: link of one accelerator to its host's memory; of bandwidth 0 where it is unknown.
       memory_reserve: memory of one accelerator that no tensor can have [B].
@@ -229,6 +232,7 @@ class System(FloatFields):
     narrow_peaks: NarrowPeaks = NO_NARROW_PEAKS
     kernels: Kernels = WHOLE_LAYERS
     host: Host = FREE_HOST
+    contention: Contention = NO_CONTENTION
     optimizer_efficiency: Number = 1.0
     host_link: Link = NO_LINK
     memory_reserve: Number = 0.0
