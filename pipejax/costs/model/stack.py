@@ -15,6 +15,7 @@ from typing import Any
 from pipejax.base.checks import check_types
 from pipejax.base.display import with_short_repr
 from pipejax.base.file_fields import (
+    FLAG,
     NAME,
     NUMBER,
     TEXT,
@@ -48,6 +49,8 @@ class Stack:
       elementwise: bytes that norms, activation functions and residuals move, over those of fused
         kernels in the model's precision.
       launch: what the host takes to start one kernel [s]; None for the system's number.
+      launch_blocking: whether each kernel ends before the host starts the next, as with
+        CUDA_LAUNCH_BLOCKING=1.
       workload: fields of `Workload` (`OF_WORKLOAD`) where a run does not say otherwise.
 
     Example:
@@ -61,6 +64,7 @@ class Stack:
     attention: str = ""
     elementwise: float = 1.0
     launch: float | None = None
+    launch_blocking: bool = False
     workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def on(self, system: System) -> System:
@@ -92,6 +96,8 @@ class Stack:
                 )
             efficiency = system_number(system, "compute.efficiency")
             kernels = dataclasses.replace(kernels, attention_efficiency=share / efficiency)
+        if self.launch_blocking:  # times of host and accelerator add up
+            kernels = dataclasses.replace(kernels, sharpness=1.0)
         host = system.host
         if self.launch is not None:
             host = dataclasses.replace(host, launch=self.launch)
@@ -160,7 +166,10 @@ FILE: Fields = {
         ),
         {},
     ),
-    "host": FileField(section({"launch": FileField(NUMBER, None, "s")}), {}),
+    "host": FileField(
+        section({"launch": FileField(NUMBER, None, "s"), "launch_blocking": FileField(FLAG, False)}),
+        {},
+    ),
     "workload": FileField(
         section({name: FileField(WORKLOAD_FIELDS[name].values, None) for name in OF_WORKLOAD}), {}
     ),
