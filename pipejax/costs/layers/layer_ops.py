@@ -38,7 +38,7 @@ from pipejax.costs.layers.kernels import (
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model, recomputed_modules
 from pipejax.costs.model.workload import layer_weights
-from pipejax.costs.model.workload_fields import PRECISIONS
+from pipejax.costs.model.workload_fields import PRECISIONS, WIDE
 from pipejax.costs.precision import as_float
 from pipejax.costs.system.system import Number
 
@@ -141,9 +141,6 @@ def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def _trained(layout: Layout) -> Layout:
     """Return the layout with all weights trained: none frozen, no LoRA."""
     return dataclasses.replace(layout, frozen=False, lora_rank=0)
-
-
-WIDE = ("bf16", "fp16")  # precisions in which products take activations as they are
 
 
 def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:

@@ -106,7 +106,10 @@ CONFIGURATION: Mapping[str, FileField] = {
     "link": FileField(choice(LINKS), ""),
     "recompute": FileField(_named(check_recompute), "none"),
     "precision": FileField(choice(PRECISIONS), PRECISIONS[0]),
-    **{name: _OF_WORKLOAD[name] for name in ("attention_precision", "head_precision")},
+    **{
+        name: _OF_WORKLOAD[name]
+        for name in ("attention_precision", "head_precision", "wide_first", "wide_last")
+    },
     "dispatcher": _OF_WORKLOAD["dispatcher"],
     "system": _FREE_TEXT,
     "stack": _FREE_TEXT,
@@ -165,6 +168,8 @@ class MeasuredRows:
     precision: NumpyArray  # (rows) names
     attention_precision: NumpyArray  # (rows) of attention; empty: 16 bits
     head_precision: NumpyArray  # (rows) names of those of the head's products, empty for 16 bits
+    wide_first: Int[NumpyArray, " rows"]  # first layers in 16 bits
+    wide_last: Int[NumpyArray, " rows"]  # last layers in 16 bits
     dispatcher: NumpyArray  # (rows) how tokens travel to their experts, by name
     system: NumpyArray  # (rows) name or file of the machine, empty where the row does not say it
     stack: NumpyArray  # (rows) name or file of the software, empty where the row does not say it

@@ -75,6 +75,8 @@ class Layout(FloatFields):
     precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     attention_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     head_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
+    # first and last layers whose products stay in 16 bits
+    wide_layers: tuple[int, int] = dataclasses.field(default=(0, 0), metadata={"static": True})
     rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
     # no base weight has a gradient; those beside adapters never have
     frozen: bool = dataclasses.field(default=False, metadata={"static": True})

@@ -33,6 +33,7 @@ from pipejax.costs.system.system import System, names_in, read_named
 OF_WORKLOAD = (
     *("overlap", "tensor_overlap", "expert_overlap", "dispatcher", "contiguous_context"),
     *("graphs", "optimizer_offload", "attention_precision", "head_precision"),
+    *("wide_first", "wide_last"),
 )
 
 
@@ -167,7 +168,9 @@ FILE: Fields = {
         {},
     ),
     "host": FileField(
-        section({"launch": FileField(NUMBER, None, "s"), "launch_blocking": FileField(FLAG, False)}),
+        section(
+            {"launch": FileField(NUMBER, None, "s"), "launch_blocking": FileField(FLAG, False)}
+        ),
         {},
     ),
     "workload": FileField(

@@ -4,6 +4,7 @@ Layers are assigned to stages by the table's stage shares, in whole layers.
 """
 
 import dataclasses
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -30,6 +31,7 @@ from pipejax.costs.model.workload_fields import (
     DISPATCHERS,
     PRECISIONS,
     RANK_ORDERS,
+    WIDE,
     WORKLOAD_FIELDS,
     Recomputation,
     parse_recompute,
@@ -75,6 +77,8 @@ class Workload:
       precision: of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
       attention_precision: of the products of attention, forward and backward; 16 bits if empty.
       head_precision: of the output head's products; 16 bits if empty.
+      wide_first: first layers whose products stay in 16 bits.
+      wide_last: last layers whose products stay in 16 bits.
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
       loss_units: layers that the head and its loss count as.
@@ -138,6 +142,8 @@ class Workload:
     optimizer_offload: float = 0.0
     attention_precision: str = ""
     head_precision: str = ""
+    wide_first: int = 0
+    wide_last: int = 0
     frozen: bool = False
     lora_rank: int = 0
     expert_tensor_parallel: int = 0
@@ -173,6 +179,13 @@ class Workload:
                 )
             layout = str(PipelineLayout.parse(self.pipeline_layout))  # one text for equal layouts
             object.__setattr__(self, "pipeline_layout", layout)
+        wide = self.wide_first + self.wide_last
+        if not is_traced(self.model.layers) and wide > self.model.layers:
+            raise MismatchError(
+                f"wide_first {self.wide_first} and wide_last {self.wide_last} are more than the "
+                f"model's {self.model.layers} layers",
+                "wide_last",
+            )
         object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
         object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
         holders = self.accelerators_per_worker * self.data_parallel
@@ -237,6 +250,7 @@ class Workload:
             precision=layers,
             attention_precision=attention,
             head_precision=head,
+            wide_layers=(0, 0) if layers in WIDE else (self.wide_first, self.wide_last),
             rank_order=self.rank_order,
             frozen=self.frozen,
             lora_rank=self.lora_rank,
@@ -422,21 +436,42 @@ def stages_held(
     return build_stages(table, layers, mtp, workload.worker_places)
 
 
+def layer_kinds(model: Model, layout: Layout) -> tuple[tuple[str, Layout], ...]:
+    """Return each kind of layer with its layout: narrow layers first, then those in 16 bits."""
+    layouts = [layout]
+    if any(layout.wide_layers):
+        layouts.append(dataclasses.replace(layout, precision=PRECISIONS[0], wide_layers=(0, 0)))
+    return tuple((kind, one_layout) for one_layout in layouts for kind in model.layers_by_kind)
+
+
 def layers_by_kind(
-    model: Model, stages: Stages, layers: PerStage, extra: PerStage | float = 0.0
+    model: Model, layout: Layout, stages: Stages, layers: PerStage, extra: PerStage | float = 0.0
 ) -> tuple[PerStage, ...]:
-    """Count some layers of each stage by kind, in the order of the model's kinds."""
+    """Count the first layers of each stage by kind, in the order of `layer_kinds`."""
     # The first layers of a pipeline are dense; `extra` ones are of the last kind.
-    layers = as_float(layers)
-    if model.moe is None:
-        return (layers + extra,)
-    dense = xp.clip(model.moe.dense_layers - stages.before, 0, layers)
-    return dense, layers - dense + extra
+    layers, has_experts = as_float(layers), model.moe is not None
+    dense_layers = xp.sum(stages.layers) if model.moe is None else model.moe.dense_layers
+    dense = xp.clip(dense_layers - stages.before, 0, layers) if has_experts else layers + extra
+    counts = (dense, layers - dense + extra) if has_experts else (dense,)
+    first, last = layout.wide_layers
+    if not (first or last):
+        return counts
+
+    def inside(low: Number, high: Number) -> PerStage:
+        """Count the layers between two positions in the pipeline."""
+        end = xp.minimum(stages.before + layers, high)
+        return xp.clip(end - xp.maximum(stages.before, low), 0, layers)
+
+    tail = xp.sum(stages.layers) - last
+    wide = inside(0, first) + inside(tail, math.inf)
+    wide_dense = inside(0, xp.minimum(first, dense_layers)) + inside(tail, dense_layers)
+    wide_counts = (wide_dense, wide - wide_dense)[: len(counts)]
+    return *(x - y for x, y in zip(counts, wide_counts, strict=True)), *wide_counts
 
 
-def all_layers_by_kind(model: Model, stages: Stages) -> tuple[PerStage, ...]:
+def all_layers_by_kind(model: Model, layout: Layout, stages: Stages) -> tuple[PerStage, ...]:
     """Count the layers of each kind, with those for further tokens: (stages) each."""
-    return layers_by_kind(model, stages, stages.layers, stages.mtp * model.mtp_layers)
+    return layers_by_kind(model, layout, stages, stages.layers, stages.mtp * model.mtp_layers)
 
 
 class ParameterCounts(NamedTuple):
@@ -475,8 +510,9 @@ def stage_parameters(
     """Count the parameters of each stage's copy on one accelerator, with adapters: (stages)."""
     # A tied head is a second copy of the embedding where it lies on another stage. So have stages
     # of layers for further tokens, which look up their tokens; a tied head beside these needs none.
-    counts = all_layers_by_kind(model, stages)
-    parts = layer_weights(model, layout, base=base).values()
+    kinds = layer_weights(model, layout, base=base)
+    counts = all_layers_by_kind(model, layout, stages)
+    parts = [kinds[kind] for kind, _ in layer_kinds(model, layout)]
     dense = sum((part.dense * count for part, count in zip(parts, counts, strict=True)), 0.0)
     experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
     looks_up = xp.maximum(stages.first, 1.0 * (stages.mtp * model.mtp_layers > 0))

@@ -13,6 +13,7 @@ from pipejax.base.checks import MAX_COUNT, resolve_name, wrong
 from pipejax.base.file_fields import FLAG, NUMBER, SHARE, TEXT, FieldKind, choice, whole
 
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+WIDE = PRECISIONS[:2]  # in which products take activations as they are
 RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
 RECOMPUTE = ("none", "selective", "full")
 # forms of full recomputation: N layers of a stage, or all of them with a checkpoint every N layers
@@ -142,13 +143,15 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
         "0 none of what fits beside a layer of another microbatch, 1 all.",
         in_plan=True,
     ),
-    # on the command line these six come with a stack
+    # on the command line these come with a stack
     "dispatcher": WorkloadField("name", names=DISPATCHERS, in_plan=True),
     "contiguous_context": WorkloadField("flag", in_plan=True),
     "graphs": WorkloadField("share", in_plan=True),
     "optimizer_offload": WorkloadField("share", in_plan=True),
     "attention_precision": WorkloadField("name", names=("", *PRECISIONS), in_plan=True),
     "head_precision": WorkloadField("name", names=("", *PRECISIONS), in_plan=True),
+    "wide_first": WorkloadField("whole", least=0, in_plan=True),
+    "wide_last": WorkloadField("whole", least=0, in_plan=True),
     "recompute": WorkloadField(
         "recompute",
         "activations to recompute",

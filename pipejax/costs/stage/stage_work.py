@@ -49,6 +49,7 @@ from pipejax.costs.model.workload import (
     Stages,
     Workload,
     all_layers_by_kind,
+    layer_kinds,
     layer_weights,
     layers_by_kind,
     stage_parameters,
@@ -154,18 +155,18 @@ def work_of_stages(
     return StageWork(
         layout=layout,
         stages=stages,
-        layers=all_layers_by_kind(model, stages),
-        recomputed=layers_by_kind(model, stages, stages.recomputed),
+        layers=all_layers_by_kind(model, layout, stages),
+        recomputed=layers_by_kind(model, layout, stages, stages.recomputed),
         kinds=tuple(
             PartWork(
-                layer_ops(model, layout, kind, recompute),
-                layer_collectives(model, layout, kind, recompute=recompute),
-                whole_layer(model, layout, kind, recompute),
-                whole_layer_collectives(model, layout, kind),
-                weights,
+                layer_ops(model, kind_layout, kind, recompute),
+                layer_collectives(model, kind_layout, kind, recompute=recompute),
+                whole_layer(model, kind_layout, kind, recompute),
+                whole_layer_collectives(model, kind_layout, kind),
+                layer_weights(model, layout)[kind],
                 layer_weights(model, layout, base=trained)[kind],
             )
-            for kind, weights in layer_weights(model, layout).items()
+            for kind, kind_layout in layer_kinds(model, layout)
         ),
         embedding=PartWork(
             embedding_ops(model, layout),
@@ -302,8 +303,9 @@ def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
     """Return the memory of stages that only run forwards: weights, caches, one layer at work."""
     model = dataclasses.replace(model, dropout=False)
     memory, none = bytes_of_stages(model, layout, stages), 0.0 * stages.last
-    layers = all_layers_by_kind(model, stages)
-    sizes = [layer_activation_bytes(model, layout, kind=kind) for kind in model.layers_by_kind]
+    kinds = layer_kinds(model, layout)
+    layers = all_layers_by_kind(model, layout, stages)
+    sizes = [layer_activation_bytes(model, part, kind=kind) for kind, part in kinds]
     present = (size * (count > 0) for size, count in zip(sizes, layers, strict=True))
     largest_layer = functools.reduce(xp.maximum, present)
     # logits of the last token of each sequence
@@ -329,8 +331,8 @@ def bytes_of_stages(
     keys = (slices > 1) * key_bytes(model, layout)
     layer_input = layer_activation_bytes(model, layout, "full") + keys
     edges = first * embedding_bytes + last * head_bytes
-    layers = all_layers_by_kind(model, stages)
-    recomputed = layers_by_kind(model, stages, stages.recomputed)
+    layers = all_layers_by_kind(model, layout, stages)
+    recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
     group, has_w = layout.recompute_group, layout.trains_layers
     # one checkpoint for each group of layers, of which the last may be smaller
     checkpoints, all_checkpoints = (
@@ -340,11 +342,12 @@ def bytes_of_stages(
     activations, checkpoint = checkpoints + edges, all_checkpoints + edges
     held_in_i, needed_by_w = -checkpoints, 0.0 * last  # change in I; bytes for W
     layer_peak = layer_peak_in_i = 0.0 * last  # of one layer or group while it runs
-    for kind, count, num_recomputed in zip(model.layers_by_kind, layers, recomputed, strict=True):
+    kinds = layer_kinds(model, layout)
+    for (kind, part), count, num_recomputed in zip(kinds, layers, recomputed, strict=True):
         num_kept = count - num_recomputed
-        running = layer_activation_bytes(model, layout, kind=kind)  # while the layer runs
-        after_f = layer_activation_bytes(model, layout, recompute, kind)
-        for_w = layer_weight_grad_bytes(model, layout, kind)
+        running = layer_activation_bytes(model, part, kind=kind)  # while the layer runs
+        after_f = layer_activation_bytes(model, part, recompute, kind)
+        for_w = layer_weight_grad_bytes(model, part, kind)
         added_by_i = xp.maximum(for_w - after_f, 0.0)
         activations = activations + num_kept * after_f
         needed_by_w = needed_by_w + count * for_w
@@ -392,8 +395,10 @@ def _split_bytes(layout: Layout, parameters: ParameterCounts, size: Number, leve
 
 def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages: Stages) -> Numbers:
     """Return the buffers of the backward, which stages of one worker share: (stages) [B]."""
-    kinds = dict(zip(model.layers_by_kind, layers, strict=True))
-    dense, moe = (1.0 * (kinds.get(kind, 0.0 * stages.last) > 0) for kind in KINDS)
+    counts = dict.fromkeys(KINDS, 0.0 * stages.last)
+    for (kind, _), count in zip(layer_kinds(model, layout), layers, strict=True):
+        counts[kind] = counts[kind] + count
+    dense, moe = (1.0 * (count > 0) for count in counts.values())
     without_head, with_head = (
         buffer_bytes(model, layout, dense=dense, moe=moe, head=head) for head in (0.0, stages.last)
     )
