@@ -37,14 +37,14 @@ SYSTEM = dataclasses.replace(
 ONCE = Phases(1.0, 1.0, 1.0)
 
 
-def op(kind, flop=3e9, volume=1.6e6, columns=4096.0):
+def op(kind, flop=3e9, volume=1.6e6, columns=4096.0, inner=64.0):
     return LayerOp(
         kind,
         kind,
         Phases(flop, flop, 0.0),
         Phases(volume, volume, 0.0),
         ONCE,
-        Product(1.0, columns, 1.0),
+        Product(1.0, columns, inner),
     )
 
 
@@ -66,6 +66,14 @@ def test_a_product_with_misaligned_columns_is_slower(columns, share):
     assert seconds("gemm", volume=0.0, columns=columns) == pytest.approx(
         3e9 / (150e12 * share) + 5e-6
     )
+
+
+@pytest.mark.parametrize(("inner", "share"), [(150, 0.25), (108, 0.25), (112, 1.0), (128, 1.0)])
+def test_products_of_odd_head_widths_are_slower(inner, share):
+    """Widths of heads that Megatron-DeepSpeed ran: 14400 / 96, 13824 / 128, 14336 / 128, 128."""
+    alone = 3e9 / (150e12 * share)
+    assert seconds("gemm", volume=0.0, inner=inner) == pytest.approx(alone + 5e-6)
+    assert seconds("attention", volume=0.0, inner=inner) == pytest.approx(alone / 0.5 + 5e-6)
 
 
 def test_a_product_below_16_bits_reaches_a_share_of_its_own_peak():

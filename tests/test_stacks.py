@@ -244,7 +244,7 @@ def test_a_sweep_is_known_by_what_its_stacks_say(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"stack": "torch"}, "sweep: stack: unknown stack 'torch': known are composer-2023"),
+        ({"stack": "torch"}, "sweep: stack: unknown stack 'torch': known are automodel-2025"),
         ({"stack": 3}, "sweep: stack must be a name or the path of a .json file, got 3"),
         ({"stack": ["", ""]}, "sweep: stack holds  twice"),
         (

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from pipejax.analysis.step.step_time import StepTimes, row_workloads
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import ResultDict, ResultList, short_repr, with_short_repr
+from pipejax.base.progress import Notice
 from pipejax.costs.measured.measured_rows import CONFIGURATION, SIZES, MeasuredRows, joined
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
 from pipejax.costs.model.stack import load_stack
@@ -344,6 +346,7 @@ def validate(
     predict = predict or functools.partial(predicted_by_costs, link=link)
     if system is not None:
         machine = system if isinstance(system, System) else load_system(system)
+        _say_overridden(rows, machine.name)
         return Validation(rows, _predict(rows, machine, predict))
     is_nameless = rows.system == ""
     if is_nameless.any():
@@ -381,6 +384,18 @@ def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> 
         if files.count(path) > 1:
             raise ValueError(f"{path} is given twice")
     return joined([read_rows(path, stack) for path in files or measured_tables()])
+
+
+def _say_overridden(rows: MeasuredRows, system: str) -> None:
+    """Warn of rows that name another system than the one that predicts them."""
+    other_rows = rows.system[(rows.system != "") & (rows.system != system)]
+    if len(other_rows):
+        names = ", ".join(dict.fromkeys(other_rows.tolist()))
+        warnings.warn(
+            f"{system} predicts {len(other_rows)} rows that name another system ({names})",
+            Notice,
+            stacklevel=3,
+        )
 
 
 def _empty_predictions(rows: int) -> Predictions:

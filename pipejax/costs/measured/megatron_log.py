@@ -234,9 +234,10 @@ class MegatronLog(NamedTuple):
             columns["expert_tensor"] = self.whole("expert_tensor_parallel_size", int(is_whole))
         if layout := self._pipeline_layout(sizes["pipeline"], columns["stages_per_worker"]):
             columns["pipeline_layout"] = layout
-        if self.is_on("first_last_layers_bf16"):  # one layer each by default, as in Megatron Core
-            columns["wide_first"] = self.whole("num_layers_at_start_in_bf16", 1)
-            columns["wide_last"] = self.whole("num_layers_at_end_in_bf16", 1)
+        # as in Megatron Core, one layer at each end by default
+        ends = [self.whole(f"num_layers_at_{end}_in_bf16", 1, 0) for end in ("start", "end")]
+        if self.is_on("first_last_layers_bf16"):
+            columns["wide_first"], columns["wide_last"] = ends
         if self.is_on("enable_zbh1_pipeline"):
             columns["schedule"] = "zb-h1"
         if self.is_on("optimizer_cpu_offload") or self.is_on("cpu_optimizer"):

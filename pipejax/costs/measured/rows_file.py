@@ -37,7 +37,7 @@ from pipejax.costs.model.workload_fields import parse_recompute
 NARROW = {"flash_attention": True, "dropout": False}
 GPT = "gpt-22b"  # rows that name no model are of this kind, in sizes of their own
 GPT_VOCABULARY = 51200  # as Megatron pads it
-DEFAULT_STACK = "that of the system's file"
+NO_STACK = "kernels are the system's and no exchange is hidden"
 NEEDED_SIZES = ("layers", "hidden", "heads", "sequence")  # where no model is named
 TEXTS = ("system", "group", "release", "source")
 _SOFTWARE = {field.name: field.default for field in dataclasses.fields(Workload)}
@@ -110,15 +110,26 @@ class RowReader:
         self.stack = "" if stack is None else str(stack)
         self.stacks: dict[str, Stack] = {"": AS_THE_SYSTEM}
         self.defaults: dict[str, object] = {}
+        self.without_stack: list[int] = []  # numbers of rows
 
     def say_defaults(self) -> None:
-        """Warn in one line which cells are missing, and which values stand in for them."""
+        """Warn in one line each of missing stacks and of missing cells with their defaults."""
+        if self.without_stack:
+            count, first = len(self.without_stack), self.without_stack[0]
+            warnings.warn(
+                f"{self.path}: {count} rows name no stack (the first is row {first}): {NO_STACK}; "
+                "give a column stack or --stack (docs/measured_rows.md has one per framework)",
+                Notice,
+                5,
+            )
         if self.defaults:
             listed = ", ".join(f"{name} = {value}" for name, value in self.defaults.items())
             warnings.warn(f"{self.path}: not given in all rows, taken as {listed}", Notice, 5)
 
     def read(self, number: int, cells: dict[str, Any]) -> dict[str, Any]:
         """Read the given cells of one row into the columns of `MeasuredRows`."""
+        if not self.stack and "stack" not in cells:
+            self.without_stack.append(number)
         columns: dict[str, Any] = {name: self._count(cells, name) for name in COUNTS}
         columns["model"], model = self._model(cells)
         if "expert_tensor" not in cells and model.moe is not None and columns["tensor"] > 1:
@@ -184,7 +195,7 @@ class RowReader:
 
     def _software(self, cells: dict[str, Any]) -> dict[str, Any]:
         """Return fields of exchanges and of the host: of the row, of its stack, or by default."""
-        name = self.stack or file_beside(self.path, self._value(cells, "stack", "", DEFAULT_STACK))
+        name = self.stack or file_beside(self.path, cells.get("stack", ""))
         if name not in self.stacks:
             self.stacks[name] = load_stack(name)
         defaults = {**_SOFTWARE, **self.stacks[name].workload}

@@ -280,8 +280,8 @@ def _device(
         elif exchange.overlaps_with == "layer":
             dispatch = dispatch + wait
         elif exchange.overlaps_with:
-            beside = products[PHASES.index(exchange.overlaps_with)]
-            hidden[group] = hidden[group] + contention.saved(wait, beside)
+            other_products = products[PHASES.index(exchange.overlaps_with)]
+            hidden[group] = hidden[group] + contention.saved(wait, other_products)
         apart[group] = apart[group] + wait
     hidden_dispatch = layout.expert_overlap * contention.saved(dispatch, apart[compute])
     apart["expert"] = apart["expert"] - hidden_dispatch

@@ -127,7 +127,8 @@ class Kernels:
       priced: whether every kernel of a layer is priced; if not, each phase of it is one roofline.
       sharpness: exponent of the maximum of device and host, (device^q + host^q)^(1/q).
       attention_efficiency: share of a plain product's rate that attention's products reach.
-      misaligned_efficiency: share of it where rows of the output are no multiple of 16 bytes.
+      misaligned_efficiency: share of it where rows of a factor or of the output are no multiple of
+        16 bytes.
       narrow_efficiency: share that products below 16 bits reach, of a plain product's share of its
         peak.
       elementwise: bytes that norms, activation functions and residuals move, over those of fused
