@@ -5,11 +5,17 @@ import pytest
 
 from figures.kit.rules import faults
 from figures.published import accuracy
-from pipejax.analysis.step.validation import Predictions, prediction_errors, validate
+from pipejax.analysis.step.validation import (
+    Predictions,
+    measured_tables,
+    prediction_errors,
+    validate,
+)
+from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.system.system import DATA
 from sweeps.published import fidelity
 from sweeps.published.accuracy import BIAS, EACH, MEAN, Accuracy
-from sweeps.published.page import Section, page, table
+from sweeps.published.page import Section, page, table, with_summary
 
 TABLES = ("korthikanti_a100", "mlperf_h100", "simumax_b200", "torchtitan_h100")
 
@@ -100,3 +106,21 @@ def test_the_figure_has_a_panel_for_each_table(result):
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
     assert titles == [f"{name.replace('_', ' ')}\n5.0 %" for name in TABLES]
     assert faults(figure) == []
+
+
+def test_the_front_page_says_the_errors_of_today():
+    unseen = fidelity.predicted(measured_tables(unseen=True))
+    section = fidelity.by_class(unseen)
+    for path in fidelity.SUMMARIES:
+        text = path.read_text("utf-8")
+        assert with_summary(text, section) == text
+
+
+def test_each_unseen_run_has_its_class():
+    tables = {path.stem: path for path in measured_tables(unseen=True)}
+    names = {name: fidelity.classes(read_rows(path)).tolist() for name, path in tables.items()}
+    assert set(names["bloom_a100"]) == {fidelity.CLUSTERS}
+    assert set(names["dgxc_gb200_dense"]) == {fidelity.BLACKWELL}
+    assert set(names["maxtext_h100"]) == {fidelity.FSDP}
+    assert names["automodel_h100"] == [fidelity.EXPERTS, fidelity.GPT_OSS, fidelity.FSDP]
+    assert names["dgxc_moe"] == [fidelity.EXPERTS] * 9 + [fidelity.NEMO_2025] * 3

@@ -295,7 +295,7 @@ LARGE = ("nanotron_h100",)  # tables that take longer than all others, and are a
 def measured_tables(*, large: bool = False, unseen: bool = False) -> tuple[Path, ...]:
     """List the files of measured rows that come with pipejax; `LARGE` ones only if asked for.
 
-    Terms of the cost model were chosen without the `unseen` ones.
+    No number is fitted to the `unseen` ones.
     """
     paths = sorted((DATA / "measured" / ("unseen" if unseen else "")).glob("*.csv"))
     return tuple(path for path in paths if large or path.stem not in LARGE)
