@@ -112,9 +112,10 @@ def test_defaults_are_said(tmp_path):
     row = {"model": "gpt-22b", "tensor": "8", "global_batch": "4", "seconds": "1.42"}
     with pytest.warns(Notice) as message:
         rows = read_rows(write(tmp_path, row))
-    assert "data = 1" in str(message[0].message)
-    assert "sequence_parallel = 1 where tensor > 1" in str(message[0].message)
-    assert "tensor =" not in str(message[0].message).replace("tensor > 1", "")
+    assert "1 rows name no stack (the first is row 1)" in str(message[0].message)
+    assert "data = 1" in str(message[1].message)
+    assert "sequence_parallel = 1 where tensor > 1" in str(message[1].message)
+    assert "tensor =" not in str(message[1].message).replace("tensor > 1", "")
     assert (rows.schedule[0], rows.sequence_parallel[0], rows.zero[0]) == ("1f1b", 1, 0)
     with pytest.warns(Notice, match="overlap = 0"):  # as every command takes it
         assert read_rows(write(tmp_path, row | {"zero": "1"})).overlap[0] == Workload.overlap

@@ -10,7 +10,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.costs.stage.exchanges import hidden_buckets, hidden_ring
-from pipejax.costs.system.parts import Contention
+from pipejax.costs.system.parts import Contention, Host
 
 SECONDS = (0.0, 0.3, 1.0, 1.7, 4.0)
 FREE = Contention()
@@ -84,7 +84,7 @@ def test_overlap_may_cost_more_than_it_saves():
 
 def test_contention_of_a_system_lengthens_a_step_by_hand():
     """FSDP: a layer's gather of g beside compute of c >= g lasts c + g (1 - 1 / a) per layer."""
-    system = pj.load_system("a100")
+    system = dataclasses.replace(pj.load_system("a100"), host=Host())
     workload = pj.Workload(
         pj.load_model("llama3-8b"), minibatch=1, data_parallel=8, zero=3, overlap=1.0
     )

@@ -42,7 +42,7 @@ def test_a_kernel_that_a_machine_does_not_know_is_named():
 def test_what_was_fitted_to_runs_of_a_stack_stays():
     h100, stack = pj.load_system("h100"), pj.load_stack("composer-2023")
     fitted = h100.with_number("kernels.attention_efficiency", 0.3)
-    for name, share in ((stack.name, 0.3), ("torchtitan-2024", 0.17 / 0.803)):
+    for name, share in ((stack.name, 0.3), ("torchtitan-2024", 0.17 / 0.7468)):
         record = CalibrationRecord("runs", 9, (), (), name)
         result = stack.on(dataclasses.replace(fitted, calibration=record))
         assert result.kernels.attention_efficiency == pytest.approx(share)

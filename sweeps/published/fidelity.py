@@ -633,8 +633,8 @@ def by_class(unseen: Sequence[Validation]) -> Section:
         errors_of_class = prediction_errors(1 + selected, np.ones(len(selected)))
         rows += judged(name, "by configuration", errors_of_class, *([limit] if limit else []))
     text = (
-        "No number was fitted to these runs, but terms were chosen with their errors in sight. Each "
-        "configuration counts once, with the stack of its framework."
+        "No number was fitted to these runs, but terms were chosen with their errors in sight. "
+        "Each configuration counts once, with the stack of its framework."
     )
     return Section(UNSEEN, text, tuple(rows))
 

@@ -346,7 +346,8 @@ def validate(
     predict = predict or functools.partial(predicted_by_costs, link=link)
     if system is not None:
         machine = system if isinstance(system, System) else load_system(system)
-        _say_overridden(rows, machine.name)
+        if machine.calibration is None:  # a fit to the rows replaces what they name
+            _say_overridden(rows, machine.name)
         return Validation(rows, _predict(rows, machine, predict))
     is_nameless = rows.system == ""
     if is_nameless.any():
