@@ -116,3 +116,31 @@ def test_slopes_are_finite_differences():
                 step = 1e-5 * jnp.eye(3)[k]
                 rise = hidden(point + step) - hidden(point - step)
                 assert float(slope) == pytest.approx(float(rise) / 2e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "measured"), [("per-node", (24.714, 20.992)), ("all-to-all", (41.25, 31.31))]
+)
+def test_hiding_the_exchange_of_experts_pays_as_it_was_measured(dispatcher, measured):
+    """Qwen3-30B-A3B on 16 H100: Megatron-Bridge, pull requests 5094 and 3862."""
+    workload = pj.Workload(
+        pj.load_model("qwen3-30b-a3b"),
+        minibatch=64,
+        data_parallel=16,
+        expert_parallel=16,
+        zero=1,
+        overlap=1.0,
+        dispatcher=dispatcher,
+        graphs=0.16,
+    )
+    table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=64)
+    system = pj.load_stack("megatron-core-2024").on(pj.load_system("h100"))
+    alone, beside, ceiling = (
+        pj.evaluate(
+            table,
+            pj.stage_costs(dataclasses.replace(workload, expert_overlap=share), system, table),
+        ).step_time
+        for share in (0.0, 0.366, 1.0)
+    )
+    assert ceiling < beside < alone
+    assert (beside < alone) == (measured[1] < measured[0])

@@ -53,7 +53,7 @@ for count, of_count in zip(wins.microbatches.values, wins.values):
 
 # %% [markdown]
 # With as many microbatches as workers, almost any network will do. With twice as many it takes
-# 100 GB/s per accelerator; with four times as many 1F1B's bubbles are so small that two copies of the
+# some 110 GB/s per accelerator; with four times as many 1F1B's bubbles are so small that two copies of the
 # weights do not pay on any network. Latency hardly matters: messages are large.
 #
 # ## Shares of the step time
@@ -76,5 +76,5 @@ for name in ("1f1b", "chimera"):
     )
 
 # %% [markdown]
-# At 10 GB/s a fifth of Chimera's step is the network, against a sixth of 1F1B's: that is what the
+# At 10 GB/s a fifth of Chimera's step is the network, against a seventh of 1F1B's: that is what the
 # smaller bubbles have to pay for.
