@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterator
 
 from pages.repository import ROOT
 from pipejax.cli.app import COMMANDS, command_function, run, split_command
-from pipejax.cli.options.line import LineOptions
+from pipejax.cli.options.line import LineOptions, parse
 from pipejax.cli.options.option import parser
-from pipejax.cli.parsing import parse
 
 OTHER_PROGRAMS = ("apt", "cd", "dask", "git", "pip", "pipx", "uvx")  # whose options are their own
 _BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

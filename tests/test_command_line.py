@@ -22,9 +22,8 @@ from pipejax.cli.options.catalogue import (
     flag,
     record,
 )
-from pipejax.cli.options.line import LineOptions
+from pipejax.cli.options.line import LineOptions, parse
 from pipejax.cli.options.option import command_options, value_kinds
-from pipejax.cli.parsing import parse
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]

@@ -12,8 +12,7 @@ import pipejax as pj
 from pipejax.base.checks import MismatchError, resolve_choice, resolve_name, unknown, wrong
 from pipejax.base.progress import Notice, notices_as_lines
 from pipejax.cli.app import COMMANDS, command_function
-from pipejax.cli.options.line import LineOptions
-from pipejax.cli.parsing import parse
+from pipejax.cli.options.line import LineOptions, parse
 from pipejax.costs.system.system import data_file
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]

@@ -79,8 +79,8 @@ PLACES = {  # modules and functions of commands that have other names
     "tune messages": ("tune_orders", "messages"),
     "tune microbatches": ("tune_orders", "microbatches"),
     "tune places": ("tune_orders", "places"),
-    "tune lookahead": ("tune_lookahead", "lookahead"),
-    "tune chunks": ("tune_chunks", "chunks"),
+    "tune lookahead": ("tune_orders", "lookahead"),
+    "tune chunks": ("tune_orders", "chunks"),
     "tune layers": ("tune_layers", "layers"),
     "sweep show": ("sweep_show", "sweep_show"),
 }
@@ -164,11 +164,8 @@ def _run_program(words: Sequence[str]) -> None:
         sys.stdout.write(completion_script(shell, COMMANDS, options))
         return
     kind = "option" if words[0].startswith("-") else "command"
-    raise ValueError(f"no such {kind}: {words[0]}{nearest(words[0], _first_words())}")
-
-
-def _first_words() -> list[str]:
-    return [*dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)]
+    first_words = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
+    raise ValueError(f"no such {kind}: {words[0]}{nearest(words[0], [*first_words])}")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -185,13 +182,12 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.write(text)
         else:
             assert called is not None
-            from pipejax.cli import parsing  # cyclopts, and NumPy
-            from pipejax.cli.options import line
+            from pipejax.cli.options import line  # cyclopts, and NumPy
 
             options = line.LineOptions(called, COMMANDS)
-            bound = parsing.parse(command_function(called), words, options)
+            bound = line.parse(command_function(called), words, options)
             with notices_as_lines():
-                code = parsing.answer(command_function(called), bound, options)
+                code = line.answer(command_function(called), bound, options)
         sys.stdout.flush()  # what cannot be printed is an error of the command
         return code
     except OutputError as error:

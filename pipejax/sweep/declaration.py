@@ -409,8 +409,7 @@ _SHARED_LINKS = _as_written(
     "a text, as 0-1+1-0, or pairs",
 )
 _PAIR_LINKS = _as_written(
-    lambda text: Links(pair_links=parse_pair_links(text, "pair_links")),
-    "a text, as 0-1=rendezvous",
+    lambda text: Links(pair_links=parse_pair_links(text, "pair_links")), "a text, as 0-1=rendezvous"
 )
 
 # each takes a value or a list; the target is the dimension of the dataset

@@ -17,7 +17,7 @@ from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
 from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output
+from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.launches import layout_json
 from pipejax.cli.output.numbers import above, digits, gigabytes, percent, seconds
@@ -37,10 +37,7 @@ from pipejax.schedules.cells.ops import COMMUNICATION
 
 if TYPE_CHECKING:
     from pipejax.analysis.comparison.comparison import Comparison
-    from pipejax.analysis.comparison.table_difference import (
-        RowDifference,
-        TableDifference,
-    )
+    from pipejax.analysis.comparison.table_difference import RowDifference, TableDifference
     from pipejax.schedules.cells.grammar import Grammar
 
 
@@ -104,12 +101,8 @@ def compare(
     sizes = {point.workers for point in points}
     workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
     if figure.path is not None:
-        from pipejax.plots.timeline import save  # matplotlib is an extra
-
         built = (_named(row, _varying_sizes(rows)) for row in rows if "error" not in row)
-        runs = {name: scenarios[k].evaluate() for k, name in enumerate(built)}
-        picture = pj.plot(runs)
-        figure.save(lambda draft: save(picture, draft))
+        draw_runs({name: scenarios[k].evaluate() for k, name in enumerate(built)}, figure)
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
     details = {"why published form, table and run differ": _reasons(rows, slots)}
@@ -186,7 +179,8 @@ def _view(
         columns.append(Column("memory [GB]", lambda row: _gigabytes(row, "[red]")))
     if not has_lines():
         columns.append(Column("fits", "fits", lambda fits: "yes" if fits else "no"))
-        columns.append(Column("reason", lambda row: escape(_reason(row))))
+        reason = "not evaluated: {error}".format_map
+        columns.append(Column("reason", lambda row: escape(row.get("why") or reason(row))))
     yield rows_table(ranked, columns, keys=keys)
     large = [row for row in ranked if not row.get("fits", True)]
     if large and scenario.system is not None:
@@ -282,10 +276,6 @@ def _gigabytes(row: dict[str, Any], mark: str = "") -> str:
 UNPUBLISHED = f"no formula: {NO_FORM.assumes}"
 
 
-def _reason(row: dict[str, Any]) -> str:
-    return row.get("why") or f"not evaluated: {row['error']}"
-
-
 def _size(row: dict[str, Any]) -> tuple[int, int, int]:
     return row["workers"], row["microbatches"], row.get("unequal_stages") or 0
 
@@ -304,6 +294,7 @@ def _makespan(best: Best, row: dict[str, Any]) -> str:
 
 QUICK = 10**6  # cells of all tables that are made of two: a few seconds
 AROUND = 3  # cells shown on both sides of the first that differs
+RUN = "schedule workers stages microbatches makespan bubble_ratio max_span peak_in_flight"
 
 
 def difference(
@@ -343,8 +334,8 @@ def difference(
         "link": links.model,
         "unit": "seconds" if has_times else "slots",
         "tables": [
-            _run_json(scenario) | {"schedule": name}
-            for scenario, name in zip(scenarios, called, strict=True)
+            pick(run, RUN) | memory_room(scenario, scenario.table()) | {"schedule": name}
+            for run, scenario, name in zip(runs, scenarios, called, strict=True)
         ],
         **_as_json(differences, tables[0].grammar),
         "exchanges": [
@@ -371,11 +362,6 @@ def _exchanged(
             makespans.append(makespan)
             bar.move(advance=1)
     return makespans
-
-
-def _run_json(scenario: "pj.Scenario") -> dict[str, Any]:
-    names = "schedule workers stages microbatches makespan bubble_ratio max_span peak_in_flight"
-    return pick(scenario.evaluate(), names) | memory_room(scenario, scenario.table())
 
 
 def _as_json(differences: "TableDifference", grammar: "Grammar") -> dict[str, Any]:
@@ -451,7 +437,7 @@ def _costs(first: dict[str, Any], other: dict[str, Any], time: Callable[[float],
     """Show the costs of both side by side."""
     lines: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
         ("makespan", "makespan", time, _ratio),
-        ("bubble ratio", "bubble_ratio", percent, _points),
+        ("bubble ratio", "bubble_ratio", percent, lambda a, b: f"{100 * (b - a):+.3g} points"),
         ("largest span", "max_span", time, _ratio),
         ("most in flight", "peak_in_flight", digits, lambda a, b: f"{b - a:+.0f}"),
     ]
@@ -471,28 +457,26 @@ def _ratio(before: float, after: float) -> str:
     return f"{100 * (after / before - 1):+.3g} %" if before else f"{after:+.4g}"
 
 
-def _points(before: float, after: float) -> str:
-    return f"{100 * (after - before):+.3g} points"
-
-
 def _sentences(differences: "TableDifference", grammar: "Grammar") -> list[str]:
     """Say in words what differs over the whole tables."""
     sentences = [f"{name}: A has {a}, B has {b}" for name, (a, b) in differences.sizes.items()]
     if differences.other_placement and not differences.sizes:
         sentences.append("stages lie on other workers, or microbatches go another way")
-    for name, count in zip("AB", differences.split, strict=True):
-        if count:
-            sentences.append(f"backwards that {name} alone splits into I and W: {count}")
+    splits = zip("AB", differences.split, strict=True)
+    text = "backwards that {} alone splits into I and W: {}".format
+    sentences += [text(name, count) for name, count in splits if count]
     if differences.fused != (0, 0):
         sentences.append("fused pairs: A has {}, B has {}".format(*differences.fused))
     only = [
         ("cells of communication", differences.communication),
         *((f"ops {p.name}", ab) for p, ab in differences.only.items() if p not in COMMUNICATION),
     ]
-    for what, counts in only:
-        for name, count in zip("AB", counts, strict=True):
-            if count:
-                sentences.append(f"{what} that only {name} has: {count}")
+    sentences += [
+        f"{what} that only {name} has: {count}"
+        for what, counts in only
+        for name, count in zip("AB", counts, strict=True)
+        if count
+    ]
     if differences.moved:
         (op, (was, now)), *_ = differences.moved.items()
         where = f"{grammar.text((op,))}: {was} in A, {now} in B"

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -33,10 +33,6 @@ from pipejax.cli.output.remedies import (
 )
 from pipejax.cli.output.report import heading, plain, table_sizes
 from pipejax.cli.output.report_pages import report_page
-
-if TYPE_CHECKING:
-    from pipejax.search.remedies.explain import Explanation
-
 
 OF_PLANS = ("model", "system", "stack", "launcher", "sequence", "link", *SHARED)  # also of a run
 
@@ -144,7 +140,7 @@ def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:
     return read.values * (workers // len(read.values))
 
 
-def _as_json(explanation: "Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
+def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
     first = explanation.memory.begin
     worst = explanation.bottleneck
     return {
@@ -169,13 +165,13 @@ def _as_json(explanation: "Explanation", files: Mapping[int, Path]) -> dict[str,
     }
 
 
-def _view(explanation: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
+def _view(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> Iterator[object]:
     yield plain(f"{seconds(explanation.step_time)} per step; {first_fault(explanation)}")
     yield f"{heading(result)}, {result['link']} links"
     yield from advice_view(explanation, result["remedies"])
 
 
-def _limits(explanation: "Explanation", result: Mapping[str, Any]) -> Iterator[object]:
+def _limits(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> Iterator[object]:
     """Yield notes on layers, how much slower messages may be, and what remedies may need."""
     yield from map(plain, result.get("notes", ()))
     if explanation.tolerated is not None and math.isinf(explanation.tolerated):

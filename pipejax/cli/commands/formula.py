@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
@@ -75,15 +76,11 @@ class Plans:
 
 def _times_text(times: Mapping[str, Any]) -> str:
     """Format times as `F=I=W=1, c=0`; times of stages have / between them."""
-    texts = {key: "/".join(f"{t:g}" for t in _listed(time)) for key, time in times.items()}
+    texts = {key: "/".join(f"{t:g}" for t in np.ravel(time)) for key, time in times.items()}
     ops = {key: text for key, text in texts.items() if key in "FIW"}
     if len(set(ops.values())) == 1:
         texts = {"=".join(ops): texts["F"]} | {k: v for k, v in texts.items() if k not in ops}
     return ", ".join(f"{key}={text}" for key, text in texts.items())
-
-
-def _listed(value: Any) -> list[float]:
-    return [*value] if hasattr(value, "__iter__") else [value]
 
 
 def form_view(
@@ -402,7 +399,7 @@ def _family(chosen: _FormOptions, symbol: str, numbers: list[int]) -> "pj.result
             degree=1 if symbol == "M" else 2,
         )
 
-    step = workers if symbol == "M" else 2 if workers % 2 == 0 else 1
+    step = workers if symbol == "M" else 2 - workers % 2
     with waiting("looking for the family"):
         if numbers:
             return find(numbers[:-1], numbers[-1:])

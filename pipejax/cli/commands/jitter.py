@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.markup import escape
 
@@ -25,10 +25,6 @@ from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import Column, TextTable, grid, has_lines, pick, plain, rows_table
 from pipejax.cli.output.runs import op_values, values_by_phase
-
-if TYPE_CHECKING:
-    from pipejax.analysis.uncertainty.jitter import Jittered, Robustness
-
 
 HEIGHT, ROW = 1.0, 0.45  # inches: of a picture beside its rows, and of a row
 KINDS = ", ".join(DISTRIBUTIONS)
@@ -157,9 +153,7 @@ def jitter(
         "rows": rows + failed,
     }
     files = {"samples in": out, "drawn to": figure}
-    details: dict[str, Iterable[object]] = {
-        "quantiles": [_quantiles(rows, runs)],
-    }
+    details: dict[str, Iterable[object]] = {"quantiles": [_quantiles(rows, runs)]}
     if ops:
         details["critical ops"] = _critical_ops(runs)
     if failed and not has_lines():
@@ -171,10 +165,8 @@ def jitter(
 
 
 def _run(
-    scenarios: "dict[str, pj.Scenario]",
-    factors: "pj.analysis.Jitter",
-    sampling: SamplingOptions,
-) -> "dict[str, Jittered]":
+    scenarios: "dict[str, pj.Scenario]", factors: "pj.analysis.Jitter", sampling: SamplingOptions
+) -> "dict[str, pj.results.Jittered]":
     """Sample every table, with progress on a terminal's stderr."""
     arguments = pick(sampling, "samples seed replicas")
     samples = arguments["samples"]
@@ -190,7 +182,7 @@ def _run(
         return sampled
 
 
-def _draw(runs: "dict[str, Jittered]", figure: Output) -> None:
+def _draw(runs: "dict[str, pj.results.Jittered]", figure: Output) -> None:
     """Draw the step times of all samples, a violin for each schedule."""
     from pipejax.plots import draw_violins, palette, violin_entries
     from pipejax.plots.style import legend
@@ -210,7 +202,9 @@ def _draw(runs: "dict[str, Jittered]", figure: Output) -> None:
         legend(picture, "lower left", (entries, texts))
 
 
-def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
+def _row(
+    jittered: "pj.results.Jittered", rank: "pj.results.Robustness", ops: bool
+) -> dict[str, Any]:
     """Return the row of a schedule in `--json`; times in seconds."""
     from pipejax.analysis.uncertainty.jitter import QUANTILES
 
@@ -235,7 +229,7 @@ def _percentile(level: float) -> str:
 
 
 def _view(
-    runs: "dict[str, Jittered]", ranked: "list[Robustness]", quantile: float
+    runs: "dict[str, pj.results.Jittered]", ranked: "list[pj.results.Robustness]", quantile: float
 ) -> Iterator[object]:
     """Yield the schedule that is best under jitter, and the ranks of all."""
     level = _percentile(quantile)
@@ -261,11 +255,11 @@ def _view(
     yield grid(columns)
 
 
-def _mark(rank: "Robustness") -> str:
+def _mark(rank: "pj.results.Robustness") -> str:
     return "[bold green]" if rank.makespan_rank == 1 and rank.fits else ""
 
 
-def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, Jittered]") -> TextTable:
+def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, pj.results.Jittered]") -> TextTable:
     columns = [
         Column("schedule", "schedule"),
         Column("no jitter", "deterministic", seconds),
@@ -278,7 +272,7 @@ def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, Jittered]") -> TextT
     return rows_table([row | row["quantiles"] for row in rows], columns, title=title)
 
 
-def _critical_ops(runs: "dict[str, Jittered]") -> Iterator[object]:
+def _critical_ops(runs: "dict[str, pj.results.Jittered]") -> Iterator[object]:
     for name, run in runs.items():
         yield f"{name}: share of samples in which ops are on the critical path"
         yield values_by_phase(op_values(run.evaluation, run.node_share), "often", percent)

@@ -13,12 +13,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 import pipejax as pj
 from pipejax.base.files import check_writable
 from pipejax.cli.options import line
-from pipejax.cli.options.memory import (
-    LIMIT_OPTION,
-    HeldMemory,
-    MemoryLimit,
-    Room,
-)
+from pipejax.cli.options.memory import LIMIT_OPTION, HeldMemory, MemoryLimit, Room
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, SizedRunOptions
 from pipejax.cli.options.scenario import check_pairs, command_line, parse_scenario, required
@@ -36,13 +31,12 @@ from pipejax.cli.output.report import (
     is_json,
     pick,
     print_json,
+    saving,
     savings,
 )
 from pipejax.schedules.cells.ops import format_cell
 
 if TYPE_CHECKING:
-    from pipejax.search.found import Found
-    from pipejax.search.schedule.plan import Optimum
     from pipejax.search.schedule.store import SolvedProblems
 
 
@@ -124,7 +118,7 @@ def optimize(
     _check_problem(link, minimize)
     store = stored.open()
 
-    def report(result: "Found[Optimum]") -> Answer:
+    def report(result: "pj.results.Found[pj.results.Optimum]") -> Answer:
         save_table(result.best.table, out)
         best = pj.evaluate(result.best.table, task.costs, link=link)
         held, folder = task.room.stages.held(best), None if store is None else store.path
@@ -146,7 +140,7 @@ def optimize(
         task = _pose(run, link, limit)
         with best_so_far(report) as keep, _best_line() as show:
 
-            def on_best(result: "Found[Optimum]") -> None:
+            def on_best(result: "pj.results.Found[pj.results.Optimum]") -> None:
                 keep(result)
                 show(result)
 
@@ -202,11 +196,7 @@ class _PosedTask(NamedTuple):
     may_offload: bool
 
 
-def _pose(
-    run: OptimizedRun,
-    links: pj.Links,
-    limit: MemoryLimit,
-) -> _PosedTask:
+def _pose(run: OptimizedRun, links: pj.Links, limit: MemoryLimit) -> _PosedTask:
     """Build the table, which may itself be planned for the limit, and its costs."""
     from pipejax.costs.edits import HostTimes, has_host_times
 
@@ -253,13 +243,13 @@ def _check_problem(link: pj.Links, minimize: str) -> None:
 
 
 @contextmanager
-def _best_line() -> "Iterator[Callable[[Found[Optimum]], None]]":
+def _best_line() -> "Iterator[Callable[[pj.results.Found[pj.results.Optimum]], None]]":
     """Show the best plan so far on a line, and keep a line of each improvement."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with progress("looking for a first schedule", None, *columns) as bar:
         values: list[float] = []
 
-        def show(result: "Found[Optimum]") -> None:
+        def show(result: "pj.results.Found[pj.results.Optimum]") -> None:
             line = (
                 f"best {seconds(result.value)}, bound {seconds(result.lower_bound)}, gap "
                 f"{percent(result.gap)}, from {result.best.source}"
@@ -276,7 +266,7 @@ class Outcome(NamedTuple):
     """Problem and result of a search."""
 
     table: pj.ScheduleTable  # its placement of stages was searched
-    result: "Found[Optimum]"
+    result: "pj.results.Found[pj.results.Optimum]"
     run: "pj.Evaluation"  # of the best schedule, at the real costs
     held: HeldMemory  # its activation memory
     room: Room  # of activations
@@ -341,8 +331,8 @@ def _view(outcome: Outcome, slower: float | None) -> Iterator[object]:
     saved = ""
     if outcome.best_baseline is not None:
         name, other = outcome.best_baseline
-        ratio = 1 - result.value / other if other else 0.0
-        saved = f": {percent(ratio)} less than {name} ({seconds(other)})"
+        share = percent(saving(other, result.value))
+        saved = f": {share} less than {name} ({seconds(other)})"
     yield f"[bold]{seconds(value)}[/] per step{word} within the memory limit{saved}"
     gap = f"at most {percent(result.gap)} above the lower bound of {seconds(result.lower_bound)}"
     ended = f"; stopped by {ENDED[result.stopped]}" if result.stopped in ENDED else ""

@@ -1,7 +1,7 @@
 """`pipejax sensitivity`: what the step time depends on, and how strongly."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import pipejax as pj
 from pipejax.cli.options.option import options
@@ -12,10 +12,6 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.report import TextTable, grid, has_details, pick
-
-if TYPE_CHECKING:
-    from pipejax.analysis.uncertainty.sensitivity import Sensitivity
-
 
 Ends = tuple[float | None, float | None]  # step times at both factors; none where nothing has it
 BAR = 8  # columns of the longest bar
@@ -81,14 +77,28 @@ def sensitivity(
         f"1 % more of {strongest} changes the step by {sensitivities.elasticity[strongest]:+.3g} %",
     ]
     rows = _ranked(sensitivities)
-    first_rows = _table(sensitivities, rows[:SHOWN], ends, factors)
-    details = {"all parameters": [_table(sensitivities, rows, ends, factors)]}
-    return Answer(
+    return _answer(
         result,
-        [*view, *([] if has_details() else [first_rows])],
-        {"drawn to": figure},
-        details=details if len(rows) > SHOWN or has_details() else {},
+        view,
+        figure,
+        lambda count: _table(sensitivities, rows[:count], ends, factors),
+        len(rows),
+        "all parameters",
     )
+
+
+def _answer(
+    result: dict[str, Any],
+    view: Sequence[str],
+    figure: Output,
+    table: Callable[[int], TextTable],
+    count: int,
+    title: str,
+) -> Answer:
+    """Answer with the first rows of a table; all of them are a detail."""
+    rows = [] if has_details() else [table(SHOWN)]
+    details = {title: [table(count)]} if count > SHOWN or has_details() else {}
+    return Answer(result, [*view, *rows], {"drawn to": figure}, details=details)
 
 
 def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
@@ -124,32 +134,23 @@ def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure:
                 ("what", [place.what for place in rows]),
                 ("share of path", [percent(place.share) for place in rows]),
                 *(
-                    (
-                        f"step time at x {factor:g}",
-                        [seconds(place.step_times[k]) for place in rows],
-                    )
+                    (f"step time at x {factor:g}", [seconds(place.step_times[k]) for place in rows])
                     for k, factor in enumerate(factors)
                 ),
             ]
         )
 
-    is_long = len(ranked) > SHOWN
-    return Answer(
-        result,
-        [*view, *([] if has_details() else [table(SHOWN)])],
-        {"drawn to": figure},
-        details={"all places": [table(len(ranked))]} if is_long or has_details() else {},
-    )
+    return _answer(result, view, figure, table, len(ranked), "all places")
 
 
-def _ranked(sensitivities: "Sensitivity") -> list[tuple[str, float]]:
+def _ranked(sensitivities: "pj.results.Sensitivity") -> list[tuple[str, float]]:
     """Return the parameters that change the step, the strongest first, with elasticities."""
     ranked = sorted(sensitivities.elasticity.items(), key=lambda item: -abs(item[1]))
     return [(name, value) for name, value in ranked if abs(value) >= LEAST] or ranked[:1]
 
 
 def _table(
-    sensitivities: "Sensitivity",
+    sensitivities: "pj.results.Sensitivity",
     rows: Sequence[tuple[str, float]],
     ends: Mapping[str, Ends],
     factors: tuple[float, float],
@@ -180,11 +181,7 @@ def _step(value: float | None) -> str:
 
 
 def _draw(
-    out: Output,
-    name: str,
-    step_time: float,
-    ends: Mapping[str, Ends],
-    factors: tuple[float, float],
+    out: Output, name: str, step_time: float, ends: Mapping[str, Ends], factors: tuple[float, float]
 ) -> None:
     from pipejax.plots.charts import draw_tornado, tornado_entries  # matplotlib is an extra, slow
 

@@ -117,11 +117,6 @@ def setting_text(scenario: "pj.Scenario") -> str:
     return f"{work.model.name} on {system.name}, minibatch {work.minibatch}"
 
 
-def caption_file(label: str, caption: str) -> str:
-    """Return a caption as a page in Markdown, below its picture, as figures/ writes it."""
-    return f"![{label}]({label})\n\n{caption}\n"
-
-
 class Scene(NamedTuple):
     """Runs on one time axis, with their style."""
 
@@ -166,10 +161,9 @@ def show(
     activations = run.activations
     suffix = None if out.path is None else out.path.suffix
     picture.check(suffix, printed)
-    if open and suffix != ".html":
-        raise ValueError("--open has no effect without --out PAGE.html")
-    if choose and suffix != ".html":
-        raise ValueError("--choose has no effect without --out PAGE.html")
+    for name, is_asked in {"open": open, "choose": choose}.items():
+        if is_asked and suffix != ".html":
+            raise ValueError(f"--{name} has no effect without --out PAGE.html")
     paper = None if suffix in (None, ".html") else printed.paper()
     caption_out = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
@@ -230,12 +224,10 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
 
     panels = []
     for (name, run), held in zip(scene.runs.items(), scene.held, strict=True):
-        sizes = None if held is None else held.stages
-        curves = (
-            None
-            if held is None or sizes is None
-            else Curves(held.memory, NAMES[sizes.unit], sizes.text, held.limits)
-        )
+        curves = None
+        if held is not None:
+            unit = NAMES[held.stages.unit]
+            curves = Curves(held.memory, unit, held.stages.text, held.limits)
         panels.append(Panel(name, run, curves))
     caption = scene.caption if scene.picture.caption == "under" else ""
     critical = not scene.picture.no_critical
@@ -251,8 +243,8 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
     )
     panels_picture = draw_panels(panels, look)
     out.save(lambda draft: save(panels_picture, draft))
-    text = caption_file(str(out.path and out.path.name), scene.caption)
-    caption_out.save_text(text)
+    label = str(out.path and out.path.name)  # a page in Markdown, as figures/ writes it
+    caption_out.save_text(f"![{label}]({label})\n\n{scene.caption}\n")
 
 
 def _as_json(

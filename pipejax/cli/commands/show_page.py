@@ -56,10 +56,7 @@ def save_page(
 
 
 def carried(
-    run: SizedRunOptions,
-    options: TableOptions,
-    scenarios: "Sequence[pj.Scenario]",
-    choose: bool,
+    run: SizedRunOptions, options: TableOptions, scenarios: "Sequence[pj.Scenario]", choose: bool
 ) -> "Carried":
     """Return further tables that a page can show."""
     from pipejax.costs.sources import GivenTimes

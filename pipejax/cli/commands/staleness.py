@@ -1,7 +1,7 @@
 """`pipejax staleness`: with which weights an asynchronous table computes its gradients."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -15,10 +15,6 @@ from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import gigabytes, percent
 from pipejax.cli.output.report import Column, TextTable, grid, has_lines, heading, pick, rows_table
-
-if TYPE_CHECKING:
-    from pipejax.analysis.runs.staleness import Staleness
-
 
 BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal
 # what lines and bars tell in the terminal, as plain numbers
@@ -77,7 +73,7 @@ def staleness(
 
 
 def _view(
-    table: pj.ScheduleTable, staleness: "Staleness", data: Mapping[str, Any]
+    table: pj.ScheduleTable, staleness: "pj.results.Staleness", data: Mapping[str, Any]
 ) -> Iterator[object]:
     links = f"{data['link']} links" if "link" in data else "unit slots"
     if table.updates_within:
@@ -93,7 +89,9 @@ def _view(
     yield f"{heading(data)}, {links}"
 
 
-def _workers(staleness: "Staleness", memory: Float[NumpyArray, " workers"] | None) -> TextTable:
+def _workers(
+    staleness: "pj.results.Staleness", memory: Float[NumpyArray, " workers"] | None
+) -> TextTable:
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(staleness.workers)),
         ("stages", (" ".join(map(str, np.flatnonzero(row))) for row in staleness.versions)),
@@ -114,7 +112,7 @@ def _histogram(shares: Sequence[float]) -> TextTable:
     return grid([("delay", labels), ("", bars), ("share", map(percent, share))])
 
 
-def _draw(figure: Output, staleness: "Staleness") -> None:
+def _draw(figure: Output, staleness: "pj.results.Staleness") -> None:
     from pipejax.plots.charts import draw_delays  # matplotlib is an extra, slow to import
 
     with drawing(figure, 1, 2.4) as (_, axes):

@@ -58,10 +58,7 @@ def sweep_run(
         return f"after {done[-1] - done[0]} points: {path} keeps them, go on with --resume"
 
     columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
-    with (
-        if_interrupted(say),
-        progress("sweep", grid.num_points, *columns, transient=False) as bar,
-    ):
+    with if_interrupted(say), progress("sweep", grid.num_points, *columns, transient=False) as bar:
 
         def on_progress(points: float, total: float | None, text: str) -> None:
             done.append(int(points))

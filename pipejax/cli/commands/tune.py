@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -21,10 +21,6 @@ from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import FOUND, Column, TextTable, grid, pick, rows_table
 from pipejax.schedules.naming import find, named
-
-if TYPE_CHECKING:
-    from pipejax.search.found import Found
-    from pipejax.search.tuning.tune import TunedSetting
 
 ORDERS = ("messages", "microbatches", "places", "lookahead", "chunks")
 SETTINGS = ("size", "layers", "recompute")  # of a model on a system
@@ -131,7 +127,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
     workload, system = tuned_model(scenario, "tune")
     capacity, start = float(system.memory_available), time.monotonic()
 
-    def report(tuned: "Found[TunedSetting]") -> Answer:
+    def report(tuned: "pj.results.Found[pj.results.TunedSetting]") -> Answer:
         best = tuned.best
         result = {
             "what": what,
@@ -175,7 +171,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
 
 
 def _view(
-    tuned: "Found[TunedSetting]", result: Mapping[str, Any], capacity: float
+    tuned: "pj.results.Found[pj.results.TunedSetting]", result: Mapping[str, Any], capacity: float
 ) -> Iterator[object]:
     best = tuned.best
     yield (
@@ -195,7 +191,7 @@ def _longer(step: float, best: float) -> str:
     return f"{percent(step / best - 1)} longer" if best and step > best else "as long"
 
 
-def _tune(*request: Any, **arguments: Any) -> "Found[TunedSetting]":
+def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.TunedSetting]":
     """Tune; if no microbatch size fits, warn and tune without the memory limit."""
     try:  # optax is an extra
         from pipejax.search.tuning.joint import NothingFitsError
@@ -219,7 +215,7 @@ def _tune(*request: Any, **arguments: Any) -> "Found[TunedSetting]":
             return pj.tune(*request, **arguments | {"no_memory_limit": True})
 
 
-def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> TextTable:
+def _sizes(tuned: "pj.results.Found[pj.results.TunedSetting]", capacity: float) -> TextTable:
     best, sizes = tuned.best, tuned.best.details["sizes"]
     is_complete = tuned.stopped != "interrupted"
     columns = (
@@ -236,7 +232,7 @@ def _sizes(tuned: "Found[TunedSetting]", capacity: float) -> TextTable:
     return rows_table(sizes, columns, styles=styles, title=title)
 
 
-def _stages(best: "TunedSetting") -> TextTable:
+def _stages(best: "pj.results.TunedSetting") -> TextTable:
     names = ("layers", "recomputed")
     columns = [(name, best.setting[name]) for name in names]
     if best.method == "gradient":
@@ -244,7 +240,7 @@ def _stages(best: "TunedSetting") -> TextTable:
     return grid([("stage", range(len(best.setting["layers"]))), *columns])
 
 
-def _method(best: "TunedSetting") -> Iterator[str]:
+def _method(best: "pj.results.TunedSetting") -> Iterator[str]:
     """Yield the method, the reason for it and what it cost."""
     details = best.details
     yield f"method: {best.method} ({best.reason})"

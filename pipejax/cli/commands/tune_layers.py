@@ -4,21 +4,17 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
 import pipejax as pj
+from pipejax.cli.commands.tune import tune_settings, tuned_model
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RunOptions
 from pipejax.cli.options.scenario import build, command_line, parse_scenario
 from pipejax.cli.options.tables import SizedSchedule
-from pipejax.cli.options.values import (
-    CountIfGiven,
-    Text,
-    TimeLimit,
-    parse_seconds,
-)
+from pipejax.cli.options.values import CountIfGiven, Text, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import LAYOUT
@@ -27,12 +23,6 @@ from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import FOUND, grid, pick, savings, search_end, table_sizes
 from pipejax.schedules.naming import find
-
-if TYPE_CHECKING:
-    from pipejax.search.found import Found
-    from pipejax.search.partition.partition import Partition
-
-from pipejax.cli.commands.tune import tune_settings, tuned_model
 
 WIDEST = 40  # blocks of the largest stage in its picture
 
@@ -103,7 +93,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
     table, links, start = scenario.table(), scenario.links, time.monotonic()
     workload, system = tuned_model(scenario, "tune layers")
 
-    def report(result: "Found[Partition]") -> Answer:
+    def report(result: "pj.results.Found[pj.results.Partition]") -> Answer:
         best = result.best
         named, per_node = scenario.files.get("launcher"), float(system.gpus_per_node)
         launches = pj.costing.launches(best.workload, table, named, per_node)
@@ -150,7 +140,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
 
 
 def _as_json(
-    table: pj.ScheduleTable, links: pj.Links, result: "Found[Partition]"
+    table: pj.ScheduleTable, links: pj.Links, result: "pj.results.Found[pj.results.Partition]"
 ) -> dict[str, Any]:
     layout, best = result.best.layout, result.best
     has_mtp = layout.count("m").any()
@@ -176,7 +166,7 @@ def _as_json(
 
 
 def _view(
-    table: pj.ScheduleTable, system: "pj.System", result: "Found[Partition]"
+    table: pj.ScheduleTable, system: "pj.System", result: "pj.results.Found[pj.results.Partition]"
 ) -> Iterator[object]:
     """Yield the answer, and the stages that differ from most others."""
     best = result.best
@@ -195,7 +185,7 @@ def _view(
         yield "interrupted: this is the best so far"
 
 
-def _saving(result: "Found[Partition]") -> str:
+def _saving(result: "pj.results.Found[pj.results.Partition]") -> str:
     """Return how much the split saves against the fastest default that fits."""
     times = {name: split.step_time for name, split in result.best.defaults.items() if split.fits}
     if not times:
@@ -205,7 +195,9 @@ def _saving(result: "Found[Partition]") -> str:
     return f": {percent(saved)} less than {name}" if saved > 1e-9 else f": as fast as {name}"
 
 
-def _stages(table: pj.ScheduleTable, system: "pj.System", result: "Found[Partition]") -> object:
+def _stages(
+    table: pj.ScheduleTable, system: "pj.System", result: "pj.results.Found[pj.results.Partition]"
+) -> object:
     """Draw the layers of each stage, with its times and its memory."""
     best = result.best
     costs = pj.stage_costs(best.workload, system, table)

@@ -1,21 +1,32 @@
-"""`pipejax tune messages|microbatches|places`: local searches for the best order."""
+"""`pipejax tune messages|microbatches|places|lookahead|chunks`: searches that take no WHAT."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
+from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.line import command_line
+from pipejax.cli.options.memory import read_weights_limit
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RendezvousOptions, RunOptions
-from pipejax.cli.options.scenario import build, required
-from pipejax.cli.options.values import Seed, TimeLimit, parse_seconds, parse_share
-from pipejax.cli.output.answer import Answer, searched
+from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
+from pipejax.cli.options.values import (
+    Count,
+    CountIfGiven,
+    Seed,
+    Text,
+    TimeLimit,
+    parse_seconds,
+    parse_share,
+)
+from pipejax.cli.output.answer import Answer, best_so_far, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, draw_runs, save_table
 from pipejax.cli.output.kinds import CERTIFICATE, DRAWING, ORDER, TABLE
-from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import (
     FOUND,
     Column,
@@ -23,6 +34,7 @@ from pipejax.cli.output.report import (
     grid,
     pick,
     rows_table,
+    saving,
     savings,
     search_end,
     table_sizes,
@@ -37,6 +49,8 @@ if TYPE_CHECKING:
     from pipejax.search.orders.microbatches import MicrobatchOrder
     from pipejax.search.orders.places import WorkerPlaces
     from pipejax.search.orders.transfers import TransferOrder
+    from pipejax.search.tuning.chunks import PromptChunks
+    from pipejax.search.tuning.lookahead import Gathering
 
 
 BEST = "found"  # JSON key of the best order, beside other orders
@@ -84,53 +98,46 @@ def messages(
     table, costs = build(scenario), required(scenario).table_costs()
     rendezvous = scenario.links
 
-    def report(result: "Found[TransferOrder]") -> Callable[[], Answer]:
-        """Evaluate the best order; return a function that writes the files and answers."""
+    def report(result: "Found[TransferOrder]") -> Answer:
+        best = result.best.table
         tables = {"own": table, "by producer": pj.links.insert_transfers(table, link=rendezvous)}
         makespans = {
             name: queue_makespans(ordered, costs, link=rendezvous)
-            for name, ordered in {**tables, BEST: result.best.table}.items()
+            for name, ordered in {**tables, BEST: best}.items()
         }
         # a table that deadlocks in its own order has no waits: compare with the next best order
         before = "by producer" if result.baselines["own"] is None else "own"
-        runs = [
-            pj.evaluate(ordered, costs, link=rendezvous)
-            for ordered in (tables[before], result.best.table)
-        ]
+        runs = [pj.evaluate(t, costs, link=rendezvous) for t in (tables[before], best)]
         waits, best_waits = map(pj.links.transfer_waits, runs)
-
-        def answer() -> Answer:
-            save_table(result.best.table, out)
-            draw_runs({"before": runs[0], "after": runs[1]}, figure, messages=True)
-            if result.stopped != "interrupted" or certificate.path is not None:
-                bounds = {"path": result.best.free_bound, "queue": result.lower_bound}
-                certify(pj.certificate(runs[1], lower_bounds=bounds), certificate)
-            data = _messages_as_json(table, result, waits) | {
-                "makespans": makespans,
-                "waits_of": before,
-                **out.as_json(),
-                "wait": {before: _total(waits), BEST: _total(best_waits)},
-            }
-            files = {
-                "wrote the better table to": out,
-                "wrote the certificate to": certificate,
-                "drawn to": figure,
-            }
-            # `export` adds what PyTorch needs beside SEND and RECV
-            torch = {"table": str(out.path), "format": "torch-csv", "out": "torch.csv"}
-            return Answer(
-                data,
-                _messages_view(data, result),
-                files,
-                next=() if out.path is None else (command_line("export", torch),),
-                details={
-                    "waiting transfers": _waiting(data, worst),
-                    "makespans by queue": [_makespans(makespans)],
-                    "search": search_end(result, "orders"),
-                },
-            )
-
-        return answer
+        save_table(best, out)
+        draw_runs({"before": runs[0], "after": runs[1]}, figure, messages=True)
+        if result.stopped != "interrupted" or certificate.path is not None:
+            bounds = {"path": result.best.free_bound, "queue": result.lower_bound}
+            certify(pj.certificate(runs[1], lower_bounds=bounds), certificate)
+        data = _messages_as_json(table, result, waits) | {
+            "makespans": makespans,
+            "waits_of": before,
+            **out.as_json(),
+            "wait": {before: waits.by_worker.sum(), BEST: best_waits.by_worker.sum()},
+        }
+        files = {
+            "wrote the better table to": out,
+            "wrote the certificate to": certificate,
+            "drawn to": figure,
+        }
+        # `export` adds what PyTorch needs beside SEND and RECV
+        torch = {"table": str(out.path), "format": "torch-csv", "out": "torch.csv"}
+        return Answer(
+            data,
+            _messages_view(data, result),
+            files,
+            next=() if out.path is None else (command_line("export", torch),),
+            details={
+                "waiting transfers": _waiting(data, worst),
+                "makespans by queue": [_makespans(makespans)],
+                "search": search_end(result, "orders"),
+            },
+        )
 
     search = TransferSearch(table, costs, rendezvous, seed)
     return searched(search, iterations, limit, report, enough)
@@ -145,7 +152,7 @@ def _messages_as_json(
         "own_order": "cells" if table.has_communication else "default",
         "best": {"order": result.best.order.tolist()},
         **pick(result, FOUND),
-        "gain": _gain(result),
+        "gain": saving(result.baselines["own"], result.value),
         "free_bound": result.best.free_bound,
         "free_gap": gap_of(result.value, result.best.free_bound),
         "waits": [
@@ -191,18 +198,6 @@ def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
         caption="blocked: time before the transfer in front had started",
     )
     yield "wait by worker: " + ", ".join(map(seconds, data["waits_by_worker"]))
-
-
-def _gain(result: "Found[TransferOrder]") -> float | None:
-    """Return the share saved against the table's own order; None if that deadlocks."""
-    before = result.baselines["own"]
-    if before is None:
-        return None
-    return 1 - result.value / before if before else 0.0
-
-
-def _total(waits: "TransferWaits") -> float:
-    return float(waits.by_worker.sum())
 
 
 def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
@@ -259,8 +254,7 @@ class _Permutation(NamedTuple):
     def view(self, values: str) -> Iterator[object]:
         """Yield the answer and its comparison with other permutations."""
         times = self.search.baselines
-        before = times["given"] or 0.0
-        saved = 1 - self.search.value / before if before else 0.0
+        saved = saving(times["given"], self.search.value)
         yield (
             f"[bold]{seconds(self.search.value)}[/] with the best {self.noun}, {percent(saved)} "
             f"less than as given ({escape(self.table.name)}, {self.table.num_workers} workers, "
@@ -303,18 +297,14 @@ def microbatches(
     search = MicrobatchSearch(table, scenario.table_costs(), link, seed)
     lengths = scenario.microbatches.lengths
 
-    def report(result: "Found[MicrobatchOrder]") -> Callable[[], Answer]:
+    def report(result: "Found[MicrobatchOrder]") -> Answer:
         order = result.best.order.tolist()
         sorted_lengths = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
         data = {"order": order, **sorted_lengths}
         best = _Permutation(table, link, result, data, "order", "orders")
-
-        def answer() -> Answer:
-            best.save(out)
-            view = best.view(" ".join(map(str, order)))
-            return Answer(best.result, view, {"wrote the order to": out})
-
-        return answer
+        best.save(out)
+        view = best.view(" ".join(map(str, order)))
+        return Answer(best.result, view, {"wrote the order to": out})
 
     return searched(search, iterations, limit, report)
 
@@ -357,7 +347,7 @@ def places(
     places = places_on(table, scenario.source.worker_places, "--worker-places")
     search = PlacementSearch(placed, places, link, seed)
 
-    def report(result: "Found[WorkerPlaces]") -> Callable[[], Answer]:
+    def report(result: "Found[WorkerPlaces]") -> Answer:
         seats = result.best.places
         data = {
             "places": seats.tolist(),
@@ -365,16 +355,12 @@ def places(
             "boundaries": placed.crossed(seats).tolist(),
         }
         best = _Permutation(table, link, result, data, "placement", "different placements")
-
-        def answer() -> Answer:
-            best.save(out)
-            _draw_seats(placed, result, figure)
-            view = best.view(",".join(map(str, data["places"])))
-            files = {"wrote the places to": out, "drawn to": figure}
-            details = {"nodes": [_nodes(placed, seats)]}
-            return Answer(best.result | figure.as_json(), view, files, details=details)
-
-        return answer
+        best.save(out)
+        _draw_seats(placed, result, figure)
+        view = best.view(",".join(map(str, data["places"])))
+        files = {"wrote the places to": out, "drawn to": figure}
+        details = {"nodes": [_nodes(placed, seats)]}
+        return Answer(best.result | figure.as_json(), view, files, details=details)
 
     return searched(search, iterations, limit, report)
 
@@ -405,3 +391,187 @@ def _draw_seats(placed: "PlacedCosts", result: "Found[Any]", figure: Output) -> 
     }
     picture = machine_picture(placed, placements)
     figure.save(lambda draft: save(picture, draft))
+
+
+@options
+def lookahead(
+    *,
+    run: RunOptions = RunOptions(),
+    links: LinkOptions = LinkOptions(),
+    weights_limit: Text = None,
+    iterations: int = 1000,
+    time_limit: TimeLimit = "60",
+    out: Annotated[Output, TABLE] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
+) -> Answer:
+    """Search how far ahead each worker gathers sharded weights, and of how many stages at once.
+
+    Options:
+      weights_limit: a number of stages, or bytes with --model (20GB); one for all workers or each.
+      iterations: steps of the search.
+      out: the table with the cells (.json).
+      figure: runs without lookahead and with it.
+
+    Example:
+      pipejax tune lookahead -s interleaved-1f1b -P 4 -M 8 -V 3 -T F=1,B=2,UNSHARD=1,REDUCE_GRAD=1
+      --weights-limit 2
+    """
+    from pipejax.costs.edits import ShardingCells
+    from pipejax.search.tuning.lookahead import LookaheadSearch
+
+    limit = parse_seconds(time_limit, "--time-limit")
+    scenario, link = required(run.scenario(links.links())), links.links()
+    asked = scenario.find_edit(ShardingCells) or ShardingCells()
+    for option, value in (("--lookahead", asked.lookahead), ("--residency", asked.residency)):
+        if value:
+            raise ValueError(f"{option} does not go with tune lookahead, which finds it")
+    scenario = scenario.with_edit(ShardingCells(asked.lane, (0,)))
+    table, workload, costs = build(scenario), scenario.workload, scenario.table_costs()
+    sizes = np.ones(table.num_stages)
+    if workload is not None:
+        from pipejax.costs.stage.stage_work import gathered_sizes
+
+        sizes = gathered_sizes(workload, table)
+    limits, in_bytes = read_weights_limit(weights_limit, table, workload)
+    sizes = sizes if in_bytes else np.ones(table.num_stages)
+    lane = asked.lane or "net"
+    search = LookaheadSearch(table, costs, link, limits, sizes, lane)
+
+    def report(result: "Found[Gathering]") -> Answer:
+        best = result.best
+        data = {
+            **table_sizes(table),
+            "link": link.model,
+            "lane": lane,
+            "best": {
+                **pick(best, "lookahead residency peak"),
+                "unit": "bytes" if in_bytes else "stages",
+            },
+            **pick(result, FOUND),
+        }
+        cells = ShardingCells(asked.lane, tuple(best.lookahead), tuple(best.residency))
+        save_table(best.table, out)
+        tables = {"no lookahead": search.plain, "best": best.table}
+        draw_runs({name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}, figure)
+        return Answer(
+            data | figure.as_json(),
+            _lookahead_view(data, result),
+            {"wrote the table to": out, "drawn to": figure},
+            next=(command_of_scenario(scenario.with_edit(cells), "show"),),
+            details={
+                "workers": [_gathering_table(data["best"])],
+                "search": search_end(result, "tables"),
+            },
+        )
+
+    return searched(search, iterations, limit, report)
+
+
+def _lookahead_view(data: Mapping[str, Any], result: "Found[Gathering]") -> Iterator[object]:
+    ahead, count = data["best"]["lookahead"], data["best"]["residency"]
+    yield (
+        f"[bold]{seconds(result.value)}[/] with weights gathered {_range(ahead)} uses ahead, "
+        f"at most {_range(count)} stages of a worker at once ({escape(data['schedule'])}, "
+        f"{data['workers']} workers)"
+    )
+    yield savings("lookahead", "makespan", result.baselines, result.value)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, largest = min(numbers), max(numbers)
+    return f"{least}" if least == largest else f"{least} to {largest}"
+
+
+def _gathering_table(best: Mapping[str, Any]) -> TextTable:
+    peaks = map(gigabytes if best["unit"] == "bytes" else "{:g}".format, best["peak"])
+    columns = [("uses ahead", best["lookahead"]), ("stages at once", best["residency"])]
+    return grid([("worker", range(len(best["peak"]))), *columns, ("peak gathered", peaks)])
+
+
+# letters of --stage-times: arguments of `pj.search.chunks`
+LETTERS = {"a": "fixed", "b": "per_token", "c": "per_pair", "g": "per_prefix_token"}
+TIMES = "a=2ms,b=5us,c=0.7ns"
+
+
+@options
+def chunks(
+    *,
+    links: LinkOptions = LinkOptions(),
+    prompt: Count,
+    stage_times: Text = None,
+    workers: CountIfGiven = None,
+    num_chunks: CountIfGiven = None,
+    multiple: Count = 1,
+    latency: Text = None,
+    transmit: Text = None,
+    seed: Seed = 0,
+    time_limit: TimeLimit = "60",
+) -> Answer:
+    """Cut a prompt into the chunks whose first token comes soonest, one stage on each worker.
+
+    A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
+
+    Options:
+      stage_times: a of any chunk, b of each token, c of each pair of a token and one before it, g
+        of each token of the prefix that is read or rebuilt; 0 if not given.
+      num_chunks: the best number from 1 to 64 if not given.
+      multiple: but for the last one.
+
+    Example:
+      pipejax tune chunks -P 4 --prompt 65536 -T a=2ms,b=5us,c=0.7ns
+    """
+    if workers is None or stage_times is None:
+        raise ValueError(f"tune chunks needs --workers P and --stage-times {TIMES}")
+    link = links.links()
+    messages = {"--latency": latency or "0", "--transmit": transmit or "0"}
+    latency_seconds, by_token = (parse_seconds(text, name) for name, text in messages.items())
+
+    def report(result: "Found[PromptChunks]") -> Answer:
+        sizes, durations = result.best.sizes, np.asarray(result.best.costs.forward)[0]
+        best = {"sizes": sizes, "ends": np.cumsum(sizes), "seconds": durations}
+        data = {"workers": workers, "prompt": prompt, "link": link.model, "best": best}
+        details = {"chunks": [_chunks_table(best)], "search": search_end(result, "cuts")}
+        return Answer(data | pick(result, FOUND), _chunks_view(data, result), details=details)
+
+    with best_so_far(report) as keep, progress("cutting", None) as bar:
+        result = pj.search.chunks(
+            prompt,
+            workers,
+            **_parse_times(stage_times),
+            latency=latency_seconds,
+            transmit_per_token=by_token,
+            num_chunks=num_chunks,
+            multiple=multiple,
+            link=link,
+            seed=seed,
+            time_limit=parse_seconds(time_limit, "--time-limit"),
+            on_progress=bar.tell,
+            on_best=keep,
+        )
+    return report(result)
+
+
+def _parse_times(text: str) -> dict[str, Any]:
+    """Read times such as a=2ms,b=5us,c=0.7ns; those of other letters are 0."""
+    times: dict[str, Any] = {}
+    for letter, _, value in (entry.partition("=") for entry in text.split(",")):
+        name = LETTERS[resolve_choice(letter.strip(), tuple(LETTERS), "--stage-times: letter")]
+        if name in times:
+            raise ValueError(f"--stage-times must have each letter once, got {text!r}")
+        times[name] = parse_seconds(value.strip(), f"--stage-times: {letter.strip()}")
+    return dict.fromkeys(LETTERS.values(), 0.0) | times
+
+
+def _chunks_view(data: Mapping[str, Any], result: "Found[PromptChunks]") -> Iterator[object]:
+    sizes = data["best"]["sizes"]
+    yield (
+        f"[bold]{seconds(result.value)}[/] until the first token with {len(sizes)} chunks of "
+        f"{min(sizes)} to {max(sizes)} tokens on {data['workers']} workers"
+    )
+    yield savings("chunks", "first token", result.baselines, result.value)
+
+
+def _chunks_table(best: Mapping[str, Any]) -> object:
+    count, durations = len(best["sizes"]), map(seconds, best["seconds"])
+    columns = [("tokens", best["sizes"]), ("ends at", best["ends"]), ("first stage", durations)]
+    return grid([("chunk", range(count)), *columns])

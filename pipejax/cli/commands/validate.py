@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
@@ -18,9 +18,6 @@ from pipejax.cli.output.kinds import DRAWING
 from pipejax.cli.output.numbers import digits, seconds
 from pipejax.cli.output.progress import waiting
 from pipejax.cli.output.report import Column, pick, plain, rows_table
-
-if TYPE_CHECKING:
-    from pipejax.analysis.step.validation import Validation
 
 SHOWN = 5  # worst rows
 MOST_NAMED = 14  # groups in a legend
@@ -83,7 +80,7 @@ def validate(
     return Answer(result, _view(result, judged), written, is_within, details=_details(result))
 
 
-def _statistics(validation: "Validation") -> dict[str, Any]:
+def _statistics(validation: "pj.results.Validation") -> dict[str, Any]:
     time, memory = validation.time, validation.memory
     result: dict[str, Any] = {"rows": len(validation.measured)}
     result |= dict.fromkeys(TITLES) if time is None else pick(time, " ".join(TITLES))
@@ -165,7 +162,7 @@ WORST = (
 )
 
 
-def _draw(figure: Output, validation: "Validation") -> None:
+def _draw(figure: Output, validation: "pj.results.Validation") -> None:
     from pipejax.plots.charts import draw_predictions  # matplotlib is an extra, slow to import
 
     timed = validation.take(np.isfinite(validation.measured.seconds))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -14,9 +14,6 @@ from pipejax.cli.options.scenario import build, required
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.report import pick, plain
-
-if TYPE_CHECKING:
-    from pipejax.checker.verify import Verdict
 
 SHOWN = 10  # problems that the report lists
 
@@ -55,7 +52,7 @@ def verify(
     return Answer(result, _view(verdict, problems), holds=verdict.ok)
 
 
-def _view(verdict: "Verdict", problems: list[str]) -> Iterator[object]:
+def _view(verdict: "pj.results.Verdict", problems: list[str]) -> Iterator[object]:
     time = seconds if verdict.unit == "seconds" else lambda value: f"{value:g} {verdict.unit}"
     claims = "all claims hold" if verdict.ok else f"[red]{len(problems)} claims do not hold[/]"
     makespan = "" if verdict.makespan is None else f": makespan {time(verdict.makespan)}"

@@ -1,19 +1,24 @@
-"""Options of a command line and of its file of options, and command lines to go on with."""
+"""A command line and its file of options as cyclopts reads them, and lines to go on with."""
 
+import inspect
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass as is_record
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_origin
 
+from cyclopts import CoercionError, CycloptsError, MissingArgumentError, Token
+from cyclopts.exceptions import RepeatArgumentError, UnusedCliTokensError
+
 from pipejax.base.checks import ArgumentError, UnknownNameError, nearest
 from pipejax.base.data_files import load_json, load_toml
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
-from pipejax.cli.options.option import value_kinds
+from pipejax.cli.options.option import COMMON, check_outputs, parser, value_kinds
 from pipejax.cli.output.files import Output
+from pipejax.cli.output.report import printing
 from pipejax.schedules.table.links import CARRIED, MEETING, POSTINGS, QUEUES
 
 if TYPE_CHECKING:
@@ -198,11 +203,61 @@ def _in_letters(message: str) -> str:
 
 def _token(name: str, text: str, source: str, kinds: Collection[Any]) -> Any:
     """Make what cyclopts takes for an option on the line."""
-    from cyclopts import Token
-
     if bool in kinds:
         return Token(keyword=flag(name), implicit_value=True, source=source)
     return Token(keyword=flag(name), value=text, source=source)
+
+
+def parse(
+    command: Callable[..., Any], words: Sequence[str], options: LineOptions
+) -> inspect.BoundArguments:
+    """Read the options of a command, as a line and its file of options give them.
+
+    Raises:
+      ValueError: if the command has no such option, its value is of another type, or it has no
+        effect beside the others.
+    """
+    app = parser(command)
+    app.config = (options.read,)
+    try:
+        _, bound, _ = app.parse_args(list(words), print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise ValueError(_message(error)) from None
+    bound.apply_defaults()
+    return bound
+
+
+def _message(error: CycloptsError) -> str:
+    """Return what is wrong with a command line, with options by their names."""
+    option = error.argument.name if error.argument else ""
+    if isinstance(error, MissingArgumentError) and error.argument and not error.keyword:
+        return f"missing option {option}" if option.startswith("-") else f"missing {option}"
+    if isinstance(error, RepeatArgumentError):
+        return f"{option or error.token.keyword} is given twice"
+    if isinstance(error, CoercionError) and error.msg and error.token:
+        return f"{option} {error.msg}"
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
+    text = str(error).removesuffix(".").replace(". Did you mean", "; did you mean")
+    text = text.replace(". Must be >= ", ": must be at least ").replace('"', "'")
+    return text[0].lower() + text[1:]
+
+
+def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: LineOptions) -> int:
+    """Run a command, print its answer and return the exit code."""
+    arguments, takes = bound.arguments, inspect.signature(command).parameters
+    common = {name: arguments[name] for name in COMMON if name in arguments}
+    for name in common.keys() - takes.keys():
+        del arguments[name]
+    outputs = check_outputs(command, arguments, force=common.get("force", False))
+    format = None if "format" in takes else common.get("format")  # else that of its file
+    style = printing(format, json=common["json"], details=common["details"])
+    with style, written_as(options.typed({**common, **arguments})):
+        result = command(*bound.args, **bound.kwargs)
+        result.show()
+    for output in outputs:
+        output.end(json=common["json"])
+    return 0 if result.holds else 1
 
 
 OF_THE_LINE = ("config", "help", "help_all")  # options that a file does not give
@@ -212,7 +267,10 @@ def read_config(
     path: Path, command: str, takes: Mapping[str, Collection[Any]], commands: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     """Yield the options that a file gives to a command, by name and as they would be written."""
-    content = _load(path)
+    loaders = {".json": load_json, ".toml": load_toml}
+    if path.suffix not in loaders:
+        raise ValueError(f"--config must end in one of .toml, .json, got {str(path)!r}")
+    content = loaders[path.suffix](path)
     firsts = {name.partition(" ")[0] for name in commands}
     sections = {key: value for key, value in content.items() if key in firsts and _is_table(value)}
     shared = [(key, value) for key, value in content.items() if key not in sections]
@@ -254,13 +312,6 @@ def _text(value: Any, where: str) -> str:
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, dict) and bool(value)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    loaders = {".json": load_json, ".toml": load_toml}
-    if path.suffix not in loaders:
-        raise ValueError(f"--config must end in one of .toml, .json, got {str(path)!r}")
-    return loaders[path.suffix](path)
 
 
 # options of what this command printed and wrote, or that are written out already

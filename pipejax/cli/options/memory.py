@@ -1,7 +1,7 @@
 """Options of memory: how large an activation is, what W needs of it, and what a worker may hold."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.memory_ledger import LEDGER_SIZES, WEIGHT_SHARE
 from pipejax.schedules.cells.ops import AT_WORK
 from pipejax.schedules.table.held_activations import static_bytes
-
-if TYPE_CHECKING:
-    from pipejax.analysis.runs.activation_memory import ActivationMemory
 
 _ROUNDING = 1e-9  # relative, of sums of sizes
 
@@ -49,7 +46,7 @@ class StageSizes(NamedTuple):
 class HeldMemory(NamedTuple):
     """The memory of a run, and the sizes that it was counted with."""
 
-    memory: "ActivationMemory"  # the steps and peaks
+    memory: "pj.results.ActivationMemory"  # the steps and peaks
     stages: StageSizes  # the sizes
     # (workers) what the activations may take, if that is said
     limits: Float[NumpyArray, " workers"] | None = None
@@ -71,11 +68,8 @@ class HeldMemory(NamedTuple):
     @property
     def over(self) -> list[int]:
         """Workers whose peak is above the limit."""
-        return (
-            []
-            if self.limits is None
-            else np.flatnonzero(self.memory.peak > (1 + _ROUNDING) * self.limits).tolist()
-        )
+        limits = np.inf if self.limits is None else self.limits
+        return np.flatnonzero(self.memory.peak > (1 + _ROUNDING) * limits).tolist()
 
 
 class ActivationOptions(NamedTuple):

@@ -164,7 +164,7 @@ def parser(command: Callable[..., Any]) -> App:
     return app
 
 
-class Option(NamedTuple):
+class CommandOption(NamedTuple):
     """An option of a command, or an argument that stands without a name."""
 
     kind: Any  # type of its value
@@ -172,18 +172,18 @@ class Option(NamedTuple):
     help: str
 
 
-def command_options(command: Callable[..., Any]) -> dict[str, Option]:
+def command_options(command: Callable[..., Any]) -> dict[str, CommandOption]:
     """Return the options of a command by name, and its arguments by their names in help."""
-    listed: dict[str, Option] = {}
+    listed: dict[str, CommandOption] = {}
     for argument in parser(command).assemble_argument_collection():
         field, about = argument.field_info, argument.parameter.help or ""
         default = None if isinstance(field.default, Output) else field.default
         dots = "..." if field.kind is field.VAR_POSITIONAL else ""
         if argument.parse and not argument.children:
             name = field.name if field.name in CATALOGUE else argument.name + dots
-            listed[name] = Option(argument.hint, default, about)
+            listed[name] = CommandOption(argument.hint, default, about)
     for name in HELP:
-        listed[name] = Option(bool, False, parameter(name, bool).help or "")
+        listed[name] = CommandOption(bool, False, parameter(name, bool).help or "")
     return listed
 
 

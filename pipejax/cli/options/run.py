@@ -9,19 +9,8 @@ from pipejax.cli.options.costs import CostOptions
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import build, parse_scenario
-from pipejax.cli.options.tables import (
-    OF_RUNS,
-    ScheduleList,
-    ScheduleSettings,
-    TableOptions,
-)
-from pipejax.cli.options.values import (
-    CountIfGiven,
-    FileIfGiven,
-    Text,
-    parse_list,
-    parse_seconds,
-)
+from pipejax.cli.options.tables import OF_RUNS, ScheduleList, ScheduleSettings, TableOptions
+from pipejax.cli.options.values import CountIfGiven, FileIfGiven, Text, parse_list, parse_seconds
 from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import (
     LINKS,

@@ -105,10 +105,7 @@ def scenario_options(scenario: "pj.Scenario") -> Options:
 
 
 def command_line(
-    scenario: "pj.Scenario",
-    command: str = "evaluate",
-    without: Iterable[str] = (),
-    **more: Any,
+    scenario: "pj.Scenario", command: str = "evaluate", without: Iterable[str] = (), **more: Any
 ) -> str:
     """Write a command on a scenario, with further options, as it is typed."""
     options = scenario_options(scenario)
@@ -675,9 +672,7 @@ def launcher_lacks(scenario: "pj.Scenario") -> str:
 
 
 def check_used(
-    scenario: "pj.Scenario",
-    tables: Iterable[pj.ScheduleTable],
-    builders: Iterable[Builder] = (),
+    scenario: "pj.Scenario", tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
 ) -> None:
     """Refuse a time of ops that no table has, and that none is planned for."""
     tables, optional_times = list(tables), _optional_times(scenario)

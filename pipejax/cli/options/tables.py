@@ -22,13 +22,7 @@ from pipejax.cli.options.scenario import (
     parse_scenario,
     written,
 )
-from pipejax.cli.options.values import (
-    CountIfGiven,
-    Text,
-    WeightShare,
-    parse_list,
-    parse_number,
-)
+from pipejax.cli.options.values import CountIfGiven, Text, WeightShare, parse_list, parse_number
 from pipejax.schedules import Builder, find, listed
 from pipejax.schedules.naming import options_text
 from pipejax.schedules.table.table_files import REPAIRS
@@ -287,10 +281,8 @@ class ScheduleList(NamedTuple):
     def names(self) -> list[str]:
         """Names of all, folders unfolded."""
         texts = [] if self.schedules is None else [t.strip() for t in self.schedules.split(",")]
-        return [name for text in (*texts, *(self.tables or ())) for name in self._listed(text)]
-
-    def _listed(self, text: str) -> list[str]:
-        return listed(text, repair=self.options.repair)
+        texts += self.tables or []
+        return [name for text in texts for name in listed(text, repair=self.options.repair)]
 
     def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
         """Give each its size: as asked for, else that of its table, else that of all tables."""

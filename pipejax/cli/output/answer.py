@@ -71,18 +71,13 @@ def best_so_far(answer: Callable[[Any], Answer]) -> Iterator[Callable[[Any], obj
 
 
 def searched(
-    search: Any,
-    iterations: int,
-    limit: float,
-    report: Callable[[Any], Callable[[], Answer]],
-    gap: float = 0.0,
+    search: Any, iterations: int, limit: float, report: Callable[[Any], Answer], gap: float = 0.0
 ) -> Answer:
     """Run a local search under a bar, and answer with its result, if interrupted too."""
-    # `report` prepares the answer under the bar, and what it returns writes it after the bar
     with (
-        best_so_far(lambda search: report(search.result("interrupted"))()) as keep,
+        best_so_far(lambda search: report(search.result("interrupted"))) as keep,
         progress("searching", iterations) as bar,
     ):
         keep(search)
-        answer = report(search.run(iterations, limit, bar.tell, gap))
-    return answer()
+        result = search.run(iterations, limit, bar.tell, gap)
+    return report(result)

@@ -10,7 +10,7 @@ from pipejax.cli.options.catalogue import (
     CATALOGUE,
     FLAG,
     NAMES,
-    OptionRecord,
+    Option,
     begin_sentence,
     flag,
     record,
@@ -72,7 +72,7 @@ class Completable(NamedTuple):
     """Words that a script completes."""
 
     commands: Mapping[str, str]  # help by command
-    options: Mapping[str, Mapping[str, OptionRecord]]  # options by command and name
+    options: Mapping[str, Mapping[str, Option]]  # options by command and name
     arguments: Mapping[str, Iterable[str]]  # words beside options, by command
     names: Mapping[str, Iterable[str]]  # values of options, by the name of their list
 
@@ -84,14 +84,10 @@ class Completable(NamedTuple):
             firsts.setdefault(command.partition(" ")[0], about)
         return firsts
 
-    def words(self, option: OptionRecord) -> str:
+    def words(self, option: Option) -> str:
         """Return the completions of an option's value."""
         names = option.names
         return " ".join(self.names[names] if isinstance(names, str) else names)
-
-
-def _written(name: str, option: OptionRecord) -> list[str]:
-    return [flag(name), *([f"-{option.short}"] if option.short else [])]
 
 
 def _bash(completable: Completable) -> str:
@@ -99,7 +95,8 @@ def _bash(completable: Completable) -> str:
     for command, listed in completable.options.items():
         for name, option in listed.items():
             if option.names:
-                where = " | ".join(f'"{command} {spelling}"' for spelling in _written(name, option))
+                spellings = [flag(name), *([f"-{option.short}"] if option.short else [])]
+                where = " | ".join(f'"{command} {spelling}"' for spelling in spellings)
                 values.append(f'{where}) words="{completable.words(option)}" ;;')
     pairs = " | ".join(f'"{command}"' for command in completable.commands if " " in command)
     options = [
@@ -127,7 +124,7 @@ def _fish(completable: Completable) -> str:
         f"complete -c pipejax -n __fish_use_subcommand -a {name} -d {_quoted(about)}"
         for name, about in completable.first_words.items()
     ]
-    commands_by_option: dict[tuple[str, OptionRecord], list[str]] = {}
+    commands_by_option: dict[tuple[str, Option], list[str]] = {}
     for command, options in completable.options.items():
         for name, option in options.items():
             commands_by_option.setdefault((name, option), []).append(command)

@@ -164,8 +164,7 @@ def drawing(
 def save_table(table: pj.ScheduleTable, out: Output) -> None:
     """Write a table as its suffix says."""
     if out.path is not None:
-        text = text_for(table, out.path)
-        out.save_text(text)
+        out.save_text(text_for(table, out.path))
 
 
 def write_dataset(data: Any, out: Output) -> None:

@@ -12,7 +12,7 @@ from pipejax.cli.options.catalogue import (
     CATALOGUE,
     PANELS,
     TIME,
-    OptionRecord,
+    Option,
     begin_sentence,
     flag,
     option_panel,
@@ -20,7 +20,7 @@ from pipejax.cli.options.catalogue import (
 )
 
 if TYPE_CHECKING:
-    from pipejax.cli.options.option import Option
+    from pipejax.cli.options.option import CommandOption
 
 SCREEN = 24  # lines
 NARROWEST, WIDEST = 60, 100  # columns of a help text
@@ -97,12 +97,12 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     return "\n".join([*lines, f"{foot}pipejax {name} --help-all", ""])
 
 
-def is_frequent(name: str, option: "Option") -> bool:
+def is_frequent(name: str, option: "CommandOption") -> bool:
     """Return whether an option has a line where there is no room for all."""
     return CATALOGUE[name].frequent or option.default is inspect.Parameter.empty
 
 
-def _rank(name: str, option: "Option") -> int:
+def _rank(name: str, option: "CommandOption") -> int:
     """Return how early an option gets its line; the lowest first."""
     if option.default is inspect.Parameter.empty or name in ("details", "json"):
         return 0
@@ -120,7 +120,7 @@ def _bold(text: str) -> str:
 def _head(
     name: str,
     command: Callable[..., Any],
-    options: "Mapping[str, Option]",
+    options: "Mapping[str, CommandOption]",
     width: int,
     *,
     short: bool = False,
@@ -146,7 +146,9 @@ def _head(
     return lines
 
 
-def _panels(command: str, options: "Mapping[str, Option]", width: int) -> Iterator[list[str]]:
+def _panels(
+    command: str, options: "Mapping[str, CommandOption]", width: int
+) -> Iterator[list[str]]:
     """Yield the lines of each panel, with every option explained."""
     records = {key: record(key, command) for key in CATALOGUE if key in options}
     column = min(max(len(_option_text(key, entry)) for key, entry in records.items()) + 2, LEFT)
@@ -160,13 +162,13 @@ def _panels(command: str, options: "Mapping[str, Option]", width: int) -> Iterat
             yield [_bold(title), *_columns(rows, column, width)]
 
 
-def _option_text(name: str, option: OptionRecord) -> str:
+def _option_text(name: str, option: Option) -> str:
     """Return how an option is written: letter, name and value."""
     letter = f"-{option.short}, " if option.short else "    "
     return f"  {letter}{flag(name)} {option.kind.metavar}".rstrip()
 
 
-def _default(option: "Option") -> str:
+def _default(option: "CommandOption") -> str:
     """Return a note on the default of an option."""
     if option.default is inspect.Parameter.empty:
         return " [required]"
@@ -175,7 +177,7 @@ def _default(option: "Option") -> str:
     return f" [default: {option.default}]"
 
 
-def _text(entry: OptionRecord, option: "Option", room: int) -> str:
+def _text(entry: Option, option: "CommandOption", room: int) -> str:
     """Return the help of an option: all of it if it has room in a line, else its first part."""
     end = _default(option)
     text = option.help + end
@@ -196,7 +198,7 @@ def _columns(rows: Iterable[tuple[str, str]], column: int, width: int) -> Iterat
         yield from (" " * column + line for line in lines[1:])
 
 
-def _notes(command: str, options: "Mapping[str, Option]", width: int) -> Iterator[str]:
+def _notes(command: str, options: "Mapping[str, CommandOption]", width: int) -> Iterator[str]:
     """Yield notes on values whose placeholder does not say how they are written."""
     kinds = [record(key, command).kind for key in options]
     notes = {kind.note: "TIME" if kind.note == TIME.note else kind.metavar for kind in kinds}

@@ -387,22 +387,17 @@ def heading(sizes: Mapping[str, Any], note: str = "") -> str:
 FOUND = "value lower_bound gap baselines evaluated stopped"  # fields of every search result
 
 
+def saving(before: float | None, after: float) -> float | None:
+    """Return the share of a time that a shorter one saves; None if it is not allowed."""
+    return 1 - after / before if before else before
+
+
 def savings(head: str, value: str, times: Mapping[str, float | None], best: float) -> TextTable:
     """Make a table of the best of a search beside others; None is one that is not allowed."""
     rows = {"best": best, **times}
-    return grid(
-        [
-            (head, rows),
-            (value, ("-" if time is None else seconds(time) for time in rows.values())),
-            (
-                "the best saves",
-                (
-                    "-" if time is None else percent(1 - best / time if time else 0.0)
-                    for time in rows.values()
-                ),
-            ),
-        ]
-    )
+    texts = ("-" if time is None else seconds(time) for time in rows.values())
+    shares = (percent(saving(time, best)) for time in rows.values())
+    return grid([(head, rows), (value, texts), ("the best saves", shares)])
 
 
 def search_end(result: Any, others: str) -> Iterator[str]:

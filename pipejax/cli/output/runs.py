@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +11,6 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
 from pipejax.cli.output.report import Column, TextTable, grid, rows_table
-
-if TYPE_CHECKING:
-    from pipejax.analysis.paths.longest_paths import LongPath
-
 
 IF_KNOWN = ("cost_per_step", "cost_per_token")
 
@@ -142,7 +138,7 @@ _SHOWN = 3  # runs of ops that are shown at either end of a path
 _ROUNDING = 1e-12  # of the length: what is closer to the longest is as long
 
 
-def paths_json(paths: "Iterable[LongPath]") -> list[dict[str, Any]]:
+def paths_json(paths: "Iterable[pj.results.LongPath]") -> list[dict[str, Any]]:
     """Return paths for `--json`."""
     return [
         {
