@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pages.options import option_defaults, options_page
+from pages.options import DIFFERENT_DEFAULTS, option_defaults, options_page
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.app import COMMANDS, QUESTIONS, command_function
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
-    DIFFERENT_DEFAULTS,
     EXCEPTIONS,
     PANELS,
     SHORT,

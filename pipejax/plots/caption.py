@@ -95,12 +95,13 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
         if np.any(np.asarray(cost))
     ]
     messages = f"messages {' + '.join(sent)}" if sent else "messages free"
+    settings = link_settings(run.links)
     return [
         f"{run.workers} workers",
         f"{run.microbatches} microbatches",
         *times,
         messages,
-        _links(run.links),
+        f"{run.links.model} links{f' ({settings})' if settings else ''}",
     ]
 
 
@@ -117,8 +118,8 @@ def _range(cost: Any, unit: TimeUnit) -> str:
     return f"{low / unit.seconds:.5g} to {unit.text(high)}"
 
 
-def _links(links: Any) -> str:
-    """Name the link model, with the settings that are not the defaults."""
+def link_settings(links: Any) -> str:
+    """List the settings of links that are not the defaults, without the model."""
     settings = {
         f"{links.queues} queues": links.queues != "worker",
         f"{links.posting} posting": links.posting != "early",
@@ -127,5 +128,4 @@ def _links(links: Any) -> str:
         "shared links": links.shared_links,
         "shared host links": links.host_links,
     }
-    changed = ", ".join(text for text, is_changed in settings.items() if is_changed)
-    return f"{links.model} links ({changed})" if changed else f"{links.model} links"
+    return ", ".join(text for text, is_changed in settings.items() if is_changed)

@@ -72,11 +72,6 @@ def calibrate(
     Example:
       pipejax calibrate runs.csv --system a100 --out mine.json
     """
-    return fit_system(files, fitting, out)
-
-
-def fit_system(files: Sequence[Path], fitting: FitOptions, out: Output) -> Answer:
-    """Fit a system to runs of models, to collectives, or first to these and then to runs."""
     from pipejax.costs.system.system import read_named
     from pipejax.search.calibration.calibrate import calibrated_file
     from pipejax.search.calibration.parameters import FITTED

@@ -124,7 +124,15 @@ def optimize(
         held, folder = task.room.stages.held(best), None if store is None else store.path
         outcome = Outcome(task.table, result, best, held, task.room, minimize, folder)
         if result.stopped != "interrupted" or certificate.path is not None:
-            certify(as_certificate(outcome, task.may_offload), certificate)
+            claims = pj.certificate(
+                best,
+                memory=held.memory,
+                limits=task.room.limits,
+                objective=minimize,
+                offload=task.may_offload,
+                lower_bounds={result.best.bound_by: result.lower_bound},
+            )
+            certify(claims, certificate)
         slower = _rendezvous_makespan(outcome, task.costs)
         data = as_json(outcome)
         data |= {} if slower is None else {"rendezvous_makespan": slower}
@@ -133,7 +141,11 @@ def optimize(
             _view(outcome, slower),
             {"wrote the table to": out, "wrote the certificate to": certificate},
             next=_next_commands(task.scenario, out.path) if slower is not None else (),
-            details=_details(outcome),
+            details={
+                "search": [_search(outcome)],
+                "workers": [_workers(outcome)],
+                "other schedules": [savings("schedule", minimize, result.baselines, result.value)],
+            },
         )
 
     try:
@@ -289,18 +301,6 @@ class Outcome(NamedTuple):
         return 1 - (workers * self.result.value - busy) / idle if idle > 0 else 0.0
 
 
-def as_certificate(outcome: Outcome, may_offload: bool) -> dict[str, Any]:
-    """Return the claims: the plan, its memory and the bound on all others."""
-    return pj.certificate(
-        outcome.run,
-        memory=outcome.held.memory,
-        limits=outcome.room.limits,
-        objective=outcome.objective,
-        offload=may_offload,
-        lower_bounds={outcome.result.best.bound_by: outcome.result.lower_bound},
-    )
-
-
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """Return the object of `--json`; times in seconds."""
     result, run, room = outcome.result, outcome.run, outcome.room
@@ -349,16 +349,6 @@ def _view(outcome: Outcome, slower: float | None) -> Iterator[object]:
             f"under rendezvous links, as on NCCL: {seconds(slower)}, "
             f"{percent(slower / run.makespan - 1)} more, because its transfers block each other"
         )
-
-
-def _details(outcome: Outcome) -> dict[str, Iterable[object]]:
-    result = outcome.result
-    others = savings("schedule", outcome.objective, result.baselines, result.value)
-    return {
-        "search": [_search(outcome)],
-        "workers": [_workers(outcome)],
-        "other schedules": [others],
-    }
 
 
 def _search(outcome: Outcome) -> TextTable:

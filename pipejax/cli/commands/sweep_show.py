@@ -87,7 +87,8 @@ def sweep_show(
     if knee is not None:
         axis = resolve_choice(knee, [n for n in results.numbers() if n in results.axes], "--knee")
         bends = [*knees(results, among, rank, axis, percent / 100)]
-        asked["knee"] = knee_json(axis, percent, bends)
+        bend_rows = [bend._asdict() for bend in bends]
+        asked["knee"] = {"axis": axis, "within": percent / 100, "rows": bend_rows}
         view += knee_lines(results, rank, axis, bends[:1], percent)
         details["knee by axis"] = knee_table(results, rank, axis, bends)
     if map is not None:
@@ -109,7 +110,9 @@ def sweep_show(
     lists = _point_lists(results, rank, among, first, sides, fronts)
     _add_points(view, details, results, lists)
     view = [*lacking, *view, *_counts(result, results.counts(), is_filtered=bool(where))]
-    details |= _reasons(result["reasons"])
+    reasons = [f"illegal, {n:,} points: {text}" for text, n in result["reasons"].items()]
+    if reasons:
+        details["reasons of illegal points"] = [plain(text) for text in reasons[:LONGEST]]
     return Answer(
         result,
         (plain(part) if isinstance(part, str) else part for part in view),
@@ -216,13 +219,6 @@ def _counts(
         yield "the sweep is not complete: go on with it by pipejax sweep run --resume"
 
 
-def _reasons(reasons: Mapping[str, int]) -> dict[str, list[object]]:
-    texts: list[object] = [
-        plain(f"illegal, {n:,} points: {reason}") for reason, n in reasons.items()
-    ]
-    return {"reasons of illegal points": texts[:LONGEST]} if texts else {}
-
-
 def _table(
     results: "SweepResults", points: "Sequence[DistinctPoint]", longest: int = LONGEST
 ) -> Iterator[object]:
@@ -249,12 +245,6 @@ def _table(
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of names in a map of text
 HEIGHT = 3.4  # inches, the legend above included
 LONG = {"memory_bytes": "most memory of an accelerator"}  # what a picture calls a measure
-
-
-def knee_json(axis: str, percent: float, bends: "Sequence[Knee]") -> dict[str, Any]:
-    """Return the knees of an axis for `--json`."""
-    rows = [bend._asdict() for bend in bends]
-    return {"axis": axis, "within": percent / 100, "rows": rows}
 
 
 def knee_lines(

@@ -341,20 +341,6 @@ PLACES = {
     ("init", "columns"): "Model and system",
     ("compare", "labels"): "Schedule",
 }
-# options that have another default, or none, in some command, and why
-DIFFERENT_DEFAULTS = {
-    "format": "`export` writes a file of a format that has to be named",
-    "iterations": "two searches of their own, each with as many rounds as take seconds",
-    "link": "`validate` takes the link model that each row names",
-    "memory_limit": "`optimize` searches under a limit, and has no other",
-    "minibatch": "`plan` has no other source of costs than a model",
-    "model": "`plan` has no other source of costs than a model",
-    "out": "`export` and `sweep run` are for their file",
-    "schedule": "`tune` takes one where nothing is said",
-    "steps": "`run` times some steps, `trace` is told how many there are",
-    "system": "`plan` has no other source of costs than a model",
-    "tolerance": "`validate` counts percent, `run` an error of gradients",
-}
 
 
 def flag(name: str) -> str:

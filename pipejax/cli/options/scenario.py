@@ -17,13 +17,13 @@ from pipejax.cli.options import line
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.values import (
-    is_plain,
     number_text,
     parse_list,
     parse_number,
     parse_times,
     parse_whole,
     seconds_text,
+    whole_numbers,
 )
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.schedules.cells.ops import HOST_LINK, SPLIT, STEP_END, TIMED
@@ -66,8 +66,8 @@ def parse_scenario(
     if point is None:
         fields = _parse_table(run, settings)
     else:
-        fields = {"schedule": point.name, "num_workers": point.workers}
-        fields["num_microbatches"] = point.microbatches
+        sizes = {"num_workers": point.workers, "num_microbatches": point.microbatches}
+        fields = {"schedule": point.name, **sizes}
         if settings.repair is not None and settings.builder(point.name).sizes is not None:
             fields["schedule"] = pj.costing.TableFile(point.name, settings.repair)
     if isinstance(fields["schedule"], str):
@@ -135,8 +135,7 @@ def _parse_table(run: Any, settings: "TableOptions") -> Options:
     extra += [option_text(name) for name in settings.options if name not in settings.run_options]
     if extra:
         raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
-    repair = run.repair
-    repair = None if repair is None else resolve_choice(repair, REPAIRS, "--repair")
+    repair = None if run.repair is None else resolve_choice(run.repair, REPAIRS, "--repair")
     return {"schedule": pj.costing.TableFile(run.table, repair)}
 
 
@@ -243,14 +242,13 @@ def parse_costs(run: Any) -> CostFields:
                 )
         if nodes or places:
             raise ValueError("--workers-per-node needs op times: give --stage-times")
+        source = pj.costing.SlotCosts()
     names = "model", "system", "stack", "lengths"
     files = {name: getattr(run, name) for name in names if getattr(run, name) is not None}
     if run.launcher is not None:
         from pipejax.costs.model.launchers import find_launcher
 
         files["launcher"] = find_launcher(run.launcher).name
-    if source is None:
-        return CostFields(pj.costing.SlotCosts(), (), files)
     return CostFields(source, tuple(_parse_edits(run, source, microbatches)), files)
 
 
@@ -264,19 +262,18 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if per_node is not None:
         from pipejax.costs.topology import check_sizes
 
-        words = [word.strip() for word in per_node.split(",")]
-        if not all(word.isdigit() and is_plain(word) for word in words):
+        sizes = whole_numbers(per_node)
+        if sizes is None:
             raise ValueError(
                 f"--workers-per-node must be a number, or several as 4,8, got {per_node!r}"
             )
-        nodes = check_sizes([int(word) for word in words], "--workers-per-node")
+        nodes = check_sizes(sizes, "--workers-per-node")
     if run.worker_places is None:
         return nodes, ()
     from pipejax.costs.measured.costs_file import read_sizes
     from pipejax.costs.topology import check_places, parse_places
 
-    sizes = nodes if run.costs is None else read_sizes(run.costs)
-    if run.model is None and not sizes:
+    if run.model is None and not (nodes if run.costs is None else read_sizes(run.costs)):
         raise ValueError(
             "--worker-places needs a machine of nodes: give --workers-per-node, --costs with a "
             "file that says so, or --model"
@@ -340,8 +337,7 @@ def _parse_source(
         return _parse_model(run, places, microbatches)
     if way == "costs":
         return pj.costing.CostsFile(run.costs, stages=stages, places=places)
-    text = getattr(run, way)
-    times = _parse_times(text, way, messages)
+    times = _parse_times(getattr(run, way), way, messages)
     is_per_worker = way == "worker_times"
     return pj.costing.GivenTimes(
         times, messages, is_per_worker, nodes, stages=stages, places=places
@@ -451,9 +447,7 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     assert workload is not None
     assert system is not None
     names = {"model": workload.model.name, "system": system.name, **files}
-    options: Options = {
-        name: text for name, text in names.items() if name in ("model", "system", "stack")
-    }
+    options: Options = {k: v for k, v in names.items() if k in ("model", "system", "stack")}
     bare, model = pj.load_system(names["system"]), pj.load_model(names["model"])
     with warnings.catch_warnings():  # the run has said what it is used with
         warnings.simplefilter("ignore")
@@ -502,10 +496,9 @@ def _parse_microbatches(run: Any) -> "pj.costing.Microbatches":
 
 def _parse_order(text: str) -> list[int]:
     """Read an order such as 2,0,1, or the file that `pipejax tune microbatches` wrote."""
-    words = [word.strip() for word in text.split(",")]
-    if all(word.isdigit() and is_plain(word) for word in words):
-        return [int(word) for word in words]
-    if len(words) > 1:
+    if (numbers := whole_numbers(text)) is not None:
+        return numbers
+    if "," in text:
         raise ValueError(
             f"--microbatch-order must be numbers of microbatches, as 2,0,1, or a file, got {text!r}"
         )
@@ -623,7 +616,7 @@ def _link_options(links: pj.Links) -> Options:
     """Return the options of links that differ from the defaults."""
     usual = pj.Links()
     texts = {
-        "link": links.model,
+        "model": links.model,
         "queues": links.queues,
         "host_links": ",".join("+".join(map(str, group)) for group in links.host_links),
         "posting": links.posting,
@@ -631,12 +624,8 @@ def _link_options(links: pj.Links) -> Options:
         "pair_links": format_pair_links(links.named_pairs),
         "eager_below": seconds_text(links.eager_below),
     }
-    fields = {"model" if name == "link" else name: name for name in texts}
-    return {
-        name: texts[name]
-        for field, name in fields.items()
-        if getattr(links, field) != getattr(usual, field)
-    }
+    changed = {k: v for k, v in texts.items() if getattr(links, k) != getattr(usual, k)}
+    return {"link" if field == "model" else field: text for field, text in changed.items()}
 
 
 # what commands ask of a scenario

@@ -47,10 +47,17 @@ def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:
 
 def parse_counts(text: str, where: str) -> list[int]:
     """Read whole numbers of at least 1, such as "8,16"."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and is_plain(part) and int(part) for part in parts):
+    numbers = whole_numbers(text)
+    if numbers is None or 0 in numbers:
         raise ValueError(f"{where} must be whole numbers of at least 1, got {text!r}")
-    return [int(part) for part in parts]
+    return numbers
+
+
+def whole_numbers(text: str) -> list[int] | None:
+    """Read numbers in digits, such as "0,8"; None if one is not."""
+    words = [word.strip() for word in text.split(",")]
+    are_digits = all(word.isdigit() and is_plain(word) for word in words)
+    return [int(word) for word in words] if are_digits else None
 
 
 def parse_whole(text: str, option: str, least: int) -> list[int]:

@@ -14,6 +14,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import ArgumentError
 from pipejax.engine.lowering.program import ZERO, Program
 from pipejax.engine.pricing import lower_and_price
+from pipejax.plots.caption import link_settings
 from pipejax.plots.explorer.factors import (
     Factor,
     FormSearch,
@@ -26,7 +27,7 @@ from pipejax.plots.explorer.factors import (
 from pipejax.plots.explorer.library import OfferedTimes, PagePhases, grammar_of_page, library
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts, with_items
 from pipejax.schedules.cells.ops import IN_FLIGHT, ScheduleError
-from pipejax.schedules.table.links import LINK_MODELS, LINKS, Links, format_pair_links
+from pipejax.schedules.table.links import LINK_MODELS, LINKS
 from pipejax.schedules.table.table import ScheduleTable
 
 Packed = dict[str, Any]  # as from `pack`
@@ -116,7 +117,7 @@ def payload(
         "links": list(LINKS),
         "linkModels": {name: vars(model) for name, model in LINK_MODELS.items()},
         "link": links.model,
-        "scope": _scope(links),
+        "scope": link_settings(links),
         "mean": mean,
         "phases": phases.as_json(used),
         "grammars": [grammar_of_page(grammar, phases) for grammar in phases.grammars],
@@ -128,18 +129,6 @@ def payload(
             for entry, by_model, base, form in zip(explored, programs, bases, forms, strict=True)
         ],
     }
-
-
-def _scope(links: Links) -> str:
-    """List the settings of links that differ from the defaults, without the model."""
-    settings = {
-        f"one queue per {links.queues}": links.queues != "worker",
-        f"posted by {links.posting}": links.posting != "early",
-        format_pair_links(links.named_pairs): links.pair_links,
-        f"messages below {links.eager_below:g} s buffered": links.eager_below,
-        "shared links": links.shared_links,
-    }
-    return ", ".join(text for text, is_changed in settings.items() if is_changed)
 
 
 def _programs(run: Evaluation) -> Programs:
