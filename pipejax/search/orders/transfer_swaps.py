@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.incremental_path import SOURCE, Awaited, IncrementalPath
+from pipejax.base.incremental_path import SOURCE, IncrementalPath, Waits, to_waits
 from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.search.orders.transfer_graph import Order, TransferGraph, WaitsFor, order_preds
 
@@ -86,10 +86,8 @@ class SwapSearch:
 
     def _run(self, changed: set[int]) -> None:
         """Run both directions again after changes of the predecessors of some nodes."""
-        self._ahead.change(waits={n: self._waits(n) for n in changed})
-        self._backward.change(waits={self._size - n: self._waits_back(n) for n in changed})
-        self._ahead.forget()
-        self._backward.forget()
+        self._ahead.change({n: self._waits(n) for n in changed})
+        self._backward.change({self._size - n: self._waits_back(n) for n in changed})
 
     def step(self, best: float) -> bool:
         """Make the best swap that does not rest or beats the best; return whether one exists."""
@@ -125,7 +123,7 @@ class SwapSearch:
         swaps, draw = [], self._random.random
         node = finish.index(self._ahead.makespan)
         while node != SOURCE:
-            preds = waits[node].preds
+            preds = waits[node]
             before = preds[0]
             if len(preds) > 1:
                 last = max(map(finish.__getitem__, preds))
@@ -205,21 +203,16 @@ class SwapSearch:
         next_node[before], next_node[second], next_node[first] = second, first, after
         front[second], front[first], front[after] = before, second, first
 
-    def _waits(self, node: int) -> Awaited:
+    def _waits(self, node: int) -> Waits:
         """Return the predecessors of a transfer: its producer and the transfers in front of it."""
         fronts = (self._front[queue][node] for queue in self._node_queues[node])
-        return _awaited({*self._dependencies.before[node], *fronts} - {SOURCE})
+        return to_waits(sorted({*self._dependencies.before[node], *fronts}))
 
-    def _waits_back(self, node: int) -> Awaited:
+    def _waits_back(self, node: int) -> Waits:
         """Return the consumer and the next transfers of a transfer, in backward numbers."""
         next_nodes = (self._next[queue][node] for queue in self._node_queues[node])
         after = {*self._dependencies.after[node], *next_nodes} - {SOURCE}
-        return _awaited({self._size - successor for successor in after})
-
-
-def _awaited(nodes: set[int]) -> Awaited:
-    preds = sorted(nodes) or [SOURCE]
-    return Awaited(tuple(preds), (0.0,) * len(preds))
+        return to_waits(sorted(self._size - successor for successor in after))
 
 
 def _topological_numbers(preds: Int[NumpyArray, "nodes max_preds"]) -> Int[NumpyArray, " nodes"]:
