@@ -47,7 +47,7 @@ def test_times_are_those_of_the_engine(case, queues):
         if not search.step(0.0):
             break
         check_times(graph, search)
-    assert sorted(search.order.tolist()) == list(range(graph.num_transfers))
+    assert sorted(search.order.tolist()) == list(range(len(graph.program.messages.producer)))
 
 
 @pytest.mark.parametrize("queues", QUEUES)

@@ -81,8 +81,7 @@ PLACES = {  # modules and functions of commands that have other names
     "tune places": ("tune_orders", "places"),
     "tune lookahead": ("tune_orders", "lookahead"),
     "tune chunks": ("tune_orders", "chunks"),
-    "tune layers": ("tune_layers", "layers"),
-    "sweep show": ("sweep_show", "sweep_show"),
+    "tune layers": ("tune", "layers"),
 }
 # an error that ends with what to do: "x.csv exists: give another, or --force to replace it"
 _SUGGESTION = re.compile(r"(.*)[:;] ((?:give|choose|write|did you mean) .*)")

@@ -249,16 +249,15 @@ def _details(
         ("bubble overhead", f"{percent(result['bubble_overhead'])} over perfectly packed workers"),
         ("largest span", f"{seconds(result['max_span'])} of a worker from first to last op"),
         ("idle in the largest span", percent(result["span_bubble_ratio"])),
+        *step_facts(result),
     ]
-    parts: dict[str, list[object]] = {}
-    if scenario.workload is not None:
-        rows += step_facts(result)
-        parts = {"parts of the step": [step_parts(result)]}
-    return {
+    details: dict[str, list[object]] = {
         "workers": [_workers(evaluation, result, scenario, held)],
         "totals": [facts(rows)],
-        **parts,
     }
+    if "breakdown" in result:
+        details["parts of the step"] = [step_parts(result)]
+    return details
 
 
 def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:

@@ -1,23 +1,34 @@
-"""`pipejax sweep run`: a declared grid becomes a dataset."""
+"""`pipejax sweep run|show`: a declared grid becomes a dataset, and what is asked of that."""
 
 import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
-from rich.text import Text
+from rich.text import Text as RichText
 
+from pipejax.base.checks import resolve_choice
+from pipejax.base.printed import cell, display_scale, head, named, span, words
 from pipejax.base.progress import if_interrupted
+from pipejax.base.ties import TIE
 from pipejax.cli.options.line import command_line
 from pipejax.cli.options.option import options
+from pipejax.cli.options.values import Count, Text, parse_percent
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import Output, check_modules
-from pipejax.cli.output.kinds import GRID
+from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
+from pipejax.cli.output.kinds import DRAWING, GRID, POINTS, SWEEPS
 from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import plain
+from pipejax.cli.output.report import folded, grid, has_details, has_lines, plain
+
+if TYPE_CHECKING:
+    from pipejax.sweep.questions import DistinctPoint, Knee, Regions
+    from pipejax.sweep.results import Points, SweepResults
 
 
 @options
@@ -47,7 +58,7 @@ def sweep_run(
     from pipejax.base.compiled import seconds_compiling
     from pipejax.sweep import read_sweep, run_sweep
 
-    grid = read_sweep(file)
+    sweep = read_sweep(file)
     path = out.path or Path()  # it has to be given
     done: list[int] = []  # points of an earlier run, then those after each block
     began = time.perf_counter()
@@ -58,14 +69,14 @@ def sweep_run(
         return f"after {done[-1] - done[0]} points: {path} keeps them, go on with --resume"
 
     columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
-    with if_interrupted(say), progress("sweep", grid.num_points, *columns, transient=False) as bar:
+    with if_interrupted(say), progress("sweep", sweep.num_points, *columns, transient=False) as bar:
 
         def on_progress(points: float, total: float | None, text: str) -> None:
             done.append(int(points))
             bar.tell(points, total, text)
 
         run_sweep(
-            grid,
+            sweep,
             path,
             resume=resume,
             replace=out.force,
@@ -73,16 +84,18 @@ def sweep_run(
             on_progress=on_progress,
         ).close()
     spent = time.perf_counter() - began, seconds_compiling(began)
-    return _answer(grid, path, done[0], *spent)
+    return _run_answer(sweep, path, done[0], *spent)
 
 
 class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
+    def render(self, task: Task) -> RichText:
         speed = task.finished_speed or task.speed
-        return Text("-" if speed is None else f"{speed:,.0f} points/s")
+        return RichText("-" if speed is None else f"{speed:,.0f} points/s")
 
 
-def _answer(grid: Any, out: Path, from_before: int, seconds: float, compiling: float) -> Answer:
+def _run_answer(
+    sweep: Any, out: Path, from_before: int, seconds: float, compiling: float
+) -> Answer:
     """Say what is in the store, and how fast it came: what XLA compiles it compiles once."""
     import xarray as xr
 
@@ -92,14 +105,14 @@ def _answer(grid: Any, out: Path, from_before: int, seconds: float, compiling: f
         counted = np.bincount(data.status.values.ravel(), minlength=len(STATUS))
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
         reasons = sorted({str(text) for text in np.ravel(data.reason.values)} - {""})
-    new = grid.num_points - from_before
+    new = sweep.num_points - from_before
     rate = new / seconds
     compiling = min(compiling, seconds)
     working = seconds - compiling
     result = {
         "out": out,
-        "points": grid.num_points,
-        "dimensions": grid.sizes,
+        "points": sweep.num_points,
+        "dimensions": sweep.sizes,
         **{name.replace(" ", "_"): int(n) for name, n in zip(STATUS, counted, strict=True)},
         "evaluated_now": new,
         "seconds": seconds,
@@ -110,16 +123,436 @@ def _answer(grid: Any, out: Path, from_before: int, seconds: float, compiling: f
     }
     counts = zip(STATUS, counted, strict=True)
     parts = ", ".join(f"{count:,} {name}" for name, count in counts if count)
-    sizes = ", ".join(f"{name} {size}" for name, size in grid.sizes.items())
+    sizes = ", ".join(f"{name} {size}" for name, size in sweep.sizes.items())
     speed = f"evaluated {new:,} in {seconds:.3g} s: {rate:,.0f} points/s"
     if compiling > 0 and new:
         speed = f"evaluated {new:,} in {seconds:.3g} s, {compiling:.3g} s of it compiling"
         speed += f"; then {new / max(working, 1e-9):,.0f} points/s"
     view = [
-        plain(f"{grid.num_points:,} points in {out} ({decimal(size)}): {parts}"),
+        plain(f"{sweep.num_points:,} points in {out} ({decimal(size)}): {parts}"),
         f"grid: {sizes}",
         speed if new else "nothing was left to evaluate",
         plain(f"next: {command_line('sweep show', {'files': [str(out)]})}"),
     ]
     details = {"reasons of illegal points": [*map(plain, reasons)]} if reasons else {}
     return Answer(result, view, details=details)
+
+
+LONGEST, SHORT = 50, 5  # rows of a table, and on the first screen
+AXES = "step_time,memory_bytes"
+
+
+@options
+def sweep_show(
+    dataset: Annotated[Path, Parameter(name="STORE.zarr", help="What `sweep run` wrote.")],
+    /,
+    *,
+    best: Count = 10,
+    by: str = "step_time",
+    where: list[str] | None = None,
+    pareto: bool = False,
+    axes: str = AXES,
+    knee: Text = None,
+    within: str = "1%",
+    map: Text = None,
+    no_memory_limit: bool = False,
+    out: Annotated[Output, POINTS] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
+) -> Answer:
+    """Show the best points of a sweep, its front, where an axis stops to pay, and who wins where.
+
+    Points that only rounding tells apart are one row, which says which axes do not matter there.
+
+    Options:
+      by: step_time, memory_bytes, an output that the sweep kept, or an axis of numbers.
+      where: an axis or a measure, then =, !=, <, <=, > or >=, as memory_bytes<50GB or
+        network.bandwidth>50GB/s; numbers without a unit are in SI units, bandwidths in B/s; of
+        several conditions all must hold.
+      pareto: and equals in the other.
+      axes: the less the better, but for tokens_per_second.
+      knee: an axis of numbers; with all others at their best, and by each value of each other.
+      within: of --knee.
+      map: two axes, across and up; all others are at their best.
+      out: all points that --where keeps, for DuckDB or polars (.parquet).
+      figure: all points in the two of --axes, or the --map.
+
+    Example:
+      pipejax sweep show results.zarr --best 5 --where systems=h100 --knee network.bandwidth
+    """
+    check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
+    from pipejax.sweep.questions import distinct_best, distinct_front, knees, regions
+    from pipejax.sweep.results import read_results, selectable
+
+    results = read_results(dataset)
+    rank = resolve_choice(by.strip(), results.numbers(), "--by")
+    sides = _pair(axes, results.numbers(), "--axes", AXES)
+    percent = parse_percent(within, "--within")
+    selected = results.where(where or ())
+    among = selected & selectable(results, memory_limit=not no_memory_limit)
+    first, front = distinct_best(results, among, rank, best), results.front(among, sides)
+    front = front if pareto else front[:0]
+    fronts = distinct_front(results, among, sides, front)
+    near = {text: value for text in where or () if (value := results.nearest(text)) is not None}
+    lacking = [*_lacking(results, selected, near, is_filtered=bool(where))] if not first else []
+    if lacking and figure.path is not None:
+        raise ValueError(f"{figure.option} {figure.path}: {'; '.join(lacking)}")
+    asked: dict[str, Any] = {}
+    view: list[object] = []
+    details: dict[str, Iterable[object]] = {}
+    if knee is not None:
+        axis = resolve_choice(knee, [n for n in results.numbers() if n in results.axes], "--knee")
+        bends = [*knees(results, among, rank, axis, percent / 100)]
+        bend_rows = [bend._asdict() for bend in bends]
+        asked["knee"] = {"axis": axis, "within": percent / 100, "rows": bend_rows}
+        view += knee_lines(results, rank, axis, bends[:1], percent)
+        details["knee by axis"] = knee_table(results, rank, axis, bends)
+    if map is not None:
+        across, up = _pair(map, results.axes, "--map", "network.bandwidth,microbatch_size")
+        shown = regions(results, among, rank, across, up)
+        asked["map"] = map_json(results, shown, across, up)
+        view += map_lines(results, shown, across, up)
+    if figure.path is not None and map is not None:
+        draw_map(results, rank, shown, across, up, figure)
+    elif figure.path is not None and knee is not None:
+        draw_bends(results, among, rank, bends, axis, percent, figure)
+    elif figure.path is not None:
+        draw_front(results, among, sides, front, fronts, first[0].place, figure)
+    out.save(lambda draft: results.frame(np.flatnonzero(selected)).to_parquet(draft, index=False))
+    front_json = {"axes": sides, "pareto": _rows(results, fronts)} if pareto else {}
+    nearest = {"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}
+    answers = {"best": _rows(results, first), **front_json, **asked, **nearest}
+    result = _as_json(dataset, results, selected, rank, answers)
+    lists = _point_lists(results, rank, among, first, sides, fronts)
+    _add_points(view, details, results, lists)
+    view = [*lacking, *view, *_counts(result, results.counts(), is_filtered=bool(where))]
+    reasons = [f"illegal, {n:,} points: {text}" for text, n in result["reasons"].items()]
+    if reasons:
+        details["reasons of illegal points"] = [plain(text) for text in reasons[:LONGEST]]
+    return Answer(
+        result,
+        (plain(part) if isinstance(part, str) else part for part in view),
+        {"wrote points to": out, "drawn to": figure},
+        details=details,
+    )
+
+
+def _as_json(
+    dataset: Path, results: "SweepResults", selected: Any, rank: str, answers: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "store": dataset,
+        "points": len(results.status),
+        **{name.replace(" ", "_"): count for name, count in results.counts().items()},
+        "selected": int(selected.sum()),
+        "by": rank,
+        **answers,
+        "reasons": dict(Counter(str(text) for text in results.reasons if text).most_common()),
+    }
+
+
+WHOLE_FRONT = "whole front"
+
+
+def _point_lists(
+    results: "SweepResults",
+    rank: str,
+    among: Any,
+    first: "Sequence[DistinctPoint]",
+    sides: list[str],
+    fronts: "Sequence[DistinctPoint]",
+) -> "dict[str, tuple[str, Sequence[DistinctPoint]]]":
+    """Return the front and the best points, each with a sentence, if there are any."""
+    lists: dict[str, tuple[str, Sequence[DistinctPoint]]] = {}
+    if fronts:
+        head = f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points"
+        lists[WHOLE_FRONT] = head, fronts
+    if first:
+        text = f"best of {int(among.sum()):,} points by {words(rank)}: {_point(results, first[0])}"
+        lists[f"best {len(first)} points"] = text, first
+    return lists
+
+
+def _add_points(
+    view: list[object],
+    details: dict[str, Iterable[object]],
+    results: "SweepResults",
+    lists: "Mapping[str, tuple[str, Sequence[DistinctPoint]]]",
+) -> None:
+    """Add lists of points: sentences to the view, with a short table of the first one."""
+    for name, (text, points) in lists.items():
+        is_short = not has_details() and (name == WHOLE_FRONT or not view)
+        view += [text, *(_table(results, points, SHORT) if is_short else ())]
+        details[name] = _table(results, points)
+
+
+def _point(results: "SweepResults", point: "DistinctPoint") -> str:
+    """Return a point in words: its measure first, then the axes that matter."""
+    row = {name: value for name, value in results.point(point.place).items() if name != "fits"}
+    names = [n for n in row if n not in results.axes and n != "bubble_ratio"]
+    names += [n for n, labels in results.axes.items() if len(labels) > 1 and n not in point.same]
+    return ", ".join(named(results.units, name, row[name]) for name in names)
+
+
+def _lacking(
+    results: "SweepResults",
+    selected: Any,
+    near: Mapping[str, tuple[str, float, str]],
+    *,
+    is_filtered: bool,
+) -> Iterator[str]:
+    """Say why no point can be chosen, and what to ask for instead."""
+    from pipejax.sweep.results import selectable
+
+    for text, (axis, value, _) in near.items():
+        nearest = named(results.units, axis, value)
+        yield f"{text} holds for no point: the nearest is {nearest}"
+    yield "no point can be chosen" + " where these conditions hold" * is_filtered
+    if np.any(selected & selectable(results, memory_limit=False)):
+        yield "those that need more memory than there is are shown by --no-memory-limit"
+
+
+def _rows(results: "SweepResults", points: "Sequence[DistinctPoint]") -> list[dict[str, Any]]:
+    """Points for `--json`, with the values of axes that do not matter there."""
+    return [results.point(e.place) | ({"same": e.same} if e.same else {}) for e in points]
+
+
+def _pair(text: str, valid_names: Any, option: str, example: str) -> list[str]:
+    """Read two different names."""
+    names = [str(resolve_choice(name.strip(), valid_names, option)) for name in text.split(",")]
+    if len(names) != 2 or names[0] == names[1]:
+        raise ValueError(f"{option} must be two different names, as {example}, got {text!r}")
+    return names
+
+
+def _counts(
+    result: Mapping[str, Any], counts: Mapping[str, int], *, is_filtered: bool
+) -> Iterator[str]:
+    parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    chosen = f"; {result['selected']:,} keep the conditions" if is_filtered else ""
+    yield f"{result['store']}: {result['points']:,} points: {parts}{chosen}"
+    if counts["not evaluated"]:
+        yield "the sweep is not complete: go on with it by pipejax sweep run --resume"
+
+
+def _table(
+    results: "SweepResults", points: "Sequence[DistinctPoint]", longest: int = LONGEST
+) -> Iterator[object]:
+    """Show points; axes that are the same in all of them stand once, below."""
+    shown = points[:longest] if has_lines() else points
+    rows = [results.point(point.place) for point in shown]
+    columns: list[tuple[str, list[str]]] = []
+    for name in [name for name in rows[0] if name != "fits"]:
+        scale = display_scale(results.units, name, [row[name] for row in rows])
+        cells = [
+            span(name, point.same[name], scale, len(results.axes[name]))
+            if name in point.same
+            else cell(name, row[name], scale)
+            for row, point in zip(rows, shown, strict=True)
+        ]
+        columns.append((escape(head(name, scale)), cells))
+    if not has_lines() or not all(row["fits"] for row in rows):
+        columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
+    yield folded(grid(columns))
+    if len(points) > len(shown):
+        yield f"and {len(points) - len(shown):,} more"
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of names in a map of text
+HEIGHT = 3.4  # inches, the legend above included
+LONG = {"memory_bytes": "most memory of an accelerator"}  # what a picture calls a measure
+
+
+def knee_lines(
+    results: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]", within: float
+) -> Iterator[str]:
+    """Yield between which values of an axis the cost is near its best."""
+    for bend in bends:
+        scale = display_scale(results.units, axis, results.axes[axis].tolist())
+        measure = display_scale(results.units, rank, [abs(bend.best)])
+        unit = measure[1]
+        # costs of quantities that are better if larger are negative
+        cost, best = (cell(rank, abs(value), measure) for value in (bend.cost, bend.best))
+        yield (
+            f"{words(axis)} {_between(results, axis, bend, scale)} {scale[1]}".rstrip()
+            + f" keeps {words(rank)} within {within:g} % of its best: {cost} {unit} instead "
+            f"of {best} {unit}"
+        )
+
+
+def _between(results: "SweepResults", axis: str, bend: "Knee", scale: tuple[float, str]) -> str:
+    low, high = (cell(axis, float(end), scale) for end in (bend.low, bend.high))
+    values = results.axes[axis].astype(float)
+    ends = bend.low == values.min(), bend.high == values.max()
+    texts = {(True, True): "any", (False, True): f">= {low}", (True, False): f"<= {high}"}
+    return texts.get(ends, f"{low} to {high}")
+
+
+def knee_table(
+    results: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]"
+) -> Iterator[object]:
+    """Yield the near values with other axes at their best, and for each of their values."""
+    if not bends:
+        return
+    scale = display_scale(results.units, axis, results.axes[axis].astype(float).tolist())
+    cost = display_scale(results.units, rank, [abs(bend.best) for bend in bends])
+    labels = (
+        "all others at their best" if b.axis is None else named(results.units, b.axis, b.label)
+        for b in bends
+    )
+    yield grid(
+        [
+            ("with", labels),
+            (escape(head(axis, scale)), [_between(results, axis, b, scale) for b in bends]),
+            (
+                escape(head(f"{rank} at the knee", cost)),
+                [cell(rank, abs(b.cost), cost) for b in bends],
+            ),
+            ("at best", [cell(rank, abs(b.best), cost) for b in bends]),
+        ]
+    )
+
+
+def map_json(results: "SweepResults", shown: "Regions", across: str, up: str) -> dict[str, Any]:
+    """Return the map for `--json`: rows of schedules, and of the least values, from the bottom."""
+    names = [*shown.names, None]
+    costs = np.abs(shown.costs)
+    return {
+        "axes": [across, up],
+        **{axis: results.axes[axis].tolist() for axis in (across, up)},
+        "schedule": [[names[code] for code in row] for row in shown.codes.tolist()],
+        "value": [[None if np.isnan(v) else v for v in row] for row in costs.tolist()],
+    }
+
+
+def map_lines(results: "SweepResults", shown: "Regions", across: str, up: str) -> Iterator[object]:
+    """Show which schedule is best over two axes: a letter for each, or a row where no lines are."""
+    if not shown.names:
+        return
+    heads, cells = [], []
+    for axis in (across, up):
+        values = results.axes[axis].tolist()
+        scale = display_scale(results.units, axis, values)
+        heads.append(head(axis, scale))
+        cells.append([cell(axis, value, scale) for value in values])
+    if not has_lines():
+        places = list(np.ndindex(shown.codes.shape))
+        names = [*shown.names, "-"]
+        rows = [(cells[0][k], cells[1][j], names[shown.codes[j, k]]) for j, k in places]
+        yield grid(zip((*map(escape, heads), "schedule"), zip(*rows, strict=True), strict=True))
+        return
+    letters = LETTERS[: len(shown.names)].ljust(len(shown.names), "?") + "."
+    shares = (
+        f"{name} on {np.mean(shown.codes == code):.0%} of the map ({letters[code]})"
+        for code, name in enumerate(shown.names)
+    )
+    nowhere = "; no point can be chosen at the dots" if (shown.codes < 0).any() else ""
+    yield plain(f"best schedule: {', '.join(shares)}{nowhere}")
+    yield plain(f"{heads[0]} across, from {cells[0][0]} to {cells[0][-1]}; {heads[1]} up")
+    wide = max(map(len, cells[1]))
+    for label, row in zip(reversed(cells[1]), reversed(shown.codes.tolist()), strict=True):
+        yield plain(f"  {label:>{wide}}  {''.join(letters[code] for code in row)}")
+
+
+def draw_map(
+    results: "SweepResults", rank: str, shown: "Regions", across: str, up: str, figure: Output
+) -> None:
+    """Draw which schedule is best over two axes, with lines of equal costs."""
+    from pipejax.plots.regions import Height, Side, draw_regions
+
+    sides = []
+    for axis in (across, up):
+        values = results.axes[axis]
+        scale = display_scale(results.units, axis, values.tolist())
+        is_numeric = values.dtype.kind in "iuf"
+        shown_as = values / scale[0] if is_numeric else [str(value) for value in values]
+        sides.append(Side(head(axis, scale), shown_as))
+    cost = display_scale(results.units, rank, shown.costs[np.isfinite(shown.costs)].tolist())
+    height = Height(head(rank, cost), np.abs(shown.costs) / cost[0])
+    with drawing(figure, 1, HEIGHT) as (_, axes):
+        draw_regions(axes, sides[0], sides[1], shown.codes, shown.names, height)
+
+
+def draw_bends(
+    results: "SweepResults",
+    among: Any,
+    rank: str,
+    bends: "Sequence[Knee]",
+    axis: str,
+    within: float,
+    figure: Output,
+) -> None:
+    """Draw the least cost along an axis for each schedule, all other axes at their best."""
+    from pipejax.plots.fronts import Shown, draw_knee
+    from pipejax.sweep.questions import least_along
+
+    is_several = len(results.axes.get("schedule", ())) > 1
+    curves = least_along(results, among, rank, axis, "schedule" if is_several else None)
+    scale = display_scale(results.units, axis, results.axes[axis].tolist())
+    cost = display_scale(results.units, rank, [abs(bends[0].best)])
+    named_curves = {
+        str(name or "best"): np.abs(curve) / cost[0]
+        for name, curve in curves.items()
+        if np.isfinite(curve).any()
+    }
+    along = Shown(head(axis, scale), results.axes[axis] / scale[0])
+    near = bends[0].low / scale[0], bends[0].high / scale[0]
+    with drawing(figure, 1, HEIGHT) as (_, axes):
+        text = f"within {within:g} % of the best"
+        draw_knee(axes, along, head(rank, cost), named_curves, near, text)
+
+
+def draw_front(
+    results: "SweepResults",
+    among: Any,
+    names: list[str],
+    front: "Points",
+    named: "Sequence[DistinctPoint]",
+    best: int,
+    figure: Output,
+) -> None:
+    """Draw points by their two objectives and by schedule, with a ring around the best."""
+    from pipejax.plots.fronts import Shown, draw_results
+    from pipejax.sweep.results import MORE_IS_BETTER
+
+    groups = {"points": among}
+    if "schedule" in results.axes:
+        schedules = results.column("schedule")
+        members = {name: among & (schedules == name) for name in results.axes["schedule"].tolist()}
+        groups = {name: points for name, points in members.items() if np.any(points)}
+    objectives = []
+    for name in names:
+        values = np.asarray(results.column(name), float)
+        scale = display_scale(results.units, name, values[among].tolist())
+        label = head(name, scale).replace(words(name), LONG.get(name, words(name)))
+        objectives.append(Shown(label, values / scale[0], name in MORE_IS_BETTER))
+    with drawing(figure, 1, HEIGHT) as (_, axes):
+        axis_cells = _front_names(results, names, front, named)
+        draw_results(axes, objectives, groups, front, np.array([best]), axis_cells)
+
+
+def _front_names(
+    results: "SweepResults", names: list[str], front: "Points", rows: "Sequence[DistinctPoint]"
+) -> tuple[str, list[str]]:
+    """Tell the points of a front apart: by which axes, and each in these, ties as "a = b"."""
+    axis_cells: dict[str, list[str]] = {}
+    heads = []
+    for axis, labels in results.axes.items():
+        scale = display_scale(results.units, axis, labels.tolist())
+        cells = [
+            span(axis, e.same[axis], scale, len(labels))
+            if axis in e.same
+            else cell(axis, results.point(e.place)[axis], scale)
+            for e in rows
+        ]
+        if axis not in names and len({*cells}) > 1:
+            axis_cells[axis] = cells
+            heads.append(head(axis, scale))
+    texts = ["; ".join(cells) for cells in zip(*axis_cells.values(), strict=True)]
+    sides = np.stack([np.asarray(results.column(name), float) for name in names])
+    members = sides[:, [row.place for row in rows]]
+    tied = [
+        np.all(np.isclose(members, at, rtol=TIE, atol=0), axis=0)
+        for at in sides[:, front].T[..., None]
+    ]
+    joined = [" = ".join(np.array(texts)[row].tolist()) for row in tied] if texts else []
+    return "; ".join(heads), joined

@@ -37,11 +37,6 @@ class TransferGraph:
     duration: Float[NumpyArray, " nodes"]  # [s]
     queues: Int[NumpyArray, "2 transfers"]  # number of the sender's and of the receiver's queue
 
-    @property
-    def num_transfers(self) -> int:
-        """Count the transfers: messages between workers."""
-        return len(self.program.messages.producer)
-
 
 def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
     """Lower and price a table under rendezvous, and return its graph before any queue."""
