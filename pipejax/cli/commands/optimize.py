@@ -124,15 +124,7 @@ def optimize(
         held, folder = task.room.stages.held(best), None if store is None else store.path
         outcome = Outcome(task.table, result, best, held, task.room, minimize, folder)
         if result.stopped != "interrupted" or certificate.path is not None:
-            claims = pj.certificate(
-                best,
-                memory=held.memory,
-                limits=task.room.limits,
-                objective=minimize,
-                offload=task.may_offload,
-                lower_bounds={result.best.bound_by: result.lower_bound},
-            )
-            certify(claims, certificate)
+            certify(_claims(outcome, task.may_offload), certificate)
         slower = _rendezvous_makespan(outcome, task.costs)
         data = as_json(outcome)
         data |= {} if slower is None else {"rendezvous_makespan": slower}
@@ -299,6 +291,17 @@ class Outcome(NamedTuple):
         busy, workers = float(self.run.busy.sum()), self.run.workers
         idle = workers * self.best_baseline[1] - busy
         return 1 - (workers * self.result.value - busy) / idle if idle > 0 else 0.0
+
+
+def _claims(outcome: Outcome, may_offload: bool) -> dict[str, Any]:
+    return pj.certificate(
+        outcome.run,
+        memory=outcome.held.memory,
+        limits=outcome.room.limits,
+        objective=outcome.objective,
+        offload=may_offload,
+        lower_bounds={outcome.result.best.bound_by: outcome.result.lower_bound},
+    )
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
