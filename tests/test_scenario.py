@@ -10,7 +10,7 @@ import pytest
 import pipejax as pj
 from pipejax.cli.options.catalogue import CATALOGUE, flag
 from pipejax.cli.options.option import value_kinds
-from pipejax.cli.options.run import LinkOptions, SizedRunOptions
+from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import command_line, scenario_options
 from pipejax.costing import (
     CostsFile,
@@ -29,11 +29,7 @@ from pipejax.costing import (
 )
 
 NAMES = {flag(name): name for name in CATALOGUE}
-FIELDS = {
-    field.name: field
-    for record in (SizedRunOptions, LinkOptions)
-    for field in dataclasses.fields(record)
-}
+FIELDS = {field.name: field for field in dataclasses.fields(SizedRunOptions)}
 
 
 def read(line):
@@ -44,14 +40,7 @@ def read(line):
         kinds = value_kinds(FIELDS[name].type)
         convert = int if int in kinds else float if float in kinds else str
         values[name] = True if bool in kinds else convert(words.pop(0))
-    records = [
-        record(
-            **{k: v for k, v in values.items() if k in {f.name for f in dataclasses.fields(record)}}
-        )
-        for record in (SizedRunOptions, LinkOptions)
-    ]
-    run, links = records
-    return run.scenario(links.links())
+    return SizedRunOptions(**values).scenario()
 
 
 class Draw:

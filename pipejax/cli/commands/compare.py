@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.analysis.comparison.closed_forms import NO_FORM
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, ListedRunOptions
+from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
 from pipejax.cli.options.values import Text, parse_counts
@@ -48,7 +48,6 @@ Best = dict[tuple[int, int, int], float]  # least makespan by the sizes of rows 
 def compare(
     *,
     run: ListedRunOptions = ListedRunOptions(),
-    links: LinkOptions = LinkOptions(),
     microbatches: Text = None,
     labels: Text = None,
     diff: bool = False,
@@ -68,15 +67,15 @@ def compare(
       pipejax compare -S gpipe,1f1b,chimera -P 8 -M 8,16,32 -W F=1,B=2 --comm 0.1
     """
     counts = None if microbatches is None else parse_counts(microbatches, "--microbatches")
-    listed, link = run.listed, links.links()
+    listed, link = run.listed, run.links()
     if diff:
         if figure.path is not None:
             raise ValueError("--figure has no effect with --diff: it draws all runs")
-        return difference(run, listed, link, counts, labels, exchange)
+        return difference(run, listed, counts, labels, exchange)
     settings = listed.options._replace(run_options=OF_RUNS if run.model is not None else ())
     settings.check(listed.names)
     points = listed.sized(counts)
-    first = required(listed.scenario(run, link, points[0]))
+    first = required(listed.scenario(run, points[0]))
     names = listed.names
     shown = dict(zip(names, with_labels(labels, [*map(settings.called, names)]), strict=True))
     rows: list[dict[str, Any]] = []
@@ -84,7 +83,7 @@ def compare(
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
     with progress("evaluating", len(points)) as bar:
         for point in points:
-            rows.append(_row(run, listed, link, point, slots, scenarios))
+            rows.append(_row(run, listed, point, slots, scenarios))
             rows[-1]["schedule"] = shown[point.name]
             slots = slots or rows[-1].get("slots")
             bar.move(advance=1)
@@ -112,7 +111,6 @@ def compare(
 def _row(
     run: ListedRunOptions,
     listed: ScheduleList,
-    links: pj.Links,
     at: SizedSchedule,
     slots: dict[str, float] | None,
     scenarios: "list[pj.Scenario]",
@@ -120,10 +118,10 @@ def _row(
     """Evaluate one point and add its scenario; one that does not exist says why instead."""
     name, workers, count = at
     try:
-        scenario = listed.built(run, links, at)
+        scenario = listed.built(run, at)
         table = scenario.table()
         costs = scenario.table_costs()
-        point: Comparison = pj.compare(table, costs, link=links, slots=slots)
+        point: Comparison = pj.compare(table, costs, link=scenario.links, slots=slots)
     except MismatchError as error:
         reason = getattr(error, "reason", str(error))
         return {"schedule": name, "workers": workers, "microbatches": count, "error": reason}
@@ -300,7 +298,6 @@ RUN = "schedule workers stages microbatches makespan bubble_ratio max_span peak_
 def difference(
     run: ListedRunOptions,
     listed: ScheduleList,
-    links: pj.Links,
     microbatches: list[int] | None,
     labels: str | None,
     exchange: bool,
@@ -315,7 +312,7 @@ def difference(
             f"--diff compares two schedules at one --microbatches, got {', '.join(names)}{counts}"
         )
     options.check(names)
-    scenarios = [listed.scenario(run, links, point) for point in listed.sized(microbatches)]
+    scenarios = [listed.scenario(run, point) for point in listed.sized(microbatches)]
     has_times = scenarios[0].has_times
     if not has_times:
         scenarios = [
@@ -331,7 +328,7 @@ def difference(
     exchanged = _exchanged(differences, runs) if exchange or cells <= QUICK else []
     called = with_labels(labels, [run.schedule for run in runs])
     result = {
-        "link": links.model,
+        "link": scenarios[0].links.model,
         "unit": "seconds" if has_times else "slots",
         "tables": [
             pick(run, RUN) | memory_room(scenario, scenario.table()) | {"schedule": name}

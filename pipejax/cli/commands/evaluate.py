@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, SizedRunOptions
+from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import build, command_line, required, step_tokens
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
@@ -161,7 +161,6 @@ def _add_slack(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evalu
 def evaluate(
     *,
     run: SizedRunOptions = SizedRunOptions(),
-    links: LinkOptions = LinkOptions(),
     timing: TimingSettings = TimingSettings(),
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
 ) -> Answer:
@@ -173,7 +172,7 @@ def evaluate(
     Example:
       pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms
     """
-    scenario = run.scenario(links.links())
+    scenario = run.scenario()
     table, evaluation = build(scenario), required(scenario).evaluate()
     _check_pairs(evaluation)
     held = run.activations.scenario_sizes(scenario).held(evaluation)

@@ -13,7 +13,7 @@ from pipejax.cli.options import line
 from pipejax.cli.options.costs import SHARED
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build, required, scenario_options
 from pipejax.cli.options.values import Text, parse_layers
 from pipejax.cli.output.answer import Answer
@@ -54,7 +54,6 @@ class ExplainedRun(RunOptions):
 def explain(
     *,
     run: ExplainedRun = ExplainedRun(),
-    links: LinkOptions = LinkOptions(),
     stage_layers: Text = None,
     schedules: Text = None,
     search: bool = False,
@@ -81,7 +80,7 @@ def explain(
     is_planned_for_limit = run.memory_limit is not None and takes_limit(run.schedule)
     # a schedule may be planned for the limit too
     settings = run.settings if is_planned_for_limit else run.settings.without("memory_limit")
-    scenario = run.scenario(links.links(), settings)
+    scenario = run.scenario(settings)
     table = build(scenario)
     names = None if schedules is None else [name.strip() for name in schedules.split(",")]
     with progress("explaining", None) as bar:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
@@ -16,7 +16,6 @@ from pipejax.runtimes.formats import FORMATS
 def export(
     *,
     run: RunOptions = RunOptions(),
-    links: LinkOptions = LinkOptions(),
     format: str,
     out: Annotated[Output, ANY],
 ) -> Answer:
@@ -29,7 +28,7 @@ def export(
       pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv
     """
     format = resolve_choice(format, FORMATS, "--format")
-    scenario = run.scenario(links.links())
+    scenario = run.scenario()
     table = build(scenario)
     text = FORMATS[format].writer(scenario.evaluate() if FORMATS[format].is_run else table)
     out.save_text(text)

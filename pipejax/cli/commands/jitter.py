@@ -14,7 +14,7 @@ from pipejax.base.checks import is_number
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, ListedRunOptions
+from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import naming
 from pipejax.cli.options.values import CountIfGiven, Seed, parse_ratio
@@ -92,7 +92,6 @@ class SamplingOptions:
 def jitter(
     *,
     run: ListedRunOptions = ListedRunOptions(),
-    links: LinkOptions = LinkOptions(),
     sampling: SamplingOptions = SamplingOptions(),
     microbatches: CountIfGiven = None,
     quantile: float = 0.95,
@@ -113,7 +112,7 @@ def jitter(
     """
     from pipejax.analysis.uncertainty.jitter import jitter_dataset
 
-    listed, link = run.listed, links.links()
+    listed, link = run.listed, run.links()
     factors = sampling.factors()
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
@@ -123,7 +122,7 @@ def jitter(
     if len(sizes) > 1:
         raise ValueError("--tables and --schedules differ in size: jitter ranks those of one size")
     ((workers, microbatches),) = sizes
-    scenarios, missing = listed.build(run, link, points)
+    scenarios, missing = listed.build(run, points)
     if not scenarios:
         raise ValueError(next(iter(missing.values())))
     sampling = sampling.complete(required(next(iter(scenarios.values()))))

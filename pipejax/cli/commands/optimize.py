@@ -15,7 +15,7 @@ from pipejax.base.files import check_writable
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import LIMIT_OPTION, HeldMemory, MemoryLimit, Room
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, SizedRunOptions
+from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import check_pairs, command_line, parse_scenario, required
 from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
@@ -92,7 +92,6 @@ class OptimizedRun(SizedRunOptions):
 def optimize(
     *,
     run: OptimizedRun,
-    links: LinkOptions = LinkOptions(),
     stored: StoreOptions = StoreOptions(),
     minimize: str = "makespan",
     time_limit: TimeLimit = "60",
@@ -112,7 +111,7 @@ def optimize(
     Example:
       pipejax optimize -s 1f1b -P 4 -M 8 -T F=1,I=1,W=1 --memory-limit 3 --time-limit 30s
     """
-    limit, link = MemoryLimit.read(run.memory_limit), links.links()
+    limit, link = MemoryLimit.read(run.memory_limit), run.links()
     if not (within := parse_seconds(time_limit, "--time-limit")):
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
     _check_problem(link, minimize)
@@ -141,7 +140,7 @@ def optimize(
         )
 
     try:
-        task = _pose(run, link, limit)
+        task = _pose(run, limit)
         with best_so_far(report) as keep, _best_line() as show:
 
             def on_best(result: "pj.results.Found[pj.results.Optimum]") -> None:
@@ -200,7 +199,7 @@ class _PosedTask(NamedTuple):
     may_offload: bool
 
 
-def _pose(run: OptimizedRun, links: pj.Links, limit: MemoryLimit) -> _PosedTask:
+def _pose(run: OptimizedRun, limit: MemoryLimit) -> _PosedTask:
     """Build the table, which may itself be planned for the limit, and its costs."""
     from pipejax.costs.edits import HostTimes, has_host_times
 
@@ -216,7 +215,7 @@ def _pose(run: OptimizedRun, links: pj.Links, limit: MemoryLimit) -> _PosedTask:
             "weight_share": float(room.stages.weight_share.max()),
         }
         settings = settings._replace(options=options)
-    scenario = required(parse_scenario(run, links, settings=settings))
+    scenario = required(parse_scenario(run, settings=settings))
     # times of O and L may be used even if the table has none: the search may offload
     table, costs = scenario.table(), scenario.table_costs()
     check_pairs(scenario, [table])  # O and L may be missing: the search may put them in

@@ -12,7 +12,7 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.checks import positive, resolve_choice, whole_number
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.options.values import Count, Seed
 from pipejax.cli.output.answer import Answer
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 def run(
     *,
     timed: RunOptions = RunOptions(),
-    links: LinkOptions = LinkOptions(),
     runtime: str = "jax",
     hidden: Count = 16,
     batch_size: Count = 2,
@@ -57,7 +56,7 @@ def run(
     largest_error = positive(tolerance, "--tolerance")
     if trace.path is not None and (name != "torch" or steps == 0):
         raise ValueError("--trace needs --runtime torch, and --steps of which there is a trace")
-    scenario = timed.scenario(links.links())
+    scenario = timed.scenario()
     table = build(scenario)
     job = RuntimeJob(
         table,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import pipejax as pj
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build, check_alike, required
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
@@ -25,7 +25,6 @@ SHOWN = 5  # rows on the first screen
 def sensitivity(
     *,
     run: RunOptions = RunOptions(),
-    links: LinkOptions = LinkOptions(),
     factor: float = 2.0,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
@@ -40,7 +39,7 @@ def sensitivity(
     """
     from pipejax.analysis.uncertainty.sensitivity import is_possible, swings
 
-    scenario = run.scenario(links.links())
+    scenario = run.scenario()
     table, link = build(scenario), scenario.links
     check_alike(required(scenario), "sensitivity")
     if not 1 < factor <= LARGEST_FACTOR:

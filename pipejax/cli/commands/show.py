@@ -13,7 +13,7 @@ from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
 from pipejax.cli.options.option import options
 from pipejax.cli.options.picture import PaperSettings, labelled
-from pipejax.cli.options.run import LinkOptions, SizedRunOptions, shown_scenarios
+from pipejax.cli.options.run import SizedRunOptions, shown_scenarios
 from pipejax.cli.options.tables import OF_RUNS, naming
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines
@@ -134,7 +134,6 @@ class Scene(NamedTuple):
 def show(
     *,
     run: SizedRunOptions = SizedRunOptions(),
-    links: LinkOptions = LinkOptions(),
     picture: PictureSettings = PictureSettings(),
     printed: PaperSettings = PaperSettings(),
     schedules: Text = None,
@@ -168,7 +167,7 @@ def show(
     caption_out = _caption_output(picture, out)
     with_curves = memory or suffix == ".html"
     settings = run.table_options((*OF_RUNS, "memory_limit") if with_curves else OF_RUNS)
-    scenarios, missing = shown_scenarios(run, links.links(), settings, schedules)
+    scenarios, missing = shown_scenarios(run, settings, schedules)
     limit = settings.options.get("memory_limit") if with_curves else None
     scene = _scene(scenarios, activations, picture, messages, memory, limit)
     if suffix == ".html":

@@ -101,7 +101,7 @@ def _every_table(
                     )
                 with contextlib.suppress(MismatchError):
                     point = SizedSchedule(name, workers, microbatches)
-                    scenario = parse_scenario(run, pj.Links(), settings=settings, point=point)
+                    scenario = parse_scenario(run, settings=settings, point=point)
                     tables_by_name.setdefault(name, []).append(scenario.table())
     return tables_by_name
 

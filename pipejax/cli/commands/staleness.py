@@ -8,7 +8,7 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, RunOptions
+from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
@@ -26,7 +26,6 @@ COUNTS = [Column(name, name) for name in ("delay", "count", "share")]
 def staleness(
     *,
     run: RunOptions = RunOptions(),
-    links: LinkOptions = LinkOptions(),
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Show weight versions and delays of an asynchronous table; in unit slots without times.
@@ -39,7 +38,7 @@ def staleness(
     """
     from pipejax.costs.stage.stage_work import stage_bytes
 
-    scenario = run.scenario(links.links())
+    scenario = run.scenario()
     table, link, workload = build(scenario), scenario.links, scenario.workload
     costs = scenario.table_costs() if scenario.has_times else None
     staleness_result = pj.staleness(table, costs, link=link)

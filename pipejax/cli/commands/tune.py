@@ -13,7 +13,7 @@ from rich.console import Console
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, PricedSettings, RunOptions
+from pipejax.cli.options.run import PricedSettings, RunOptions
 from pipejax.cli.options.scenario import build, check_alike, command_line, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
 from pipejax.cli.options.values import CountIfGiven, Text, TimeLimit, parse_seconds
@@ -49,7 +49,6 @@ def tune(
     /,
     *,
     run: PricedSettings = PricedSettings(),
-    links: LinkOptions = LinkOptions(),
     workers: CountIfGiven = None,
     schedule: str = "1f1b",
     method: Text = None,
@@ -75,7 +74,7 @@ def tune(
     if run.memory_limit is not None:
         raise ValueError("--memory-limit does not go with tune: --system says what fits")
     point = SizedSchedule(schedule, workers, None)
-    scenario = parse_scenario(run, links.links(), settings=settings, point=point)
+    scenario = parse_scenario(run, settings=settings, point=point)
     workload, _ = tuned_model(scenario, "tune")
     if run.lookahead or run.residency or run.sharding_lane:
         raise ValueError(
@@ -274,7 +273,6 @@ WIDEST = 40  # blocks of the largest stage in its picture
 def layers(
     *,
     run: RunOptions = RunOptions(),
-    links: LinkOptions = LinkOptions(),
     method: Text = None,
     microbatch_size: CountIfGiven = None,
     no_memory_limit: bool = False,
@@ -299,7 +297,7 @@ def layers(
         schedule = run.name or "1f1b"
         workers = run.workers or (find(schedule).sizes or (8,))[0]
         point = SizedSchedule(schedule, workers, None)
-    scenario = parse_scenario(run, links.links(), point=point)
+    scenario = parse_scenario(run, point=point)
     workload, _ = tuned_model(scenario, "tune layers")
     if run.offload is not None:
         raise ValueError(

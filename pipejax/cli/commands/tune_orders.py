@@ -11,7 +11,7 @@ from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.line import command_line
 from pipejax.cli.options.memory import read_weights_limit
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, RendezvousOptions, RunOptions
+from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
 from pipejax.cli.options.values import (
     Count,
@@ -69,8 +69,7 @@ WAITS = (
 @options
 def messages(
     *,
-    run: RunOptions = RunOptions(),
-    shared: RendezvousOptions = RendezvousOptions(),
+    run: RendezvousRun = RendezvousRun(),
     iterations: int = 1000,
     time_limit: TimeLimit = "60",
     gap: str = "0.1%",
@@ -94,7 +93,7 @@ def messages(
     from pipejax.search.orders.transfers import TransferSearch
 
     limit, enough = parse_seconds(time_limit, "--time-limit"), parse_share(gap, "--gap")
-    scenario = run.scenario(shared.links())
+    scenario = run.scenario()
     table, costs = build(scenario), required(scenario).table_costs()
     rendezvous = scenario.links
 
@@ -269,7 +268,6 @@ class _Permutation(NamedTuple):
 def microbatches(
     *,
     run: RunOptions = RunOptions(),
-    links: LinkOptions = LinkOptions(),
     iterations: int = 200,
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
@@ -286,7 +284,7 @@ def microbatches(
     from pipejax.search.orders.microbatches import MicrobatchSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    scenario = run.scenario(links.links())
+    scenario = run.scenario()
     table, link = build(scenario), scenario.links
     required(scenario)
     if run.stragglers is not None and table.num_pipes > 1:
@@ -313,7 +311,6 @@ def microbatches(
 def places(
     *,
     run: RunOptions = RunOptions(),
-    links: LinkOptions = LinkOptions(),
     iterations: int = 200,
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
@@ -334,7 +331,7 @@ def places(
     from pipejax.search.orders.places import PlacementSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    scenario = run.scenario(links.links())
+    scenario = run.scenario()
     table, link = build(scenario), scenario.links
     required(scenario)
     if scenario.placed is None:
@@ -397,7 +394,6 @@ def _draw_seats(placed: "PlacedCosts", result: "Found[Any]", figure: Output) -> 
 def lookahead(
     *,
     run: RunOptions = RunOptions(),
-    links: LinkOptions = LinkOptions(),
     weights_limit: Text = None,
     iterations: int = 1000,
     time_limit: TimeLimit = "60",
@@ -420,7 +416,7 @@ def lookahead(
     from pipejax.search.tuning.lookahead import LookaheadSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    scenario, link = required(run.scenario(links.links())), links.links()
+    scenario, link = required(run.scenario()), run.links()
     asked = scenario.find_edit(ShardingCells) or ShardingCells()
     for option, value in (("--lookahead", asked.lookahead), ("--residency", asked.residency)):
         if value:

@@ -80,9 +80,6 @@ def _host_links(text: Text) -> tuple[tuple[int, ...], ...]:
     return () if text is None else parse_groups(text, "--host-links")
 
 
-NO_LINKS = pj.Links()
-
-
 @options
 class TableFields(ScheduleSettings):
     """A schedule and its size, or a table.
@@ -107,15 +104,13 @@ class TableFields(ScheduleSettings):
         """The schedule that is meant."""
         return None if self.schedule is None else named(self.schedule)
 
-    def scenario(
-        self, links: pj.Links = NO_LINKS, settings: TableOptions | None = None
-    ) -> "pj.Scenario":
-        """Read the scenario, over links and with other options if these are given.
+    def scenario(self, settings: TableOptions | None = None) -> "pj.Scenario":
+        """Read the scenario, with other options of its schedule if these are given.
 
         Raises:
           ValueError: if the options do not name one table.
         """
-        return parse_scenario(self, links, settings=settings)
+        return parse_scenario(self, settings=settings)
 
     def planned_for(self, table: pj.ScheduleTable) -> dict[str, Any]:
         """Times that the order of the table, which this built, was planned for, by letter."""
@@ -123,8 +118,13 @@ class TableFields(ScheduleSettings):
 
 
 @options
-class RunOptions(TableFields, CostOptions):
-    """A table with times of its ops and messages."""
+class RunOptions(TableFields, CostOptions, LinkOptions):
+    """A table with times of its ops and messages, and links."""
+
+
+@options
+class RendezvousRun(TableFields, CostOptions, RendezvousOptions):
+    """A table with times of its ops and messages, under rendezvous."""
 
 
 @options
@@ -146,7 +146,7 @@ class SizedCostOptions(CostOptions):
 
 
 @options
-class SizedRunOptions(TableFields, SizedCostOptions):
+class SizedRunOptions(TableFields, SizedCostOptions, LinkOptions):
     """A table with times of its ops and messages and sizes of its activations."""
 
     @property
@@ -156,7 +156,7 @@ class SizedRunOptions(TableFields, SizedCostOptions):
 
 
 @options
-class ListedRunOptions(ScheduleSettings, CostOptions):
+class ListedRunOptions(ScheduleSettings, CostOptions, LinkOptions):
     """Several schedules with times of their ops and messages.
 
     Attributes:
@@ -179,23 +179,23 @@ class ListedRunOptions(ScheduleSettings, CostOptions):
 
 
 @options
-class PricedSettings(ScheduleSettings, CostOptions):
+class PricedSettings(ScheduleSettings, CostOptions, LinkOptions):
     """Options of schedules, and times of their ops and messages."""
 
 
 def shown_scenarios(
-    run: SizedRunOptions, links: pj.Links, settings: TableOptions, schedules: Text
+    run: SizedRunOptions, settings: TableOptions, schedules: Text
 ) -> "tuple[list[pj.Scenario], dict[str, str]]":
     """Build or read the tables; of several that are named, some may not exist: these say why."""
     if schedules is None:
-        scenario = run.scenario(links, settings)
+        scenario = run.scenario(settings)
         build(scenario)
         return [scenario], {}
     if run.schedule is not None or run.table is not None:
         raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
     several = ScheduleList(settings, schedules, workers=run.workers).chosen()
     counts = None if run.microbatches is None else [run.microbatches]
-    scenarios, missing = several.build(run, links, several.sized(counts))
+    scenarios, missing = several.build(run, several.sized(counts))
     if not scenarios:
         raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
     several.check_used(scenarios.values())

@@ -52,15 +52,12 @@ class CostFields(NamedTuple):
 
 
 def parse_scenario(
-    run: Any,
-    links: pj.Links,
-    *,
-    settings: "TableOptions | None" = None,
-    point: "SizedSchedule | None" = None,
+    run: Any, *, settings: "TableOptions | None" = None, point: "SizedSchedule | None" = None
 ) -> "pj.Scenario":
     """Read a scenario from options of tables and costs, or those of one of several schedules."""
+    link = getattr(run, "links", pj.Links)()  # a closed form has its own, and no costs
     settings = settings or run.settings
-    costs = getattr(run, "cost_fields", None)  # a closed form has no costs
+    costs = getattr(run, "cost_fields", None)
     if costs is None:
         costs = CostFields(pj.costing.SlotCosts(), (), {})
     if point is None:
@@ -83,7 +80,7 @@ def parse_scenario(
     return pj.Scenario(
         **fields,
         costs=costs.costs,
-        link=links,
+        link=link,
         edits=(*settings.edits, *costs.edits),
         files=costs.files,
     )

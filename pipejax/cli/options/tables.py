@@ -308,25 +308,25 @@ class ScheduleList(NamedTuple):
         ]
 
     def build(
-        self, run: Any, links: pj.Links, points: Iterable[SizedSchedule]
+        self, run: Any, points: Iterable[SizedSchedule]
     ) -> "tuple[dict[str, pj.Scenario], dict[str, str]]":
         """Build every schedule; one that does not exist for these numbers says why instead."""
         scenarios: dict[str, pj.Scenario] = {}
         missing: dict[str, str] = {}
         for point in points:
             try:
-                scenarios[point.name] = self.built(run, links, point)
+                scenarios[point.name] = self.built(run, point)
             except MismatchError as error:
                 missing[point.name] = getattr(error, "reason", str(error))
         return scenarios, missing
 
-    def scenario(self, run: Any, links: pj.Links, point: SizedSchedule) -> "pj.Scenario":
+    def scenario(self, run: Any, point: SizedSchedule) -> "pj.Scenario":
         """Read the scenario of a schedule, with the options that it has."""
-        return parse_scenario(run, links, settings=self.options.only(point.name), point=point)
+        return parse_scenario(run, settings=self.options.only(point.name), point=point)
 
-    def built(self, run: Any, links: pj.Links, point: SizedSchedule) -> "pj.Scenario":
+    def built(self, run: Any, point: SizedSchedule) -> "pj.Scenario":
         """Build a schedule; refuse one that does not exist, or that the launcher lacks."""
-        scenario = self.scenario(run, links, point)
+        scenario = self.scenario(run, point)
         scenario.table()
         if lacks := launcher_lacks(scenario):
             raise MismatchError(lacks)
