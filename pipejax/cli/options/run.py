@@ -172,10 +172,9 @@ class ListedRunOptions(ScheduleSettings, CostOptions, LinkOptions):
     @property
     def listed(self) -> ScheduleList:
         """Find the schedules that are meant."""
-        several = ScheduleList(
+        return ScheduleList.read(
             self.table_options(), self.schedules, self.tables, self.workers, self.repair
         )
-        return several.chosen()
 
 
 @options
@@ -193,7 +192,7 @@ def shown_scenarios(
         return [scenario], {}
     if run.schedule is not None or run.table is not None:
         raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
-    several = ScheduleList(settings, schedules, workers=run.workers).chosen()
+    several = ScheduleList.read(settings, schedules, workers=run.workers)
     counts = None if run.microbatches is None else [run.microbatches]
     scenarios, missing = several.build(run, several.sized(counts))
     if not scenarios:

@@ -241,48 +241,37 @@ class SizedSchedule(NamedTuple):
 
 
 class ScheduleList(NamedTuple):
-    """Schedules that a command compares.
+    """Schedules that a command compares."""
 
-    Attributes:
-      options: of those that are built.
-      tables: may be given several times.
-      workers: those of the tables if not given.
-    """
+    options: TableOptions  # of those that are built
+    names: list[str]  # of all, folders unfolded
+    workers: int | None = None  # those of the tables if not given
 
-    options: TableOptions
-    schedules: Text = None
-    tables: list[str] | None = None
-    workers: CountIfGiven = None
-    repair: Text = None
-
-    def chosen(self) -> "ScheduleList":
-        """Check what is named, and the options."""
-        if self.schedules is None and self.tables is None:
+    @classmethod
+    def read(
+        cls,
+        options: TableOptions,
+        schedules: Text,
+        tables: Sequence[str] | None = None,
+        workers: int | None = None,
+        repair: Text = None,
+    ) -> "ScheduleList":
+        """Read names; refuse a schedule that is named twice, and an option without effect."""
+        if schedules is None and tables is None:
             raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
-        repair = None if self.repair is None else resolve_choice(self.repair, REPAIRS, "--repair")
-        schedules = self._replace(options=self.options._replace(repair=repair))
-        schedules.check()
-        return schedules
-
-    def check(self) -> None:
-        """Refuse a schedule that is named twice, and an option without effect."""
-        names = self.names
+        repair = None if repair is None else resolve_choice(repair, REPAIRS, "--repair")
+        options = options._replace(repair=repair)
+        texts = [] if schedules is None else [text.strip() for text in schedules.split(",")]
+        names = [n for text in (*texts, *(tables or ())) for n in listed(text, repair=repair)]
         for name in names:
             if names.count(name) > 1:
-                option = "--schedules" if self.tables is None else "--schedules and --tables"
+                option = "--schedules" if tables is None else "--schedules and --tables"
                 raise ValueError(f"{option} names {name} twice")
         # whether an option that says something of runs too has an effect, the command knows
-        self.options._replace(run_options=(*self.options.run_options, *OF_RUNS)).check(names)
-        repair = self.options.repair
-        if repair and all(self.options.builder(name).sizes is None for name in names):
+        options._replace(run_options=(*options.run_options, *OF_RUNS)).check(names)
+        if repair and all(options.builder(name).sizes is None for name in names):
             raise ValueError(f"--repair {repair} has no effect without a table")
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all, folders unfolded."""
-        texts = [] if self.schedules is None else [t.strip() for t in self.schedules.split(",")]
-        texts += self.tables or []
-        return [name for text in texts for name in listed(text, repair=self.options.repair)]
+        return cls(options, names, workers)
 
     def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
         """Give each its size: as asked for, else that of its table, else that of all tables."""
