@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 import pipejax as pj
-from pipejax.base.checks import positive, resolve_choice, whole_number
+from pipejax.base.checks import positive, resolve_choice
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
@@ -58,15 +58,8 @@ def run(
         raise ValueError("--trace needs --runtime torch, and --steps of which there is a trace")
     scenario = timed.scenario()
     table = build(scenario)
-    job = RuntimeJob(
-        table,
-        scenario.links,
-        scenario.table_costs() if scenario.has_times else None,
-        whole_number(hidden, "--hidden"),
-        whole_number(batch_size, "--batch-size"),
-        whole_number(steps, "--steps", minimum=0),
-        whole_number(seed, "--seed", minimum=0),
-    )
+    costs = scenario.table_costs() if scenario.has_times else None
+    job = RuntimeJob(table, scenario.links, costs, hidden, batch_size, steps, seed)
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         if trace.path is not None:
             job = job._replace(trace=Path(folder, "trace"))
