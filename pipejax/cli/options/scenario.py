@@ -180,19 +180,15 @@ def list_text(values: float | Sequence[float]) -> str:
     return ",".join(map(number_text, numbers))
 
 
-def option_text(name: str) -> str:
-    """Return how an option of builders is given on the command line."""
-    return written(name) if is_flag(name) else f"--schedule-options {name}"
-
-
-def is_flag(name: str) -> bool:
-    """Return whether an option of builders is one of the command line; few custom ones are."""
-    return PLANNED.get(name, name) in CATALOGUE
-
-
 def written(name: str) -> str:
     """Return how an option of builders is written on the command line: bare if it is custom."""
-    return flag(PLANNED.get(name, name)) if is_flag(name) else name
+    option = PLANNED.get(name, name)
+    return flag(option) if option in CATALOGUE else name
+
+
+def option_text(name: str) -> str:
+    """Return how an option of builders is given on the command line."""
+    return f"--schedule-options {name}" if written(name) == name else written(name)
 
 
 def _parse_room(fields: Options, options: Options, workload: "pj.Workload | None") -> float:

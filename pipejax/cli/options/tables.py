@@ -15,7 +15,6 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import (
     PLANNED,
     check_used,
-    is_flag,
     launcher_lacks,
     option_text,
     parse_gathering,
@@ -59,8 +58,8 @@ class TableOptions(NamedTuple):
                 continue
             words = option.replace("_", " ")
             more = MEMORY_LIMITS if option == "memory_limit" else ""
-            custom = [name for name in takes if not is_flag(name)]
-            suggestion = "" if is_flag(option) else nearest(option, custom)
+            custom = [name for name in takes if written(name) == name]
+            suggestion = nearest(option, custom) if written(option) == option else ""
             text = option_text(option)
             if len(builders) > 1:
                 raise ValueError(
