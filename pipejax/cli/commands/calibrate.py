@@ -9,7 +9,7 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.options.option import options
-from pipejax.cli.options.values import Count, FileIfGiven, Seed, Text
+from pipejax.cli.options.values import Count, Text
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import SYSTEM
@@ -49,13 +49,13 @@ class FitOptions:
 
     system: Text = None
     stack: Text = None
-    collectives: FileIfGiven = None
+    collectives: Text = None
     fit: Text = None
     hold_out: Text = None
     starts: Count = 1
     layer_times: Text = None
     general: bool = False
-    seed: Seed = 0
+    seed: int = 0
 
 
 @options

@@ -17,7 +17,7 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import naming
-from pipejax.cli.options.values import CountIfGiven, Seed, parse_ratio
+from pipejax.cli.options.values import CountIfGiven, parse_ratio
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.kinds import DATASET, DRAWING
@@ -54,7 +54,7 @@ class SamplingOptions:
     straggler: str = "0:1"
     op_straggler: str = "0:1"
     samples: CountIfGiven = None
-    seed: Seed = 0
+    seed: int = 0
     replicas: CountIfGiven = None
 
     def complete(self, scenario: "pj.Scenario") -> "SamplingOptions":

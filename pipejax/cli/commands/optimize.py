@@ -17,7 +17,7 @@ from pipejax.cli.options.memory import LIMIT_OPTION, HeldMemory, MemoryLimit, Ro
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import check_pairs, command_line, parse_scenario, required
-from pipejax.cli.options.values import CountIfGiven, TimeLimit, parse_seconds
+from pipejax.cli.options.values import CountIfGiven, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, save_table
 from pipejax.cli.output.kinds import CERTIFICATE, TABLE
@@ -94,7 +94,7 @@ def optimize(
     run: OptimizedRun,
     stored: StoreOptions = StoreOptions(),
     minimize: str = "makespan",
-    time_limit: TimeLimit = "60",
+    time_limit: str = "60",
     effort: float | None = None,
     threads: CountIfGiven = None,
     out: Annotated[Output, TABLE] = NO_OUTPUT,

@@ -14,7 +14,7 @@ from pipejax.base.checks import positive, resolve_choice
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
-from pipejax.cli.options.values import Count, Seed
+from pipejax.cli.options.values import Count
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import TABLES
@@ -34,7 +34,7 @@ def run(
     hidden: Count = 16,
     batch_size: Count = 2,
     steps: int = 0,
-    seed: Seed = 0,
+    seed: int = 0,
     tolerance: float = 1e-5,
     trace: Annotated[Output, TABLES] = NO_OUTPUT,
 ) -> Answer:

@@ -16,7 +16,7 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import PricedSettings, RunOptions
 from pipejax.cli.options.scenario import build, check_alike, command_line, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
-from pipejax.cli.options.values import CountIfGiven, Text, TimeLimit, parse_seconds
+from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far
 from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.kinds import LAYOUT
@@ -276,7 +276,7 @@ def layers(
     method: Text = None,
     microbatch_size: CountIfGiven = None,
     no_memory_limit: bool = False,
-    time_limit: TimeLimit = "60",
+    time_limit: str = "60",
     out: Annotated[Output, LAYOUT] = NO_OUTPUT,
 ) -> Answer:
     """Split a model into the stages that make the step shortest, for Megatron and torchtitan.

@@ -13,15 +13,7 @@ from pipejax.cli.options.memory import read_weights_limit
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
-from pipejax.cli.options.values import (
-    Count,
-    CountIfGiven,
-    Seed,
-    Text,
-    TimeLimit,
-    parse_seconds,
-    parse_share,
-)
+from pipejax.cli.options.values import Count, CountIfGiven, Text, parse_seconds, parse_share
 from pipejax.cli.output.answer import Answer, best_so_far, searched
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify, draw_runs, save_table
 from pipejax.cli.output.kinds import CERTIFICATE, DRAWING, ORDER, TABLE
@@ -71,9 +63,9 @@ def messages(
     *,
     run: RendezvousRun = RendezvousRun(),
     iterations: int = 1000,
-    time_limit: TimeLimit = "60",
+    time_limit: str = "60",
     gap: str = "0.1%",
-    seed: Seed = 0,
+    seed: int = 0,
     worst: int = 10,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
@@ -269,8 +261,8 @@ def microbatches(
     *,
     run: RunOptions = RunOptions(),
     iterations: int = 200,
-    time_limit: TimeLimit = "60",
-    seed: Seed = 0,
+    time_limit: str = "60",
+    seed: int = 0,
     out: Annotated[Output, ORDER] = NO_OUTPUT,
 ) -> Answer:
     """Search the order of microbatches that differ, against sorted and random ones.
@@ -312,8 +304,8 @@ def places(
     *,
     run: RunOptions = RunOptions(),
     iterations: int = 200,
-    time_limit: TimeLimit = "60",
-    seed: Seed = 0,
+    time_limit: str = "60",
+    seed: int = 0,
     out: Annotated[Output, ORDER] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
@@ -396,7 +388,7 @@ def lookahead(
     run: RunOptions = RunOptions(),
     weights_limit: Text = None,
     iterations: int = 1000,
-    time_limit: TimeLimit = "60",
+    time_limit: str = "60",
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
@@ -500,8 +492,8 @@ def chunks(
     multiple: Count = 1,
     latency: Text = None,
     transmit: Text = None,
-    seed: Seed = 0,
-    time_limit: TimeLimit = "60",
+    seed: int = 0,
+    time_limit: str = "60",
 ) -> Answer:
     """Cut a prompt into the chunks whose first token comes soonest, one stage on each worker.
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.checks import positive
 from pipejax.cli.options.option import options
-from pipejax.cli.options.values import FileIfGiven, Text, parse_float
+from pipejax.cli.options.values import Text, parse_float
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
 from pipejax.cli.output.kinds import DRAWING
@@ -37,7 +37,7 @@ def validate(
     stack: Text = None,
     link: Text = None,
     tolerance: str = "10",
-    predictions: FileIfGiven = None,
+    predictions: Text = None,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Predict measured runs, and show how far off the predictions are.

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import CostFields, parse_costs
-from pipejax.cli.options.values import CountIfGiven, FileIfGiven, Text, WeightShare
+from pipejax.cli.options.values import CountIfGiven, Text
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 
 
@@ -73,14 +73,14 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
     stack: Text = None
     launcher: Text = None
     sequence: CountIfGiven = None
-    weight_share: WeightShare = None
+    weight_share: float | None = None
     comm: Text = None
     latency: Text = None
     transmit: Text = None
-    costs: FileIfGiven = None
+    costs: Text = None
     offload: Text = None
     load: Text = None
-    lengths: FileIfGiven = None
+    lengths: Text = None
     microbatch_scale: Text = None
     microbatch_order: Text = None
     stragglers: Text = None

@@ -10,7 +10,7 @@ from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import build, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, ScheduleSettings, TableOptions
-from pipejax.cli.options.values import CountIfGiven, FileIfGiven, Text, parse_list, parse_seconds
+from pipejax.cli.options.values import CountIfGiven, Text, parse_list, parse_seconds
 from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import (
     LINKS,
@@ -89,7 +89,7 @@ class TableFields(ScheduleSettings):
     """
 
     schedule: Text = None
-    table: FileIfGiven = None
+    table: Text = None
     workers: CountIfGiven = None
     microbatches: CountIfGiven = None
     repair: Text = None

@@ -21,7 +21,7 @@ from pipejax.cli.options.scenario import (
     parse_scenario,
     written,
 )
-from pipejax.cli.options.values import CountIfGiven, Text, WeightShare, parse_list, parse_number
+from pipejax.cli.options.values import CountIfGiven, Text, parse_list, parse_number
 from pipejax.schedules import Builder, find, listed
 from pipejax.schedules.naming import options_text
 from pipejax.schedules.table.table_files import REPAIRS
@@ -139,7 +139,7 @@ class ScheduleSettings:
     stage_shares: Text = None
     slots: Text = None
     memory_limit: Text = None
-    weight_share: WeightShare = None
+    weight_share: float | None = None
     planned_comm: float | None = None
     planned_offload: Text = None
     planned_load: Text = None

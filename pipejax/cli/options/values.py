@@ -12,10 +12,6 @@ from pipejax.base.data_files import read_quantity
 Text = str | None
 Count = int
 CountIfGiven = int | None
-FileIfGiven = str | None
-Seed = int
-TimeLimit = str
-WeightShare = float | None
 
 
 def parse_times(text: str, option: str) -> dict[str, float]:
