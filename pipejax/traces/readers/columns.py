@@ -2,27 +2,34 @@
 
 import csv
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import datetime
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_choice, resolve_name, wrong
+from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_name, wrong
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
     Columns,
     empty_trace,
     number_groups,
+    phase_name,
     phase_positions,
 )
 from pipejax.traces.readers.readings import KINDS
 from pipejax.traces.readers.sources import (
+    SECONDS,
+    UNIT,
     CutError,
-    OnBytes,
     Reader,
     Request,
     find_delimiter,
+    infer_unit,
     is_json,
     read_lines,
 )
@@ -41,8 +48,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "end": ("end", "end_ts", "finish", "end_time", "stop"),
     "duration": ("duration", "dur", "elapsed"),
 }
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-UNIT = "unit"
+_TIMES = ("start", "end", "duration")
+_UNITS = {
+    "s": "s sec secs second seconds",
+    "ms": "ms msec msecs millis milliseconds",
+    "us": "us \u03bcs usec usecs micros microseconds",
+    "ns": "ns nsec nsecs nanos nanoseconds",
+}
+_SUFFIXES = {suffix: unit for unit, suffixes in _UNITS.items() for suffix in suffixes.split()}
 # a gap before a backward is a wait for another stage if it is longer than this many median
 # backwards, and than this many usual gaps
 _WAIT_BACKWARDS, _WAIT_GAPS = 0.5, 3.0
@@ -50,27 +63,32 @@ _COARSE_SECONDS = 1.0  # spacing of neighbouring floats at which times of ops ar
 _BATCH_ROWS = 2**16  # rows of CSV that are read at once
 _MAX_NAME = 80  # characters of a phase's name: arrays pad every name to the longest
 _NO_PYARROW = "Parquet needs pyarrow: pip install 'pipejax[traces]'"
-Roles = dict[str, tuple[str, float]]  # by role: name of the column, and seconds of its unit
+Roles = dict[str, tuple[str, str | None]]  # by role: name of the column, and unit of its times
 
 
 def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     """Read Parquet and CSV files, with the user's names of columns and phases."""
-    column_names, sizes, on_bytes = request
+    column_names, sizes = request.column_names, request.sizes
+    phase_names = {column_names[op]: op for op in OPS if op in column_names}
     for role in column_names:
         resolve_name(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []
     left_out: list[LeftOut] = []
+    notes = []
     for number, path in enumerate(paths):
+        file_batches: list[Columns] = []
+        unstated: set[str] = set()
         try:
-            for batch in _batches(path, column_names, on_bytes, left_out):
-                batches.append(batch | {"file": np.full(len(batch["start"]), number)})
+            for batch in _batches(path, request, left_out, unstated):
+                file_batches.append(batch | {"file": np.full(len(batch["start"]), number)})
         except (ValueError, OSError) as error:
             left_out.append(LeftOut(str(path), str(error)))
+        notes += _set_unit(path, file_batches, unstated, phase_names)
+        batches += file_batches
     if not batches:
         return empty_trace(left_out)
     roles = {role for batch in batches for role in batch}
     names = sorted({str(name) for batch in batches for name in np.unique(batch["phase"])})
-    phase_names = {column_names[op]: op for op in OPS if op in column_names}
     position, phases = phase_positions(names, phase_names)
     rows = {
         role: np.concatenate(
@@ -83,7 +101,7 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     if "stage" in rows:
         rows.pop("chunk", None)
     _check_numbers(rows)
-    trace = finish_trace(rows, phases, sizes, left_out)
+    trace = finish_trace(rows, phases, sizes, left_out, notes)
     workers = sizes.world // (int(trace.replica.max(initial=0)) + 1)
     if workers:
         return dataclasses.replace(trace, known_workers=workers)
@@ -121,25 +139,58 @@ def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
 
 
 def _batches(
-    path: Path, column_names: Mapping[str, str], on_bytes: OnBytes, left_out: list[LeftOut]
+    path: Path, request: Request, left_out: list[LeftOut], unstated: set[str]
 ) -> Iterator[Columns]:
-    """Yield the rows of a file in batches: floats, NaN for an invalid cell, times in seconds."""
+    """Yield the rows of a file in batches: floats, NaN for an invalid cell, times in seconds.
+
+    Times of `unstated` roles, which this function adds, are in the unknown unit of the file.
+    """
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     read_file = _read_parquet if is_parquet else _read_csv
-    for roles, cells in read_file(path, column_names, on_bytes, left_out):
-        batch = {
-            role: _names(cells[name]) if role == "phase" else _numbers(cells[name]) * unit
-            for role, (name, unit) in roles.items()
-        }
-        if "end" not in batch:
-            batch["end"] = batch["start"] + batch.pop("duration")
-        batch.pop("duration", None)
+    for roles, cells in read_file(path, request, left_out):
+        batch = {"phase": _names(cells[roles["phase"][0]])}
+        for role, (name, unit) in roles.items():
+            if role != "phase":
+                batch[role], is_time = _numbers(cells[name])
+                if role in _TIMES and unit and not is_time:
+                    batch[role] *= SECONDS[unit]
+                elif role in _TIMES and not is_time:
+                    unstated.add(role)
         yield batch
 
 
+def _set_unit(
+    path: Path, batches: Sequence[Columns], unstated: set[str], phase_names: Mapping[str, str]
+) -> Iterator[str]:
+    """Convert times of unstated units to seconds, in place, and yield how the unit is known."""
+    stated = {role for batch in batches for role in batch if role in _TIMES} - unstated
+    starts, durations = [np.zeros(0)], [np.zeros(0)]
+    for batch in batches:
+        names, code = np.unique(batch["phase"], return_inverse=True)
+        ops = [(phase_names.get(name) or phase_name(name)) in OPS for name in names.tolist()]
+        length = batch["duration"] if "duration" in batch else batch["end"] - batch["start"]
+        is_valid = np.array(ops, bool)[code] & (length > 0) & np.isfinite(batch["start"])
+        starts.append(batch["start"][is_valid])
+        durations.append(length[is_valid])
+    seconds, start = np.concatenate(durations), np.concatenate(starts)
+    if unstated and len(seconds):
+        if "start" in unstated and stated:
+            why = f"{path} states that of {', '.join(sorted(stated))}, not of start"
+            raise wrong("files", f"must state the unit of times: {why}; rename its columns")
+        unit = infer_unit(seconds, start if "start" in unstated else np.zeros(1))
+        for batch, role in itertools.product(batches, unstated):
+            batch[role] *= SECONDS[unit]
+        median = float(np.median(seconds)) * SECONDS[unit]
+        yield f"unit of times in {path.name}: {unit}, in which the median op takes {median:.3g} s"
+    for batch in batches:
+        length = batch.pop("duration", np.zeros(0))
+        if "end" not in batch:
+            batch["end"] = batch["start"] + length
+
+
 def _read_parquet(
-    path: Path, column_names: Mapping[str, str], on_bytes: OnBytes, left_out: list[LeftOut]
+    path: Path, request: Request, left_out: list[LeftOut]
 ) -> Iterator[tuple[Roles, Columns]]:
     """Yield the roles of the columns and their cells by name, one row group after the other."""
     try:
@@ -153,7 +204,7 @@ def _read_parquet(
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         left_out.append(LeftOut(str(path), f"it is no sound Parquet: {_first_line(error)}"))
         return
-    roles = find_roles(path, header, column_names)
+    roles = find_roles(path, header, request)
     names = [name for name, _ in roles.values()]
     for group in range(groups):
         try:
@@ -164,18 +215,18 @@ def _read_parquet(
             left_out.append(LeftOut(str(path), why))
             continue
         yield roles, cells
-    on_bytes(path.stat().st_size)
+    request.on_bytes(path.stat().st_size)
 
 
 def _read_csv(
-    path: Path, column_names: Mapping[str, str], on_bytes: OnBytes, left_out: list[LeftOut]
+    path: Path, request: Request, left_out: list[LeftOut]
 ) -> Iterator[tuple[Roles, Columns]]:
     """Yield the roles of the columns and their cells by name, in batches of `_BATCH_ROWS` rows."""
-    text = read_lines(path, on_bytes)
+    text = read_lines(path, request.on_bytes)
     header_line = next(text, "")
     delimiter = find_delimiter(header_line) or ","
     header = [cell.strip() for cell in next(csv.reader([header_line], delimiter=delimiter))]
-    roles, num_invalid = find_roles(path, header, column_names), 0
+    roles, num_invalid = find_roles(path, header, request), 0
     position = {name: header.index(name) for name, _ in roles.values()}
     rows: list[list[str]] = []
     reader = csv.reader(_undamaged_lines(text, path, left_out), delimiter=delimiter)
@@ -212,15 +263,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str]) -> Roles:
+def find_roles(path: Path, header: Sequence[str], request: Request) -> Roles:
     """Find the column of each role by the user's names or known aliases, with the unit of times."""
     columns = {_split_unit(name)[0]: name for name in reversed(header)}  # by lower-case name
-    unit = column_names.get(UNIT)
-    if unit is not None:
-        unit = resolve_choice(unit, SECONDS, f"columns: {UNIT}")
-    roles = {}
-    names = dict(column_names)
-    if {"gmc", "stage"} <= columns.keys() and not {"worker", "stage"} & names.keys():
+    roles: Roles = {}
+    names, is_public = dict(request.column_names), {"gmc", "stage"} <= columns.keys()
+    if is_public and not {"worker", "stage"} & names.keys():
         names["worker"] = columns["stage"]  # the public jobs call the worker a stage
     for role, aliases in NAMES.items():
         name = names.get(role) or next((columns[k] for k in aliases if k in columns), None)
@@ -230,8 +278,9 @@ def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str
             raise wrong(
                 f"columns: {role}", f"must be one of {', '.join(header)} in {path}, got {name!r}"
             )
-        is_time = role in ("start", "end", "duration")
-        roles[role] = name, SECONDS[unit or _split_unit(name)[1]] if is_time else 1.0
+        # the recorder of the public jobs counts seconds
+        unit = request.unit or _split_unit(name)[1] or ("s" if is_public else None)
+        roles[role] = name, unit
     if "end" in roles:
         roles.pop("duration", None)
     missing = [role for role in ("phase", "start") if role not in roles]
@@ -247,33 +296,43 @@ def find_roles(path: Path, header: Sequence[str], column_names: Mapping[str, str
     return roles
 
 
-def _split_unit(name: str) -> tuple[str, str]:
-    """Split a column name into lower-case base and unit, as start_ms; default: seconds."""
-    name = name.casefold()
-    base, _, unit = name.rpartition("_")
-    return (base, unit) if base and unit in SECONDS else (name, "s")
+def _split_unit(name: str) -> tuple[str, str | None]:
+    """Split a name as start_ms, startMs or Start (ms) into base and unit; None without a unit."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).casefold()
+    words = re.sub(r"[\W_]+", "_", words).strip("_")
+    base, _, suffix = words.rpartition("_")
+    return (base, _SUFFIXES[suffix]) if base and suffix in _SUFFIXES else (words, None)
 
 
 def _names(cells: NumpyArray) -> NumpyArray:
     return np.array(["" if cell is None else str(cell)[:_MAX_NAME] for cell in cells.tolist()])
 
 
-def _numbers(cells: NumpyArray) -> Float[NumpyArray, " rows"]:
-    if cells.dtype.kind == "M":
-        since = cells.astype("datetime64[ns]")
-        return np.where(np.isnat(since), np.nan, since.astype(np.int64) / 1e9)
+def _numbers(cells: NumpyArray) -> tuple[Float[NumpyArray, " rows"], bool]:
+    """Return the numbers of cells, and whether they are times or dates, which become seconds."""
+    kind = cells.dtype.kind
+    if kind in "mM":
+        times = cells.astype(f"{kind}8[ns]")
+        return np.where(np.isnat(times), np.nan, times.astype(np.int64) / 1e9), True
     try:
         with np.errstate(invalid="ignore"):  # a value out of range becomes NaN
-            return cells.astype(np.float64)
+            return cells.astype(np.float64), False
     except (ValueError, TypeError):
-        return np.array([_number(cell) for cell in cells.tolist()], np.float64)
+        numbers = np.array([_number(cell, float) for cell in cells.tolist()], np.float64)
+    if np.isfinite(numbers).any():
+        return numbers, False
+    return np.array([_number(cell, _epoch) for cell in cells.tolist()], np.float64), True
 
 
-def _number(cell: object) -> float:
+def _number(cell: object, convert: Callable[[Any], float]) -> float:
     try:
-        return float(cell)  # type: ignore[arg-type]  # other types raise a TypeError
+        return convert(cell)
     except (ValueError, TypeError):
         return np.nan
+
+
+def _epoch(cell: str) -> float:
+    return datetime.datetime.fromisoformat(cell).timestamp()
 
 
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:

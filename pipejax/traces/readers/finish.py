@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.checks import wrong
 from pipejax.traces.readers.parts import (
     Columns,
     check_phases,
@@ -17,7 +16,6 @@ from pipejax.traces.readers.readings import KINDS, RunSizes, complete
 from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace
 
 _OP_ROLES = ("stage", "microbatch", "chunk")
-LONGEST_OP = 1000.0  # [s]: where the median op takes longer, times are in another unit
 _MAX_NUMBER = 1e9  # a larger number of a step, worker, .. is damage
 
 
@@ -52,10 +50,6 @@ def finish_trace(
     passes, faults = passing_rows(checks, "rows")
     columns, kind = {name: values[passes] for name, values in columns.items()}, kind[passes]
     check_phases(columns, phases)
-    seconds = (columns["end"] - columns["start"])[kind >= 0]
-    if len(seconds) and np.median(seconds) > LONGEST_OP:
-        why = f"ops take {np.median(seconds):.3g} s in the median, over {LONGEST_OP:g} s"
-        raise wrong("files", f"must say their unit: {why}; give --columns unit=us")
     notes = complete(columns, kind, sizes, by_step=by_step)
     columns.pop("chunk", None)
     stays, surplus = passing_rows(

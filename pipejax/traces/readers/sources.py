@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipejax.base.checks import wrong
+import numpy as np
+
+from pipejax.base.array_types import NumpyArray
+from pipejax.base.checks import resolve_choice, wrong
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import Trace
 
@@ -84,12 +87,45 @@ def read_lines(path: Path, on_bytes: OnBytes) -> Iterator[str]:
         yield rest
 
 
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+UNIT = "unit"  # in the user's names of columns
+_OP_SECONDS = (3e-4, 20.0)  # plausible median of ops
+_EPOCH, _LATEST = (1.4e9, 2.5e9), 4e9  # [s] of recorded runs since 1970; of any clock
+
+
 class Request(NamedTuple):
     """Statements of the user about a run, and where to report progress."""
 
     column_names: Mapping[str, str]
     sizes: RunSizes
     on_bytes: OnBytes
+
+    @property
+    def unit(self) -> str | None:
+        """Return the unit of times, if the user states it."""
+        unit = self.column_names.get(UNIT)
+        return None if unit is None else resolve_choice(unit, SECONDS, f"columns: {UNIT}")
+
+
+def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> str:
+    """Return the unit in which ops take plausible times, if it is the expected one or the only one.
+
+    `seconds` are times of ops and `start` their starts, both in the unknown unit.
+    """
+    median, first = float(np.median(seconds)), float(np.median(np.abs(start)))
+    least, most = _OP_SECONDS
+    units = [
+        unit
+        for unit, factor in SECONDS.items()
+        if least <= median * factor <= most and first * factor < _LATEST
+    ]
+    epochs = [unit for unit in units if _EPOCH[0] <= first * SECONDS[unit] <= _EPOCH[1]]
+    units = epochs if len(epochs) == 1 else units
+    if expected in units or len(units) == 1:
+        return expected if expected in units else units[0]
+    choice = " or ".join(f"--columns unit={unit}" for unit in units or SECONDS)
+    why = f"ops take {median:.3g} in the median" + (f", in {expected}" if expected else "")
+    raise wrong("files", f"must state the unit of times: {why}; give {choice}")
 
 
 class Reader(NamedTuple):
