@@ -387,7 +387,7 @@ def test_a_forecast_of_few_steps():
 def write_csv(path, trace):
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow([*INTEGERS, *TIMES])
+        rows.writerow([*INTEGERS, "start_s", "end_s"])
         columns = {name: getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)}
         columns["phase"] = [trace.phases[code] for code in columns["phase"]]
         rows.writerows(zip(*columns.values(), strict=True))
@@ -650,7 +650,7 @@ def test_columns_have_other_names(answer, folder):
     Path("an other.csv").write_text(text)
     line = ["--schedules", "1f1b"]
     renamed = answer("trace", "run.csv", *line)
-    other = answer("trace", "an other.csv", "--columns", "worker=who, start=from", *line)
+    other = answer("trace", "an other.csv", "--columns", "worker=who, start=from_s", *line)
     assert {name for name in renamed if renamed[name] != other[name]} == {"next"}
     (again,) = other["next"]
     assert answer(*shlex.split(again)[1:])["save"] == "trace"

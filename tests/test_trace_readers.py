@@ -69,9 +69,10 @@ def make_csv(path, parquet, rename=lambda name: name, change=lambda row: row):
 
 
 def labelled(path, slices, rank=0, world=1, **more):
-    """Write a trace of PyTorch's profiler: name, start and duration of slices [us]."""
+    """Write a trace of PyTorch's profiler: name, start and duration of slices [ms]."""
     result = [
-        {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": start, "dur": durations}
+        {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
+        | {"ts": 1000 * start, "dur": 1000 * durations}
         | {"name": name, "args": {"name": name}}
         for name, start, durations in slices
     ]
@@ -117,10 +118,6 @@ def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
         source,
         change=lambda row: [1e6 * v if 4 <= k < 6 else v for k, v in enumerate(row)],
     )
-    with pytest.raises(
-        ValueError, match=r"must say their unit: ops take .* give --columns unit=us"
-    ):
-        read(micro)
     assert same(read(micro, columns={"unit": "us"}), public)
     with pytest.raises(ValueError, match="unknown columns 'rank': known are step, replica"):
         read(path, columns={"rank": "copy"})
@@ -130,10 +127,95 @@ def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
         read(path, columns={"replica": "dp"})
 
 
+FOUR_OPS = [(0, "F", 0, 12), (1, "F", 13, 12), (1, "B", 25, 24), (0, "B", 50, 24)]  # [ms]
+
+
+def write_ops(path, head, factor=1.0, begin=0.0):
+    """Write four ops; `factor` are units of the file in a millisecond."""
+    rows = [
+        f"{worker},{op},0,{begin + start * factor!r},{length * factor!r}"
+        for worker, op, start, length in FOUR_OPS
+    ]
+    path.write_text("\n".join([f"pp,op,mb,{head}", *rows]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("head", "factor", "begin"),
+    [
+        ("start_ms,dur_ms", 1.0, 0.0),
+        ("startMs,durationMs", 1.0, 0.0),
+        ("Start (usec),Dur [usec]", 1e3, 0.0),
+        ("begin_nanos,elapsed_nanos", 1e6, 0.0),
+        ("start,duration", 1e-3, 0.0),  # ops of 18 us or 18 ms, so seconds
+        ("start,duration", 5.0, 0.0),  # ops of 90 ms or 90 s, so milliseconds, 5 times as long
+        ("start,duration", 1.0, 1.75e12),  # milliseconds since 1970
+        ("start,duration", 1e3, 1.75e15),
+    ],
+)
+def test_units_are_stated_by_names_or_by_plausible_times(head, factor, begin, tmp_path):
+    trace = read(write_ops(tmp_path / "run", head, factor, begin))
+    scale = 5.0 if factor == 5.0 else 1.0
+    length = 1e3 * (trace.end - trace.start)
+    assert sorted(length) == pytest.approx([12 * scale] * 2 + [24 * scale] * 2, rel=2e-3)
+    notes = [text for text in trace.inferred if text.startswith("unit of times")]
+    assert len(notes) == (head == "start,duration")
+
+
+@pytest.mark.parametrize(
+    ("head", "factor", "begin", "why"),
+    [
+        ("start,duration", 1.0, 0.0, "ops take 18 in the median; give .*unit=s or .*unit=ms$"),
+        ("ts,dur", 1e3, 0.0, "ops take 1.8e.04 in the median; give .*unit=ms or .*unit=us$"),
+        ("start,dur_ms", 1.0, 0.0, "states that of duration, not of start"),
+    ],
+)
+def test_a_unit_that_nothing_decides_is_asked_for(head, factor, begin, why, tmp_path):
+    path = write_ops(tmp_path / "run", head, factor, begin)
+    with pytest.raises(ValueError, match=why):
+        read(path)
+    unit = {1.0: "ms", 1e3: "us"}[factor]
+    trace = read(path, columns={"unit": unit})
+    assert sorted(1e3 * (trace.end - trace.start)) == pytest.approx([12, 12, 24, 24], rel=2e-3)
+
+
+def test_types_of_cells_state_the_unit(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    workers, ops, start, length = zip(*FOUR_OPS, strict=True)
+    begin = [1_750_000_000_000 + at for at in start]
+    for types in (("timestamp", "duration"), ("timestamp", "float64"), ("duration", "duration")):
+        values = {"start": begin if types[0] == "timestamp" else start, "dur": length}
+        cells = {
+            name: pyarrow.array(values[name]).cast(
+                {"timestamp": pyarrow.timestamp("ms"), "duration": pyarrow.duration("ms")}.get(
+                    kind, pyarrow.float64()
+                )
+            )
+            for name, kind in zip(values, types, strict=True)
+        }
+        if types[1] == "float64":  # ops of 90 ms
+            cells["dur"] = pyarrow.array([5.0 * value for value in length])
+        rows = pyarrow.table({"pp": workers, "op": ops, "mb": [0] * 4} | cells)
+        parquet.write_table(rows, tmp_path / "run")
+        trace = read(tmp_path / "run")
+        scale = 5 if types[1] == "float64" else 1
+        expected = pytest.approx([12 * scale] * 2 + [24 * scale] * 2, rel=1e-3)
+        assert sorted(1e3 * (trace.end - trace.start)) == expected
+    # dates in text
+    rows = [
+        f"{worker},{op},0,2025-06-15T15:06:40.{at:03}Z,2025-06-15T15:06:40.{at + took:03}Z"
+        for worker, op, at, took in FOUR_OPS
+    ]
+    (tmp_path / "dates").write_text("\n".join(["pp,op,mb,start,end", *rows]))
+    trace = read(tmp_path / "dates")
+    assert sorted(1e3 * (trace.end - trace.start)) == pytest.approx([12, 12, 24, 24], rel=1e-3)
+
+
 def interleaved(extras, drop=0):
     """Rows of two workers with two stages each; calls without a message as Megatron makes them."""
     table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
-    rows = ["pp,op,chunk,mb,start,end"]
+    rows = ["pp,op,chunk,mb,start_s,end_s"]
     for worker, row in enumerate(table.rows()):
         for slot, cell in enumerate(row):
             for op in cell:
@@ -180,7 +262,7 @@ def test_calls_without_a_message_are_left_out(tmp_path):
 
 def test_split_backwards_have_several_names(tmp_path):
     path = tmp_path / "run"
-    path.write_text("pp;op;start;end\n0;fwd;0;1\n0;bwd;1;2\n0;wgrad;2;3\n1;fwd;1;2\n1;bwd;2;4\n")
+    path.write_text("pp;op;start_s;end_s\n0;fwd;0;1\n0;bwd;1;2\n0;wgrad;2;3\n1;fwd;1;2\n1;bwd;2;4\n")
     trace = read(path)
     assert (cells(trace, 0, 0), cells(trace, 0, 1)) == ("0F0 0I0 0W0", "1F0 1B0")
 
@@ -188,7 +270,7 @@ def test_split_backwards_have_several_names(tmp_path):
 def test_damaged_rows_are_counted_and_the_rest_is_read(tmp_path):
     path = tmp_path / "run.csv"
     path.write_text(
-        "pp,op,mb,start,end\n0,F,0,0,1\n0,F,1,nan,2\n0,F,2,5,4\n0,F,x,1,2\n0.5,F,1,1,2\n"
+        "pp,op,mb,start_s,end_s\n0,F,0,0,1\n0,F,1,nan,2\n0,F,2,5,4\n0,F,x,1,2\n0.5,F,1,1,2\n"
         '0,F\n-1,F,3,1,2\n0,F,0,0,1\n0,F,4,inf,2\n1,F,0,2,3\n"0,F,1'
     )
     trace = read(path)
@@ -292,7 +374,7 @@ def test_fused_pairs_are_two_slices(tmp_path):
     ]
     trace = read(labelled(tmp_path / "a", labels))
     assert [times(trace)[0, 0, *key] for key in (("F", 0, 1), ("B", 1, 0))] == [
-        pytest.approx((1e-6, 5e-6))
+        pytest.approx((1e-3, 5e-3))
     ] * 2
     assert len(trace) == 4
 
@@ -421,18 +503,18 @@ def test_a_cut_rank_stays_with_the_replicas_of_its_worker(tmp_path):
 
 
 def launching(number, at, start, durations, stream=7):
-    called = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 99, "ts": at}
+    called = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 99, "ts": 1000 * at}
     kernel = {
         "ph": "X",
         "cat": "kernel",
         "name": "gemm",
         "tid": stream,
-        "ts": start,
-        "dur": durations,
+        "ts": 1000 * start,
+        "dur": 1000 * durations,
     }
     arguments = {"correlation": number}
     return [
-        called | {"dur": 0.01, "args": arguments},
+        called | {"dur": 10, "args": arguments},
         kernel | {"args": arguments | {"stream": stream}},
     ]
 
@@ -457,12 +539,12 @@ def test_kernels_time_the_ops_that_launched_them(tmp_path):
         labelled(tmp_path / "a", slices), [event for pair in kernels for event in pair]
     )
     trace = read(path)
-    assert (trace.end - trace.start)[trace.has_phase("F")] == pytest.approx([3e-6, 3e-6])
-    assert (trace.end - trace.start)[trace.has_phase("B")] == pytest.approx([4e-6])
+    assert (trace.end - trace.start)[trace.has_phase("F")] == pytest.approx([3e-3, 3e-3])
+    assert (trace.end - trace.start)[trace.has_phase("B")] == pytest.approx([4e-3])
     # without the kernels of one forward of two, its file is not whole
     partly_labelled = labelled(tmp_path / "b", slices)
     trace = read(with_events(partly_labelled, [event for pair in kernels[2:] for event in pair]))
-    assert (trace.end - trace.start)[trace.has_phase("F")] == pytest.approx([1e-6, 1e-6])
+    assert (trace.end - trace.start)[trace.has_phase("F")] == pytest.approx([1e-3, 1e-3])
     assert "timed by the host" in trace.left_out[0].why
 
 
@@ -471,7 +553,7 @@ def test_what_launches_no_kernel_takes_no_time(tmp_path):
     slices = [("PP:0F0", 0, 1), ("PP:0I0", 2, 4), ("PP:0W0", 7, 1)]
     kernels = [*launching(1, 0.5, 1, 9), *launching(2, 7.5, 10, 2)]
     trace = read(with_events(labelled(tmp_path / "a", slices), kernels))
-    assert (trace.end - trace.start).tolist() == pytest.approx([9e-6, 0, 2e-6])
+    assert (trace.end - trace.start).tolist() == pytest.approx([9e-3, 0, 2e-3])
     assert trace.start[trace.has_phase("I")] == trace.start[trace.has_phase("W")]
 
 
@@ -483,7 +565,7 @@ def test_ops_after_the_last_launch_of_a_capture_are_left_out(tmp_path):
         with_events(path, kernels[: 4 - 2 * rank])
     trace = read(tmp_path)
     assert (trace.workers, trace.worker.tolist()) == (2, [0, 0, 1])
-    assert (trace.end - trace.start).tolist() == pytest.approx([3e-6, 3e-6, 3e-6])
+    assert (trace.end - trace.start).tolist() == pytest.approx([3e-3, 3e-3, 3e-3])
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 1)]
 
 
@@ -536,6 +618,22 @@ def test_a_trace_of_a_gpu(data):
         assert took == pytest.approx([1.5 * took[1], *[took[1]] * 5], rel=0.01)
 
 
+@pytest.mark.parametrize(("unit", "factor"), [("s", 1e-6), ("ms", 1e-3), ("ns", 1e3)])
+def test_a_chrome_trace_in_another_unit_than_its_form_says_is_asked_for(unit, factor, tmp_path):
+    path = labelled(tmp_path / "a", [("PP:0F0", 0, 12), ("PP:0B0", 13, 24)])
+    assert sorted(read(path).end) == pytest.approx([0.012, 0.037])
+    data = json.loads(path.read_text())
+    for event in data["traceEvents"]:
+        begin = 1.75e18 if unit == "ns" else 0.0  # since 1970
+        event |= {"ts": begin + factor * event["ts"], "dur": factor * event["dur"]}
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=f"in us; give .*unit={unit}.*, or unit=us if this is"):
+        read(path)
+    trace = read(path, columns={"unit": unit})
+    assert sorted(trace.end - trace.start) == pytest.approx([0.012, 0.024])
+    assert len(read(path, columns={"unit": "us"})) == 2
+
+
 def test_stages_that_labels_do_not_say(tmp_path):
     for rank in (0, 1):
         slices = [("Forward 0", 10 * rank, 9), ("Backward 0", 50 - 10 * rank, 5)]
@@ -543,7 +641,7 @@ def test_stages_that_labels_do_not_say(tmp_path):
         labelled(tmp_path / f"{rank}", slices, rank=rank, world=2)
     trace = read([tmp_path / "0", tmp_path / "1"])
     assert (cells(trace, 0, 0), cells(trace, 0, 1)) == ("0F0 0B0", "1F0 1B0")
-    assert times(trace)[0, 0, "F", 1, 0][0] == pytest.approx(13e-6)
+    assert times(trace)[0, 0, "F", 1, 0][0] == pytest.approx(13e-3)
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "dualpipe-v", "chimera"])
@@ -609,7 +707,7 @@ def test_what_holds_no_slices_is_refused_in_one_line(tmp_path):
 def test_events_are_found_beside_broken_ones(tmp_path):
     path = labelled(tmp_path / "a", [(f"PP:0F{m}", m, 1) for m in range(9)])
     text = path.read_text()
-    path.write_text(text.replace('"PP:0F4"', '"PP:0F4', 1).replace('"ts": 6', '"ts": NaN'))
+    path.write_text(text.replace('"PP:0F4"', '"PP:0F4', 1).replace('"ts": 6000', '"ts": NaN'))
     trace = read(path)
     assert cells(trace, 0, 0) == "0F0 0F1 0F2 0F3 0F5 0F7 0F8"
     assert {entry.why for entry in trace.left_out} == {

@@ -116,7 +116,7 @@ def test_pytorchs_posting_is_among_the_link_models():
 def write_csv(path, trace):
     columns = {name: getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)}
     columns["phase"] = [trace.phases[code] for code in columns["phase"]]
-    rows = [columns, *zip(*columns.values(), strict=True)]
+    rows = [[*INTEGERS, "start_s", "end_s"], *zip(*columns.values(), strict=True)]
     path.write_text("\n".join(",".join(map(str, row)) for row in rows))
 
 

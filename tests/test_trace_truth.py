@@ -151,7 +151,7 @@ def write_rows(path, rows):
     return path
 
 
-HEAD = ["worker", "stage", "phase", "microbatch", "start", "end"]
+HEAD = ["worker", "stage", "phase", "microbatch", "start_s", "end_s"]
 
 
 def test_a_phase_that_nobody_knows_is_no_collective(tmp_path):

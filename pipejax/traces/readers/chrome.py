@@ -18,14 +18,15 @@ from pipejax.traces.readers.rank_lists import file_rank
 from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
 from pipejax.traces.readers.sources import (
     HEAD_BYTES,
+    SECONDS,
     CutError,
-    OnBytes,
     Reader,
     Request,
+    infer_unit,
     is_json,
     read_texts,
 )
-from pipejax.traces.record import NONE, LeftOut, Trace
+from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
 RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
 STEP = "ProfilerStep#"
@@ -116,8 +117,8 @@ _KERNEL, _LAUNCHES = "kernel", frozenset(("cuda_runtime", "cuda_driver", "runtim
 class _EventCollector:
     """Used events of a file; `names` numbers the labels of all files."""
 
-    def __init__(self, names: dict[str, int]) -> None:
-        self.names, self.count = names, 0
+    def __init__(self, names: dict[str, int], microseconds: float) -> None:
+        self.names, self.count, self.microseconds = names, 0, microseconds  # in a unit of times
         self.faults = Counter[str]()  # of slices
         self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
         self.slices: list[Slice] = []
@@ -149,7 +150,7 @@ class _EventCollector:
             self.unknown_ops[name] += 1
 
     def _add_slice(self, event: Event, name: str, *, is_ours: bool) -> None:
-        start, length = _number(event.get("ts")), _number(event.get("dur"))
+        start, length = self._time(event, "ts"), self._time(event, "dur")
         number, end = name.removeprefix(STEP), start + length
         if not np.isfinite(end):
             self.faults["its time is no finite number"] += 1
@@ -173,10 +174,10 @@ class _EventCollector:
             return
         correlations, starts = self.launches if is_launch else self.kernels[:2]
         correlations.append(correlation)
-        starts.append(_number(event.get("ts")))
+        starts.append(self._time(event, "ts"))
         if not is_launch:
             stream = args.get("stream", event.get("tid"))
-            self.kernels[2].append(_number(event.get("dur")))
+            self.kernels[2].append(self._time(event, "dur"))
             self.kernels[3].append(stream if type(stream) is int else hash(str(stream)) >> 2)
 
     def launched_kernels(self) -> Work:
@@ -216,27 +217,35 @@ class _EventCollector:
             self.receive_tracks.add((event.get("pid"), event.get("tid")))
 
 
-def _number(value: Any) -> float:
-    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else np.nan
+    def _time(self, event: Event, key: str) -> float:
+        """Return a time of an event [us]; NaN without one."""
+        value = event.get(key)
+        is_number = type(value) in (int, float) and abs(value) < 1e300
+        return value * self.microseconds if is_number else np.nan
 
 
 def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     """Read the traces of all ranks."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
-    files = [RankFile(path, *_read_file(path, names, request.on_bytes, left_out)) for path in paths]
-    return join_ranks(files, [parse_label(name) for name in names], request.sizes, left_out)
+    files = [RankFile(path, *_read_file(path, names, request, left_out)) for path in paths]
+    trace = join_ranks(files, [parse_label(name) for name in names], request.sizes, left_out)
+    seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
+    starts = [rows.start for file in files for rows in file.ranks if not rows.is_ours]
+    if request.unit is None and len(seconds) and starts:
+        infer_unit(seconds * 1e6, np.concatenate(starts), expected="us")
+    return trace
 
 
 def _read_file(
-    path: Path, names: dict[str, int], on_bytes: OnBytes, left_out: list[LeftOut]
+    path: Path, names: dict[str, int], request: Request, left_out: list[LeftOut]
 ) -> tuple[list[Rows], int | None]:
     """Read the slices of each rank in a file, and the zero of its clock [ns], if it is stated."""
     # `names` numbers the labels of all files; new ones are added
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
-    events = _EventCollector(names)
-    for event in read_events(read_texts(path, on_bytes), header, faults):
+    events = _EventCollector(names, 1e6 * SECONDS[request.unit or "us"])
+    for event in read_events(read_texts(path, request.on_bytes), header, faults):
         events.add(event)
     left_out += [LeftOut(f"parts of {path}", why, count) for why, count in faults.items()]
     left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]

@@ -74,7 +74,7 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
         resolve_name(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []
     left_out: list[LeftOut] = []
-    notes = []
+    notes: list[str] = []
     for number, path in enumerate(paths):
         file_batches: list[Columns] = []
         unstated: set[str] = set()

@@ -108,9 +108,9 @@ class Request(NamedTuple):
 
 
 def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> str:
-    """Return the unit in which ops take plausible times, if it is the expected one or the only one.
+    """Return the only unit in which ops take plausible times; if one is expected, check it.
 
-    `seconds` are times of ops and `start` their starts, both in the unknown unit.
+    `seconds` are times of ops and `start` their starts, both in this unit.
     """
     median, first = float(np.median(seconds)), float(np.median(np.abs(start)))
     least, most = _OP_SECONDS
@@ -121,10 +121,13 @@ def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> st
     ]
     epochs = [unit for unit in units if _EPOCH[0] <= first * SECONDS[unit] <= _EPOCH[1]]
     units = epochs if len(epochs) == 1 else units
-    if expected in units or len(units) == 1:
-        return expected if expected in units else units[0]
-    choice = " or ".join(f"--columns unit={unit}" for unit in units or SECONDS)
-    why = f"ops take {median:.3g} in the median" + (f", in {expected}" if expected else "")
+    if expected in units or (len(units) == 1 and not expected):
+        return expected or units[0]
+    valid = units or [unit for unit in SECONDS if unit != expected]
+    choice = " or ".join(f"--columns unit={unit}" for unit in valid)
+    why = f"ops take {median:.3g} in the median"
+    if expected:
+        why, choice = f"{why}, in {expected}", f"{choice}, or unit={expected} if this is right"
     raise wrong("files", f"must state the unit of times: {why}; give {choice}")
 
 
